@@ -61,7 +61,7 @@ class Exchange:
             teams = self.d.teams(rows)
             scratch = self.writer.at("scratch") if teams > 1 else "nullptr"
             if teams > 1 and self.writer.scratched:
-                self.w("__syncthreads();")
+                self.writer.sync()
                 self.writer.scratched = False
             self.w(f"add_received<Shape, {parts}, {rows}, {teams}>({self.mail}, {box}, {count}, "
                    f"{scratch}, {finish});")
@@ -115,7 +115,8 @@ class ExchangeWriter(KernelWriter):
         if d.ranks == 1:
             return
         if not d.far:
-            w("cluster_wait<Shape>();")
+            if not found.apart:
+                w("cluster_wait<Shape>();")
             if found.exchange:
                 w(f"Mailboxes<Shape, {found.exchange}> mail = {{{self.at('exchange')}, "
                   f"barriers + 16, rank, 0}};")

@@ -53,17 +53,24 @@ class InputWriter(UpdateWriter):
             expected += f" + engine_bytes<Shape, {found.target_width}, float>(" \
                         f"{self.count(p.depth)})"
         present = self.present(step)
-        w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
+        apart = self.layout.apart
+        first = d.threads if apart else d.threads - WARP
+        w(f"if (kBulk && thread == {first}) ptx::arrive_expecting({barrier}, {present} * "
           f"({expected}));")
         w("__syncwarp();")
-        w(f"fetch_rows<Shape, {self.free}, 0, {ordered}, {d.ins(0)}, {pitch}>({to}, images, "
+        fetch = "fetch_rows_apart<Shape" if apart else f"fetch_rows<Shape, {self.free}, 0"
+        w(f"{fetch}, {ordered}, {d.ins(0)}, {pitch}>({to}, images, "
           f"ldimages, {start}, {self.count(0)}, {rows}, first_of({step}), {present}, {barrier});")
-        if p.labelled:
+        if p.labelled and apart:
+            w(f"fetch_labels<Shape, {ordered}>(labels_of({step}), labels, {rows}, "
+              f"first_of({step}), {present});")
+        elif p.labelled:
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
             start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
-            w(f"fetch_rows<Shape, {self.free}, kBehindRows, {ordered}, {found.target_width}, "
+            fetch = fetch if apart else f"fetch_rows<Shape, {self.free}, kBehindRows"
+            w(f"{fetch}, {ordered}, {found.target_width}, "
               f"{found.target_pitch}>({self.at('y')} + {buffer} * "
               f"{d.columns * found.target_pitch}, "
               f"targets, ldtargets, {start}, {self.count(last)}, {rows}, first_of({step}), "
@@ -99,12 +106,13 @@ class InputWriter(UpdateWriter):
 
     def make_rule(self, step: str, rate: str) -> None:
         """One thread makes the optimizer's rule of a step."""
-        p = self.p
+        p, apart = self.p, self.layout.apart
         time = f"steps_before + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
         scale = "scaling->scale, " if p.scaled else ""
-        first = "part == 0 && " if self.d.turns > 1 else ""
-        self.w(f"if ({first}thread == {self.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
+        first = "part == 0 && " if self.d.turns > 1 and not apart else ""
+        maker = self.d.threads - (not apart)
+        self.w(f"if ({first}thread == {maker}) {self.rule(step)} = Rule({scale}{rate}, "
                f"{time}{settings});")
 
     def wait_for_input(self, step: str) -> None:
@@ -135,7 +143,7 @@ class InputWriter(UpdateWriter):
     def fetch_once(self, *, meeting: bool = False) -> None:
         """Once a turn, where it costs least: while clusters meet (`meeting`), or else other blocks
         are waited for."""
-        if self.fetched or meeting != self.meets_ahead:
+        if self.fetched or self.layout.apart or meeting != self.meets_ahead:
             return
         self.fetched = True
         self.fetch_ahead()
@@ -147,24 +155,28 @@ class InputWriter(UpdateWriter):
         if last and self.meets_ahead:
             self.tally()
 
-    def tally(self) -> None:
-        """The last warp adds up what the examples or threads left of the loss."""
-        d, w = self.d, self.w
+    def tally(self, turn: str = "") -> None:
+        """The last warp adds up what the examples or threads left of the loss of a turn, the one at
+        hand unless it is given."""
+        d, w, turn = self.d, self.w, turn or self.turn
         repeated = d.types[-1] != SLICED
         place = "group" if repeated else "blockIdx.x"
-        w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
-        w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>(tallies);")
+        last = d.warps - (not self.layout.apart)
+        w(f"if (warp_index() == {last}{' && rank == 0' if repeated else ''}) {{")
+        w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>("
+          f"{self.tallies_of(turn)});")
         w("if (lane_index() == 0) {")
         if self.layout.reports == AT_ONCE:
-            w(f"loss[cursor_now + u] = total.loss / {self.terms('u')};")
+            w(f"loss[cursor_now + {turn}] = total.loss / {self.terms(turn)};")
             if self.p.measured:
-                w("correct[cursor_now + u] = total.right;")
+                w(f"correct[cursor_now + {turn}] = total.right;")
         else:
-            w(f"reinterpret_cast<float2*>(tally)[{self.turn} * {self.layout.parts}ll + {place}] = "
+            w(f"reinterpret_cast<float2*>(tally)[({turn}) * {self.layout.parts}ll + {place}] = "
               "make_float2(total.loss, __int_as_float(total.right));")
         w("}")
         w("}")
-        self.stamp(BETWEEN, "tally")
+        if not self.layout.apart:
+            self.stamp(BETWEEN, "tally")
 
     def terms(self, step: str) -> str:
         """The numbers that the loss of a step is the mean of."""
@@ -192,6 +204,9 @@ class InputWriter(UpdateWriter):
     def next_turn(self) -> None:
         """The input of the next turn is there."""
         w, t = self.w, self.turn
+        if self.layout.apart:
+            self.sync_roles(f"{t} + 1")
+            return
         w(f"if ({t} + 1 < {self.turns}) {{")
         self.wait_for_input(f"{t} + 1")
         w("}")
@@ -214,7 +229,7 @@ class InputWriter(UpdateWriter):
             w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
               f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
               f"{self.count(0)}, present);")
-            w("__syncthreads();")
+            self.sync()
             self.stamp("input")
         else:
             type_ = self.type_of(0)
@@ -223,5 +238,5 @@ class InputWriter(UpdateWriter):
         if p.partial and d.turns == 1:  # no rows of another step, whose infinities times 0 are NaN
             w("if (cursor_now + u >= whole) {")
             w(f"clear_rows<Shape, {found.input_pitch}>(x, present);")
-            w("__syncthreads();")
+            self.sync()
             w("}")

@@ -10,6 +10,7 @@ from itertools import pairwise
 from rawnn.onchip.decompose import (
     GATHERED,
     SLICED,
+    WARP,
     Decomposition,
     ceil,
     pitch,
@@ -90,9 +91,9 @@ class Layout:
     `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
     sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` numbers each.
     `shared_state` is where the state lies that a block keeps of all layers, where there are several
-    clusters. Of the first `traced` steps of a launch all `stamps` of a step are kept, where phases
-    are traced (tracing.py). A kernel that is `turning` is launched once an epoch and also does what
-    stands between two."""
+    clusters. Where `apart`, a warp of its own fetches what steps need. Of the first `traced` steps
+    of a launch all `stamps` of a step are kept, where phases are traced (tracing.py). A kernel that
+    is `turning` is launched once an epoch and also does what stands between two."""
 
     decomposition: Decomposition
     layers: tuple[LayerLayout, ...]
@@ -114,6 +115,12 @@ class Layout:
     copies: int | None = None
     copied: int = 0
     turning: bool = False
+    apart: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of a block, with those of the warp that fetches."""
+        return self.decomposition.threads + WARP * self.apart
 
     @property
     def dynamic_bytes(self) -> int:
@@ -202,7 +209,7 @@ def keeps_tallies(d: Decomposition) -> bool:
     return d.problem.labelled and d.groups == 1
 
 
-def apart(d: Decomposition) -> bool:
+def elsewhere(d: Decomposition) -> bool:
     """Whether a softmax leaves gradients elsewhere than where its logits lie: those of all blocks,
     or gradients in 16 bits."""
     return d.types[-1] == GATHERED or (d.problem.labelled and d.problem.halved)
@@ -256,16 +263,22 @@ def least_bytes(problem: Problem, ranks: int, columns: int = 8) -> int:
 def layout_of(d: Decomposition, room: int) -> Layout:
     """Where everything of a decomposition lies, whether or not it fits; state of the optimizer lies
     in shared memory as far as that has `room`, in bytes, and so do copies of weights in 16 bits for
-    products that take such, where no state makes room for them."""
+    products that take such, where no state makes room for them. A warp of its own fetches where
+    that makes no room for either."""
     found = _layout(d, room, False)
     if d.problem.halved and found.nbytes < room:
         copied = _layout(d, room, True)
         if copied.nbytes <= room and copied.far_tiles == found.far_tiles:
-            return copied
+            found = copied
+    meets = not found.counters and (d.ranks == 1 or found.exchange)
+    if d.fetches_apart and found.nbytes < room and meets:
+        apart = _layout(d, room, found.copies is not None, True)
+        if apart.nbytes <= room and apart.far_tiles == found.far_tiles:
+            return apart
     return found
 
 
-def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
+def _layout(d: Decomposition, room: int, copied: bool, apart: bool = False) -> Layout:
     p, states = d.problem, settled(d.problem)
     cursor, places, held = 0, {}, {}
 
@@ -315,19 +328,20 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
         take(f"a{layer}", up(d.ins(layer), 16) * d.pitch // size, "activations")
     for layer in range(1, p.depth + 1):
         take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch // size, "sums and gradients")
-    if apart(d):
+    if elsewhere(d):
         rows = p.outputs if d.types[-1] == GATHERED else d.outs(p.depth - 1)
         take("logits", rows * d.pitch, "outputs")
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
-    take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
+    twice = 2 if apart else 1
+    take("y", twice * d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
     if p.ordered:
         take("order", 2 * d.columns, "numbers of examples")
-    take("rules", RULE_BYTES // 4, "rule of the update")
-    take("barriers", 8, "barriers")
+    take("rules", twice * RULE_BYTES // 4, "rule of the update")
+    take("barriers", 10 if apart else 8, "barriers")
     if sync:
         take("places", 2 * base, "places of the tiles of gradients")
-    take("tallies", 2 * tallies(d), "losses")
+    take("tallies", twice * 2 * tallies(d), "losses")
     if p.scaled:
         take("scaling", 4, "loss scale")
     exchange = max(d.exchanged() * d.sent, flags(d), *(
@@ -353,9 +367,10 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
             shares *= 2
         scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
     take("scratch", max(scratch, far_sums(d)), "scratch")
-    return _with_state(d, parts, places, held, cursor, sync, shares, input_pitch, input_floats,
+    laid = _with_state(d, parts, places, held, cursor, sync, shares, input_pitch, input_floats,
                        raw_pitch, target_pitch, target_width, exchange, tilings, states,
                        room - FIXED_BYTES, copied_floats)
+    return replace(laid, apart=apart)
 
 
 def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict[str, int],

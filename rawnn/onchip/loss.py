@@ -5,27 +5,27 @@ from __future__ import annotations
 from rawnn.onchip.cost import SHARED_SOFTMAX
 from rawnn.onchip.decompose import GATHERED, SLICED
 from rawnn.onchip.exchanges import Exchange
-from rawnn.onchip.inputs import InputWriter
+from rawnn.onchip.fetcher import FetcherWriter
 from rawnn.onchip.layout import keeps_tallies
 from rawnn.onchip.tiles import slices_floats, softmax_of
 from rawnn.onchip.writer import literal
 
 
-class LossWriter(InputWriter):
+class LossWriter(FetcherWriter):
     """Writes what makes gradients of the last layer's outputs."""
 
     def loss(self) -> None:
         d, p, w = self.d, self.p, self.w
         w("// the loss")
-        if p.scheduled:
+        if p.scheduled and not self.layout.apart:
             w("if (u + 1 < span) {")
             w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
             w("}")
         if p.labelled:
             self.softmax()
-            w("__syncthreads();")
+            self.sync()
             self.stamp("softmax")
-        if not self.meets_ahead and not keeps_tallies(d):
+        if not (self.layout.apart or self.meets_ahead or keeps_tallies(d)):
             self.tally()
 
     @property
@@ -61,7 +61,7 @@ class LossWriter(InputWriter):
         gathered = d.types[last] == GATHERED
         first = f"rank * {d.slices[last]}" if gathered else "0"
         w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({self.logits}, {self.z(last)}, "
-          f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, "
+          f"{first}, {self.count(last)}, {self.labels}, present, {self.share(p.batch)}, "
           f"{self.places()}{made});")
 
     def softmax_of_slices(self, made: str) -> None:
@@ -84,17 +84,17 @@ class LossWriter(InputWriter):
         if d.slices_softmax:
             told, parts, columns = self.hear_slices(message), d.ranks, d.sent
         else:
-            w("__syncthreads();")
+            self.sync()
         w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
-          f"{literal(keeps_tallies(d))}>({self.logits}, {self.z(last)}, {mine}, {told}, y, "
-          f"present, {self.share(p.batch)}, {self.places()}{made});")
+          f"{literal(keeps_tallies(d))}>({self.logits}, {self.z(last)}, {mine}, {told}, "
+          f"{self.labels}, present, {self.share(p.batch)}, {self.places()}{made});")
         w("}")
 
     def places(self) -> str:
         """Where tallies of examples go, and of how many."""
         d = self.d
         if not keeps_tallies(d):
-            return f"tallies, {d.columns}"
+            return f"{self.tallies_of(self.turn)}, {d.columns}"
         mine = str(d.share) if d.slices_softmax or d.ranks == 1 else f"rank == 0 ? {d.share} : 0"
         return f"reinterpret_cast<Tally*>(tally) + {self.turn} * {d.share}ll, {mine}"
 
@@ -106,7 +106,7 @@ class LossWriter(InputWriter):
             w(f"float* const told = {self.at('scratch')} + {slices_floats(d)};")
             message.add(message.received(), 1, rows, rows, "[=](int row, int column, float4 v) {\n"
                         f"*reinterpret_cast<float4*>(told + row * {d.sent} + column) = v;\n}}")
-            w("__syncthreads();")
+            self.sync()
         else:
             w(f"const float* const told = {message.received()};")
         self.stamp(SHARED_SOFTMAX, "wait")

@@ -95,6 +95,7 @@ class _Kernel(StepWriter):
                                 ("Copies", 2 * (self.layout.copies or 0))):
             w(f"static constexpr int k{constant} = {value};")
         w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")
+        w(f"static constexpr bool kApart = {literal(self.layout.apart)};")
         w("};")
         head = len(w.lines)
         w(f"using Between = {functor(p.activation)};")
@@ -103,7 +104,8 @@ class _Kernel(StepWriter):
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
-        w(f"__global__ void __launch_bounds__({d.threads}, 1) {self.name}({arguments}) {{")
+        w(f"__global__ void __launch_bounds__({self.layout.threads}, 1) "
+          f"{self.name}({arguments}) {{")
         self.begin()
         self.stamp_launch(1)
         self.begin_steps()
@@ -112,7 +114,7 @@ class _Kernel(StepWriter):
         self.stamp_launch(2)
         self.end()
         self.stamp_launch(3)
-        w("}")
+        w("}" * (1 + self.layout.apart))
         if self.layout.traced:
             turn, every = len(self.of_turn), self.stamps_of_step()
             w.lines[head:head] = [
@@ -150,7 +152,8 @@ class _Kernel(StepWriter):
         self.ahead_of_wait()
         w("pdl_wait();")
         w("pdl_trigger();")
-        self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
+        if not self.layout.apart:
+            self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
         if self.layout.sync:
             w("const unsigned int meetings_before = meetings[blockIdx.x];")
         if p.timed:
@@ -172,6 +175,9 @@ class _Kernel(StepWriter):
         if d.turns == 1:
             w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + "
               f"step) * {p.stride} + group * {d.share}; }};")
+        if self.layout.apart:
+            self.begin_apart()
+            return
         for layer in range(p.depth):
             self.load_layer(layer)
         self.load_first_input()
@@ -191,20 +197,54 @@ class _Kernel(StepWriter):
         if p.labelled:
             w("labels_ahead.store(y);")
         w("__syncthreads();")
+        self.begin_exchanges()
+
+    def begin_exchanges(self) -> None:
+        """All that is loaded is there."""
         if self.layout.copies is not None:
-            w(f"copy_weights<Shape>({self.layout.copied});")
-            w("__syncthreads();")
+            self.w(f"copy_weights<Shape>({self.layout.copied});")
+            self.sync()
         self.mailboxes()
+
+    def begin_apart(self) -> None:
+        """From where the fetching warp goes its own way: the others load meanwhile."""
+        d, p, w = self.d, self.p, self.w
+        w(f"Rule* const rules = reinterpret_cast<Rule*>{self.at('rules')};")
+        w(f"[[maybe_unused]] Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        if p.timed:
+            w("const int steps_before = steps_of_epochs + cursor_now;")
+        if p.labelled:
+            w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
+            w(f"const auto labels_of = [=](int turn) {{ return y + (turn & 1) * {d.columns}; }};")
+        if p.ordered:
+            w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
+        w("cluster_wait<Shape>();" if self.clustered else "__syncthreads();")
+        self.fetcher()
+        self.stamp_launch(0)
+        for layer in range(p.depth):
+            self.load_layer(layer)
+        self.load_normalisation()
+        for layer in range(p.depth):
+            self.move_states(layer, "load", far=True)
+        self.tell_places()
+        w("ptx::commit_copies();")
+        w("ptx::wait_for_copies<0>();")
+        self.sync_roles("0")
+        self.begin_exchanges()
 
     def ahead_of_wait(self) -> None:
         """While the launch ahead may still run: what touches shared memory alone, and the cursor,
         which nobody moves where that matters."""
         d, w = self.d, self.w
-        w(f"clear_shared<Shape>(shared, {self.layout.dynamic_bytes // 4});")
+        apart = self.layout.apart
+        alone = f"if (thread < {d.threads}) " if apart else ""
+        w(f"{alone}clear_shared<Shape>(shared, {self.layout.dynamic_bytes // 4});")
         w("__syncthreads();")
         w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
-        w("if (kBulk && thread == 0) {")
+        w(f"if (kBulk && thread == {d.threads if apart else 0}) {{")
         w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
+        if apart:
+            w(f"ptx::init_barrier(barriers + 32, {d.warps + 1});")
         w("ptx::publish_barriers();")
         w("}")
         w("if constexpr (kBulk) ptx::fence_proxy_async();")
@@ -215,11 +255,8 @@ class _Kernel(StepWriter):
     def load_first_input(self) -> None:
         """Asks for the examples of the first turn, and finds those of the second, while weights are
         on their way."""
-        d, p, w = self.d, self.p, self.w
-        if p.normalised:
-            start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
-            for name in ("mean", "inverse_std"):
-                w(f"load_floats<Shape>({self.at(name)}, {name} + {start}, {self.count(0)});")
+        p, w = self.p, self.w
+        self.load_normalisation()
         self.places_in_turn()
         if p.labelled:
             w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
@@ -233,6 +270,13 @@ class _Kernel(StepWriter):
         self.fetch("0")
         w("}")
         w("ptx::commit_copies();")
+
+    def load_normalisation(self) -> None:
+        """What inputs are normalised by, where steps do that."""
+        if self.p.normalised:
+            start = f"rank * {self.d.slices[0]}" if self.d.types[0] == SLICED else "0"
+            for name in ("mean", "inverse_std"):
+                self.w(f"load_floats<Shape>({self.at(name)}, {name} + {start}, {self.count(0)});")
 
     def turns_of_steps(self) -> None:
         """Which examples a turn has: a part of its step's."""
@@ -313,11 +357,15 @@ class _Kernel(StepWriter):
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
+        if found.apart and not keeps_tallies(d):
+            w("// The last loss has been added up.")
+            self.sync_roles(f"{self.turns} + 1")
         if found.counters and (d.far or found.turning):
             w("// Blocks that exchange nothing have met nobody, or those of their rank alone: all "
               "have loaded what one stores.")
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
-        self.arrive_at_end()
+        if not found.apart:
+            self.arrive_at_end()
         self.report_ahead()
         w(f"[[maybe_unused]] const Turn of_groups = {{group, {d.groups}}};")
         w(f"[[maybe_unused]] const Turn of_blocks = {{group * {d.ranks} + rank, {d.blocks}}};")
@@ -340,10 +388,15 @@ class _Kernel(StepWriter):
         self.keep_generation()
         if found.sync:
             w("if (thread == 0) meetings[blockIdx.x] = meetings_before + span;")
+        if found.apart:
+            w("}")
+            self.arrive_at_end()
         if found.turning:
             w("NextOrder<Shape> order_to_come(turn_seed, offset, count);")
         if self.clustered:
             w(f"cluster_wait<Shape>();{'' if self.tells_at_end else '  // none has left sooner'}")
+        if found.apart:
+            w(f"if (thread < {d.threads}) {{")
         if found.turning:  # all blocks have read this epoch's order
             w("order_to_come.store(order);")
         self.report()
@@ -351,34 +404,14 @@ class _Kernel(StepWriter):
             w("if (blockIdx.x == 0 && thread == 0) tick_clock(clock, steps);")
 
     @property
-    def clustered(self) -> bool:
-        """Whether groups are clusters of several blocks."""
-        return self.d.ranks > 1 and not self.d.far
-
-    def arrive_at_end(self) -> None:
-        """No block of a cluster ends before the others are as far: nothing of theirs comes to one
-        that is gone, and the first sees what all left of the losses. Where steps exchange nothing,
-        this is how all have loaded what one stores."""
-        d, w, found = self.d, self.w, self.layout
-        if not self.clustered:
-            return
-        if not found.exchange and EVERYWHERE in d.kinds:
-            w("cluster_arrive<Shape>();")
-            w("cluster_wait<Shape>();")
-        w(f"cluster_arrive{'' if self.tells_at_end else '_relaxed'}<Shape>();")
-
-    @property
-    def tells_at_end(self) -> bool:
-        """Whether blocks of a cluster need more of each other than that they are as far."""
-        found = self.layout
-        return (found.reports == BY_FIRST and found.told_by_all) or (
-            found.turning and not found.exchange and not found.counters)
+    def last(self) -> str:
+        """Where it says whether this block is the last that comes to the end."""
+        return f"reinterpret_cast<int*>{self.at('tallies')}"
 
     def report_ahead(self) -> None:
         """Who comes last is found out while weights are stored."""
         if self.layout.reports == BY_LAST:
-            self.w(f"int* const last = reinterpret_cast<int*>{self.at('tallies')};")
-            self.w("take_ticket<Shape>(counters, last);")
+            self.w(f"take_ticket<Shape>(counters, {self.last});")
 
     def report(self) -> None:
         """The losses of all steps, where they are not in memory yet."""
@@ -396,8 +429,8 @@ class _Kernel(StepWriter):
         if found.reports == BY_FIRST:
             w(f"{'if (rank == 0) ' * (d.ranks > 1)}{total}")
             return
-        w("__syncthreads();")
-        w("if (*last != 0) {")
+        self.sync()
+        w(f"if (*{self.last} != 0) {{")
         w(total)
         w(f"if (thread <= {found.counters}) counters[thread] = 0u;")
         if found.turning:

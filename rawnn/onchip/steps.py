@@ -43,7 +43,7 @@ class StepWriter(LossWriter):
         self.in_turn = False
         w("}")
         self.meet(self.while_meeting)
-        w("__syncthreads();")
+        self.sync()
         self.stamp(BETWEEN, "next step")
 
     def whole_turn(self) -> None:
@@ -98,7 +98,7 @@ class StepWriter(LossWriter):
             type_ = self.type_of(layer + 1)
         self.scratched = tiles.split > 1
         first = kind == "forward" and layer == 0
-        if first:
+        if first and not self.layout.apart:
             self.make_rule("u", "rate" if self.p.scheduled else self.rate(""))
         of_weights, weights = self.weights_of(layer)
         head = f"Product<Shape, {ways}, {rows}, {d.columns // 8}, {inner}, {tiles.split}, " \
@@ -113,7 +113,7 @@ class StepWriter(LossWriter):
         scratch = self.at("scratch")
         w(f"{head}store_parts<Shape, {rows * 16}>({scratch}));")
         self.stamp(f"{kind} {n}")
-        w("__syncthreads();")
+        self.sync()
         body = finish if sent else f"by_pairs({finish})"
         w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({scratch}, {count}, "
           f"{self.with_bias(layer, body) if biased else body});")
@@ -188,8 +188,8 @@ class StepWriter(LossWriter):
             phase = f"sum {above}"
             self.all_reduce("forward", layer, n, finish, [], phase)
         if last and not p.labelled:
-            w(f"if (thread < {tallies(d)}) tallies[thread] = tallied;")
-        w("__syncthreads();")
+            w(f"if (thread < {tallies(d)}) {self.tallies_of(self.turn)}[thread] = tallied;")
+        self.sync()
         if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
             self.stamp(f"forward {above}", "barrier")
         else:
@@ -289,6 +289,6 @@ class StepWriter(LossWriter):
         else:
             self.all_reduce("backward", layer, n, self.body(str(n), self.slope(layer, "m", "m")),
                             waiting, phase)
-        w("__syncthreads();")
+        self.sync()
         self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
                      else (f"backward {layer + 1}", "barrier")))

@@ -41,7 +41,7 @@ class UpdateWriter(ExchangeWriter):
                   f" * {TILE // 4}, mark{adds}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
-                w("const Rule rule = *rule_of_step;")
+                w(f"const Rule rule = {self.rule()};")
                 chance = bool(self.p.streams)
                 how = f", ByChance<{self.p.layers[layer]}>" if chance else ""
                 w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, "
@@ -118,7 +118,7 @@ class UpdateWriter(ExchangeWriter):
         w(f"float4* const states = {self.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * quads}; }};")
-        w("const Rule rule = *rule_of_step;")
+        w(f"const Rule rule = {self.rule()};")
         stride = f"{d.ranks * many * quads}ll"
         turn = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
         told = self.told_as

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rawnn.onchip.decompose import FULL
-from rawnn.onchip.layout import TILE, Layout, apart
+from rawnn.onchip.layout import TILE, Layout, elsewhere, tallies
 
 
 def literal(value: float | bool | int) -> str:
@@ -64,10 +64,26 @@ class KernelWriter:
         of = f".of<{place.messages}, {place.number}>()" if place.messages > 1 else ""
         return place.first, f"mail{of}"
 
+    def sync(self) -> None:
+        """The threads that train wait for each other."""
+        self.w("sync_block<Shape>();" if self.layout.apart else "__syncthreads();")
+
+    def sync_roles(self, phase: str) -> None:
+        """They and the warp that fetches do, for the `phase`-th time from 0 on."""
+        self.w(f"sync_with_fetcher<Shape>(barriers + 32, {phase});")
+
+    def tallies_of(self, turn: str) -> str:
+        """Where the block's threads leave their parts of the loss of a turn."""
+        return f"(tallies + (({turn}) & 1) * {tallies(self.d)})" if self.layout.apart else "tallies"
+
+    def rule(self, step: str = "u") -> str:
+        """The rule of a step's update."""
+        return f"rules[({step}) & 1]" if self.layout.apart else "*rule_of_step"
+
     @property
     def meets_ahead(self) -> bool:
         """Whether what a step does besides its phases is done while clusters meet: in each step."""
-        return bool(self.layout.sync) and self.d.turns == 1
+        return bool(self.layout.sync) and self.d.turns == 1 and not self.layout.apart
 
     def stamp(self, phase: str, part: str = "work") -> None:
         """Behind a part of a phase, in a kernel that is traced."""
@@ -101,7 +117,7 @@ class KernelWriter:
     @property
     def logits(self) -> str:
         """The last layer's sums, of which a softmax makes their gradients."""
-        return self.at("logits") if apart(self.d) else self.z(self.p.depth)
+        return self.at("logits") if elsewhere(self.d) else self.z(self.p.depth)
 
     def type_of(self, boundary: int) -> str:
         """What a product takes the boundary's values or gradients as: inputs that are not rounded

@@ -1,6 +1,7 @@
 // Everything that a generated training kernel is composed of (rawnn/onchip writes it).
 #pragma once
 #include "activations.cuh"
+#include "onchip_apart.cuh"
 #include "onchip_elements.cuh"
 #include "onchip_exchange.cuh"
 #include "onchip_far.cuh"

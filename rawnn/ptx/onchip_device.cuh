@@ -2,8 +2,9 @@
 // its blocks are to each other.
 //
 // A SHAPE, the first template parameter of the rest, has
-//   kThreads  of a block                      kRanks    blocks of a group, which share the widths
+//   kThreads  of a block that train           kRanks    blocks of a group, which share the widths
 //   kGroups   groups, which share the batch   kColumns  examples of a group, in eights
+//   kApart    whether a warp of its own fetches what a step needs
 //   kCluster  whether a group is a thread-block cluster; else its blocks exchange through L2
 //   kSent     of these columns those that blocks send each other, in fours
 //   kPitch    floats from one feature of activations [features, examples] to the next
@@ -20,6 +21,7 @@
 #include "device/grid.cuh"
 #include "device/products.cuh"
 #include "device/shared.cuh"
+#include "device/some_threads.cuh"
 #include "device/unknown.cuh"
 
 constexpr int kFloat32 = 0;
@@ -34,6 +36,17 @@ __device__ __forceinline__ int thread_index() { return static_cast<int>(threadId
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) & 31; }
 __device__ __forceinline__ int warp_index() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 32, 0);
+}
+
+// The threads that train wait for each other, but for the warp that fetches, where there is one
+// (onchip_apart.cuh).
+template <typename SHAPE>
+__device__ __forceinline__ void sync_block() {
+  if constexpr (SHAPE::kApart) {
+    ptx::sync_some<1, SHAPE::kThreads>();
+  } else {
+    __syncthreads();
+  }
 }
 
 // This block's place in its group, and the halves of the cluster's barrier; nothing where a group is

@@ -210,7 +210,7 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
       }
       if constexpr (mine * SHARES <= warps) break;
     }
-    __syncthreads();
+    sync_block<SHAPE>();
   }
   constexpr int many = SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kGroups, FAR);
   const auto tile_of = [=](int slot) { return group + slot * SHAPE::kGroups; };

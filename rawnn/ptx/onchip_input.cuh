@@ -58,10 +58,12 @@ constexpr bool kBulk = RAWNN_ARCH >= 900;
 // 2,630 for 96 rows of 176 bytes, 2,710 for 128), all warps together ask for 16 bytes in about a quarter of
 // one: so it is for rows of more than 768 bytes (a step of 688-3 at batch 96 takes 3.44 us in place of 4.16,
 // of 784-10 at 128 in one cluster 4.65 of 5.32, of 192-800 at 640, rows of 768 bytes, 19.3 of 19.8), and
-// where each thread would have several copies.
+// where each thread would have several copies. A warp that asks for all alone takes some 110 cycles a
+// copy, of which each brings one row of more than 16 chunks, two of more than 8, four of more than 4.
 template <typename SHAPE, int WIDTH, typename T>
 __device__ __forceinline__ constexpr bool by_engine() {
   constexpr int chunks = ceil_div(WIDTH * static_cast<int>(sizeof(T)), 16);
+  if constexpr (SHAPE::kApart) return kBulk && chunks > 8;
   return kBulk && chunks > 48 && chunks * SHAPE::kColumns > 2 * SHAPE::kThreads;
 }
 

@@ -222,7 +222,7 @@ __device__ __forceinline__ void sum_parts(const float2* left, float* shared, int
   constexpr int rows = smaller(ROOM / (2 * pitch), SHAPE::kThreads);
   if constexpr (PARTS > once && rows >= 8) {
     float2* const staged = reinterpret_cast<float2*>(shared);
-    __syncthreads();  // all have read what else lies there
+    sync_block<SHAPE>();  // all have read what else lies there
 #pragma unroll 1
     for (int first = 0; first < steps; first += rows) {
       const int here = min(rows, steps - first);
@@ -240,7 +240,7 @@ __device__ __forceinline__ void sum_parts(const float2* left, float* shared, int
           if (item < here * PARTS) staged[item / PARTS * pitch + item % PARTS] = found[k];
         }
       }
-      __syncthreads();
+      sync_block<SHAPE>();
       if (thread_index() < here) {
         Tally total = {0.0f, 0};
 #pragma unroll 16
@@ -250,7 +250,7 @@ __device__ __forceinline__ void sum_parts(const float2* left, float* shared, int
         }
         report(first + thread_index(), total);
       }
-      __syncthreads();
+      sync_block<SHAPE>();
     }
   } else {
 #pragma unroll 1

@@ -51,7 +51,7 @@ def _impl(op: Op) -> KernelImpl:
     d = layout.decomposition
     name, text = _written(layout)
     return KernelImpl(
-        f"{name}.cu", name, plain, no_sizes, lambda s: ((d.blocks, 1, 1), (d.threads, 1, 1)),
+        f"{name}.cu", name, plain, no_sizes, lambda s: ((d.blocks, 1, 1), (layout.threads, 1, 1)),
         _shapes(op), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.cluster,
         cooperative=d.groups > 1 or d.far, code=CudaText(text, QUICK))
 

@@ -6,7 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, Decomposition, kinds, pitch
+from rawnn.onchip.decompose import (
+    BY_INPUTS,
+    BY_OUTPUTS,
+    EVERYWHERE,
+    L2,
+    Decomposition,
+    kinds,
+    pitch,
+)
 from rawnn.onchip.layout import ALL, SHARE, layout_of, summed_by_all
 from tests.onchip.problems import HOPPER, VARIETY, problem
 
@@ -85,3 +93,28 @@ def test_clusters_share_sums_where_each_would_take_in_much() -> None:
     assert not summed_by_all(2, 80_000, 0)
     assert summed_by_all(16, 3_000, 0)
     assert not summed_by_all(16, 6_000, 0)
+
+
+def test_a_warp_of_its_own_fetches_where_it_has_time_and_room() -> None:
+    """Not where blocks exchange through the L2 cache or a loss is scaled, nor where state would
+    lose its place, nor where blocks of a cluster tell each other nothing in a step."""
+    p = problem()
+    assert Decomposition(p, 2, 5, 512, "FSFF").fetches_apart
+    assert not Decomposition(p, 2, 1, 256, "FSFF", exchange=L2).fetches_apart
+    assert not Decomposition(problem(numbers="fp16"), 2, 1, 256, "FSFF").fetches_apart
+    assert not layout_of(Decomposition(p, 2, 1, 256, "FFFF"), HOPPER.shared).apart
+    p = problem(**VARIETY["Adam in an order"])
+    d = Decomposition(p, 2, 1, 256, "FSFF")
+    found = layout_of(d, HOPPER.shared)
+    assert (found.apart, found.threads) == (True, 288)
+    full = layout_of(d, found.nbytes - 16)
+    assert (full.apart, full.threads, full.far_tiles) == (False, 256, 0)
+
+
+def test_a_warp_that_makes_a_rule_of_the_steps_number_fetches_for_several_layers() -> None:
+    """With one layer, what it does by itself would be the step."""
+    for name, wanted in (("softmax, SGD", True), ("Adam in an order", False)):
+        one = problem((40, 10), **VARIETY[name])
+        assert one.timed is not wanted
+        assert Decomposition(one, 4, 1, 256, "FS").fetches_apart is wanted
+        assert Decomposition(problem(**VARIETY[name]), 4, 1, 256, "FSFF").fetches_apart

@@ -157,6 +157,7 @@ PROBES: dict[str, tuple[str, str, str]] = {
                  "mapa.shared::cluster.u32 R, address, rank;"),
     "load_remote": ("unsigned from", "out[0] = __float_as_uint(ptx::load_remote(from));",
                     "ld.shared::cluster.f32 R, [from];"),
+    "sync_some": ("unsigned unused", "ptx::sync_some<1, 64>(); out[0] = 0;", "bar.sync 1, 64;"),
     "send": ("unsigned to, float x, unsigned barrier", "ptx::send(to, x, barrier);",
              "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], x, [barrier];"),
     "send4": ("unsigned to, float a, float b, float c, float d, unsigned barrier",

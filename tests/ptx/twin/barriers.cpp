@@ -49,6 +49,27 @@ bool sync_block_or(bool predicate) {
   return self->block->barrier_result;
 }
 
+void sync_some(int number, int count) {
+  TWIN_HERE;
+  Some& some = self->block->some[number];
+  some.waiting.push_back(self);
+  some.gather.add(*self);
+  if (static_cast<int>(some.waiting.size()) == count) {
+    const Vector* const known = some.gather.vector();
+    for (Thread* thread : some.waiting) {
+      learn(*thread, known, some.gather);
+      thread->events.clear();
+      wake(*thread);
+    }
+    some.gather = Gather{};
+    some.waiting.clear();
+    ++some.phase;
+    return;
+  }
+  const std::uint32_t phase = some.phase;
+  while (some.phase == phase) pause("a barrier of some threads");
+}
+
 void advance(Barrier& barrier) {
   if (barrier.left != 0 || barrier.bytes != 0) return;
   barrier.known = join(barrier.known, barrier.gather.vector());

@@ -162,6 +162,12 @@ void wait_for_copies() {
 }
 inline void wait_for_all_copies() { twin::wait_for_copies(-1); }
 
+// some_threads.cuh
+template <int NUMBER, int COUNT>
+void sync_some() {
+  twin::sync_some(NUMBER, COUNT);
+}
+
 // barriers.cuh
 void init_barrier(unsigned int barrier, int arrivals);
 void publish_barriers();

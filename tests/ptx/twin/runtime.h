@@ -202,6 +202,12 @@ struct Cluster {
   std::vector<Thread*> waiting;
 };
 
+struct Some {  // threads of a block that meet
+  std::uint32_t phase = 0;
+  Gather gather;
+  std::vector<Thread*> waiting;
+};
+
 struct Block {
   dim3 index{};
   unsigned int number = 0;
@@ -216,6 +222,7 @@ struct Block {
   std::uint32_t barrier_phase = 0;
   bool barrier_or = false, barrier_result = false;
   Gather gather;
+  Some some[16];
   std::uint32_t next_place = 0;
   std::unique_ptr<unsigned char[]> allocation;
   unsigned char* dynamic_memory = nullptr;  // of shared address 0

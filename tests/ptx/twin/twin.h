@@ -71,6 +71,7 @@ unsigned int ballot(unsigned int mask, bool predicate);
 void sync_warp(unsigned int mask);
 void sync_block();
 bool sync_block_or(bool predicate);
+void sync_some(int number, int count);
 std::uint32_t atomic(void* address, int kind, std::uint32_t value, std::uint32_t compare);
 
 enum class Number { kTf32, kBf16, kF16, kE4m3, kE5m2 };
