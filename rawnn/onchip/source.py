@@ -244,7 +244,7 @@ class _Kernel(StepWriter):
         w(f"if (kBulk && thread == {d.threads if apart else 0}) {{")
         w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
         if apart:
-            w(f"ptx::init_barrier(barriers + 32, {d.warps + 1});")
+            w(f"ptx::init_barrier(barriers + 32, {self.layout.threads});")
         w("ptx::publish_barriers();")
         w("}")
         w("if constexpr (kBulk) ptx::fence_proxy_async();")

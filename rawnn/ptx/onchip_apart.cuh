@@ -7,14 +7,13 @@
 #include "onchip_input.cuh"
 
 // Those who train and the warp that fetches hand each other what each has made, for the `phase`-th time
-// from 0 on: at a barrier in shared memory that counts warps, which racecheck understands (with bar.sync of
+// from 0 on: at a barrier in shared memory at which each thread arrives, which racecheck understands (with bar.sync of
 // all of a block's warps by another number than 0 it took reads ahead of it for later than writes behind),
 // or where there is no waiting for one (below sm_90) at a barrier of all their threads.
 template <typename SHAPE>
 __device__ __forceinline__ void sync_with_fetcher(unsigned int barrier, int phase) {
   if constexpr (kBulk) {
-    __syncwarp();
-    if (lane_index() == 0) ptx::arrive(barrier);
+    ptx::arrive(barrier);
     ptx::wait_for(barrier, phase & 1);
   } else {
     ptx::sync_some<2, SHAPE::kThreads + 32>();
