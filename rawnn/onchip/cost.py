@@ -119,30 +119,23 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Ph
     ins, outs, columns = d.ins(layer), d.outs(layer), d.columns // 8
     n = layer + 1
 
-    def exchange(features: int) -> float:
+    def exchange(message: Message) -> float:
         if d.far:
-            return far_cycles(d, Message(features, True), costs)
-        return costs.exchange + features * d.sent * 4 / costs.exchange_bytes
+            return far_cycles(d, message, costs)
+        return costs.exchange + (message.told or message.rows) * d.row_floats(message) * 4 \
+            / costs.exchange_bytes
 
-    def summed(features: int) -> float:
-        if d.far:
-            return sum(far_cycles(d, message, costs) for message in d.summed(features))
-        if d.sums_at_once(features):
-            return exchange(features * d.ranks)
-        return 2 * exchange(features) - costs.exchange + costs.second
-
-    def shared_out(features: int) -> float:
-        if d.far:
-            return far_cycles(d, Message(d.slices[layer] * d.ranks, False), costs)
-        return exchange(features)
+    def summed(messages: list[Message]) -> float:
+        further = costs.second - costs.exchange if len(messages) > 1 and not d.far else 0.0
+        return sum(exchange(message) for message in messages) + further
 
     rest = beside_exchanges(d, costs)
     forward = tiling(ceil(outs, 16), columns, ceil(ins, 8), d.warps, p.numbers)
     found = [Phase(f"forward {n}", rest * (costs.product_begin + costs.product * forward.cycles))]
     if kind == BY_INPUTS:
-        found.append(Phase(f"sum {n}", summed(p.layers[n])))
+        found.append(Phase(f"sum {n}", summed(d.summed(n))))
     if kind == BY_OUTPUTS and d.types[n] == GATHERED:
-        found.append(Phase(f"gather {n}", exchange(p.layers[n])))
+        found.append(Phase(f"gather {n}", exchange(d.gathered(n))))
     if n == p.depth and not p.labelled:
         ends = found.pop()
         found.append(Phase(ends.name, ends.cycles + elementwise_cycles(d, costs)))
@@ -151,9 +144,9 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Ph
         found.append(Phase(f"backward {n}", rest * (
             costs.product_begin + costs.product * backward.cycles)))
         if kind == BY_OUTPUTS:
-            gathered = d.types[layer] == GATHERED
-            found.append(Phase(f"sum of gradient {layer}", shared_out(p.layers[layer]) if gathered
-                               else summed(p.layers[layer])))
+            messages = [d.shared_out(layer)] if d.types[layer] == GATHERED \
+                else d.summed(layer, of_gradient=True)
+            found.append(Phase(f"sum of gradient {layer}", summed(messages)))
     gradient = tiling(ceil(ins, 16), ceil(outs, 8), columns, d.warps, p.numbers, may_split=False)
     # With a loss scale and one cluster all weight gradients wait for the first layer's gradient.
     alone = layer == 0 or (p.scaled and d.groups == 1)
@@ -169,7 +162,7 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Ph
 def far_cycles(d: Decomposition, message: Message, costs: Costs = FITTED) -> float:
     """A message through the L2 cache: as much as it brings, a block also writes where it is not the
     same for all."""
-    nbytes = message.rows * d.sent * 4
+    nbytes = message.rows * d.row_floats(message) * 4
     return costs.far + costs.far_rank * d.ranks + nbytes / (
         costs.far_bytes if message.to_all else costs.far_parts)
 
@@ -210,15 +203,17 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
     if layer == p.depth - 1:
         values += outs * d.pitch if p.labelled and p.halved else 0
         values += 0 if p.labelled else 2 * d.columns * (up(outs, 4) + 4)
-    mail = 0
+    messages = []
     if d.kinds[layer] == BY_INPUTS:
-        mail = p.layers[layer + 1]
-    elif d.kinds[layer] == BY_OUTPUTS:
-        mail = p.layers[layer] if layer else 0
+        messages += d.summed(layer + 1)
+    elif d.kinds[layer] == BY_OUTPUTS and layer:
+        messages += d.summed(layer, of_gradient=True)
     if d.types[layer + 1] == GATHERED:
-        mail = max(mail, p.layers[layer + 1])
-    mail = 0 if d.far else mail
-    return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.sent)
+        messages.append(d.gathered(layer + 1))
+    mail = 0 if d.far else max((  # of one part
+        (message.told or message.rows // message.parts) * d.row_floats(message)
+        for message in messages), default=0)
+    return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail)
 
 
 def most_bytes(d: Decomposition) -> int:

@@ -156,25 +156,45 @@ class Decomposition:
         return self.slices[layer + 1] if self.kinds[layer] == BY_OUTPUTS \
             else self.problem.layers[layer + 1]
 
+    @cached_property
+    def sends_halves(self) -> bool:
+        """Whether blocks of a group send each other what products take in 16 bits as such, eight
+        numbers where float32 has four: not where a group has so few examples that as many messages
+        would go half empty. Through the L2 cache bfloat16 alone has room for a mark."""
+        return self.problem.halved and 2 * self.columns < 4 * self.sent \
+            and not (self.far and self.problem.numbers == "float16")
+
+    @property
+    def rounds_parts(self) -> bool:
+        """Whether parts of sums travel so, too: a float16 may be too small for a part of what it
+        can hold."""
+        return self.sends_halves and self.problem.numbers == "bfloat16"
+
+    def row_floats(self, message: Message) -> int:
+        """Floats that a row of the message takes."""
+        return self.columns // 2 if message.halves else self.sent
+
     def exchanged(self) -> int:
-        """Rows of a mailbox for the widest exchange; 0 where there is none."""
-        return max((message.rows for message in self.messages), default=0)
+        """Floats of a mailbox for the largest exchange; 0 where there is none."""
+        return max((message.rows * self.row_floats(message)
+                    + (up(message.idle, 4) if message.to_all else 0) for message in self.messages),
+                   default=0)
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
         """What is exchanged in a turn, in its order, but for what is told of overflows."""
-        layers, found = self.problem.layers, []
+        found = []
         for layer, kind in enumerate(self.kinds):
             if kind == BY_INPUTS:
-                found += self.summed(layers[layer + 1])
+                found += self.summed(layer + 1)
             if self.types[layer + 1] == GATHERED:
-                found.append(Message(layers[layer + 1], True, self.idle(layer + 1)))
+                found.append(self.gathered(layer + 1))
         if self.slices_softmax:
             found.append(self.slices_told)
         for layer in range(len(self.kinds) - 1, 0, -1):
             if self.kinds[layer] == BY_OUTPUTS:
                 found += [self.shared_out(layer)] if self.types[layer] == GATHERED \
-                    else self.summed(layers[layer])
+                    else self.summed(layer, of_gradient=True)
         return tuple(found)
 
     @property
@@ -187,31 +207,44 @@ class Decomposition:
         """What blocks tell each other for that: four floats of each example (onchip_slices.cuh)."""
         return Message(4 * self.ranks, True)
 
-    def summed(self, features: int) -> list[Message]:
-        """The messages by which so many features' partial sums are added up for all."""
-        if self.sums_at_once(features):
-            return [Message(features * self.ranks, True, parts=self.ranks)]
-        return [Message(up(features, self.ranks), False, parts=self.ranks, told=features),
-                Message(features, True)]
+    def gathered(self, boundary: int) -> Message:
+        """What is made in slices and handed to all: a softmax takes its logits as float32."""
+        return Message(self.problem.layers[boundary], True, self.idle(boundary),
+                       halves=self.sends_halves and boundary < self.problem.depth)
+
+    def summed(self, boundary: int, of_gradient: bool = False) -> list[Message]:
+        """The messages by which partial sums of a boundary's features are added up for all. What
+        the network's outputs are is float32; sums are where the activation and its input are both
+        made of them, or their parts are float32 that do not come in eights."""
+        features = self.problem.layers[boundary]
+        hidden = of_gradient or boundary < self.problem.depth
+        parts = hidden and self.rounds_parts
+        if self.sums_at_once(features, parts):
+            return [Message(features * self.ranks, True, parts=self.ranks, halves=parts)]
+        sums = hidden and self.sends_halves and (of_gradient or not self.problem.saves_input) \
+            and (parts or (not self.far and self.sent == self.columns))
+        return [Message(up(features, self.ranks), False, parts=self.ranks, told=features,
+                        halves=parts),
+                Message(features, True, halves=sums)]
 
     def shared_out(self, layer: int) -> Message:
         """The message by which partial sums of a gathered boundary's gradient come to those whose
         features they are."""
         return Message(self.slices[layer] * self.ranks, False, self.idle(layer), self.ranks,
-                       self.problem.layers[layer])
+                       self.problem.layers[layer], self.rounds_parts)
 
-    def sums_at_once(self, features: int) -> bool:
+    def sums_at_once(self, features: int, halves: bool = False) -> bool:
         """Whether partial sums of so many features are added up by every block; else each adds up
         its share, and they gather the shares."""
         most = MOST_AT_ONCE_FAR if self.far else MOST_AT_ONCE
-        return features * self.sent * 4 * self.ranks <= most
+        of_feature = 2 * self.columns if halves else 4 * self.sent
+        return features * of_feature * self.ranks <= most
 
     def box_floats(self, message: Message) -> int:
         """Floats of the places that a message through the L2 cache has in a box: lines of their
         own."""
-        if message.to_all:
-            return up(message.rows * self.sent + 4 * message.idle, LINE)
-        return self.ranks * message.rows * self.sent
+        floats = message.rows * self.row_floats(message)
+        return up(floats + 4 * message.idle, LINE) if message.to_all else self.ranks * floats
 
     @property
     def overflow_floats(self) -> int:
@@ -256,10 +289,10 @@ class Decomposition:
         return max((place.first + floats for place, floats in
                     zip(self.places, messages, strict=False)), default=0)
 
-    def teams(self, rows: int) -> int:
+    def teams(self, rows: int, halves: bool = False) -> int:
         """Threads that share a sum of all ranks' parts, where a block adds up so many rows of them
         from the L2 cache: as many as have ASKED_FOR parts each, as far as there are threads."""
-        items = rows * self.sent // 4
+        items = rows * self.columns // 8 if halves else rows * self.sent // 4
         return max(1, min(ceil(self.ranks, ASKED_FOR), self.threads // items))
 
 
@@ -275,15 +308,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Message:
-    """Rows of floats that come to each block of a group, of `parts` that are added up; the same to
+    """Rows of numbers that come to each block of a group, of `parts` that are added up; the same to
     all, or each its own: of so many features in all as are `told`. Blocks that are `idle` have no
-    part of it, and each says so, or hears from all."""
+    part of it, and each says so, or hears from all. Numbers are float32, or where they are `halves`
+    of 16 bits (onchip_eights.cuh)."""
 
     rows: int
     to_all: bool
     idle: int = 0
     parts: int = 1
     told: int = 0
+    halves: bool = False
 
 
 MOST_AT_ONCE = 8192

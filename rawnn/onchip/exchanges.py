@@ -16,7 +16,7 @@ class Exchange:
         self.first, self.mail, self.heard = 0, "mail", ""
         if self.far:
             expected = self.d.messages[writer.posted]
-            assert (message.rows, message.to_all) == (expected.rows, expected.to_all)
+            assert message == expected
             self.first, self.mail = writer.next_place()
 
     def expect(self, nbytes: str | int) -> None:
@@ -24,17 +24,37 @@ class Exchange:
         if not self.far:
             self.w(f"mail.expect({nbytes});")
 
+    @property
+    def nbytes(self) -> int:
+        """Of all rows."""
+        return 4 * self.floats
+
+    @property
+    def floats(self) -> int:
+        return self.message.rows * self.d.row_floats(self.message)
+
+    def place(self, row: str, rows: int, part: str = "") -> str:
+        """Where the examples from `e` on of a row lie, which is one of so many; those of parts of
+        sums, one behind the other."""
+        of_row = self.d.row_floats(self.message)
+        found = f"(e / 8 * {rows} + {row}) * 4" if self.message.halves else f"({row}) * {of_row} + e"
+        return f"{part} * {rows * of_row} + {found}" if part else found
+
     def send_to_all(self, place: str) -> str:
-        return f"{self.mail}.send({self.first} + {place}, v);" if self.far \
+        return f"{self.mail}.{self._send}({self.first} + {place}, v);" if self.far \
             else f"mail.send_to_all({place}, v);"
 
     def send(self, to: str, place: str) -> str:
-        return f"{self.mail}.send({self._own(to)} + {place}, v);" if self.far \
+        return f"{self.mail}.{self._send}({self._own(to)} + {place}, v);" if self.far \
             else f"mail.send({to}, {place}, v);"
+
+    @property
+    def _send(self) -> str:
+        return "send_eight" if self.message.halves else "send"
 
     def _own(self, of: str) -> str:
         """Where a block's own places begin."""
-        return f"{self.first} + {of} * {self.message.rows * self.d.sent}"
+        return f"{self.first} + {of} * {self.floats}"
 
     def received(self) -> str:
         """The filled mailbox; through L2 where what comes will lie."""
@@ -51,20 +71,31 @@ class Exchange:
         self.writer.stamp(phase, "wait")
         return name
 
+    def keep(self, box: str, rows: int, to: str) -> None:
+        """All rows, which are as products read them, there."""
+        self.w(f"keep_received<Shape, {rows}>({self.mail}, {box}, {to});" if self.far
+               else f"keep_eights<Shape, {rows}>({box}, {to});")
+        if self.heard:
+            self.w(self.heard)
+
     def add(self, box: str, parts: int, rows: int, count: int | str, finish: str) -> None:
         """The first `count` of `rows` rows, each the sum of `parts` parts."""
-        if not self.far:
+        halves = self.message.halves
+        if not self.far and halves:
+            self.w(f"add_eights<Shape, {parts}, {rows}>({box}, {count}, {finish});")
+        elif not self.far:
             self.w(f"add_parts<Shape, {parts}, {rows}, {self.d.sent}>({box}, {count}, {finish});")
         elif parts == 1:
             self.w(f"take_received<Shape, {rows}>({self.mail}, {box}, {count}, {finish});")
         else:
-            teams = self.d.teams(rows)
+            teams = self.d.teams(rows, halves)
             scratch = self.writer.at("scratch") if teams > 1 else "nullptr"
             if teams > 1 and self.writer.scratched:
                 self.w("__syncthreads();")
                 self.writer.scratched = False
-            self.w(f"add_received<Shape, {parts}, {rows}, {teams}>({self.mail}, {box}, {count}, "
-                   f"{scratch}, {finish});")
+            form = ", InEights" if halves else ""
+            self.w(f"add_received<Shape, {parts}, {rows}, {teams}{form}>({self.mail}, {box}, "
+                   f"{count}, {scratch}, {finish});")
         if self.heard:
             self.w(self.heard)
 
@@ -105,9 +136,6 @@ class Exchange:
 
 class ExchangeWriter(KernelWriter):
     """Writes what exchanges need ahead of the steps, and whether a step counts."""
-
-    def exchange(self, rows: int, to_all: bool, idle: int = 0) -> Exchange:
-        return Exchange(self, Message(rows, to_all, idle))
 
     def mailboxes(self) -> None:
         """Ahead of the first exchange."""

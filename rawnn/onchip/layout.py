@@ -228,8 +228,10 @@ def far_sums(d: Decomposition) -> int:
     L2 cache."""
     if not d.far:
         return 0
-    sums = (message.rows // d.ranks for message in d.messages if message.parts > 1)
-    return max((d.teams(rows) * rows * d.sent for rows in sums if d.teams(rows) > 1), default=0)
+    sums = ((message.rows // d.ranks, message.halves) for message in d.messages
+            if message.parts > 1)
+    return max((d.teams(*of) * of[0] * (d.columns if of[1] else d.sent) for of in sums
+                if d.teams(*of) > 1), default=0)
 
 
 def beyond(features: int, step: int) -> int:
@@ -330,9 +332,7 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
     take("tallies", 2 * tallies(d), "losses")
     if p.scaled:
         take("scaling", 4, "loss scale")
-    exchange = max(d.exchanged() * d.sent, flags(d), *(
-        p.layers[n] * d.sent + up(d.idle(n), 4) for n, type_ in enumerate(d.types)
-        if type_ == GATHERED and d.idle(n)))
+    exchange = max(d.exchanged(), flags(d))
     if exchange and not d.far:
         take("exchange", 2 * exchange, "exchange")
     scratch, tilings = softmax_floats(d), []

@@ -76,8 +76,8 @@ class LossWriter(InputWriter):
         told, parts, columns, tell = slices, warps, d.columns, "TellNobody{}"
         w("{")
         if d.slices_softmax:
-            message = self.exchange(d.slices_told.rows, d.slices_told.to_all)
-            message.expect(d.slices_told.rows * d.sent * 4)
+            message = Exchange(self, d.slices_told)
+            message.expect(message.nbytes)
             tell = f"to_blocks<Shape, {softmax_of(d).lanes}>({message.mail}, {message.first})"
         w(f"powers_of_slice<Shape, {shape}>({self.logits}, {mine}, {tell});")
         self.stamp("softmax", "slice")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rawnn.onchip.decompose import (
     BY_OUTPUTS,
     EVERYWHERE,
     GATHERED,
     SLICED,
+    Message,
     ceil,
 )
 from rawnn.onchip.exchanges import Exchange, share_of
@@ -14,6 +17,15 @@ from rawnn.onchip.inputs import BETWEEN
 from rawnn.onchip.layout import tallies
 from rawnn.onchip.loss import LossWriter
 from rawnn.onchip.writer import literal
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Sends what becomes of numbers to other blocks, in C++: what a product's tiles end in, and
+    what takes sums."""
+
+    tiles: str
+    sums: str
 
 
 class StepWriter(LossWriter):
@@ -77,11 +89,11 @@ class StepWriter(LossWriter):
             self.stamp("overflow")
         self.in_turn = False
 
-    def product(self, kind: str, layer: int, finish: str, count: str, *, sent: bool = False,
+    def product(self, kind: str, layer: int, finish: str | Sender, count: str, *,
                 biased: bool = False) -> None:
         """The forward or backward product of a layer, of which `count` rows are wanted. `finish` is
-        a lambda of (m, e, v0, v1), or where the result is sent to other blocks of (m, e, v): with
-        the layer's biases, if the product is to be `biased`."""
+        a lambda of (m, e, v0, v1), or where the result is sent to other blocks what sends it
+        (sender): with the layer's biases, if the product is to be `biased`."""
         d, w, part = self.d, self.w, self.layout.layers[layer]
         tiles = part.forward if kind == "forward" else part.backward
         assert tiles is not None
@@ -106,7 +118,7 @@ class StepWriter(LossWriter):
                f"{type_}>::run({weights}, {right}, 0, "
         biased = biased and self.p.bias
         if tiles.split == 1:
-            ends = f"{'quads' if sent else 'pairs'}({finish})"
+            ends = finish.tiles if isinstance(finish, Sender) else f"pairs({finish})"
             w(f"{head}{f'biased(biases{n}, {count}, {ends})' if biased else ends});")
             self.stamp(f"{kind} {n}")
             return
@@ -114,24 +126,37 @@ class StepWriter(LossWriter):
         w(f"{head}store_parts<Shape, {rows * 16}>({scratch}));")
         self.stamp(f"{kind} {n}")
         w("__syncthreads();")
-        body = finish if sent else f"by_pairs({finish})"
+        body = finish.sums if isinstance(finish, Sender) else f"by_pairs({finish})"
         w(f"add_parts<Shape, {tiles.split}, {rows * 16}>({scratch}, {count}, "
           f"{self.with_bias(layer, body) if biased else body});")
         self.stamp(f"{kind} {n}", "parts")
 
-    def with_bias(self, layer: int, body: str) -> str:
-        """A body of four numbers of a row, to which its bias is added."""
-        return f"with_bias(biases{layer + 1}, {body})" if self.p.bias else body
+    def with_bias(self, layer: int, body: str, first: str = "") -> str:
+        """A body of numbers of a row, to which its bias is added; of rows from the `first` on."""
+        return f"with_bias(biases{layer + 1}{first}, {body})" if self.p.bias else body
 
     @staticmethod
     def body(limit: str, text: str) -> str:
         """A lambda over pairs of a row `m` (below the limit) and the examples e, e + 1."""
         return f"[=](int m, int e, float v0, float v1) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
 
-    def sender(self, limit: str, text: str) -> str:
-        """A lambda over a row `m` and the examples e .. e + 3, as far as they are sent."""
+    def sender(self, limit: str, message: Exchange, send: str, made: str = "",
+               applied: str = "") -> Sender:
+        """Sends rows `m` below the limit: of a message in 16 bits `made` returns a word of v0 and
+        v1, of float32 `applied` makes the four numbers v what they are sent as."""
+        if message.message.halves:
+            of_two = made or self.packed("v0", "v1")
+            text = f"eights([=](int m, int e, float v0, float v1) {{\n{of_two}\n}}, " \
+                   f"[=](int m, int e, float4 v) {{\nif (m < {limit}) {{\n{send}\n}}\n}})"
+            return Sender(text, text)
         there = f"m < {limit}" + (f" && e < {self.d.sent}" if self.d.sent < self.d.columns else "")
-        return f"[=](int m, int e, float4 v) {{\nif ({there}) {{\n{text}\n}}\n}}"
+        lines = "\n".join(filter(None, (applied, send)))
+        text = f"[=](int m, int e, float4 v) {{\nif ({there}) {{\n{lines}\n}}\n}}"
+        return Sender(f"quads({text})", f"by_fours({text})")
+
+    @staticmethod
+    def packed(first: str, second: str) -> str:
+        return f"return pack_halves<Shape>({first}, {second});"
 
     def store(self, to: str, first: str = "v0", second: str = "v1", row: str = "m") -> str:
         return f"store_two<Shape>({to} + ({row}) * {self.d.pitch} + e, {first}, {second});"
@@ -143,17 +168,22 @@ class StepWriter(LossWriter):
         kept = [self.store(self.z(boundary))] if self.p.saves_input else []
         return "\n".join([*kept, self.store(to, "Between::apply(v0)", "Between::apply(v1)")])
 
-    def keep_and_send(self, boundary: int, message: Exchange) -> str:
-        """The same for a row of this block's slice, which goes to all blocks."""
-        lines, each = [], "xyzw"
+    def sender_of_slice(self, boundary: int, message: Exchange) -> Sender:
+        """Applies the activation, and sends rows of this block's slice to all blocks."""
+        made, applied, count = "", [], self.count(boundary)
         if boundary < self.p.depth:
+            made = self.activated()
             if self.p.saves_input:
-                lines.append(f"store_four<Shape>({self.z(boundary)} + m * {self.d.pitch} + e, v);")
-            applied = ", ".join(f"Between::apply(v.{c})" for c in each)
-            lines.append(f"v = make_float4({applied});")
-        size = self.d.slices[boundary]
-        lines.append(message.send_to_all(f"(rank * {size} + m) * {self.d.sent} + e"))
-        return "\n".join(lines)
+                z = self.z(boundary)
+                made = f"if (m < {count}) {self.store(z)}\n{made}"
+                applied.append(f"store_four<Shape>({z} + m * {self.d.pitch} + e, v);")
+            of_four = ", ".join(f"Between::apply(v.{c})" for c in "xyzw")
+            applied.append(f"v = make_float4({of_four});")
+        place = message.place(f"rank * {self.d.slices[boundary]} + m", message.message.rows)
+        return self.sender(count, message, message.send_to_all(place), made, "\n".join(applied))
+
+    def activated(self) -> str:
+        return self.packed("Between::apply(v0)", "Between::apply(v1)")
 
     def forward(self, layer: int) -> None:
         d, p, w = self.d, self.p, self.w
@@ -172,21 +202,23 @@ class StepWriter(LossWriter):
             if not self.waits_for_others:
                 self.fetch_once()
         elif kind == BY_OUTPUTS:
-            idle, sent = d.idle(above), n * d.sent
-            message = self.exchange(n, True, idle)
+            message = Exchange(self, d.gathered(above))
+            idle, sent = message.message.idle, message.floats
             message.expect((sent + idle) * 4)
             if idle:
                 message.say_nothing(f"n{above}", idle, sent)
-            self.product("forward", layer, self.sender(
-                count, self.keep_and_send(above, message)), count, sent=True, biased=True)
+            self.product("forward", layer, self.sender_of_slice(above, message), count, biased=True)
             phase = f"gather {above}"
             self.fetch_once()
             received = message.hear(f"gathered{above}", sent, idle, phase=phase) if idle \
                 else message.awaited(phase)
-            message.add(received, 1, n, n, f"by_pairs({self.body(str(n), self.store(home))})")
+            if message.message.halves:
+                message.keep(received, n, home)
+            else:
+                message.add(received, 1, n, n, f"by_pairs({self.body(str(n), self.store(home))})")
         else:
             phase = f"sum {above}"
-            self.all_reduce("forward", layer, n, finish, [], phase)
+            self.all_reduce("forward", layer, above, finish, [], phase, self.activated(), home)
         if last and not p.labelled:
             w(f"if (thread < {tallies(d)}) tallies[thread] = tallied;")
         w("__syncthreads();")
@@ -195,27 +227,28 @@ class StepWriter(LossWriter):
         else:
             self.stamp(phase)
 
-    def all_reduce(self, kind: str, layer: int, n: int, body: str, meanwhile: list[int],
-                   phase: str) -> None:
+    def all_reduce(self, kind: str, layer: int, boundary: int, body: str, meanwhile: list[int],
+                   phase: str, made: str, home: str) -> None:
         """A product whose partial sums all blocks want in full: added up by every block, or by the
-        one whose share they are, which sends the sums to all."""
-        d, w = self.d, self.w
-        nbytes = d.sent * 4
+        one whose share they are, which sends the sums to all. `body` makes of them what lies at
+        `home`; in 16 bits who adds up does, by the C++ that is `made` of a share's row."""
+        d, w, n = self.d, self.w, self.p.layers[boundary]
+        messages = d.summed(boundary, of_gradient=kind == "backward")
         finish = f"by_pairs({body})"
         if kind == "forward":
             finish = self.with_bias(layer, finish)
-        if d.sums_at_once(n):
-            message = self.exchange(n * d.ranks, True)
-            message.expect(n * nbytes * d.ranks)
-            place = f"(rank * {n} + m) * {d.sent} + e"
-            self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
-                         sent=True)
+        if len(messages) == 1:
+            message = Exchange(self, messages[0])
+            message.expect(message.nbytes)
+            place = message.place("m", n, "rank")
+            self.product(kind, layer, self.sender(str(n), message, message.send_to_all(place)),
+                         str(n))
             self.fetch_once()
             self.gradients(meanwhile)
             message.add(message.awaited(phase), d.ranks, n, n, finish)
             return
         size, mine = share_of(n, d.ranks)
-        parts = self.reduce(kind, layer, n, size, mine, phase=phase)
+        parts = self.reduce(kind, layer, n, size, mine, messages[0], phase)
         self.fetch_once()
         self.gradients(meanwhile)
         w("{")
@@ -224,42 +257,50 @@ class StepWriter(LossWriter):
             w(f"const float* const parts = {box};")
             self.stamp(phase, "wait")
             box = "parts"
-        sums = self.exchange(n, True)
-        sums.expect(n * nbytes)
-        send = sums.send_to_all(f"(rank * {size} + m) * {d.sent} + e")
-        parts.add(box, d.ranks, size, mine, self.sender(mine, send))
+        sums = Exchange(self, messages[1])
+        sums.expect(sums.nbytes)
+        send = sums.send_to_all(sums.place(f"rank * {size} + m", n))
+        added = self.sender(mine, sums, send, made).sums
+        if kind == "forward" and sums.message.halves:
+            added = self.with_bias(layer, added, f" + rank * {size}")
+        parts.add(box, d.ranks, size, mine, added)
         w("}")
         self.stamp(phase, "share")
-        sums.add(sums.awaited(phase), 1, n, n, finish)
+        if sums.message.halves:
+            sums.keep(sums.awaited(phase), n, home)
+        else:
+            sums.add(sums.awaited(phase), 1, n, n, finish)
 
-    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str,
-               idle: int = 0, *, phase: str) -> Exchange:
+    def reduce(self, kind: str, layer: int, n: int, size: int, mine: str, message: Message,
+               phase: str) -> Exchange:
         """A product whose partial sums go to the block whose share of `size` rows they are; the
-        last `idle` blocks, which have none, hear from all others that they are as far."""
+        last blocks, which have none where some are idle, hear from all others that they are as
+        far."""
         d = self.d
-        least = f"{mine} == 0 ? {4 * d.ranks} : " if idle else ""
-        message = self.exchange(size * d.ranks, False)
-        message.expect(f"{least}{mine} * {d.sent * 4 * d.ranks}")
-        if idle:
-            message.say_to_idle(idle)
-        send = f"const int owner = m / {size};\n" + message.send(
-            "owner", f"(rank * {size} + m - owner * {size}) * {d.sent} + e")
-        self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
-        return message
+        parts = Exchange(self, message)
+        least = f"{mine} == 0 ? {4 * d.ranks} : " if message.idle else ""
+        parts.expect(f"{least}{mine} * {4 * d.row_floats(message) * d.ranks}")
+        if message.idle:
+            parts.say_to_idle(message.idle)
+        send = f"const int owner = m / {size};\n" + parts.send(
+            "owner", parts.place(f"m - owner * {size}", size, "rank"))
+        self.product(kind, layer, self.sender(str(n), parts, send), str(n))
+        return parts
 
-    def slope(self, boundary: int, row: str, saved_row: str) -> str:
-        """Text that stores a gradient of the boundary's pre-activations."""
+    def slope(self, boundary: int, row: str, saved_row: str, packed: bool = False) -> str:
+        """Text that stores a gradient of the boundary's pre-activations, or returns it packed."""
         p = self.p
         z = self.z(boundary)
-        saved = f"{z} + ({row}) * {self.d.pitch}" if p.saves_input \
+        saved = f"{z} + ({row if not packed else saved_row}) * {self.d.pitch}" if p.saves_input \
             else f"{self.a(boundary)} + ({saved_row}) * {self.d.pitch}"
         kept = f"const float2 kept = load_two<Shape>({saved} + e);\n"
         slopes = "Between::backward(v0, kept.x)", "Between::backward(v1, kept.y)"
+        left = self.packed if packed else lambda d0, d1: self.store(z, d0, d1, row)
         if not p.scaled:
-            return kept + self.store(z, *slopes, row)
+            return kept + left(*slopes)
         return f"{kept}const float d0 = {slopes[0]}, d1 = {slopes[1]};\n" \
                "report_overflow(found, poison<float16>(v0) + poison<float16>(v1) + " \
-               "poison<float16>(d0) + poison<float16>(d1));\n" + self.store(z, "d0", "d1", row)
+               "poison<float16>(d0) + poison<float16>(d1));\n" + left("d0", "d1")
 
     def backward(self, layer: int, waiting: list[int]) -> None:
         """The gradient of boundary `layer`, and the weight gradients that wait beside it."""
@@ -279,16 +320,19 @@ class StepWriter(LossWriter):
             assert tiles is not None
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
         elif type_ == GATHERED:
-            idle = d.idle(layer)
-            message = self.reduce("backward", layer, n, size, f"n{layer}", idle, phase=phase)
+            message = self.reduce("backward", layer, n, size, f"n{layer}", d.shared_out(layer),
+                                  phase)
+            idle = message.message.idle
             self.gradients(waiting)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
             received = message.hear(f"sums{layer}", 0, d.ranks, f"n{layer} == 0",
                                     phase=phase) if idle else message.awaited(phase)
             message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
         else:
-            self.all_reduce("backward", layer, n, self.body(str(n), self.slope(layer, "m", "m")),
-                            waiting, phase)
+            share = f"rank * {share_of(n, d.ranks)[0]} + m"
+            self.all_reduce("backward", layer, layer,
+                            self.body(str(n), self.slope(layer, "m", "m")), waiting, phase,
+                            self.slope(layer, "", share, packed=True), self.z(layer))
         w("__syncthreads();")
         self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
                      else (f"backward {layer + 1}", "barrier")))

@@ -2,6 +2,7 @@
 #pragma once
 #include "activations.cuh"
 #include "onchip_elements.cuh"
+#include "onchip_eights.cuh"
 #include "onchip_exchange.cuh"
 #include "onchip_far.cuh"
 #include "onchip_groups.cuh"

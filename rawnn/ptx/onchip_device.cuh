@@ -5,7 +5,7 @@
 //   kThreads  of a block                      kRanks    blocks of a group, which share the widths
 //   kGroups   groups, which share the batch   kColumns  examples of a group, in eights
 //   kCluster  whether a group is a thread-block cluster; else its blocks exchange through L2
-//   kSent     of these columns those that blocks send each other, in fours
+//   kSent     of these columns those that blocks send each other as float32, in fours; in 16 bits all
 //   kPitch    floats from one feature of activations [features, examples] to the next
 //   kNumbers  how products are computed: kFloat32 as three of tf32, kTf32, kBfloat16 or kFloat16
 //

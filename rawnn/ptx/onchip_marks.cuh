@@ -49,6 +49,31 @@ __device__ __forceinline__ void tell(V* to, const float4& v, unsigned int mark) 
   ptx::store_marked(to, as_told<V>(v), mark);
 }
 
+// Eight bfloat16 as four words, which lose nothing but the last number beyond 2^64, which becomes an
+// infinity, and below 2^-62, where it is rounded to a multiple of 2^-69: it travels as 2^-64 of itself,
+// whose exponent leaves its highest bit to the mark. That is to be the lowest bit of the word. (1 stands
+// for an infinity, 1.5 for a NaN.)
+__device__ __forceinline__ float4 markable_eight(float4 v) {
+  const unsigned int two = __float_as_uint(v.w);
+  const float number = __uint_as_float(two & 0xffff0000u);
+  const float beyond = number == number ? copysignf(1.0f, number) : 1.5f;
+  const float told = fabsf(number) < 0x1p64f ? number * 0x1p-64f : beyond;
+  const unsigned int all = (__float_as_uint(told) & 0xffff0000u) | (two & 0xffffu);
+  v.w = __uint_as_float(all << 2 | all >> 30);
+  return v;
+}
+
+// The words that were told, of such without their mark.
+__device__ __forceinline__ float4 eight_told(float4 v) {
+  const unsigned int turned = __float_as_uint(v.w);
+  const unsigned int all = turned >> 2 | turned << 30;
+  const float told = __uint_as_float(all & 0xffff0000u);
+  const float number = fabsf(told) > 1.0f ? not_a_number()
+                                          : told * (fabsf(told) < 1.0f ? 0x1p64f : infinity());
+  v.w = __uint_as_float((__float_as_uint(number) & 0xffff0000u) | (all & 0xffffu));
+  return v;
+}
+
 // What lies at place(0) to place(MANY - 1) once all of it has come. All are asked for at once, and again
 // those that are not there: a round trip to the L2 cache takes as long for one. `what` is the name of
 // the wait. (No first load is conditional: with a branch between two, the compiler looks at what one
