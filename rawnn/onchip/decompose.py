@@ -164,12 +164,6 @@ class Decomposition:
         return self.problem.halved and 2 * self.columns < 4 * self.sent \
             and not (self.far and self.problem.numbers == "float16")
 
-    @property
-    def rounds_parts(self) -> bool:
-        """Whether parts of sums travel so, too: a float16 may be too small for a part of what it
-        can hold."""
-        return self.sends_halves and self.problem.numbers == "bfloat16"
-
     def row_floats(self, message: Message) -> int:
         """Floats that a row of the message takes."""
         return self.columns // 2 if message.halves else self.sent
@@ -213,32 +207,29 @@ class Decomposition:
                        halves=self.sends_halves and boundary < self.problem.depth)
 
     def summed(self, boundary: int, of_gradient: bool = False) -> list[Message]:
-        """The messages by which partial sums of a boundary's features are added up for all. What
-        the network's outputs are is float32; sums are where the activation and its input are both
-        made of them, or their parts are float32 that do not come in eights."""
+        """The messages by which partial sums of a boundary's features are added up for all. Sums
+        that who adds them up tells the others are float32 where they are the network's outputs,
+        where the activation and its input are both made of them, or their parts' columns do not
+        come in eights."""
         features = self.problem.layers[boundary]
-        hidden = of_gradient or boundary < self.problem.depth
-        parts = hidden and self.rounds_parts
-        if self.sums_at_once(features, parts):
-            return [Message(features * self.ranks, True, parts=self.ranks, halves=parts)]
-        sums = hidden and self.sends_halves and (of_gradient or not self.problem.saves_input) \
-            and (parts or (not self.far and self.sent == self.columns))
-        return [Message(up(features, self.ranks), False, parts=self.ranks, told=features,
-                        halves=parts),
-                Message(features, True, halves=sums)]
+        if self.sums_at_once(features):
+            return [Message(features * self.ranks, True, parts=self.ranks)]
+        hidden = of_gradient or (boundary < self.problem.depth and not self.problem.saves_input)
+        return [Message(up(features, self.ranks), False, parts=self.ranks, told=features),
+                Message(features, True, halves=(
+                    hidden and self.sends_halves and self.sent == self.columns))]
 
     def shared_out(self, layer: int) -> Message:
         """The message by which partial sums of a gathered boundary's gradient come to those whose
         features they are."""
         return Message(self.slices[layer] * self.ranks, False, self.idle(layer), self.ranks,
-                       self.problem.layers[layer], self.rounds_parts)
+                       self.problem.layers[layer])
 
-    def sums_at_once(self, features: int, halves: bool = False) -> bool:
+    def sums_at_once(self, features: int) -> bool:
         """Whether partial sums of so many features are added up by every block; else each adds up
         its share, and they gather the shares."""
         most = MOST_AT_ONCE_FAR if self.far else MOST_AT_ONCE
-        of_feature = 2 * self.columns if halves else 4 * self.sent
-        return features * of_feature * self.ranks <= most
+        return features * self.sent * 4 * self.ranks <= most
 
     def box_floats(self, message: Message) -> int:
         """Floats of the places that a message through the L2 cache has in a box: lines of their
@@ -289,10 +280,10 @@ class Decomposition:
         return max((place.first + floats for place, floats in
                     zip(self.places, messages, strict=False)), default=0)
 
-    def teams(self, rows: int, halves: bool = False) -> int:
+    def teams(self, rows: int) -> int:
         """Threads that share a sum of all ranks' parts, where a block adds up so many rows of them
         from the L2 cache: as many as have ASKED_FOR parts each, as far as there are threads."""
-        items = rows * self.columns // 8 if halves else rows * self.sent // 4
+        items = rows * self.sent // 4
         return max(1, min(ceil(self.ranks, ASKED_FOR), self.threads // items))
 
 

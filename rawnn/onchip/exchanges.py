@@ -80,22 +80,18 @@ class Exchange:
 
     def add(self, box: str, parts: int, rows: int, count: int | str, finish: str) -> None:
         """The first `count` of `rows` rows, each the sum of `parts` parts."""
-        halves = self.message.halves
-        if not self.far and halves:
-            self.w(f"add_eights<Shape, {parts}, {rows}>({box}, {count}, {finish});")
-        elif not self.far:
+        if not self.far:
             self.w(f"add_parts<Shape, {parts}, {rows}, {self.d.sent}>({box}, {count}, {finish});")
         elif parts == 1:
             self.w(f"take_received<Shape, {rows}>({self.mail}, {box}, {count}, {finish});")
         else:
-            teams = self.d.teams(rows, halves)
+            teams = self.d.teams(rows)
             scratch = self.writer.at("scratch") if teams > 1 else "nullptr"
             if teams > 1 and self.writer.scratched:
                 self.w("__syncthreads();")
                 self.writer.scratched = False
-            form = ", InEights" if halves else ""
-            self.w(f"add_received<Shape, {parts}, {rows}, {teams}{form}>({self.mail}, {box}, "
-                   f"{count}, {scratch}, {finish});")
+            self.w(f"add_received<Shape, {parts}, {rows}, {teams}>({self.mail}, {box}, {count}, "
+                   f"{scratch}, {finish});")
         if self.heard:
             self.w(self.heard)
 

@@ -228,10 +228,8 @@ def far_sums(d: Decomposition) -> int:
     L2 cache."""
     if not d.far:
         return 0
-    sums = ((message.rows // d.ranks, message.halves) for message in d.messages
-            if message.parts > 1)
-    return max((d.teams(*of) * of[0] * (d.columns if of[1] else d.sent) for of in sums
-                if d.teams(*of) > 1), default=0)
+    sums = (message.rows // d.ranks for message in d.messages if message.parts > 1)
+    return max((d.teams(rows) * rows * d.sent for rows in sums if d.teams(rows) > 1), default=0)
 
 
 def beyond(features: int, step: int) -> int:

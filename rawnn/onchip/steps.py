@@ -145,14 +145,13 @@ class StepWriter(LossWriter):
         """Sends rows `m` below the limit: of a message in 16 bits `made` returns a word of v0 and
         v1, of float32 `applied` makes the four numbers v what they are sent as."""
         if message.message.halves:
-            of_two = made or self.packed("v0", "v1")
-            text = f"eights([=](int m, int e, float v0, float v1) {{\n{of_two}\n}}, " \
+            text = f"eights([=](int m, int e, float v0, float v1) {{\n{made}\n}}, " \
                    f"[=](int m, int e, float4 v) {{\nif (m < {limit}) {{\n{send}\n}}\n}})"
             return Sender(text, text)
         there = f"m < {limit}" + (f" && e < {self.d.sent}" if self.d.sent < self.d.columns else "")
         lines = "\n".join(filter(None, (applied, send)))
         text = f"[=](int m, int e, float4 v) {{\nif ({there}) {{\n{lines}\n}}\n}}"
-        return Sender(f"quads({text})", f"by_fours({text})")
+        return Sender(f"quads({text})", text)
 
     @staticmethod
     def packed(first: str, second: str) -> str:

@@ -17,7 +17,6 @@
 // Limit: one way through the L2 cache, and how much of it all that is exchanged takes. Where each message
 // had two places of its own, 54 MB in all, what was looked for was no longer in the cache.
 #pragma once
-#include "onchip_finish.cuh"
 #include "onchip_marks.cuh"
 
 // `boxes` are those of this group: two of FLOATS floats, or one where that is 0. In a turn MESSAGES lie
@@ -101,48 +100,23 @@ __device__ __forceinline__ void take_received(const MAIL& mail, int place, int c
   }
 }
 
-// How a message's rows of floats lie in quads: row by row. kWide numbers of a row travel together.
-template <typename SHAPE, int ROWS>
-struct InFloats {
-  using Numbers = float4;
-  static constexpr int kAcross = SHAPE::kSent / 4;
-  static constexpr int kQuads = ROWS * kAcross;
-  static constexpr int kWide = 4;
-
-  static __device__ __forceinline__ bool there(int quad, int count) { return quad < count * kAcross; }
-  static __device__ __forceinline__ int row(int quad) { return quad / kAcross; }
-  static __device__ __forceinline__ int column(int quad) { return quad % kAcross * 4; }
-  static __device__ __forceinline__ float4 numbers(const float4& came) { return came; }
-};
-
-__device__ __forceinline__ void store_numbers(float* to, const float4& v) {
-  *reinterpret_cast<float4*>(to) = v;
-}
-
-__device__ __forceinline__ void store_numbers(float* to, const Eight& v) {
-  store_numbers(to, v.low), store_numbers(to + 4, v.high);
-}
-
-// The first `count` of ROWS rows at a place, each the sum of PARTS parts, which lie ROWS rows apart, as the
-// FORM says: body(row, column, kWide values). TEAMS threads share a sum: each adds up every TEAMS-th part in
-// their order, and where they are several one adds up their sums, which they leave in `scratch`, ROWS rows
-// of each. So neighbours ask for what lies side by side.
-template <typename SHAPE, int PARTS, int ROWS, int TEAMS,
-          template <typename, int> class FORM = InFloats, typename MAIL, typename F>
+// The same where each is the sum of PARTS parts, which lie ROWS rows apart. TEAMS threads share a sum:
+// each adds up every TEAMS-th part in their order, and where they are several one adds up their sums,
+// which they leave in `scratch`, ROWS rows of each. So neighbours ask for what lies side by side.
+template <typename SHAPE, int PARTS, int ROWS, int TEAMS, typename MAIL, typename F>
 __device__ __forceinline__ void add_received(const MAIL& mail, int place, int count,
                                              float* scratch, F body) {
-  using Form = FORM<SHAPE, ROWS>;
-  using Numbers = typename Form::Numbers;
-  constexpr int items = Form::kQuads;
-  constexpr int wide = Form::kWide;
+  constexpr int across = SHAPE::kSent / 4;
+  constexpr int items = ROWS * across;
   constexpr int parts = ceil_div(PARTS, TEAMS);
   constexpr int each = smaller(parts, kAskedFor);
+  const int all = count * across;
 #pragma unroll 1
   for (int i = thread_index(); i < items * TEAMS; i += SHAPE::kThreads) {
     const int item = i % items;
     const int team = i / items;
-    if (Form::there(item, count)) {
-      Numbers sum = {};
+    if (item < all) {
+      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
       for (int first = team; first < PARTS; first += each * TEAMS) {
         float4 values[each];
@@ -153,14 +127,14 @@ __device__ __forceinline__ void add_received(const MAIL& mail, int place, int co
 #pragma unroll
         for (int k = 0; k < each; ++k) {
           if (first + k * TEAMS >= PARTS) break;
-          add_to(sum, Form::numbers(values[k]));
+          sum.x += values[k].x, sum.y += values[k].y, sum.z += values[k].z, sum.w += values[k].w;
         }
         if constexpr (parts == each) break;
       }
       if constexpr (TEAMS == 1) {
-        body(Form::row(item), Form::column(item), sum);
+        body(item / across, item % across * 4, sum);
       } else {
-        store_numbers(scratch + i * wide, sum);
+        *reinterpret_cast<float4*>(scratch + i * 4) = sum;
       }
     }
     if constexpr (items * TEAMS <= SHAPE::kThreads) break;
@@ -168,17 +142,14 @@ __device__ __forceinline__ void add_received(const MAIL& mail, int place, int co
   if constexpr (TEAMS > 1) {
     __syncthreads();
 #pragma unroll 1
-    for (int item = thread_index(); item < items; item += SHAPE::kThreads) {
-      if (Form::there(item, count)) {
-        Numbers sum, more;
-        load_numbers(sum, scratch + item * wide);
+    for (int item = thread_index(); item < all; item += SHAPE::kThreads) {
+      float4 sum = *reinterpret_cast<const float4*>(scratch + item * 4);
 #pragma unroll
-        for (int team = 1; team < TEAMS; ++team) {
-          load_numbers(more, scratch + (team * items + item) * wide);
-          add_to(sum, more);
-        }
-        body(Form::row(item), Form::column(item), sum);
+      for (int team = 1; team < TEAMS; ++team) {
+        const float4 v = *reinterpret_cast<const float4*>(scratch + (team * items + item) * 4);
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
       }
+      body(item / across, item % across * 4, sum);
       if constexpr (items <= SHAPE::kThreads) break;
     }
   }

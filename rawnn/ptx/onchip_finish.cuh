@@ -77,27 +77,15 @@ __device__ __forceinline__ Biased<F> biased(const float* biases, int count, F fi
   return {biases, count, finish};
 }
 
-// Eight neighbouring numbers of a row.
-struct Eight {
-  float4 low, high;
-};
-
-__device__ __forceinline__ float4 plus(const float4& v, float more) {
-  return make_float4(v.x + more, v.y + more, v.z + more, v.w + more);
-}
-
-// A body that takes numbers of a row, eight, four or two, of one that takes them with its bias.
+// A body that takes numbers of a row, four or two, of one that takes them with its bias.
 template <typename F>
 struct WithBias {
   const float* biases;
   F body;
 
-  __device__ __forceinline__ void operator()(int row, int column, const Eight& v) const {
-    const float bias = biases[row];
-    body(row, column, Eight{plus(v.low, bias), plus(v.high, bias)});
-  }
   __device__ __forceinline__ void operator()(int row, int column, float4 v) const {
-    body(row, column, plus(v, biases[row]));
+    const float bias = biases[row];
+    body(row, column, make_float4(v.x + bias, v.y + bias, v.z + bias, v.w + bias));
   }
   __device__ __forceinline__ void operator()(int row, int column, float2 v) const {
     const float bias = biases[row];
@@ -121,7 +109,7 @@ __device__ __forceinline__ void by_quads(int nt, float first, float second, F bo
   if (lane % 2 == 0) body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
 }
 
-// A body that takes eight numbers, four or two, of one that takes two.
+// A body that takes four numbers or two, of one that takes two.
 template <typename F>
 struct ByPairs {
   F body;
@@ -133,10 +121,6 @@ struct ByPairs {
     body(row, column, v.x, v.y);
     body(row, column + 2, v.z, v.w);
   }
-  __device__ __forceinline__ void operator()(int row, int column, const Eight& v) const {
-    (*this)(row, column, v.low);
-    (*this)(row, column + 4, v.high);
-  }
 };
 
 template <typename F>
@@ -144,8 +128,7 @@ __device__ __forceinline__ ByPairs<F> by_pairs(F body) {
   return {body};
 }
 
-// How many numbers of COUNT a body gets at once: eight, if it takes those; a pair, if it takes pairs and
-// there are threads for all; else four.
+// What add_parts gives a body at once: a pair, if it takes pairs and there are threads for all.
 template <typename F>
 constexpr bool kTakesPairs = false;
 template <typename F>
@@ -153,27 +136,13 @@ constexpr bool kTakesPairs<ByPairs<F>> = true;
 template <typename F>
 constexpr bool kTakesPairs<WithBias<F>> = kTakesPairs<F>;
 
-template <typename F>
-constexpr bool kTakesEights = false;
-template <typename F>
-constexpr bool kTakesEights<WithBias<F>> = kTakesEights<F>;
-
-template <typename SHAPE, typename F, int COUNT>
-constexpr int kGivenAtOnce = kTakesEights<F>                                ? 8
-                             : kTakesPairs<F> && COUNT / 2 <= SHAPE::kThreads ? 2
-                                                                            : 4;
-
-template <int WIDE>
+template <bool TWO>
 struct Several {
   using Numbers = float4;
 };
 template <>
-struct Several<2> {
+struct Several<true> {
   using Numbers = float2;
-};
-template <>
-struct Several<8> {
-  using Numbers = Eight;
 };
 
 __device__ __forceinline__ void add_to(float4& sum, const float4& more) {
@@ -182,22 +151,6 @@ __device__ __forceinline__ void add_to(float4& sum, const float4& more) {
 
 __device__ __forceinline__ void add_to(float2& sum, const float2& more) {
   sum.x += more.x, sum.y += more.y;
-}
-
-__device__ __forceinline__ void add_to(Eight& sum, const Eight& more) {
-  add_to(sum.low, more.low), add_to(sum.high, more.high);
-}
-
-__device__ __forceinline__ void load_numbers(float2& v, const float* from) {
-  v = *reinterpret_cast<const float2*>(from);
-}
-
-__device__ __forceinline__ void load_numbers(float4& v, const float* from) {
-  v = *reinterpret_cast<const float4*>(from);
-}
-
-__device__ __forceinline__ void load_numbers(Eight& v, const float* from) {
-  load_numbers(v.low, from), load_numbers(v.high, from + 4);
 }
 
 // The parts of a product that was split, in scratch memory [SPLIT][ROWS][pitch]: store_parts puts
@@ -213,13 +166,15 @@ __device__ __forceinline__ auto store_parts(float* scratch) {
 }
 
 // The first `count` of ROWS rows of PITCH floats, each the sum of PARTS parts ROWS rows apart, in their
-// order: body(row, column, four values), or two or eight (kGivenAtOnce). A thread has several loads under way, as no load is moved ahead of a store to what may be the same place; where it has fewer rows, it
+// order: body(row, column, four values), or two where there are threads enough. A thread has several loads
+// under way, as no load is moved ahead of a store to what may be the same place; where it has fewer rows, it
 // reads the first again.
 template <typename SHAPE, int PARTS, int ROWS, int PITCH = SHAPE::kPitch, typename F>
 __device__ __forceinline__ void add_parts(const float* parts, int count, F body) {
   constexpr int columns = smaller(PITCH, SHAPE::kColumns);
-  constexpr int wide = kGivenAtOnce<SHAPE, F, ROWS * columns>;
-  using Numbers = typename Several<wide>::Numbers;
+  constexpr bool two = kTakesPairs<F> && ROWS * columns / 2 <= SHAPE::kThreads;
+  using Numbers = typename Several<two>::Numbers;
+  constexpr int wide = two ? 2 : 4;
   constexpr int across = columns / wide;
   constexpr int each = smaller(ceil_div(ROWS * across, SHAPE::kThreads), ceil_div(4, PARTS));
   const int all = count * across;
@@ -231,12 +186,10 @@ __device__ __forceinline__ void add_parts(const float* parts, int count, F body)
       const int next = first + i * SHAPE::kThreads;
       const int item = next < all ? next : first;
       const float* p = parts + item / across * PITCH + item % across * wide;
-      load_numbers(v[i], p);
+      v[i] = *reinterpret_cast<const Numbers*>(p);
 #pragma unroll
       for (int part = 1; part < PARTS; ++part) {
-        Numbers more;
-        load_numbers(more, p + part * ROWS * PITCH);
-        add_to(v[i], more);
+        add_to(v[i], *reinterpret_cast<const Numbers*>(p + part * ROWS * PITCH));
       }
     }
 #pragma unroll

@@ -60,19 +60,14 @@ __device__ __forceinline__ float2 load_two(const float* from) {
   return *reinterpret_cast<const float2*>(from);
 }
 
-// What pack_halves has packed.
 template <typename SHAPE>
-__device__ __forceinline__ float2 unpack_halves(unsigned int both) {
+__device__ __forceinline__ float2 load_two(const Half* from) {
+  const unsigned int both = *reinterpret_cast<const unsigned int*>(from);
   if constexpr (SHAPE::kNumbers == kFloat16) {
     return make_float2(ptx::from_f16(static_cast<Half>(both)),
                        ptx::from_f16(static_cast<Half>(both >> 16)));
   }
   return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
-}
-
-template <typename SHAPE>
-__device__ __forceinline__ float2 load_two(const Half* from) {
-  return unpack_halves<SHAPE>(*reinterpret_cast<const unsigned int*>(from));
 }
 
 // The rows of TILES tiles of 16 of the left operand, of EIGHTS along k: a step of them from `eight` on, or
