@@ -229,7 +229,7 @@ void send_bytes(unsigned int to, const void* value, unsigned int bytes, unsigned
   Block& block = block_of(to);
   Flight flight{&block, local(to), {}, {from, from + bytes}, {}, static_cast<int>(bytes), &block,
                 barrier};
-  flight.seen = join(self->seen, everything(*self));
+  flight.seen = join(seen_ahead(*self), everything(*self));
   fly(std::move(flight));
 }
 

@@ -74,7 +74,7 @@ void store_late(void* to, const void* value, std::size_t bytes) {
   touch_global(to, bytes, kWrite | kMarked, own(), self->clock);
   land_own(to);
   Late late{static_cast<unsigned char*>(to), {}, bytes, self,
-            {own(), self->clock++, self->known, self->seen}};
+            {own(), self->clock++, self->known, seen_ahead(*self)}};
   std::memcpy(late.data, value, bytes);
   machine.late.push_back(late);
 }

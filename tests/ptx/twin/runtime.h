@@ -39,6 +39,9 @@ struct Warp {
   unsigned int exists = 0;
   Thread* lane[32] = {};
   std::vector<Meeting> meetings;
+  const Overlay* executed = nullptr;  // of which the lane that tells has told last,
+  const Vector* seen = nullptr;       // beside this, as
+  const Vector* told = nullptr;
 };
 
 struct Copy {  // cp.async
@@ -322,6 +325,7 @@ bool knows(const Thread& thread, Who who, std::uint32_t clock);
 bool saw_executed(const Thread& thread, Who who, std::uint32_t clock);
 Who hand_out(Block& block);
 const Vector* everything(Thread& thread);
+const Vector* seen_ahead(const Thread& thread);
 
 // A shared address: the block it lies in, and the offset there.
 Block& block_of(unsigned int address);

@@ -36,7 +36,7 @@ bool knows(const Thread& thread, Who who, std::uint32_t clock) {
 
 // Whether a lane of the same warp had done it ahead of a shuffle or a product of the warp. That orders
 // its loads before later stores, as a warp issues both in order, but shows nobody its stores. What
-// was sent to another block (st.async) says as much of the loads ahead of it.
+// was sent to another block (st.async, or with a mark) says as much of the loads ahead of it.
 bool saw_executed(const Thread& thread, Who who, std::uint32_t clock) {
   const unsigned int place = who & 0xffffu;
   return thread.executed != nullptr && who >> 16 == thread.block->number &&

@@ -85,6 +85,27 @@ const Vector* everything(Thread& thread) {
   return all.vector();
 }
 
+// Whose loads were ahead of what the thread tells: of those that it was told of, and of the lanes that
+// passed a shuffle with it.
+const Vector* seen_ahead(const Thread& thread) {
+  if (thread.executed == nullptr) return thread.seen;
+  Warp& warp = *thread.warp;
+  if (warp.executed == thread.executed && warp.seen == thread.seen) return warp.told;
+  const unsigned int block = thread.block->number;
+  const unsigned int first = thread.number / 32 * 32;
+  Vector* const made = Vector::make(machine.blocks, thread.seen);
+  const Chunk* const before = made->of[block];
+  Chunk* const chunk =
+      Chunk::make(std::max(machine.threads, before == nullptr ? 0 : before->size), before);
+  for (unsigned int i = 0; i < 32 && first + i < machine.threads; ++i) {
+    chunk->clock[first + i] = std::max(chunk->clock[first + i], thread.executed->clock[0][i]);
+  }
+  made->of[block] = chunk;
+  warp.executed = thread.executed;
+  warp.seen = thread.seen;
+  return warp.told = made;
+}
+
 Who hand_out(Block& block) {
   if (block.next_place > 0xffff) fail("a block uses too many barriers");
   return who_of(block.number, block.next_place++);
