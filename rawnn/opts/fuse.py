@@ -24,7 +24,7 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.ptx import head, linear, loss_products, narrow, skinny
+from rawnn.ptx import head, joined_updates, linear, loss_products, narrow, skinny
 from rawnn.ptx.family import Fusion
 from rawnn.ptx.own import claimed, kept_out, restored
 from rawnn.ptx.tiles import LOOPS
@@ -251,6 +251,7 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
     Fusion("late_slope", "the slope of an activation that keeps its input, where no kernel above "
                          "wanted the product without",
            _or(partial(_slope, saves="input"), "no slope left that a product could apply")),
+    joined_updates.FUSION,
 )}
 """In the order in which they are tried."""
 

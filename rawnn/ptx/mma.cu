@@ -31,7 +31,8 @@ struct Mma {
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
             typename TB, typename EPILOGUE>
   static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
-                                                 int n, int k, EPILOGUE epilogue) {
+                                                 int n, int k, EPILOGUE epilogue,
+                                                 Place place = place_in_grid<TILE>()) {
     static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
     constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
     constexpr int kSteps = TILE::kBytes / 32;
@@ -50,8 +51,8 @@ struct Mma {
     const int warp_n = warp % TILE::kWarpsN;
     const int warp_m = warp / TILE::kWarpsN % TILE::kWarpsM;
     const int warp_k = warp / (TILE::kWarpsN * TILE::kWarpsM);
-    const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-    const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
+    const int m0 = place.m0;
+    const int n0 = place.n0;
 
     const Share<TILE> share((k + kDepth - 1) / kDepth);
     const int stages = share.stages;

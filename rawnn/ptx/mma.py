@@ -18,7 +18,7 @@ from rawnn.ptx.pace import (
     shared,
 )
 from rawnn.ptx.table import Scalars, ceil
-from rawnn.ptx.tiles import UPDATE, Product, Tile, register_family, spanning, with_sums
+from rawnn.ptx.tiles import UPDATES, Product, Tile, register_family, spanning, with_sums
 
 SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
               ("asynchronous copies",))
@@ -70,7 +70,6 @@ OTHERS = (
 """What `tune` tries besides."""
 CUT = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128), Tile(64, 64, 2, 2, 2, 4, 4, bytes=128))
 """The same where blocks form clusters."""
-UPDATES = {**UPDATE, "weight_momentum": "product_momentum", "weight_adam": "product_adam"}
 
 register_family(SYNC, "mma", "mma.cu", "Mma", choose, _shared, others=OTHERS + CUT, updates=UPDATES,
                 losses=True)

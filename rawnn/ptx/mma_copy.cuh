@@ -35,6 +35,18 @@ struct Tile {
   static constexpr int kThreads = 32 * WM * WN * WK;
 };
 
+// Where a block's tile begins in the result.
+struct Place {
+  int m0, n0;
+};
+
+// The tile that the block's place in the grid says.
+template <typename TILE>
+__device__ __forceinline__ Place place_in_grid() {
+  return {static_cast<int>(blockIdx.y) * TILE::kM,
+          static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN};
+}
+
 // Where the elements of one operand's tile lie in shared memory: EXTENT is the tile's BM or BN,
 // DEPTH elements of the inner dimension are a stage, and STRIDE rows lie between those that
 // neighbouring lanes read at once from a deep tile.

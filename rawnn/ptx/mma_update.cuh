@@ -44,6 +44,20 @@ struct Settings<QuickAdam> {
   }
 };
 
+// Of all numbers that rules take, those of RULE.
+template <typename RULE>
+__device__ __forceinline__ Settings<RULE> settings_of(float decay, float momentum, bool nesterov,
+                                                      double beta1, double beta2, float eps,
+                                                      bool decoupled) {
+  if constexpr (RULE::kStates == 0) {
+    return {decay};
+  } else if constexpr (RULE::kStates == 1) {
+    return {decay, momentum, nesterov};
+  } else {
+    return {decay, beta1, beta2, eps, decoupled};
+  }
+}
+
 // w [m, n] is TW, its copy TC (null where there is none), bias [m] float.
 template <typename TW, typename TC, typename RULE>
 struct UpdateEpilogue {

@@ -146,3 +146,5 @@ __global__ void PRODUCT_BOUNDS
   LOOP::template product<TILE, SUM, false, false, BIAS>(
       dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }
+
+#include "mma_updates.cuh"

@@ -27,6 +27,7 @@ from rawnn.ptx.table import (
 )
 from rawnn.ptx.updates import CONTEXT
 from rawnn.step.op import Op
+from rawnn.step.ops.updates import MOST_LAYERS, OWN
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
 
@@ -55,7 +56,8 @@ class Tile:
 @dataclass(frozen=True)
 class Product:
     """What a tile is chosen by: the layout, c [m, n] from k, bytes of an operand's element,
-    products that tensor cores do for one (`times`), and whether a tile has to span `rows`."""
+    products that tensor cores do for one (`times`), whether a tile has to span `rows`, and the
+    results of the `others` from as many that the same launch computes."""
 
     layout: str
     m: int
@@ -64,6 +66,7 @@ class Product:
     size: int
     times: int = 1
     rows: bool = False
+    others: tuple[tuple[int, int], ...] = ()
 
 
 def spanning(p: Product, tiles: Iterable[Tile]) -> list[Tile]:
@@ -85,21 +88,32 @@ MULTIPLYING = ("matmul", "matmul_loss")
 def product_of(op: Op, plan: Plan) -> Product:
     """The product inside a `matmul`, one with its loss, or an update that makes its own gradient.
     """
-    left, right = (plan[name] for name in operands_of(op))
+    left, right = (plan[name] for name in operands_of(op)[:2])
+    others: tuple[tuple[int, ...], ...] = ()
     if op.kind in MULTIPLYING:
         a = op.attributes
         layout, m, n, k = str(a.get("layout", "nt")), int(a["m"]), int(a["n"]), int(a["k"])
     else:
-        layout, (m, n), k = "tn", plan[op.operands["w"]].shape, left.shape[0]
+        layout, k = "tn", left.shape[0]
+        (m, n), *others = (plan[name].shape for name in weights_of(op))
     three = (left.dtype, right.dtype, op.attributes["compute"]) == ("float32",) * 3
     return Product(layout, m, n, k, left.itemsize, 3 if three else 1,
-                   op.kind == "matmul_loss" and bool(LOSSES[op.attributes["loss"]].of_rows))
+                   op.kind == "matmul_loss" and bool(LOSSES[op.attributes["loss"]].of_rows),
+                   tuple(others))
 
 
-def operands_of(op: Op) -> tuple[str, str]:
-    """Names of the tensors that are multiplied."""
-    roles = ("a", "b") if op.kind in MULTIPLYING else ("dz", "x")
-    return op.operands[roles[0]], op.operands[roles[1]]
+def weights_of(op: Op) -> list[str]:
+    """Names of the weights that an update steps, of one layer or of several."""
+    roles = ("w",) if "w" in op.operands else (f"w{i}" for i in range(1, MOST_LAYERS + 1))
+    return [op.operands[role] for role in roles if role in op.operands]
+
+
+def operands_of(op: Op) -> tuple[str, ...]:
+    """Names of the tensors that are multiplied, two for each product."""
+    if op.kind in MULTIPLYING:
+        return op.operands["a"], op.operands["b"]
+    layers = ("",) if "w" in op.operands else range(1, len(weights_of(op)) + 1)
+    return tuple(op.operands[f"{role}{layer}"] for layer in layers for role in ("dz", "x"))
 
 
 def _sum(op: Op, plan: Plan, three: str) -> str:
@@ -118,18 +132,24 @@ def _aligned(op: Op, plan: Plan) -> bool:
 def early_operand(op: Op, plan: Plan) -> str:
     """The operand that a product asks for while the kernel directly ahead of it still runs (its b,
     or x of an update), or "": weights, but for those of a step's first product, which stands right
-    behind the updates; and a layer's input, when the gradient of its weights is computed."""
+    behind the updates; and a layer's input, when the gradient of its weights is computed, unless
+    one kernel may have written that of another layer, too."""
     if op.kind not in MULTIPLYING:
-        return "x"
+        return "x" if "x" in op.operands else ""
     first, second = (plan[name].role for name in operands_of(op))
     computed = first in (Role.ACTIVATION, Role.GRADIENT)
     return "b" if computed and second in (Role.PARAMETER, Role.COPY) else ""
 
 
 def _geometry(s: Scalars) -> Geometry:
+    threads = 32 * int(s["WM"]) * int(s["WN"]) * int(s["WK"])
+    if "rows1" in s:
+        tiles = sum(ceil(s[f"rows{i}"], int(s["BM"])) * ceil(s[f"cols{i}"], int(s["BN"]))
+                    for i in range(1, MOST_LAYERS + 1))
+        return (tiles * int(s["CLUSTER"]), 1, 1), (threads, 1, 1)
     rows, cols = (s["rows"], s["cols"]) if "rows" in s else (s["m"], s["n"])
     grid = ceil(cols, int(s["BN"])) * int(s.get("CLUSTER", 1)), ceil(rows, int(s["BM"])), 1
-    return grid, (32 * int(s["WM"]) * int(s["WN"]) * int(s["WK"]), 1, 1)
+    return grid, (threads, 1, 1)
 
 
 def operand_bytes(s: Scalars) -> tuple[int, int]:
@@ -163,8 +183,20 @@ _UPDATE_SHAPES: dict[str, Shape] = {
     **dict.fromkeys(("bias", "bias_m", "bias_v"), ("rows",)),
 }
 
+_OF_LAYERS: dict[str, Shape] = {
+    f"{role}{layer}": tuple(f"{extent}{layer}" if extent in _WEIGHTS else extent
+                            for extent in _UPDATE_SHAPES[role])
+    for layer in range(1, MOST_LAYERS + 1) for role in OWN}
+RULES = {"": "Sgd", "v": "Momentum", "m": "QuickAdam"}
+"""The optimizer in the kernel of several layers' updates (ptx/rules.cuh), by what it keeps."""
+EVERY_RULE: Scalars = {"momentum": 0.0, "nesterov": False, "beta1": 0.0, "beta2": 0.0, "eps": 0.0,
+                       "decoupled": False}
+"""Settings of which each has some."""
+
 UPDATE = {"weight_update": "product_update"}
 """The kernel that every main loop has for an op that steps weights."""
+UPDATES = {**UPDATE, "weight_momentum": "product_momentum", "weight_adam": "product_adam"}
+"""Those of main loops on tensor cores, which also have one for several layers at once."""
 
 
 LOOPS: dict[str, bool] = {}
@@ -221,6 +253,23 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
         return {**tile(op, plan), "batch": plan[op.operands["dz"]].shape[0], "rows": rows,
                 "cols": cols}
 
+    def joined(op: Op, plan: Plan) -> list[str]:
+        kept = next((role for role in ("m", "v") if f"{role}1" in op.operands), "")
+        return [loop, *types(op, plan, "dz1", "x1", "w1", "copy1"), RULES[kept],
+                flag("bias1" in op.operands), str(len(weights_of(op))), *last(op, plan)]
+
+    def joined_sizes(op: Op, plan: Plan) -> Scalars:
+        taken, tiles = chosen(op, plan), 0
+        sizes: Scalars = {**EVERY_RULE, **op.attributes, **taken.scalars(),
+                          "batch": plan[op.operands["dz1"]].shape[0]}
+        for layer in range(1, MOST_LAYERS + 1):
+            rows, cols = plan[op.operands[f"w{layer}"]].shape if f"w{layer}" in op.operands \
+                else (0, 0)
+            sizes |= {f"rows{layer}": rows, f"cols{layer}": cols, f"first{layer}": tiles}
+            sizes = {f"copy_scale{layer}": 1.0, f"stream{layer}": 0, **sizes}
+            tiles += ceil(rows, taken.bm) * ceil(cols, taken.bn)
+        return sizes
+
     def loss(op: Op, plan: Plan) -> list[str]:
         entry = LOSSES[op.attributes["loss"]]
         return [loop, *types(op, plan, "a", "b", "dz", "t"), flag(bool(op.attributes["bias"])),
@@ -244,11 +293,15 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
         family.register(kind, impl, KernelImpl(
             source, name, update, update_sizes, _geometry,
             _UPDATE_SHAPES, shared, cluster, choices, specific=specific))
+    if updates == UPDATES:
+        family.register("weight_updates", impl, KernelImpl(
+            source, "product_updates", joined, joined_sizes, _geometry,
+            {**_OF_LAYERS, **CONTEXT}, shared, cluster, choices, specific=specific))
 
 
 def blocks(product: Product, bm: int, bn: int) -> int:
-    """Tiles of bm x bn that cover the result."""
-    return ceil(product.m, bm) * ceil(product.n, bn)
+    """Tiles of bm x bn that cover the result, and those that the same launch computes."""
+    return sum(ceil(m, bm) * ceil(n, bn) for m, n in ((product.m, product.n), *product.others))
 
 
 MANY, SOME = 1.51, 0.755

@@ -91,14 +91,15 @@ struct Wgmma {
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
             typename TB, typename EPILOGUE>
   static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
-                                                 int n, int k, EPILOGUE epilogue) {
+                                                 int n, int k, EPILOGUE epilogue,
+                                                 Place place = place_in_grid<TILE>()) {
     using Group = Warpgroup<TILE, DEEP_A, DEEP_B, TA, TB>;
     using Parts = Sums<TILE, Group::kOperands>;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int warp = thread / 32;
-    const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-    const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
+    const int m0 = place.m0;
+    const int n0 = place.n0;
     Group group;
     group.row0 = warp / 4 * 64;
     constexpr int kDepth = Group::kDepth;

@@ -30,7 +30,8 @@
 
 template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
 __device__ __forceinline__ void block_product(const float* a, int lda, const float* b, int ldb,
-                                              int m, int n, int k, EPILOGUE epilogue) {
+                                              int m, int n, int k, EPILOGUE epilogue,
+                                              Place place) {
   constexpr int kColumns = TILE::kN;
   constexpr int kStages = TILE::kStages;
   constexpr int kThreads = TILE::kThreads;
@@ -55,8 +56,8 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-  const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * kColumns;
+  const int m0 = place.m0;
+  const int n0 = place.n0;
   const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
   const int stages = share.stages;
   const int begin = share.begin * kStageDepth;
@@ -207,7 +208,8 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
 struct WgmmaScaled {
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
   static __device__ __forceinline__ void product(const float* a, int lda, const float* b, int ldb,
-                                                 int m, int n, int k, EPILOGUE epilogue) {
-    block_product<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
+                                                 int m, int n, int k, EPILOGUE epilogue,
+                                                 Place place = place_in_grid<TILE>()) {
+    block_product<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue, place);
   }
 };

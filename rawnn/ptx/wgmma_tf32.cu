@@ -113,7 +113,7 @@ template <typename TILE, typename SUM, bool DEEP_L, bool DEEP_R, bool SWAPPED, b
           typename EPILOGUE>
 __device__ __forceinline__ void block_product(const float* left, int ldleft, const float* right,
                                               int ldright, int m, int n, int k,
-                                              EPILOGUE epilogue) {
+                                              EPILOGUE epilogue, Place place) {
   constexpr bool kThree = Same<SUM, tf32x3>::kValue;
   constexpr int kRows = SWAPPED ? TILE::kN : TILE::kM;
   constexpr int kColumns = SWAPPED ? TILE::kM : TILE::kN;
@@ -133,8 +133,8 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const int m0 = static_cast<int>(blockIdx.y) * TILE::kM;
-  const int n0 = static_cast<int>(blockIdx.x) / TILE::kCluster * TILE::kN;
+  const int m0 = place.m0;
+  const int n0 = place.n0;
   const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
   const int stages = share.stages;
   const int begin = share.begin * kStageDepth;
@@ -268,11 +268,14 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
 struct WgmmaTf32 {
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
   static __device__ __forceinline__ void product(const float* a, int lda, const float* b, int ldb,
-                                                 int m, int n, int k, EPILOGUE epilogue) {
+                                                 int m, int n, int k, EPILOGUE epilogue,
+                                                 Place place = place_in_grid<TILE>()) {
     if constexpr (DEEP_A && !DEEP_B) {
-      block_product<TILE, SUM, false, true, true, BIAS>(b, ldb, a, lda, m, n, k, epilogue);
+      block_product<TILE, SUM, false, true, true, BIAS>(b, ldb, a, lda, m, n, k, epilogue,
+                                                                  place);
     } else {
-      block_product<TILE, SUM, DEEP_A, DEEP_B, false, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
+      block_product<TILE, SUM, DEEP_A, DEEP_B, false, BIAS>(a, lda, b, ldb, m, n, k, epilogue,
+                                                                   place);
     }
   }
 };

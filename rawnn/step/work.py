@@ -30,6 +30,14 @@ def _of_weights(times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
     return products
 
 
+def _of_updates(op: Op, plan: Plan) -> Iterator[Sizes]:
+    """One of each of the layers whose weights the op steps."""
+    for role, name in op.operands.items():
+        if role.startswith("w"):
+            n, k = plan[name].shape
+            yield plan.batch, n, k
+
+
 def _of_layers(first: int, times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
     """The same of the layers from `first` on."""
 
@@ -56,7 +64,7 @@ PRODUCTS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
     **dict.fromkeys(("matmul", "matmul_slices", "matmul_loss"), _of_attributes),
     **dict.fromkeys(("weight_update", "weight_momentum", "weight_adam", "linear_forward",
                      "linear_update"), _of_weights(1)),
-    "layer_backward": _of_weights(2), "softmax_head": _of_weights(3),
+    "weight_updates": _of_updates, "layer_backward": _of_weights(2), "softmax_head": _of_weights(3),
     "narrow_input": _of_layers(1, 1), "narrow_inner": _of_layers(2, 2),
     "narrow_update": _of_layers(1, 1), KIND: _of_steps,
 }
@@ -89,7 +97,7 @@ def numbers(op: Op, plan: Plan) -> str:
         return next((numbers(each, step) for each in step.ops if each.kind in PRODUCTS), "float32")
     if str(op.attributes.get("dtype", "")) in CLASSES:
         return CLASSES[str(op.attributes["dtype"])]
-    stored = [plan[op.operands[role]].dtype for role in ("a", "b", "dz", "x")
+    stored = [plan[op.operands[role]].dtype for role in ("a", "b", "dz", "x", "dz1", "x1")
               if role in op.operands]
     small = [CLASSES[dtype] for dtype in stored if dtype in CLASSES]
     if small and len(small) == len(stored):

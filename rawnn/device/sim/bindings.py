@@ -28,6 +28,7 @@ from rawnn.ptx.kernels import Scalars
 from rawnn.ptx.table import NEUTRAL
 from rawnn.step import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.step.ops.metrics import PARTS
+from rawnn.step.ops.updates import MOST_LAYERS
 
 if TYPE_CHECKING:
     from rawnn.device.sim.kernels import Kernel
@@ -60,14 +61,15 @@ def functors() -> dict[str, tuple[str, str]]:
 _SLOTS = ("loss", "correct", "rates", *PARTS)
 """Operands of which a step has one element, or one row."""
 
-_MULTIPLIED = ("a", "b", "dz", "x")
+_MULTIPLIED = {"a", "b", "dz", "x", *(f"{role}{i}" for role in ("dz", "x")
+                                      for i in range(1, MOST_LAYERS + 1))}
 """Operands whose rows the template flag ALIGNED is about."""
 
 _DRAWS = 8
 """Roundings that one draw of random bits is for, which the template flag RAGGED is about."""
 
-_PRESENCE = {"ORDERED": "order", "BIAS": "bias"}
-"""Template flags that say whether an operand is there."""
+_PRESENCE = {"ORDERED": ("order",), "BIAS": ("bias", "bias1")}
+"""Template flags that say whether an operand is there, whichever of these a kernel has."""
 
 _DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, **NEUTRAL}
 """Attributes that references ask for and that a kernel without the parameter does not vary; the
@@ -151,8 +153,8 @@ class Binding:
         known = functors()
         for name, value in template.items():
             if value in ("true", "false"):
-                operand = _PRESENCE.get(name, "")
-                if operand in values and (value == "true") != bool(values[operand]):
+                operand = next((o for o in _PRESENCE.get(name, ()) if o in values), "")
+                if operand and (value == "true") != bool(values[operand]):
                     raise SimulationError(
                         f"{self._kernel.expression}: {name} is {value}, but '{operand}' is "
                         f"{'given' if values[operand] else 'left out'}")

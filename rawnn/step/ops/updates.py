@@ -159,6 +159,33 @@ def weight_adam(t: SimpleNamespace, a: Attributes) -> None:
     _with_bias(adam, t, a, "m", "v")
 
 
+MOST_LAYERS = 8
+"""That one op of the kind `weight_updates` steps."""
+OWN = ("dz", "x", "w", "m", "v", "bias", "bias_m", "bias_v", "copy")
+"""Operands that each layer has of its own there, followed by its number from 1 on."""
+OWN_NUMBERS = ("copy_scale", "stream")
+"""The same of attributes."""
+_LAYERS = range(1, MOST_LAYERS + 1)
+
+
+def _of_all(*roles: str) -> tuple[str, ...]:
+    return tuple(f"{role}{layer}" for layer in _LAYERS for role in roles)
+
+
+@define("weight_updates", reads=(*_of_all(*OWN[:-1]), *_CONTEXT), writes=_of_all(*OWN[2:]),
+        optional=(*_of_all("m", "v", "bias", "bias_m", "bias_v", "copy"), *_CONTEXT,
+                  *(f"{role}{layer}" for layer in _LAYERS[1:] for role in ("dz", "x", "w"))))
+def weight_updates(t: SimpleNamespace, a: Attributes) -> None:
+    """weight_update of up to eight layers; weight_momentum where v is kept, weight_adam with m."""
+    shared = {name: getattr(t, name) for name in _CONTEXT if hasattr(t, name)}
+    update = weight_adam if hasattr(t, "m1") else weight_momentum if hasattr(t, "v1") \
+        else weight_update
+    for layer in filter(lambda layer: hasattr(t, f"w{layer}"), _LAYERS):
+        own = {role: getattr(t, f"{role}{layer}") for role in OWN if hasattr(t, f"{role}{layer}")}
+        update(SimpleNamespace(**own, **shared),
+               {**a, **{name: a[f"{name}{layer}"] for name in OWN_NUMBERS}})
+
+
 @define("slices_sgd", reads=("partial", "w", "dz", "bias", "rates", "cursor"),
         writes=("w", "bias", "copy", "cursor"), optional=("copy", "rates", "cursor"))
 def slices_sgd(t: SimpleNamespace, a: Attributes) -> None:
