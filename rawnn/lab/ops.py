@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from string import digits
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from rawnn.ptx.tiles import LOOPS
 from rawnn.runners.lowering import Lowering
 from rawnn.step.op import OPS, Op
 from rawnn.step.ops.metrics import KIND as LOSS_SUMS
+from rawnn.step.ops.updates import LAYERS as OF_LAYERS
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
@@ -61,7 +63,10 @@ def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
 
 def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.Generator) -> Any:
     """What an operand may hold."""
-    shape, normal = tensor.shape, generator.normal
+    shape, normal, layer = tensor.shape, generator.normal, ""
+    if op.kind == OF_LAYERS:
+        own = role.rstrip(digits)
+        role, layer = own, role.removeprefix(own)
     if role in ("p", "row_p"):
         raw = np.exp(normal(size=shape))
         return raw / raw.sum(axis=-1, keepdims=True)
@@ -81,12 +86,13 @@ def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.
         return generator.uniform(0.05, 0.2, shape)
     if role == "saved":  # outputs of tanh lie between -1 and 1
         return np.tanh(normal(size=shape))
-    if role == "v" and op.kind == "adam":
-        return np.square(normal(size=shape))
+    if role in ("v", "bias_v"):
+        return np.abs(normal(size=shape))
     if not tensor.floating:
         return generator.integers(0, 256, shape)
-    if role in ("w", "source") and op.attributes.get("copy_scale", 1.0) != 1.0:
-        return normal(size=shape) * 16 / op.attributes["copy_scale"]  # saturates nothing
+    scale = op.attributes.get(f"copy_scale{layer}", 1.0)
+    if role in ("w", "source") and scale != 1.0:
+        return normal(size=shape) * 16 / scale  # saturates nothing
     if op.kind == "softmax_head" and role in ("w", "copy"):  # logits of the order of 1
         return normal(size=shape) / np.sqrt(shape[1])
     if role == "dz":  # a mean over the batch: so small that no update is far from its weights
@@ -123,6 +129,8 @@ def length_of(op: Op, plan: Plan) -> int:
         return shape("loss_parts")[1]
     if op.kind == "layer_backward":
         return max(shape("dz"))
+    if op.kind == OF_LAYERS:
+        return shape("dz1")[0]
     if _updates(op) or op.kind in ("bias_grad", "bias_sgd"):
         return shape("dz")[0]
     if {"z", "bias"} <= _roles(op):  # element by element
@@ -145,7 +153,7 @@ def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
     """How far the norm of what an op writes into `tensor` may be off, relative."""
     op = _as_of(op)
     compute = str(op.attributes.get("compute", "float32"))
-    roles = ("dz", "x") if _updates(op) else ("a", "b")
+    roles = ("dz1", "x1") if op.kind == OF_LAYERS else ("dz", "x") if _updates(op) else ("a", "b")
     factors = {plan[op.operands[r]].dtype for r in roles if r in op.operands}
     sums: str | float = "float16" if compute == "float16" else "float32"
     library = op.impl == "cublas" and (compute == "tf32" or factors != {"float32"})

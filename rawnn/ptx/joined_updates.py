@@ -14,10 +14,8 @@ from rawnn.ptx.family import Fusion
 from rawnn.ptx.mma import PREDICTED, predicted
 from rawnn.ptx.tiles import UPDATES, product_of
 from rawnn.step.op import Op
-from rawnn.step.ops.updates import MOST_LAYERS, OWN, OWN_NUMBERS
+from rawnn.step.ops.updates import LAYERS, MOST_LAYERS, OWN, OWN_NUMBERS
 from rawnn.step.plan import Plan
-
-KIND = "weight_updates"
 
 
 def _alike(op: Op, plan: Plan) -> Hashable:
@@ -40,9 +38,17 @@ def joined(plan: Plan, updates: Sequence[Op], number: int = 0) -> Op:
                      if role in OWN}
         attributes |= {f"{key}{layer}": update.attributes[key] for key in OWN_NUMBERS}
     operands |= {role: name for role, name in updates[0].operands.items() if role not in OWN}
-    found = [Op(KIND, f"{KIND}{number or ''}", operands, attributes, impl)
+    found = [Op(LAYERS, f"{LAYERS}{number or ''}", operands, attributes, impl)
              for impl in dict.fromkeys(update.impl for update in updates)]
     return min(found, key=lambda op: predicted(op.impl, product_of(op, plan), plan.target))
+
+
+def worth(plan: Plan, updates: Sequence[Op]) -> bool:
+    """Whether one launch is faster than several: where all become possible at once, as one op made
+    all of the gradients that they are of. In a chain of input gradients the upper layers' run beside
+    those, at the cost of a step's last launch alone."""
+    behind = {id(plan.producer(update.operands["dz"], update)) for update in updates}
+    return len(behind) == 1
 
 
 def _rewrite(plan: Plan) -> Plan | str:
@@ -55,10 +61,10 @@ def _rewrite(plan: Plan) -> Plan | str:
         parts = -(-len(group) // MOST_LAYERS)
         for part in range(parts):
             updates = group[part::parts]
-            if len(updates) > 1:
+            if len(updates) > 1 and worth(plan, updates):
                 changes.append((updates, [joined(plan, updates, len(changes))]))
     return plan.substitute_all(changes) if changes else "no two updates by tensor cores that " \
-        "differ in their layers only"
+        "differ in their layers only, and of which one op made all gradients"
 
 
 FUSION = Fusion("updates", "the updates of several layers' weights by tensor cores in one launch",

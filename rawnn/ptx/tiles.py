@@ -27,7 +27,7 @@ from rawnn.ptx.table import (
 )
 from rawnn.ptx.updates import CONTEXT
 from rawnn.step.op import Op
-from rawnn.step.ops.updates import MOST_LAYERS, OWN
+from rawnn.step.ops.updates import LAYERS, MOST_LAYERS, OWN
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
 
@@ -294,7 +294,7 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
             source, name, update, update_sizes, _geometry,
             _UPDATE_SHAPES, shared, cluster, choices, specific=specific))
     if updates == UPDATES:
-        family.register("weight_updates", impl, KernelImpl(
+        family.register(LAYERS, impl, KernelImpl(
             source, "product_updates", joined, joined_sizes, _geometry,
             {**_OF_LAYERS, **CONTEXT}, shared, cluster, choices, specific=specific))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from rawnn.step.op import Op
 from rawnn.step.ops.train_steps import KIND
+from rawnn.step.ops.updates import LAYERS
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
 
@@ -64,7 +65,7 @@ PRODUCTS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
     **dict.fromkeys(("matmul", "matmul_slices", "matmul_loss"), _of_attributes),
     **dict.fromkeys(("weight_update", "weight_momentum", "weight_adam", "linear_forward",
                      "linear_update"), _of_weights(1)),
-    "weight_updates": _of_updates, "layer_backward": _of_weights(2), "softmax_head": _of_weights(3),
+    LAYERS: _of_updates, "layer_backward": _of_weights(2), "softmax_head": _of_weights(3),
     "narrow_input": _of_layers(1, 1), "narrow_inner": _of_layers(2, 2),
     "narrow_update": _of_layers(1, 1), KIND: _of_steps,
 }

@@ -159,8 +159,10 @@ def weight_adam(t: SimpleNamespace, a: Attributes) -> None:
     _with_bias(adam, t, a, "m", "v")
 
 
+LAYERS = "weight_updates"
+"""The kind of an op that steps the weights of several layers."""
 MOST_LAYERS = 8
-"""That one op of the kind `weight_updates` steps."""
+"""That one such op steps."""
 OWN = ("dz", "x", "w", "m", "v", "bias", "bias_m", "bias_v", "copy")
 """Operands that each layer has of its own there, followed by its number from 1 on."""
 OWN_NUMBERS = ("copy_scale", "stream")
@@ -172,7 +174,7 @@ def _of_all(*roles: str) -> tuple[str, ...]:
     return tuple(f"{role}{layer}" for layer in _LAYERS for role in roles)
 
 
-@define("weight_updates", reads=(*_of_all(*OWN[:-1]), *_CONTEXT), writes=_of_all(*OWN[2:]),
+@define(LAYERS, reads=(*_of_all(*OWN[:-1]), *_CONTEXT), writes=_of_all(*OWN[2:]),
         optional=(*_of_all("m", "v", "bias", "bias_m", "bias_v", "copy"), *_CONTEXT,
                   *(f"{role}{layer}" for layer in _LAYERS[1:] for role in ("dz", "x", "w"))))
 def weight_updates(t: SimpleNamespace, a: Attributes) -> None:
