@@ -141,6 +141,16 @@ STREAMED = [
 """Small batches, whose weights are taken for large here. Momentum's update has a kernel of its own,
 so that the input gradient has one too."""
 
+JOINED = [
+    *(Variant(*shape, {"bias": bias}, {"optimizer": Optimizer(rule, 0.1, given)})
+      for shape, bias in ((RAGGED, True), (ALIGNED, False)) for rule, given in (
+          ("sgd", {}), ("sgd", {"momentum": 0.9}), ("adamw", {}))),
+    Variant((29, 18, 40, 33, 7), 13, {}, {"schedule": "cosine"}),
+    Variant((9, 10, 11, 12, 13, 14, 15, 16, 17, 18), 13),
+]
+"""Whose updates are taken to be worth joining, whatever the engine says of them: all rules, and as
+many layers as an op has."""
+
 SHAPES = [Variant(*shape) for shape in (RAGGED, ALIGNED, ONE, LONG, MANY, TINY)]
 """Rows that are and are not multiples of 16 bytes, a long sum, and more outputs than one block
 measures."""
@@ -199,6 +209,18 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in STREAMED:
                     _collect(found, variant, opt, machine)
+        with mock.patch("rawnn.ptx.joined_updates.worth", lambda plan, updates: True):
+            for variant in JOINED:
+                for kernel in ("mma=sync,fuse", "mma=wgmma,fuse"):
+                    _collect(found, variant, ",".join(filter(None, ("preload", number, kernel))),
+                             machine)
+        with mock.patch("rawnn.ptx.joined_updates.worth", lambda plan, updates: True), \
+                mock.patch("rawnn.opts.mma.wgmma_is_faster", lambda p, t: True):
+            for scaled in (False, True) if number == "" else (False,):
+                with mock.patch("rawnn.opts.mma.scaled_is_faster", lambda p, t, s=scaled: s):
+                    for variant in LARGE[:1] if number == "fp8" else LARGE[:3]:
+                        _collect(found, variant, ",".join(filter(None, (
+                            "preload", number, "mma=wgmma,fuse"))), machine)
     for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
         for variant in SHAPES:
             _collect(found, variant, opt, machine)

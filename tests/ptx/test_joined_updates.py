@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.target import Target
 from rawnn.ptx.kernels import kernel_for
-from rawnn.ptx.tiles import Product, blocks, product_of
+from rawnn.ptx.tiles import Product, blocks
 from rawnn.step.ops.updates import MOST_LAYERS
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role
@@ -59,7 +58,8 @@ def test_weights_are_those_of_a_launch_for_each_layer_in_the_same_tile(
         assert found.view(tensor).tobytes() == wanted.view(tensor).tobytes(), tensor
 
 
-def test_more_layers_than_an_op_has_are_several() -> None:
+def test_more_layers_than_an_op_has_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.ptx.joined_updates.worth", lambda *given: True)
     layers = tuple(range(20, 20 + MOST_LAYERS + 2))
     plan = Case(layers, 33, "preload,bf16,mma=sync,fuse", steps=1).plan()
     counts = [sum(role.startswith("w") for role in op.operands) for op in plan.find(kind=KIND)]
