@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from rawnn.network.optimizers import Optimizer
 from rawnn.opts import mma
+from rawnn.ptx import joined_updates
 from rawnn.step.plan import Plan
 from tests.ptx.twin.plans import Case
 
@@ -83,6 +84,17 @@ CASES = {
     "wgmma of three tf32 with a binary cross-entropy": Case(
         (37, 70, 75), 141, "preload,mma,fuse", network={"loss": "bce"}),
     "wgmma of three tf32 with a softmax": Case((37, 70, 63), 141, "preload,mma,fuse"),
+    "joined updates of bfloat16, AdamW": Case(
+        (21, 36, 19, 40, 10), 50, "preload,bf16,mma=sync,fuse", choice=1, options=ADAM),
+    "joined updates by chance": Case((33, 41, 24, 7), 20, "preload,bf16,sr,mma=sync,fuse",
+                                     spoil=(a_nan,), network={"activation": "tanh"}),
+    "joined updates of three tf32 in clusters, momentum": Case(
+        (37, 70, 10), 200, "preload,mma=sync,fuse", choice=12, options=MOMENTUM,
+        network={"bias": False}),
+    "joined updates of as many layers as an op has": Case(
+        (9, 10, 40, 12, 13, 14, 15, 16, 17), 33, "preload,fp16,mma=sync,fuse", steps=1),
+    "joined updates by wgmma in clusters": Case((72, 136, 9), 150, "preload,bf16,mma,fuse",
+                                                choice=7, options=ADAM),
     "losses of several blocks": Case((20, 33), 141, "preload,fuse", steps=3),
     "squared errors of several blocks": Case((20, 131), 41, "preload,fuse",
                                              network={"loss": "mse"}),
@@ -115,12 +127,19 @@ SMALL: dict[str, dict[str, Any]] = {
     "streamed": {"LEAST_STREAMED": 1 << 10},
 }
 """Sizes from which on kernels are taken that are meant for large networks."""
+JOINED = "joined updates"
+"""Of networks with this name updates are joined whether or not that is faster."""
 
 
 @contextmanager
 def taken_early(name: str) -> Iterator[None]:
-    changed = next((v for k, v in SMALL.items() if name.startswith(k)), {})
-    with mock.patch.multiple(mma, **changed) if changed else mock.patch.dict({}):
+    kernels = name.rpartition("by ")[2] if name.startswith(JOINED) else name
+    changed = next((v for k, v in SMALL.items() if kernels.startswith(k)), {})
+    with ExitStack() as patches:
+        if changed:
+            patches.enter_context(mock.patch.multiple(mma, **changed))
+        if name.startswith(JOINED):
+            patches.enter_context(mock.patch.object(joined_updates, "worth", lambda *given: True))
         yield
 
 
