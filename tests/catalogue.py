@@ -209,13 +209,13 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in STREAMED:
                     _collect(found, variant, opt, machine)
-        with mock.patch("rawnn.ptx.joined_updates.worth", lambda plan, updates: True):
+        with mock.patch("rawnn.ptx.joined_updates.worth", return_value=True):
             for variant in JOINED:
                 for kernel in ("mma=sync,fuse", "mma=wgmma,fuse"):
                     _collect(found, variant, ",".join(filter(None, ("preload", number, kernel))),
                              machine)
-        with mock.patch("rawnn.ptx.joined_updates.worth", lambda plan, updates: True), \
-                mock.patch("rawnn.opts.mma.wgmma_is_faster", lambda p, t: True):
+        with mock.patch("rawnn.ptx.joined_updates.worth", return_value=True), \
+                mock.patch("rawnn.opts.mma.wgmma_is_faster", return_value=True):
             for scaled in (False, True) if number == "" else (False,):
                 with mock.patch("rawnn.opts.mma.scaled_is_faster", lambda p, t, s=scaled: s):
                     for variant in LARGE[:1] if number == "fp8" else LARGE[:3]:

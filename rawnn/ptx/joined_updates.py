@@ -45,8 +45,8 @@ def joined(plan: Plan, updates: Sequence[Op], number: int = 0) -> Op:
 
 def worth(plan: Plan, updates: Sequence[Op]) -> bool:
     """Whether one launch is faster than several: where all become possible at once, as one op made
-    all of the gradients that they are of. In a chain of input gradients the upper layers' run beside
-    those, at the cost of a step's last launch alone."""
+    all of the gradients that they are of. In a chain of input gradients those of upper layers run
+    beside these."""
     behind = {id(plan.producer(update.operands["dz"], update)) for update in updates}
     return len(behind) == 1
 

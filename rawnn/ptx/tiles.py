@@ -89,22 +89,21 @@ def product_of(op: Op, plan: Plan) -> Product:
     """The product inside a `matmul`, one with its loss, or an update that makes its own gradient.
     """
     left, right = (plan[name] for name in operands_of(op)[:2])
-    others: tuple[tuple[int, ...], ...] = ()
+    results = [(int(rows), int(cols)) for rows, cols in (plan[n].shape for n in weights_of(op))]
     if op.kind in MULTIPLYING:
         a = op.attributes
         layout, m, n, k = str(a.get("layout", "nt")), int(a["m"]), int(a["n"]), int(a["k"])
     else:
-        layout, k = "tn", left.shape[0]
-        (m, n), *others = (plan[name].shape for name in weights_of(op))
+        layout, (m, n), k = "tn", results[0], left.shape[0]
     three = (left.dtype, right.dtype, op.attributes["compute"]) == ("float32",) * 3
     return Product(layout, m, n, k, left.itemsize, 3 if three else 1,
                    op.kind == "matmul_loss" and bool(LOSSES[op.attributes["loss"]].of_rows),
-                   tuple(others))
+                   tuple(results[1:]))
 
 
 def weights_of(op: Op) -> list[str]:
-    """Names of the weights that an update steps, of one layer or of several."""
-    roles = ("w",) if "w" in op.operands else (f"w{i}" for i in range(1, MOST_LAYERS + 1))
+    """Names of the weights that an update steps, of one layer or of several; none of others."""
+    roles = ["w"] if "w" in op.operands else [f"w{i}" for i in range(1, MOST_LAYERS + 1)]
     return [op.operands[role] for role in roles if role in op.operands]
 
 

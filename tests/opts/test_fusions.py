@@ -15,10 +15,12 @@ from rawnn.opts import TOGGLES, select
 from rawnn.opts.fuse import FUSIONS
 from rawnn.opts.registry import left_out
 from rawnn.ptx.family import FAMILIES
+from rawnn.ptx.joined_updates import worth
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.tiles import LOOPS
 from rawnn.runners.host import HostRunner
-from rawnn.step.op import OPS
+from rawnn.step.op import OPS, Op
+from rawnn.step.plan import Plan
 from tests.engine import CAPABLE, make_work, random_dataset, step_plan, trained
 
 DEEP, NARROW, LINEAR = (784, 264, 128, 10), (784, 128, 64, 10), (784, 10)
@@ -26,7 +28,8 @@ PLANS = {"linear": ("preload", LINEAR, 32), "narrow": ("preload,bf16,mma", NARRO
          "head": ("preload,bf16,mma", DEEP, 32),
          "layers": ("preload,sr,mma", (784, 4096, 4096, 10), 32),
          "late_slope": ("preload,bf16,mma", DEEP, 32),
-         "loss_product": ("preload,mma", DEEP, 32), "loss_sums": ("preload", (784, 264), 32)}
+         "loss_product": ("preload,mma", DEEP, 32), "loss_sums": ("preload", (784, 264), 32),
+         "updates": ("preload,tf32,mma", DEEP, 32)}
 """A plan in which a family's fusion finds a place."""
 KEEPING_INPUTS = {"late_slope": "gelu"}
 """The activation of a plan in which a fusion finds a place, where it is not relu."""
@@ -41,7 +44,8 @@ def outcomes(opt: str, layers: tuple[int, ...], batch: int = 32, machine: object
 
 
 @pytest.mark.parametrize("name", FUSIONS)
-def test_a_fusion_is_left_out_by_its_name(name: str) -> None:
+def test_a_fusion_is_left_out_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.ptx.joined_updates.worth", lambda plan, updates: name == "updates")
     opt, layers, batch = PLANS.get(name, ("preload", DEEP, 32))
     kept = KEEPING_INPUTS.get(name, "relu")
     network = Network(layers, activation=kept)
@@ -80,6 +84,7 @@ def test_what_is_computed_stays_the_same_without_a_fusion(name: str) -> None:
     ("preload,fp16,mma,fuse", DEEP, 32, (9, 0), "head", "with a loss scale the update waits"),
     ("preload,fuse", DEEP, 32, (9, 0), "head", "mma does not compute the last layer's product"),
     ("preload,fuse", DEEP, 32, (9, 0), "layers", "no product streams its weights"),
+    ("preload,tf32,mma,fuse", DEEP, 32, (9, 0), "updates", "of which one op made all gradients"),
     ("preload,fuse,cublas", LINEAR, 32, (9, 0), "slope", "no product that could apply the slope"),
 ])
 def test_a_fusion_says_why_it_is_not_taken(opt: str, layers: tuple[int, ...], batch: int,
@@ -92,7 +97,7 @@ def test_a_fusion_says_why_it_is_not_taken(opt: str, layers: tuple[int, ...], ba
 @pytest.mark.parametrize(("text", "message"), [
     ("fuse=-heads", "there is no 'heads'; did you mean 'head'"),
     ("fuse=-whole", "there is no 'whole'; the fusions are loss, epilogue"),
-    ("fuse=head", "fuse=head: write the fusions to leave out, each behind a -, as in fuse=-late"),
+    ("fuse=head", "fuse=head: write the fusions to leave out, each behind a -, as in fuse=-updates"),
     ("fuse=-", "fuse=-: write the fusions to leave out"),
     ("mma=-skiny", "there is no 'skiny'; did you mean 'skinny'"),
     ("mma=skinny", "give auto, sync or wgmma, or kinds to leave out, as in mma=-skinny"),
@@ -141,3 +146,26 @@ def test_products_that_share_kernels_are_those_that_say_so() -> None:
     shared = {key.impl for key, kernel in KERNELS.items() if kernel.name == "product_nt"}
     assert set(LOOPS) == shared
     assert [impl for impl, tensor_cores in LOOPS.items() if not tensor_cores] == ["tiled"]
+
+
+def test_updates_are_joined_behind_one_op_that_made_all_gradients() -> None:
+    """And neither behind several, nor with a layer that has other settings."""
+    plan = select("none,preload,tf32,mma,fuse", Network(DEEP), 4, CAPABLE).apply(
+        step_plan(Network(DEEP), 32, 128))[0]
+    updates = [op for op in plan.ops if op.kind == "weight_update"]
+    assert len(updates) == 3
+    assert not worth(plan, updates)
+    dz = [op.operands["dz"] for op in updates]
+    makers = {id(op): op for op in (plan.producer(name, updates[-1]) for name in dz) if op}
+    one = Op("narrow_inner", "one", dict(zip(("activations", "gradients", "row_p", "partial"),
+                                             (*dz, "x"), strict=True)))
+    behind = plan.substitute(makers.values(), [one])
+    assert worth(behind, updates)
+    found = FUSIONS["updates"].apply(behind)
+    assert isinstance(found, Plan)
+    (joined,) = found.find(kind="weight_updates")
+    assert [joined.operands[f"dz{i}"] for i in (1, 2, 3)] == dz
+    faster = replace(updates[0], attributes={**updates[0].attributes, "lr": 1.0})
+    found = FUSIONS["updates"].apply(behind.substitute([updates[0]], [faster]))
+    assert isinstance(found, Plan)
+    assert {op.kind for op in found.ops[-2:]} == {"weight_update", "weight_updates"}

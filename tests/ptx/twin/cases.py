@@ -139,7 +139,7 @@ def taken_early(name: str) -> Iterator[None]:
         if changed:
             patches.enter_context(mock.patch.multiple(mma, **changed))
         if name.startswith(JOINED):
-            patches.enter_context(mock.patch.object(joined_updates, "worth", lambda *given: True))
+            patches.enter_context(mock.patch.object(joined_updates, "worth", return_value=True))
         yield
 
 
