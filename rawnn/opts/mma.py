@@ -87,6 +87,8 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     taken = set(KINDS) - left_out(value)
     if not plan.target.has(*HOPPERS):
         taken -= {"wgmma", "scaled", "skinny"}
+    if "wgmma" not in taken:  # by what `fuse` makes of the products as well
+        plan = replace(plan, target=plan.target.without("wgmma"))
 
     def product(op: Op) -> Op:
         if op.kind != "matmul" or not fits(plan, op):

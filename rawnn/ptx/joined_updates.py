@@ -28,8 +28,9 @@ def _alike(op: Op, plan: Plan) -> Hashable:
 
 
 def joined(plan: Plan, updates: Sequence[Op], number: int = 0) -> Op:
-    """The op that does what `updates` do, by the code of one of them that is expected to be the
-    fastest of theirs; the `number` of it in its plan."""
+    """The op that does what `updates` do, by the code that is expected to be the fastest of theirs
+    and, of 16 bits, of wgmma, which large ones alone are worth otherwise; the `number` of it in its
+    plan."""
     operands: dict[str, str] = {}
     attributes = {key: value for key, value in updates[0].attributes.items()
                   if key not in OWN_NUMBERS}
@@ -38,8 +39,11 @@ def joined(plan: Plan, updates: Sequence[Op], number: int = 0) -> Op:
                      if role in OWN}
         attributes |= {f"{key}{layer}": update.attributes[key] for key in OWN_NUMBERS}
     operands |= {role: name for role, name in updates[0].operands.items() if role not in OWN}
-    found = [Op(LAYERS, f"{LAYERS}{number or ''}", operands, attributes, impl)
-             for impl in dict.fromkeys(update.impl for update in updates)]
+    impls = dict.fromkeys(update.impl for update in updates)
+    if attributes["compute"] != "float16" and plan.target.has("wgmma") \
+            and all(plan[operands[role]].itemsize == 2 for role in ("dz1", "x1")):
+        impls |= {"wgmma": None}
+    found = [Op(LAYERS, f"{LAYERS}{number or ''}", operands, attributes, impl) for impl in impls]
     return min(found, key=lambda op: predicted(op.impl, product_of(op, plan), plan.target))
 
 

@@ -44,12 +44,11 @@ ROWS = (Tile(32, 64, 1, 2, 4, 4, 8, bytes=256),)
 from 5.3 % less to 1.2 % more, less in ten, 2.5 % in the mean (H200, bfloat16 and tf32)."""
 
 SEVERAL = (*(tile for tile in TILES if tile.stages > 2),
-           Tile(32, 64, 1, 2, 4, 4, bytes=128), Tile(64, 32, 2, 1, 4, 4, bytes=128))
-"""And for results of several layers: blocks enough to fill the GPU without clusters make the middle
-sizes worth it. Two stages are too few where several rounds of blocks keep the L2 cache busy: they
-took up to a third longer than predicted. Of five lists of updates in 16 bits, four of them without
-these two tiles, what is chosen so is the fastest of all tiles tried in four, and within 7 % in three
-of float32 (H200)."""
+           *(Tile(*size, 4, 4, cluster, bytes=128)
+             for size in ((32, 64, 1, 2), (64, 32, 2, 1)) for cluster in (1, 2)))
+"""And for results of several layers, which blocks of the middle sizes cover with little left over.
+Two stages are too few where several rounds of blocks keep the L2 cache busy: such blocks took up to
+a third longer than predicted."""
 
 
 @cache
@@ -101,8 +100,11 @@ WGMMA_TILES = (
 
 @cache
 def choose_wgmma(p: Product, target: Target) -> Tile:
-    """The fastest of the tiles, as predicted."""
-    return min(spanning(p, WGMMA_TILES), key=lambda tile: cycles_wgmma(p, tile, target))
+    """The fastest of the tiles, as predicted; of several results not of the largest ones in large
+    clusters, of which small layers leave most idle."""
+    return min(spanning(p, (tile for tile in WGMMA_TILES if not p.others
+                            or tile.bm * tile.bn < 128 * 128 or tile.cluster <= 2)),
+               key=lambda tile: cycles_wgmma(p, tile, target))
 
 
 WGMMA_OTHERS = (
