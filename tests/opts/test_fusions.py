@@ -97,7 +97,7 @@ def test_a_fusion_says_why_it_is_not_taken(opt: str, layers: tuple[int, ...], ba
 @pytest.mark.parametrize(("text", "message"), [
     ("fuse=-heads", "there is no 'heads'; did you mean 'head'"),
     ("fuse=-whole", "there is no 'whole'; the fusions are loss, epilogue"),
-    ("fuse=head", "fuse=head: write the fusions to leave out, each behind a -, as in fuse=-updates"),
+    ("fuse=head", "fuse=head: write the fusions to leave out, each behind a -, as in fuse=-up"),
     ("fuse=-", "fuse=-: write the fusions to leave out"),
     ("mma=-skiny", "there is no 'skiny'; did you mean 'skinny'"),
     ("mma=skinny", "give auto, sync or wgmma, or kinds to leave out, as in mma=-skinny"),
@@ -169,3 +169,16 @@ def test_updates_are_joined_behind_one_op_that_made_all_gradients() -> None:
     found = FUSIONS["updates"].apply(behind.substitute([updates[0]], [faster]))
     assert isinstance(found, Plan)
     assert {op.kind for op in found.ops[-2:]} == {"weight_update", "weight_updates"}
+
+
+@pytest.mark.parametrize(("mma", "impl"), [("mma", "wgmma"), ("mma=sync", "mma"),
+                                           ("mma=-wgmma", "mma")])
+def test_small_layers_are_worth_wgmma_together(mma: str, impl: str,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is left out, though none of them is worth it alone."""
+    monkeypatch.setattr("rawnn.ptx.joined_updates.worth", lambda plan, updates: True)
+    network = Network((387, 433, 115, 12))
+    alone, together = (select(f"none,preload,bf16,{mma},{fuse}", network, 4, CAPABLE).apply(
+        step_plan(network, 523, 4 * 523))[0] for fuse in ("fuse=-updates", "fuse"))
+    assert {op.impl for op in alone.find(kind="weight_update")} == {"mma"}
+    assert [op.impl for op in together.find(kind="weight_updates")] == [impl]
