@@ -116,13 +116,13 @@ def test_parts_are_measured_and_shown_once_they_are() -> None:
 
 
 def test_every_fusion_is_shown_where_it_finds_a_place() -> None:
-    """Of the built-in workloads none has an activation that keeps its input, or a loss that several
-    blocks share."""
+    """Of the built-in workloads none has an activation that keeps its input, a loss that several
+    blocks share, or one op that makes all gradients."""
     from rawnn.opts.fuse import FUSIONS
 
     asked = {word for c in pairings(TOGGLES["fuse"]) for word in c.beside.split(",")}
-    assert {name for name in FUSIONS if f"fuse=-{name}" not in asked} == {"late_slope",
-                                                                             "loss_sums"}
+    assert {name for name in FUSIONS if f"fuse=-{name}" not in asked} == {
+        "late_slope", "loss_sums", "updates"}
 
 
 def test_a_file_of_ones_own_says_what_shows_a_toggle(tmp_path: Path) -> None:
