@@ -140,6 +140,11 @@ def early_operand(op: Op, plan: Plan) -> str:
     return "b" if computed and second in (Role.PARAMETER, Role.COPY) else ""
 
 
+def _rule(op: Op) -> str:
+    """The optimizer of an op that steps several layers."""
+    return next(rule for kept, rule in RULES.items() if not kept or f"{kept}1" in op.operands)
+
+
 def _geometry(s: Scalars) -> Geometry:
     threads = 32 * int(s["WM"]) * int(s["WN"]) * int(s["WK"])
     if "rows1" in s:
@@ -186,11 +191,12 @@ _OF_LAYERS: dict[str, Shape] = {
     f"{role}{layer}": tuple(f"{extent}{layer}" if extent in _WEIGHTS else extent
                             for extent in _UPDATE_SHAPES[role])
     for layer in range(1, MOST_LAYERS + 1) for role in OWN}
-RULES = {"": "Sgd", "v": "Momentum", "m": "QuickAdam"}
-"""The optimizer in the kernel of several layers' updates (ptx/rules.cuh), by what it keeps."""
-EVERY_RULE: Scalars = {"momentum": 0.0, "nesterov": False, "beta1": 0.0, "beta2": 0.0, "eps": 0.0,
-                       "decoupled": False}
-"""Settings of which each has some."""
+RULES = {"m": "QuickAdam", "v": "Momentum", "": "Sgd"}
+"""The optimizer in the kernel of several layers' updates (ptx/rules.cuh), by the first of what it
+keeps."""
+SETTINGS = {"QuickAdam": ("beta1", "beta2", "eps", "decoupled"),
+            "Momentum": ("momentum", "nesterov")}
+"""Beside those that all have; the kernel takes the others' too, and does not look at them."""
 
 UPDATE = {"weight_update": "product_update"}
 """The kernel that every main loop has for an op that steps weights."""
@@ -253,19 +259,21 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
                 "cols": cols}
 
     def joined(op: Op, plan: Plan) -> list[str]:
-        kept = next((role for role in ("m", "v") if f"{role}1" in op.operands), "")
-        return [loop, *types(op, plan, "dz1", "x1", "w1", "copy1"), RULES[kept],
+        return [loop, *types(op, plan, "dz1", "x1", "w1", "copy1"), _rule(op),
                 flag("bias1" in op.operands), str(len(weights_of(op))), *last(op, plan)]
 
     def joined_sizes(op: Op, plan: Plan) -> Scalars:
         taken, tiles = chosen(op, plan), 0
-        sizes: Scalars = {**EVERY_RULE, **op.attributes, **taken.scalars(),
-                          "batch": plan[op.operands["dz1"]].shape[0]}
+        sizes: Scalars = {**taken.scalars(), "batch": plan[op.operands["dz1"]].shape[0]}
+        sizes |= {name: 0 for rule, names in SETTINGS.items() if rule != _rule(op)
+                  for name in names}
         for layer in range(1, MOST_LAYERS + 1):
-            rows, cols = plan[op.operands[f"w{layer}"]].shape if f"w{layer}" in op.operands \
-                else (0, 0)
+            rows, cols = 0, 0
+            if f"w{layer}" in op.operands:
+                rows, cols = plan[op.operands[f"w{layer}"]].shape
+            else:
+                sizes |= {f"copy_scale{layer}": 1.0, f"stream{layer}": 0}
             sizes |= {f"rows{layer}": rows, f"cols{layer}": cols, f"first{layer}": tiles}
-            sizes = {f"copy_scale{layer}": 1.0, f"stream{layer}": 0, **sizes}
             tiles += ceil(rows, taken.bm) * ceil(cols, taken.bn)
         return sizes
 
