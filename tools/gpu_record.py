@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -61,7 +61,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class List(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a list of tests; `seconds` are those of all its tests together."""
+    """What became of a list of tests; `seconds` are those of all its tests together, `gpu` where
+    they ran if not on the record's."""
 
     name: str
     commit: str
@@ -70,17 +71,19 @@ class List(msgspec.Struct, frozen=True, kw_only=True):
     not_reached: int
     seconds: float
     failures: list[Failure]
+    gpu: str = ""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """A run under compute-sanitizer: its last word, and whether it is clean; `errors` of the tool,
-    None where the run did not come to its end."""
+    None where the run did not come to its end; `gpu` as a list's."""
 
     name: str
     tool: str
     commit: str
     errors: int | None
     said: str
+    gpu: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,14 +160,16 @@ def record(folders: Sequence[Path], commit: str, before: Record | None = None) -
     checks = {(c.name, c.tool): c for c in before.checked} if before else {}
     gpu = before.gpu if before else ""
     for folder in folders:
+        here = (folder / "gpu.txt").read_text().strip().partition("\n")[0] \
+            if (folder / "gpu.txt").exists() else ""
+        gpu = gpu or here
+        other = here if here != gpu else ""
         for path in sorted(folder.glob("*.jsonl")):
             if not path.stem.startswith("again"):
-                lists[path.stem] = list_of(path, commit)
+                lists[path.stem] = msgspec.structs.replace(list_of(path, commit), gpu=other)
         for path in sorted(folder.glob("*.log")):
             if found := checked_of(path, commit):
-                checks[found.name, found.tool] = found
-        if (folder / "gpu.txt").exists():
-            gpu = (folder / "gpu.txt").read_text().strip().partition("\n")[0] or gpu
+                checks[found.name, found.tool] = msgspec.structs.replace(found, gpu=other)
     return Record(gpu=gpu, date=datetime.now(UTC).isoformat(timespec="seconds"),
                   lists=_ordered(lists.values(), LISTS), checked=sorted(
                       checks.values(), key=lambda c: (list(CHECKED).index(c.name)
@@ -198,7 +203,13 @@ def lists_table(found: Record) -> str:
             f"{'; passed alone' if all(f.passed_alone for _, f in where) else ''}): "
             f"`{where[0][1].text.removeprefix('E').strip().replace('`', '')}`"
             for test, where in sorted(failures.items())]
-    return "\n".join([*rows, "", *(told or ["Nothing failed."]), "", f"{found.gpu}.", ""])
+    return "\n".join([*rows, "", *(told or ["Nothing failed."]), "",
+                      f"{found.gpu}{_elsewhere({e.commit: e.gpu for e in found.lists})}.", ""])
+
+
+def _elsewhere(gpus: Mapping[str, str]) -> str:
+    """Which commits' runs were on another GPU, in words."""
+    return "".join(f"; at {commit[:7]} {gpu}" for commit, gpu in gpus.items() if gpu)
 
 
 def checked_table(found: Record) -> str:
@@ -208,7 +219,8 @@ def checked_table(found: Record) -> str:
         said = "did not come to its end" if c.errors is None else \
             f"{'clean' if c.errors == 0 else f'{c.errors} errors'}; {c.said}"
         rows.append(f"| {CHECKED.get(c.name, c.name)} | {c.tool} | {c.commit[:7]} | {said} |")
-    return "\n".join([*rows, ""])
+    gpus = _elsewhere({c.commit: c.gpu for c in found.checked})
+    return "\n".join([*rows, "", f"{found.gpu}{gpus}.", ""])
 
 
 def main() -> None:

@@ -71,3 +71,12 @@ def test_what_is_new_takes_the_place_of_what_was(found: Record, tmp_path: Path) 
     assert [(each.name, each.commit[:4]) for each in both.lists] == [("whole", "0123"),
                                                                     ("as-8.0", "fedc")]
     assert both.checked == found.checked
+
+
+def test_runs_on_another_gpu_are_told_by_their_commit(found: Record, tmp_path: Path) -> None:
+    (tmp_path / "next").mkdir()
+    lines(tmp_path / "next" / "chip.jsonl", ("a", "call", "passed", ""))
+    (tmp_path / "next" / "gpu.txt").write_text("Another GPU, 1.0\n")
+    both = record([tmp_path / "next"], "fedcba98", found)
+    assert "Some GPU, 580.1; at fedcba9 Another GPU, 1.0." in lists_table(both)
+    assert "Another" not in checked_table(both)
