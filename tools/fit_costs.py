@@ -3,6 +3,9 @@
 
     python -m rawnn bench floors --json floors.json
     python tools/fit_costs.py steps.csv --floors floors.json --gpu H200
+    python tools/fit_costs.py results/forms.csv --stay launch --stay launch_bytes --stay clock
+
+The second is what made those of today, from those before.
 
 In place of a CSV file there may be JSON files of `bench phases`, of one network each: then each
 phase counts by itself, by how much of the step it is off.
@@ -81,8 +84,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Constant:
-    """One of the model: what it was and is; `source` is floors, fit or kept; `error` is the
-    standard error of its log, 0 where it was measured by itself."""
+    """One of the model: what it was and is; `source` is floors, stays, fit or kept; `error` is the
+    standard error of its log, 0 where it was measured by itself or was not asked for."""
 
     name: str
     before: float
@@ -150,13 +153,14 @@ def of_floors(found: FloorsResult, blocks: Collection[int] = (4, 8, 16)) -> dict
     return values
 
 
-def fitted(measured: Sequence[Measured], before: Costs, fixed: Mapping[str, float]
-           ) -> list[Constant]:
-    """All constants. Raises ConfigError for too few networks to say anything."""
+def fitted(measured: Sequence[Measured], before: Costs, fixed: Mapping[str, float],
+           stay: Collection[str] = ()) -> list[Constant]:
+    """All constants: those of `fixed` are that, those of `stay` what they were. Raises ConfigError
+    for too few networks to say anything."""
     if len(measured) < 3:
         raise ConfigError(f"{len(measured)} networks cannot be fitted to: measure a dozen or more, "
                           f"of different depths, widths and batches")
-    names = [name for name in asdict(before) if name not in fixed]
+    names = [name for name in asdict(before) if name not in fixed and name not in stay]
     start = replace(before, **{k: v for k, v in fixed.items() if k in asdict(before)})
     prior = np.log([getattr(before, name) for name in names])
 
@@ -172,8 +176,9 @@ def fitted(measured: Sequence[Measured], before: Costs, fixed: Mapping[str, floa
                             "fit" if error < KNOWN * PRIOR else "kept", float(error))
              for name, log, error in zip(names, logs, spread, strict=True)}
     return [found[name] if name in found else
-            Constant(name, getattr(before, name), fixed[name], "floors", 0.0)
-            for name in asdict(before)]
+            Constant(name, value, value, "stays", 0.0) if name in stay else
+            Constant(name, value, fixed[name], "floors", 0.0)
+            for name, value in asdict(before).items()]
 
 
 def _least_squares(residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]],
@@ -302,7 +307,7 @@ def report(measured: Sequence[Measured], constants: Sequence[Constant],
     after = Costs(**{c.name: c.value for c in constants})
     lines = [f"{'constant':<18} {'before':>10} {'now':>10}  {'from':<7} known to within"]
     lines += [f"{c.name:<18} {c.before:>10.4g} {c.value:>10.4g}  {c.source:<7} " + (
-        "" if c.source == "floors" else f"{math.expm1(c.error):.0%}" if c.error < 1 else
+        "" if c.source in ("floors", "stays") else f"{math.expm1(c.error):.0%}" if c.error < 1 else
         "a factor of e or more") for c in constants]
     lines += ["", f"{'measured':>9} {'before':>9} {'now':>9}  network"]
     lines += [f"{m.us:>9.2f} {expected(m.choice, before):>9.2f} {expected(m.choice, after):>9.2f}  "
@@ -326,6 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", choices=list(TARGETS), default="H200")
     parser.add_argument("--fit", action="append", default=[], metavar="NAME",
                         help="fit this constant though floors have it")
+    parser.add_argument("--stay", action="append", default=[], metavar="NAME",
+                        help="leave this constant as it is")
     parser.add_argument("--keep", action="store_true",
                         help="keep them for the GPU of the floors: its plans are made by them")
     parser.add_argument("--held", type=int, default=0, metavar="N",
@@ -339,14 +346,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         floors = read_floors(given.floors) if given.floors else None
         fixed = of_floors(floors) if floors else {}
         names = asdict(cost.FITTED)
-        if unknown := [name for name in given.fit if name not in names]:
+        if unknown := [name for name in (*given.fit, *given.stay) if name not in names]:
             raise ConfigError(f"no constant is called {', '.join(unknown)}: {', '.join(names)}")
         measured = [m for path in given.steps for m in (
             [read_phases(path, given.gpu)] if path.endswith(".json")
             else read_steps(path, given.gpu))]
         measured, held = held_out(measured, given.held)
         constants = fitted(measured, cost.FITTED, {
-            k: v for k, v in fixed.items() if k in names and k not in given.fit})
+            k: v for k, v in fixed.items() if k in names and k not in given.fit}, given.stay)
     except RawnnError as error:
         print(f"fit_costs: {error}", file=sys.stderr)
         return 1

@@ -119,6 +119,11 @@ def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
     assert set(kept_costs("NVIDIA H200")) == set(asdict(cost.FITTED))
     assert main([str(steps), "--keep"]) == 1
     assert "--keep needs --floors" in capsys.readouterr().err
+    assert main([str(steps), "--stay", "exchange", "--stay", "clock"]) == 0
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: line.split() for line in said.splitlines() if line.split()}
+    assert lines["exchange"][1] == lines["exchange"][2]
+    assert lines["exchange"][3] == lines["clock"][3] == "stays"
     for text, words in (("layers,batch,us\n784-10,1,2\n", "line 2: there is no opt"),
                         ("layers,batch,opt,us\n784-10,8,fuse,2\n", "0 networks cannot be fitted"),
                         ("layers,batch,form,us,reason\n784-10,8,1x1:256:FF,2,no room\n", "0 net"),
@@ -129,6 +134,8 @@ def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
         assert words in capsys.readouterr().err
     assert main([str(steps), "--fit", "exchang"]) == 1
     assert "no constant is called exchang" in capsys.readouterr().err
+    assert main([str(steps), "--stay", "clok"]) == 1
+    assert "no constant is called clok" in capsys.readouterr().err
 
 
 def test_phases_of_a_trace_count_by_themselves() -> None:
@@ -145,7 +152,7 @@ def test_phases_of_a_trace_count_by_themselves() -> None:
     wrong = fit_costs.Measured("wrong", choice, us, moved)
     assert max(fit_costs.phase_errors(wrong, cost.FITTED)) > 0.02
     found = {c.name: c for c in fit_costs.fitted([wrong] * 3, cost.FITTED, {})}
-    assert found["softmax"].value > cost.FITTED.softmax * 1.2
+    assert found["softmax"].value > cost.FITTED.softmax * 1.1
 
 
 def test_networks_that_are_held_out_are_so_in_every_form_and_number_format() -> None:
