@@ -353,7 +353,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else read_steps(path, given.gpu))]
         measured, held = held_out(measured, given.held)
         constants = fitted(measured, cost.FITTED, {
-            k: v for k, v in fixed.items() if k in names and k not in given.fit}, given.stay)
+            k: v for k, v in fixed.items()
+            if k in names and k not in given.fit and k not in given.stay}, given.stay)
     except RawnnError as error:
         print(f"fit_costs: {error}", file=sys.stderr)
         return 1

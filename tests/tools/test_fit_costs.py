@@ -119,10 +119,11 @@ def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
     assert set(kept_costs("NVIDIA H200")) == set(asdict(cost.FITTED))
     assert main([str(steps), "--keep"]) == 1
     assert "--keep needs --floors" in capsys.readouterr().err
-    assert main([str(steps), "--stay", "exchange", "--stay", "clock"]) == 0
+    assert main([str(steps), "--floors", str(kept), "--stay", "exchange", "--stay", "clock"]) == 0
     said = capsys.readouterr().out
     lines = {line.split()[0]: line.split() for line in said.splitlines() if line.split()}
     assert lines["exchange"][1] == lines["exchange"][2]
+    assert lines["clock"][2] == f"{cost.FITTED.clock:.4g}" != f"{CLOCK:.4g}"
     assert lines["exchange"][3] == lines["clock"][3] == "stays"
     for text, words in (("layers,batch,us\n784-10,1,2\n", "line 2: there is no opt"),
                         ("layers,batch,opt,us\n784-10,8,fuse,2\n", "0 networks cannot be fitted"),
