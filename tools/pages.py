@@ -66,7 +66,8 @@ NETWORK_CARD = 50e9
 FLOORS_PAGE = "docs/floors.md#x-floor"
 SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
 DRAWN = RESULTS / "random-peers-h100.json"
-"""The random draw that the first page shows; other files of draws have a line each beside it."""
+"""The random draw that the first page shows; other files of draws have a row each on the page of
+the peers."""
 
 
 def ladder() -> str:
