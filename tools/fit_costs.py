@@ -155,11 +155,12 @@ def of_floors(found: FloorsResult, blocks: Collection[int] = (4, 8, 16)) -> dict
 
 def fitted(measured: Sequence[Measured], before: Costs, fixed: Mapping[str, float],
            stay: Collection[str] = ()) -> list[Constant]:
-    """All constants: those of `fixed` are that, those of `stay` what they were. Raises ConfigError
-    for too few networks to say anything."""
+    """All constants: those of `stay` are what they were, others of `fixed` are that. Raises
+    ConfigError for too few networks to say anything."""
     if len(measured) < 3:
         raise ConfigError(f"{len(measured)} networks cannot be fitted to: measure a dozen or more, "
                           f"of different depths, widths and batches")
+    fixed = {name: value for name, value in fixed.items() if name not in stay}
     names = [name for name in asdict(before) if name not in fixed and name not in stay]
     start = replace(before, **{k: v for k, v in fixed.items() if k in asdict(before)})
     prior = np.log([getattr(before, name) for name in names])
@@ -353,8 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else read_steps(path, given.gpu))]
         measured, held = held_out(measured, given.held)
         constants = fitted(measured, cost.FITTED, {
-            k: v for k, v in fixed.items()
-            if k in names and k not in given.fit and k not in given.stay}, given.stay)
+            k: v for k, v in fixed.items() if k in names and k not in given.fit}, given.stay)
     except RawnnError as error:
         print(f"fit_costs: {error}", file=sys.stderr)
         return 1

@@ -139,6 +139,14 @@ def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
     assert "no constant is called clok" in capsys.readouterr().err
 
 
+def test_what_is_to_stay_stays_whatever_floors_say() -> None:
+    networks = measured(cost.FITTED, noise=0.01)
+    for fixed in ({}, {"clock": 2 * cost.FITTED.clock}):
+        found = {c.name: c for c in fitted(networks, cost.FITTED, fixed, ["clock"])}
+        assert (found["clock"].value, found["clock"].source) == (cost.FITTED.clock, "stays")
+        assert 0.8 < found["product"].value / cost.FITTED.product < 1.25  # at twice the clock 2
+
+
 def test_phases_of_a_trace_count_by_themselves() -> None:
     """A trace whose step is as expected, though its phases are not, is off."""
     choice = fit_costs._choice("64-80-10", 32, "persistent=4x1:256:FSF,graphs=epoch", "H200",
