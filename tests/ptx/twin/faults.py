@@ -48,6 +48,7 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("one layer in an order", 8, 1, "FS", (1.0, 0.0), 0, 1, CLUSTER, True),
     ("one layer in an order", 20, 1, "FS", (1.0, 0.0), 0, 1, L2, True),
     ("Adam in an order", 12, 2, "FGFS", (1.0, 0.0), 0, 1, L2, True),
+    ("bfloat16, float32 inputs in an order", 2, 3, "SFGF"), ("bfloat16, long rows", 2, 8, "SF"),
 )
 """Some of them: a problem of tests/onchip, ranks, groups, and types of the boundaries, "" as the
 cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
