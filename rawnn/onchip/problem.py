@@ -8,7 +8,6 @@ from rawnn.common.dtypes import c_type, itemsize
 from rawnn.errors import RawnnError
 from rawnn.network.activations import activation
 from rawnn.network.losses import LOSSES
-from rawnn.onchip.rounding import with_rounded_inputs
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
 
@@ -123,7 +122,6 @@ class Problem:
 def problem_of(plan: Plan) -> Problem:
     """What the one-step plan trains. Raises Unsupported where it is not the baseline's step with
     its data on the device, or stores what the kernel cannot."""
-    plan = with_rounded_inputs(plan)
     forward = [op for op in plan.find(kind="matmul") if op.attributes["layout"] == "nt"]
     updates = [op for op in plan.ops if "dw" in op.operands and "w" in op.operands]
     if not forward or not updates:

@@ -13,6 +13,7 @@ from rawnn.onchip.chip import chip_of
 from rawnn.onchip.choose import choose
 from rawnn.onchip.cost import FITTED_AT
 from rawnn.onchip.problem import Problem, Unsupported, problem_of
+from rawnn.onchip.rounding import with_rounded_inputs
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.run.policy import Policy
 from rawnn.step.build import training_step
@@ -130,7 +131,7 @@ def _step(network: Network, recipe: Recipe, form: Form, numbers: str) -> Plan:
     plan = training_step(network, recipe, form)
     for name in ("preload", *((*TOGGLES[numbers].implies, numbers) if numbers else ())):
         plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(None))
-    return plan
+    return with_rounded_inputs(plan)
 
 
 def launched(plan: Plan, numbers: str) -> float:

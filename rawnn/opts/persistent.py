@@ -29,9 +29,9 @@ kernel that has the whole GPU for it makes it sooner."""
 
 def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
             types: str = "", turns: int = 1, exchange: str = "") -> Plan:
-    """`plan`, a step that trains, as one op, shared as the cost model says of so many blocks and
-    groups (0: of any), or exactly as asked where `threads` and `types` are given. Raises
-    Unsupported where no kernel does it."""
+    """`plan`, a step that trains, its inputs rounded where that is done ahead of the steps, as one
+    op, shared as the cost model says of so many blocks and groups (0: of any), or exactly as asked
+    where `threads` and `types` are given. Raises Unsupported where no kernel does it."""
     if reason := plan.target.lacks(*NEEDED):
         raise Unsupported(reason)
     problem, chip = problem_of(plan), chip_of(plan.target)
@@ -41,7 +41,6 @@ def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
 
 def as_one_op(plan: Plan, chosen: Choice) -> Plan:
     """`plan`, a step that trains, as one op whose kernel shares the work as chosen."""
-    plan = with_rounded_inputs(plan)
     workspaces = _workspaces(plan, chosen)
     threads = chosen.decomposition.blocks * chosen.decomposition.threads
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
@@ -66,9 +65,10 @@ def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     """Evaluations are other plans, and stay as they are. So does the partial batch that ends an
     epoch, which the op takes in where there are whole ones (rawnn/step/joining.py)."""
+    if plan.name not in ("train", "rest"):
+        return plan, policy
+    plan = with_rounded_inputs(plan)
     if plan.name == "rest":
-        return with_rounded_inputs(plan), policy
-    if plan.name != "train":
         return plan, policy
     found = _FORM.fullmatch(str(value))
     ranks, groups, exchange, threads, types, turns = found.groups("") if found else ("",) * 6

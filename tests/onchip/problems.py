@@ -9,6 +9,7 @@ from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.onchip.chip import chip_of
 from rawnn.onchip.problem import Problem, problem_of
+from rawnn.onchip.rounding import with_rounded_inputs
 from rawnn.opts import TOGGLES
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
@@ -22,14 +23,14 @@ STEPS = 64
 
 def prepared(network: Network, batch: int = 32, numbers: str = "", left: int = 0,
              **options: Any) -> Plan:
-    """A step's plan with its data on the device, as `persistent` gets it; `options` go to
-    step_plan. `left` examples are a partial batch at the end of an epoch."""
+    """A step's plan with its data on the device, as `persistent` makes a kernel of it; `options` go
+    to step_plan. `left` examples are a partial batch at the end of an epoch."""
     options = {**options, "partial": left > 0}
     plan = step_plan(network, batch, STEPS * batch + left, **options)
     for word in filter(None, ("preload", *numbers.split(","))):
         name, _, value = word.partition("=")
         plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(value or None))
-    return plan
+    return with_rounded_inputs(plan)
 
 
 def problem(layers: tuple[int, ...] = (40, 64, 17, 10), batch: int = 32, numbers: str = "",

@@ -22,7 +22,6 @@ from rawnn.onchip.choose import Choice
 from rawnn.onchip.decompose import CLUSTER, L2, Decomposition
 from rawnn.onchip.layout import COUNTS, layout_of
 from rawnn.onchip.problem import problem_of
-from rawnn.onchip.rounding import with_rounded_inputs
 from rawnn.opts.persistent import as_one_op, rewrite
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
@@ -94,7 +93,7 @@ class Launch:
             room = 0 if name.endswith(STATE_FAR) else room
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
-            rest = with_rounded_inputs(prepared(network, batch, left=left, rest=True, **keywords))
+            rest = prepared(network, batch, left=left, rest=True, **keywords)
             self.plan = with_rest(self.plan, rest, STEPS)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
         if turning:
