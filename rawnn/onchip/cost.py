@@ -281,7 +281,7 @@ def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
     if d.groups == 1:
         return []
     nbytes = TILE * d.told_bytes * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    meeting = costs.far_meeting if d.far else costs.meeting
+    meeting = costs.far_meeting if d.far and d.messages else costs.meeting
     if summed_by_all(d.groups, nbytes, len(d.problem.states)):
         return [Phase("all clusters sum", meeting + summed_cycles(d, nbytes, costs))]
     return [Phase("clusters sum and share", 2 * meeting + shared_cycles(d, nbytes, costs))]
