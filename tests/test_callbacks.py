@@ -107,7 +107,7 @@ def test_data_that_the_caller_brings_are_not_looked_for_by_name(tmp_path: Path) 
     assert kept.facts == {"dataset": "random", "features": []}
     recorder = Recorder()
     other = from_arrays((DATA.train_images, DATA.train_labels))
-    go(recorder, data=other, resume=str(tmp_path))
+    go(recorder, data=other, resume=str(tmp_path), new_data=True)
     assert any("was trained on the data set 'random', and goes on with 'arrays'" in message
                for message in recorder.all("notify"))
 

@@ -30,8 +30,8 @@ ROOMS = (
     "device.sim",
     # A run.
     "data", "run.machine", "data.source", "runners", "tuning", "run.result", "run.checkpoint",
-    "run.taken", "run.state_dict", "run.model", "run.export", "run.callbacks", "run.parallel",
-    "run.decided", "run.loop", "run.training", "run",
+    "run.resumption", "run.taken", "run.state_dict", "run.model", "run.export", "run.callbacks",
+    "run.parallel", "run.decided", "run.loop", "run.training", "run",
     # What people use.
     "doctor", "lab", "bench", "cli",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from rawnn.cli.screen import fitted, working
 from rawnn.common.files import check_output, write_atomically
 from rawnn.data.catalog import DATASETS
 from rawnn.errors import ConfigError
-from rawnn.run.checkpoint import Checkpoint, find
+from rawnn.run.checkpoint import Checkpoint, find_model
 from rawnn.run.model import Model
 
 
@@ -37,13 +37,14 @@ from rawnn.run.model import Model
             values=devices)
 def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | None, device: str,
           confusion: bool, json_file: str | None) -> None:
-    """Measure a CHECKPOINT (a file, or the newest of a directory) on its test set, or on --data.
+    """Measure a CHECKPOINT (a file; of a directory the best, else the newest) on its test set, or
+    on --data.
 
     Prints loss and accuracy and, for classes, precision, recall and the confusion matrix.
     """
     check_output("--json", json_file)
     check_data({"data": data, "dataset": dataset})
-    path, found = find(checkpoint, say)
+    path, found = find_model(checkpoint, say)
     examples = own_examples(found, str(path)) if data is None and dataset is None else \
         given_examples(found, dataset, data, target)
     if examples.answers is None and not _reconstructs(found):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from rawnn.data.catalog import is_table
 from rawnn.data.tables import Table, read_table
 from rawnn.errors import ConfigError, DataError
 from rawnn.run.checkpoint import Checkpoint
+from rawnn.run.resumption import Resumption
 
 _OWN_SET = ("dataset", "data", "target", "validation", "seed")
 
@@ -41,11 +43,13 @@ def own_examples(found: Checkpoint, where: str) -> Examples:
         raise ConfigError(f"{where} does not say what it was trained on: name the examples with "
                           f"--data or --dataset")
     config = {key: found.config.get(key) for key in _OWN_SET}
+    before = Resumption(Path(where), found)
     data = load_dataset(
         str(config["dataset"]), config["data"], target=config["target"],
-        fraction=float(config["validation"] or 0.2), seed=int(config["seed"] or 0),
+        fraction=float(config["validation"] or 0.2), seed=before.seed(int(config["seed"] or 0)),
         kind=_kind(found) if is_table(config["data"]) else None, notify=say,
         stand_in=True)
+    data = before.relabelled(data)
     answers = data.test_targets if data.train_targets is not None else data.test_labels
     if found.config.get("autoencoder"):
         answers = None

@@ -7,7 +7,7 @@ import click
 from rawnn.cli.screen import say
 from rawnn.common.files import check_output
 from rawnn.errors import ConfigError
-from rawnn.run.checkpoint import find
+from rawnn.run.checkpoint import find_model
 from rawnn.run.export import INPUT_TYPES, InputType, export_onnx
 from rawnn.run.model import Model
 
@@ -19,8 +19,8 @@ from rawnn.run.model import Model
               help="What the model shall take; the values are those of the training data either "
                    "way (bytes 0 to 255 stay so).")
 def export(checkpoint: str, file: str, input_type: InputType) -> None:
-    """Write a CHECKPOINT (a file, or the newest of a directory) as an ONNX model, with the
-    normalisation of its inputs. Needs the package onnx (the extra `export`).
+    """Write a CHECKPOINT (a file; of a directory the best, else the newest) as an ONNX model, with
+    the normalisation of its inputs. Needs the package onnx (the extra `export`).
 
     The model takes `inputs` [N, features] and gives `logits`, `probabilities` and `classes`, or
     `values` of a network trained with mse.
@@ -28,7 +28,7 @@ def export(checkpoint: str, file: str, input_type: InputType) -> None:
     if not file.lower().endswith(".onnx"):
         raise ConfigError(f"{file}: models are exported as .onnx")
     check_output("export", file)
-    _, found = find(checkpoint, say)
+    _, found = find_model(checkpoint, say)
     model = Model.of(found)
     export_onnx(model, file, input_type)
     say(f"{model.network} is in {file}")

@@ -21,7 +21,7 @@ from rawnn.cli.screen import working
 from rawnn.common.files import check_output, write_atomically
 from rawnn.data.catalog import DATASETS
 from rawnn.errors import ConfigError
-from rawnn.run.checkpoint import find
+from rawnn.run.checkpoint import find_model
 from rawnn.run.model import Model
 
 
@@ -41,7 +41,8 @@ from rawnn.run.model import Model
             values=devices)
 def predict(checkpoint: str, data: str, dataset: str | None, target: str | None, out: str | None,
             probabilities: bool, device: str) -> None:
-    """Predict with a CHECKPOINT (a file, or the newest of a directory) from --data, row by row.
+    """Predict with a CHECKPOINT (a file; of a directory the best, else the newest) from --data, row
+    by row.
 
     Where the right answers are known, how good the predictions are is printed as well.
     """
@@ -49,7 +50,7 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
         raise ConfigError(f"--out {out}: predictions are written as .csv or .npz")
     check_data({"data": data, "dataset": dataset})
     check_output("--out", out)
-    _, found = find(checkpoint, say)
+    _, found = find_model(checkpoint, say)
     examples = given_examples(found, dataset, data, target)
     model = Model.of(found)
     with working("predicting"):

@@ -22,7 +22,7 @@ from rawnn.cli.described import (
     training_text,
 )
 from rawnn.cli.grouped import Command
-from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
+from rawnn.cli.options import KEEPING, OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
 from rawnn.common.files import SideOutput, TextSink, check_output
 from rawnn.errors import RawnnError
@@ -41,6 +41,8 @@ LOSS_HEADER = f"{'epoch':>6} {'train loss':>11} {'test loss':>20} {'ms/epoch':>1
 
 @click.command(cls=Command)
 @config_options()
+@run_option(KEEPING, "--new-data", "With --resume: go on with other data than the checkpoint's.",
+            "they are refused", is_flag=True)
 @run_option(OUTPUT, "--json json_file", "Write the whole result as JSON.", "not written",
             metavar="FILE", type=PATH)
 @run_option(OUTPUT, "--log-allocations log_file", "Write a line for every call that takes device "
@@ -48,7 +50,7 @@ LOSS_HEADER = f"{'epoch':>6} {'train loss':>11} {'test loss':>20} {'ms/epoch':>1
             metavar="[FILE]", is_flag=False, flag_value="-")
 @run_option(OUTPUT, "--quiet", "Print nothing but warnings and errors.", "no", is_flag=True)
 def train(config_file: str | None, json_file: str | None, log_file: str | None, quiet: bool,
-          **options: Any) -> None:
+          new_data: bool, **options: Any) -> None:
     """Train a network on MNIST (or another data set) and report how fast and how well.
 
     Without --opt the preset `best` is used: what is fastest for this network on this machine.
@@ -70,7 +72,7 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
         closing.enter_context(screen)
         session = closing.enter_context(Session(
             config, screen, imports_ms=imports_ms, log_allocations=log, stand_in=True,
-            team=team))
+            team=team, new_data=new_data))
         result = session.run()
     try:
         if json_file:

@@ -88,7 +88,9 @@ def from_arrays(
     if (train.answers is None) != (test.answers is None):
         raise ConfigError("give y to both the training and the validation data, or to neither")
     made = Dataset(name, x, None, xt, None, 0, shape, source, False, normalisation=normalisation,
-                   autoencoder=train.answers is None, own=True)
+                   autoencoder=train.answers is None, own=True,
+                   split=(float(validation), seed) if split else None,
+                   given_types=reader.given_types)
     if train.answers is not None:
         made = reader.answered(made, train.answers, test.answers, kind, classes, label_names,
                                known=2 if split else 1)
@@ -129,6 +131,7 @@ class _Reader:
     notes: list[str]
     resident: dict[str, DeviceArray] = field(default_factory=dict)
     rows: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    given_types: dict[str, str] = field(default_factory=dict)
 
     def split(self, pair: Pair, fraction: float, seed: int) -> tuple[Pair, Pair]:
         """The pair for training and that for validation, of whose rows it remembers the places."""
@@ -180,6 +183,7 @@ class _Reader:
             raise DataError(f"{name} are empty: their shape is {list(host.shape)}")
         flat = host.reshape(len(host), -1)
         given = flat.dtype
+        self.given_types[key] = given.name
         if given.name not in INPUT_TYPES:
             flat = self.converted(flat, name)
             self._copied(key, f"{name} are converted from {given} to float32")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rawnn.data.dlpack import DeviceArray
 from rawnn.data.normalise import Normalisation, default_scale
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, DataError
 
 DEFAULT_FRACTION = 0.2
 """Of a set without a test part, that much is taken out of it for testing."""
@@ -38,7 +38,9 @@ class Dataset:
     the user what was converted or copied. The arrays may be read-only views of mapped files or of
     memory that another library owns. `own` marks data of the user's, in no built-in set: of these
     no example is left out by default. `resident` names the arrays ("train_images", ...) that lie on
-    a GPU as well, and where.
+    a GPU as well, and where. `split` is the fraction and the seed by which the test part was taken
+    out of what was given, None where it was given by itself; `given_types` has the types of inputs
+    ("train_images", ...) that are converted here.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Dataset:
     notes: tuple[str, ...] = ()
     own: bool = False
     resident: Mapping[str, DeviceArray] = field(default_factory=dict)
+    split: tuple[float, int] | None = None
+    given_types: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.normalisation is None:
@@ -95,5 +99,35 @@ class Dataset:
                        train_targets=rows[self.train_labels], test_targets=rows[self.test_labels],
                        resident=self._resident_inputs())
 
+    def relabelled(self, names: Sequence[str], label_names: tuple[str, ...]) -> Dataset:
+        """The same examples with the labels that a model of the classes `names` has for them: the
+        place of each label's own name, which is its index where classes have no names.
+        `label_names` are those of the result.
+
+        Raises DataError for a class that is not among `names`.
+        """
+        if self.train_labels is None or self.test_labels is None:
+            return self
+        own = self.label_names or tuple(map(str, range(self.classes)))
+        places = {name: place for place, name in enumerate(names)}
+        used = {int(label) for labels in (self.train_labels, self.test_labels)
+                for label in np.unique(labels)}
+        strange = [own[label] for label in sorted(used) if own[label] not in places]
+        if strange:
+            raise DataError(f"{self.name} has the class{'es' * (len(strange) > 1)} "
+                            f"{listed(strange)}, but the model knows {listed(names)}")
+        moved = np.array([places.get(name, 0) for name in own], np.int32)
+        if np.array_equal(moved, np.arange(len(own))):
+            return replace(self, classes=len(names), label_names=label_names)
+        kind = np.uint8 if len(names) <= 256 else np.int32
+        return replace(self, train_labels=moved[self.train_labels].astype(kind),
+                       test_labels=moved[self.test_labels].astype(kind), classes=len(names),
+                       label_names=label_names, resident=self._resident_inputs())
+
     def _resident_inputs(self) -> dict[str, DeviceArray]:
         return {k: v for k, v in self.resident.items() if k in ("train_images", "test_images")}
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, for a sentence; "none" where there are none."""
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "none"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
@@ -22,30 +22,31 @@ LEAST_STEPS = 8
 
 
 def named(config: Config, notify: Callable[[str], None], stand_in: bool = False,
-          offline: bool = False) -> Dataset:
-    """Load what the Config names; `stand_in` and `offline` are explained at `load_dataset`. Raises
-    ConfigError and DataError."""
-    return load_dataset(
-        config.dataset, config.data, target=config.target, fraction=config.validation,
-        normalise=config.normalise, kind=_kind(config) if is_table(config.data) else None,
-        seed=config.seed, notify=notify, offline=offline,
-        stand_in=stand_in)
+          offline: bool = False, **instead: Any) -> Dataset:
+    """Load what the Config names; `stand_in` and `offline` are explained at `load_dataset`, of
+    which `instead` are arguments that win over the Config's. Raises ConfigError and DataError."""
+    return load_dataset(config.dataset, config.data, **{
+        "target": config.target, "fraction": config.validation, "normalise": config.normalise,
+        "kind": _kind(config) if is_table(config.data) else None, "seed": config.seed,
+        "notify": notify, "offline": offline, "stand_in": stand_in, **instead})
 
 
 class ReadAhead:
     """The data set that the Config names, being read in a thread beside what the caller does.
     Nothing is fetched: whether there is a GPU is found out before a download begins."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, **instead: Any) -> None:
+        """`instead` is explained at `named`."""
         self._said: list[str] = []
         self._found: Dataset | None = None
         # One that ends with the process: an error of the caller's need not wait for it.
-        self._thread = Thread(target=self._read, args=(config,), name="rawnn data", daemon=True)
+        self._thread = Thread(target=self._read, args=(config, instead), name="rawnn data",
+                              daemon=True)
         self._thread.start()
 
-    def _read(self, config: Config) -> None:
+    def _read(self, config: Config, instead: Mapping[str, Any]) -> None:
         with suppress(Exception):  # `named` meets the same, where its user is told
-            self._found = named(config, self._said.append, offline=True)
+            self._found = named(config, self._said.append, offline=True, **instead)
 
     def result(self, notify: Callable[[str], None]) -> Dataset | None:
         """The data set, with what there was to say of it; None where it has to be loaded by
@@ -68,7 +69,8 @@ def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Datas
     return config, data
 
 
-def given(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset:
+def given(data: Any, config: Config, validation: Any, normalise: Any,
+          seed: int | None = None) -> Dataset:
     """A Dataset as it is, or one of arrays (X, y) as `from_arrays` takes them; what is None is
     taken from the Config. Raises ConfigError and DataError."""
     if isinstance(data, Dataset):
@@ -76,7 +78,8 @@ def given(data: Any, config: Config, validation: Any, normalise: Any) -> Dataset
             raise ConfigError("a Dataset brings its own validation data and normalisation")
         return data
     return from_arrays(
-        data, config.validation if validation is None else validation, seed=config.seed,
+        data, config.validation if validation is None else validation,
+        seed=config.seed if seed is None else seed,
         normalise=config.normalise if normalise is None else normalise, kind=_kind(config))
 
 

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from rawnn.common.files import SideOutput, check_output
 from rawnn.errors import CheckpointError, ConfigError, RawnnError
-from rawnn.run.checkpoint import Checkpoint, Store, read, write
+from rawnn.run.checkpoint import (
+    BEST,
+    EARLY_STOPPING,
+    Checkpoint,
+    Store,
+    is_of_run,
+    read,
+    write,
+)
 from rawnn.run.listener import Listener
 from rawnn.run.result import Report
 
@@ -122,8 +130,6 @@ class Checkpoints(Listener):
         self._last = epoch
 
 
-BEST = "best.safetensors"
-_FACTS = "early_stopping"
 _HIGHER_IS_BETTER = ("test_accuracy", "train_accuracy")
 
 
@@ -151,11 +157,12 @@ class EarlyStopping(Listener):
         self._session = session
         self.best, self.best_epoch, self._waited = math.nan, 0, 0
         self._state: dict[str, Any] | None = None
-        before = session.facts.get(_FACTS)
+        before = session.facts.pop(EARLY_STOPPING, None)
         if before and before["monitor"] == self._monitor:
             self.best, self.best_epoch = float(before["best"]), int(before["epoch"])
             self._waited = int(before["waited"])
             self._state = self._kept_best()
+            self._note()
 
     def _kept_best(self) -> dict[str, Any] | None:
         """The best state of the run that is continued."""
@@ -165,9 +172,10 @@ class EarlyStopping(Listener):
         if self._file is not None:
             try:
                 kept = read(self._file)
-                if kept.epoch == self.best_epoch:
+                its = is_of_run(kept, self._session.lineage)
+                if its and kept.epoch == self.best_epoch:
                     return {**kept.parameters, **kept.state}
-                reason = f"{self._file} is of epoch {kept.epoch}"
+                reason = f"{self._file} is of " + (f"epoch {kept.epoch}" if its else "another run")
             except CheckpointError as error:
                 reason = str(error)
         self._session.listener.notify(f"the best parameters of the run before, of epoch "
@@ -176,8 +184,14 @@ class EarlyStopping(Listener):
 
     def reported(self, report: Report) -> None:
         self._judge(report)
-        self._session.facts[_FACTS] = {"monitor": self._monitor, "best": self.best,
-                                       "epoch": self.best_epoch, "waited": self._waited}
+        self._note()
+
+    def _note(self) -> None:
+        """What checkpoints keep of it."""
+        self._session.facts[EARLY_STOPPING] = {
+            "monitor": self._monitor, "best": self.best, "epoch": self.best_epoch,
+            "waited": self._waited,
+            "saved": self._file is not None and self._state is not None}
 
     def _judge(self, report: Report) -> None:
         value = float(getattr(report, self._monitor))
@@ -190,6 +204,7 @@ class EarlyStopping(Listener):
             if self._restore:
                 self._state = self._session.runner.state()
                 if self._file is not None:
+                    self._note()
                     self._write(self._session.checkpoint(report.epoch), self._file)
             return
         self._waited += 1

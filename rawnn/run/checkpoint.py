@@ -39,10 +39,16 @@ _DTYPES: dict[str, Any] = {
 }
 _STATE, _NORMALISATION = "state.", "normalisation."
 _NAME = re.compile(r"rawnn-([0-9]{6,12})\.safetensors")
+BEST = "best.safetensors"
+"""What early stopping calls the checkpoint of the best report."""
+EARLY_STOPPING = "early_stopping"
+"""Under this name `facts` hold what early stopping knows: `epoch` of the best report, `best`, its
+figure by `monitor`, `waited`, and whether the parameters are `saved` as `BEST`."""
 _MAX_HEADER = 100 << 20  # what the safetensors library itself allows
 
 Notify = Callable[[str], None]
 Arrays = dict[str, NDArray[Any]]
+Lineage = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +56,10 @@ class Checkpoint:
     """What a file holds. `epoch` epochs are done; `state` is what the runner keeps besides the
     parameters (optimizer state, clock, loss scale), by tensor name; `config` is the run's Config as
     plain values; `facts` are numbers of the listeners, such as the best loss so far; `taken` says
-    what the run took of what was open (rawnn/run/taken.py), {} where nobody wrote it down."""
+    what the run took of what was open (rawnn/run/taken.py), {} where nobody wrote it down; `data`
+    which data it was trained on (rawnn/run/resumption.py), {} where that is not known; `lineage`
+    has a random name and the first epoch of the run and of each that continued it, () in older
+    files."""
 
     network: Network
     parameters: Parameters
@@ -61,6 +70,8 @@ class Checkpoint:
     label_names: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     taken: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    lineage: Lineage = ()
 
 
 # -- content ---------------------------------------------------------------------------------------
@@ -82,6 +93,8 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "label_names": _json(checkpoint.label_names),
         "facts": _json(checkpoint.facts),
         **({"taken": _json(checkpoint.taken)} if checkpoint.taken else {}),
+        **({"data": _json(checkpoint.data)} if checkpoint.data else {}),
+        **({"lineage": _json(checkpoint.lineage)} if checkpoint.lineage else {}),
     }
     tensors: Arrays = {**checkpoint.parameters}
     tensors |= {_STATE + name: array for name, array in checkpoint.state.items()}
@@ -137,7 +150,9 @@ def _made(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoin
         network, {name: parts[""][name] for name in wanted}, int(metadata["epoch"]), parts[_STATE],
         dict(json.loads(metadata["config"])), normalisation,
         tuple(str(name) for name in json.loads(metadata["label_names"])),
-        dict(json.loads(metadata["facts"])), dict(json.loads(metadata.get("taken", "{}"))))
+        dict(json.loads(metadata["facts"])), dict(json.loads(metadata.get("taken", "{}"))),
+        dict(json.loads(metadata.get("data", "{}"))),
+        tuple((str(name), int(epoch)) for name, epoch in json.loads(metadata.get("lineage", "[]"))))
 
 
 def unpack(content: bytes, where: str) -> tuple[dict[str, str], Arrays]:
@@ -270,14 +285,67 @@ def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint
     raise CheckpointError(f"{path} holds no checkpoint that can be read{reason}")
 
 
-def continued(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run, and where they name a checkpoint to `resume`, under them the options of the
-    run that wrote it, which then goes on saving beside it. Raises CheckpointError, also where that
-    run's data were named relative to another folder."""
+def find_model(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
+    """The checkpoint of the model at `path`: the file itself; of a directory the one that training
+    ended with, which is `best.safetensors` where early stopping of the same run wrote it, else the
+    newest good one. `notify` gets a sentence where it is not the newest.
+
+    Raises CheckpointError.
+    """
+    best = Path(path, BEST)
+    if not os.path.isdir(path) or not best.exists():
+        return find(path, notify)
+    try:
+        kept = read(best)
+    except CheckpointError as error:
+        notify(f"{error}; looking for another checkpoint")
+        return find(path, notify)
+    if not listed(path):
+        notify(f"{best} is used, of epoch {kept.epoch}: {path} holds no other checkpoint")
+        return best, kept
+    newest, found = find(path, notify)
+    known = found.facts.get(EARLY_STOPPING, {})
+    ahead = bool(kept.lineage) and kept.epoch > found.epoch
+    if not (is_of_run(kept, found.lineage) or is_of_run(found, kept.lineage)):
+        notify(f"{best} is of another run than {newest.name}: {newest.name} is used")
+    elif not ahead and (known.get("epoch") != kept.epoch or not known.get("saved", True)):
+        notify(f"{best} is not what training ended with: {newest.name} is used")
+    else:
+        other = "" if newest.name == name_of(kept.epoch) else \
+            f"; the newest, of epoch {found.epoch}, is {newest.name}"
+        notify(f"{best} is used, the best parameters, of epoch {kept.epoch}{other}")
+        return best, kept
+    return newest, found
+
+
+def is_of_run(kept: Checkpoint, lineage: Lineage) -> bool:
+    """Whether the checkpoint was written by the run of `lineage`, or by one that it continues and
+    no later than it was taken up."""
+    shared = len(kept.lineage)
+    return lineage[:shared] == kept.lineage and \
+        all(kept.epoch <= first for _, first in lineage[shared:])
+
+
+def continued(values: Mapping[str, Any], arrays: bool = False,
+              found: tuple[Path, Checkpoint] | None = None) -> dict[str, Any]:
+    """Options of a run, and where they name a checkpoint to `resume` (which may be `found` already)
+    under them the options of the run that wrote it, which then goes on saving beside it. `arrays`
+    says that the data are given apart from the options.
+
+    Raises CheckpointError, also where that run's data were named relative to another folder,
+    ConfigError where they were arrays, which no option names.
+    """
     if not values.get("resume"):
         return dict(values)
-    path, found = find(values["resume"], lambda message: None)  # said when it is loaded
-    before = {k: v for k, v in found.config.items() if k != "resume"}
+    path, kept = found or find(values["resume"], lambda message: None)  # said when it is loaded
+    before = {k: v for k, v in kept.config.items() if k != "resume"}
+    if not arrays and "dataset" not in kept.config and values.get("data") is None \
+            and values.get("dataset") is None:
+        what = "was trained on arrays of a Python program, which no checkpoint holds" \
+            if kept.config else "is a model alone, which names no data"
+        raise ConfigError(f"{path} {what}: give them, as in rawnn.train(data=(X, y), "
+                          f"resume={os.fspath(values['resume'])!r}), or name a file of the same "
+                          f"examples with data= (--data)")
     if before.get("save"):
         before["save"] = os.fspath(path.parent)
     data = before.get("data")

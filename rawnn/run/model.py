@@ -6,6 +6,7 @@ device is opened; `device` runs them on the engine instead.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -226,8 +227,10 @@ class Model:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Model:
-        """Read a checkpoint, or the newest good one of a directory. Raises CheckpointError."""
-        return cls.of(checkpoint.find(path, lambda message: None)[1])
+        """Read a checkpoint, or the model of a directory of them: `best.safetensors` where early
+        stopping left it there, else the newest good one. Which it is is said to the logger "rawnn"
+        where it is not the newest. Raises CheckpointError."""
+        return cls.of(checkpoint.find_model(path, logging.getLogger("rawnn").info)[1])
 
     @classmethod
     def of(cls, found: checkpoint.Checkpoint) -> Model:

@@ -11,9 +11,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import numpy as np
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.files import TextSink
 from rawnn.data import Dataset
-from rawnn.data.source import ReadAhead, check_fit, given, left_out, named, settled, spare_outputs
+from rawnn.data.source import ReadAhead, check_fit, left_out, named, settled, spare_outputs
 from rawnn.errors import (
     CheckpointError,
     ConfigError,
@@ -34,7 +36,14 @@ from rawnn.errors import (
 from rawnn.ranks import Team
 from rawnn.run import parallel
 from rawnn.run.callbacks import Listeners, asked_for, writing_nothing
-from rawnn.run.checkpoint import Checkpoint, check_fits, continued, cure_of_unsaved, find
+from rawnn.run.checkpoint import (
+    EARLY_STOPPING,
+    Checkpoint,
+    Lineage,
+    check_fits,
+    continued,
+    cure_of_unsaved,
+)
 from rawnn.run.config import Config
 from rawnn.run.decided import Decider
 from rawnn.run.listener import Listener as Listener
@@ -42,6 +51,7 @@ from rawnn.run.listener import listeners_of
 from rawnn.run.loop import Loop
 from rawnn.run.machine import Opened, open_device, since_import
 from rawnn.run.result import Result, Times, environment
+from rawnn.run.resumption import Resumption, brought, record_of, resumption_of
 from rawnn.run.taken import taken_of
 from rawnn.runners.base import Runner, State
 from rawnn.runners.host import HostRunner
@@ -53,13 +63,19 @@ OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiv
 
 def train(config: Config | None = None, *, listener: object = (),
           data: Any = None, validation: Any = None, normalise: Any = None,
-          team: Team | None = None, communicator: Any = None, **options: Any) -> Result:
+          new_data: bool = False, team: Team | None = None, communicator: Any = None,
+          **options: Any) -> Result:
     """Train the network of `config` (or of Config(**options)) and return what was found.
 
     `data` is a directory or file, as Config's, or a Dataset, or arrays (X, y) as `from_arrays`
-    takes them, with `validation` and `normalise`. With `resume` the options of the run that wrote
-    the checkpoint hold unless others are given. `listener` is one or several:
+    takes them, with `validation` and `normalise`. `listener` is one or several:
     a Listener, or what has some of its methods.
+
+    With `resume` the options of the run that wrote the checkpoint hold unless others are given, and
+    so do its split and its normalisation: mean and deviation are the ones that the network was
+    trained with. Labels mean the classes that the network knows by their names. Arrays have to be
+    given again; data of another shape, type or content than the checkpoint's are refused unless
+    `new_data` is true. A RuntimeWarning says what an older checkpoint does not know of them.
 
     A data set that cannot be had is an error: generated digits are trained on where they are asked
     for, `dataset="synthetic"`. Where `device` is "auto" and there is no GPU, a RuntimeWarning says
@@ -92,17 +108,23 @@ def train(config: Config | None = None, *, listener: object = (),
     of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
     if config is not None and (options or of_config):
         raise ConfigError("give either a Config or its options, not both")
+    resume = options.get("resume") if config is None else config.resume
+    before = Resumption.of(resume) if resume else None
     if config is None:
-        config = Config(**continued({**options, **of_config}))
-    dataset = given(data, config, validation, normalise) if arrays else None
+        config = Config(**continued({**options, **of_config}, arrays,
+                                    (before.path, before.checkpoint) if before else None))
+    dataset = None
+    if arrays:
+        dataset, config = brought(data, config, validation, normalise, before)
     listeners = listeners_of(listener)
     team = team or parallel.join(config, communicator=communicator)
-    with Session(config, *listeners, data=dataset, team=team) as session:
+    with Session(config, *listeners, data=dataset, team=team, resumption=before,
+                 new_data=new_data) as session:
         if session.device is None and config.device == "auto":
             warnings.warn(f"training on the host, not on a GPU: {session.no_gpu}", RuntimeWarning,
                           stacklevel=2)
-        if session.spare:
-            warnings.warn(session.spare, RuntimeWarning, stacklevel=2)
+        for sentence in filter(None, (session.spare, session.unknown)):
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
         result = session.run()
     if session.unsaved is not None:
         session.unsaved.result = result  # type: ignore[attr-defined]
@@ -120,14 +142,17 @@ class Session:
     def __init__(self, config: Config, *listeners: Listener, imports_ms: float = 0.0,
                  data: Dataset | None = None, opened: Opened | None = None,
                  log_allocations: TextSink | None = None, stand_in: bool = False,
-                 team: Team | None = None) -> None:
+                 team: Team | None = None, resumption: Resumption | None = None,
+                 new_data: bool = False) -> None:
         """`imports_ms` is what the process took to get here. `data` and `opened` may be given
         where several runs share them; an opened device is then left open. `log_allocations` gets
         a line for each call that takes device memory from the driver or gives it back. `stand_in`
         lets generated digits take the place of a data set that cannot be had. As one rank of a
         `team`, which it leaves at the end, it trains on its part of every batch; checkpoints and
-        logs are written by rank 0."""
+        logs are written by rank 0. `resumption` is what `config.resume` names, where the caller
+        has read it; `new_data` allows other data than its run had."""
         self.team = team
+        self._resumption, self._new_data = resumption, new_data
         self._imports_ms = imports_ms
         self._closing = ExitStack()
         if team is not None:
@@ -171,10 +196,15 @@ class Session:
         config, notify = self.config, self.listener.notify
         self.stopped = ""
         self.signal = 0
+        before = resumption_of(config, self._resumption, self._new_data)
+        self.unknown = before.unknown if before else ""
+        for sentence in filter(None, (*before.messages, self.unknown) if before else ()):
+            notify(sentence)
+        instead = before.loading(config) if before else {}
         reading = None
         if opened is None:  # ahead of the data: a GPU that is not there is found before a download
             if data is None and config.device != "host":
-                reading = ReadAhead(config)
+                reading = ReadAhead(config, **instead)
             opened = open_device(config.device, notify,
                                  parallel.ordinal(config, self.team) if self.team else 0)
             if opened.device:
@@ -184,12 +214,16 @@ class Session:
         self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
         started = perf_counter()
         self._brought = data is not None
-        self.data = data or (reading and reading.result(notify)) or named(config, notify, stand_in)
+        self.data = data or (reading and reading.result(notify)) or \
+            named(config, notify, stand_in, **instead)
         for note in data.notes if data else ():
             notify(note)
         if config.autoencoder:
             self.data = self.data.reconstructing()
+        if before is not None:
+            self.data = before.relabelled(self.data)
         check_fit(config, self.data)
+        other = before is not None and before.differs(self.data, self._new_data)
         self.config, said = settled(config, self.data)
         config, self.spare = self.config, spare_outputs(self.config, self.data)
         for sentence in filter(None, (said, self.spare)):
@@ -200,9 +234,9 @@ class Session:
         if log_allocations is not None:
             self._log_allocations(log_allocations)
         started = perf_counter()
-        before = find(config.resume, notify) if config.resume is not None else None
         decider = Decider(config, self.data, opened, self.team, notify)
-        self.selection, self.work = decider.decided(before)
+        self.selection, self.work = decider.decided(
+            (before.path, before.checkpoint) if before else None)
         if self.team is not None:
             self.team.compare("the toggles", {
                 "the device": "the host" if self.device is None else "a GPU",
@@ -227,8 +261,11 @@ class Session:
         self.resumed = 0
         self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
         self.unsaved: CheckpointError | None = None
+        self.lineage: Lineage = ((uuid4().hex[:16], 0),)
         if before is not None:
-            self._resume(*before)
+            self._resume(before.path, before.checkpoint)
+        if other and self.facts.pop(EARLY_STOPPING, None):
+            notify("early stopping begins anew: what was best before was so on other data")
         self._outlook: dict[str, float] = {}
         if self.team is not None and opened.device and not opened.device.backend.caution:
             said, self._outlook = parallel.outlook(self.team, *runner.timed_apart())
@@ -261,6 +298,7 @@ class Session:
         if self.team is not None:
             self.team.compare("the checkpoint", parallel.state_facts(self.runner.state()))
         self.resumed, self.facts = found.epoch, dict(found.facts)
+        self.lineage = (*found.lineage, (self.lineage[0][0], found.epoch))
         if found.epoch >= self.config.epochs:
             raise ConfigError(f"{file} has {found.epoch} epochs behind it: to go on, ask for more "
                               f"than --epochs {self.config.epochs}")
@@ -299,7 +337,11 @@ class Session:
             network, {name: state.pop(name) for name in names}, epoch, state, config,
             self.data.normalisation, self.data.label_names,
             {**self.facts, "dataset": self.data.name, "features": self.data.feature_names},
-            self._taken.plain())
+            self._taken.plain(), self._record, self.lineage)
+
+    @cached_property
+    def _record(self) -> dict[str, Any]:
+        return record_of(self.data, self._brought)
 
     def restore(self, state: State) -> None:
         """Replace parameters and state by what `runner.state()` gave before."""
@@ -337,7 +379,10 @@ class Session:
         marked `interrupted`. What a GPU has been given already is waited for.
         """
         self._loop = loop = Loop(self)
+        kept = self.facts.get(EARLY_STOPPING)
         self.listener.started(self)
+        if kept is not None and self.facts.get(EARLY_STOPPING) is kept:
+            del self.facts[EARLY_STOPPING]  # of the run before: this one does not stop early
         try:
             self.signal = loop.run()
         except TrainingDiverged as error:

@@ -1,0 +1,173 @@
+"""What a run that goes on owes to the one before: its data, how they were split and normalised, and
+the names of its classes. A checkpoint keeps all of it but the arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rawnn.data import Dataset
+from rawnn.data.identity import differences, identity_of
+from rawnn.data.normalise import Normalisation, Normalise
+from rawnn.data.source import given
+from rawnn.errors import CheckpointError, ConfigError, DataError
+from rawnn.run.checkpoint import Checkpoint, find
+from rawnn.run.config import Config
+
+
+@dataclass(frozen=True, eq=False)
+class Resumption:
+    """The checkpoint that a run goes on from; `messages` are what there was to say when it was
+    looked for."""
+
+    path: Path
+    checkpoint: Checkpoint
+    messages: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, resume: str | os.PathLike[str]) -> Resumption:
+        """The checkpoint at a path. Raises CheckpointError, also for a record of the data that
+        makes no sense."""
+        messages: list[str] = []
+        path, checkpoint = find(resume, messages.append)
+        _check_record(checkpoint.data, path)
+        return cls(path, checkpoint, tuple(messages))
+
+    @property
+    def unknown(self) -> str:
+        """A sentence on what an older checkpoint, or a model alone, does not say; "" for none."""
+        if self.checkpoint.data:
+            return ""
+        more = "" if self._knows_options else ", nor how they were split and normalised: give " \
+                                              "validation and normalise as they were"
+        return f"{self.path}, which an older rawnn wrote or which is a model alone, does not say " \
+               f"what its data were: whether they are the same now is not known{more}"
+
+    @property
+    def _knows_options(self) -> bool:
+        """Whether its options say how the data were split and normalised: of arrays they did not in
+        older files."""
+        return bool(self.checkpoint.data) or "dataset" in self.checkpoint.config
+
+    # -- loading the data --------------------------------------------------------------------------
+    def normalise(self, asked: Normalise) -> Normalise:
+        """What data are to be normalised by: what the network was trained with, unless something
+        else is asked for, which `differs` then refuses. Of arrays an older checkpoint keeps no more
+        than mean and deviation."""
+        kept, before = self.checkpoint.normalisation, self.checkpoint.config.get("normalise")
+        if isinstance(asked, Mapping):
+            asked = Config(normalise=dict(asked)).normalise
+        if asked is None or (isinstance(asked, str | dict) and asked == before):
+            return kept if self._knows_options or kept.mean is not None else asked
+        return asked
+
+    def loading(self, config: Config) -> dict[str, Any]:
+        """Arguments of `load_dataset` that win over the Config's."""
+        return {"normalise": self.normalise(config.normalise), "seed": self.seed(config.seed)}
+
+    def seed(self, otherwise: int) -> int:
+        """The seed that takes the test part out of the data."""
+        split = self.checkpoint.data.get("split")
+        return int(split[1]) if split else otherwise
+
+    def validation(self, asked: Any) -> Any:
+        """The validation data of arrays. Raises ConfigError where the run before had arrays of
+        their own for them, and this one has none."""
+        data = self.checkpoint.data
+        if asked is None and data and data["arrays"] and data["split"] is None:
+            raise ConfigError(f"the run of {self.path} was tested on examples that were given by "
+                              f"themselves: give them again, as validation=(X, y), or a fraction "
+                              f"of other data with new_data=True")
+        return asked
+
+    # -- checking them -----------------------------------------------------------------------------
+    def relabelled(self, data: Dataset) -> Dataset:
+        """The data with the labels that the network knows their classes by. Raises DataError for a
+        class that it does not know."""
+        kept = self.checkpoint
+        if data.train_labels is None or not kept.network.answers.labelled:
+            return data
+        names = kept.label_names or tuple(map(str, range(
+            int(kept.data.get("classes", kept.network.outputs)))))
+        if not (kept.data or kept.label_names or set(data.label_names) <= set(names)):
+            return data  # a model alone, whose classes may have any names
+        try:
+            return data.relabelled(names, kept.label_names)
+        except DataError as error:
+            raise DataError(f"{error}, as {self.path} keeps them: give those labels the names of "
+                            f"the model, leave their rows out, or train another network, without "
+                            f"resume (--resume)") from None
+
+    def differs(self, data: Dataset, new_data: bool) -> bool:
+        """Whether the data are known to be others than those of the run before. Raises ConfigError
+        where that is not wanted, or where the network cannot go on with them."""
+        kept = self.checkpoint
+        if not kept.data:
+            return False
+        if not _equal(data.normalisation, kept.normalisation):
+            raise ConfigError(f"{data.name} is normalised in another way than the network of "
+                              f"{self.path} was trained with ({kept.normalisation}): leave "
+                              f"normalise out; a Dataset takes it as from_arrays(..., normalise="
+                              f"rawnn.Model.load({os.fspath(self.path)!r}).normalisation)")
+        now = identity_of(data)
+        ours, theirs = now["columns"], kept.data["columns"]
+        if ours != theirs and sorted(ours) == sorted(theirs):
+            raise ConfigError(f"{data.name} has the columns of the run before in another order: "
+                              f"bring them into the order {', '.join(theirs)}")
+        found = differences(kept.data, now)
+        if found and not new_data:
+            raise ConfigError(f"the data are not those that {self.path} was trained on: "
+                              f"{'; '.join(found[:2])}; give the same, or new_data=True "
+                              f"(--new-data) to go on with these")
+        return bool(found)
+
+
+def record_of(data: Dataset, arrays: bool) -> dict[str, Any]:
+    """What a checkpoint keeps of the data of its run; `arrays` says that a Python program gave
+    them."""
+    return {"arrays": arrays, **identity_of(data)}
+
+
+def resumption_of(config: Config, found: Resumption | None, new_data: bool) -> Resumption | None:
+    """What `config.resume` names, which may be `found` already; None for a new run. Raises
+    CheckpointError; ConfigError for `new_data` without it."""
+    if config.resume is not None:
+        return found or Resumption.of(config.resume)
+    if new_data:
+        raise ConfigError("new_data (--new-data) plays no part without resume (--resume): give "
+                          "that, too, or leave it out")
+    return None
+
+
+def brought(data: Any, config: Config, validation: Any, normalise: Normalise,
+            before: Resumption | None) -> tuple[Dataset, Config]:
+    """The Dataset of what a Python program gave, split and normalised as that of the run `before`;
+    and the Config with how that was done, as far as an option can say it."""
+    if isinstance(data, Dataset) or before is None:
+        made = given(data, config, validation, normalise)
+    else:
+        asked = config.normalise if normalise is None else normalise
+        made = given(data, config, before.validation(validation), before.normalise(asked),
+                     before.seed(config.seed))
+    options: dict[str, Any] = {} if made.split is None else {"validation": made.split[0]}
+    if isinstance(normalise, str | Mapping):
+        options["normalise"] = normalise
+    return made, replace(config, **options)
+
+
+def _equal(a: Normalisation, b: Normalisation) -> bool:
+    return all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+
+
+def _check_record(data: Mapping[str, Any], path: Path) -> None:
+    kinds = {"arrays": bool, "parts": dict, "classes": int, "label_names": list, "columns": list,
+             "split": list | None, "digest": str}
+    fine = all(isinstance(data.get(name, ...), kind) for name, kind in kinds.items())
+    if data and not (fine and len(data["split"] or "ab") == 2):
+        raise CheckpointError(f"{path} is not a valid checkpoint (what it says of its data makes "
+                              f"no sense)")

@@ -1,0 +1,389 @@
+"""What a run that goes on takes from the one before: its data, split, normalisation and classes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.data import from_arrays
+from rawnn.data.identity import SAMPLE, _sample, differences, identity_of
+from rawnn.data.normalise import Normalisation
+from rawnn.errors import CheckpointError, ConfigError, DataError
+from rawnn.run.checkpoint import find, unpack, write
+from rawnn.run.config import Config
+from rawnn.run.model import Model
+from rawnn.run.result import Result
+from rawnn.run.training import train
+from tests.cli.conftest import Rawnn
+from tests.cli.conftest import rawnn as rawnn
+from tests.engine import same_parameters
+from tests.test_training import Recorder
+
+RNG = np.random.default_rng(7)
+X = (RNG.normal(size=(300, 6)) * [1, 50, 1000, 0.01, 5, 20] + [9, -50, 3000, 1, 0, 7]
+     ).astype(np.float32)
+Y = ((X - X.mean(0)) / X.std(0) @ RNG.normal(size=(6, 3))).argmax(axis=1)
+WORDS = np.array(["ant", "bee", "cat"])[Y]
+OPTIONS: dict[str, Any] = {"layers": (6, 24, 3), "device": "host", "optimizer": "adam", "lr": 0.02,
+                           "shuffle": True, "batch": 16, "seed": 5}
+
+
+def first(folder: Path, y: Any = Y, epochs: int = 4, **changed: Any) -> Result:
+    return train(data=(X, y), epochs=epochs, save=folder,
+                 **{**OPTIONS, "normalise": "learned", **changed})
+
+
+def newest(folder: Path) -> Any:
+    return find(folder, lambda message: None)[1]
+
+
+def as_before(folder: Path) -> None:
+    """Rewrite a folder's newest checkpoint as it was written when it knew nothing of arrays."""
+    path, found = find(folder, lambda message: None)
+    config = {k: v for k, v in found.config.items() if k not in ("validation", "normalise")}
+    write(path, replace(found, data={}, lineage=(), config={
+        **config, "validation": 0.2, "normalise": None}))
+    assert not {"data", "lineage"} & set(unpack(path.read_bytes(), "it")[0])
+
+
+# -- the same data -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalise", [
+    "learned", "none", None, {"mean": X.mean(0), "std": X.std(0)}, {"scale": 0.001, "mean": 1.5},
+    Normalisation(0.5, np.full(6, 2, np.float32), np.full(6, 9, np.float32))])
+def test_arrays_are_split_and_normalised_as_before(tmp_path: Path, normalise: Any) -> None:
+    options = {**OPTIONS, "validation": 0.5, "normalise": normalise}
+    whole = train(data=(X, Y), epochs=6, **options)
+    part = train(data=(X, Y), epochs=3, save=tmp_path, **options)
+    rest = train(data=(X, Y), resume=tmp_path, epochs=6)
+    same_parameters(rest, whole)
+    assert rest.test_accuracy == whole.test_accuracy
+    assert rest.resumed_epochs == 3
+    for result in (part, rest):
+        assert result.config.validation == 0.5
+        if isinstance(normalise, str):
+            assert result.config.normalise == normalise
+
+
+def test_the_other_half_is_never_trained_on(tmp_path: Path) -> None:
+    """The rows that the continued run tests with are those that the first one left out."""
+    first(tmp_path, validation=0.5)
+    parts = []
+    for seed in (OPTIONS["seed"], 11):  # another seed orders examples anew, but splits as before
+        recorder = Recorder()
+        train(data=(X, Y), resume=tmp_path, epochs=6 + len(parts), seed=seed, listener=recorder)
+        data = recorder.all("started")[0].data
+        parts.append((data.train_images, data.test_images))
+    wanted = from_arrays((X, Y), 0.5, seed=OPTIONS["seed"])
+    for train_part, test_part in parts:
+        np.testing.assert_array_equal(train_part, wanted.train_images)
+        np.testing.assert_array_equal(test_part, wanted.test_images)
+
+
+def test_a_file_of_the_same_examples_is_the_same_data(tmp_path: Path, rawnn: Rawnn) -> None:
+    first(tmp_path / "kept", validation=0.25)
+    np.savez(tmp_path / "same.npz", X=X, y=Y)
+    done = rawnn("--resume", str(tmp_path / "kept"), "--epochs", "5", "--data",
+                 str(tmp_path / "same.npz"))
+    assert done.status == 0, done.err
+
+
+def test_autoencoders_and_values_go_on_too(tmp_path: Path) -> None:
+    for name, data, loss in (("a", X, "mse"), ("v", (X, X[:, :2] / 1000), "mse"),
+                             ("b", (X, (X[:, 1:3] > 0).astype(np.float32)), "bce")):
+        outputs = 6 if name == "a" else 2
+        options = {**OPTIONS, "layers": (6, 8, outputs), "loss": loss, "normalise": "learned",
+                   "lr": 1e-3}
+        whole = train(data=data, epochs=4, **options)
+        train(data=data, epochs=2, save=tmp_path / name, **options)
+        same_parameters(train(data=data, resume=tmp_path / name, epochs=4), whole)
+
+
+# -- other data ----------------------------------------------------------------------------------
+
+
+def changed_value(x: Any) -> Any:
+    other = x.copy()
+    other[17, 4] += 1
+    return other
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda x: {"data": (x[:200], Y[:200])}, r"training inputs were \[240, 6\].*are \[160, 6\]"),
+    (lambda x: {"data": (x.astype(np.float64), Y)}, "of type float32, and are .* of type float64"),
+    (lambda x: {"data": (changed_value(x), Y)}, "their values are others"),
+    (lambda x: {"data": (x, (Y + 1) % 3)}, "their values are others"),
+    (lambda x: {"data": (x, Y), "validation": 0.4},
+     "a fraction of 0.2 taken out by the seed 5, and is a fraction of 0.4"),
+    (lambda x: {"data": (x, Y), "validation": (x[:9], Y[:9])}, "and is given by itself"),
+])
+def test_other_data_are_refused_unless_they_are_wanted(
+        tmp_path: Path, change: Callable[[Any], dict[str, Any]], words: str) -> None:
+    first(tmp_path)
+    before = newest(tmp_path).normalisation
+    with pytest.raises(ConfigError, match=words) as caught:
+        train(resume=tmp_path, epochs=6, **change(X))
+    assert "give the same, or new_data=True (--new-data) to go on with these" in str(caught.value)
+    rest = train(resume=tmp_path, epochs=6, new_data=True, **change(X))
+    assert rest.resumed_epochs == 4
+    np.testing.assert_array_equal(rest.normalisation.mean, before.mean)  # what it was trained with
+    again = train(resume=tmp_path, epochs=7, **change(X))  # these are its data now
+    assert again.resumed_epochs == 6
+
+
+def test_new_data_are_normalised_by_the_statistics_of_the_old(tmp_path: Path) -> None:
+    first(tmp_path)
+    rest = train(data=(X * 3 + 1, Y), resume=tmp_path, epochs=5, new_data=True)
+    rows = from_arrays((X, Y), 0.2, seed=5).train_images.astype(np.float64)
+    np.testing.assert_allclose(rest.normalisation.mean, rows.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(rest.normalisation.std, rows.std(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("given", ["none", "pixels", {"scale": 3.0}])
+def test_another_normalisation_is_refused(tmp_path: Path, given: Any) -> None:
+    first(tmp_path)
+    with pytest.raises(ConfigError, match="is normalised in another way than the network of"):
+        train(data=(X, Y), normalise=given, resume=tmp_path, epochs=6)
+    with pytest.raises(ConfigError, match="is normalised in another way"):
+        train(data=from_arrays((X, Y), seed=5), resume=tmp_path, epochs=6)
+    whole = first(tmp_path / "whole", epochs=6)
+    kept = Model.load(tmp_path).normalisation  # as the sentence says
+    rest = train(data=from_arrays((X, Y), seed=5, normalise=kept), resume=tmp_path, epochs=6)
+    same_parameters(rest, whole)
+
+
+def test_arrays_have_to_be_given_again(tmp_path: Path, rawnn: Rawnn) -> None:
+    """A network of MNIST's shape does not go on with MNIST."""
+    images = RNG.integers(0, 256, (40, 784)).astype(np.uint8)
+    train(data=(images, RNG.integers(0, 10, 40)), device="host", epochs=1, save=tmp_path)
+    with pytest.raises(ConfigError, match="was trained on arrays of a Python program.*data=") as e:
+        train(resume=tmp_path, epochs=2)
+    done = rawnn("--resume", str(tmp_path), "--epochs", "2")
+    assert done.status == 2
+    assert done.err == f"rawnn: error: {e.value}\n"
+    with pytest.raises(ConfigError, match="the data are not those that"):
+        train(resume=tmp_path, epochs=2, dataset="synthetic")
+    with pytest.raises(ConfigError, match="the data are not those that"):
+        train(Config(resume=str(tmp_path), epochs=2, device="host", dataset="synthetic"))
+
+
+def test_validation_data_have_to_be_given_again(tmp_path: Path) -> None:
+    first(tmp_path, validation=(X[:50], Y[:50]))
+    with pytest.raises(ConfigError, match="tested on examples that were given by themselves: give"):
+        train(data=(X, Y), resume=tmp_path, epochs=5)
+    assert train(data=(X, Y), validation=(X[:50], Y[:50]), resume=tmp_path,
+                 epochs=5).resumed_epochs == 4
+
+
+def test_new_data_belong_to_a_run_that_goes_on(rawnn: Rawnn) -> None:
+    with pytest.raises(ConfigError, match="new_data .--new-data. plays no part without resume"):
+        train(data=(X, Y), new_data=True, epochs=1, **OPTIONS)
+    assert rawnn("--device", "host", "--dataset", "synthetic", "--new-data").status == 2
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def table(path: Path, columns: str = "abcdef", rows: slice = slice(None)) -> str:
+    lines = [",".join([*columns, "kind"])]
+    for x, word in zip(X[rows], WORDS[rows], strict=True):
+        lines.append(",".join([*(f"{x['abcdef'.index(c)]:.5g}" for c in columns), word]))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_a_file_that_has_changed_is_other_data(tmp_path: Path, rawnn: Rawnn) -> None:
+    file, kept = table(tmp_path / "t.csv"), str(tmp_path / "kept")
+    done = rawnn("--data", file, "--target", "kind", "--layers", "6-8-3", "--device", "host",
+                 "--normalise", "learned", "--epochs", "2", "--save", kept)
+    assert done.status == 0, done.err
+    before = newest(tmp_path / "kept").normalisation
+    table(tmp_path / "t.csv", rows=slice(0, 150))
+    done = rawnn("--resume", kept, "--epochs", "3")
+    assert (done.status, "Traceback" in done.err) == (2, False)
+    assert "the training inputs were [240, 6] of type float32, and are [120, 6]" in done.err
+    table(tmp_path / "t.csv", columns="bacdef")
+    done = rawnn("--resume", kept, "--epochs", "3", "--new-data")
+    assert done.status == 2
+    assert "in another order: bring them into the order a, b, c, d, e, f" in done.err
+    table(tmp_path / "t.csv", rows=slice(0, 150))
+    done = rawnn("--resume", kept, "--epochs", "3", "--new-data")
+    assert done.status == 0, done.err
+    np.testing.assert_array_equal(newest(tmp_path / "kept").normalisation.std, before.std)
+    assert rawnn("--resume", kept, "--epochs", "4").status == 0  # that file is its data now
+
+
+# -- checkpoints that know less ------------------------------------------------------------------
+
+
+def test_an_older_checkpoint_loads_and_says_what_is_not_known(tmp_path: Path) -> None:
+    whole = first(tmp_path / "whole", epochs=6)
+    first(tmp_path / "a")
+    as_before(tmp_path / "a")
+    recorder = Recorder()
+    with pytest.warns(RuntimeWarning, match="does not say what its data were.*nor how they were "
+                                            "split and normalised: give validation and normalise"):
+        rest = train(data=(X, Y), normalise="learned", resume=tmp_path / "a", epochs=6,
+                     listener=recorder)
+    same_parameters(rest, whole)
+    assert any("does not say what its data were" in m for m in recorder.all("notify"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # what goes on from there knows
+        train(data=(X, Y), resume=tmp_path / "a", epochs=7)
+
+
+def test_statistics_of_an_older_checkpoint_are_used(tmp_path: Path) -> None:
+    whole = first(tmp_path / "whole", epochs=6)
+    first(tmp_path / "a")
+    as_before(tmp_path / "a")
+    with pytest.warns(RuntimeWarning, match="does not say"):
+        same_parameters(train(data=(X, Y), resume=tmp_path / "a", epochs=6), whole)
+    first(tmp_path / "b")
+    as_before(tmp_path / "b")
+    with pytest.raises(ConfigError, match="was trained on arrays of a Python program"):
+        train(resume=tmp_path / "b", epochs=6)
+
+
+def test_an_older_checkpoint_of_a_file_knows_how_it_was_read(tmp_path: Path, rawnn: Rawnn) -> None:
+    kept = tmp_path / "kept"
+    assert rawnn("--data", table(tmp_path / "t.csv"), "--target", "kind", "--layers", "6-8-3",
+                 "--device", "host", "--normalise", "learned", "--validation", "0.4", "--epochs",
+                 "2", "--save", str(kept)).status == 0
+    path, found = find(kept, print)
+    write(path, replace(found, data={}, lineage=()))
+    done = rawnn("--resume", str(kept), "--epochs", "3")
+    assert done.status == 0, done.err
+    assert "whether they are the same now is not known\n" in done.err
+    assert "180 + 120 examples" in done.out
+
+
+def test_a_model_alone_may_be_trained_on_anything(tmp_path: Path) -> None:
+    model = tmp_path / "model.safetensors"
+    result = first(tmp_path / "a", optimizer="sgd", y=WORDS)
+    result.model.save(model)
+    with pytest.raises(ConfigError, match="is a model alone, which names no data"):
+        train(resume=model, epochs=6, layers=(6, 24, 3))
+    with pytest.warns(RuntimeWarning, match="is a model alone, does not say what its data were"):
+        rest = train(data=(X, WORDS), resume=model, epochs=1, layers=(6, 24, 3), device="host")
+    np.testing.assert_array_equal(rest.normalisation.mean, result.normalisation.mean)
+    state = result.model.state_dict()
+    Model.from_state_dict(state).save(model)  # its classes have no names yet
+    with pytest.warns(RuntimeWarning, match="does not say"):
+        named = train(data=(X, WORDS), resume=model, epochs=1, layers=(6, 24, 3), device="host",
+                      normalise="learned")
+    assert named.label_names == ("ant", "bee", "cat")
+
+
+@pytest.mark.parametrize("wrong", [{"digest": 3}, {"parts": []}, {"split": [1]}, {"classes": "x"}])
+def test_a_record_that_makes_no_sense(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    first(tmp_path)
+    path, found = find(tmp_path, print)
+    write(path, replace(found, data={**found.data, **wrong}))
+    with pytest.raises(CheckpointError, match="what it says of its data makes no sense"):
+        train(data=(X, Y), resume=tmp_path, epochs=6)
+
+
+# -- classes -------------------------------------------------------------------------------------
+
+
+def right(result: Result, word: str) -> float:
+    """How many of a kind are named right: seen by the words alone."""
+    return float((result.model.predict(X[word == WORDS], "labels") == word).mean())
+
+
+def test_classes_keep_their_places(tmp_path: Path) -> None:
+    """Rows of two kinds of three train the outputs of these two."""
+    before = first(tmp_path, y=WORDS, epochs=20)
+    assert min(right(before, word) for word in ("ant", "bee", "cat")) > 0.9
+    some = WORDS != "ant"
+    rest = train(data=(X[some], WORDS[some]), resume=tmp_path, epochs=21, new_data=True)
+    assert rest.label_names == ("ant", "bee", "cat")
+    assert min(right(rest, word) for word in ("bee", "cat")) > 0.9
+    assert rest.test_accuracy > 0.9
+
+
+@pytest.mark.parametrize(("y", "shown"), [
+    (np.array(["q", "bee", "w"])[Y], "the classes q, w"), (Y, "the classes 0, 1, 2"),
+    (np.array(["ant", "bee", "x"])[Y], "the class x")])
+def test_a_class_that_the_model_does_not_know(tmp_path: Path, y: Any, shown: str) -> None:
+    first(tmp_path, y=WORDS)
+    with pytest.raises(DataError, match=f"{shown}, but the model knows ant, bee, cat, as .*: give "
+                                        "those labels the names of the model, leave their rows"):
+        train(data=(X, y), resume=tmp_path, epochs=5, new_data=True)
+
+
+def test_classes_without_names_are_known_by_their_numbers(tmp_path: Path, rawnn: Rawnn) -> None:
+    """A table of the numbers 1 and 2 names them; they are the second and third of three."""
+    kept, file = str(tmp_path / "kept"), tmp_path / "t.csv"
+    text = table(file)
+    named = file.read_text()
+    for number, word in enumerate(("ant", "bee", "cat")):
+        named = named.replace(word, str(number))
+    file.write_text(named)
+    assert rawnn("--data", text, "--target", "kind", "--layers", "6-24-3", "--device", "host",
+                 "--normalise", "learned", "--optimizer", "adam", "--lr", "0.02", "--epochs", "20",
+                 "--save", kept).status == 0
+    assert newest(tmp_path / "kept").label_names == ()
+    file.write_text("\n".join(line for line in named.splitlines() if not line.endswith(",0")))
+    done = rawnn("--resume", kept, "--epochs", "21", "--new-data")
+    assert done.status == 0, done.err
+    found = newest(tmp_path / "kept")
+    assert found.label_names == ()
+    model = Model.of(found)
+    some = Y > 0
+    assert (model.predict(X[some]) == Y[some]).mean() > 0.9
+    file.write_text(named.replace(",2\n", ",many\n"))
+    done = rawnn("--resume", kept, "--epochs", "22", "--new-data")
+    assert done.status == 1
+    assert "has the class many, but the model knows 0, 1, 2" in done.err
+
+
+def test_eval_knows_the_classes_of_a_part_of_them(tmp_path: Path, rawnn: Rawnn) -> None:
+    kept, file = str(tmp_path / "kept"), tmp_path / "t.csv"
+    assert rawnn("--data", table(file), "--target", "kind", "--layers", "6-24-3", "--device",
+                 "host", "--normalise", "learned", "--optimizer", "adam", "--lr", "0.02",
+                 "--epochs", "20", "--save", kept).status == 0
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(line for line in lines if not line.endswith("ant")))
+    done = rawnn("--resume", kept, "--epochs", "21", "--new-data", "--seed", "9")
+    assert done.status == 0, done.err
+    shown = float(next(line for line in done.out.splitlines()
+                       if line.startswith("test accuracy")).split()[-1])
+    done = rawnn("eval", kept, "--json", str(tmp_path / "e.json"))
+    assert done.status == 0, done.err
+    found = json.loads((tmp_path / "e.json").read_bytes())
+    assert found["accuracy"] == pytest.approx(shown, abs=1e-4)  # of the same rows and classes
+    assert found["accuracy"] > 0.9
+
+
+# -- what identifies data ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(10, 3), (5000, 100), (3, 400_000), (1, 2_000_000), (900_000,)])
+def test_a_sample_is_no_larger_than_asked(shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    found = np.frombuffer(_sample(array, 200_000), np.float32)
+    assert found.nbytes == array.nbytes if array.nbytes <= 200_000 else \
+        100_000 < found.nbytes <= 200_000
+    assert (found[0], found[-1]) == (array.flat[0], array.flat[-1])
+    assert len(set(found.tolist())) == len(found)
+
+
+def test_data_are_known_by_all_their_parts() -> None:
+    wide = from_arrays((X, WORDS), 0.3, seed=1)
+    assert identity_of(wide) == identity_of(from_arrays((X.copy(), WORDS.tolist()), 0.3, seed=1))
+    assert identity_of(wide) == json.loads(json.dumps(identity_of(wide)))
+    others = (from_arrays((X, WORDS), 0.3, seed=2), from_arrays((X, Y), 0.3, seed=1),
+              from_arrays((X[::-1], WORDS), 0.3, seed=1), wide.reconstructing(), wide.one_hot())
+    for other in others:
+        assert differences(identity_of(wide), identity_of(other))
+    assert not differences(identity_of(wide), identity_of(wide))
+    assert SAMPLE <= 2**20
