@@ -164,7 +164,7 @@ def test_arrays_have_to_be_given_again(tmp_path: Path, rawnn: Rawnn) -> None:
     """A network of MNIST's shape does not go on with MNIST."""
     images = RNG.integers(0, 256, (40, 784)).astype(np.uint8)
     train(data=(images, RNG.integers(0, 10, 40)), device="host", epochs=1, save=tmp_path)
-    with pytest.raises(ConfigError, match="was trained on arrays of a Python program.*data=") as e:
+    with pytest.raises(ConfigError, match=r"was trained on arrays of a Python program.*data=") as e:
         train(resume=tmp_path, epochs=2)
     done = rawnn("--resume", str(tmp_path), "--epochs", "2")
     assert done.status == 2
@@ -184,7 +184,7 @@ def test_validation_data_have_to_be_given_again(tmp_path: Path) -> None:
 
 
 def test_new_data_belong_to_a_run_that_goes_on(rawnn: Rawnn) -> None:
-    with pytest.raises(ConfigError, match="new_data .--new-data. plays no part without resume"):
+    with pytest.raises(ConfigError, match=r"new_data .--new-data. plays no part without resume"):
         train(data=(X, Y), new_data=True, epochs=1, **OPTIONS)
     assert rawnn("--device", "host", "--dataset", "synthetic", "--new-data").status == 2
 
