@@ -75,39 +75,39 @@ def test_the_folder_holds_what_training_ended_with(tmp_path: Path,
 
 
 def test_the_command_line_uses_it_and_says_so(tmp_path: Path, rawnn: Rawnn) -> None:
-    kept, file = str(tmp_path / "kept"), tmp_path / "t.npz"
+    saved, file = str(tmp_path / "saved"), tmp_path / "t.npz"
     np.savez(file, X=NOISE[0], y=NOISE[1])
     done = rawnn("--data", str(file), "--layers", "12-24-4", "--optimizer", "adam", "--lr", "0.03",
                  "--batch", "8", "--epochs", "80", "--patience", "3", "--device", "host", "--save",
-                 kept, "--json", str(tmp_path / "r.json"))
+                 saved, "--json", str(tmp_path / "r.json"))
     assert done.status == 0, done.err
     result = json.loads((tmp_path / "r.json").read_bytes())
     assert "are back" in done.err
-    used = f"rawnn: {Path(kept, BEST)} is used, the best parameters, of epoch "
-    done = rawnn("eval", kept, "--json", str(tmp_path / "e.json"))
+    used = f"rawnn: {Path(saved, BEST)} is used, the best parameters, of epoch "
+    done = rawnn("eval", saved, "--json", str(tmp_path / "e.json"))
     assert used in done.err
     found = json.loads((tmp_path / "e.json").read_bytes())
     assert found["accuracy"] == pytest.approx(result["test_accuracy"])
     assert found["loss"] == pytest.approx(result["test_loss"], rel=1e-5)
-    assert found["checkpoint"] == str(Path(kept, BEST))
-    done = rawnn("predict", kept, "--data", str(file))
+    assert found["checkpoint"] == str(Path(saved, BEST))
+    done = rawnn("predict", saved, "--data", str(file))
     assert used in done.err
-    best = read(Path(kept, BEST))
+    best = read(Path(saved, BEST))
     assert [int(line) for line in done.out.split()[1:]] == \
         Model.of(best).predict(NOISE[0]).tolist()
-    newest = str(listed(kept)[-1][1])
+    newest = str(listed(saved)[-1][1])
     done = rawnn("eval", newest, "--json", str(tmp_path / "e.json"))
     assert used not in done.err
     assert json.loads((tmp_path / "e.json").read_bytes())["epoch"] == len(result["history"])
-    done = rawnn("--resume", kept, "--epochs", "90")
+    done = rawnn("--resume", saved, "--epochs", "90")
     assert f"continuing from {newest}" in done.err
 
 
 def test_export_uses_it(tmp_path: Path, rawnn: Rawnn) -> None:
     onnx = pytest.importorskip("onnx")
-    result = go(tmp_path / "kept")
+    result = go(tmp_path / "saved")
     out = tmp_path / "m.onnx"
-    done = rawnn("export", str(tmp_path / "kept"), str(out))
+    done = rawnn("export", str(tmp_path / "saved"), str(out))
     assert done.status == 0, done.err
     assert f"{BEST} is used" in done.err
     arrays = [onnx.numpy_helper.to_array(t) for t in onnx.load(out).graph.initializer]
@@ -138,7 +138,7 @@ def goes_on_without(folder: Path, best: Path) -> None:
 
 
 def another_branch(folder: Path, best: Path) -> None:
-    """A run that was taken up again before its best, and got none better since."""
+    """A run that was resumed from before its best, and got none better since."""
     result = go(folder, patience=30, epochs=30, lr=0.003)
     at = min(result.history, key=lambda r: r.test_loss).epoch
     assert at > 1
@@ -150,7 +150,7 @@ def another_branch(folder: Path, best: Path) -> None:
 
 
 def without_a_file(folder: Path, best: Path) -> None:
-    """Early stopping by a listener that keeps no file and goes on from one that did."""
+    """Early stopping by a listener that writes no file and goes on from one that did."""
     go(folder, Stopper(4), patience=50)
     go(folder, EarlyStopping(50), resume=folder, patience=None, epochs=6)
 
@@ -159,7 +159,7 @@ def without_a_file(folder: Path, best: Path) -> None:
                                   without_a_file])
 def test_a_best_that_is_not_used(tmp_path: Path, case: Callable[[Path, Path], None]) -> None:
     go(tmp_path / "other", seed=1)
-    folder, best = tmp_path / "kept", tmp_path / "other" / BEST
+    folder, best = tmp_path / "saved", tmp_path / "other" / BEST
     folder.mkdir()
     shutil.copy(best, folder)
     case(folder, best)
@@ -173,11 +173,11 @@ def test_a_best_that_is_not_used(tmp_path: Path, case: Callable[[Path, Path], No
 
 def test_a_best_of_another_run_does_not_come_back(tmp_path: Path) -> None:
     go(tmp_path / "other", seed=1)
-    go(tmp_path / "kept", Stopper(5), patience=50)
-    at = read(tmp_path / "kept" / BEST).epoch
-    write(tmp_path / "kept" / BEST, replace(read(tmp_path / "other" / BEST), epoch=at))
+    go(tmp_path / "saved", Stopper(5), patience=50)
+    at = read(tmp_path / "saved" / BEST).epoch
+    write(tmp_path / "saved" / BEST, replace(read(tmp_path / "other" / BEST), epoch=at))
     recorder = Recorder()
-    go(tmp_path / "kept", recorder, resume=tmp_path / "kept", patience=50, epochs=6)
+    go(tmp_path / "saved", recorder, resume=tmp_path / "saved", patience=50, epochs=6)
     assert any("are lost" in m and "is of another run" in m for m in recorder.all("notify"))
 
 
@@ -228,13 +228,13 @@ def test_folders_of_an_older_rawnn(tmp_path: Path) -> None:
     assert model_of(tmp_path)[0] == listed(tmp_path)[-1][1].name
 
 
-@pytest.mark.parametrize(("kept", "epoch", "lineage", "wanted"), [
+@pytest.mark.parametrize(("saved", "epoch", "lineage", "wanted"), [
     ((("a", 0),), 7, (("a", 0),), True), ((("a", 0),), 3, (("a", 0), ("b", 5)), True),
     ((("a", 0),), 7, (("a", 0), ("b", 5)), False), ((("c", 0),), 3, (("a", 0), ("b", 5)), False),
     ((), 3, (("a", 0),), False), ((), 3, (("a", 4),), True), ((), 3, (), True),
     ((("a", 0), ("b", 5)), 6, (("a", 0),), False)])
-def test_runs_and_what_continues_them(kept: Any, epoch: int, lineage: Any, wanted: bool) -> None:
-    found = read_nothing(kept, epoch)
+def test_runs_and_what_continues_them(saved: Any, epoch: int, lineage: Any, wanted: bool) -> None:
+    found = read_nothing(saved, epoch)
     assert is_of_run(found, lineage) == wanted
 
 

@@ -1,4 +1,4 @@
-"""What a run that goes on takes from the one before: its data, split, normalisation and classes."""
+"""What a resumed run inherits from the one before: its data, split, normalisation and classes."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def test_the_other_half_is_never_trained_on(tmp_path: Path) -> None:
 
 
 def test_a_file_of_the_same_examples_is_the_same_data(tmp_path: Path, rawnn: Rawnn) -> None:
-    first(tmp_path / "kept", validation=0.25)
+    first(tmp_path / "saved", validation=0.25)
     np.savez(tmp_path / "same.npz", X=X, y=Y)
-    done = rawnn("--resume", str(tmp_path / "kept"), "--epochs", "5", "--data",
+    done = rawnn("--resume", str(tmp_path / "saved"), "--epochs", "5", "--data",
                  str(tmp_path / "same.npz"))
     assert done.status == 0, done.err
 
@@ -122,7 +122,7 @@ def changed_value(x: Any) -> Any:
     (lambda x: {"data": (changed_value(x), Y)}, "their values are others"),
     (lambda x: {"data": (x, (Y + 1) % 3)}, "their values are others"),
     (lambda x: {"data": (x, Y), "validation": 0.4},
-     "a fraction of 0.2 taken out by the seed 5, and is a fraction of 0.4"),
+     "a fraction of 0.2 split off by the seed 5, and is a fraction of 0.4"),
     (lambda x: {"data": (x, Y), "validation": (x[:9], Y[:9])}, "and is given by itself"),
 ])
 def test_other_data_are_refused_unless_they_are_wanted(
@@ -155,8 +155,8 @@ def test_another_normalisation_is_refused(tmp_path: Path, given: Any) -> None:
     with pytest.raises(ConfigError, match="is normalised in another way"):
         train(data=from_arrays((X, Y), seed=5), resume=tmp_path, epochs=6)
     whole = first(tmp_path / "whole", epochs=6)
-    kept = Model.load(tmp_path).normalisation  # as the sentence says
-    rest = train(data=from_arrays((X, Y), seed=5, normalise=kept), resume=tmp_path, epochs=6)
+    saved = Model.load(tmp_path).normalisation  # as the sentence says
+    rest = train(data=from_arrays((X, Y), seed=5, normalise=saved), resume=tmp_path, epochs=6)
     same_parameters(rest, whole)
 
 
@@ -201,24 +201,24 @@ def table(path: Path, columns: str = "abcdef", rows: slice = slice(None)) -> str
 
 
 def test_a_file_that_has_changed_is_other_data(tmp_path: Path, rawnn: Rawnn) -> None:
-    file, kept = table(tmp_path / "t.csv"), str(tmp_path / "kept")
+    file, saved = table(tmp_path / "t.csv"), str(tmp_path / "saved")
     done = rawnn("--data", file, "--target", "kind", "--layers", "6-8-3", "--device", "host",
-                 "--normalise", "learned", "--epochs", "2", "--save", kept)
+                 "--normalise", "learned", "--epochs", "2", "--save", saved)
     assert done.status == 0, done.err
-    before = newest(tmp_path / "kept").normalisation
+    before = newest(tmp_path / "saved").normalisation
     table(tmp_path / "t.csv", rows=slice(0, 150))
-    done = rawnn("--resume", kept, "--epochs", "3")
+    done = rawnn("--resume", saved, "--epochs", "3")
     assert (done.status, "Traceback" in done.err) == (2, False)
     assert "the training inputs were [240, 6] of type float32, and are [120, 6]" in done.err
     table(tmp_path / "t.csv", columns="bacdef")
-    done = rawnn("--resume", kept, "--epochs", "3", "--new-data")
+    done = rawnn("--resume", saved, "--epochs", "3", "--new-data")
     assert done.status == 2
     assert "in another order: bring them into the order a, b, c, d, e, f" in done.err
     table(tmp_path / "t.csv", rows=slice(0, 150))
-    done = rawnn("--resume", kept, "--epochs", "3", "--new-data")
+    done = rawnn("--resume", saved, "--epochs", "3", "--new-data")
     assert done.status == 0, done.err
-    np.testing.assert_array_equal(newest(tmp_path / "kept").normalisation.std, before.std)
-    assert rawnn("--resume", kept, "--epochs", "4").status == 0  # that file is its data now
+    np.testing.assert_array_equal(newest(tmp_path / "saved").normalisation.std, before.std)
+    assert rawnn("--resume", saved, "--epochs", "4").status == 0  # that file is its data now
 
 
 # -- checkpoints that know less ------------------------------------------------------------------
@@ -253,13 +253,13 @@ def test_statistics_of_an_older_checkpoint_are_used(tmp_path: Path) -> None:
 
 
 def test_an_older_checkpoint_of_a_file_knows_how_it_was_read(tmp_path: Path, rawnn: Rawnn) -> None:
-    kept = tmp_path / "kept"
+    saved = tmp_path / "saved"
     assert rawnn("--data", table(tmp_path / "t.csv"), "--target", "kind", "--layers", "6-8-3",
                  "--device", "host", "--normalise", "learned", "--validation", "0.4", "--epochs",
-                 "2", "--save", str(kept)).status == 0
-    path, found = find(kept, print)
+                 "2", "--save", str(saved)).status == 0
+    path, found = find(saved, print)
     write(path, replace(found, data={}, lineage=()))
-    done = rawnn("--resume", str(kept), "--epochs", "3")
+    done = rawnn("--resume", str(saved), "--epochs", "3")
     assert done.status == 0, done.err
     assert "whether they are the same now is not known\n" in done.err
     assert "180 + 120 examples" in done.out
@@ -322,7 +322,7 @@ def test_a_class_that_the_model_does_not_know(tmp_path: Path, y: Any, shown: str
 
 def test_classes_without_names_are_known_by_their_numbers(tmp_path: Path, rawnn: Rawnn) -> None:
     """A table of the numbers 1 and 2 names them; they are the second and third of three."""
-    kept, file = str(tmp_path / "kept"), tmp_path / "t.csv"
+    saved, file = str(tmp_path / "saved"), tmp_path / "t.csv"
     text = table(file)
     named = file.read_text()
     for number, word in enumerate(("ant", "bee", "cat")):
@@ -330,34 +330,34 @@ def test_classes_without_names_are_known_by_their_numbers(tmp_path: Path, rawnn:
     file.write_text(named)
     assert rawnn("--data", text, "--target", "kind", "--layers", "6-24-3", "--device", "host",
                  "--normalise", "learned", "--optimizer", "adam", "--lr", "0.02", "--epochs", "20",
-                 "--save", kept).status == 0
-    assert newest(tmp_path / "kept").label_names == ()
+                 "--save", saved).status == 0
+    assert newest(tmp_path / "saved").label_names == ()
     file.write_text("\n".join(line for line in named.splitlines() if not line.endswith(",0")))
-    done = rawnn("--resume", kept, "--epochs", "21", "--new-data")
+    done = rawnn("--resume", saved, "--epochs", "21", "--new-data")
     assert done.status == 0, done.err
-    found = newest(tmp_path / "kept")
+    found = newest(tmp_path / "saved")
     assert found.label_names == ()
     model = Model.of(found)
     some = Y > 0
     assert (model.predict(X[some]) == Y[some]).mean() > 0.9
     file.write_text(named.replace(",2\n", ",many\n"))
-    done = rawnn("--resume", kept, "--epochs", "22", "--new-data")
+    done = rawnn("--resume", saved, "--epochs", "22", "--new-data")
     assert done.status == 1
     assert "has the class many, but the model knows 0, 1, 2" in done.err
 
 
 def test_eval_knows_the_classes_of_a_part_of_them(tmp_path: Path, rawnn: Rawnn) -> None:
-    kept, file = str(tmp_path / "kept"), tmp_path / "t.csv"
+    saved, file = str(tmp_path / "saved"), tmp_path / "t.csv"
     assert rawnn("--data", table(file), "--target", "kind", "--layers", "6-24-3", "--device",
                  "host", "--normalise", "learned", "--optimizer", "adam", "--lr", "0.02",
-                 "--epochs", "20", "--save", kept).status == 0
+                 "--epochs", "20", "--save", saved).status == 0
     lines = file.read_text().splitlines()
     file.write_text("\n".join(line for line in lines if not line.endswith("ant")))
-    done = rawnn("--resume", kept, "--epochs", "21", "--new-data", "--seed", "9")
+    done = rawnn("--resume", saved, "--epochs", "21", "--new-data", "--seed", "9")
     assert done.status == 0, done.err
     shown = float(next(line for line in done.out.splitlines()
                        if line.startswith("test accuracy")).split()[-1])
-    done = rawnn("eval", kept, "--json", str(tmp_path / "e.json"))
+    done = rawnn("eval", saved, "--json", str(tmp_path / "e.json"))
     assert done.status == 0, done.err
     found = json.loads((tmp_path / "e.json").read_bytes())
     assert found["accuracy"] == pytest.approx(shown, abs=1e-4)  # of the same rows and classes

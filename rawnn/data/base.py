@@ -38,8 +38,8 @@ class Dataset:
     the user what was converted or copied. The arrays may be read-only views of mapped files or of
     memory that another library owns. `own` marks data of the user's, in no built-in set: of these
     no example is left out by default. `resident` names the arrays ("train_images", ...) that lie on
-    a GPU as well, and where. `split` is the fraction and the seed by which the test part was taken
-    out of what was given, None where it was given by itself; `given_types` has the types of inputs
+    a GPU as well, and where. `split` is the fraction and the seed by which the test part was split
+    off what was given, None where it was given by itself; `given_types` has the types of inputs
     ("train_images", ...) that are converted here.
     """
 

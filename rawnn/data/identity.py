@@ -1,5 +1,5 @@
 """Whether a data set is the one that a run was trained on: by shapes, types, classes, columns and
-the digest of a sample, as plain values that a checkpoint keeps."""
+the digest of a sample, as plain values that a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -76,4 +76,4 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _split(split: Any) -> str:
     if split is None:
         return "given by itself"
-    return f"a fraction of {split[0]:g} taken out by the seed {split[1]}"
+    return f"a fraction of {split[0]:g} split off by the seed {split[1]}"

@@ -296,53 +296,53 @@ def find_model(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Chec
     if not os.path.isdir(path) or not best.exists():
         return find(path, notify)
     try:
-        kept = read(best)
+        stored = read(best)
     except CheckpointError as error:
         notify(f"{error}; looking for another checkpoint")
         return find(path, notify)
     if not listed(path):
-        notify(f"{best} is used, of epoch {kept.epoch}: {path} holds no other checkpoint")
-        return best, kept
+        notify(f"{best} is used, of epoch {stored.epoch}: {path} holds no other checkpoint")
+        return best, stored
     newest, found = find(path, notify)
     known = found.facts.get(EARLY_STOPPING, {})
-    ahead = bool(kept.lineage) and kept.epoch > found.epoch
-    if not (is_of_run(kept, found.lineage) or is_of_run(found, kept.lineage)):
+    ahead = bool(stored.lineage) and stored.epoch > found.epoch
+    if not (is_of_run(stored, found.lineage) or is_of_run(found, stored.lineage)):
         notify(f"{best} is of another run than {newest.name}: {newest.name} is used")
-    elif not ahead and (known.get("epoch") != kept.epoch or not known.get("saved", True)):
+    elif not ahead and (known.get("epoch") != stored.epoch or not known.get("saved", True)):
         notify(f"{best} is not what training ended with: {newest.name} is used")
     else:
-        other = "" if newest.name == name_of(kept.epoch) else \
+        other = "" if newest.name == name_of(stored.epoch) else \
             f"; the newest, of epoch {found.epoch}, is {newest.name}"
-        notify(f"{best} is used, the best parameters, of epoch {kept.epoch}{other}")
-        return best, kept
+        notify(f"{best} is used, the best parameters, of epoch {stored.epoch}{other}")
+        return best, stored
     return newest, found
 
 
-def is_of_run(kept: Checkpoint, lineage: Lineage) -> bool:
+def is_of_run(stored: Checkpoint, lineage: Lineage) -> bool:
     """Whether the checkpoint was written by the run of `lineage`, or by one that it continues and
-    no later than it was taken up."""
-    shared = len(kept.lineage)
-    return lineage[:shared] == kept.lineage and \
-        all(kept.epoch <= first for _, first in lineage[shared:])
+    no later than it was resumed."""
+    shared = len(stored.lineage)
+    return lineage[:shared] == stored.lineage and \
+        all(stored.epoch <= first for _, first in lineage[shared:])
 
 
 def continued(values: Mapping[str, Any], arrays: bool = False,
               found: tuple[Path, Checkpoint] | None = None) -> dict[str, Any]:
     """Options of a run, and where they name a checkpoint to `resume` (which may be `found` already)
-    under them the options of the run that wrote it, which then goes on saving beside it. `arrays`
-    says that the data are given apart from the options.
+    under them the options of the run that wrote it, which then goes on saving in its directory.
+    `arrays` says that the data are given apart from the options.
 
     Raises CheckpointError, also where that run's data were named relative to another folder,
     ConfigError where they were arrays, which no option names.
     """
     if not values.get("resume"):
         return dict(values)
-    path, kept = found or find(values["resume"], lambda message: None)  # said when it is loaded
-    before = {k: v for k, v in kept.config.items() if k != "resume"}
-    if not arrays and "dataset" not in kept.config and values.get("data") is None \
+    path, stored = found or find(values["resume"], lambda message: None)  # said when it is loaded
+    before = {k: v for k, v in stored.config.items() if k != "resume"}
+    if not arrays and "dataset" not in stored.config and values.get("data") is None \
             and values.get("dataset") is None:
         what = "was trained on arrays of a Python program, which no checkpoint holds" \
-            if kept.config else "is a model alone, which names no data"
+            if stored.config else "is a model alone, which names no data"
         raise ConfigError(f"{path} {what}: give them, as in rawnn.train(data=(X, y), "
                           f"resume={os.fspath(values['resume'])!r}), or name a file of the same "
                           f"examples with data= (--data)")

@@ -1,5 +1,5 @@
-"""What a run that goes on owes to the one before: its data, how they were split and normalised, and
-the names of its classes. A checkpoint keeps all of it but the arrays."""
+"""Resuming a run: its data, how they are split and normalised, and the names of its classes stay
+those of the run before. A checkpoint stores all of it but the arrays."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from rawnn.run.config import Config
 
 @dataclass(frozen=True, eq=False)
 class Resumption:
-    """The checkpoint that a run goes on from; `messages` are what there was to say when it was
-    looked for."""
+    """The checkpoint that a run is resumed from; `messages` are for the user, of looking for it."""
 
     path: Path
     checkpoint: Checkpoint
@@ -56,14 +55,14 @@ class Resumption:
 
     # -- loading the data --------------------------------------------------------------------------
     def normalise(self, asked: Normalise) -> Normalise:
-        """What data are to be normalised by: what the network was trained with, unless something
-        else is asked for, which `differs` then refuses. Of arrays an older checkpoint keeps no more
-        than mean and deviation."""
-        kept, before = self.checkpoint.normalisation, self.checkpoint.config.get("normalise")
+        """The normalisation of the data: the one that the network was trained with, unless another
+        is asked for, which `differs` then refuses. Of a run on arrays an older checkpoint stores
+        mean and deviation alone."""
+        stored, before = self.checkpoint.normalisation, self.checkpoint.config.get("normalise")
         if isinstance(asked, Mapping):
             asked = Config(normalise=dict(asked)).normalise
         if asked is None or (isinstance(asked, str | dict) and asked == before):
-            return kept if self._knows_options or kept.mean is not None else asked
+            return stored if self._knows_options or stored.mean is not None else asked
         return asked
 
     def loading(self, config: Config) -> dict[str, Any]:
@@ -71,7 +70,7 @@ class Resumption:
         return {"normalise": self.normalise(config.normalise), "seed": self.seed(config.seed)}
 
     def seed(self, otherwise: int) -> int:
-        """The seed that takes the test part out of the data."""
+        """The seed that splits the test part off the data."""
         split = self.checkpoint.data.get("split")
         return int(split[1]) if split else otherwise
 
@@ -89,37 +88,37 @@ class Resumption:
     def relabelled(self, data: Dataset) -> Dataset:
         """The data with the labels that the network knows their classes by. Raises DataError for a
         class that it does not know."""
-        kept = self.checkpoint
-        if data.train_labels is None or not kept.network.answers.labelled:
+        stored = self.checkpoint
+        if data.train_labels is None or not stored.network.answers.labelled:
             return data
-        names = kept.label_names or tuple(map(str, range(
-            int(kept.data.get("classes", kept.network.outputs)))))
-        if not (kept.data or kept.label_names or set(data.label_names) <= set(names)):
+        names = stored.label_names or tuple(map(str, range(
+            int(stored.data.get("classes", stored.network.outputs)))))
+        if not (stored.data or stored.label_names or set(data.label_names) <= set(names)):
             return data  # a model alone, whose classes may have any names
         try:
-            return data.relabelled(names, kept.label_names)
+            return data.relabelled(names, stored.label_names)
         except DataError as error:
-            raise DataError(f"{error}, as {self.path} keeps them: give those labels the names of "
+            raise DataError(f"{error}, as {self.path} stores them: give those labels the names of "
                             f"the model, leave their rows out, or train another network, without "
                             f"resume (--resume)") from None
 
     def differs(self, data: Dataset, new_data: bool) -> bool:
         """Whether the data are known to be others than those of the run before. Raises ConfigError
         where that is not wanted, or where the network cannot go on with them."""
-        kept = self.checkpoint
-        if not kept.data:
+        stored = self.checkpoint
+        if not stored.data:
             return False
-        if not _equal(data.normalisation, kept.normalisation):
+        if not _equal(data.normalisation, stored.normalisation):
             raise ConfigError(f"{data.name} is normalised in another way than the network of "
-                              f"{self.path} was trained with ({kept.normalisation}): leave "
+                              f"{self.path} was trained with ({stored.normalisation}): leave "
                               f"normalise out; a Dataset takes it as from_arrays(..., normalise="
                               f"rawnn.Model.load({os.fspath(self.path)!r}).normalisation)")
         now = identity_of(data)
-        ours, theirs = now["columns"], kept.data["columns"]
+        ours, theirs = now["columns"], stored.data["columns"]
         if ours != theirs and sorted(ours) == sorted(theirs):
             raise ConfigError(f"{data.name} has the columns of the run before in another order: "
                               f"bring them into the order {', '.join(theirs)}")
-        found = differences(kept.data, now)
+        found = differences(stored.data, now)
         if found and not new_data:
             raise ConfigError(f"the data are not those that {self.path} was trained on: "
                               f"{'; '.join(found[:2])}; give the same, or new_data=True "
@@ -128,7 +127,7 @@ class Resumption:
 
 
 def record_of(data: Dataset, arrays: bool) -> dict[str, Any]:
-    """What a checkpoint keeps of the data of its run; `arrays` says that a Python program gave
+    """What a checkpoint stores of the data of its run; `arrays` says that a Python program gave
     them."""
     return {"arrays": arrays, **identity_of(data)}
 
@@ -144,20 +143,20 @@ def resumption_of(config: Config, found: Resumption | None, new_data: bool) -> R
     return None
 
 
-def brought(data: Any, config: Config, validation: Any, normalise: Normalise,
-            before: Resumption | None) -> tuple[Dataset, Config]:
+def dataset_of(data: Any, config: Config, validation: Any, normalise: Normalise,
+               before: Resumption | None) -> tuple[Dataset, Config]:
     """The Dataset of what a Python program gave, split and normalised as that of the run `before`;
-    and the Config with how that was done, as far as an option can say it."""
+    and the Config with these requests, as far as an option can express them."""
     if isinstance(data, Dataset) or before is None:
-        made = given(data, config, validation, normalise)
+        dataset = given(data, config, validation, normalise)
     else:
         asked = config.normalise if normalise is None else normalise
-        made = given(data, config, before.validation(validation), before.normalise(asked),
-                     before.seed(config.seed))
-    options: dict[str, Any] = {} if made.split is None else {"validation": made.split[0]}
+        dataset = given(data, config, before.validation(validation), before.normalise(asked),
+                        before.seed(config.seed))
+    options: dict[str, Any] = {} if dataset.split is None else {"validation": dataset.split[0]}
     if isinstance(normalise, str | Mapping):
         options["normalise"] = normalise
-    return made, replace(config, **options)
+    return dataset, replace(config, **options)
 
 
 def _equal(a: Normalisation, b: Normalisation) -> bool:

@@ -51,7 +51,7 @@ from rawnn.run.listener import listeners_of
 from rawnn.run.loop import Loop
 from rawnn.run.machine import Opened, open_device, since_import
 from rawnn.run.result import Result, Times, environment
-from rawnn.run.resumption import Resumption, brought, record_of, resumption_of
+from rawnn.run.resumption import Resumption, dataset_of, record_of, resumption_of
 from rawnn.run.taken import taken_of
 from rawnn.runners.base import Runner, State
 from rawnn.runners.host import HostRunner
@@ -115,7 +115,7 @@ def train(config: Config | None = None, *, listener: object = (),
                                     (before.path, before.checkpoint) if before else None))
     dataset = None
     if arrays:
-        dataset, config = brought(data, config, validation, normalise, before)
+        dataset, config = dataset_of(data, config, validation, normalise, before)
     listeners = listeners_of(listener)
     team = team or parallel.join(config, communicator=communicator)
     with Session(config, *listeners, data=dataset, team=team, resumption=before,
@@ -379,9 +379,9 @@ class Session:
         marked `interrupted`. What a GPU has been given already is waited for.
         """
         self._loop = loop = Loop(self)
-        kept = self.facts.get(EARLY_STOPPING)
+        former = self.facts.get(EARLY_STOPPING)
         self.listener.started(self)
-        if kept is not None and self.facts.get(EARLY_STOPPING) is kept:
+        if former is not None and self.facts.get(EARLY_STOPPING) is former:
             del self.facts[EARLY_STOPPING]  # of the run before: this one does not stop early
         try:
             self.signal = loop.run()
