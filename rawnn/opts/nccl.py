@@ -78,9 +78,9 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     # wide1024 and mlp4 (6 and 5 MB), which one reduction serves better.
     in_turn = not wanted.backward and sum(t.nbytes for t in gradients.values()) > wanted.nbytes
     shards = None if wanted.sharded is False else \
-        Shards(plan, policy, SMALL_MB * 1_000_000)
+        Shards(plan, policy, SMALL_MB * 1_000_000, in_turn)
     if wanted.sharded is None and shards is not None and not (
-            in_turn and shards.exchanges and "overflow" not in plan.tensors):
+            in_turn and shards.uses_copies and "overflow" not in plan.tensors):
         shards = None
     order = _last_behind if shards else _as_needed
     plan, ahead = order(plan, gradients) if in_turn else (plan, set[str]())

@@ -7,6 +7,9 @@ update. Masters and the optimizer's state are gathered when they are asked for (
 Two ranks send each other what the other updates, and the update adds it to their own. That computes
 nothing on the way, so that copy engines do it and products keep all multiprocessors: an all-gather
 in place, of the rows that the one sends and the other gets.
+
+The first layer's matrix is the first that the next step reads. Each rank updates all of it, from a
+whole sum or, of two ranks, from both whole gradients: no gather opens a step.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ TILE = 256 * 128
 
 
 OWN, SENT, GOT = ":own", ":sent", ":got"
-"""Views of what is exchanged."""
+RANKS = (":rank0", ":rank1")
+"""Views of what is exchanged: of a part of a gradient, and of whole gradients."""
 
 
 def reduction(plan: Plan, names: Sequence[str]) -> Op:
@@ -46,22 +50,34 @@ def reduction(plan: Plan, names: Sequence[str]) -> Op:
 
 class Shards:
     """The matrices of a plan of which each rank updates its rows: those whose gradients have
-    `least` bytes, and rows that the ranks can share evenly. `exchanges` says whether there are
-    some of which two ranks send each other parts."""
+    `least` bytes, and rows that the ranks can share evenly; with `first_whole`, but for the first
+    layer's."""
 
-    def __init__(self, plan: Plan, policy: Policy, least: float) -> None:
+    def __init__(self, plan: Plan, policy: Policy, least: float, first_whole: bool) -> None:
         self._plan = plan
         self._of = {op.operands["dw"]: op for op in plan.ops if steps_a_parameter(op)}
-        self._shared = {name for name in self._of if len(plan[name].shape) == 2
-                        and plan[name].shape[0] % plan.ranks == 0 and plan[name].nbytes >= least}
+        large = [name for name in self._of
+                 if len(plan[name].shape) == 2 and plan[name].nbytes >= least]
+        lowest = min(map(self._layer, self._of), default=0)
+        first = next((n for n in large if self._layer(n) == lowest), "") if first_whole else ""
+        self._shared = {name for name in large
+                        if name != first and plan[name].shape[0] % plan.ranks == 0}
         self._turn = COPIES if policy.allocator == "arena" else TURN
-        self._exchanged = {name for name in self._shared if self._turn is COPIES
-                           and plan.ranks == 2 and not plan.own and self._is_exchanged(name)}
+        self._exchanged = {name for name in {*self._shared, first} - {""}
+                           if self._turn is COPIES and plan.ranks == 2 and not plan.own
+                           and self._is_exchanged(name)}
+        self._first = first
         self._made: dict[str, Tensor] = {t.name: t for t in (self._turn, EXCHANGES)}
 
     @property
-    def exchanges(self) -> bool:
-        return bool(self._exchanged)
+    def uses_copies(self) -> bool:
+        """Whether copy engines move what is shared, so that it takes fewer multiprocessors than
+        sums of whole gradients."""
+        return bool(self._exchanged) or \
+            (self._plan.ranks > 2 and self._turn is COPIES and bool(self._shared))
+
+    def _layer(self, name: str) -> int:
+        return self._plan[self._of[name].operands["w"]].layer
 
     def _is_exchanged(self, name: str) -> bool:
         """Whether a gradient is that of one product, and its update takes two parts of it."""
@@ -95,7 +111,7 @@ class Shards:
     def reductions(self, names: Sequence[str]) -> list[Op]:
         """Those of a bucket, but for what is exchanged: that stands amid the products."""
         plan = self._plan
-        whole = [name for name in names if name not in self._shared]
+        whole = [name for name in names if name not in self._shared | self._exchanged]
         scattered = [(name, self._rows(name)) for name in names
                      if name in self._shared - self._exchanged]
         return [*([reduction(plan, whole)] if whole else []),
@@ -110,7 +126,8 @@ class Shards:
                 for name, _ in op.reads}  # where last
         sent = [op for op in plan.ops if op.kind == "matmul" and op.operands["c"] in
                 self._exchanged]
-        halved = sent[-1] if early and sent and self._is_halved(sent[-1]) else None
+        halved = sent[-1] if early and sent and sent[-1].operands["c"] != self._first \
+            and self._is_halved(sent[-1]) else None
         ops: list[Op] = []
         held: dict[str, int] = {}
 
@@ -128,11 +145,11 @@ class Shards:
                 ops += self._halves(op)
                 sums([op.operands["c"]])
             elif any(op is each for each in sent):
-                ops += self._sent(op)
+                ops += self._sent_whole(op) if op.operands["c"] == self._first else self._sent(op)
                 sums([op.operands["c"]])
             elif not steps_a_parameter(op):
                 ops.append(op)
-            elif op.operands["dw"] not in self._shared:
+            elif op.operands["dw"] not in self._shared | self._exchanged:
                 ops.append(_urgent(op))
             elif not early:
                 ops += self._stepped([op.operands["dw"]])
@@ -143,12 +160,23 @@ class Shards:
 
     def _stepped(self, gradients: Sequence[str]) -> list[Op]:
         """Updates of this rank's rows, and what gathers the weights that products read."""
-        if not gradients:
-            return []
-        made = [self._of_rank(name) for name in gradients]
+        whole = [self._of_both(name) for name in gradients if name == self._first]
+        made = [self._of_rank(name) for name in gradients if name != self._first]
         parts = [op.operands.get("copy", op.operands["w"]) for op in made]
         pairs = [(self._made[part].source, part) for part in parts]
-        return [*made, all_gather(f"{pairs[-1][0]}.all_gather", pairs, self._turn.name)]
+        if not pairs:
+            return whole
+        return [*whole, *made, all_gather(f"{pairs[-1][0]}.all_gather", pairs, self._turn.name)]
+
+    def _of_both(self, name: str) -> Op:
+        """The update of a whole matrix from both ranks' gradients, added in the order of the ranks,
+        so that both get the same bits. Both compute the same float32 shares: k / batch is no
+        midpoint between two of them for a batch of less than 2^25."""
+        op, weight = self._of[name], self._plan.weight
+        shares = [weight, 1 - weight] if self._plan.rank == 0 else [1 - weight, weight]
+        dw, other = (_both(name) + PART + of for of in RANKS)
+        return _urgent(replace(op, operands={**op.operands, "dw": dw, "other": other}, attributes={
+            **op.attributes, "share": shares[0], "other_share": shares[1]}))
 
     def _of_rank(self, name: str) -> Op:
         """The update of this rank's rows, whose gradient has the name."""
@@ -173,6 +201,17 @@ class Shards:
         sent = self._rows(name, SENT, first + rank)
         self._rows(name, GOT, first + 1 - rank)
         return all_gather(f"{name}.exchange", [(both, sent)], EXCHANGES.name)
+
+    def _sent_whole(self, op: Op) -> list[Op]:
+        """The product of a gradient, and what sends all of it: those of both ranks lie side by
+        side."""
+        name = op.operands["c"]
+        t = self._plan[name]
+        both = self._with(replace(t, name=_both(name), shape=(2 * t.shape[0], t.shape[1])))
+        mine = [self._rows(name, of, 2 * rank, 2)
+                for rank, of in enumerate(RANKS)][self._plan.rank]
+        return [replace(op, operands={**op.operands, "c": mine}),
+                all_gather(f"{name}.exchange", [(both, mine)], EXCHANGES.name)]
 
     def _sent(self, op: Op) -> list[Op]:
         """The product of a gradient, and what sends a share of it. Of four shares of memory the

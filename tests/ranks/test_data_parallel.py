@@ -185,7 +185,8 @@ def test_sharded_in_the_order_of_the_backward_pass(more: str) -> None:
 def test_what_sharded_ranks_send_has_something_to_run_beside(
         more: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last large gradient comes last, and what is sent of it first; weights are updated once
-    nothing reads them. Two ranks take that by themselves where their memory is placed once."""
+    nothing reads them. Two ranks take that by themselves where their memory is placed once. The
+    first layer's gradients are exchanged whole, so that no gather opens the next step."""
     monkeypatch.setattr("rawnn.opts.nccl.BUCKET_MB", 0.0005)
     monkeypatch.setattr("rawnn.opts.shards.TILE", 1)
     layers, data = (29, 32, 48, 32, 4), random_dataset(29, 4, train=45, test=4)
@@ -197,13 +198,38 @@ def test_what_sharded_ranks_send_has_something_to_run_beside(
         copy = ".bfloat16" if "bf16" in more else ""
         wanted = ["fc2.weight_grad", "dw2.exchange", "fc2.input_grad", "fc2.weight.sgd",
                   f"fc2.weight{copy}.all_gather", "fc1.weight_grad", "dw1.exchange",
-                  "fc1.weight.sgd", f"fc1.weight{copy}.all_gather", "fc3.weight_grad.sent",
+                  "fc1.weight.sgd", "fc3.weight_grad.sent",
                   "dw3.exchange", "fc3.weight_grad", "fc3.weight.sgd"]
         assert sorted(wanted, key=lambda name: places[name]) == wanted
+        assert f"fc1.weight{copy}.all_gather" not in places
+        first, = (op for op in plan.ops if op.name == "fc1.weight.sgd")
+        assert plan[first.operands["w"]].shape == (32, 29)
     whole = on_simulated(f"{more},nccl=whole", layers, data, BATCH, 2, **options)[0]
     for name, array in whole.state.items():
         for each in found:
             np.testing.assert_array_equal(each.state[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("opt", ["preload,graphs=epoch,streams,fuse,bf16,mma", "pool"])
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.usefixtures("nothing_small")
+def test_more_than_two_ranks_share_rows_where_copy_engines_gather_them(
+        opt: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the first layer's, whose gradient is summed whole: no gather opens the next step."""
+    monkeypatch.setattr("rawnn.opts.nccl.BUCKET_MB", 0.0005)
+    layers, data = (29, 24, 48, 36, 4), random_dataset(29, 4, train=45, test=4)
+    found = on_simulated(f"{opt},nccl", layers, data, 12, ranks, partial=True)
+    plan = found[0].work.train
+    shapes = {op.operands["w"].split("/")[0]: plan[op.operands["w"]].shape for op in plan.ops
+              if op.kind == "sgd"}
+    shared = found[0].work.policy.allocator == "arena"
+    assert {name: shape[0] for name, shape in shapes.items() if "weight" in name} == {
+        "fc1.weight": 24, "fc2.weight": 48 // ranks if shared else 48,
+        "fc3.weight": 36 // ranks if shared else 36, "fc4.weight": 4}
+    whole = on_simulated(f"{opt},nccl=whole", layers, data, 12, ranks, partial=True)
+    for one, other in zip(found, whole, strict=True):
+        for name, array in other.state.items():
+            np.testing.assert_allclose(one.state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", [
