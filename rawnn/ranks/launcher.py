@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from time import monotonic, sleep
 from types import FrameType
 
 from rawnn.common.words import counted
+from rawnn.ranks.place import SECRET
 
 PATIENCE = 10.0
 """Seconds in which ranks end by themselves once one has; then they are ended."""
@@ -30,11 +32,12 @@ def run(command: Sequence[str], ranks: int, say: Callable[[str], None],
     after so many `seconds` (TIMED_OUT). `hear` is told of the number of a signal that asks this
     process to end; the ranks are told of it, too."""
     port, threads = _free_port(), str(threads_of(ranks))
+    secret = secrets.token_hex(32)
     processes = []
     try:
         for rank in range(ranks):
             processes.append(subprocess.Popen(command, env={
-                "OMP_NUM_THREADS": threads, **os.environ,
+                "OMP_NUM_THREADS": threads, SECRET: secret, **os.environ,
                 "RANK": str(rank), "WORLD_SIZE": str(ranks),
                 "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RAWNN_LAUNCH": "1"}))

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
+import queue
+import secrets
 import socket
 import sys
+import threading
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from time import monotonic, sleep
 from typing import Any
 
 from rawnn.errors import RanksError
+from rawnn.ranks.admission import Arrival, admit, introduce
 from rawnn.ranks.place import Place
 from rawnn.ranks.wire import Wire
 
-HELLO = "rawnn ranks 1"
+MOST_UNKNOWN = 64
+"""Connections that may be proving at one time that they belong; more are closed at once, and a rank
+that was among them tries again."""
 
 
 def meet(place: Place, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
@@ -24,35 +32,40 @@ def meet(place: Place, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
     Raises RanksError that names who did not come within the time of `place`.
     """
     listener = None
-    address, port = place.address, place.port
-    if not address:
-        listener, address, port = _told_by_mpi(place)
+    if not place.address:
+        listener, address, port, secret = _by_mpi(place)
+        place = replace(place, address=address, port=port, secret=secret)
     if place.rank == 0:
-        with listener or _listening(address, port) as open_door:
-            return _receive_all(open_door, place, f"{address}:{port}")
-    return _reach(place, address, port, who)
+        with listener or _listening(place) as open_door:
+            return _receive_all(open_door, place)
+    return _reach(place, who)
 
 
-def _listening(address: str, port: int) -> socket.socket:
-    """On the loopback alone where the ranks meet there."""
-    loopback = address == "localhost"
-    with suppress(ValueError):
-        loopback = ipaddress.ip_address(address).is_loopback
+def _listening(place: Place) -> socket.socket:
+    """Listens on the interface of the address where the ranks meet, and on no other."""
     try:
-        return socket.create_server((address if loopback else "", port), backlog=128)
+        address = socket.gethostbyname(place.address)
+        if ipaddress.ip_address(address).is_loopback and place.local_size < place.size:
+            raise RanksError(f"on this host {place.address} means {address}, where no other host "
+                             f"can reach rank 0: give MASTER_ADDR as the address of rank 0's host "
+                             f"on the network of the ranks", True)
+        return socket.create_server((address, place.port), backlog=128)
     except OSError as error:
-        raise RanksError(f"rank 0 cannot listen at {address or 'any address'}:{port} for the other "
-                         f"ranks: {error.strerror}", True) from None
+        raise RanksError(f"rank 0 cannot listen at {place.address}:{place.port} for the other "
+                         f"ranks: {error.strerror or error}", True) from None
 
 
-def _told_by_mpi(place: Place) -> tuple[socket.socket | None, str, int]:
-    """Rank 0 listens wherever there is a free port, and MPI carries that to the others."""
+def _by_mpi(place: Place) -> tuple[socket.socket | None, str, int, str]:
+    """Where to meet, and a secret: rank 0 listens wherever there is a free port, and MPI carries
+    both to the others."""
     world = place.world or _of_all(place)
-    loopback = "127.0.0.1" if place.local_size == place.size else ""
-    listener = _listening(loopback, 0) if place.rank == 0 else None
-    mine = (loopback or socket.getfqdn(), listener.getsockname()[1]) if listener else None
-    address, port = world.bcast(mine, root=0)
-    return listener, address, port
+    listener, mine = None, None
+    if place.rank == 0:
+        address = "127.0.0.1" if place.local_size == place.size else socket.getfqdn()
+        listener = _listening(replace(place, address=address))
+        mine = (address, listener.getsockname()[1], place.secret or secrets.token_hex(32))
+    address, port, secret = world.bcast(mine, root=0)
+    return listener, address, port, secret
 
 
 def _of_all(place: Place) -> Any:
@@ -76,59 +89,86 @@ def _leave(mpi: Any) -> None:
         mpi.Finalize()
 
 
-def _receive_all(door: socket.socket, place: Place,
-                 where: str) -> tuple[dict[int, Wire], dict[int, str]]:
+def _receive_all(door: socket.socket,
+                 place: Place) -> tuple[dict[int, Wire], dict[int, str]]:
     wires: dict[int, Wire] = {}
     names: dict[int, str] = {}
-    until = monotonic() + place.seconds
+    arrivals: queue.Queue[Arrival | None] = queue.Queue()
+    until, unknown, strangers = monotonic() + place.seconds, 0, 0
     while len(wires) < place.size - 1:
-        door.settimeout(max(until - monotonic(), 0.001))
-        try:
-            connection, _ = door.accept()
-            wire = Wire(connection)
-            hello = wire.receive(max(until - monotonic(), 0.001))
-        except TimeoutError:
-            said = f"{_ranks(set(range(1, place.size)) - wires.keys())} of {place.size} did not " \
-                   f"come to {where} within {place.seconds:g} s"
-            for wire in wires.values():
-                with suppress(OSError):
-                    wire.send({"failed": said})
-                wire.close()
-            raise RanksError(said, True) from None
-        except EOFError:
-            continue
-        fits = isinstance(hello, list) and hello[:1] == [HELLO] and len(hello) == 4
-        if not fits or hello[1] in wires or not 0 < hello[1] < place.size:
-            wire.close()  # something else that looked in
-            continue
-        _, rank, size, name = hello
-        if size != place.size:
-            said = f"rank {rank} ({name}) is one of {size}, and rank 0 one of {place.size}"
-            wire.send({"failed": said})
-            raise RanksError(said, True)
-        wires[rank], names[rank] = wire, name
+        if monotonic() > until:
+            missing = _ranks(set(range(1, place.size)) - wires.keys())
+            others = f" ({strangers} of those that connected did not belong)" if strangers else ""
+            raise _refused(wires.values(), f"{missing} of {place.size} did not come to "
+                           f"{place.address}:{place.port} within {place.seconds:g} s{others}")
+        unknown += _accepted(door, place, until, arrivals, unknown)
+        while not arrivals.empty():
+            arrival = arrivals.get()
+            unknown -= 1
+            strangers += arrival is None
+            if arrival is None:
+                continue
+            if arrival.size != place.size:
+                raise _refused([*wires.values(), arrival.wire],
+                               f"rank {arrival.rank} ({arrival.who}) is one of {arrival.size}, "
+                               f"and rank 0 one of {place.size}")
+            if arrival.rank in wires or not 0 < arrival.rank < place.size:
+                arrival.wire.close()
+                continue
+            wires[arrival.rank], names[arrival.rank] = arrival.wire, arrival.who
     for wire in wires.values():
         wire.send({"all": True})
     return wires, names
 
 
-def _reach(place: Place, address: str, port: int,
-           who: str) -> tuple[dict[int, Wire], dict[int, str]]:
+def _accepted(door: socket.socket, place: Place, until: float,
+              arrivals: queue.Queue[Arrival | None], unknown: int) -> int:
+    """How many connections, none or one, have come within a moment; a thread of its own finds out
+    whose each is, so that nobody who says nothing keeps the others waiting."""
+    door.settimeout(0.02)
+    try:
+        connection, _ = door.accept()
+    except TimeoutError:
+        return 0
+    if unknown >= MOST_UNKNOWN:
+        connection.close()
+        return 0
+    threading.Thread(target=lambda: arrivals.put(admit(
+        Wire(connection), place, max(until - monotonic(), 0.001))), daemon=True,
+        name="admission").start()
+    return 1
+
+
+def _refused(wires: Iterable[Wire], said: str) -> RanksError:
+    """The error of rank 0, once the others have it, too."""
+    for wire in wires:
+        with suppress(OSError):
+            wire.send({"failed": said})
+        wire.close()
+    return RanksError(said, True)
+
+
+def _reach(place: Place, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
     until = monotonic() + place.seconds
     while True:
         try:
-            wire = Wire(socket.create_connection((address, port), max(until - monotonic(), 0.01)))
-            wire.send([HELLO, place.rank, place.size, who])
-            said = wire.receive(max(until - monotonic(), 0.001) + 1.0)  # rank 0 says who is missing
+            wire = Wire(socket.create_connection((place.address, place.port),
+                                                 max(until - monotonic(), 0.01)))
+            try:
+                introduce(wire, place, who, max(until - monotonic(), 0.001))
+                answer = wire.receive(max(until - monotonic(), 0.001) + 1.0)  # who is missing
+            except BaseException:
+                wire.close()
+                raise
             break
         except (OSError, EOFError) as error:
             if monotonic() > until:
-                raise RanksError(f"rank 0 did not come to {address}:{port} within "
+                raise RanksError(f"rank 0 did not come to {place.address}:{place.port} within "
                                  f"{place.seconds:g} s ({error or 'it hung up'})",
                                  place.rank == 1) from None
             sleep(0.05)
-    if "failed" in said:
-        raise RanksError(said["failed"], False)
+    if "failed" in answer:
+        raise RanksError(answer["failed"], False)
     return {0: wire}, {}
 
 

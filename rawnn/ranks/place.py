@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rawnn.errors import ConfigError
@@ -13,6 +13,8 @@ from rawnn.errors import ConfigError
 OFF = "RAWNN_RANKS"
 """Set to "off", the variables of launchers mean nothing: every process trains by itself."""
 SECONDS = "RAWNN_JOIN_SECONDS"
+SECRET = "RAWNN_JOB_SECRET"
+"""What all ranks of a job know and nobody else: any text, the longer the better."""
 FIRST_PORT, PORTS = 20000, 20000
 """Where a port is not given, it follows from what started the ranks."""
 STEP_PORTS = 1009
@@ -23,7 +25,8 @@ STEP_PORTS = 1009
 class Place:
     """Rank `rank` of `size`, number `local_rank` of `local_size` on this host, started by
     `launcher`. They meet at `address`:`port` within `seconds`; "": `world`, a communicator of
-    mpi4py, tells where, that of all processes where none is given."""
+    mpi4py, tells where, that of all processes where none is given. They prove to each other that
+    they know `secret`; "" is one that everybody knows."""
 
     rank: int
     size: int
@@ -34,6 +37,12 @@ class Place:
     port: int = 0
     seconds: float = 10.0
     world: Any = None
+    secret: str = field(default="", repr=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ranks of several hosts take whoever connects for one of theirs."""
+        return not self.secret and self.local_size < self.size and bool(self.address)
 
 
 VARIABLES = (
@@ -71,7 +80,7 @@ def place_of(environ: Mapping[str, str], parent: int = 0) -> Place | None:
         address, port = _meeting(environ, launcher, together == count, parent)
         default = 10.0 if together == count else 60.0
         return Place(number, count, here, together, launcher, address, port,
-                     _seconds(environ, default))
+                     _seconds(environ, default), secret=environ.get(SECRET, ""))
     return None
 
 
@@ -87,7 +96,8 @@ def place_in(communicator: Any, environ: Mapping[str, str]) -> Place | None:
     hosts = communicator.allgather(socket.gethostname())
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     return Place(rank, size, here.index(rank), len(here), "a communicator",
-                 seconds=_seconds(environ, 60.0), world=communicator)
+                 seconds=_seconds(environ, 60.0), world=communicator,
+                 secret=environ.get(SECRET, ""))
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

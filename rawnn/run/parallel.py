@@ -20,6 +20,7 @@ import rawnn
 from rawnn.data import Dataset
 from rawnn.errors import ConfigError, OutOfMemory
 from rawnn.ranks import Team, place_in, place_of
+from rawnn.ranks.place import SECRET
 from rawnn.run.config import Config
 from rawnn.run.machine import Opened
 from rawnn.runners.base import Work
@@ -33,6 +34,8 @@ WORTH = 0.6
 """The part of what so many GPUs could gain below which it is said that they do not."""
 BACKWARD = 2 / 3
 """The part of a step's arithmetic that is the backward pass."""
+OPEN_JOB = (f"the ranks of several hosts share no secret, so that whoever reaches rank 0's port "
+            f"could join them: give all of them the same {SECRET}, such as $(openssl rand -hex 32)")
 OF_A_HOST = ("device", "data", "save", "resume")
 """What may differ from rank to rank: where things are."""
 PACKAGES = ("numpy", "ml_dtypes", "cuda-bindings", "nvmath-python", "nccl4py", "nvidia-nccl-cu12",

@@ -229,6 +229,8 @@ class Session:
         for sentence in filter(None, (said, self.spare)):
             notify(sentence)
         if self.team is not None:
+            if self.team.place.is_open:
+                notify(parallel.OPEN_JOB)
             self.team.compare("the data", parallel.data_facts(self.data))
         self._data_ms = (perf_counter() - started) * 1e3
         if log_allocations is not None:

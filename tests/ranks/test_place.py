@@ -79,11 +79,12 @@ def test_mpi_carries_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def bcast(value: Any, root: int) -> Any:
         if value is not None:
-            box.append(("127.0.0.1", value[1]))
+            box.append(("127.0.0.1", *value[1:]))
             there.set()
         assert there.wait(10)
         return box[0]
 
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "0.0.0.0")  # of this host's network
     module = ModuleType("mpi4py.MPI")
     module.COMM_WORLD = SimpleNamespace(bcast=bcast)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mpi4py", ModuleType("mpi4py"))
@@ -153,6 +154,7 @@ def test_mpi_is_left_by_who_began_it(brought: bool, tmp_path: Path,
         del sys.modules[name]
     if brought:
         import_module("mpi4py.MPI")
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "0.0.0.0")  # of this host's network
     asked: list[Any] = []
     monkeypatch.setattr("atexit.register", lambda *call: asked.append(call))
     with pytest.raises(RanksError, match="rank 1 of 2 did not come"):
