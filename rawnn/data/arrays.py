@@ -20,7 +20,12 @@ from rawnn.data.base import (
     Labels,
 )
 from rawnn.data.dlpack import DeviceArray, read
-from rawnn.data.normalise import Normalisation, Normalise
+from rawnn.data.normalise import (
+    Normalisation,
+    Normalise,
+    NormaliseTargets,
+    TargetNormalisation,
+)
 from rawnn.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -44,6 +49,7 @@ def from_arrays(
     validation: Any = DEFAULT_FRACTION,
     *,
     normalise: Normalise = None,
+    normalise_targets: NormaliseTargets = None,
     kind: Kind | None = None,
     classes: int | None = None,
     label_names: Sequence[str] = (),
@@ -59,7 +65,8 @@ def from_arrays(
     numbers become float32. Whole numbers and strings in y are class labels, other numbers (and
     anything of two dimensions) are values to be reached; `kind` decides where that guess is wrong.
     Without y the network is to reproduce its (normalised) inputs. `normalise` is explained at
-    `Normalisation.of`. `classes` and `label_names` are found in the training labels if not given.
+    `Normalisation.of`, `normalise_targets` at `TargetNormalisation.of`. `classes` and `label_names`
+    are found in the training labels if not given.
 
     Arrays may be NumPy's or have `__dlpack__` or `__cuda_array_interface__`. Host memory is shared,
     not copied, where type and layout allow; CUDA arrays are copied to the host once, to be
@@ -93,7 +100,9 @@ def from_arrays(
                    given_types=reader.given_types)
     if train.answers is not None:
         made = reader.answered(made, train.answers, test.answers, kind, classes, label_names,
-                               known=2 if split else 1)
+                               known=2 if split else 1, normalise_targets=normalise_targets)
+    elif normalise_targets not in (None, "none"):
+        made.with_targets(normalise_targets)  # which says why not
     return replace(made, notes=tuple(notes), resident=reader.resident)
 
 
@@ -228,7 +237,8 @@ class _Reader:
         return made
 
     def answered(self, made: Dataset, train: Any, test: Any, kind: Kind | None,
-                 classes: int | None, label_names: Sequence[str], known: int) -> Dataset:
+                 classes: int | None, label_names: Sequence[str], known: int,
+                 normalise_targets: NormaliseTargets = None) -> Dataset:
         """`made` with labels or targets. Classes are found in the first `known` of the parts."""
         found = []
         for array, part, inputs in ((train, "train", made.train_images),
@@ -240,13 +250,20 @@ class _Reader:
                 raise DataError(f"{name} inputs have {len(inputs):,} rows, but {name} y has "
                                 f"{len(host):,}")
             found.append((given, host, name, part))
-        as_labels = _has_labels(found[0][1]) if kind is None else kind == "labels"
+        exact = normalise_targets not in (None, "none")
+        as_labels = not exact and _has_labels(found[0][1]) if kind is None else kind == "labels"
         if not as_labels:
-            targets = [self._values(*each) for each in found]
+            targets = [self._values(*each, exact) for each in found]
             if targets[0].shape[1] != targets[1].shape[1]:
                 raise DataError(f"the training y has {targets[0].shape[1]} columns, but the "
                                 f"validation y has {targets[1].shape[1]}")
-            return replace(made, train_targets=targets[0], test_targets=targets[1])
+            normalisation = TargetNormalisation.of(normalise_targets, targets[0])
+            if normalisation is not None:
+                targets = [normalisation.apply(values) for values in targets]
+            return replace(made, train_targets=targets[0], test_targets=targets[1],
+                           target_normalisation=normalisation)
+        if exact:
+            made.with_targets(normalise_targets)  # which says why not
         hosts = [_flat(host, name, self._places(name)) for _, host, name, _ in found]
         names = tuple(map(str, label_names))
         if hosts[0].dtype.kind in "USO":
@@ -261,17 +278,25 @@ class _Reader:
         return replace(made, train_labels=labels[0], test_labels=labels[1], classes=classes,
                        label_names=names)
 
-    def _values(self, given: Any, host: NDArray[Any], name: str, part: str) -> NDArray[np.float32]:
+    def _values(self, given: Any, host: NDArray[Any], name: str, part: str,
+                exact: bool = False) -> NDArray[Any]:
+        """[N, outputs] as float32, or as float64 where they are still to be normalised."""
         if host.ndim > 2 or 0 in host.shape:
             raise DataError(f"{name} y is of shape {list(host.shape)}, but values must be "
                             f"[examples] or [examples, outputs]")
-        key = f"{part}_targets"
-        made = self.converted(host.reshape(len(host), -1), f"{name} values")
-        if made.dtype != host.dtype:
+        key, values = f"{part}_targets", host.reshape(len(host), -1)
+        if exact and (values.dtype.kind in "biu" or values.dtype == np.float64):
+            made: NDArray[Any] = values.astype(np.float64)
+            self.converted(made, f"{name} values")  # refuses what float32 cannot hold
+        else:
+            made = self.converted(values, f"{name} values")
+        if made.dtype == np.float32 != host.dtype:
             self.notes.append(f"{name} values are converted from {host.dtype} to float32")
         made = np.ascontiguousarray(made)
         check_finite(made, f"{name} values", self._places(name))
-        if isinstance(given, DeviceArray) and given.dtype == np.float32:
+        if isinstance(given, DeviceArray) and exact:
+            self.notes.append(f"{name} values are copied from the GPU, since they are normalised")
+        elif isinstance(given, DeviceArray) and given.dtype == np.float32:
             self.resident[key] = given
         return made
 

@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.data.dlpack import DeviceArray
-from rawnn.data.normalise import Normalisation, default_scale
+from rawnn.data.normalise import (
+    Normalisation,
+    NormaliseTargets,
+    TargetNormalisation,
+    default_scale,
+)
 from rawnn.errors import ConfigError, DataError
 
 DEFAULT_FRACTION = 0.2
@@ -32,7 +37,8 @@ class Dataset:
 
     Where the examples have classes, `*_labels` hold their indices, `classes` is their number and
     `label_names` may name them; otherwise labels are None, `classes` is 0 and `*_targets` hold the
-    values to be reached; of an `autoencoder` these are the normalised inputs, and not stored.
+    values to be reached; of an `autoencoder` these are the normalised inputs, and not stored. With
+    a `target_normalisation` they are those values normalised.
 
     `source` says in words where it came from; `synthetic` marks generated digits; `notes` tell
     the user what was converted or copied. The arrays may be read-only views of mapped files or of
@@ -57,6 +63,8 @@ class Dataset:
     normalisation: Normalisation = None  # type: ignore[assignment]  # None: by the inputs' type
     label_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()  # of a table with a header
+    target_names: tuple[str, ...] = ()  # of the target columns of a table
+    target_normalisation: TargetNormalisation | None = None
     autoencoder: bool = False
     notes: tuple[str, ...] = ()
     own: bool = False
@@ -84,8 +92,27 @@ class Dataset:
     def reconstructing(self) -> Dataset:
         """The same inputs with themselves, normalised, as targets: for an autoencoder."""
         return replace(self, train_labels=None, test_labels=None, train_targets=None,
-                       test_targets=None, classes=0, label_names=(), autoencoder=True,
+                       test_targets=None, classes=0, label_names=(), target_names=(),
+                       target_normalisation=None, autoencoder=True,
                        resident=self._resident_inputs())
+
+    def with_targets(self, wanted: NormaliseTargets) -> Dataset:
+        """The same examples with target values normalised as `TargetNormalisation.of` explains;
+        those that are normalised already are first undone. Raises ConfigError where the examples
+        have no target values."""
+        if self.train_targets is None or self.test_targets is None:
+            what = "it is an autoencoder's, whose targets are the normalised inputs" \
+                if self.autoencoder else "class labels have no mean and deviation"
+            raise ConfigError(f"normalise_targets is for target values, and {self.name} has none: "
+                              f"{what}")
+        before = self.target_normalisation
+        train, test = (self.train_targets, self.test_targets) if before is None else \
+            (before.undo(self.train_targets), before.undo(self.test_targets))
+        after = TargetNormalisation.of(wanted, train)
+        if after is None or (before is not None and after.same(before)):
+            return self
+        return replace(self, train_targets=after.apply(train), test_targets=after.apply(test),
+                       target_normalisation=after, resident=self._resident_inputs())
 
     def one_hot(self) -> Dataset:
         """The labels as targets, 1 for the class and 0 elsewhere: for losses that compare values.

@@ -178,5 +178,66 @@ def _per_feature(name: str, values: ArrayLike, features: int) -> Floats:
     return np.ascontiguousarray(np.broadcast_to(array, (features,)))
 
 
+@dataclass(frozen=True, eq=False)
+class TargetNormalisation:
+    """How target values become what a network learns: (value - mean) / std, column by column.
+
+    `mean` and `std` are float64 [outputs]. Raises ConfigError for others than finite numbers, and
+    for a std that is not above 0.
+    """
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if self.mean.shape != self.std.shape or self.mean.ndim != 1:
+            raise ConfigError(f"normalise_targets: mean is of shape {list(self.mean.shape)} and "
+                              f"std of {list(self.std.shape)}; both must be [outputs]")
+        if not (np.isfinite(self.mean).all() and np.isfinite(self.std).all()
+                and (self.std > 0).all()):
+            raise ConfigError("normalise_targets: mean and std must be finite, and std above 0")
+
+    @classmethod
+    def of(cls, wanted: NormaliseTargets, values: NDArray[Any]) -> TargetNormalisation | None:
+        """What the user asked for, made for training values [N, outputs].
+
+        None, "none"           values stay as they are
+        "learned"              mean 0 and standard deviation 1 of every column
+        a TargetNormalisation  as it is
+
+        Raises ConfigError.
+        """
+        if wanted is None or wanted == "none":
+            return None
+        if isinstance(wanted, cls):
+            if len(wanted.mean) != values.shape[1]:
+                raise ConfigError(f"normalise_targets is for {len(wanted.mean)} outputs, but the "
+                                  f"data have {values.shape[1]}")
+            return wanted
+        if wanted != "learned":
+            raise ConfigError(f"normalise_targets = {wanted!r}" + (
+                nearest(str(wanted), ("learned", "none")) or ": use learned or none"))
+        exact = values.astype(np.float64)
+        mean, std = exact.mean(axis=0), exact.std(axis=0)
+        std[(exact.min(axis=0) == exact.max(axis=0)) | (std < np.finfo(np.float32).tiny)] = 1.0
+        return cls(mean, std)
+
+    def apply(self, values: NDArray[Any]) -> Floats:
+        """What the network learns, float32 [N, outputs], of values of any type."""
+        return ((values.astype(np.float64) - self.mean) / self.std).astype(np.float32)
+
+    def undo(self, outputs: NDArray[Any]) -> NDArray[np.float64]:
+        """The values, float64 [N, outputs], that outputs of the network stand for."""
+        found: NDArray[np.float64] = outputs.astype(np.float64) * self.std + self.mean
+        return found
+
+    def same(self, other: TargetNormalisation) -> bool:
+        """Whether both do the same, bit for bit."""
+        return np.array_equal(self.mean, other.mean) and np.array_equal(self.std, other.std)
+
+
+NormaliseTargets: TypeAlias = TargetNormalisation | str | None
+"""What `TargetNormalisation.of` takes."""
+
 Normalise: TypeAlias = Normalisation | Mapping[str, Any] | str | None
 """What `Normalisation.of` takes."""
