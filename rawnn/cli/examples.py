@@ -10,6 +10,7 @@ from typing import Any
 import click
 from numpy.typing import NDArray
 
+from rawnn.common.csvformat import DEFAULT_FORMAT
 from rawnn.data import load_dataset
 from rawnn.data.arrays import check_finite
 from rawnn.data.base import Kind
@@ -84,14 +85,14 @@ def _table(found: Checkpoint, path: str, target: str | None) -> Table:
     a target the one trained with is left out of the inputs if it is there."""
     kind, features = _kind(found), tuple(map(str, found.facts.get("features", ())))
     if target is not None or path.lower().endswith(".npz"):
-        return read_table(path, target, kind, features)
+        return read_table(path, target, kind, features, DEFAULT_FORMAT, True)
     before = found.config.get("target")
     if before is not None:
         with contextlib.suppress(ConfigError):
-            table = read_table(path, str(before), kind, features)
+            table = read_table(path, str(before), kind, features, DEFAULT_FORMAT, True)
             if table.inputs.shape[1] == found.network.layers[0]:
                 return table
-    return read_table(path, None, kind, features)
+    return read_table(path, None, kind, features, DEFAULT_FORMAT, True)
 
 
 def _kind(found: Checkpoint) -> Kind:

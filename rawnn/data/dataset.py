@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rawnn.common.csvformat import Columns, CsvFormat
 from rawnn.data import idx
 from rawnn.data.base import DEFAULT_FRACTION, Dataset, Kind
 from rawnn.data.catalog import (
@@ -22,7 +23,7 @@ from rawnn.data.catalog import (
     spellings,
 )
 from rawnn.data.idx import Bytes
-from rawnn.data.normalise import Normalisation, Normalise
+from rawnn.data.normalise import Normalisation, Normalise, NormaliseTargets
 from rawnn.data.store import RawStore, default_directory
 from rawnn.errors import ConfigError, DataError, unknown
 
@@ -40,8 +41,9 @@ def load_dataset(
     name: str = "mnist",
     path: str | os.PathLike[str] | None = None,
     *,
-    target: str | None = None,
+    target: Columns = None,
     normalise: Normalise = None,
+    normalise_targets: NormaliseTargets = None,
     kind: Kind | None = None,
     fraction: float = DEFAULT_FRACTION,
     seed: int = 0,
@@ -49,6 +51,9 @@ def load_dataset(
     notify: Notify = _print,
     offline: bool = False,
     stand_in: bool = False,
+    encoding: str | None = None,
+    decimal: str = ".",
+    skip: Columns = None,
 ) -> Dataset:
     """Load the data set `name`, one of `DATASETS`.
 
@@ -59,17 +64,20 @@ def load_dataset(
     `notify` gets each message for the user.
 
     A `path` that ends in .csv, .tsv (or these with .gz) or .npz is a table, whose columns `target`
-    are to be predicted; `kind`, `fraction` and `seed` are those of `load_table`. `normalise` is
-    explained at `Normalisation.of`.
+    are to be predicted; `kind`, `fraction` and `seed` are those of `load_table`. `encoding` (None:
+    UTF-8), `decimal` and `skip`, columns that are not read, are of a CSV file. `normalise` is
+    explained at `Normalisation.of`, `normalise_targets` at `TargetNormalisation.of`.
 
     Raises ConfigError for an unknown name or an impossible combination, DataError for data that are
     missing or wrong in a place that was asked for.
     """
+    csv_format = CsvFormat(encoding, decimal, skip)
     if is_table(path) and name in ("mnist", "table") and not Path(str(path)).is_dir():
         from rawnn.data.tables import load_table
 
-        table = load_table(str(path), target, fraction=fraction, normalise=normalise, kind=kind,
-                           seed=seed)
+        table = load_table(str(path), target, fraction=fraction, normalise=normalise,
+                           normalise_targets=normalise_targets, kind=kind, seed=seed,
+                           csv_format=csv_format)
         for note in table.notes:
             notify(note)
         return table
@@ -81,7 +89,11 @@ def load_dataset(
         raise ConfigError("the data set 'table' needs --data FILE.csv, FILE.tsv or FILE.npz")
     if target is not None:
         raise ConfigError("a target column needs a table: --data FILE.csv, FILE.tsv or FILE.npz")
+    if option := csv_format.given():
+        raise ConfigError(f"{option} is for a CSV file: --data FILE.csv or FILE.tsv")
     found = _load(name, path, cache_dir, notify, offline, stand_in)
+    if normalise_targets not in (None, "none"):
+        found = found.with_targets(normalise_targets)
     if normalise is None:
         return found
     return replace(found, normalisation=Normalisation.of(normalise, found.train_images))

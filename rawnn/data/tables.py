@@ -1,41 +1,35 @@
-"""Tables: `.npz` archives and CSV files, as data sets, by NumPy and Python's csv: pandas would be a
-large dependency for one function."""
+"""Tables: `.npz` archives and CSV files, as data sets."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import gzip
-import io
 import os
 import zipfile
 import zlib
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_of
 from rawnn.data.arrays import Pair, from_arrays
 from rawnn.data.base import DEFAULT_FRACTION, Dataset, Kind
 from rawnn.data.catalog import TABLES
-from rawnn.data.normalise import Normalise
+from rawnn.data.csvfile import Sheet, not_decodable, open_text
+from rawnn.data.normalise import Normalise, NormaliseTargets
 from rawnn.errors import ConfigError, DataError, nearest
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-"""Cells, in lower case, that stand for a value that is not there."""
-
 _SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
-_DELIMITERS = ",;\t|"
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """What a file holds: `inputs` [N, F], and `answers` [N] or [N, C] or None where no target was
-    named. `test` is the file's own test part. The names are empty where the file has none."""
+    named: values of a CSV file as float64. `test` is the file's own test part. The names are empty
+    where the file has none."""
 
     inputs: NDArray[Any]
     answers: NDArray[Any] | None
@@ -46,25 +40,31 @@ class Table:
 
 def load_table(
     path: str | os.PathLike[str],
-    target: str | None = None,
+    target: Columns = None,
     *,
     fraction: float = DEFAULT_FRACTION,
     normalise: Normalise = None,
+    normalise_targets: NormaliseTargets = None,
     kind: Kind | None = None,
     seed: int = 0,
     label_names: Sequence[str] = (),
     classes: int | None = None,
+    csv_format: CsvFormat = DEFAULT_FORMAT,
 ) -> Dataset:
-    """A Dataset of the table at `path`: see `read_table` for the files and for `target`.
+    """A Dataset of the table at `path`: see `read_table` for the files, `target` and `csv_format`.
 
     A file without a test part is split: `fraction` of its rows, chosen by `seed`, are for testing.
     Whole numbers and words in a single target column are classes unless `kind` says otherwise;
     other numbers, and several target columns, are values. A CSV file without a target is
     reproduced by an autoencoder. Raises DataError and ConfigError.
     """
-    table = read_table(path, target, kind)
+    plain = normalise_targets in (None, "none")
+    kind = kind if plain or kind else "values"
+    table = read_table(path, target, kind, (), csv_format, bool(label_names))
     y, names = table.answers, tuple(label_names)
     text = Path(path).suffix.lower() != ".npz"
+    if text and plain and y is not None and y.dtype == np.float64:
+        y = y.astype(np.float32)
     if text and y is not None and y.ndim == 1 and y.dtype.kind == "i":
         # Numbers in a text file are names of classes as words are, unless they count from 0.
         found = np.unique(y)
@@ -73,12 +73,14 @@ def load_table(
         if names:
             y = y.astype(str)
     test: Any = fraction if table.test is None else table.test
-    made = from_arrays(Pair(table.inputs, y), test, normalise=normalise, kind=kind, seed=seed,
+    made = from_arrays(Pair(table.inputs, y), test, normalise=normalise,
+                       normalise_targets=normalise_targets, kind=kind, seed=seed,
                        name=_stem(Path(path)), source=os.fspath(path), label_names=names,
                        classes=classes)
     idle = () if table.test is None or fraction == DEFAULT_FRACTION else (
         f"validation = {fraction:g} plays no part: {path} has a test part of its own",)
-    return replace(made, feature_names=table.feature_names, notes=(*made.notes, *idle))
+    return replace(made, feature_names=table.feature_names, target_names=table.target_names,
+                   notes=(*made.notes, *idle))
 
 
 def _stem(path: Path) -> str:
@@ -87,8 +89,9 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(path.name[len(path.name) - len(ending):]) or path.name
 
 
-def read_table(path: str | os.PathLike[str], target: str | None = None, kind: Kind | None = None,
-               features: Sequence[str] = ()) -> Table:
+def read_table(path: str | os.PathLike[str], target: Columns = None, kind: Kind | None = None,
+               features: Sequence[str] = (), csv_format: CsvFormat = DEFAULT_FORMAT,
+               classes_known: bool = False) -> Table:
     """Read a table.
 
     `.npz`: the arrays `X` and `y`, or `x_train`, `y_train`, `x_test` and `y_test` (case does not
@@ -97,24 +100,34 @@ def read_table(path: str | os.PathLike[str], target: str | None = None, kind: Ki
 
     `.csv` (or `.tsv`, either also with `.gz`): numbers, separated by commas, semicolons, tabs or
     vertical bars, under a header or not.
-    `target` names the column to be predicted, or several separated by commas, each by its name or
-    its index (from 0; -1 is the last). Under a header the `features` are the columns of these
-    names, in their order, and others are not read; without `features` all but the target are.
+    `target` names the column to be predicted, or several in a list or separated by commas, each by
+    its name or its index (from 0; -1 is the last). Under a header the `features` are the columns of
+    these names, in their order, and others are not read; without `features` all are but the target
+    and those that `csv_format` skips, which also has the encoding and the decimal mark.
+
+    A target column of numbers with decimals is refused as `kind` "labels", unless the names of the
+    classes are known, among which the caller looks labels up.
 
     Raises DataError, naming row and column, for what cannot be read, ConfigError for a column that
     is not there.
     """
     file = Path(path)
     if file.suffix.lower() == ".npz":
-        return _read_npz(file, target)
-    return _read_csv(file, target, kind, features)
+        if option := csv_format.given():
+            raise ConfigError(f"{option} is for a CSV file, and {path} holds arrays: leave it out")
+        return _read_npz(file, columns_of(target))
+    return _read_csv(file, target, kind, features, csv_format, classes_known)
 
 
 # -- npz ------------------------------------------------------------------------------------------
 
 
-def _read_npz(path: Path, target: str | None) -> Table:
+def _read_npz(path: Path, targets: list[str]) -> Table:
     arrays = _load_npz(path)
+    if len(targets) > 1:
+        raise ConfigError(f"{path} holds arrays, of which one is the target, not {len(targets)}: "
+                          f"put all values into one array [examples, outputs]")
+    target = targets[0] if targets else None
     names = {name.lower(): name for name in arrays}
     has = ", ".join(sorted(arrays)[:12]) or "nothing"
     if target is not None and target not in arrays:
@@ -161,180 +174,27 @@ def _line(error: Exception) -> str:
 # -- CSV ------------------------------------------------------------------------------------------
 
 
-def _opened(path: Path) -> IO[str]:
-    if path.suffix.lower() == ".gz":
-        return io.TextIOWrapper(gzip.open(path, "rb"), newline="", encoding="utf-8-sig")
-    return open(path, newline="", encoding="utf-8-sig")
-
-
-def _read_csv(path: Path, target: str | None, kind: Kind | None, features: Sequence[str]) -> Table:
+def _read_csv(path: Path, target: Columns, kind: Kind | None, features: Sequence[str],
+              csv_format: CsvFormat, classes_known: bool) -> Table:
+    sheet = Sheet(path, target, features, csv_format)
     try:
-        with _opened(path) as file:
-            sheet = _Sheet(path, target, features)
+        with open_text(path, csv_format.encoding) as file:
             sheet.read(file)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error) as error:
         raise DataError(f"{path} is not a readable gzip file: {_line(error)}") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a text file in UTF-8: {error.reason} at byte "
-                        f"{error.start}") from None
+        raise not_decodable(path, csv_format, f"{error.reason} at byte {error.start}") from None
+    except UnicodeError as error:  # UTF-16 without a mark for the order of bytes
+        raise not_decodable(path, csv_format, _line(error)) from None
     except csv.Error as error:
         raise DataError(f"{path} is not a readable CSV file: {error}") from None
     answers: NDArray[Any] | None = None
     if len(sheet.targets) == 1:
-        answers = sheet.answers(0, kind)
+        answers = sheet.answers(0, kind, classes_known)
     elif sheet.targets:
         answers = np.stack([sheet.numbers(i) for i in range(len(sheet.targets))], axis=1)
     return Table(sheet.inputs(), answers, None,
                  tuple(sheet.header[c] for c in sheet.features) if sheet.header else (),
-                 tuple(sheet.name(c) for c in sheet.targets))
-
-
-class _Sheet:
-    """A CSV file read row by row: features are made float32 at once (the text of MNIST would take
-    gigabytes), the cells of target columns are kept as they are."""
-
-    def __init__(self, path: Path, target: str | None, features: Sequence[str]) -> None:
-        self.path = path
-        self._named = features
-        self._asked = [] if target is None else [part.strip() for part in target.split(",")]
-        self.header: list[str] = []
-        self.width = 0
-        self.targets: list[int] = []
-        self.features: list[int] = []
-        self._cells: list[list[str]] = []  # of each target, row by row
-        self._numbers = array("f")
-        self._lines: list[int] = []  # in the file, of each row
-
-    def read(self, file: IO[str]) -> None:
-        first = file.readline()
-        file.seek(0)
-        delimiter = max(_DELIMITERS, key=first.count)
-        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
-        for row in reader:
-            if not row:  # a blank line
-                continue
-            if not self.width:
-                self._begin([cell.strip() for cell in row])
-                if self.header:
-                    continue
-            if len(row) != self.width:
-                raise DataError(f"{self.path}: line {reader.line_num} has {len(row)} columns, but "
-                                f"the lines before it have {self.width}")
-            self._lines.append(reader.line_num)
-            self._row(row)
-        if not self._lines:
-            raise DataError(f"{self.path} is empty: it has no row of data")
-
-    def _begin(self, row: list[str]) -> None:
-        """A first row is a header if it holds no number, or a name that the target asks for."""
-        self.width = len(row)
-        named = any(cell in self._asked and _number(cell) is None for cell in row)
-        if named or all(_number(cell) is None for cell in row):
-            self.header = row
-        self.targets = [self._column(name) for name in self._asked]
-        for place, column in enumerate(self.targets):
-            if column in self.targets[:place]:
-                raise ConfigError(f"the target names column '{self.name(column)}' of {self.path} "
-                                  f"twice")
-        self.features = [i for i in range(self.width) if i not in self.targets]
-        if self._named and self.header:
-            for name in self._named:
-                if name not in self.header:
-                    raise ConfigError(f"{self.path} has no column '{name}', which the network was "
-                                      f"trained on" + nearest(name, self.header))
-            self.features = [self.header.index(name) for name in self._named]
-        if not self.features:
-            raise ConfigError(f"{self.path}: the target takes all {self.width} columns, so that no "
-                              f"input is left")
-        self._cells = [[] for _ in self.targets]
-
-    def _row(self, row: list[str]) -> None:
-        for kept, column in zip(self._cells, self.targets, strict=True):
-            kept.append(row[column].strip())
-        if self.targets or self._named:
-            row = [row[column] for column in self.features]
-        try:
-            self._numbers.extend(map(float, row))
-        except ValueError:
-            place = next(i for i, cell in enumerate(row) if _number(cell) is None)
-            raise self._bad(len(self._lines) - 1, self.features[place], row[place]) from None
-
-    def name(self, column: int) -> str:
-        return self.header[column] if self.header else f"{column}"
-
-    def _column(self, name: str) -> int:
-        if name in self.header:
-            if self.header.count(name) > 1:
-                raise ConfigError(f"{self.path} has {self.header.count(name)} columns named "
-                                  f"'{name}': give the index of the one that is meant, from 0")
-            return self.header.index(name)
-        try:
-            column = int(name)
-        except ValueError:
-            listed = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
-            known = nearest(name, self.header) or (
-                f"; the columns are {listed}" if self.header else
-                f"; it has no header, so give an index from 0 to {self.width - 1}")
-            raise ConfigError(f"{self.path} has no column '{name}'{known}") from None
-        if not -self.width <= column < self.width:
-            raise ConfigError(f"{self.path} has no column {column}: it has {self.width}, 0 to "
-                              f"{self.width - 1}")
-        return column % self.width
-
-    def _bad(self, row: int, column: int, cell: str) -> DataError:
-        where = f"{self.path}: line {self._lines[row]}, column '{self.name(column)}'"
-        text = cell.strip()
-        if text.lower() in MISSING:
-            return DataError(f"{where} has no value ('{text}'): fill it in, or leave the row out")
-        shown = text if len(text) <= 40 else f"{text[:37]}..."
-        if _number(text) is None:
-            why = "only a target may be a word" if column not in self.targets else \
-                "several targets are values to be reached" if len(self.targets) > 1 else \
-                "the loss compares with values; classes need --loss cross_entropy"
-            return DataError(f"{where} holds '{shown}', which is no number: {why}")
-        return DataError(f"{where} holds {shown}, but every value must be a finite number that "
-                         f"float32 can hold")
-
-    def inputs(self) -> NDArray[np.float32]:
-        """float32 [rows, features], all finite."""
-        values = np.frombuffer(self._numbers, np.float32).reshape(-1, len(self.features))
-        bad = ~np.isfinite(values)
-        if bad.any():
-            row, place = np.argwhere(bad)[0]
-            raise self._bad(int(row), self.features[place], str(values[row, place]))
-        return values
-
-    def numbers(self, target: int) -> NDArray[np.float32]:
-        """A target column as float32 [rows]."""
-        cells, column = self._cells[target], self.targets[target]
-        with np.errstate(over="ignore"):
-            values = np.array([number if (number := _number(cell)) is not None else np.nan
-                               for cell in cells]).astype(np.float32)
-        bad = np.flatnonzero(~np.isfinite(values))
-        if bad.size:
-            raise self._bad(int(bad[0]), column, cells[bad[0]])
-        return values
-
-    def answers(self, target: int, kind: Kind | None) -> NDArray[Any]:
-        """A target column: whole numbers as int64, others as float32, words as strings [rows]."""
-        cells, column = self._cells[target], self.targets[target]
-        if kind == "values":
-            return self.numbers(target)
-        for row, cell in enumerate(cells):
-            if cell.lower() in MISSING:
-                raise self._bad(row, column, cell)
-        with contextlib.suppress(ValueError, OverflowError):
-            return np.array([int(cell) for cell in cells], np.int64)
-        words = [row for row, cell in enumerate(cells) if _number(cell) is None]
-        if kind == "labels" or len(words) > len(cells) // 2:
-            return np.array(cells)
-        return self.numbers(target)
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
+                 tuple(sheet.header[c] for c in sheet.targets) if sheet.header else ())

@@ -1,0 +1,300 @@
+"""CSV files: text to numbers, and for what is no number the option that helps.
+
+The modules of Python's library do it: pandas would be a large dependency for one function.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import gzip
+import io
+import re
+import shlex
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_of, joined_columns
+from rawnn.data.base import Kind
+from rawnn.errors import ConfigError, DataError, nearest
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+"""Cells, in lower case, that stand for a value that is not there."""
+
+_DELIMITERS = ",;\t|"
+_MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
+          codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+"""Byte-order marks; those of UTF-32 first, as one begins with that of UTF-16."""
+_COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][-+]?\d+)?")
+_DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
+                   r"|\d{1,2}:\d{2})([T ,].*|:.*|Z)?")
+
+
+def open_text(path: Path, encoding: str | None) -> IO[str]:
+    """The file as text, behind a byte-order mark if it has one."""
+    name = "utf-8-sig" if encoding is None else encoding
+    if codecs.lookup(name).name == "utf-8":
+        name = "utf-8-sig"
+    if path.suffix.lower() == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), newline="", encoding=name)
+    return open(path, newline="", encoding=name)
+
+
+def not_decodable(path: Path, csv_format: CsvFormat, why: str) -> DataError:
+    """What is wrong with a file that is not text in its encoding, and the option that helps."""
+    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
+        head = file.read(4096)
+    named = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
+    if not named and b"\0" in head:  # ASCII of two bytes a character
+        named = "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
+    asked = csv_format.encoding or "UTF-8"
+    cure = f"it is in {named.upper()}: read it with --encoding {named}" \
+        if named and named != csv_format.encoding else \
+        "name its encoding with --encoding, such as latin-1, or cp1252 for files of Windows" \
+        if csv_format.encoding is None else "name another --encoding"
+    return DataError(f"{path} is not a text file in {asked}: {why}; {cure}")
+
+
+class Sheet:
+    """A CSV file read row by row: features are made float32 at once (the text of MNIST would take
+    gigabytes), the cells of target columns are kept as they are."""
+
+    def __init__(self, path: Path, target: Columns, features: Sequence[str] = (),
+                 csv_format: CsvFormat = DEFAULT_FORMAT) -> None:
+        self.path = path
+        self._named, self._format = features, csv_format
+        self._asked, self._skip = columns_of(target), columns_of(csv_format.skip)
+        self.header: list[str] = []
+        self.width = 0
+        self.targets: list[int] = []
+        self.features: list[int] = []
+        self._cells: list[list[str]] = []  # of each target, row by row
+        self._numbers = array("f")
+        self._lines: list[int] = []  # in the file, of each row
+
+    def read(self, file: IO[str]) -> None:
+        start = file.tell()
+        if file.read(1) == "\ufeff":  # of an encoding whose name says the order of bytes
+            start = file.tell()
+        file.seek(start)
+        first = file.readline()
+        file.seek(start)
+        if "\0" in first:
+            raise not_decodable(self.path, self._format, "it holds characters of value 0")
+        reader = csv.reader(file, delimiter=self._delimiter(first.rstrip("\r\n")),
+                            skipinitialspace=True, strict=True)
+        for row in reader:
+            if not row:  # a blank line
+                continue
+            if not self.width:
+                self._begin([cell.strip() for cell in row])
+                if self.header:
+                    continue
+            if len(row) != self.width:
+                raise DataError(f"{self.path}: line {reader.line_num} has {len(row)} columns, but "
+                                f"the lines before it have {self.width}")
+            self._lines.append(reader.line_num)
+            self._row(row)
+        if not self._lines:
+            raise DataError(f"{self.path} is empty: it has no row of data")
+
+    def _delimiter(self, first: str) -> str:
+        """What separates the columns of the first line."""
+        others = [mark for mark in _DELIMITERS if mark != "," and mark in first]
+        for mark in others:
+            pieces = [piece.strip() for piece in first.split(mark)]
+            comma = [piece for piece in pieces if _COMMA.fullmatch(piece)]
+            if comma and all(piece in comma or _float(piece) is not None for piece in pieces):
+                return mark  # a row of numbers with decimal commas
+        known = others if others and self._format.decimal == "," else _DELIMITERS
+        return max(known, key=first.count)
+
+    def _begin(self, row: list[str]) -> None:
+        """A first row is a header if it holds no number, or a name that is asked for."""
+        self.width = len(row)
+        names = {*self._asked, *self._skip}
+        named = any(cell in names and self.number(cell) is None for cell in row)
+        if named or all(self.number(cell) is None for cell in row):
+            self.header = row
+        self.targets = self._places(self._asked, "the target")
+        skipped = self._places(self._skip, "--skip")
+        for column in skipped:
+            if column in self.targets:
+                raise ConfigError(f"column '{self.name(column)}' of {self.path} is the target, but "
+                                  f"--skip leaves it out")
+        self.features = [i for i in range(self.width) if i not in {*self.targets, *skipped}]
+        if self._named and self.header:
+            for name in self._named:
+                if name not in self.header:
+                    raise ConfigError(f"{self.path} has no column '{name}', which the network was "
+                                      f"trained on" + nearest(name, self.header))
+            self.features = [self.header.index(name) for name in self._named]
+            for column in self.features:
+                if column in skipped:
+                    raise ConfigError(f"--skip leaves column '{self.name(column)}' out, which the "
+                                      f"network was trained on")
+        if not self.features:
+            takers = "--skip and the target take" if skipped else "the target takes"
+            raise ConfigError(f"{self.path}: {takers} all {self.width} columns, so that no input "
+                              f"is left")
+        self._cells = [[] for _ in self.targets]
+
+    def _places(self, asked: Sequence[str], what: str) -> list[int]:
+        found: list[int] = []
+        for name in asked:
+            column = self._column(name)
+            if column in found:
+                raise ConfigError(f"{what} names column '{self.name(column)}' of {self.path} twice")
+            found.append(column)
+        return found
+
+    def _row(self, row: list[str]) -> None:
+        for kept, column in zip(self._cells, self.targets, strict=True):
+            kept.append(row[column].strip())
+        if len(self.features) < self.width or self._named:
+            row = [row[column] for column in self.features]
+        try:
+            self._numbers.extend(map(float, row) if self._format.decimal == "." else
+                                 map(self._with_comma, row))
+        except ValueError:
+            place = next(i for i, cell in enumerate(row) if self.number(cell) is None)
+            raise self._bad(len(self._lines) - 1, self.features[place], row[place]) from None
+
+    def _with_comma(self, cell: str) -> float:
+        """A number whose decimal mark is the comma. Raises ValueError."""
+        if "." in cell:  # which separates thousands there
+            raise ValueError
+        return float(cell.replace(",", "."))
+
+    def number(self, cell: str) -> float | None:
+        """The number in a cell, None for what is none."""
+        return _float(cell) if self._format.decimal == "." else _float(cell, self._with_comma)
+
+    def name(self, column: int) -> str:
+        return self.header[column] if self.header else f"{column}"
+
+    def _column(self, name: str) -> int:
+        if name in self.header:
+            if self.header.count(name) > 1:
+                raise ConfigError(f"{self.path} has {self.header.count(name)} columns named "
+                                  f"'{name}': give the index of the one that is meant, from 0")
+            return self.header.index(name)
+        try:
+            column = int(name)
+        except ValueError:
+            listed = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
+            known = nearest(name, self.header) or (
+                f"; the columns are {listed}" if self.header else
+                f"; it has no header, so give an index from 0 to {self.width - 1}")
+            raise ConfigError(f"{self.path} has no column '{name}'{known}") from None
+        if not -self.width <= column < self.width:
+            raise ConfigError(f"{self.path} has no column {column}: it has {self.width}, 0 to "
+                              f"{self.width - 1}")
+        return column % self.width
+
+    def _where(self, row: int, column: int) -> str:
+        return f"{self.path}: line {self._lines[row]}, column '{self.name(column)}'"
+
+    def _bad(self, row: int, column: int, cell: str) -> DataError:
+        where, text = self._where(row, column), cell.strip()
+        feature = column not in self.targets
+        if text.lower() in MISSING:
+            also = f", or the column ({self._skipping(column)})" if feature else ""
+            return DataError(f"{where} has no value ('{text}'): fill it in, or leave the row out"
+                             f"{also}")
+        shown = text if len(text) <= 40 else f"{text[:37]}..."
+        if self.number(text) is not None:
+            return DataError(f"{where} holds {shown}, but every value must be a finite number that "
+                             f"float32 can hold")
+        why = self._of_another_mark(text) or (
+            f"{_of_feature(text)}; {self._skipping(column)} leaves the column out" if feature else
+            "several targets are values to be reached" if len(self.targets) > 1 else
+            "the loss compares with values; classes need --loss cross_entropy")
+        return DataError(f"{where} holds '{shown}', which is no number: {why}")
+
+    def _skipping(self, column: int) -> str:
+        """The option that leaves a column out."""
+        unique = self.header.count(self.name(column)) == 1
+        name = joined_columns([self.name(column)]) if unique else f"{column}"
+        return f"--skip {shlex.quote(name)}"
+
+    def _of_another_mark(self, text: str) -> str:
+        """What helps with a number of another decimal mark, "" for any other text."""
+        if self._format.decimal == ".":
+            return "where the comma is the decimal mark, read the file with --decimal ," \
+                if _COMMA.fullmatch(text) else ""
+        return "with --decimal , a point is no part of a number: leave separators of thousands " \
+               "out, or use --decimal . where the point is the decimal mark" \
+            if "." in text and _float(text.replace(",", "").replace(".", "")) is not None else ""
+
+    def inputs(self) -> NDArray[np.float32]:
+        """float32 [rows, features], all finite."""
+        values = np.frombuffer(self._numbers, np.float32).reshape(-1, len(self.features))
+        bad = ~np.isfinite(values)
+        if bad.any():
+            row, place = np.argwhere(bad)[0]
+            raise self._bad(int(row), self.features[place], str(values[row, place]))
+        return values
+
+    def numbers(self, target: int) -> NDArray[np.float64]:
+        """A target column as float64 [rows], each finite in float32."""
+        cells, column = self._cells[target], self.targets[target]
+        values = np.array([number if (number := self.number(cell)) is not None else np.nan
+                           for cell in cells])
+        with np.errstate(over="ignore"):
+            bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
+        if bad.size:
+            raise self._bad(int(bad[0]), column, cells[bad[0]])
+        return values
+
+    def answers(self, target: int, kind: Kind | None, known: bool = False) -> NDArray[Any]:
+        """A target column: whole numbers as int64, others as float64, words as strings [rows].
+        Numbers with decimals make no classes; where the names of the classes are `known`, they are
+        strings as well, to be looked up."""
+        cells, column = self._cells[target], self.targets[target]
+        if kind == "values":
+            return self.numbers(target)
+        for row, cell in enumerate(cells):
+            if cell.lower() in MISSING:
+                raise self._bad(row, column, cell)
+        with contextlib.suppress(ValueError, OverflowError):
+            return np.array([int(cell) for cell in cells], np.int64)
+        comma = [row for row, cell in enumerate(cells) if self._of_another_mark(cell)]
+        if len(comma) > len(cells) // 2 and not known:
+            raise self._bad(comma[0], column, cells[comma[0]])
+        if sum(self.number(cell) is None for cell in cells) > len(cells) // 2:
+            return np.array(cells)
+        if kind == "labels" and known:
+            return np.array(cells)
+        if kind == "labels":
+            decimals = [row for row, cell in enumerate(cells) if self.number(cell) is not None
+                        and not cell.lstrip("+-").isdecimal()]
+            if not decimals:
+                return np.array(cells)
+            raise DataError(f"{self._where(decimals[0], column)} holds {cells[decimals[0]]}: "
+                            f"numbers with decimals are values, for --loss mse; the loss compares "
+                            f"with classes, which are whole numbers or words")
+        return self.numbers(target)
+
+
+def _float(cell: str, convert: Any = float) -> float | None:
+    try:
+        number: float = convert(cell)
+    except ValueError:
+        return None
+    return number
+
+
+def _of_feature(text: str) -> str:
+    """Why text is no input, and how it becomes one."""
+    if text.lower() in ("true", "false"):
+        return "1 and 0 can stand for true and false"
+    if _DATE.fullmatch(text):
+        return "columns of numbers, such as year, month and day, can stand for a date or time"
+    return "only a target may be a word; columns of 0 and 1, one for each word, can stand for it"

@@ -1,0 +1,193 @@
+"""How CSV files are read: encodings, decimal marks, columns that are left out; and for what is no
+number the option that helps."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rawnn.common.csvformat import CsvFormat, columns_of, joined_columns
+from rawnn.data import load_dataset
+from rawnn.data.tables import load_table, read_table
+from rawnn.errors import ConfigError, DataError
+
+CITIES = "größe,breite,ort\n1.5,2,Köln\n3.25,4,Ulm\n5,6.5,Köln\n"
+
+
+def write(path: Path, text: str, encoding: str = "utf-8", name: str = "t.csv") -> Path:
+    file = path / name
+    file.write_bytes(text.encode(encoding))
+    return file
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be",
+                                      "utf-32", "latin-1", "cp1252"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_encodings(tmp_path: Path, encoding: str, mark: str) -> None:
+    if mark and not encoding.startswith("utf"):
+        pytest.skip("it has no such character")
+    file = write(tmp_path, mark * (encoding not in ("utf-16", "utf-32", "utf-8-sig")) + CITIES,
+                 encoding)
+    table = read_table(file, "ort", csv_format=CsvFormat(encoding))
+    assert table.feature_names == ("größe", "breite")
+    assert table.inputs.tolist() == [[1.5, 2], [3.25, 4], [5, 6.5]]
+    assert table.answers is not None
+    assert table.answers.tolist() == ["Köln", "Ulm", "Köln"]
+
+
+def test_a_zipped_file_in_another_encoding(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv.gz"
+    file.write_bytes(gzip.compress(CITIES.encode("utf-16")))
+    assert read_table(file, "ort", csv_format=CsvFormat("utf-16")).inputs.shape == (3, 2)
+    with pytest.raises(DataError, match="it is in UTF-16: read it with --encoding utf-16"):
+        read_table(file, "ort")
+
+
+@pytest.mark.parametrize(("encoding", "asked", "sentence"), [
+    ("utf-16", None, "it is in UTF-16: read it with --encoding utf-16"),
+    ("utf-16-le", None, "it is in UTF-16-LE: read it with --encoding utf-16-le"),
+    ("utf-16-be", None, "it is in UTF-16-BE: read it with --encoding utf-16-be"),
+    ("utf-32", None, "it is in UTF-32: read it with --encoding utf-32"),
+    ("latin-1", None, "name its encoding with --encoding, such as latin-1, or cp1252"),
+    ("utf-8", "ascii", "not a text file in ascii: .*; name another --encoding"),
+    ("utf-8", "utf-16", "not a text file in utf-16: .*; name another --encoding"),
+    ("utf-16-le", "latin-1", "it is in UTF-16-LE: read it with --encoding utf-16-le"),
+])
+def test_text_in_another_encoding_names_the_option(tmp_path: Path, encoding: str,
+                                                   asked: str | None, sentence: str) -> None:
+    text = CITIES if encoding == "latin-1" or asked == "ascii" else CITIES.replace("ö", "oe")
+    with pytest.raises(DataError, match=sentence):
+        read_table(write(tmp_path, text.replace("ß", "ss"), encoding), "ort",
+                   csv_format=CsvFormat(asked))
+
+
+@pytest.mark.parametrize("text", [
+    "a;b;y\n1,5;2;0\n-3,25;1e-1;1\n", "1,5;2;0\n-3,25;1e-1;1\n", "1,5\t2\t0\n-3,25\t1e-1\t1\n",
+    'a,b,y\n"1,5",2,0\n"-3,25",1e-1,1\n'])
+def test_a_decimal_comma(tmp_path: Path, text: str) -> None:
+    table = read_table(write(tmp_path, text), "2", csv_format=CsvFormat(decimal=","))
+    np.testing.assert_array_equal(table.inputs, np.array([[1.5, 2], [-3.25, 0.1]], np.float32))
+    assert table.answers is not None
+    assert table.answers.tolist() == [0, 1]
+
+
+def test_targets_with_a_decimal_comma(tmp_path: Path) -> None:
+    file = write(tmp_path, "a;y;z\n1;0,5;7\n2;1,25;8\n")
+    one = read_table(file, "y", csv_format=CsvFormat(decimal=",", skip="z"))
+    both = read_table(file, ["y", "z"], csv_format=CsvFormat(decimal=","))
+    assert one.answers is not None
+    assert both.answers is not None
+    assert one.answers.tolist() == [0.5, 1.25]
+    assert both.answers.tolist() == [[0.5, 7], [1.25, 8]]
+
+
+@pytest.mark.parametrize(("text", "decimal", "sentence"), [
+    ("a;b\n1,5;2\n", ".", r"column 'a' holds '1,5', which is no number: where the comma is the "
+                          r"decimal mark, read the file with --decimal ,"),
+    ("1,5;2,5\n2,5;3,5\n", ".", "read the file with --decimal ,"),
+    ("a;b\n1.234,5;2\n", ".", "read the file with --decimal ,"),
+    ("a;b\n1.234,5;2\n", ",", "a point is no part of a number: leave separators of thousands out"),
+    ("a;b\n1.5;2\n", ",", "or use --decimal . where the point is the decimal mark"),
+    ("a,b\nTrue,2\n", ".", "'True', which is no number: 1 and 0 can stand for true and false; "
+                           "--skip a leaves the column out"),
+    ("a,b\n1,2021-03-04\n", ".", "such as year, month and day, can stand for a date or time; "
+                                 "--skip b leaves"),
+    ("a,b\n1,04.03.2021\n", ".", "can stand for a date or time; --skip b"),
+    ("a,b\n1,3/4/21 10:30\n", ".", "can stand for a date or time; --skip b"),
+    ("a,b\n1,2021-03-04T10:30:00Z\n", ".", "can stand for a date or time; --skip b"),
+    ("a,b\n1,10:30\n", ".", "can stand for a date or time; --skip b"),
+    ("a,the city\n1,Ulm\n", ".", "columns of 0 and 1, one for each word, can stand for it; --skip "
+                                 "'the city' leaves"),
+    ('a,"city, old"\n1,Ulm\n', ".", "--skip '\"city, old\"' leaves the column out"),
+    ("b,b\n1,Ulm\n", ".", "--skip 1 leaves the column out"),
+    ("a,b\n1,\n", ".", "or leave the row out, or the column .--skip b."),
+])
+def test_what_is_no_number_names_the_option_that_helps(tmp_path: Path, text: str, decimal: str,
+                                                       sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        read_table(write(tmp_path, text), csv_format=CsvFormat(decimal=decimal))
+
+
+def test_columns_are_skipped(tmp_path: Path) -> None:
+    file = write(tmp_path, 'id,"city, old",a,b,y\nx1,Ulm,1,2,3\nx2,Bonn,4,5,6\n')
+    for skip in ('id,"city, old"', ["id", "city, old"], "0,1", ["city, old", "0"], "-4,-5"):
+        table = read_table(file, "y", csv_format=CsvFormat(skip=skip))
+        assert table.feature_names == ("a", "b")
+        assert table.inputs.tolist() == [[1, 2], [4, 5]]
+    bare = write(tmp_path, "x1,1,2\nx2,3,4\n")
+    assert read_table(bare, "2", csv_format=CsvFormat(skip="0")).inputs.tolist() == [[1], [3]]
+    data = load_dataset("table", bare, target="-1", kind="values", skip=["0"])
+    assert (data.features, data.outputs) == (1, 1)
+
+
+@pytest.mark.parametrize(("skip", "sentence"), [
+    ("idd", "has no column 'idd'; did you mean 'id'"), ("id,0", "--skip names column 'id' of .* "
+                                                                "twice"),
+    ("y", "column 'y' of .* is the target, but --skip leaves it out"),
+    ("id,a", "--skip and the target take all 3 columns"), ("7", "has no column 7"),
+])
+def test_columns_that_cannot_be_skipped(tmp_path: Path, skip: str, sentence: str) -> None:
+    file = write(tmp_path, "id,a,y\n1,1,2\n2,3,4\n")
+    with pytest.raises(ConfigError, match=sentence):
+        read_table(file, "y", csv_format=CsvFormat(skip=skip))
+
+
+def test_a_column_that_the_network_was_trained_on_is_not_skipped(tmp_path: Path) -> None:
+    file = write(tmp_path, "a,b,y\n1,1,2\n2,3,4\n")
+    with pytest.raises(ConfigError, match="--skip leaves column 'a' out, which the network was"):
+        read_table(file, "y", None, ("a",), CsvFormat(skip="a"))
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"encoding": "klingon"}, "encoding = 'klingon': Python knows no text encoding of that name"),
+    ({"encoding": "base64"}, "encoding = 'base64'"), ({"decimal": ";"}, "decimal = ';': use"),
+])
+def test_formats_that_are_none(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        CsvFormat(**options)
+
+
+@pytest.mark.parametrize("options", [{"encoding": "latin-1"}, {"decimal": ","}, {"skip": "a"}])
+def test_options_of_csv_files_are_refused_elsewhere(tmp_path: Path, options: dict[str, str]
+                                                    ) -> None:
+    np.savez(tmp_path / "t.npz", X=np.eye(4), y=np.arange(4))
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is for a CSV file"):
+        load_dataset("table", tmp_path / "t.npz", **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is for a CSV file"):
+        load_dataset("synthetic", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("columns", [["a"], ["a", "b c"], ["a, b", 'say "x"', "-1"]])
+def test_a_list_of_columns_and_the_text_for_it_are_the_same(columns: list[str]) -> None:
+    assert columns_of(columns) == columns_of(joined_columns(columns)) == columns
+    assert columns_of(None) == []
+    assert columns_of(" a , b") == ["a", "b"]
+
+
+PRICES = "a,price\n" + "".join(f"{i},{100000 + 7 * i}.5\n" for i in range(10))
+
+
+@pytest.mark.parametrize("text", [PRICES, PRICES.replace(".5", ".0"), PRICES.replace(".5", "e0")])
+def test_numbers_with_decimals_are_never_classes(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path, text)
+    assert load_table(file, "price").train_targets is not None
+    with pytest.raises(DataError, match=r"line 2, column 'price' holds 1000.*: numbers with "
+                                        r"decimals are values, for --loss mse"):
+        load_table(file, "price", kind="labels")
+    comma = write(tmp_path, text.replace(",", ";").replace(".", ","))
+    if "e0" not in text:
+        for kind in (None, "labels", "values"):
+            with pytest.raises(DataError, match="with --decimal ,"):
+                load_table(comma, "price", kind=kind)  # type: ignore[arg-type]
+
+
+def test_names_of_classes_may_have_decimals_where_they_are_known(tmp_path: Path) -> None:
+    """As a model that was trained before has them."""
+    file = write(tmp_path, "a,y\n1,1.0\n2,2.5\n3,1.0\n")
+    data = load_table(file, "y", kind="labels", label_names=("1.0", "2.5"))
+    assert data.label_names == ("1.0", "2.5")
+    words = load_table(write(tmp_path, "a,y\n1,v1.0\n2,v2.5\n3,v1.0\n"), "y", kind="labels")
+    assert words.label_names == ("v1.0", "v2.5")
