@@ -31,7 +31,7 @@ ROOMS = (
     # A run.
     "data", "run.machine", "data.source", "runners", "tuning", "run.result", "run.checkpoint",
     "run.resumption", "run.taken", "run.state_dict", "run.model", "run.export", "run.callbacks",
-    "run.parallel", "run.decided", "run.loop", "run.training", "run",
+    "run.parallel", "run.decided", "run.units", "run.loop", "run.training", "run",
     # What people use.
     "doctor", "lab", "bench", "cli",
 )  # fmt: skip

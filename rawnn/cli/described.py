@@ -39,6 +39,11 @@ def network_text(work: Work, config: Config) -> str:
     return ", ".join([*words, f"seed {config.seed}"])
 
 
+def loss_text(loss: float, digits: int = 4) -> str:
+    """A loss with so many digits; one in large units as 1.2345e+10, so that columns stay."""
+    return f"{loss:.{digits}e}" if abs(loss) >= 1e5 else f"{loss:.{digits}f}"
+
+
 def epoch_text(result: Result) -> str:
     """The time of an epoch by the clock that is meant by it and, if that is the device's, by the
     wall clock as well."""

@@ -9,10 +9,21 @@ import click
 import msgspec
 from rich.console import Console
 
+from rawnn.cli.described import loss_text
 from rawnn.cli.examples import Examples, given_examples, own_examples, say
 from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
 from rawnn.cli.grouped import Command
-from rawnn.cli.options import DATA, DEVICE, OUTPUT, PATH, check_data, devices, run_option
+from rawnn.cli.options import (
+    DATA,
+    DEVICE,
+    OUTPUT,
+    PATH,
+    check_data,
+    columns_option,
+    csv_option,
+    devices,
+    run_option,
+)
 from rawnn.cli.screen import fitted, working
 from rawnn.common.files import check_output, write_atomically
 from rawnn.data.catalog import DATASETS
@@ -27,8 +38,11 @@ from rawnn.run.model import Model
             "what the model was trained on", metavar="NAME", values=lambda: DATASETS)
 @run_option(DATA, "--data", "A .csv, .tsv or .npz file, or a directory of IDX files.",
             "what the model was trained on", metavar="PATH", type=PATH)
-@run_option(DATA, "--target", "Column (or columns) of the right answers.", "as in training",
-            metavar="COLUMN")
+@columns_option("--target", "Column of the right answers; several behind commas, or by one "
+                "--target each.", "as in training")
+@csv_option("--encoding", "as in training")
+@csv_option("--decimal", "as in training")
+@csv_option("--skip", "as in training")
 @run_option(OUTPUT, "--confusion/--no-confusion", "Whether to print the confusion matrix.", "yes",
             default=True)
 @run_option(OUTPUT, "--json json_file", "Write the figures as JSON.", "not written",
@@ -36,7 +50,7 @@ from rawnn.run.model import Model
 @run_option(DEVICE, "--device", "Where to run.", "host", metavar="host|gpu:N|sim", default="host",
             values=devices)
 def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | None, device: str,
-          confusion: bool, json_file: str | None) -> None:
+          confusion: bool, json_file: str | None, **csv_options: str | None) -> None:
     """Measure a CHECKPOINT (a file; of a directory the best, else the newest) on its test set, or
     on --data.
 
@@ -46,7 +60,7 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
     check_data({"data": data, "dataset": dataset})
     path, found = find_model(checkpoint, say)
     examples = own_examples(found, str(path)) if data is None and dataset is None else \
-        given_examples(found, dataset, data, target)
+        given_examples(found, dataset, data, target, csv_options)
     if examples.answers is None and not _reconstructs(found):
         raise ConfigError(f"{examples.source} brings no answers to compare with: name their column "
                           f"with --target")
@@ -60,7 +74,8 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
 
 def _reconstructs(found: Checkpoint) -> bool:
     layers = found.network.layers
-    return not found.network.answers.labelled and layers[0] == layers[-1]
+    return not found.network.answers.labelled and layers[0] == layers[-1] \
+        and found.target_normalisation is None
 
 
 def show(found: Checkpoint, examples: Examples, device: str, confusion: bool,
@@ -74,7 +89,7 @@ def show(found: Checkpoint, examples: Examples, device: str, confusion: bool,
     console.print(f"network   {model.network}, epoch {found.epoch}", markup=False)
     about = f"data      {len(examples.inputs):,} examples, {examples.source}"
     console.print(fitted(console, about, 10), markup=False)
-    console.print(f"loss      {score.loss:.6f}", markup=False)
+    console.print(f"loss      {loss_text(score.loss, 6)}", markup=False)
     if not math.isnan(score.accuracy):
         console.print(f"accuracy  {score.accuracy:.4f}", markup=False)
     if classes:

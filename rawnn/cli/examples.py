@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from numpy.typing import NDArray
 
-from rawnn.common.csvformat import DEFAULT_FORMAT
+from rawnn.common.csvformat import CsvFormat
 from rawnn.data import load_dataset
 from rawnn.data.arrays import check_finite
 from rawnn.data.base import Kind
@@ -21,6 +22,7 @@ from rawnn.run.checkpoint import Checkpoint
 from rawnn.run.resumption import Resumption
 
 _OWN_SET = ("dataset", "data", "target", "validation", "seed")
+_FORMAT = ("encoding", "decimal", "skip")
 
 
 @dataclass(frozen=True)
@@ -49,25 +51,33 @@ def own_examples(found: Checkpoint, where: str) -> Examples:
         str(config["dataset"]), config["data"], target=config["target"],
         fraction=float(config["validation"] or 0.2), seed=before.seed(int(config["seed"] or 0)),
         kind=_kind(found) if is_table(config["data"]) else None, notify=say,
-        stand_in=True)
+        stand_in=True, normalise_targets=found.target_normalisation, **_format(found, {}))
     data = before.relabelled(data)
     answers = data.test_targets if data.train_targets is not None else data.test_labels
+    if data.target_normalisation is not None and data.test_targets is not None:
+        answers = data.target_normalisation.undo(data.test_targets)
     if found.config.get("autoencoder"):
         answers = None
     return Examples(data.test_images, answers, f"the test set of {data.name}, from {data.source}")
 
 
+def _format(found: Checkpoint, asked: Mapping[str, str | None]) -> dict[str, Any]:
+    """How a CSV file is read: as is asked for, else as in training."""
+    before = {name: found.config[name] for name in _FORMAT if found.config.get(name) is not None}
+    return {**before, **{name: value for name, value in asked.items() if value is not None}}
+
+
 def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
-                   target: str | None) -> Examples:
+                   target: str | None, csv_options: Mapping[str, str | None]) -> Examples:
     """The examples that the user named: every row of a table (or the test part that it has), or
     the test set of an IDX set."""
     if path is None or not is_table(path):
-        data = load_dataset(dataset or "idx", path, target=target, notify=say,
-                            stand_in=True)
+        own: dict[str, Any] = {k: v for k, v in csv_options.items() if v is not None}
+        data = load_dataset(dataset or "idx", path, target=target, notify=say, stand_in=True, **own)
         labels = data.test_labels if _kind(found) == "labels" else None
         return Examples(data.test_images, labels,
                         f"the test set of {data.name}, from {data.source}")
-    table = _table(found, path, target)
+    table = _table(found, path, target, csv_options)
     inputs, answers = (table.inputs, table.answers) if table.test is None else table.test
     if inputs.ndim < 2 or not len(inputs):
         raise DataError(f"{path}: the inputs are of shape {list(inputs.shape)}, but must be "
@@ -80,19 +90,24 @@ def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
     return Examples(inputs, answers, path)
 
 
-def _table(found: Checkpoint, path: str, target: str | None) -> Table:
+def _table(found: Checkpoint, path: str, target: str | None,
+           asked: Mapping[str, str | None]) -> Table:
     """The table, with the columns that the network was trained on where both have a header; without
-    a target the one trained with is left out of the inputs if it is there."""
+    a target the one trained with is left out of the inputs if it is there. So are the columns that
+    training skipped."""
     kind, features = _kind(found), tuple(map(str, found.facts.get("features", ())))
-    if target is not None or path.lower().endswith(".npz"):
-        return read_table(path, target, kind, features, DEFAULT_FORMAT, True)
-    before = found.config.get("target")
-    if before is not None:
+    if path.lower().endswith(".npz"):
+        own = CsvFormat(**{k: v for k, v in asked.items() if v is not None})
+        return read_table(path, target, kind, features, own)
+    as_trained = CsvFormat(**_format(found, asked))
+    whole = as_trained if asked.get("skip") else replace(as_trained, skip=None)
+    before = found.config.get("target") if target is None else target
+    for columns, csv_format in ((before, as_trained), (target, as_trained), (before, whole)):
         with contextlib.suppress(ConfigError):
-            table = read_table(path, str(before), kind, features, DEFAULT_FORMAT, True)
+            table = read_table(path, columns, kind, features, csv_format, True)
             if table.inputs.shape[1] == found.network.layers[0]:
                 return table
-    return read_table(path, None, kind, features, DEFAULT_FORMAT, True)
+    return read_table(path, target, kind, features, whole, True)
 
 
 def _kind(found: Checkpoint) -> Kind:

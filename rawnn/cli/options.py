@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from rawnn.cli.grouped import Known, Option
+from rawnn.common.csvformat import columns_of, joined_columns
 from rawnn.data.catalog import DATASETS, is_table
 from rawnn.errors import ConfigError
 from rawnn.network.activations import ACTIVATIONS
@@ -77,6 +78,32 @@ def setting(name: str) -> tuple[str, str]:
     return f"Of {' and '.join(filter(None, [', '.join(first), last]))}.", told
 
 
+def columns_option(name: str, help: str, told: str) -> Callable[[F], F]:
+    """An option that names columns and may be given several times: what it gives is one text, None
+    where it was not given."""
+
+    def joined(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+               ) -> str | None:
+        return joined_columns([column for text in values for column in columns_of(text)]) \
+            if len(values) > 1 else values[0] if values else None
+
+    return _option(DATA, name, help, told, metavar="COLUMN", multiple=True, callback=joined)
+
+
+def csv_option(name: str, told: str = "") -> Callable[[F], F]:
+    """One of the options that say how a CSV file is read; `told` are the words for its default
+    where that is not a new run's."""
+    if name == "--encoding":
+        return _option(DATA, name, "Of a CSV file: utf-8, utf-16, latin-1, cp1252, ...",
+                       told or "utf-8", metavar="NAME",
+                       values=_named("utf-8", "utf-16", "latin-1", "cp1252"))
+    if name == "--decimal":
+        return _option(DATA, name, "Decimal mark of a CSV file: . or a comma.", told or ".",
+                       metavar="MARK", values=_named(".", ","))
+    return columns_option(name, "Column of a CSV file that is not read, by name or index; several "
+                          "behind commas, or by one --skip each.", told or "none")
+
+
 PATH = click.Path()  # a text that shells complete as a path
 
 _RUN: dict[str, Callable[[Any], Any]] = {
@@ -130,13 +157,20 @@ _RUN: dict[str, Callable[[Any], Any]] = {
     "data": _option(DATA, "--data", "Where the data set's IDX files are, or a table: .csv, .tsv or "
                     ".npz (.csv.gz, too).", "RAWNN_DATA, the cache, or fetched", metavar="PATH",
                     type=PATH),
-    "target": _option(DATA, "--target", "Column (or columns) of a table to be predicted, by name "
-                      "or index.", "none", metavar="COLUMN"),
+    "target": columns_option("--target", "Column of a table to be predicted, by name or index; "
+                             "several behind commas, or by one --target each.", "none"),
+    "encoding": csv_option("--encoding"),
+    "decimal": csv_option("--decimal"),
+    "skip": csv_option("--skip"),
     "validation": _option(DATA, "--validation", "Fraction of a table that is taken out for "
                           "testing.", "0.2", type=float),
     "normalise": _option(DATA, "--normalise", "learned (mean 0, deviation 1), pixels (by 1/255) or "
                          "none.", "bytes by 1/255, other numbers not", metavar="HOW",
                          values=_named("learned", "pixels", "none")),
+    "normalise_targets": _option(DATA, "--normalise-targets", "learned (mean 0, deviation 1 of "
+                                 "each column, with --loss mse; undone in predictions and losses) "
+                                 "or none.", "none", metavar="HOW",
+                                 values=_named("learned", "none")),
     "autoencoder": _switch(DATA, "--autoencoder/--no-autoencoder", "Reproduce the inputs.", "no"),
     "save": _option(KEEPING, "--save", "Keep checkpoints there.", "none are kept",
                     metavar="DIRECTORY", type=PATH),
@@ -185,6 +219,9 @@ def check_data(asked: Mapping[str, Any]) -> None:
     if table and name not in (None, "table"):
         raise ConfigError(f"--dataset {name} is a set of its own, but --data {path} is a table: "
                           f"leave one of them out")
+    for option in ("encoding", "decimal", "skip"):
+        if asked.get(option) and not (asked.get("resume") or table or name == "table"):
+            raise ConfigError(f"--{option} is for a CSV file (--data FILE.csv or FILE.tsv)")
     if "validation" in asked and not (asked.get("resume") or table or name == "table"):
         raise ConfigError(f"validation = {asked['validation']} is for a table (--data FILE.csv): "
                           f"{name or 'mnist'} brings its own test set")

@@ -41,8 +41,9 @@ ASSUMED = assumed(EVERYTHING_RUNS)
 
 @click.command(cls=Command)
 @config_options("init", "seed", "partial", "patience", "min_delta", "monitor", "dataset", "data",
-                "target", "validation", "normalise", "autoencoder", "save", "save_every", "keep",
-                "resume", "device")
+                "target", "encoding", "decimal", "skip", "validation", "normalise",
+                "normalise_targets", "autoencoder", "save", "save_every", "keep", "resume",
+                "device")
 @click.option("--gpu", type=click.Choice(list(TARGETS), case_sensitive=False),
               default=EVERYTHING_RUNS, show_default=True, help="The GPU that the plan is for.")
 @click.option("--examples", type=click.IntRange(1), default=60_000, show_default=True,

@@ -16,7 +16,17 @@ from rich.console import Console
 from rawnn.cli.eval import show
 from rawnn.cli.examples import given_examples, say
 from rawnn.cli.grouped import Command
-from rawnn.cli.options import DATA, DEVICE, OUTPUT, PATH, check_data, devices, run_option
+from rawnn.cli.options import (
+    DATA,
+    DEVICE,
+    OUTPUT,
+    PATH,
+    check_data,
+    columns_option,
+    csv_option,
+    devices,
+    run_option,
+)
 from rawnn.cli.screen import working
 from rawnn.common.files import check_output, write_atomically
 from rawnn.data.catalog import DATASETS
@@ -31,8 +41,11 @@ from rawnn.run.model import Model
             metavar="PATH", required=True, type=PATH)
 @run_option(DATA, "--dataset", "mnist, fashion-mnist or idx, of a directory.", "idx",
             metavar="NAME", values=lambda: DATASETS)
-@run_option(DATA, "--target", "Column (or columns) of the right answers, if the file has them.",
-            "as in training", metavar="COLUMN")
+@columns_option("--target", "Column of the right answers, if the file has them; several behind "
+                "commas, or by one --target each.", "as in training")
+@csv_option("--encoding", "as in training")
+@csv_option("--decimal", "as in training")
+@csv_option("--skip", "as in training")
 @run_option(OUTPUT, "--out", "Where to write, .csv or .npz.", "CSV to the terminal",
             metavar="FILE", type=PATH)
 @run_option(OUTPUT, "--probabilities", "Write the probability of every class, too, under its name.",
@@ -40,7 +53,7 @@ from rawnn.run.model import Model
 @run_option(DEVICE, "--device", "Where to run.", "host", metavar="host|gpu:N|sim", default="host",
             values=devices)
 def predict(checkpoint: str, data: str, dataset: str | None, target: str | None, out: str | None,
-            probabilities: bool, device: str) -> None:
+            probabilities: bool, device: str, **csv_options: str | None) -> None:
     """Predict with a CHECKPOINT (a file; of a directory the best, else the newest) from --data, row
     by row.
 
@@ -51,16 +64,16 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
     check_data({"data": data, "dataset": dataset})
     check_output("--out", out)
     _, found = find_model(checkpoint, say)
-    examples = given_examples(found, dataset, data, target)
+    examples = given_examples(found, dataset, data, target, csv_options)
     model = Model.of(found)
     with working("predicting"):
         columns = _columns(model, examples.inputs, probabilities, device)
     if out is None:
-        sys.stdout.write(_csv(columns, model.names))
+        sys.stdout.write(_csv(columns, model))
         sys.stdout.flush()
     else:
-        write_atomically(out, _npz(columns, model.names) if out.lower().endswith(".npz")
-                         else _csv(columns, model.names).encode())
+        write_atomically(out, _npz(columns, model) if out.lower().endswith(".npz")
+                         else _csv(columns, model).encode())
         say(f"{len(examples.inputs):,} predictions are in {out}")
     if examples.answers is not None:
         console = Console(highlight=False, soft_wrap=True, stderr=out is None)
@@ -83,13 +96,21 @@ def _columns(model: Model, inputs: Any, probabilities: bool, device: str
     return {"prediction": said, "probabilities": model.shaped(z, "probabilities")}
 
 
-def _csv(columns: dict[str, NDArray[Any]], classes: Sequence[str]) -> str:
+def _output_names(model: Model) -> Sequence[str]:
+    """A name for each output: of its class, or of its column in the table trained on."""
+    targets = model.target_names
+    return targets if not model.network.answers.labelled \
+        and len(targets) == model.network.outputs > 1 else model.names
+
+
+def _csv(columns: dict[str, NDArray[Any]], model: Model) -> str:
     names: list[str] = []
     parts: list[NDArray[Any]] = []
     for name, array in columns.items():
         wide = array.ndim > 1 and (array.shape[1] > 1 or name == "probabilities")
-        places = classes if name == "probabilities" else range(array.shape[-1])
-        names += [f"{name}_{place}" for place in places] if wide else [name]
+        plain = name == "values" and model.target_names  # the header of the table itself
+        places = _output_names(model)
+        names += [name] if not wide else places if plain else [f"{name}_{p}" for p in places]
         parts.append(array.reshape(len(array), -1))
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
@@ -99,8 +120,10 @@ def _csv(columns: dict[str, NDArray[Any]], classes: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def _npz(columns: dict[str, NDArray[Any]], classes: Sequence[str]) -> bytes:
+def _npz(columns: dict[str, NDArray[Any]], model: Model) -> bytes:
     file = io.BytesIO()
-    named = {"classes": np.array(classes)} if "probabilities" in columns else {}
+    named = {"classes": np.array(_output_names(model))} if "probabilities" in columns else {}
+    if model.target_names and not model.network.answers.labelled:
+        named["targets"] = np.array(model.target_names)
     np.savez_compressed(file, allow_pickle=False, **columns, **named)
     return file.getvalue()

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rawnn.cli.described import (
     epoch_text,
     initialisation_text,
+    loss_text,
     network_text,
     training_text,
 )
@@ -192,8 +193,8 @@ class _Screen(Listener):
         if not self._quiet:
             self._heart.said()
             figures = f"{report.train_accuracy:>10.4f} {report.test_accuracy:>9.4f}" \
-                if self._counts else f"{report.test_loss:>20.4f}"
-            self._line(f"{report.epoch:>6} {report.train_loss:>11.4f} {figures} "
+                if self._counts else f"{loss_text(report.test_loss):>20}"
+            self._line(f"{report.epoch:>6} {loss_text(report.train_loss):>11} {figures} "
                        f"{report.epoch_ms:>10.3f}")
 
     def epoch_done(self, epoch: int) -> None:
@@ -257,7 +258,7 @@ def _summary(console: Console, result: Result) -> None:
     line("initialisation", initialisation_text(result))
     synthetic = " on SYNTHETIC data" if result.synthetic else ""
     if math.isnan(result.test_accuracy):
-        line("test loss", f"{result.test_loss:.6f}{synthetic}")
+        line("test loss", f"{loss_text(result.test_loss, 6)}{synthetic}")
     else:
         line("test accuracy", f"{result.test_accuracy:.4f}{synthetic}")
     if result.environment.gpu:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from rawnn.common.csvformat import CsvFormat
 from rawnn.data import Dataset, from_arrays, load_dataset
 from rawnn.data.arrays import check_fractions
 from rawnn.data.base import Kind
 from rawnn.data.catalog import is_table
+from rawnn.data.normalise import TargetNormalisation
 from rawnn.errors import ConfigError
 from rawnn.run.config import DEFAULT_BATCH, Config
 from rawnn.step.recipe import Recipe
@@ -27,8 +30,10 @@ def named(config: Config, notify: Callable[[str], None], stand_in: bool = False,
     which `instead` are arguments that win over the Config's. Raises ConfigError and DataError."""
     return load_dataset(config.dataset, config.data, **{
         "target": config.target, "fraction": config.validation, "normalise": config.normalise,
+        "normalise_targets": config.normalise_targets,
         "kind": _kind(config) if is_table(config.data) else None, "seed": config.seed,
-        "notify": notify, "offline": offline, "stand_in": stand_in, **instead})
+        "notify": notify, "offline": offline, "stand_in": stand_in, "encoding": config.encoding,
+        "decimal": config.decimal, "skip": config.skip, **instead})
 
 
 class ReadAhead:
@@ -73,14 +78,33 @@ def given(data: Any, config: Config, validation: Any, normalise: Any,
           seed: int | None = None) -> Dataset:
     """A Dataset as it is, or one of arrays (X, y) as `from_arrays` takes them; what is None is
     taken from the Config. Raises ConfigError and DataError."""
+    option = CsvFormat(config.encoding, config.decimal, config.skip).given()
+    if option and config.resume is None:
+        raise ConfigError(f"{option} is for a CSV file and plays no part with arrays: leave it out")
     if isinstance(data, Dataset):
         if validation is not None or normalise is not None:
             raise ConfigError("a Dataset brings its own validation data and normalisation")
-        return data
+        if config.normalise_targets != "learned" or data.target_normalisation is not None:
+            return data
+        return data.with_targets("learned")
     return from_arrays(
         data, config.validation if validation is None else validation,
         seed=config.seed if seed is None else seed,
-        normalise=config.normalise if normalise is None else normalise, kind=_kind(config))
+        normalise=config.normalise if normalise is None else normalise,
+        normalise_targets=config.normalise_targets, kind=_kind(config))
+
+
+def with_targets_of(data: Dataset, before: TargetNormalisation | None,
+                    where: Path) -> Dataset:
+    """The data with target values normalised as those of the run in the checkpoint `where` were.
+    Raises ConfigError where only one of both has them normalised."""
+    if before is None and data.target_normalisation is not None:
+        raise ConfigError(f"the run of {where} has targets as they are, so that it cannot go on "
+                          f"with normalised ones: leave normalise_targets out")
+    if before is not None and data.target_normalisation is None:
+        raise ConfigError(f"the run of {where} has normalised targets: continue it with "
+                          f"normalise_targets = learned (--normalise-targets learned)")
+    return data if before is None else data.with_targets(before)
 
 
 def _check_fractions(data: Dataset) -> None:
@@ -147,6 +171,9 @@ def check_fit(config: Config, data: Dataset) -> None:
     if not labelled and data.train_targets is None and not data.autoencoder:
         raise ConfigError(f"the loss {config.loss} compares with target values, but {data.name} "
                           f"has class labels: use --loss cross_entropy, or give targets")
+    if data.target_normalisation is not None and not answers.unit_power:
+        raise ConfigError(f"the targets of {data.name} are normalised, but the loss {config.loss} "
+                          f"compares with others: use --loss mse, or targets as they are")
     if answers.link == "sigmoid":
         _check_fractions(data)
     if outputs < data.outputs or (not labelled and outputs != data.outputs):

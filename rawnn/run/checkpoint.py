@@ -2,9 +2,9 @@
 stopped, and all that a model needs to predict.
 
 Parameters stand under their own names, optimizer state and clocks under `state.`, the
-normalisation under `normalisation.`; network, configuration and labels are JSON in the metadata,
-with a SHA-256 over everything. A file appears under its name only when all of it is on the disk,
-and it is verified whenever it is read.
+normalisation under `normalisation.` (of target values `target_normalisation.`); network,
+configuration and labels are JSON in the metadata, with a SHA-256 over everything. A file appears
+under its name only when all of it is on the disk, and it is verified whenever it is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.files import write_atomically
-from rawnn.data.normalise import Normalisation
+from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.errors import CheckpointError, ConfigError, RawnnError
 from rawnn.network.layers import Network, Parameters
 from rawnn.version import __version__
@@ -37,7 +37,7 @@ _DTYPES: dict[str, Any] = {
     "I32": np.int32, "I64": np.int64, "U8": np.uint8, "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "F8_E5M2": ml_dtypes.float8_e5m2,
 }
-_STATE, _NORMALISATION = "state.", "normalisation."
+_STATE, _NORMALISATION, _TARGETS = "state.", "normalisation.", "target_normalisation."
 _NAME = re.compile(r"rawnn-([0-9]{6,12})\.safetensors")
 BEST = "best.safetensors"
 """What early stopping calls the checkpoint of the best report."""
@@ -72,6 +72,7 @@ class Checkpoint:
     taken: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     lineage: Lineage = ()
+    target_normalisation: TargetNormalisation | None = None
 
 
 # -- content ---------------------------------------------------------------------------------------
@@ -101,6 +102,8 @@ def encode(checkpoint: Checkpoint) -> bytes:
     if normalisation.mean is not None and normalisation.std is not None:
         tensors |= {_NORMALISATION + "mean": normalisation.mean,
                     _NORMALISATION + "std": normalisation.std}
+    if (targets := checkpoint.target_normalisation) is not None:
+        tensors |= {_TARGETS + "mean": targets.mean, _TARGETS + "std": targets.std}
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     metadata["sha256"] = _digest(metadata, tensors)
     return safetensors.numpy.save(tensors, metadata)
@@ -135,16 +138,16 @@ def _made(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoin
     described = json.loads(metadata["network"])
     described["layers"] = tuple(int(n) for n in described["layers"])
     network = Network(**described)
-    parts: dict[str, Arrays] = {"": {}, _STATE: {}, _NORMALISATION: {}}
+    parts: dict[str, Arrays] = {"": {}, _STATE: {}, _NORMALISATION: {}, _TARGETS: {}}
     for name, array in tensors.items():
-        prefix = next((p for p in (_STATE, _NORMALISATION) if name.startswith(p)), "")
+        prefix = next((p for p in parts if p and name.startswith(p)), "")
         parts[prefix][name.removeprefix(prefix)] = array
     wanted = {t.name: t.shape for t in network.parameters()}
     found = {name: array.shape for name, array in parts[""].items()}
     if wanted != found:
         raise CheckpointError(f"{where} is inconsistent: it is of the network {network}, but the "
                               f"shapes of its parameters are others")
-    means = parts[_NORMALISATION]
+    means, targets = parts[_NORMALISATION], parts[_TARGETS]
     normalisation = Normalisation(float(metadata["scale"]), means.get("mean"), means.get("std"))
     return Checkpoint(
         network, {name: parts[""][name] for name in wanted}, int(metadata["epoch"]), parts[_STATE],
@@ -152,7 +155,8 @@ def _made(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoin
         tuple(str(name) for name in json.loads(metadata["label_names"])),
         dict(json.loads(metadata["facts"])), dict(json.loads(metadata.get("taken", "{}"))),
         dict(json.loads(metadata.get("data", "{}"))),
-        tuple((str(name), int(epoch)) for name, epoch in json.loads(metadata.get("lineage", "[]"))))
+        tuple((str(name), int(epoch)) for name, epoch in json.loads(metadata.get("lineage", "[]"))),
+        TargetNormalisation(targets["mean"], targets["std"]) if targets else None)
 
 
 def unpack(content: bytes, where: str) -> tuple[dict[str, str], Arrays]:

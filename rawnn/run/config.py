@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from rawnn.common.csvformat import CsvFormat, joined_columns
 from rawnn.errors import ConfigError, nearest
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
@@ -49,9 +50,14 @@ class Config:
     dataset   "mnist", "fashion-mnist", "idx", "table" or "synthetic"
     data      directory of the data set's files, or a .csv, .tsv or .npz file; None looks in
               RAWNN_DATA and the user's cache
-    target    columns of a table to be predicted, by name or index
+    target    columns of a table to be predicted, by name or index, in a list or behind commas
+    encoding  of a CSV file; None: utf-8
+    decimal   the decimal mark of a CSV file, "." or ","
+    skip      columns of a CSV file that are not read, given as `target` is
     validation  fraction of a table that is taken out for testing, where it has no test part
     normalise "learned", "pixels", "none" or a mapping of scale, mean, std; None: bytes by 1/255
+    normalise_targets  "learned": mean 0 and deviation 1 of every column of target values (loss
+              mse), undone in predictions and in the losses shown; None or "none": as they are
     autoencoder  whether the inputs themselves are the targets
     save      directory for checkpoints; None keeps none
     save_every  epochs between checkpoints
@@ -90,8 +96,12 @@ class Config:
     dataset: str = "mnist"
     data: str | None = None
     target: str | None = None
+    encoding: str | None = None
+    decimal: str = "."
+    skip: str | None = None
     validation: float = 0.2
     normalise: str | dict[str, float | list[float]] | None = None
+    normalise_targets: Literal["learned", "none"] | None = None
     autoencoder: bool = False
     save: str | None = None
     save_every: Positive = 1
@@ -109,6 +119,8 @@ class Config:
                 value = parse_layers(value)
             if field.name == "opt" and isinstance(value, list):
                 value = _joined(value, "opt")
+            if field.name in ("target", "skip") and isinstance(value, list):
+                value = joined_columns(value) if value else None
             try:
                 object.__setattr__(self, field.name, msgspec.convert(value, hints[field.name]))
             except msgspec.ValidationError:
@@ -119,7 +131,9 @@ class Config:
             raise ConfigError(f"validation = {self.validation}: give a fraction between 0 and 1")
         if not 0 <= self.min_delta < math.inf:
             raise ConfigError(f"min_delta = {self.min_delta}: it must be a finite number >= 0")
+        CsvFormat(self.encoding, self.decimal, self.skip)
         self._check_company()
+        self._check_targets()
         self.network()
         self.recipe()
         parse(self.schedule)
@@ -132,6 +146,21 @@ class Config:
             if getattr(self, name) != getattr(type(self), name) and getattr(self, other) is None:
                 raise ConfigError(f"{name} = {getattr(self, name)} plays no part without {other} "
                                   f"(--{other}): give that, too, or leave it out")
+
+    def _check_targets(self) -> None:
+        """Refuse to normalise targets that must stay as they are. Raises ConfigError."""
+        if self.normalise_targets != "learned":
+            return
+        loss = self.network().answers
+        if not loss.unit_power:
+            what = "class labels, which have no mean and deviation" if loss.labelled else \
+                "numbers from 0 to 1, which it could not do once they are normalised" \
+                if loss.link == "sigmoid" else "targets as they are"
+            raise ConfigError(f"normalise_targets = learned is for target values (--loss mse): the "
+                              f"loss {self.loss} compares with {what}")
+        if self.autoencoder:
+            raise ConfigError("normalise_targets = learned plays no part with autoencoder: its "
+                              "targets are the normalised inputs, for which --normalise learned is")
 
     def network(self) -> Network:
         """The network that is trained. Raises ConfigError for an unknown name."""
@@ -205,6 +234,7 @@ _MEANT = {
     "seed": "it must be a whole number from 0 to 2**63 - 1",
     "opt": "it must be a text, or a list of texts",
     "normalise": "use learned, pixels, none or a mapping of scale, mean, std",
+    "normalise_targets": "use learned or none",
     "monitor": "use test_loss, test_accuracy or train_loss",
 }
 

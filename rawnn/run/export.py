@@ -3,7 +3,8 @@
 The graph takes `inputs` [N, features] as the training data were (bytes stay bytes, as float32 or
 uint8) and gives what `Model.predict` gives: `logits` and, after cross-entropy, `probabilities` and
 `classes`; after binary cross-entropy the same, element by element; after mean squared error
-`values`. Names of classes stand in the model's metadata under `label_names`, as JSON.
+`values`, float32 in the units of the targets. Names of classes stand in the model's metadata under
+`label_names`, those of target columns under `target_names`, as JSON.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ out."""
 
 InputType = Literal["float32", "uint8"]
 INPUT_TYPES: tuple[InputType, ...] = ("float32", "uint8")
+_VALUES = ("values", "normalised_values")  # of the last layer
 
 
 class _Graph:
@@ -76,10 +78,15 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
         operands = [f"fc{layer}.weight"] + ([f"fc{layer}.bias"] if network.bias else [])
         for name in operands:
             graph.constant(name, model.parameters[name])
-        z = ("values" if link == "identity" else "logits") if last else f"fc{layer}"
+        z = (_VALUES[model.target_normalisation is not None] if link == "identity" else "logits") \
+            if last else f"fc{layer}"
         a = graph.add("Gemm", a, *operands, name=z, transB=1)
         if not last:
             a = _ACTIVATIONS[network.activation](graph, a, f"fc{layer}")
+    if (targets := model.target_normalisation) is not None:
+        std = graph.constant("target_std", targets.std.astype(np.float32))
+        mean = graph.constant("target_mean", targets.mean.astype(np.float32))
+        a = graph.add("Add", graph.add("Mul", a, std, name="spread"), mean, name="values")
     kinds = {a: TensorProto.FLOAT, **_answers(graph, link, a, TensorProto)}
     one = network.answers.labelled  # one class an example, not one answer an output
     made = helper.make_graph(
@@ -95,9 +102,9 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
         made, producer_name="rawnn", producer_version=__version__, ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET)], doc_string=str(network))
     helper.set_model_props(found, {
-        "label_names": json.dumps(model.names), "network": str(network),
-        "normalisation": str(model.normalisation)} if one else {
-        "network": str(network), "normalisation": str(model.normalisation)})
+        "network": str(network), "normalisation": str(model.normalisation),
+        **({"label_names": json.dumps(model.names)} if one else {}),
+        **({"target_names": json.dumps(model.target_names)} if model.target_names else {})})
     if found.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
         checker.check_model(found, full_check=True)
     return found

@@ -17,11 +17,16 @@ from rawnn.errors import TrainingDiverged
 from rawnn.run.interrupts import LONG_SECONDS, BrokenOff, Signals
 from rawnn.run.parallel import metrics
 from rawnn.run.result import Report
+from rawnn.run.units import LossUnits
 from rawnn.runners.base import Evaluation, State
 
 if TYPE_CHECKING:
     from rawnn.ranks import Team
     from rawnn.run.training import Session
+
+
+LARGE_TARGETS = 10.0
+"""Beyond it the first errors are so large that usual learning rates make them larger."""
 
 
 class _Stopwatch:
@@ -53,6 +58,7 @@ class Loop:
         self._session, self._runner = session, session.runner
         self._config, self._listener = session.config, session.listener
         self._interval = session.work.policy.report
+        self._units = LossUnits(session.work.network, session.data)
         self.history: list[Report] = []
         self.reached = Evaluation(math.nan, math.nan)
         self.evaluation_ms = 0.0
@@ -79,7 +85,7 @@ class Loop:
                 if self._whole:
                     self._listener.ended(self._epoch)
                 if self._reported < self._epoch or self.stale or math.isnan(self.reached.loss):
-                    self.reached = self._runner.evaluate()
+                    self.reached = self._units.evaluation(self._runner)
             return self._signals.number or (signal.SIGINT if broken else 0)
 
     def _epochs(self) -> bool:
@@ -177,15 +183,17 @@ class Loop:
         self._watch.stop()
         elapsed = self._watch.lap()
         self._check_losses(losses, epoch, ranks)
-        begun = perf_counter()
-        self.reached = test = self._runner.evaluate()
-        self.evaluation_ms += (perf_counter() - begun) * 1e3
         work = self._session.work
         examples = np.array([work.examples_of(s) for s in range(work.updates)])
+        begun = perf_counter()
+        mean = float(np.average(losses.astype(np.float64), weights=examples))
+        self.reached = test = self._units.evaluation(self._runner)
+        train_loss = self._units.train_loss(mean, self._runner)
+        self.evaluation_ms += (perf_counter() - begun) * 1e3
         answers = int(examples.sum()) * work.answers
         report = Report(
             epoch=epoch,
-            train_loss=float(np.average(losses.astype(np.float64), weights=examples)),
+            train_loss=train_loss,
             train_accuracy=float(correct.sum() / answers) if answers else math.nan,
             test_loss=test.loss,
             test_accuracy=test.accuracy,
@@ -209,6 +217,18 @@ class Loop:
         where = f", first on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" \
             if ranks else ""
         raise TrainingDiverged(
-            f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}{where}: use "
-            f"a smaller learning rate than {self._config.lr:g}; {kept}"
+            f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}{where}: "
+            f"{self._large_targets()}use a smaller learning rate than {self._config.lr:g}; {kept}"
         )
+
+    def _large_targets(self) -> str:
+        """What helps where target values are far from those that networks begin with, else ""."""
+        data = self._session.data
+        if data.train_targets is None or data.target_normalisation is not None \
+                or not self._session.work.network.answers.unit_power:
+            return ""
+        low, high = float(data.train_targets.min()), float(data.train_targets.max())
+        if max(abs(low), abs(high)) <= LARGE_TARGETS:
+            return ""
+        return f"the targets reach from {low:,.6g} to {high:,.6g}, which normalise_targets = " \
+               f"learned (--normalise-targets learned) standardises; else "

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rawnn.data.arrays import check_finite, check_fractions, check_labels, label_indices
 from rawnn.data.dlpack import DeviceArray, read
-from rawnn.data.normalise import Normalisation
+from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.errors import CheckpointError, ConfigError, DataError
 from rawnn.network.activations import activation
 from rawnn.network.layers import Network, Parameters
@@ -49,12 +49,16 @@ class Score:
 @dataclass(eq=False)
 class Model:
     """A network with its parameters (float32, by name), the normalisation of its inputs, and the
-    names of its classes where they have any. Raises CheckpointError where shapes do not fit."""
+    names of its classes where they have any. Values are undone by the `target_normalisation`
+    where they were normalised for training; `target_names` are those of their columns in a table.
+    Raises CheckpointError where shapes do not fit."""
 
     network: Network
     parameters: Parameters
     normalisation: Normalisation = field(default_factory=Normalisation)
     label_names: tuple[str, ...] = ()
+    target_normalisation: TargetNormalisation | None = None
+    target_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         wanted = {t.name: t.shape for t in self.network.parameters()}
@@ -62,6 +66,11 @@ class Model:
         if wanted != found:
             raise CheckpointError(f"the parameters do not fit the network {self.network}: their "
                                   f"shapes are {found}")
+        targets = self.target_normalisation
+        if targets is not None and (not self.network.answers.unit_power
+                                    or len(targets.mean) != self.network.outputs):
+            raise CheckpointError(f"the normalisation of {len(targets.mean)} targets does not fit "
+                                  f"the network {self.network} with the loss {self.network.loss}")
         self.parameters = {name: np.asarray(self.parameters[name], np.float32) for name in wanted}
 
     def __repr__(self) -> str:
@@ -79,7 +88,8 @@ class Model:
 
         After cross-entropy: "classes" (int32 [N], the default), "labels" (their names),
         "probabilities" or "logits" (float32 [N, C]). After binary cross-entropy: "classes" (uint8
-        [N, C], 0 or 1), "probabilities" or "logits". After mean squared error: "values".
+        [N, C], 0 or 1), "probabilities" or "logits". After mean squared error: "values", float32
+        [N, C], or float64 in the targets' units where they were normalised.
 
         Raises ConfigError, DataError.
         """
@@ -146,6 +156,8 @@ class Model:
     def shaped(self, z: NDArray[np.float32], output: str) -> NDArray[Any]:
         """Logits [N, C] as another output of `predict`."""
         several = self.network.answers.link == "softmax"
+        if output == "values" and self.target_normalisation is not None:
+            return self.target_normalisation.undo(z)
         if output in ("logits", "values"):
             return z
         if output == "probabilities":
@@ -165,11 +177,15 @@ class Model:
     def score(self, inputs: Any, answers: Any = None, *, batch: int = BATCH,
               device: str = "host") -> Score:
         """Loss and accuracy on `inputs` with `answers`: labels [N] (indices or names), or values
-        [N, C]; None compares with the normalised inputs, as an autoencoder is trained.
+        [N, C]; None compares with the normalised inputs, as an autoencoder is trained. The loss is
+        in the units of the values, also where they were normalised for training.
 
         Raises DataError.
         """
         flat = self._inputs(inputs)
+        targets = self.target_normalisation
+        if answers is None and targets is not None:
+            raise DataError("this network was trained on target values: give them as the answers")
         wanted = None if answers is None else self._answers(answers, len(flat))
         total = right = 0.0
         done = 0
@@ -177,8 +193,9 @@ class Model:
             part = slice(done, done + len(z))
             done += len(z)
             t = self.normalisation.apply(flat[part]) if wanted is None else wanted[part]
-            total += self.network.answers.total(z, t)
-            right += self.network.answers.right(z, t)
+            y = z if targets is None else targets.undo(z)
+            total += self.network.answers.total(y, t)
+            right += self.network.answers.right(y, t)
         counts = len(flat) * self.network.answers.counts(self.network.outputs)
         per_example = 1 if self.network.answers.labelled else self.network.outputs
         return Score(total / (len(flat) * per_example), right / counts if counts else math.nan)
@@ -197,7 +214,7 @@ class Model:
                                 f"{outputs} outputs")
             if self.network.answers.link == "sigmoid":
                 check_fractions(values, "the answers")
-            return values.astype(np.float32)
+            return values.astype(np.float32 if self.target_normalisation is None else np.float64)
         labels = host.reshape(-1)
         if len(labels) != count:
             raise DataError(f"the answers are of shape {list(host.shape)}, but must be one label "
@@ -223,7 +240,8 @@ class Model:
         """Write a checkpoint file with no training state, atomically. Raises CheckpointError."""
         checkpoint.write(path, checkpoint.Checkpoint(
             self.network, self.parameters, normalisation=self.normalisation,
-            label_names=self.label_names))
+            label_names=self.label_names, target_normalisation=self.target_normalisation,
+            facts={"targets": self.target_names} if self.target_names else {}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Model:
@@ -235,7 +253,8 @@ class Model:
     @classmethod
     def of(cls, found: checkpoint.Checkpoint) -> Model:
         """The model in a checkpoint."""
-        return cls(found.network, found.parameters, found.normalisation, found.label_names)
+        return cls(found.network, found.parameters, found.normalisation, found.label_names,
+                   found.target_normalisation, tuple(map(str, found.facts.get("targets", ()))))
 
     # -- PyTorch -----------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, NDArray[Any]]:

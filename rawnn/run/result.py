@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from rawnn.common.files import write_atomically
-from rawnn.data.normalise import Normalisation
+from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.run.config import Config
 from rawnn.version import __version__
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rawnn.run.model import Model
 
 SCHEMA_VERSION = 1
-_ARRAYS = ("normalisation", "parameters")  # fields that JSON leaves out
+_ARRAYS = ("normalisation", "target_normalisation", "parameters")  # fields that JSON leaves out
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Report:
     """One row: what was reached after `epoch` epochs.
 
     Losses are means over the examples of the epoch (training) or of the test set; accuracies are
-    fractions. `epoch_ms` is the wall-clock time per epoch since the report before, test
+    fractions. Of normalised targets losses are in the units of the values (docs/own-data.md).
+    `epoch_ms` is the wall-clock time per epoch since the report before, test
     evaluation excluded.
     """
 
@@ -112,7 +113,10 @@ class Result:
     stopped: str = ""
     resumed_epochs: int = 0
     label_names: tuple[str, ...] = ()
+    target_names: tuple[str, ...] = ()
     normalisation: Normalisation = field(default_factory=Normalisation, repr=False, compare=False)
+    target_normalisation: TargetNormalisation | None = field(default=None, repr=False,
+                                                             compare=False)
     parameters: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -132,7 +136,8 @@ class Result:
         """The trained network, ready to predict."""
         from rawnn.run.model import Model
 
-        return Model(self.config.network(), self.parameters, self.normalisation, self.label_names)
+        return Model(self.config.network(), self.parameters, self.normalisation, self.label_names,
+                     self.target_normalisation, self.target_names)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to JSON; the parameters are left out."""

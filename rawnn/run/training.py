@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 
 from rawnn.common.files import TextSink
 from rawnn.data import Dataset
-from rawnn.data.source import ReadAhead, check_fit, left_out, named, settled, spare_outputs
+from rawnn.data.source import (
+    ReadAhead,
+    check_fit,
+    left_out,
+    named,
+    settled,
+    spare_outputs,
+    with_targets_of,
+)
 from rawnn.errors import (
     CheckpointError,
     ConfigError,
@@ -53,6 +61,7 @@ from rawnn.run.machine import Opened, open_device, since_import
 from rawnn.run.result import Result, Times, environment
 from rawnn.run.resumption import Resumption, dataset_of, record_of, resumption_of
 from rawnn.run.taken import taken_of
+from rawnn.run.units import LossUnits
 from rawnn.runners.base import Runner, State
 from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import count_after
@@ -221,7 +230,8 @@ class Session:
         if config.autoencoder:
             self.data = self.data.reconstructing()
         if before is not None:
-            self.data = before.relabelled(self.data)
+            self.data = with_targets_of(before.relabelled(self.data),
+                                        before.checkpoint.target_normalisation, before.path)
         check_fit(config, self.data)
         other = before is not None and before.differs(self.data, self._new_data)
         self.config, said = settled(config, self.data)
@@ -246,6 +256,9 @@ class Session:
         elif "nccl" in self.selection.values:
             notify("nccl changes nothing in a run of one process: python -m rawnn launch -n 2 "
                    "starts two")
+        if not LossUnits(self.work.network, self.data).by_factor:
+            notify("the targets have different standard deviations: both losses are measured on "
+                   "the host after each report's epoch; --opt report=10 makes reports fewer")
         self.left_out = left_out(self.work.recipe, len(self.data.train_images))
         if self.left_out:
             logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
@@ -338,8 +351,9 @@ class Session:
         return Checkpoint(
             network, {name: state.pop(name) for name in names}, epoch, state, config,
             self.data.normalisation, self.data.label_names,
-            {**self.facts, "dataset": self.data.name, "features": self.data.feature_names},
-            self._taken.plain(), self._record, self.lineage)
+            {**self.facts, "dataset": self.data.name, "features": self.data.feature_names,
+             **({"targets": self.data.target_names} if self.data.target_names else {})},
+            self._taken.plain(), self._record, self.lineage, self.data.target_normalisation)
 
     @cached_property
     def _record(self) -> dict[str, Any]:
@@ -442,6 +456,8 @@ class Session:
             stopped=self.stopped,
             resumed_epochs=self.resumed,
             label_names=self.data.label_names,
+            target_names=self.data.target_names,
+            target_normalisation=self.data.target_normalisation,
             normalisation=self.data.normalisation,
             parameters=self.runner.parameters(),
         )

@@ -13,6 +13,7 @@ import pytest
 from rawnn.cli.figures import class_figures
 from rawnn.network.layers import Network
 from rawnn.run.checkpoint import Checkpoint, listed, write
+from rawnn.run.model import Model
 from tests.cli.conftest import Rawnn
 
 RNG = np.random.default_rng(0)
@@ -204,3 +205,131 @@ def test_figures_of_classes() -> None:
     rows = class_figures(np.array([[8, 2, 0], [1, 9, 0], [0, 0, 0]]))
     assert rows[0] == {"examples": 10, "precision": 8 / 9, "recall": 0.8, "f1": 16 / 19}
     assert np.isnan([rows[2][key] for key in ("precision", "recall", "f1")]).all()
+
+
+@pytest.fixture
+def houses(tmp_path: Path) -> Path:
+    """Prices in hundreds of thousands and rooms: with semicolons, decimal commas, dates, words and
+    umlauts, as a spreadsheet of Windows writes them."""
+    file = tmp_path / "häuser.csv"
+    rows = []
+    for i in range(120):
+        area, age = RNG.uniform(40, 200), RNG.uniform(0, 80)
+        price, rooms = 150000 + 3200 * area - 900 * age, 1 + area / 40
+        rows.append(f"h{i};2024-03-{i % 28 + 1:02};Köln;{area:.3f};{age:.3f};{price:.2f};"
+                    f"{rooms:.3f}".replace(".", ","))
+    file.write_bytes("\r\n".join(["id;tag;Straße, Ort;Fläche;Alter;Preis;Räume", *rows])
+                     .encode("cp1252"))
+    return file
+
+
+HOUSES = ("--encoding", "cp1252", "--decimal", ",", "--skip", "id", "--skip", "tag", "--skip",
+          '"Straße, Ort"', "--loss", "mse", "--normalise", "learned", "--normalise-targets",
+          "learned", "--device", "host", "--epochs", "60", "--lr", "0.05")
+
+
+def truth_of(houses: Path) -> list[dict[str, str]]:
+    text = houses.read_bytes().decode("cp1252").replace(",", ".")
+    return list(csv.DictReader(io.StringIO(text), delimiter=";"))
+
+
+def test_prices_are_learned_and_predicted(rawnn: Rawnn, houses: Path, tmp_path: Path) -> None:
+    kept, file = str(tmp_path / "kept"), tmp_path / "r.json"
+    done = rawnn(*HOUSES, "--data", str(houses), "--target", "Preis", "--skip", "Räume",
+                 "--layers", "2-1", "--save", kept, "--json", str(file))
+    assert done.status == 0, done.err
+    trained = json.loads(file.read_text())
+    assert trained["history"][0]["train_loss"] > 1e8
+    assert trained["target_names"] == ["Preis"]
+    rows = truth_of(houses)
+    spread = np.var([float(row["Preis"]) for row in rows])
+    assert trained["test_loss"] < 0.01 * spread
+    done = rawnn("eval", kept, "--json", str(file))
+    assert done.status == 0, done.err
+    assert json.loads(file.read_text())["loss"] == pytest.approx(trained["test_loss"], rel=1e-4)
+    done = rawnn("predict", kept, "--data", str(houses))
+    assert done.status == 0, done.err
+    said = [float(row["values"]) for row in csv.DictReader(io.StringIO(done.out))]
+    wanted = [float(row["Preis"]) for row in rows]
+    assert np.sqrt(np.mean(np.subtract(said, wanted) ** 2)) < 0.1 * np.sqrt(spread)
+    mean = np.mean(np.subtract(said, wanted) ** 2)
+    shown = next(line for line in done.err.splitlines() if line.startswith("loss"))
+    assert float(shown.split()[1]) == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize("targets", [("--target", "Preis", "--target", "Räume"),
+                                     ("--target", "Preis,Räume"), ("--target", "5,-1")])
+def test_several_targets_keep_their_names(rawnn: Rawnn, houses: Path, tmp_path: Path,
+                                          targets: tuple[str, ...]) -> None:
+    kept, out = str(tmp_path / "kept"), tmp_path / "out.npz"
+    done = rawnn(*HOUSES, "--data", str(houses), *targets, "--layers", "2-2", "--save", kept)
+    assert done.status == 0, done.err
+    done = rawnn("predict", kept, "--data", str(houses))
+    assert done.status == 0, done.err
+    found = list(csv.DictReader(io.StringIO(done.out)))
+    assert list(found[0]) == ["Preis", "Räume"]
+    for name, apart in (("Preis", 60000), ("Räume", 0.3)):
+        wrong = [abs(float(a[name]) - float(b[name]))
+                 for a, b in zip(found, truth_of(houses), strict=True)]
+        assert max(wrong) < apart
+    assert rawnn("predict", kept, "--data", str(houses), "--out", str(out)).status == 0
+    with np.load(out) as arrays:
+        assert arrays["targets"].tolist() == ["Preis", "Räume"]
+        assert arrays["values"].dtype == np.float64
+    assert Model.load(kept).target_names == ("Preis", "Räume")
+    # A file of other conventions, without the columns that training skipped or its targets.
+    plain = tmp_path / "plain.csv"
+    plain.write_text("Alter,Fläche\n" + "".join(
+        f"{row['Alter']},{row['Fläche']}\n" for row in truth_of(houses)))
+    again = rawnn("predict", kept, "--data", str(plain), "--encoding", "utf-8", "--decimal", ".")
+    assert (again.status, again.out) == (0, done.out), again.err
+
+
+def test_yes_no_labels_keep_their_names(rawnn: Rawnn, tmp_path: Path) -> None:
+    file, kept = tmp_path / "t.csv", str(tmp_path / "kept")
+    file.write_text("a,red,big\n" + "".join(f"{i},{i % 2},{int(i > 20)}\n" for i in range(40)))
+    done = rawnn(*FAST, "--data", str(file), "--target", "red", "--target", "big", "--loss", "bce",
+                 "--layers", "1-2", "--save", kept)
+    assert done.status == 0, done.err
+    done = rawnn("predict", kept, "--data", str(file), "--probabilities")
+    assert done.out.splitlines()[0] == \
+        "prediction_red,prediction_big,probabilities_red,probabilities_big"
+
+
+def test_options_of_csv_files_in_toml(rawnn: Rawnn, houses: Path, tmp_path: Path) -> None:
+    file, result = tmp_path / "c.toml", tmp_path / "r.json"
+    file.write_text(f'data = "{houses}"\ntarget = ["Preis", "Räume"]\nencoding = "cp1252"\n'
+                    'decimal = ","\nskip = ["id", "tag", "Straße, Ort"]\nloss = "mse"\n'
+                    'normalise = "learned"\nnormalise_targets = "learned"\nlayers = [2, 2]\n'
+                    'device = "host"\nepochs = 2\n', encoding="utf-8")
+    done = rawnn("--config", str(file), "--json", str(result))
+    assert done.status == 0, done.err
+    assert json.loads(result.read_text())["config"]["skip"] == 'id,tag,"Straße, Ort"'
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("--encoding", "latin-1"), ("--encoding is for a CSV file",)),
+    (("--skip", "a", "--dataset", "synthetic"), ("--skip is for a CSV file",)),
+    (("--data", "{houses}", "--target", "Preis"), ("not a text file in UTF-8", "--encoding")),
+    (("--data", "{houses}", "--encoding", "cp1252", "--target", "Preis", "--loss", "mse"),
+     ("'h0'", "--skip id")),
+    (("--data", "{houses}", "--encoding", "cp1252", "--target", "Preis", "--skip", "id", "--loss",
+      "mse"), ("date", "--skip tag")),
+    (("--data", "{houses}", "--encoding", "cp1252", "--target", "Preis", "--skip",
+      'id,tag,"Straße, Ort"', "--loss", "mse"), ("--decimal ,",)),
+    (("--data", "{houses}", "--encoding", "cp1252", "--target", "Preis", "--skip",
+      'id,tag,"Straße, Ort"', "--decimal", ","), ("numbers with decimals are values", "mse")),
+    (("--data", "{houses}", "--encoding", "cp1252", "--target", "Preis", "--target", "Preis",
+      "--loss", "mse"), ("names column 'Preis'", "twice")),
+    (("--data", "{houses}", "--target", "Preis", "--loss", "bce", "--normalise-targets",
+      "learned"), ("normalise_targets = learned is for target values", "bce")),
+])
+def test_what_keeps_a_table_from_being_read_names_the_option(
+    rawnn: Rawnn, houses: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = rawnn(*(a.format(houses=houses) for a in arguments), "--device", "host")
+    assert done.status in (1, 2), done.out
+    last = done.err.rstrip().splitlines()[-1]
+    assert last.startswith("rawnn: error: ")
+    for word in words:
+        assert word in last

@@ -31,7 +31,9 @@ class Loss:
     softmax of a row, of which one class is right, the sigmoid of each element, which compares with
     numbers from 0 to 1, or nothing. `functor` is the CUDA functor (ptx/losses.cuh) of a loss that
     is a mean over all elements, else ""; `of_rows` that of one which takes whole rows, of which a
-    product's epilogue knows (ptx/mma_loss.cuh).
+    product's epilogue knows (ptx/mma_loss.cuh). `unit_power` is that of the targets' unit in a loss
+    of z - t alone: 2 for squares, as z and t that are both c times as large make it c**2 times as
+    large. Targets of such a loss can be normalised; 0 is any other loss.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Loss:
     link: Link = "identity"
     functor: str = ""
     of_rows: str = ""
+    unit_power: int = 0
 
     @property
     def labelled(self) -> bool:

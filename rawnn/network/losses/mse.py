@@ -54,4 +54,4 @@ def _backward(b: Builder) -> None:
 
 
 register(Loss("mse", "targets", _measure, _backward, ("mse", "mse_backward"), "mse_gradient",
-              lambda outputs: 0, _total, functor="SquaredError"))
+              lambda outputs: 0, _total, functor="SquaredError", unit_power=2))
