@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class CudaText:
     arch: str = ""
     preamble: str = ""
     declared: str = ""
+    probed: ClassVar[bool] = False
+    """Whether the compiler is asked for the parameters of its kernels: of a user's."""
 
     @property
     def declarations(self) -> str:

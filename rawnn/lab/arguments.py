@@ -56,7 +56,7 @@ def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Co
         return _pointer(parameter, layout, device)
     if parameter.struct is not None:
         struct = parameter.struct
-        return lambda argument, streams: struct.packed(_scalar(parameter, argument))
+        return lambda argument, streams: struct.packed(_record(parameter, argument))
     if parameter.ctype in _SMALL:
         small = np.dtype(_SMALL[parameter.ctype])
         return lambda argument, streams: _small(parameter, small, argument)
@@ -134,6 +134,8 @@ def _accepted(parameter: Parameter, layout: Struct | None) -> tuple[np.dtype[Any
     """The types that the elements of an array may have; None for any."""
     if parameter.ctype in ELEMENTS:
         return (np.dtype(ELEMENTS[parameter.ctype]),)
+    if parameter.ctype.endswith("*"):
+        return (np.dtype(np.uint64),)
     if layout is None:
         return None
     members = {member.code for member in layout.members}
@@ -165,6 +167,10 @@ def _refuse(parameter: Parameter, layout: Struct | None, given: np.dtype[Any]) -
     wanted = parameter.ctype
     if layout is not None and given.names:
         layout.check(given)
+    if wanted.endswith("*"):
+        raise ConfigError(f"argument '{parameter.name}' points to pointers ({wanted}), and the "
+                          f"array holds {given}: pass an array of addresses, uint64, such as "
+                          f"rawnn.array([x.address, y.address], np.uint64)")
     known = f" (NumPy's {np.dtype(ELEMENTS[wanted])})" if wanted in ELEMENTS else ""
     raise ConfigError(f"argument '{parameter.name}' points to {wanted}, but the array holds "
                       f"{given}: convert it to {wanted}{known}, or change the kernel's type")
@@ -177,6 +183,13 @@ def _map(parameter: Parameter, argument: Any, streams: Streams) -> Value:
     if not isinstance(argument.array, Array):
         streams.extend(streams_before(argument.array))
     return argument.content
+
+
+def _record(parameter: Parameter, argument: Any) -> Any:
+    """A struct's value: on the host, of whatever kind."""
+    if isinstance(argument, bytes | tuple | complex | np.generic | np.ndarray):
+        return argument
+    return _scalar(parameter, argument)
 
 
 def _scalar(parameter: Parameter, argument: Any) -> Any:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.launch import PORTABLE_CLUSTER, Dim, allow
@@ -45,6 +47,11 @@ class Launch:
             raise DeviceError(f"{function.expression}: a block {self.block} has {threads:,} "
                               f"threads, and it can have at most {most:,} (its registers and "
                               f"__launch_bounds__ decide): take smaller blocks and more of them")
+        for axis, extent in zip("XYZ", self.block, strict=True):
+            if extent > (most := device.attribute(f"MAX_BLOCK_DIM_{axis}")):
+                raise DeviceError(f"{function.expression}: the block {self.block} has {extent:,} "
+                                  f"threads along {axis.lower()}, and it can have at most {most:,} "
+                                  f"there: let x have the most")
         for axis, blocks in zip("XYZ", self.grid, strict=True):
             if blocks > _ANY and blocks > (most := device.attribute(f"MAX_GRID_DIM_{axis}")):
                 raise DeviceError(f"{function.expression}: the grid {self.grid} has {blocks:,} "
@@ -119,8 +126,9 @@ def _of(function: Function, attribute: str, device: Device) -> int:
 
 def extents(extent: Extent, what: str) -> Dim:
     """A grid, block or cluster in three dimensions. Raises ConfigError."""
-    values = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
-    if not 1 <= len(values) <= 3 or any(not isinstance(v, int) or v < 1 for v in values):
+    given = tuple(extent) if isinstance(extent, tuple | list) else (extent,)
+    values = [int(v) if isinstance(v, int | np.integer) else 0 for v in given]
+    if not 1 <= len(values) <= 3 or min(values) < 1:
         raise ConfigError(f"{what} = {extent!r}: give one to three whole numbers of at least 1, "
                           f"such as (n + 255) // 256 blocks of 256 threads for n elements")
     x, y, z = (*values, 1, 1)[:3]
@@ -129,6 +137,6 @@ def extents(extent: Extent, what: str) -> Dim:
 
 def shared_bytes(shared: Any) -> int:
     """Raises ConfigError for what is no number of bytes."""
-    if not isinstance(shared, int) or shared < 0:
+    if not isinstance(shared, int | np.integer) or shared < 0:
         raise ConfigError(f"shared memory is a number of bytes, not {shared!r}")
-    return shared
+    return int(shared)

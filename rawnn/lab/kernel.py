@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,13 +12,16 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rawnn.device.compiling.c_types import FORMATS, code_of
+from rawnn.device.compiling.compile import Compiled
+from rawnn.device.compiling.compiled_signature import Declarations
 from rawnn.device.compiling.includes import with_included
-from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
+from rawnn.device.compiling.probe import CompiledKernel
+from rawnn.device.compiling.signature import KernelSignature
 from rawnn.device.compiling.structs import layout_of
 from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.launch import Arguments, KernelLaunch, Value
-from rawnn.errors import ConfigError
+from rawnn.errors import ConfigError, nearest
 from rawnn.lab.arguments import (
     Convert,
     Elements,
@@ -30,7 +34,7 @@ from rawnn.lab.arguments import (
 from rawnn.lab.arrays import default_device
 from rawnn.lab.exchange import Handle, order, stream_of
 from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
-from rawnn.lab.quick import quick_launch, threads_take_turns
+from rawnn.lab.quick import MISSING, quick_launch, threads_take_turns
 from rawnn.lab.source import Source
 from rawnn.lab.symbols import Symbol, symbol
 from rawnn.ptx import SOURCES
@@ -60,12 +64,14 @@ class Recipe:
 class Kernel:
     """A kernel from CUDA C source text or a .cu file.
 
-    `expression` names it, with template arguments where it is a template: "scale<float>". The
-    types of the arguments come from the source, so a Python number is passed as the type that the
-    kernel declares (16-bit and 8-bit floats, too), and an array must have the element type of the
-    pointer it is for: a rawnn array, or one of PyTorch, JAX, CuPy, numba or whatever else has
-    DLPack or the CUDA array interface, without a copy. A struct by value is a NumPy structured
-    scalar with the members and the layout that C gives it.
+    `expression` names it, with its namespaces and with template arguments where it is a template:
+    "scale<float>". Number and types of the arguments come from the compiler, so a Python number is
+    passed as the type that the kernel declares (16-bit and 8-bit floats, too), and an array must
+    have the element type of the pointer it is for: a rawnn array, or one of PyTorch, JAX, CuPy,
+    numba or whatever else has DLPack or the CUDA array interface, without a copy. A struct by value
+    is a NumPy structured scalar with the members and the layout that C gives it; where the source
+    does not say these plainly (a functor, a class), any scalar of its size, or its bytes. Names
+    come from the source, with an underscore behind those that Python keeps for itself ("in_").
 
         kernel = rawnn.Kernel(source, "scale<float>", defines={"TILE": 32})
         kernel[(blocks,), 256](x, 2.0, n)
@@ -96,15 +102,18 @@ class Kernel:
             raise ConfigError(f"the name of a kernel is text, such as \"scale<float>\", not "
                               f"{expression!r}")
         folders = (Path(made.name).parent, *made.include, SOURCES)
-        self._signatures = parse_kernels(made.declarations, folders)
-        find_kernel(self._signatures, expression)
+        self._declared = Declarations(made.declarations, folders)
+        self._declared.check(expression)
         self.device = device or default_device()
         made.check_arch(self.device.capability)
         self._source, self._expression = made, expression
+        self._compiled: CompiledKernel | None = None
         self.recipe = Recipe(source, expression, dict(defines or {}), tuple(options),
                              made.include, arch)
         self._function = self._load(programmatic=False)
         self._overlapping: Function | None = None
+        if self.signature.note:
+            self.device.notify(self.signature.note)
         texts = [code_of(text) for text in with_included(made.declarations, folders)]
         self._converters: list[Convert] = []
         self._usual: list[Usual] = []
@@ -147,13 +156,29 @@ class Kernel:
         return self.recipe.defines
 
     def _load(self, programmatic: bool) -> Function:
-        made, device = self._source, self.device
+        made, device, expression = self._source, self.device, self._expression
+
+        def signature(expression: str, built: Compiled) -> KernelSignature:
+            self._compiled = built.kernels.get(expression, self._compiled)
+            return self._declared.signature(expression, self._compiled)
+
         if device.backend.name == "sim":
-            made.compile_for_real(self._expression, device)
-            made = made.simulated()
-        device.load(made, made.name, self._signatures, (self._expression,),
-                    programmatic=programmatic)
-        return device.function(made.name, self._expression, programmatic)
+            real = made.compile_for_real(expression, device)
+            instances = {expression: self._declared.instance(signature(expression, real))} \
+                if real else {}
+            made = made.for_simulation(instances)
+        device.load(made, made.name, signature, (expression,), programmatic=programmatic)
+        return device.function(made.name, expression, programmatic)
+
+    @property
+    def waits_for_grid(self) -> bool:
+        """Whether blocks wait for each other by grid.sync(), so that all have to be on the GPU at
+        once; not of a kernel that asks first whether they are (is_valid)."""
+        code = code_of(self._source.text)
+        if self._compiled is None:
+            found = re.search(r"\bthis_grid\s*\(", code) and re.search(r"\bsync\s*\(", code)
+            return bool(found) and "is_valid" not in code
+        return self._compiled.waits_for_grid and "is_valid" not in code
 
     @property
     def function(self) -> Function:
@@ -195,10 +220,10 @@ class Kernel:
         raise ConfigError(f"a launch needs its geometry: write kernel[grid, block](...) for "
                           f"{self._expression}")
 
-    def bind(self, grid: Extent, block: Extent, *arguments: Any) -> Bound:
+    def bind(self, grid: Extent, block: Extent, *arguments: Any, **named: Any) -> Bound:
         """A launch with its arguments, checked and packed once; call it as often as wanted. It
         keeps the arrays."""
-        return self[grid, block].bind(*arguments)
+        return self[grid, block].bind(*arguments, **named)
 
     def symbol(self, name: str) -> Symbol:
         """The variable `name` of the source, `__constant__` or `__device__`: write it by
@@ -223,7 +248,7 @@ class Kernel:
 
 
 class Launcher:
-    """A kernel with its geometry; call it with the arguments in the kernel's order."""
+    """A kernel with its geometry; call it with the arguments in the kernel's order, or by name."""
 
     def __init__(self, kernel: Kernel, launch: Launch) -> None:
         self._kernel, self._launch = kernel, launch
@@ -250,9 +275,24 @@ class Launcher:
             programmatic=now.programmatic if programmatic is None else programmatic,
             stream=now.stream if stream is None else stream_of(stream)))
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Enqueue it; within a graph (rawnn.Graph) add a node, which is returned."""
-        return self._carefully(arguments)
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Enqueue it; within a graph (rawnn.Graph) add a node, which is returned. Raises
+        ConfigError for arguments that do not fit, TypeError for a name that is no parameter's, as
+        every function does."""
+        return self._carefully(self._placed(arguments, named) if named else arguments)
+
+    def _placed(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All arguments in the kernel's order, those that are missing marked so."""
+        expression = self._function.expression
+        names = [p.name for p in self._function.signature.parameters]
+        for name in named:
+            if name not in names:
+                raise TypeError(f"{expression} has no parameter '{name}'{nearest(name, names)} "
+                                f"({', '.join(names)})")
+            if name in names[:len(arguments)]:
+                raise TypeError(f"{expression} got two values for the argument '{name}'")
+        rest = tuple(named.get(name, MISSING) for name in names[len(arguments):])
+        return (*arguments, *rest)
 
     def _carefully(self, arguments: tuple[Any, ...]) -> Any:
         if RECORDING and RECORDING[-1].here():
@@ -278,8 +318,8 @@ class Launcher:
         method of a class, as Python looks for `__call__` there alone; what `kernel[grid, block]`
         gives from now on is the bound method itself, whose call takes 30 to 60 ns less, with what
         else a launcher can do."""
-        method: Any = quick_launch(self._kernel._usual, self._converters, self._kernel.device,
-                                   prepared, Launcher._carefully, RECORDING)
+        method: Any = quick_launch(self._function, self._kernel._usual, self._converters,
+                                   self._kernel.device, prepared, Launcher._carefully, RECORDING)
         method.using, method.bind = self.using, self.bind
         self.__class__ = type("Launcher", (Launcher,), {"__call__": method})
         self.quick = MethodType(method, self)
@@ -291,24 +331,33 @@ class Launcher:
     def __repr__(self) -> str:
         return f"{self._kernel!r}[{self._launch}]"
 
-    def bind(self, *arguments: Any) -> Bound:
+    def bind(self, *arguments: Any, **named: Any) -> Bound:
         """This launch with its arguments, checked and packed once."""
+        if named:
+            arguments = self._placed(arguments, named)
         streams: Streams = []
         prepared = self._prepare(self._values(arguments, streams))
         return Bound(self, prepared, streams, arguments)
 
     def _values(self, arguments: Sequence[Any], streams: Streams) -> list[Value]:
-        if len(arguments) != self._count:
-            parameters = self._function.signature.parameters
+        count = sum(argument is not MISSING for argument in arguments)
+        if count != self._count or len(arguments) != self._count:
+            names = [p.name for p in self._function.signature.parameters]
+            left_out = [n for n, a in zip(names, arguments, strict=False) if a is MISSING]
             raise ConfigError(
                 f"{self._function.expression} takes {self._count} arguments "
-                f"({', '.join(p.name for p in parameters)}), not {len(arguments)}"
+                f"({', '.join(names)}), not {count}"
+                + (f": without {', '.join(left_out)}" if left_out else "")
             )
         return [convert(argument, streams)
                 for convert, argument in zip(self._converters, arguments, strict=True)]
 
     def _prepare(self, values: Sequence[Value]) -> KernelLaunch:
         function, device, how = self._function, self._kernel.device, self._launch
+        if self._kernel.waits_for_grid and not how.cooperative:
+            raise ConfigError(f"{function.expression} waits for the whole grid (grid.sync()), "
+                              f"whose blocks have to be on the GPU at once for that: launch it by "
+                              f"kernel[grid, block].using(cooperative=True)")
         names = (p.name for p in function.signature.parameters)
         arguments = Arguments(function.signature, dict(zip(names, values, strict=True)))
         stream: Any = how.stream or device.stream

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
 
 from rawnn.common.cuda_text import CudaText
 from rawnn.device.compiling.cache import CubinCache
 from rawnn.device.compiling.compile import Compiled, compile_source
+from rawnn.device.compiling.compiled_signature import Instance, annotated
 from rawnn.device.cuda.device import Device
 from rawnn.errors import ConfigError, MissingLibrary
 
@@ -22,6 +26,7 @@ class Source(CudaText):
     """It has a `name`, which the compiler calls it by: a path, or "kernel.cu"."""
 
     name: str = "kernel.cu"
+    probed: ClassVar[bool] = True
 
     @classmethod
     def of(cls, source: str | os.PathLike[str], defines: Mapping[str, object] | None = None,
@@ -72,26 +77,35 @@ class Source(CudaText):
                               f"for any")
 
     def compiled(self, expressions: Sequence[str], arch: str, options: Sequence[str] = (),
-                 cache: CubinCache | None = None) -> Compiled:
-        """By the installed NVRTC, without a GPU. Raises CompileError, MissingLibrary."""
+                 cache: CubinCache | None = None, probed: bool = False) -> Compiled:
+        """By the installed NVRTC, without a GPU; `probed` as compile_source takes it. Raises
+        CompileError, MissingLibrary."""
         from rawnn.device.cuda.nvrtc import Nvrtc
 
         return compile_source(Nvrtc, self.text, name=self.name, arch=arch, expressions=expressions,
                               options=(*self.options, *options), include_paths=self.include,
-                              preamble=self.preamble, cache=cache)
+                              preamble=self.preamble, cache=cache, probed=probed)
 
-    def compile_for_real(self, expression: str, device: Device) -> None:
-        """For the simulation, which reads declarations alone. Raises CompileError for what is wrong
-        elsewhere."""
+    def compile_for_real(self, expression: str, device: Device) -> Compiled | None:
+        """For the simulation, which reads declarations alone; None where NVRTC cannot be used.
+        Raises CompileError for what is wrong elsewhere."""
         try:
-            self.compiled((expression,), self.arch or device.arch,
-                          cache=CubinCache(notify=device.notify))
+            return self.compiled((expression,), self.arch or device.arch,
+                                 cache=CubinCache(notify=device.notify), probed=True)
         except (MissingLibrary, RuntimeError) as error:  # RuntimeError: bindings without library
             device.notify(f"the kernel's body is not checked, since NVRTC cannot be used: {error}")
+            return None
+
+    def for_simulation(self, instances: Mapping[str, Instance]) -> Source:
+        """What the simulated GPU is given to compile, with the signatures that a compiler found."""
+        made = self.simulated()
+        return replace(made, text=annotated(made.text, instances))
 
 
 def _value(name: str, value: object) -> str:
     """How the compiler is told of a macro's value."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise ConfigError(f"defines: {name!r} is no name of a macro: letters, digits and _ alone")
     if value is True or value is None:

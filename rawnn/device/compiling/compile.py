@@ -18,10 +18,18 @@ from typing import Any, Protocol
 
 from rawnn.device.compiling import headers
 from rawnn.device.compiling.cache import CubinCache
+from rawnn.device.compiling.compiled_signature import Declarations
 from rawnn.device.compiling.cures import NAMES, cures, misnamed
 from rawnn.device.compiling.includes import follow_includes
+from rawnn.device.compiling.probe import (
+    PROBE,
+    CompiledKernel,
+    compiled_kernel,
+    packed,
+    probe_of,
+    unpacked,
+)
 from rawnn.device.compiling.programmatic import Proof, prove
-from rawnn.device.compiling.signature import find_kernel, parse_kernels
 from rawnn.device.cuda.errors import check
 from rawnn.errors import CompileError, MissingLibrary
 from rawnn.ptx import SOURCES
@@ -62,7 +70,8 @@ class Compiled:
     name that cuModuleGetFunction takes; `cached` says that it came from the cache; `seconds` is
     the wall time of the call; `log` is what NVRTC wrote (warnings, and ptxas's report where an
     option asks for it), empty where it came from the cache; `proofs` says of each kernel compiled
-    for programmatic launches what its PTX proves."""
+    for programmatic launches what its PTX proves, `kernels` of each that was probed what it takes.
+    """
 
     cubin: bytes
     lowered: dict[str, str]
@@ -70,6 +79,7 @@ class Compiled:
     seconds: float
     log: str = ""
     proofs: Mapping[str, Proof] = field(default_factory=dict)
+    kernels: Mapping[str, CompiledKernel] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,7 @@ def compile_source(
     cache: CubinCache | None = None,
     include_paths: Sequence[Path] = (),
     preamble: str = "",
+    probed: bool = False,
 ) -> Compiled:
     """Compile CUDA C `text` for `arch` ("sm_90") and give the cubin and the kernels' names; for a
     virtual architecture ("compute_75") PTX takes the place of the cubin.
@@ -107,7 +118,8 @@ def compile_source(
     makes a cubin that needs linking (cuLink) before it can be loaded. `programmatic` defines
     RAWNN_PDL, so that kernels wait and trigger (pdl.cuh), and proves from the PTX that they do.
     `preamble` is text ahead of the source's, which keeps its line numbers: macros of names as short
-    as T, which as options would reach into NVRTC's own templates.
+    as T, which as options would reach into NVRTC's own templates. `probed` also asks the compiler
+    for the parameters that the kernels have (probe.py).
     A source that asks for RAWNN_CHOSEN gets it defined, and RAWNN_CHOSEN_<kernel> for each wanted:
     NVRTC would compile every kernel that is no template, whether it is wanted or not.
 
@@ -134,21 +146,23 @@ def compile_source(
             identity = "NVRTC {}.{}".format(*check(
                 nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion(), f"the cache key of {name}"))
         parts = [_FORMAT, identity, Path(name).name, preamble, text, includes.digest, *flags,
-                 *expressions]
+                 *expressions, *([PROBE] if probed else [])]
         key = _digest(parts)
         stored = cache.get(key)
         entry = _decode(stored) if stored is not None else None
         if entry is not None and set(entry[1]) == set(expressions):
-            found, known, proved = entry
-            return Compiled(found, known, True, time.perf_counter() - begin, proofs=proved)
+            found, known, proved, kernels = entry
+            return Compiled(found, known, True, time.perf_counter() - begin, "", proved, kernels)
     library = _library(nvrtc)
     flags += [f"-I{path}" for path in (*paths, *includes.cuda)]
     cubin, lowered, log, assembly = _compile(library, text, name, arch, expressions, flags, paths,
-                                             programmatic, preamble)
-    proofs = _proofs(assembly, lowered, text, paths) if programmatic else {}
+                                             programmatic, preamble, probed)
+    kernels = _kernels(assembly, lowered, expressions) if probed else {}
+    lowered = {expression: lowered[expression] for expression in expressions}
+    proofs = _proofs(assembly, lowered, text, paths, kernels) if programmatic else {}
     if cache is not None and key is not None:
-        cache.put(key, _encode(cubin, lowered, proofs))
-    return Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs)
+        cache.put(key, _encode(cubin, lowered, proofs, kernels))
+    return Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs, kernels)
 
 
 def _chosen(text: str, expressions: Sequence[str]) -> list[str]:
@@ -158,11 +172,18 @@ def _chosen(text: str, expressions: Sequence[str]) -> list[str]:
     return ["-DRAWNN_CHOSEN", *(f"-DRAWNN_CHOSEN_{kernel}" for kernel in kernels)]
 
 
-def _proofs(assembly: str, lowered: Mapping[str, str], text: str,
-            paths: Sequence[Path]) -> dict[str, Proof]:
-    kernels = parse_kernels(text, paths)
-    return {expression: prove(assembly, name, find_kernel(kernels, expression))
-            for expression, name in lowered.items()}
+def _kernels(assembly: str, lowered: Mapping[str, str], expressions: Sequence[str]
+             ) -> dict[str, CompiledKernel]:
+    found = {each: compiled_kernel(assembly, lowered[each], lowered.get(probe_of(each), ""))
+             for each in expressions}
+    return {expression: kernel for expression, kernel in found.items() if kernel is not None}
+
+
+def _proofs(assembly: str, lowered: Mapping[str, str], text: str, paths: Sequence[Path],
+            kernels: Mapping[str, CompiledKernel]) -> dict[str, Proof]:
+    declared = Declarations(text, paths)
+    return {each: prove(assembly, name, declared.signature(each, kernels.get(each)))
+            for each, name in lowered.items()}
 
 
 def _library(nvrtc: NvrtcLibrary | Callable[[], NvrtcLibrary]) -> NvrtcLibrary:
@@ -217,36 +238,43 @@ def _digest(parts: Iterable[str]) -> str:
     return total.hexdigest()
 
 
-def _encode(cubin: bytes, lowered: dict[str, str], proofs: Mapping[str, Proof]) -> bytes:
+def _encode(cubin: bytes, lowered: dict[str, str], proofs: Mapping[str, Proof],
+            kernels: Mapping[str, CompiledKernel]) -> bytes:
     stated = {expression: asdict(proof) for expression, proof in proofs.items()}
-    head = json.dumps({"lowered": lowered, "proofs": stated}).encode()
+    seen = {expression: packed(kernel) for expression, kernel in kernels.items()}
+    head = json.dumps({"lowered": lowered, "proofs": stated, "kernels": seen}).encode()
     return len(head).to_bytes(4, "little") + head + cubin
 
 
-def _decode(payload: bytes) -> tuple[bytes, dict[str, str], dict[str, Proof]] | None:
+def _decode(payload: bytes) -> tuple[bytes, dict[str, str], dict[str, Proof],
+                                     dict[str, CompiledKernel]] | None:
     end = 4 + int.from_bytes(payload[:4], "little")
     try:
         head = json.loads(payload[4:end])
         proofs = {expression: Proof(**{**proof, "early": tuple(proof["early"])})
                   for expression, proof in head["proofs"].items()}
-        return payload[end:], dict(head["lowered"]), proofs
+        kernels = {each: unpacked(stored) for each, stored in head.get("kernels", {}).items()}
+        return payload[end:], dict(head["lowered"]), proofs, kernels
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _compile(
     nvrtc: NvrtcLibrary, text: str, name: str, arch: str, expressions: Sequence[str],
-    flags: Sequence[str], paths: Sequence[Path], assembly: bool, preamble: str,
+    flags: Sequence[str], paths: Sequence[Path], assembly: bool, preamble: str, probed: bool,
 ) -> tuple[bytes, dict[str, str], str, str]:
-    """(cubin, lowered names, log, PTX); the PTX only if `assembly` is asked for, else ""."""
+    """(cubin, lowered names, with those of probes, log, PTX); the PTX only if `assembly` is asked
+    for or kernels are `probed`, else ""."""
     context = f"kernel source {name}, {arch}"
     placed = str(Path(name).resolve()) if Path(name).is_file() else NOWHERE + name.lstrip("/")
-    whole = f"{preamble}#line 1\n{text}" if preamble else text
+    probe = PROBE if probed else ""
+    whole = f"{probe}{preamble}#line 1\n{text}" if probe or preamble else text
+    names = [*expressions, *(probe_of(each) for each in expressions if probed)]
     program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(whole, placed), context)
     with ExitStack() as made:
         made.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",
                                     nvrtc.nvrtcDestroyProgram(program), context))
-        for expression in expressions:
+        for expression in names:
             check(
                 nvrtc, "nvrtcAddNameExpression",
                 nvrtc.nvrtcAddNameExpression(program, expression), f"{expression} in {context}",
@@ -267,13 +295,14 @@ def _compile(
                 nvrtc, "nvrtcGetLoweredName",
                 nvrtc.nvrtcGetLoweredName(program, expression), f"{expression} in {context}",
             )
-            for expression in expressions
+            for expression in names
         }
         if arch.startswith("compute_"):  # a virtual architecture has PTX alone
             cubin = check(nvrtc, "nvrtcGetPTX", nvrtc.nvrtcGetPTX(program), context)
         else:
             cubin = check(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program), context)
-        ptx = check(nvrtc, "nvrtcGetPTX", nvrtc.nvrtcGetPTX(program), context) if assembly else b""
+        ptx = check(nvrtc, "nvrtcGetPTX", nvrtc.nvrtcGetPTX(program), context) \
+            if assembly or probed else b""
         return cubin, lowered, log, ptx.decode(errors="replace")
 
 

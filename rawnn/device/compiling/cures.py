@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rawnn.device.compiling import headers
 from rawnn.device.compiling.c_types import FORMATS
+from rawnn.device.compiling.probe import probed
 from rawnn.device.compiling.resources import SM_LIMITS
 from rawnn.errors import nearest
 
@@ -34,13 +35,15 @@ def misnamed(log: str) -> str:
     """Which name expressions fit no kernel, and why; "" where the log does not say."""
     why: dict[str, str] = {}
     for match in _NAMED.finditer(log):
-        why.setdefault(match["which"].strip(), match["why"].strip())
+        why.setdefault(probed(match["which"].strip()), match["why"].strip())
     known = {**dict.fromkeys(FORMATS), "true": None, "false": None}
     parts = []
     for which, reason in why.items():
         word = re.fullmatch(r'identifier "(\w+)" is undefined', reason)
         parts.append(f'the name expression "{which}" fits no kernel of the source: {reason}'
-                     + (nearest(word[1], known) if word else ""))
+                     + (nearest(word[1], known) if word else "")
+                     + ("; give overloaded kernels different names" if "overloaded" in reason
+                        else ""))
     return "; ".join(parts)
 
 

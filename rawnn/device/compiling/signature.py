@@ -1,5 +1,6 @@
 """Kernel signatures read from CUDA C text, so that arguments are checked and packed from the
-source itself and never from a second list kept by hand.
+source itself and never from a second list kept by hand. Those of a user's kernel come from the
+compiler (declarations.py), and this gives their names.
 
 This reads declarations of `__global__` functions, and of the structs that these take by value
 (structs.py), and nothing else of C++: comments, strings and preprocessor lines are blanked first
@@ -10,12 +11,21 @@ declarator. Kernels made by macros are not seen: libclang would, after all of CU
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from keyword import iskeyword
 from pathlib import Path
 
 from rawnn.common.words import counted
+from rawnn.device.compiling.c_text import (
+    WORD,
+    closing,
+    declarator,
+    namespaces,
+    split,
+    split_expression,
+)
 from rawnn.device.compiling.c_types import (
     FORMATS,
     MAP_ALIGNMENT,
@@ -29,20 +39,19 @@ from rawnn.device.compiling.c_types import (
     type_words,
 )
 from rawnn.device.compiling.includes import with_included
-from rawnn.device.compiling.structs import Struct, read_struct
+from rawnn.device.compiling.structs import Struct, read_struct, resolved
 from rawnn.errors import ConfigError, nearest
 from rawnn.ptx import SOURCES
-
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_OPEN, _CLOSE = "(<[{", ")>]}"
 
 
 @dataclass(frozen=True)
 class Parameter:
     """One kernel parameter. `ctype` is the pointee's type for a pointer, else the type itself,
-    in canonical words ("unsigned int", "float", or a template parameter's name); `const` says
-    that the pointee (or the value) is const. `struct` is how a struct by value is laid out,
-    `unread` why that of one is not known."""
+    in canonical words ("unsigned int", "float", "float*", or a template parameter's name); `const`
+    says that the pointee (or the value) is const. `struct` is how a struct by value is laid out,
+    `unread` why that of one is not known; `code` is the `struct` code of a type whose name does not
+    say it, such as an enumeration. A name that Python keeps for itself has an underscore behind
+    it: "in_"."""
 
     name: str
     ctype: str
@@ -50,6 +59,7 @@ class Parameter:
     const: bool
     struct: Struct | None = None
     unread: str = ""
+    code: str = ""
 
     @cached_property
     def format(self) -> str:
@@ -61,6 +71,8 @@ class Parameter:
             return "P"
         if self.struct is not None:
             return f"{self.struct.size}s"
+        if self.code:
+            return self.code
         try:
             return FORMATS[self.ctype]
         except KeyError:
@@ -113,15 +125,18 @@ class TemplateParameter:
 
 @dataclass(frozen=True)
 class KernelSignature:
-    """A kernel's name, parameters and template parameters, as its source declares them.
+    """A kernel's name (with its namespaces: "a::b::k"), parameters and template parameters, as its
+    source declares them.
 
-    `arguments` holds the template arguments once `instantiate` has put them in.
+    `arguments` holds the template arguments once `instantiate` has put them in. `note` says what
+    the source does not say of the kernel that was compiled.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     template_parameters: tuple[TemplateParameter, ...] = ()
     arguments: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def template(self) -> tuple[str, ...]:
@@ -137,16 +152,18 @@ class KernelSignature:
         """
         found = self._instances.get(expression)
         if found is None:
-            found = self._instances[expression] = self._instantiated(expression)
+            found = self._instances[expression] = self.substituted(expression)
+            found.layout()
         return found
 
     @cached_property
     def _instances(self) -> dict[str, KernelSignature]:
         return {}
 
-    def _instantiated(self, expression: str) -> KernelSignature:
-        name, arguments = _split_expression(expression)
-        if name != self.name:
+    def substituted(self, expression: str) -> KernelSignature:
+        """As `instantiate`, with parameters that cannot be passed left as they are."""
+        name, arguments = split_expression(expression)
+        if _last(name) != _last(self.name):
             raise ConfigError(f"'{expression}' does not name the kernel '{self.name}'")
         values: dict[str, str] = {}
         for index, parameter in enumerate(self.template_parameters):
@@ -165,14 +182,12 @@ class KernelSignature:
                 f"'{self.name}' has {declared}: write it such as {cure}"
             )
         types = {p.name: values[p.name] for p in self.template_parameters if p.kind == "typename"}
-        made = replace(
+        return replace(
             self,
             parameters=tuple(_substitute(parameter, types) for parameter in self.parameters),
             template_parameters=(),
             arguments=tuple(values.values()),
         )
-        made.layout()
-        return made
 
     def layout(self) -> tuple[tuple[int, ...], int]:
         """(offset of each parameter, total bytes) of the parameter buffer, laid out as a C
@@ -205,44 +220,75 @@ def parse_kernels(text: str, folders: Sequence[Path] = (SOURCES,)) -> dict[str, 
     ConfigError for an overloaded kernel, a parameter passed by reference, and a declaration that
     cannot be read.
     """
-    structs = _Structs(text, folders)
-    kernels = _declared(text)
+    structs = Structs(text, folders)
+    kernels = _kernels(text)
     if not kernels:
         for header in with_included(text, folders)[1:]:
-            kernels = kernels | _declared(header)
+            kernels = kernels | _kernels(header)
     return {name: structs.filled(kernel) for name, kernel in kernels.items()}
 
 
 @lru_cache(256)  # a run reads a source when it loads it and again when it proves what it compiled
-def _declared(text: str) -> dict[str, KernelSignature]:
+def _kernels(text: str) -> dict[str, KernelSignature]:
     """The kernels, with structs by value not looked up."""
-    text = code_of(text)
     kernels: dict[str, KernelSignature] = {}
     defined: set[str] = set()
-    for match in re.finditer(r"\b__global__\b", text):
-        found = _declarator(text, match.end())
-        if found is None:
-            continue
-        name, start, end = found
-        prefix = text[max(text.rfind(c, 0, match.start()) for c in ";{}") + 1 : match.start()]
-        template = _template(prefix, name)
-        if template is None:
-            continue
-        signature = KernelSignature(name, tuple(_parameters(text[start:end], name)), template)
-        definition = text[end + 1 :].lstrip().startswith("{")
-        if name in defined and definition and kernels[name] != signature:
+    for each in declarations(text):
+        name, signature = each.name, each.signature
+        if signature is None:
+            raise ConfigError(each.unread)
+        if name in defined and each.definition and kernels[name] != signature:
             raise ConfigError(
                 f"kernel '{name}' is defined twice with different parameters; give overloaded "
                 f"kernels different names"
             )
-        if definition or name not in defined:
+        if each.definition or name not in defined:
             kernels[name] = signature
-        if definition:
+        if each.definition:
             defined.add(name)
     return kernels
 
 
-class _Structs:
+@dataclass(frozen=True)
+class Declaration:
+    """One declaration of a kernel: `signature` is None where it cannot be read, for the reason
+    `unread`; its `name` is "" where not even that can."""
+
+    name: str
+    signature: KernelSignature | None
+    definition: bool = False
+    unread: str = ""
+
+
+@lru_cache(256)
+def declarations(text: str) -> tuple[Declaration, ...]:
+    """Every declaration in the text, in order, those in all branches of an `#if`; structs by value
+    are not looked up. Explicit specialisations and instantiations are left out."""
+    text = code_of(text)
+    spaces = namespaces(text)
+    found: list[Declaration] = []
+    for match in re.finditer(r"\b__global__\b", text):
+        name = ""
+        try:
+            found_at = declarator(text, match.end())
+            if found_at is None:
+                continue
+            last, start, end = found_at
+            name = "::".join([*(inner for begin, close, inner in spaces
+                                if begin <= match.start() < close and inner), last])
+            prefix = text[max(text.rfind(c, 0, match.start()) for c in ";{}") + 1 : match.start()]
+            template = _template(prefix, name)
+            if template is None:
+                continue
+            signature = KernelSignature(name, _parameters(text[start:end], name), template)
+            found.append(Declaration(name, signature,
+                                     text[end + 1 :].lstrip().startswith("{")))
+        except ConfigError as error:
+            found.append(Declaration(name, None, unread=str(error)))
+    return tuple(found)
+
+
+class Structs:
     """Looks structs up in a source and its headers, which are read when the first is wanted."""
 
     def __init__(self, text: str, folders: Sequence[Path]) -> None:
@@ -259,84 +305,43 @@ class _Structs:
             for p in kernel.parameters))
 
     def _given(self, parameter: Parameter) -> Parameter:
-        if self._texts is None:
-            self._texts = [code_of(text) for text in with_included(self._text, self._folders)]
+        ctype = resolved(parameter.ctype, self.texts)
         try:
-            return replace(parameter, struct=read_struct(parameter.ctype, self._texts))
+            return replace(parameter, ctype=ctype,
+                           struct=None if ctype in FORMATS else read_struct(ctype, self.texts))
         except ConfigError as error:
             return replace(parameter, unread=str(error))
 
+    @property
+    def texts(self) -> list[str]:
+        """The source and its headers, as code_of gives them."""
+        if self._texts is None:
+            self._texts = [code_of(text) for text in with_included(self._text, self._folders)]
+        return self._texts
 
-def find_kernel(kernels: dict[str, KernelSignature], expression: str) -> KernelSignature:
+
+def find_kernel(kernels: Mapping[str, KernelSignature], expression: str) -> KernelSignature:
     """The signature that `expression` ("softmax<float>") names, instantiated.
 
     Raises ConfigError with the nearest name where no kernel has that name.
     """
-    name = _split_expression(expression)[0]
-    if name not in kernels:
-        raise ConfigError(f"there is no kernel '{name}'{nearest(name, kernels)}")
-    return kernels[name].instantiate(expression)
+    return kernels[known_name(kernels, expression)].instantiate(expression)
 
 
-def _closing(text: str, start: int) -> int:
-    """Index of the bracket closing the one at `start`; inside parentheses `<` and `>` may be
-    comparisons, so they count only where no parenthesis is open."""
-    stack: list[str] = []
-    for index in range(start, len(text)):
-        char = text[index]
-        if char in "<>" and any(opened != "<" for opened in stack):
-            continue
-        if char in _OPEN:
-            stack.append(char)
-        elif char in _CLOSE and stack:
-            stack.pop()
-            if not stack:
-                return index
-    line = text.count("\n", 0, start) + 1
-    raise ConfigError(f"kernel source: the '{text[start]}' on line {line} is never closed")
+def known_name(names: Collection[str], expression: str) -> str:
+    """The name among `names` of the kernel that an expression means. Raises ConfigError, with the
+    nearest name, where there is none."""
+    name = split_expression(expression)[0]
+    if name in names:
+        return name
+    others = [each for each in names if _last(each) == _last(name)]
+    raise ConfigError(f"there is no kernel '{name}'" + (
+        f": it is in a namespace, write '{others[0]}'" if others else nearest(name, names)))
 
 
-def _split(text: str) -> list[str]:
-    """`text` split at commas outside every bracket; empty text has no parts."""
-    parts, begin, index = [], 0, 0
-    while index < len(text):
-        if text[index] in _OPEN:
-            index = _closing(text, index)
-        elif text[index] == ",":
-            parts.append(text[begin:index].strip())
-            begin = index + 1
-        index += 1
-    last = text[begin:].strip()
-    return [*parts, last] if parts or last else []
-
-
-def _split_expression(expression: str) -> tuple[str, list[str]]:
-    match = re.fullmatch(r"\s*(?:::)?([A-Za-z_]\w*)\s*(?:<(.*)>)?\s*", expression, re.DOTALL)
-    if match is None:
-        raise ConfigError(f"'{expression}' is not a kernel name such as softmax<float>")
-    return match[1], [" ".join(part.split()) for part in _split(match[2] or "")]
-
-
-def _declarator(text: str, index: int) -> tuple[str, int, int] | None:
-    """(name, start, end) of a kernel and its parameter list, reading on from `__global__` over
-    the return type and attributes; None for an explicit specialisation."""
-    while True:
-        match = _WORD.search(text, index)
-        if match is None or re.search(r"[;{}()]", text[index : match.start()]):
-            line = text.count("\n", 0, index) + 1
-            raise ConfigError(f"kernel source: cannot read the __global__ function on line {line}")
-        index = match.end()
-        while index < len(text) and text[index].isspace():
-            index += 1
-        follows = text[index : index + 1]
-        attribute = match[0].startswith("__") and match[0].endswith("__")
-        if follows == "<" and not attribute:
-            return None
-        if follows == "(":
-            end = _closing(text, index)
-            if not attribute:
-                return match[0], index + 1, end
-            index = end + 1
+def _last(name: str) -> str:
+    """A name without its namespaces."""
+    return name.rpartition("::")[2]
 
 
 def _template(prefix: str, kernel: str) -> tuple[TemplateParameter, ...] | None:
@@ -348,13 +353,13 @@ def _template(prefix: str, kernel: str) -> tuple[TemplateParameter, ...] | None:
     if not match[1]:
         return None
     start = match.end() - 1
-    parts = _split(prefix[start + 1 : _closing(prefix, start)])
+    parts = split(prefix[start + 1 : closing(prefix, start)])
     if not parts:
         return None
     made = []
     for part in parts:
         declared, _, default = part.partition("=")
-        words = _WORD.findall(declared)
+        words = WORD.findall(declared)
         if "..." in declared or "template" in words or len(words) < 2:
             raise ConfigError(f"kernel '{kernel}': cannot read its template parameter '{part}'")
         kind = "typename" if words[0] in ("typename", "class") else " ".join(words[:-1])
@@ -362,20 +367,21 @@ def _template(prefix: str, kernel: str) -> tuple[TemplateParameter, ...] | None:
     return tuple(made)
 
 
-def _parameters(text: str, kernel: str) -> Iterator[Parameter]:
-    parts = _split(text)
+def _parameters(text: str, kernel: str) -> tuple[Parameter, ...]:
+    parts = split(text)
     if parts == ["void"]:
-        return
+        return ()
+    found: dict[str, Parameter] = {}
     for index, part in enumerate(parts):
         declared = part.partition("=")[0].strip()
         if "&" in declared:
             raise ConfigError(f"kernel '{kernel}': '{part}' is a reference; pass a pointer")
         if "(" in declared:
             raise ConfigError(f"kernel '{kernel}': cannot read its parameter '{part}'")
-        before_star = declared.partition("*")[0]
-        const = re.search(r"\bconst\b", before_star) is not None
-        pointer = "*" in declared or "[" in declared
+        depth = declared.count("*") + ("[" in declared)
         declared = re.sub(r"\[[^\]]*\]", " ", declared)
+        pointee = declared.split("*")[max(depth - 1, 0)]
+        const = re.search(r"\bconst\b", pointee) is not None
         # A parameter may go without a name: then nothing but type words is left.
         type_text, name = declared, f"arg{index}"
         match = re.search(r"([A-Za-z_]\w*)\s*$", declared)
@@ -383,18 +389,24 @@ def _parameters(text: str, kernel: str) -> Iterator[Parameter]:
             rest = declared[: match.start()]
             if "*" in rest or type_words(rest):
                 type_text, name = rest, match[1]
-        ctype = canonical(type_words(type_text.partition("*")[0]))
-        yield Parameter(name, ctype, pointer, const)
+        ctype = canonical(type_words(type_text.partition("*")[0])) + "*" * (depth - 1)
+        while iskeyword(name) or name in found:
+            name += "_"
+        found[name] = Parameter(name, ctype, depth > 0, const)
+    return tuple(found.values())
 
 
 def _substitute(parameter: Parameter, types: dict[str, str]) -> Parameter:
-    given = types.get(parameter.ctype)
+    base = parameter.ctype.rstrip("*")
+    given = types.get(base)
     if given is None:
         return parameter
-    pointee, star, _ = given.partition("*")
-    return replace(
-        parameter,
-        ctype=canonical(type_words(pointee)),
-        pointer=parameter.pointer or bool(star),
-        const=parameter.const or (bool(re.search(r"\bconst\b", pointee))),
-    )
+    depth, levels = given.count("*"), given.split("*")
+    beyond = len(parameter.ctype) - len(base)  # pointers that it points at
+    const = parameter.const
+    if not beyond:
+        inner = levels[depth if parameter.pointer else max(depth - 1, 0)]
+        const = const or re.search(r"\bconst\b", inner) is not None
+    depth += beyond + parameter.pointer
+    ctype = canonical(type_words(levels[0])) + "*" * (depth - 1)
+    return replace(parameter, ctype=ctype, pointer=depth > 0, const=const)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +21,9 @@ from rawnn.common.words import counted
 from rawnn.device.compiling.batch import Batch, Job
 from rawnn.device.compiling.cache import CubinCache
 from rawnn.device.compiling.compile import Compiled, compile_source
+from rawnn.device.compiling.compiled_signature import Declarations
 from rawnn.device.compiling.programmatic import Proof
-from rawnn.device.compiling.signature import KernelSignature, parse_kernels
+from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
 from rawnn.device.cuda.backend import Backend
 from rawnn.device.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, MINIMUM_DRIVER
 from rawnn.device.cuda.errors import CallFailed, check
@@ -62,6 +63,9 @@ class Function:
     module: Any = None
 
 
+Signatures = Mapping[str, KernelSignature] | Callable[[str, Compiled], KernelSignature]
+"""Signatures by name, or what finds one of an expression and of what was compiled."""
+
 ASSUMED = "RAWNN_COMPUTE"
 """Environment variable: a compute capability such as 7.5, for which all kernels are compiled to PTX
 that the driver translates. What older GPUs run can so be run on a newer one."""
@@ -99,7 +103,7 @@ class Device:
         self.driver = backend.driver()
         self._ordinal = ordinal
         self._notify = notify
-        self._sources: dict[str, tuple[CudaText, dict[str, KernelSignature]]] = {}
+        self._sources: dict[str, tuple[CudaText, Signatures]] = {}
         self._functions: dict[tuple[str, str, bool], Function] = {}
         self._cache = CubinCache(notify=notify) if backend.cache else None
         self.compile_ms, self.compiled, self.cached = 0.0, 0, 0
@@ -223,7 +227,7 @@ class Device:
         for job in missing:
             if job.code is not None:
                 folders = (Path(job.file).parent, *job.code.include, ptx.SOURCES)
-                self._sources[job.file] = job.code, parse_kernels(job.code.declarations, folders)
+                self._sources[job.file] = job.code, _signatures(job.code, folders)
         codes = {job.file: self._source(job.file)[0] for job in missing}
         batch = Batch(missing, lambda job: self._built(codes[job.file], job), self.backend.parallel)
         self.compile_ms += (perf_counter() - started) * 1e3
@@ -239,7 +243,7 @@ class Device:
             batch.close()
             self.compile_ms += (perf_counter() - started) * 1e3
 
-    def load(self, source: str | CudaText, name: str, signatures: dict[str, KernelSignature],
+    def load(self, source: str | CudaText, name: str, signatures: Signatures,
              expressions: tuple[str, ...], relocatable: bool = False,
              programmatic: bool = False) -> None:
         """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
@@ -258,9 +262,10 @@ class Device:
             self.backend.nvrtc, code.text, name=job.file, arch=self._arch_of(job),
             expressions=job.expressions, relocatable=job.relocatable,
             options=code.options, programmatic=job.programmatic, cache=self._cache,
-            include_paths=code.include, preamble=code.preamble)
+            include_paths=code.include, preamble=code.preamble,
+            probed=code.probed and self.backend.name != "sim")
 
-    def _keep(self, job: Job, built: Compiled, signatures: dict[str, KernelSignature]) -> None:
+    def _keep(self, job: Job, built: Compiled, signatures: Signatures) -> None:
         """Load what was compiled into the context."""
         name, arch = job.file, self._arch_of(job)
         image = self._link(built, name) if job.relocatable else built.cubin
@@ -270,7 +275,8 @@ class Device:
             lowered = built.lowered[expression]
             handle = self._check("cuModuleGetFunction", module, lowered.encode(),
                                  context=f"{expression} in {name}")
-            signature = signatures[expression.split("<")[0]].instantiate(expression)
+            signature = signatures(expression, built) if callable(signatures) else \
+                find_kernel(signatures, expression)
             self._functions[name, expression, job.programmatic] = Function(
                 handle, expression, signature, built.proofs.get(expression, Proof()), module)
         self.compiled += 0 if built.cached else 1
@@ -282,7 +288,7 @@ class Device:
             self.compile(file, (expression,), programmatic=programmatic)
         return self._functions[file, expression, programmatic]
 
-    def _source(self, file: str) -> tuple[CudaText, dict[str, KernelSignature]]:
+    def _source(self, file: str) -> tuple[CudaText, Signatures]:
         if file not in self._sources:
             text = ptx.source_path(file).read_text()
             self._sources[file] = CudaText(text), parse_kernels(text)
@@ -338,6 +344,14 @@ class Device:
         self._functions = {}
         self.open = False
         self._closing.close()
+
+
+def _signatures(code: CudaText, folders: Sequence[Path]) -> Signatures:
+    """Of the kernels of a text that is no file of rawnn's; a user's are as they were compiled."""
+    if not code.probed:
+        return parse_kernels(code.declarations, folders)
+    declared = Declarations(code.declarations, folders)
+    return lambda expression, built: declared.signature(expression, built.kernels.get(expression))
 
 
 def padded(array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

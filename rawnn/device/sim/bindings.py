@@ -13,6 +13,7 @@ import numpy as np
 
 from rawnn.common.dtypes import CUDA_TYPES, LOW_PRECISION, numpy_dtype, rounded
 from rawnn.common.words import counted
+from rawnn.device.compiling.c_types import FORMATS
 from rawnn.device.compiling.signature import Parameter
 from rawnn.device.compiling.structs import vector
 from rawnn.device.sim.errors import SimulationError
@@ -200,7 +201,7 @@ class Binding:
     def _members(self, parameter: Parameter, raw: bytes) -> dict[str, Any]:
         """A struct by its name, and each of its members by theirs."""
         assert parameter.struct is not None
-        if parameter.struct.pointers:
+        if parameter.struct.members and parameter.struct.pointers:
             raise SimulationError(f"{self._kernel.expression}: the struct '{parameter.name}' holds "
                                   f"pointers; pass them as parameters, so that it can be known "
                                   f"what the kernel touches")
@@ -349,14 +350,16 @@ class Binding:
 
 
 def _elements(parameter: Parameter, label: str) -> np.dtype[Any]:
-    """The type of what a pointer points at: numbers, or built-in vectors of them (float4), which
-    are structured elements."""
-    built_in = vector(parameter.ctype)
-    if parameter.ctype not in DTYPES and built_in is None:
-        raise SimulationError(f"{label}: '{parameter.name}' points to {parameter.ctype}, and the "
+    """The type of what a pointer points at: numbers, addresses, or built-in vectors of numbers
+    (float4), which are structured elements."""
+    ctype = parameter.ctype
+    layout = vector(ctype)
+    known = np.uint64 if ctype.endswith("*") else DTYPES.get(ctype) or (
+        layout.dtype if layout else FORMATS.get(ctype))
+    if known is None:
+        raise SimulationError(f"{label}: '{parameter.name}' points to {ctype}, and the "
                               f"simulated GPU knows numbers and vectors such as float4 alone")
-    found: np.dtype[Any] = np.dtype(DTYPES.get(parameter.ctype) or (built_in and built_in.dtype))
-    return found
+    return np.dtype(known)
 
 
 def _strided(operand: _Operand, region: Region, shape: tuple[int, ...]) -> Any:

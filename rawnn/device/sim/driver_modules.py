@@ -10,7 +10,7 @@ from rawnn.device.sim import programmatic
 from rawnn.device.sim.effects import Effects
 from rawnn.device.sim.errors import Refused, SimulationError
 from rawnn.device.sim.faults import seam
-from rawnn.device.sim.image import Image, decode, launch_bounds, signatures
+from rawnn.device.sim.image import Image, decode, instance, kernel_of, launch_bounds
 from rawnn.device.sim.kernels import Kernel
 
 
@@ -46,11 +46,11 @@ class ModuleCalls(Effects):
         expression = {m: e for e, m in image.lowered.items()}.get(name.decode())
         if expression is None:
             raise Refused("CUDA_ERROR_NOT_FOUND")
-        base = expression.partition("<")[0].strip()
+        base = kernel_of(expression)
         handle = self.simulation.new_handle()
         self.functions[handle] = Kernel(
             self.simulation.memory, self.simulation.launcher, image.name, expression,
-            signatures(image.name, image.source)[base], launch_bounds(image.source, base),
+            instance(image.name, image.source, expression), launch_bounds(image.source, base),
             waits=programmatic.waits(image.text, base, image.programmatic),
             triggers=programmatic.triggers(image.text, base, image.programmatic),
             static_shared=static_shared(image.source, base),

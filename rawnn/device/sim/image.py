@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
-from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
+from rawnn.device.compiling.c_text import split_expression
+from rawnn.device.compiling.compiled_signature import Instance, annotation
+from rawnn.device.compiling.signature import known_name, parse_kernels
 from rawnn.errors import ConfigError
 from rawnn.ptx import SOURCES
 
@@ -56,9 +57,17 @@ class Image:
         return replace(self, linked=True)
 
 
-def signatures(name: str, source: str) -> dict[str, KernelSignature]:
-    """Of the kernels in `source`, which may be the file `name`."""
-    return parse_kernels(source, (Path(name).parent, SOURCES))
+@lru_cache(256)
+def instance(name: str, source: str, expression: str) -> Instance:
+    """The kernel that an expression names in `source`, which may be the file `name`, as a compiler
+    found it or else as it is declared. Raises ConfigError where there is none."""
+    known = annotation(source)
+    if expression in known:
+        return known[expression]
+    kernels = parse_kernels(source, (Path(name).parent, SOURCES))
+    declared = kernels[known_name(kernels, expression)]
+    signature = declared.instantiate(expression)
+    return Instance(signature, dict(zip(declared.template, signature.arguments, strict=True)))
 
 
 @lru_cache(64)  # runs with one call failing load the same kernels again and again
@@ -75,13 +84,12 @@ def build(name: str, source: str, arch: str, expressions: list[str],
     """(image, "") or (None, log): reads the kernels' declarations and checks that every
     expression names one. Errors inside a kernel's body are not seen."""
     try:
-        kernels = signatures(name, source)
         for expression in expressions:
-            find_kernel(kernels, expression)
+            instance(name, source, expression)
     except ConfigError as error:
         found = re.search(r"on line (\d+)", str(error))
         return None, f"{name}({found[1] if found else 1}): error: {error}\n"
-    lowered = {e: _mangled(e, kernels, source) for e in expressions}
+    lowered = {e: _mangled(e, source) for e in expressions}
     image = Image(name, source, arch, lowered, relocatable, programmatic=programmatic,
                   headers=headers)
     if image.needs_device_runtime and not relocatable:
@@ -92,12 +100,17 @@ def build(name: str, source: str, arch: str, expressions: list[str],
     return image, ""
 
 
-def _mangled(expression: str, kernels: Mapping[str, object], source: str) -> str:
-    name = expression.split("<")[0].strip()
-    if name in kernels and _plain(name, source):
+def _mangled(expression: str, source: str) -> str:
+    name = kernel_of(expression)
+    if _plain(name, source):
         return name
-    arguments = re.sub(r"\W", "_", expression[len(name):])
-    return f"_Z{len(name)}{name}{arguments}"
+    rest = re.sub(r"\W", "_", expression.replace(name, "", 1))
+    return f"_Z{len(name)}{name}{rest}"
+
+
+def kernel_of(expression: str) -> str:
+    """What a kernel is called where it is defined: without namespaces and template arguments."""
+    return split_expression(expression)[0].rpartition("::")[2]
 
 
 @cache

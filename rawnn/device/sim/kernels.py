@@ -11,7 +11,7 @@ import ctypes
 import struct
 from typing import Any
 
-from rawnn.device.compiling.signature import KernelSignature
+from rawnn.device.compiling.compiled_signature import Instance
 from rawnn.device.sim.bindings import Binding
 from rawnn.device.sim.errors import SimulationError
 from rawnn.device.sim.graphs import Launcher
@@ -25,7 +25,7 @@ class Kernel:
     a kernel that has no reference."""
 
     def __init__(self, memory: Memory, launcher: Launcher, source: str, expression: str,
-                 declared: KernelSignature, most_threads: int, *, waits: bool = False,
+                 instance: Instance, most_threads: int, *, waits: bool = False,
                  triggers: bool = False, static_shared: int = 0) -> None:
         self.expression, self.most_threads = expression, most_threads
         self.waits, self.triggers = waits, triggers
@@ -33,8 +33,7 @@ class Kernel:
         self.largest_cluster, self.registers = 8, 32
         self._memory, self._launcher = memory, launcher
         self._source = source
-        self.signature = declared.instantiate(expression)
-        self._template = dict(zip(declared.template, self.signature.arguments, strict=True))
+        self.signature, self._template = instance.signature, dict(instance.template)
         self._offsets, self._size = self.signature.layout()
         self._pointers = struct.Struct(f"={len(self._offsets)}Q")
         self._formats = ["=Q" if p.pointer else "=" + p.format for p in self.signature.parameters]

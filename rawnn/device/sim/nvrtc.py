@@ -16,7 +16,7 @@ from rawnn.device.sim import programmatic
 from rawnn.device.sim.codes import describe
 from rawnn.device.sim.errors import Refused
 from rawnn.device.sim.faults import seam
-from rawnn.device.sim.image import Image, build
+from rawnn.device.sim.image import Image, build, kernel_of
 from rawnn.device.sim.simulation import Simulation
 
 _ARCHS = [75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121]
@@ -122,7 +122,7 @@ class SimNvrtc:
             return 0, image.encode()
         lines = [f"// {image.name}, simulated, {image.arch}"]
         for expression, name in image.lowered.items():
-            kernel = expression.partition("<")[0].strip()
+            kernel = kernel_of(expression)
             code = [(programmatic.waits, WAIT), (programmatic.triggers, TRIGGER)]
             body = [f"{word};" for does, word in code
                     if does(image.text, kernel, image.programmatic)]
