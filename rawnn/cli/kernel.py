@@ -40,7 +40,10 @@ def _source(file: Path, defines: tuple[str, ...], include: tuple[str, ...],
     """(the source, the architecture)."""
     from rawnn.lab.source import Source
 
-    return Source.of(file, compiler.macros(defines), options, include, arch), arch or _here()
+    macros = compiler.macros(defines)
+    source = Source.of(file, macros, options, include, arch)
+    source.check_macros(macros)
+    return source, arch or _here()
 
 
 def _here() -> str:

@@ -45,6 +45,7 @@ def kernel_of(path: str | Path, expression: str | None = None, *, device: Device
                                                 else folders)), *include],
         "arch": arch or told.get("arch"),
     }
+    Source.of(path, **compiled).check_macros(defines or {}, repr(work))
     symbols = told.get("symbols")
     name = expression or told.get("kernel")
     if name is None:

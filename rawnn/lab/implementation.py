@@ -265,7 +265,7 @@ def _named(kernels: Mapping[str, KernelSignature], expression: str | None,
             raise ConfigError(f"{name} has several kernels ({', '.join(kernels)}): say which, "
                               f"kernel = \"{next(iter(kernels))}\"")
         expression = next(iter(kernels))
-    found = re.fullmatch(r"\s*(\w+)\s*(?:<(.*)>)?\s*", expression, re.DOTALL)
+    found = re.fullmatch(r"\s*(?:::)?(\w+(?:::\w+)*)\s*(?:<(.*)>)?\s*", expression, re.DOTALL)
     if found is None or found[1] not in kernels:
         raise ConfigError(f"{name} has no kernel '{expression}'"
                           f"{nearest(expression, kernels) or '; it has ' + ', '.join(kernels)}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rawnn.device.compiling.compiled_signature import Declarations
 from rawnn.device.compiling.headers import tool, tool_folders
 from rawnn.device.compiling.resources import (
     SM_LIMITS,
@@ -17,7 +18,6 @@ from rawnn.device.compiling.resources import (
     resource_usage,
     spills,
 )
-from rawnn.device.compiling.signature import find_kernel, parse_kernels
 from rawnn.errors import ConfigError, MissingLibrary
 from rawnn.lab.source import Source
 from rawnn.ptx import SOURCES
@@ -37,20 +37,21 @@ class Resources:
 def instances(source: Source, names: Sequence[str]) -> tuple[str, ...]:
     """The kernels meant: those named, else all of the source. Raises ConfigError for one that there
     is not, and for a template without its arguments."""
-    kernels = parse_kernels(source.declarations, (Path(source.name).parent, *source.include,
+    declared = Declarations(source.declarations, (Path(source.name).parent, *source.include,
                                                   SOURCES))
-    if not kernels:
+    if not declared.names and not names:
         raise ConfigError(f"{source.name} has no __global__ function")
-    wanted = tuple(names) or tuple(kernels)
-    for name in wanted:
-        signature = kernels.get(name)
-        if signature and any(p.default is None for p in signature.template_parameters):
+    found = []
+    for name in tuple(names) or declared.names:
+        signature = next(iter(declared.of(name)), None)
+        template = signature.template_parameters if signature else ()
+        if signature and any(p.default is None for p in template):
             raise ConfigError(f"'{name}' is a template: name an instance, such as "
                               f"'{name}<{', '.join(signature.template)}>' with types or numbers")
-        if signature is None or not signature.template:
-            find_kernel(kernels, name)
-    return tuple(f"{name}<>" if name in kernels and kernels[name].template else name
-                 for name in wanted)
+        if not template:
+            declared.check(name)
+        found.append(f"{name}<>" if template else name)
+    return tuple(found)
 
 
 def resources(source: Source, expressions: Sequence[str], arch: str,

@@ -11,6 +11,7 @@ from threading import get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rawnn.common.words import python_name
 from rawnn.device.compiling.c_types import FORMATS, code_of
 from rawnn.device.compiling.compile import Compiled
 from rawnn.device.compiling.compiled_signature import Declarations
@@ -71,7 +72,7 @@ class Kernel:
     numba or whatever else has DLPack or the CUDA array interface, without a copy. A struct by value
     is a NumPy structured scalar with the members and the layout that C gives it; where the source
     does not say these plainly (a functor, a class), any scalar of its size, or its bytes. Names
-    come from the source, with an underscore behind those that Python keeps for itself ("in_").
+    come from the source; those that Python keeps for itself have an underscore behind them: `in_`.
 
         kernel = rawnn.Kernel(source, "scale<float>", defines={"TILE": 32})
         kernel[(blocks,), 256](x, 2.0, n)
@@ -284,7 +285,7 @@ class Launcher:
     def _placed(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """All arguments in the kernel's order, those that are missing marked so."""
         expression = self._function.expression
-        names = [p.name for p in self._function.signature.parameters]
+        names = [python_name(p.name) for p in self._function.signature.parameters]
         for name in named:
             if name not in names:
                 raise TypeError(f"{expression} has no parameter '{name}'{nearest(name, names)} "

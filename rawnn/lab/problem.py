@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.words import named_by
 from rawnn.device.compiling.signature import Parameter
 from rawnn.device.cuda.launch import Dim
 from rawnn.errors import ConfigError, RawnnError, nearest
@@ -271,6 +272,7 @@ class Problem:
             found = {names[0]: found}
         made: dict[str, Host | None] = {}
         for name, values in found.items():
+            name = named_by(name, names)
             if name not in names:
                 raise ConfigError(f"the reference returns '{name}', which is no array that "
                                   f"{self.label} may write{nearest(name, names)} "

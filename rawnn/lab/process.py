@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rawnn.errors import ConfigError, DeviceError, RawnnError
+from rawnn.lab.arrays import default_device
 from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.measuring import Sample, Stopwatch
@@ -29,17 +30,32 @@ class Ended(DeviceError):
 def runner_for(problem: Problem, limit: float | None, device: Any = None
                ) -> Stopwatch | Apart:
     """What launches the candidate: in this process, or with a `limit` in seconds in one of its own.
-    Raises ConfigError for a function with a limit, which cannot be handed to another process."""
+    Raises ConfigError for a function with a limit, which cannot be handed to another process;
+    DeviceError where the device can run nothing more, and why."""
     if needed(problem):
+        _require_usable(problem.candidate, device)
         return Rehearsal(problem)
     if limit is None:
+        _require_usable(problem.candidate, device)
         return Stopwatch(problem.candidate, problem.parameters, device)
     if not isinstance(problem.candidate, Kernel):
         raise ConfigError(f"limit: {problem.label} is a function, and only a rawnn.Kernel can run "
                           f"in a process of its own")
     if limit <= 0:
         raise ConfigError(f"limit = {limit}: give seconds above 0")
+    if problem.candidate.device.backend.name == "sim":  # its copy is as this one is
+        _require_usable(problem.candidate, device)
     return Apart(problem.candidate, problem.parameters, limit)
+
+
+def _require_usable(candidate: Any, device: Any) -> None:
+    """Raises DeviceError where an earlier error has ended the use of the device."""
+    device = candidate.device if isinstance(candidate, Kernel) else device or default_device()
+    try:
+        device.require_usable()
+    except RawnnError as error:
+        raise DeviceError(f"{device.info.name} is gone, and nothing can be launched on it: {error}"
+                          ) from None
 
 
 class Apart:

@@ -22,6 +22,7 @@ from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
+from rawnn.common.words import python_name
 from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.launch import KernelLaunch
 from rawnn.lab.arguments import Convert, Usual
@@ -116,7 +117,7 @@ def quick_launch(kernel: Function, usual: Sequence[Usual], converters: Sequence[
     space: dict[str, Any] = {}
     exec(_code(tuple(kinds), tuple(scope)), space)
     method: FunctionType = space["made"](**scope)
-    names = [p.name for p in kernel.signature.parameters]
+    names = [python_name(p.name) for p in kernel.signature.parameters]
     code = method.__code__
     method.__code__ = code.replace(
         co_name=kernel.expression, co_qualname=kernel.expression,

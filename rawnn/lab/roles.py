@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ def problem_of(candidate: Kernel | Callable[..., Any], work: Work) -> Problem:
 
 def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> Problem:
     label, parameters = kernel.expression, kernel.signature.parameters
+    work = work.of_parameters([p.name for p in parameters])
     for what in ("grid", "block"):
         if getattr(work, what) is None:
             raise ConfigError(f"{label}: say how it is launched: grid=\"(n + 255) // 256\", "
@@ -43,6 +45,9 @@ def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> Problem:
     operands = []
     for p in pointers:
         elements = kernel.elements[p.name]
+        if p.ctype.endswith("*") and p.name not in work.inputs:
+            raise ConfigError(f"{label}: '{p.name}' points to pointers ({p.ctype}), and no address "
+                              f"can be drawn: let the kernel take each array by itself")
         dtype = np.dtype(work.types[p.name]) if p.name in work.types else elements.dtype
         if dtype is None:
             raise ConfigError(f"{label}: what '{p.name}' points at ({p.ctype}) is not known: say "
@@ -118,11 +123,31 @@ def _problem(candidate: Any, label: str, work: Work, reference: Reference,
                     for n in sorted(names_in(e, f"shapes: {operand.name}")) if n not in known}
         asked |= of_array
         together = max(together, len(of_array))
+    _check_mentioned(work, parameters, reference, label)
     for name in work.sizes:
         asked.setdefault(name)
     names = tuple(n for n in asked if n not in known)
     return Problem(candidate, label, work, reference, tuple(operands), tuple(parameters),
                    scalars, names, together, macros)
+
+
+def _check_mentioned(work: Work, parameters: Sequence[str], reference: Reference, label: str
+                     ) -> None:
+    """Raises ConfigError for sizes and values of a name that nothing asks for; where a function
+    may ask for any, it is not known which these are."""
+    launch = (work.grid, work.block, work.shared, work.cluster, *work.inputs.values())
+    if reference.wants is None or any(callable(each) for each in launch):
+        return
+    said = repr((launch, [*work.shapes.values()], [*work.values.values()], [*work.require],
+                 work.length, work.bytes, work.flops, [*work.maps.values()]))
+    asked = {*parameters, *reference.wants, *reference.takes,
+             *re.findall(r"[A-Za-z_]\w*", said)}
+    for what, given in (("sizes", work.sizes), ("values", work.values)):
+        for name in given:
+            if name not in asked:
+                raise ConfigError(f"{what}: nothing of {label} asks for '{name}'"
+                                  f"{nearest(name, parameters)}; its parameters are "
+                                  f"{', '.join(parameters)}")
 
 
 def _known_names(work: Work, arrays: set[str], scalars: set[str], label: str) -> None:

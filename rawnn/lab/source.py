@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -12,11 +13,15 @@ from typing import ClassVar
 import numpy as np
 
 from rawnn.common.cuda_text import CudaText
+from rawnn.device.compiling.c_types import code_of
 from rawnn.device.compiling.cache import CubinCache
 from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.device.compiling.compiled_signature import Instance, annotated
+from rawnn.device.compiling.headers import include_directories
+from rawnn.device.compiling.includes import follow_includes
 from rawnn.device.cuda.device import Device
-from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.errors import ConfigError, MissingLibrary, nearest
+from rawnn.ptx import SOURCES
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
@@ -56,9 +61,28 @@ class Source(CudaText):
             raise ConfigError(f"arch = {arch!r}: give one such as \"sm_90\", or \"sm_90a\" for "
                               f"what this architecture alone can do (wgmma)")
         macros = {name: _value(name, value) for name, value in (defines or {}).items()}
-        preamble = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+        preamble = _abbreviations(text) + "".join(
+            f"#define {name} {value}\n" for name, value in macros.items())
         return cls(text, tuple(options), folders, arch or "", preamble, _replaced(text, macros),
                    name)
+
+    def check_macros(self, names: Iterable[str], others: str = "") -> None:
+        """Raises ConfigError, with the nearest name, for a macro that nothing mentions: neither the
+        source, nor a header that it includes, nor `others`, what else may ask for it."""
+        unknown = [n for n in names if not re.search(rf"\b{n}\b", self.text + others)]
+        if not unknown or "##" in self.text:  # names may be put together
+            return
+        folders = [Path(self.name).parent, *self.include, SOURCES]
+        with suppress(MissingLibrary):
+            folders += include_directories()
+        texts = [content for _, content in follow_includes(self.text, folders)[0]]
+        for name in unknown:
+            word = re.compile(rf"\b{name}\b")
+            if not any(word.search(each) for each in (self.preamble.replace(
+                    f"#define {name} ", ""), *texts)):
+                known = set(re.findall(r"\b[A-Za-z_]\w*", code_of(self.text)))
+                raise ConfigError(f"the macro {name}: {self.name} mentions no '{name}'"
+                                  f"{nearest(name, known)}")
 
     def check_arch(self, capability: tuple[int, int]) -> None:
         """Raises ConfigError for an architecture that a GPU of this compute capability cannot
@@ -115,6 +139,15 @@ def _value(name: str, value: object) -> str:
     if not isinstance(value, int | float | str):
         raise ConfigError(f"defines: {name} = {value!r} is neither a number nor text")
     return str(value)
+
+
+def _abbreviations(text: str) -> str:
+    """Definitions of the short names that the host's headers have for unsigned types, which nvcc
+    finds there and NVRTC does not, as far as the text uses them without a definition of its own."""
+    return "".join(
+        f"typedef unsigned {name[1:]} {name};\n" for name in ("uint", "ushort", "ulong")
+        if re.search(rf"\b{name}\b", text)
+        and not re.search(rf"\b(?:using|struct|define)[ \t]+{name}\b|\b{name}\s*;", text))
 
 
 def _replaced(text: str, macros: Mapping[str, str]) -> str:

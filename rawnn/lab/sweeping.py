@@ -108,6 +108,7 @@ def sweep(kernel: Kernel, parameters: Mapping[str, Sequence[Any]], reference: An
     Raises ConfigError for parameters without values, and where no variant meets the conditions.
     """
     declared = Work.of(reference, work)
+    kernel.source.check_macros([n for n in parameters if n not in _LAUNCH], repr(declared))
     every = list(_allowed(parameters, restrict))
     if not every:
         raise ConfigError(f"no variant meets restrict = {[str(r) for r in restrict]}")

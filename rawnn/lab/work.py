@@ -7,13 +7,14 @@ import ast
 import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import numpy as np
 
+from rawnn.common.words import named_by, python_name
 from rawnn.errors import ConfigError, nearest
 from rawnn.lab.expressions import Expression
 
@@ -95,6 +96,15 @@ class Work:
         return cls(reference=reference, **given)
 
 
+    def of_parameters(self, names: Collection[str]) -> Work:
+        """The same in the names that a kernel has for its parameters: `in` where `in_` is said."""
+        tables: dict[str, Any] = {
+            table: {named_by(name, names): each for name, each in getattr(self, table).items()}
+            for table in ("shapes", "types", "maps", "sizes", "values", "inputs")}
+        writes = None if self.writes is None else [named_by(name, names) for name in self.writes]
+        return replace(self, writes=writes, **tables)
+
+
 KNOWN = tuple(each.name for each in fields(Work) if each.name != "folder")
 
 
@@ -112,12 +122,13 @@ class Reference:
         if self.wants is None:
             return self.call(**known)
         self.check(known)
-        given = self.wants | (self.takes & set(known))
-        return self.call(**{name: known[name] for name in given})
+        places = {name: named_by(name, known) for name in self.wants | self.takes}
+        return self.call(**{name: known[place] for name, place in places.items()
+                            if place in known})
 
     def check(self, known: Collection[str]) -> None:
         """Raises ConfigError where it asks for a name that is not among the known ones."""
-        missing = (self.wants or frozenset()) - set(known)
+        missing = {name for name in self.wants or () if named_by(name, known) not in known}
         if missing:
             name = min(missing)
             raise ConfigError(f"the reference asks for '{name}', and the kernel has no such "
@@ -125,7 +136,8 @@ class Reference:
                               f"{', '.join(sorted(known))})")
 
     def asks_for(self, name: str) -> bool:
-        return self.wants is None or name in self.wants or name in self.takes
+        return self.wants is None or not {name, python_name(name)}.isdisjoint(
+            self.wants | self.takes)
 
 
 def reference_of(given: Callable[..., Any] | str | Mapping[str, str] | None,

@@ -18,6 +18,7 @@ FORMATS = {
     "size_t": "Q", "ptrdiff_t": "q", "intptr_t": "q", "uintptr_t": "Q",
     "int8_t": "b", "uint8_t": "B", "int16_t": "h", "uint16_t": "H",
     "int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q",
+    "uint": "I", "ushort": "H", "ulong": _LONG.upper(),
     # Small floats travel as their raw bits.
     "__half": "H", "half": "H", "__nv_bfloat16": "H", "nv_bfloat16": "H",
     "float16": "H", "bfloat16": "H", "float8_e4m3": "B", "float8_e5m2": "B",

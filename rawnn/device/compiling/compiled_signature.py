@@ -30,8 +30,7 @@ from rawnn.ptx import SOURCES
 _SAME = {
     "half": "__half", "half2": "__half2", "nv_bfloat16": "__nv_bfloat16",
     "nv_bfloat162": "__nv_bfloat162", "cuComplex": "float2", "cuFloatComplex": "float2",
-    "cuDoubleComplex": "double2", "CUtensorMap": "CUtensorMap_st", "uint": "unsigned int",
-    "ushort": "unsigned short", "uchar": "unsigned char", "ulong": "unsigned long",
+    "cuDoubleComplex": "double2", "CUtensorMap": "CUtensorMap_st",
 }  # fmt: skip
 """Names of CUDA's types -> what its headers make them of."""
 _SMALL = re.compile(r"half|float\d|fp8|bfloat")
@@ -126,7 +125,7 @@ class Declarations:
         """A parameter as it was compiled, in the source's words where these mean the same."""
         if made.reference:
             raise ConfigError(f"the kernel's parameter '{name}' is a reference; pass a pointer")
-        if said is not None and _agree(said, made):
+        if said is not None and said.ctype and _agree(said, made):
             if said.pointer or said.ctype in FORMATS:
                 return said
             return replace(said, struct=self._struct(made))
@@ -151,7 +150,9 @@ class Declarations:
 
 
 def _agree(said: Parameter, made: CompiledParameter) -> bool:
-    """Whether a parameter of the source is the one that was compiled."""
+    """Whether a parameter of the source, as far as it can be read, is the one that was compiled."""
+    if not said.ctype:
+        return True
     if not made.ctype:
         try:
             return said.size == made.size

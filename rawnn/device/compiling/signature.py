@@ -14,7 +14,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from keyword import iskeyword
 from pathlib import Path
 
 from rawnn.common.words import counted
@@ -49,9 +48,8 @@ class Parameter:
     """One kernel parameter. `ctype` is the pointee's type for a pointer, else the type itself,
     in canonical words ("unsigned int", "float", "float*", or a template parameter's name); `const`
     says that the pointee (or the value) is const. `struct` is how a struct by value is laid out,
-    `unread` why that of one is not known; `code` is the `struct` code of a type whose name does not
-    say it, such as an enumeration. A name that Python keeps for itself has an underscore behind
-    it: "in_"."""
+    `unread` why its layout, or without a `ctype` its type, is not known; `code` is the `struct`
+    code of a type whose name does not say it, such as an enumeration."""
 
     name: str
     ctype: str
@@ -235,8 +233,10 @@ def _kernels(text: str) -> dict[str, KernelSignature]:
     defined: set[str] = set()
     for each in declarations(text):
         name, signature = each.name, each.signature
-        if signature is None:
-            raise ConfigError(each.unread)
+        unread = each.unread if signature is None else \
+            next((p.unread for p in signature.parameters if p.unread), "")
+        if signature is None or unread:
+            raise ConfigError(unread)
         if name in defined and each.definition and kernels[name] != signature:
             raise ConfigError(
                 f"kernel '{name}' is defined twice with different parameters; give overloaded "
@@ -374,10 +374,12 @@ def _parameters(text: str, kernel: str) -> tuple[Parameter, ...]:
     found: dict[str, Parameter] = {}
     for index, part in enumerate(parts):
         declared = part.partition("=")[0].strip()
-        if "&" in declared:
-            raise ConfigError(f"kernel '{kernel}': '{part}' is a reference; pass a pointer")
-        if "(" in declared:
-            raise ConfigError(f"kernel '{kernel}': cannot read its parameter '{part}'")
+        unread = f"kernel '{kernel}': '{part}' is a reference; pass a pointer" \
+            if "&" in declared else f"kernel '{kernel}': cannot read its parameter '{part}'" \
+            if "(" in declared else ""
+        if unread:  # void (*f)(int), float& x
+            named = re.search(r"[*&]\s*(\w+)", declared)
+            declared = named[1] if named else ""
         depth = declared.count("*") + ("[" in declared)
         declared = re.sub(r"\[[^\]]*\]", " ", declared)
         pointee = declared.split("*")[max(depth - 1, 0)]
@@ -389,10 +391,12 @@ def _parameters(text: str, kernel: str) -> tuple[Parameter, ...]:
             rest = declared[: match.start()]
             if "*" in rest or type_words(rest):
                 type_text, name = rest, match[1]
+        if unread:
+            type_text, name = "", declared or name
         ctype = canonical(type_words(type_text.partition("*")[0])) + "*" * (depth - 1)
-        while iskeyword(name) or name in found:
+        while name in found:
             name += "_"
-        found[name] = Parameter(name, ctype, depth > 0, const)
+        found[name] = Parameter(name, ctype, depth > 0, const, unread=unread)
     return tuple(found.values())
 
 

@@ -326,6 +326,11 @@ class Device:
         self._check("cuMemcpyDtoHAsync", array.ctypes.data, address, array.nbytes,
                     self.stream.handle, context=f"{purpose}, {array.nbytes:,} bytes")
 
+    def require_usable(self) -> None:
+        """Wait for all work. Raises CallFailed (on the simulated GPU SimulationError) where a
+        kernel's error has ended the use of this context."""
+        self._check("cuCtxSynchronize")
+
     def free_memory(self) -> int:
         """Bytes of device memory that nobody holds."""
         free, _ = self._check("cuMemGetInfo")

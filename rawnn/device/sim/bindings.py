@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rawnn.common.dtypes import CUDA_TYPES, LOW_PRECISION, numpy_dtype, rounded
-from rawnn.common.words import counted
+from rawnn.common.words import counted, python_name
 from rawnn.device.compiling.c_types import FORMATS
 from rawnn.device.compiling.signature import Parameter
 from rawnn.device.compiling.structs import vector
@@ -308,6 +308,8 @@ class Binding:
                 if operand.write:
                     rounding.append((stored, array, operand.low))
             setattr(arrays, operand.name, array)
+            if (spelled := python_name(operand.name)) != operand.name:
+                setattr(arrays, spelled, array)
         # Infinities and NaNs are values here, as they are on the GPU.
         try:
             with np.errstate(all="ignore"):

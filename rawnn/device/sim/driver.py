@@ -118,6 +118,7 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
 
     @seam()
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
+        self.simulation.still_runs()
         self.simulation.unless_capturing()
         self.simulation.scheduler.run_all()
         self.simulation.memory.pool.shrink()
