@@ -70,3 +70,18 @@ def test_what_cannot_be_compiled_is_one_sentence(
     assert run(["kernel", "compile", *arguments, "--arch", "sm_90"][
         : None if "--arch" not in arguments else -2]) != 0
     assert sentence in capsys.readouterr().err
+
+
+def test_one_parameter_that_is_not_known_does_not_stop_the_others(
+        file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("whole.cu").write_text("""
+        struct Functor { float by; __device__ float of(float x) const { return by * x; } };
+        namespace inner { __global__ void first(Functor f, float* x) { x[0] = f.of(x[0]); } }
+        __global__ void second(float* x, void (*f)(float)) { x[0] = FAST; }
+        """)
+    assert run(["kernel", "compile", "whole.cu", "-D", "FAST"]) == 0  # as 1: it is a number
+    printed = capsys.readouterr().out
+    assert "inner::first" in printed
+    assert "second" in printed
+    assert run(["kernel", "show", "whole.cu", "inner::first", "-D", "FAST=2"]) == 0
+    assert ".entry _ZN5inner5first" in capsys.readouterr().out

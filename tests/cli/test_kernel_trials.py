@@ -136,3 +136,27 @@ def test_the_file_is_looked_for_ahead_of_the_gpu(command: str,
                                                  capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["kernel", command, "none.cu"]) == 2
     assert "cannot read the kernel none.cu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (["-D", "TIL=32"], "the macro TIL: axpy.cu mentions no 'TIL'; did you mean 'TILE'?"),
+    (["--size", "m=100"], "sizes: nothing of lab_axpy<float> asks for 'm'; its parameters are "
+                          "y, x, a, n"),
+    (["--value", "b=2"], "values: nothing of lab_axpy<float> asks for 'b'"),
+])
+def test_names_that_the_file_does_not_have_are_refused(
+        capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
+    assert run(["kernel", "check", "axpy.cu", "--device", "sim", *options]) == 2
+    assert words in capsys.readouterr().err
+    assert run(["kernel", "check", "axpy.cu", "--device", "sim", "-D", "TILE=32", "--size",
+                "n=100", "--value", "a=2"]) == 0
+
+
+def test_a_macro_of_a_header_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tile.cuh").write_text("#ifdef WIDE\n#define STEP 2\n#else\n#define STEP 1\n#endif\n")
+    Path("own.cu").write_text('#include "tile.cuh"\n#include <cassert>\n'
+                              "__global__ void own(float* x) { assert(x); x[0] = STEP; }\n")
+    for macro in ("WIDE", "NDEBUG"):  # the second of CUDA's own header
+        assert run(["kernel", "compile", "own.cu", "-D", macro]) == 0
+    assert run(["kernel", "compile", "own.cu", "-D", "WIDTH=3"]) == 2
+    assert "mentions no 'WIDTH'" in capsys.readouterr().err
