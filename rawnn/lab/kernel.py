@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from threading import get_ident
 from types import MethodType
@@ -35,7 +36,7 @@ from rawnn.lab.arguments import (
 from rawnn.lab.arrays import default_device
 from rawnn.lab.exchange import Handle, order, stream_of
 from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
-from rawnn.lab.quick import MISSING, quick_launch, threads_take_turns
+from rawnn.lab.quick import quick_launch, threads_take_turns
 from rawnn.lab.source import Source
 from rawnn.lab.symbols import Symbol, symbol
 from rawnn.ptx import SOURCES
@@ -171,7 +172,7 @@ class Kernel:
         device.load(made, made.name, signature, (expression,), programmatic=programmatic)
         return device.function(made.name, expression, programmatic)
 
-    @property
+    @cached_property
     def waits_for_grid(self) -> bool:
         """Whether blocks wait for each other by grid.sync(), so that all have to be on the GPU at
         once; not of a kernel that asks first whether they are (is_valid)."""
@@ -283,7 +284,7 @@ class Launcher:
         return self._carefully(self._placed(arguments, named) if named else arguments)
 
     def _placed(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """All arguments in the kernel's order, those that are missing marked so."""
+        """All arguments in the kernel's order."""
         expression = self._function.expression
         names = [python_name(p.name) for p in self._function.signature.parameters]
         for name in named:
@@ -292,8 +293,15 @@ class Launcher:
                                 f"({', '.join(names)})")
             if name in names[:len(arguments)]:
                 raise TypeError(f"{expression} got two values for the argument '{name}'")
-        rest = tuple(named.get(name, MISSING) for name in names[len(arguments):])
-        return (*arguments, *rest)
+        left_out = [name for name in names[len(arguments):] if name not in named]
+        if left_out:
+            raise self._wrong_count(len(arguments) + len(named), f": without {', '.join(left_out)}")
+        return (*arguments, *(named[name] for name in names[len(arguments):]))
+
+    def _wrong_count(self, given: int, more: str = "") -> ConfigError:
+        names = ", ".join(p.name for p in self._function.signature.parameters)
+        return ConfigError(f"{self._function.expression} takes {self._count} arguments ({names}), "
+                           f"not {given}{more}")
 
     def _carefully(self, arguments: tuple[Any, ...]) -> Any:
         if RECORDING and RECORDING[-1].here():
@@ -341,15 +349,8 @@ class Launcher:
         return Bound(self, prepared, streams, arguments)
 
     def _values(self, arguments: Sequence[Any], streams: Streams) -> list[Value]:
-        count = sum(argument is not MISSING for argument in arguments)
-        if count != self._count or len(arguments) != self._count:
-            names = [p.name for p in self._function.signature.parameters]
-            left_out = [n for n, a in zip(names, arguments, strict=False) if a is MISSING]
-            raise ConfigError(
-                f"{self._function.expression} takes {self._count} arguments "
-                f"({', '.join(names)}), not {count}"
-                + (f": without {', '.join(left_out)}" if left_out else "")
-            )
+        if len(arguments) != self._count:
+            raise self._wrong_count(len(arguments))
         return [convert(argument, streams)
                 for convert, argument in zip(self._converters, arguments, strict=True)]
 

@@ -103,7 +103,7 @@ def quick_launch(kernel: Function, usual: Sequence[Usual], converters: Sequence[
     call, (config, function, address, _), failed = launch.ready
     scope: dict[str, Any] = {
         "Array": Array, "TensorMap": TensorMap, "device": device, "careful": careful,
-        "recording": recording, "missing": MISSING, "never": _NEVER, "given": _given,
+        "recording": recording, "missing": _MISSING, "never": _NEVER, "given": _given,
         "unfit": (struct.error, OverflowError, AttributeError), "pack": pack, "buffer": buffer,
         "first": first, "call": call, "config": config, "function": function, "address": address,
         "failed": failed}
@@ -126,17 +126,11 @@ def quick_launch(kernel: Function, usual: Sequence[Usual], converters: Sequence[
     return method
 
 
-MISSING: Any = object()
-"""In the place of an argument that was not given."""
-_NEVER = object()
+_MISSING, _NEVER = object(), object()
 
 
 def _given(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All up to the last that was given."""
-    count = len(arguments)
-    while count and arguments[count - 1] is MISSING:
-        count -= 1
-    return arguments[:count]
+    return tuple(argument for argument in arguments if argument is not _MISSING)
 
 
 @cache

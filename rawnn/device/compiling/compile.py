@@ -14,25 +14,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rawnn.device.compiling import headers
 from rawnn.device.compiling.cache import CubinCache
-from rawnn.device.compiling.compiled_signature import Declarations
 from rawnn.device.compiling.cures import NAMES, cures, misnamed
 from rawnn.device.compiling.includes import follow_includes
-from rawnn.device.compiling.probe import (
-    PROBE,
-    CompiledKernel,
-    compiled_kernel,
-    packed,
-    probe_of,
-    unpacked,
-)
 from rawnn.device.compiling.programmatic import Proof, prove
+from rawnn.device.compiling.signature import find_kernel, parse_kernels
 from rawnn.device.cuda.errors import check
 from rawnn.errors import CompileError, MissingLibrary
 from rawnn.ptx import SOURCES
+
+if TYPE_CHECKING:  # what is needed of a user's kernels alone is imported when one is compiled
+    from rawnn.device.compiling.probe import CompiledKernel
 
 _LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
 _ERRORS_SHOWN = 5
@@ -146,7 +141,7 @@ def compile_source(
             identity = "NVRTC {}.{}".format(*check(
                 nvrtc, "nvrtcVersion", nvrtc.nvrtcVersion(), f"the cache key of {name}"))
         parts = [_FORMAT, identity, Path(name).name, preamble, text, includes.digest, *flags,
-                 *expressions, *([PROBE] if probed else [])]
+                 *expressions, *([_probe()] if probed else [])]
         key = _digest(parts)
         stored = cache.get(key)
         entry = _decode(stored) if stored is not None else None
@@ -172,8 +167,16 @@ def _chosen(text: str, expressions: Sequence[str]) -> list[str]:
     return ["-DRAWNN_CHOSEN", *(f"-DRAWNN_CHOSEN_{kernel}" for kernel in kernels)]
 
 
+def _probe() -> str:
+    from rawnn.device.compiling.probe import PROBE
+
+    return PROBE
+
+
 def _kernels(assembly: str, lowered: Mapping[str, str], expressions: Sequence[str]
              ) -> dict[str, CompiledKernel]:
+    from rawnn.device.compiling.probe import compiled_kernel, probe_of
+
     found = {each: compiled_kernel(assembly, lowered[each], lowered.get(probe_of(each), ""))
              for each in expressions}
     return {expression: kernel for expression, kernel in found.items() if kernel is not None}
@@ -181,8 +184,14 @@ def _kernels(assembly: str, lowered: Mapping[str, str], expressions: Sequence[st
 
 def _proofs(assembly: str, lowered: Mapping[str, str], text: str, paths: Sequence[Path],
             kernels: Mapping[str, CompiledKernel]) -> dict[str, Proof]:
-    declared = Declarations(text, paths)
-    return {each: prove(assembly, name, declared.signature(each, kernels.get(each)))
+    if kernels:
+        from rawnn.device.compiling.compiled_signature import Declarations
+
+        declared = Declarations(text, paths)
+        return {each: prove(assembly, name, declared.signature(each, kernels.get(each)))
+                for each, name in lowered.items()}
+    signatures = parse_kernels(text, paths)
+    return {each: prove(assembly, name, find_kernel(signatures, each))
             for each, name in lowered.items()}
 
 
@@ -241,8 +250,12 @@ def _digest(parts: Iterable[str]) -> str:
 def _encode(cubin: bytes, lowered: dict[str, str], proofs: Mapping[str, Proof],
             kernels: Mapping[str, CompiledKernel]) -> bytes:
     stated = {expression: asdict(proof) for expression, proof in proofs.items()}
-    seen = {expression: packed(kernel) for expression, kernel in kernels.items()}
-    head = json.dumps({"lowered": lowered, "proofs": stated, "kernels": seen}).encode()
+    entry: dict[str, Any] = {"lowered": lowered, "proofs": stated}
+    if kernels:
+        from rawnn.device.compiling.probe import packed
+
+        entry["kernels"] = {expression: packed(kernel) for expression, kernel in kernels.items()}
+    head = json.dumps(entry).encode()
     return len(head).to_bytes(4, "little") + head + cubin
 
 
@@ -253,7 +266,11 @@ def _decode(payload: bytes) -> tuple[bytes, dict[str, str], dict[str, Proof],
         head = json.loads(payload[4:end])
         proofs = {expression: Proof(**{**proof, "early": tuple(proof["early"])})
                   for expression, proof in head["proofs"].items()}
-        kernels = {each: unpacked(stored) for each, stored in head.get("kernels", {}).items()}
+        kernels: dict[str, CompiledKernel] = {}
+        if "kernels" in head:
+            from rawnn.device.compiling.probe import unpacked
+
+            kernels = {each: unpacked(stored) for each, stored in head["kernels"].items()}
         return payload[end:], dict(head["lowered"]), proofs, kernels
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -267,9 +284,13 @@ def _compile(
     for or kernels are `probed`, else ""."""
     context = f"kernel source {name}, {arch}"
     placed = str(Path(name).resolve()) if Path(name).is_file() else NOWHERE + name.lstrip("/")
-    probe = PROBE if probed else ""
-    whole = f"{probe}{preamble}#line 1\n{text}" if probe or preamble else text
-    names = [*expressions, *(probe_of(each) for each in expressions if probed)]
+    names = list(expressions)
+    if probed:
+        from rawnn.device.compiling.probe import PROBE, probe_of
+
+        names += [probe_of(each) for each in expressions]
+        preamble = PROBE + preamble
+    whole = f"{preamble}#line 1\n{text}" if preamble else text
     program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(whole, placed), context)
     with ExitStack() as made:
         made.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from rawnn.device.compiling import headers
 from rawnn.device.compiling.c_types import FORMATS
-from rawnn.device.compiling.probe import probed
 from rawnn.device.compiling.resources import SM_LIMITS
 from rawnn.errors import nearest
 
@@ -33,6 +32,8 @@ _DECLARED = {
 
 def misnamed(log: str) -> str:
     """Which name expressions fit no kernel, and why; "" where the log does not say."""
+    from rawnn.device.compiling.probe import probed
+
     why: dict[str, str] = {}
     for match in _NAMED.finditer(log):
         why.setdefault(probed(match["which"].strip()), match["why"].strip())

@@ -21,7 +21,6 @@ from rawnn.common.words import counted
 from rawnn.device.compiling.batch import Batch, Job
 from rawnn.device.compiling.cache import CubinCache
 from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.device.compiling.compiled_signature import Declarations
 from rawnn.device.compiling.programmatic import Proof
 from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
 from rawnn.device.cuda.backend import Backend
@@ -355,6 +354,8 @@ def _signatures(code: CudaText, folders: Sequence[Path]) -> Signatures:
     """Of the kernels of a text that is no file of rawnn's; a user's are as they were compiled."""
     if not code.probed:
         return parse_kernels(code.declarations, folders)
+    from rawnn.device.compiling.compiled_signature import Declarations  # for a user's alone
+
     declared = Declarations(code.declarations, folders)
     return lambda expression, built: declared.signature(expression, built.kernels.get(expression))
 
