@@ -56,6 +56,10 @@ class Implementation:
     def _check(self) -> None:
         known = {*self.spec.reads, *self.spec.writes}
         listed = ", ".join(dict.fromkeys((*self.spec.reads, *self.spec.writes)))
+        if self.source.waits_for_grid(self.kernel) and not self.how.get("cooperative"):
+            raise ConfigError(f"{self._what}: it waits for the whole grid (grid.sync()), whose "
+                              f"blocks have to be on the GPU at once for that: say cooperative = "
+                              f"true")
         for parameter in self.signature.parameters:
             if parameter.tensor_map or parameter.struct is not None:
                 raise ConfigError(f"{self._what}: the parameter '{parameter.name}' is a "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -176,11 +175,9 @@ class Kernel:
     def waits_for_grid(self) -> bool:
         """Whether blocks wait for each other by grid.sync(), so that all have to be on the GPU at
         once; not of a kernel that asks first whether they are (is_valid)."""
-        code = code_of(self._source.text)
         if self._compiled is None:
-            found = re.search(r"\bthis_grid\s*\(", code) and re.search(r"\bsync\s*\(", code)
-            return bool(found) and "is_valid" not in code
-        return self._compiled.waits_for_grid and "is_valid" not in code
+            return self._source.waits_for_grid(self.signature.name)
+        return self._compiled.waits_for_grid and "is_valid" not in code_of(self._source.text)
 
     @property
     def function(self) -> Function:

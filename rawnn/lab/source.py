@@ -19,6 +19,7 @@ from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.device.compiling.compiled_signature import Instance, annotated
 from rawnn.device.compiling.headers import include_directories
 from rawnn.device.compiling.includes import follow_includes
+from rawnn.device.compiling.symbols import body_of
 from rawnn.device.cuda.device import Device
 from rawnn.errors import ConfigError, MissingLibrary, nearest
 from rawnn.ptx import SOURCES
@@ -83,6 +84,12 @@ class Source(CudaText):
                 known = set(re.findall(r"\b[A-Za-z_]\w*", code_of(self.text)))
                 raise ConfigError(f"the macro {name}: {self.name} mentions no '{name}'"
                                   f"{nearest(name, known)}")
+
+    def waits_for_grid(self, name: str) -> bool:
+        """Whether the kernel's text calls grid.sync(), and does not ask first whether it may."""
+        body = body_of(code_of(self.text), name.rpartition("::")[2])
+        return re.search(r"\bthis_grid\s*\(", body) is not None \
+            and re.search(r"\bsync\s*\(", body) is not None and "is_valid" not in body
 
     def check_arch(self, capability: tuple[int, int]) -> None:
         """Raises ConfigError for an architecture that a GPU of this compute capability cannot

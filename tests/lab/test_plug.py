@@ -322,3 +322,12 @@ def test_a_kernel_of_the_step_is_no_kernel_to_check_by_itself(
     assert run(["kernel", "check", str(mine), "--device", "sim"]) == 2
     assert "computes the op 'bias_relu' of a training step: `rawnn kernel try" in \
         capsys.readouterr().err
+
+
+def test_one_that_waits_for_the_grid_says_that_it_is_cooperative() -> None:
+    text = ("#include <cooperative_groups.h>\n"
+            "__global__ void meets(const float* z, int ldz, const float* bias, float* a, int lda, "
+            "int rows, int cols) { cooperative_groups::this_grid().sync(); }\n")
+    with pytest.raises(ConfigError, match=r"grid\.sync\(\).*say cooperative = true"):
+        rawnn.impl("bias_relu", text, name="meets", grid=4, block=32)
+    assert rawnn.impl("bias_relu", text, name="meets", grid=4, block=32, cooperative=True)

@@ -53,14 +53,20 @@ def static_shared(text: str, kernel: str) -> int:
     """Bytes that the body of a kernel declares `__shared__`, as far as the source says them in
     numbers, constants and macros; not those of functions that it calls."""
     code = code_of(text) if "__shared__" in text else ""
+    return sum(each.nbytes or 0
+               for each in _variables(_SHARED, body_of(code, kernel), code, text))
+
+
+def body_of(code: str, kernel: str) -> str:
+    """What stands between the braces of a kernel, whose name has no namespaces here; "" of one that
+    is not defined in the code, which is free of comments (code_of)."""
     named = re.search(rf"\b__global__\b[^;{{]*\b{kernel}\s*\([^{{;]*{{", code)
     if named is None:
-        return 0
+        return ""
     depth, end = 1, named.end()
     while depth and (brace := re.compile(r"[{}]").search(code, end)):
         depth, end = depth + (1 if brace[0] == "{" else -1), brace.end()
-    return sum(each.nbytes or 0
-               for each in _variables(_SHARED, code[named.end():end], code, text))
+    return code[named.end():end]
 
 
 def _variables(pattern: re.Pattern[str], part: str, code: str, text: str) -> Iterator[SymbolType]:
