@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import click
 
@@ -13,6 +13,19 @@ OPTIONS = (
     click.option("--option", "options", multiple=True, metavar="OPTION",
                  help="Another option of NVRTC, such as --option=--use_fast_math."),
 )
+LEFT_OUT = click.option("--left-out", is_flag=True,
+                        help="List what FILE has for the host, which is not compiled.")
+
+
+def list_left_out(file: object, left_out: Sequence[object], listed: bool) -> None:
+    """Say on the screen what was left out of a file: each, or how much of it."""
+    from rawnn.cli.screen import say
+
+    if listed:
+        click.echo("\n".join(map(str, left_out)) or f"nothing is left out of {file}")
+    elif left_out:
+        say(f"the device's part of {file} was compiled; --left-out lists the "
+            f"{len(left_out)} declarations and headers of the host's")
 
 
 def macros(defines: Iterable[str]) -> dict[str, object]:

@@ -10,6 +10,7 @@ import click
 
 from rawnn.cli import compiler
 from rawnn.cli.attempt import try_
+from rawnn.cli.screen import say
 from rawnn.cli.tables import print_table
 from rawnn.cli.trials import check, sweep, time
 from rawnn.errors import ConfigError, DeviceError
@@ -64,14 +65,22 @@ def _here() -> str:
 @_of_a_source
 @click.option("--block", type=click.IntRange(1, 1024), metavar="THREADS",
               help="Threads of a block, to show the occupancy for.")
+@compiler.LEFT_OUT
 def compile_(file: Path, names: tuple[str, ...], arch: str | None, defines: tuple[str, ...],
-             include: tuple[str, ...], options: tuple[str, ...], block: int | None) -> None:
+             include: tuple[str, ...], options: tuple[str, ...], block: int | None,
+             left_out: bool) -> None:
     """Compile kernels of FILE (all, or instances by name: 'scale<float>') and show what each uses:
-    registers, shared memory, stack and spills."""
-    from rawnn.lab.inspection import instances, resources
+    registers, shared memory, stack and spills. Of a file with code for the host the device's part
+    is compiled."""
+    from rawnn.lab import inspection
 
     source, arch = _source(file, defines, include, options, arch)
-    found = resources(source, instances(source, names), arch, block)
+    wanted, others = ((inspection.instances(source, names), ()) if names
+                      else inspection.list_instances(source))
+    for sentence in others:
+        say(sentence)
+    built = inspection.compile_instances(source, wanted, arch)
+    found = inspection.read_resources(built, wanted, arch, block)
     headings = ["kernel", "registers", "shared B", "stack B", "spill stores B", "spill loads B"]
     headings += ["blocks/SM", "occupancy", "limited by"] if block else []
     rows = []
@@ -83,6 +92,7 @@ def compile_(file: Path, names: tuple[str, ...], arch: str | None, defines: tupl
             cells += [fits.blocks, f"{fits.fraction:.0%}", fits.limit] if fits else ["", "", ""]
         rows.append((each.expression, *map(str, cells)))
     print_table(headings, rows, f"{file} for {arch}")
+    compiler.list_left_out(file, built.left_out, left_out)
 
 
 @kernel.command()

@@ -152,9 +152,10 @@ def repeated(file: Path, include: tuple[str, ...], watch: bool, once: Callable[[
 @of_work
 @click.option("--trials", default=12, show_default=True, help="Sets of sizes, where drawn.")
 @click.option("--special", is_flag=True, help="Put NaN, infinities and zeros among the inputs.")
+@compiler.LEFT_OUT
 @WATCH
-def check(file: Path, name: str | None, trials: int, special: bool, watch: bool, seed: int,
-          limit: float, **given: Any) -> int:
+def check(file: Path, name: str | None, trials: int, special: bool, left_out: bool, watch: bool,
+          seed: int, limit: float, **given: Any) -> int:
     """Is the kernel of FILE right? Tried on many sizes beside a reference, as its header says, and
     these options in place of it.
 
@@ -163,6 +164,8 @@ def check(file: Path, name: str | None, trials: int, special: bool, watch: bool,
 
     def once() -> int:
         kernel, work = described(file, name, dict(given))
+        if left_out:
+            compiler.list_left_out(file, kernel.left_out, True)
         found = checked(kernel, work, trials=trials, special=special, seed=seed,
                         limit=limit or None)
         click.echo(str(found))
@@ -178,9 +181,11 @@ def check(file: Path, name: str | None, trials: int, special: bool, watch: bool,
 @click.option("--samples", default=40, show_default=True, help="Of a cold and of a warm cache.")
 @click.option("--bytes", "moved", metavar="TEXT", help="Bytes that have to move, as an expression.")
 @click.option("--flops", metavar="TEXT", help="Operations, as an expression ('2 * m * n * k').")
+@compiler.LEFT_OUT
 @WATCH
 def time(file: Path, name: str | None, at: tuple[str, ...], samples: int, moved: str | None,
-         flops: str | None, watch: bool, seed: int, limit: float, **given: Any) -> int:
+         flops: str | None, left_out: bool, watch: bool, seed: int, limit: float,
+         **given: Any) -> int:
     """How long does the kernel of FILE take, and how far is that from what the GPU can? Its results
     are compared with the reference behind the clock. With --watch it is checked on many sizes, too.
 
@@ -190,6 +195,8 @@ def time(file: Path, name: str | None, at: tuple[str, ...], samples: int, moved:
 
     def once() -> int:
         kernel, work = described(file, name, dict(given))
+        if left_out:
+            compiler.list_left_out(file, kernel.left_out, True)
         if watch:
             click.echo(str(checked(kernel, work, seed=seed, limit=limit or None).require()))
         found = timed(kernel, work, at=_at(at), samples=samples, seed=seed, limit=limit or None,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rawnn.device.compiling.includes import read_source
 from rawnn.device.cuda.device import Device
 from rawnn.errors import ConfigError
 from rawnn.lab.header import COMPILED, header
@@ -18,7 +19,7 @@ from rawnn.lab.work import KNOWN, Work
 def text_of(path: Path) -> str:
     """What the file says. Raises ConfigError where it cannot be read."""
     try:
-        return path.read_text()
+        return read_source(path)
     except OSError as error:
         raise ConfigError(f"cannot read the kernel {path}: {error.strerror}") from None
 

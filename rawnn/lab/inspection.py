@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rawnn.device.compiling.c_types import FORMATS, TYPE_WORDS
+from rawnn.device.compiling.compile import Compiled
 from rawnn.device.compiling.compiled_signature import Declarations
+from rawnn.device.compiling.declarations import UnbalancedBrackets
+from rawnn.device.compiling.device_part import find_dynamic_kernels, find_launches
 from rawnn.device.compiling.headers import tool, tool_folders
 from rawnn.device.compiling.resources import (
     SM_LIMITS,
@@ -18,9 +23,14 @@ from rawnn.device.compiling.resources import (
     resource_usage,
     spills,
 )
+from rawnn.device.compiling.signature import KernelSignature
+from rawnn.device.compiling.translation import DYNAMIC
 from rawnn.errors import ConfigError, MissingLibrary
 from rawnn.lab.source import Source
 from rawnn.ptx import SOURCES
+
+_KNOWN = {*FORMATS, *TYPE_WORDS, "true", "false", "float2", "float4", "std"}
+"""Words of template arguments that stand for themselves everywhere."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +56,73 @@ def instances(source: Source, names: Sequence[str]) -> tuple[str, ...]:
         signature = next(iter(declared.of(name)), None)
         template = signature.template_parameters if signature else ()
         if signature and any(p.default is None for p in template):
-            raise ConfigError(f"'{name}' is a template: name an instance, such as "
-                              f"'{name}<{', '.join(signature.template)}>' with types or numbers")
+            raise ConfigError(_uninstantiated(source, name, signature))
         if not template:
             declared.check(name)
         found.append(f"{name}<>" if template else name)
     return tuple(found)
 
 
+def list_instances(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(the kernels of the source that can be compiled without further words, a sentence on each of
+    the others): templates without arguments, and those that launch kernels from the device.
+    Raises ConfigError where it has no kernel."""
+    declared = Declarations(source.declarations, (Path(source.name).parent, *source.include,
+                                                  SOURCES))
+    if not declared.names:
+        raise ConfigError(f"{source.name} has no __global__ function")
+    try:
+        dynamic = find_dynamic_kernels(source.text)
+    except UnbalancedBrackets:
+        dynamic = {}
+    found, sentences = [], []
+    for name in declared.names:
+        signature = next(iter(declared.of(name)), None)
+        bare = name.rpartition("::")[2]
+        if bare in dynamic:
+            sentences.append(f"'{name}' (line {dynamic[bare]}) is left out: {DYNAMIC}")
+        elif signature and any(p.default is None for p in signature.template_parameters):
+            sentences.append(_uninstantiated(source, name, signature))
+        else:
+            found.append(name)
+    return instances(source, found) if found else (), tuple(sentences)
+
+
+def _uninstantiated(source: Source, name: str, signature: KernelSignature) -> str:
+    """That a kernel is a template, with an instance that the source launches, if there is one."""
+    try:
+        launched = [each for each in find_launches(source.text)
+                    if each.kernel == name and each.expression != name]
+    except UnbalancedBrackets:
+        launched = []
+    known = [each for each in launched if all(
+        word in _KNOWN for word in re.findall(r"[A-Za-z_]\w*", each.expression)[1:])]
+    if known:
+        example = f"'{known[0].expression}' (launched on line {known[0].line})"
+    else:
+        example = f"'{name}<{', '.join(signature.template)}>' with types or numbers"
+    return f"'{name}' is a template: name an instance, such as {example}"
+
+
 def resources(source: Source, expressions: Sequence[str], arch: str,
               threads: int | None = None) -> list[Resources]:
     """What each instance uses on `arch` ("sm_90"), and with `threads` to a block its occupancy.
     Raises CompileError, MissingLibrary, ConfigError."""
+    return read_resources(compile_instances(source, expressions, arch), expressions, arch, threads)
+
+
+def compile_instances(source: Source, expressions: Sequence[str], arch: str) -> Compiled:
+    """The instances compiled with ptxas's report, for `read_resources`. Raises CompileError,
+    MissingLibrary, ConfigError for a virtual architecture."""
     if not arch.startswith("sm_"):
         raise ConfigError(f"arch = {arch!r}: registers are known of machine code alone: "
                           f"sm_{arch.rpartition('_')[2]}")
-    built = source.compiled(expressions, arch, ("--ptxas-options=-v",))
+    return source.compiled(expressions, arch, ("--ptxas-options=-v",))
+
+
+def read_resources(built: Compiled, expressions: Sequence[str], arch: str,
+            threads: int | None = None) -> list[Resources]:
+    """What each instance of what was built uses, as `resources` says it."""
     used, spilled = resource_usage(built.cubin), spills(built.log)
     known = threads is not None and arch.rstrip("af") in SM_LIMITS
     found = []

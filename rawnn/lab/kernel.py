@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rawnn.common.words import python_name
 from rawnn.device.compiling.c_types import FORMATS, code_of
+from rawnn.device.compiling.cache import CubinCache
 from rawnn.device.compiling.compile import Compiled
 from rawnn.device.compiling.compiled_signature import Declarations
 from rawnn.device.compiling.includes import with_included
 from rawnn.device.compiling.probe import CompiledKernel
 from rawnn.device.compiling.signature import KernelSignature
 from rawnn.device.compiling.structs import layout_of
+from rawnn.device.compiling.translation import Omission
 from rawnn.device.cuda.device import Device, Function
 from rawnn.device.cuda.errors import check
 from rawnn.device.cuda.launch import Arguments, KernelLaunch, Value
@@ -63,7 +65,7 @@ class Recipe:
 
 
 class Kernel:
-    """A kernel from CUDA C source text or a .cu file.
+    """A kernel from CUDA C source text or a .cu file, which may have code for the host, too.
 
     `expression` names it, with its namespaces and with template arguments where it is a template:
     "scale<float>". Number and types of the arguments come from the compiler, so a Python number is
@@ -150,6 +152,14 @@ class Kernel:
         return cls(recipe.source, recipe.expression, defines=recipe.defines,
                    options=recipe.options, include=recipe.include, arch=recipe.arch,
                    symbols=recipe.symbols, device=device)
+
+    @property
+    def left_out(self) -> tuple[Omission, ...]:
+        """What the source has for the host (functions, variables, types, headers), where it was
+        compiled without; empty where NVRTC took the source as it is."""
+        return self._source.compiled(
+            (self._expression,), self._source.arch or self.device.arch,
+            cache=CubinCache(notify=self.device.notify), probed=True).left_out
 
     @property
     def defines(self) -> Mapping[str, object]:

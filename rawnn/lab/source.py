@@ -18,7 +18,7 @@ from rawnn.device.compiling.cache import CubinCache
 from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.device.compiling.compiled_signature import Instance, annotated
 from rawnn.device.compiling.headers import include_directories
-from rawnn.device.compiling.includes import follow_includes
+from rawnn.device.compiling.includes import follow_includes, read_source
 from rawnn.device.compiling.symbols import body_of
 from rawnn.device.cuda.device import Device
 from rawnn.errors import ConfigError, MissingLibrary, nearest
@@ -177,6 +177,6 @@ def _read(source: str | os.PathLike[str]) -> tuple[str, str]:
                           "__global__ void name(...)")
     path = Path(source)
     try:
-        return path.read_text(), str(path)
+        return read_source(path), str(path)
     except OSError as error:
         raise ConfigError(f"cannot read the kernel {path}: {error.strerror}") from None

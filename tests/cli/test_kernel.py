@@ -55,8 +55,16 @@ def test_show_without_nvdisasm_says_where_to_get_it(file: str, monkeypatch: pyte
     assert "pip install nvidia-cuda-nvdisasm" in capsys.readouterr().err
 
 
+def test_a_file_of_templates_and_kernels_compiles_the_kernels_and_lists_the_others(
+        file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "compile", file, "--arch", "sm_90", "-D", "FACTOR=2"]) == 0
+    printed = capsys.readouterr()
+    assert "plain" in printed.out
+    assert "'many' is a template: name an instance, such as 'many<T, N>'" in printed.err
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    (["kernels.cu"], "'many' is a template: name an instance, such as 'many<T, N>'"),
+    (["kernels.cu", "many"], "'many' is a template: name an instance, such as 'many<T, N>'"),
     (["kernels.cu", "plan"], "there is no kernel 'plan'; did you mean 'plain'?"),
     (["none.cu"], "cannot read the kernel none.cu"),
     (["kernels.cu", "plain", "--arch", "hopper"], "arch = 'hopper': give one such as"),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.device import places
+from rawnn.device.compiling import headers
 from rawnn.device.compiling.compile import compile_source
 from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.errors import CompileError
@@ -108,6 +110,68 @@ def test_the_working_directory_is_none_of_a_kernels(tmp_path: Path,
     assert "k.cu(1): " in str(caught.value)
 
 
-def test_the_standard_library_has_a_cure() -> None:
-    with pytest.raises(CompileError, match="include <cuda/std/algorithm> for <algorithm>"):
-        compiled("#include <algorithm>\n__global__ void k(float* x) {}\n")
+STANDARD = {
+    "algorithm": "x[0] = std::min(x[0], x[1]);",
+    "array": "std::array<float, 2> a{1, 2}; x[0] = a[1];",
+    "cmath": "x[0] = std::sqrt(x[0]) + std::abs(x[1]) + std::fmaf(x[0], x[1], INFINITY) + M_PI;",
+    "complex": "std::complex<float> c(x[0], x[1]); x[0] = (c * c).real();",
+    "cstdint": "std::uint32_t n = 3; x[n] = uint8_t(n);",
+    "functional": "x[0] = std::plus<float>()(x[0], x[1]);",
+    "limits": "x[0] = std::numeric_limits<float>::max();",
+    "numeric": "x[0] = std::gcd(int(x[0]), 12);",
+    "optional": "std::optional<float> o{x[0]}; x[0] = *o;",
+    "tuple": "std::tuple<int, float> t{1, x[0]}; x[0] = std::get<1>(t);",
+    "type_traits": "static_assert(std::is_same_v<float, std::remove_const_t<const float>>);",
+    "utility": "auto p = std::make_pair(1, x[0]); x[0] = std::move(p.second);",
+}
+
+
+@pytest.mark.parametrize("header", STANDARD)
+def test_headers_of_the_standard_library_are_cccls(header: str) -> None:
+    assert compiled(f"#include <{header}>\n__global__ void k(float* x) {{ {STANDARD[header]} }}\n")
+
+
+@pytest.mark.parametrize("header", sorted(headers.STANDARD))
+def test_each_of_them_can_be_included(header: str) -> None:
+    assert (headers.HOST_HEADERS / header).is_file()
+    assert f"<cuda/std/{header}>" in (headers.HOST_HEADERS / header).read_text()
+
+
+def test_the_umbrella_of_cub() -> None:
+    assert compiled("""#include <cub/cub.cuh>
+__global__ void k(float* x) {
+    using Reduce = cub::BlockReduce<float, 128>;
+    using Load = cub::BlockLoad<float, 128, 1>;
+    __shared__ union { Reduce::TempStorage reduce; Load::TempStorage load; } shared;
+    float mine[1];
+    Load(shared.load).Load(x, mine);
+    __syncthreads();
+    float sum = Reduce(shared.reduce).Sum(mine);
+    if (threadIdx.x == 0) x[0] = sum;
+}""")
+
+
+CURAND = """#include <curand_kernel.h>
+__global__ void k(float* x) {
+    curandState state;
+    curand_init(1, threadIdx.x, 0, &state);
+    x[threadIdx.x] = curand_uniform(&state) + curand_normal(&state);
+}"""
+
+
+def test_curand_is_found_where_its_wheel_is_and_else_the_wheel_is_the_cure(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not headers.find_optional_directories(["curand_kernel.h"]):
+        with pytest.raises(CompileError, match="cuRAND's: pip install nvidia-curand"):
+            compiled(CURAND)
+        folder = tmp_path / "nvidia" / "curand" / "include"
+        folder.mkdir(parents=True)
+        (folder / "curand_kernel.h").write_text(
+            "struct curandState { unsigned n; };\n"
+            "__device__ void curand_init(int, int, int, curandState* s) { s->n = 1; }\n"
+            "__device__ float curand_uniform(curandState* s) { return s->n; }\n"
+            "__device__ float curand_normal(curandState* s) { return s->n; }\n")
+        wheels = places.wheels
+        monkeypatch.setattr(places, "wheels", lambda package: [
+            *wheels(package), *([tmp_path / package] if package == "nvidia" else [])])
+    assert compiled(CURAND)

@@ -133,7 +133,9 @@ def test_conda_is_looked_at_before_a_toolkit(site, monkeypatch):
     ("13.0.1", "cuda/barrier", "pip install 'nvidia-cuda-cccl<14'"),
     ("12.9.0", "crt/mma.h", "pip install nvidia-cuda-nvcc-cu12"),
     ("13.0.1", "crt/mma.h", "pip install 'nvidia-cuda-crt<14'"),
-    ("13.0.1", "type_traits", "include <cuda/std/type_traits> for <type_traits>"),
+    ("13.0.1", "type_traits", "pip install 'nvidia-cuda-cccl<14'"),
+    ("12.9.0", "curand_kernel.h", "pip install nvidia-curand-cu12"),
+    ("13.0.1", "curand_kernel.h", "pip install nvidia-curand"),
     ("13.0.1", "mine.h", "include=[...]"),
 ])
 def test_a_header_that_is_not_found_has_a_cure(site, version, header, cure):

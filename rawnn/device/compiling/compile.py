@@ -12,16 +12,17 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rawnn.device.compiling import headers
 from rawnn.device.compiling.cache import CubinCache
 from rawnn.device.compiling.cures import NAMES, cures, misnamed
-from rawnn.device.compiling.includes import follow_includes
+from rawnn.device.compiling.includes import follow_includes, read_source
 from rawnn.device.compiling.programmatic import Proof, prove
 from rawnn.device.compiling.signature import find_kernel, parse_kernels
+from rawnn.device.compiling.translation import DYNAMIC, Omission, Translation
 from rawnn.device.cuda.errors import check
 from rawnn.errors import CompileError, MissingLibrary
 from rawnn.ptx import SOURCES
@@ -36,7 +37,7 @@ NOWHERE = "/no-such-folder/"
 """Where a source that is no file seems to lie: NVRTC looks for what it includes in quotes in the
 source's own folder first, for a name without one in the working directory. Its option against that,
 --no-source-include, also keeps headers from what lies beside them (cooperative_groups.h does)."""
-_FORMAT = "4"  # of the key and the entry: raise it when either changes
+_FORMAT = "5"  # of the key and the entry: raise it when either changes
 
 
 class NvrtcLibrary(Protocol):
@@ -49,7 +50,8 @@ class NvrtcLibrary(Protocol):
     def error_text(self, code: Any) -> tuple[str, str]: ...
     def nvrtcVersion(self) -> tuple[Any, int, int]: ...
     def nvrtcGetSupportedArchs(self) -> tuple[Any, list[int]]: ...
-    def nvrtcCreateProgram(self, source: str, name: str) -> tuple[Any, Any]: ...
+    def nvrtcCreateProgram(self, source: str, name: str,
+                           headers: Mapping[str, str] | None = None) -> tuple[Any, Any]: ...
     def nvrtcAddNameExpression(self, program: Any, expression: str) -> tuple[Any, ...]: ...
     def nvrtcCompileProgram(self, program: Any, options: Sequence[str]) -> tuple[Any, ...]: ...
     def nvrtcGetProgramLog(self, program: Any) -> tuple[Any, str]: ...
@@ -65,8 +67,8 @@ class Compiled:
     name that cuModuleGetFunction takes; `cached` says that it came from the cache; `seconds` is
     the wall time of the call; `log` is what NVRTC wrote (warnings, and ptxas's report where an
     option asks for it), empty where it came from the cache; `proofs` says of each kernel compiled
-    for programmatic launches what its PTX proves, `kernels` of each that was probed what it takes.
-    """
+    for programmatic launches what its PTX proves, `kernels` of each that was probed what it takes;
+    `left_out` is what the source has for the host, where the device's part of it was compiled."""
 
     cubin: bytes
     lowered: dict[str, str]
@@ -75,6 +77,13 @@ class Compiled:
     log: str = ""
     proofs: Mapping[str, Proof] = field(default_factory=dict)
     kernels: Mapping[str, CompiledKernel] = field(default_factory=dict)
+    left_out: tuple[Omission, ...] = ()
+
+
+class _Refusal(CompileError):
+    """NVRTC refused a source; carries its log."""
+
+    log = ""
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,8 @@ def compile_source(
     for the parameters that the kernels have (probe.py).
     A source that asks for RAWNN_CHOSEN gets it defined, and RAWNN_CHOSEN_<kernel> for each wanted:
     NVRTC would compile every kernel that is no template, whether it is wanted or not.
+    Where NVRTC refuses the source as it is, the device's part of it is compiled (whole_file.py), if
+    it has code for the host, or it is compiled with the headers that nvcc includes by itself.
 
     Raises CompileError, with numbered source lines, where NVRTC refuses the source or an option;
     CallFailed where another NVRTC call fails; MissingLibrary where NVRTC or a CUDA header that
@@ -145,19 +156,56 @@ def compile_source(
         key = _digest(parts)
         stored = cache.get(key)
         entry = _decode(stored) if stored is not None else None
-        if entry is not None and set(entry[1]) == set(expressions):
-            found, known, proved, kernels = entry
-            return Compiled(found, known, True, time.perf_counter() - begin, "", proved, kernels)
+        if entry is not None and set(entry.lowered) == set(expressions):
+            return replace(entry, seconds=time.perf_counter() - begin)
     library = _library(nvrtc)
-    flags += [f"-I{path}" for path in (*paths, *includes.cuda)]
-    cubin, lowered, log, assembly = _compile(library, text, name, arch, expressions, flags, paths,
-                                             programmatic, preamble, probed)
+
+    def compile_as(source: Translation, cuda: Sequence[Path]) -> tuple[bytes, dict[str, str], str,
+                                                                       str]:
+        given = [*flags, *source.options, *(f"-I{path}" for path in (*paths, *cuda))]
+        return _compile(library, replace(source, preamble=preamble + source.preamble), name, arch,
+                        expressions, given, paths, programmatic, probed)
+
+    source = Translation(text)
+    try:
+        cubin, lowered, log, assembly = compile_as(source, includes.cuda)
+    except _Refusal as refused:
+        from rawnn.device.compiling.whole_file import translate
+
+        cuda = includes.cuda or _cuda_folders()
+        found = translate(text, paths, cuda, expressions, refused.log)
+        if found is None:
+            raise
+        source = found
+        _refuse_launches(name, expressions, source.left_out)
+        cubin, lowered, log, assembly = compile_as(source, cuda)
     kernels = _kernels(assembly, lowered, expressions) if probed else {}
     lowered = {expression: lowered[expression] for expression in expressions}
     proofs = _proofs(assembly, lowered, text, paths, kernels) if programmatic else {}
+    built = Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs, kernels,
+                     source.left_out)
     if cache is not None and key is not None:
-        cache.put(key, _encode(cubin, lowered, proofs, kernels))
-    return Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs, kernels)
+        cache.put(key, _encode(built))
+    return built
+
+
+def _cuda_folders() -> tuple[Path, ...]:
+    """CUDA's, where they are installed, for what a source does not include itself."""
+    try:
+        return headers.include_directories()
+    except MissingLibrary:
+        return (headers.HOST_HEADERS,)
+
+
+def _refuse_launches(name: str, expressions: Sequence[str], left_out: Iterable[Omission]) -> None:
+    """Raises CompileError for a kernel that is wanted and launches others."""
+    lines = {each.name: each.first for each in left_out if each.why == DYNAMIC}
+    for expression in expressions:
+        kernel = re.sub(r"<.*|.*::", "", expression).strip()
+        if kernel in lines:
+            raise CompileError(f"{name}, line {lines[kernel]}: '{kernel}' cannot be compiled: "
+                               f"{DYNAMIC}; launch them from the host, one after the other or in a "
+                               f"rawnn.Graph")
 
 
 def _chosen(text: str, expressions: Sequence[str]) -> list[str]:
@@ -229,6 +277,9 @@ def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
         return _Includes(_digest(parts), ())
     try:
         cuda = headers.include_directories()
+        cuda += headers.find_optional_directories(missing)
+        if "cub/cub.cuh" in missing:
+            cuda = (headers.OVERRIDES, *cuda)
     except MissingLibrary as error:
         raise MissingLibrary(f"{name} includes '{missing[0]}', but {error}") from None
     for header in sorted(set(missing)):
@@ -247,20 +298,20 @@ def _digest(parts: Iterable[str]) -> str:
     return total.hexdigest()
 
 
-def _encode(cubin: bytes, lowered: dict[str, str], proofs: Mapping[str, Proof],
-            kernels: Mapping[str, CompiledKernel]) -> bytes:
-    stated = {expression: asdict(proof) for expression, proof in proofs.items()}
-    entry: dict[str, Any] = {"lowered": lowered, "proofs": stated}
-    if kernels:
+def _encode(built: Compiled) -> bytes:
+    stated = {expression: asdict(proof) for expression, proof in built.proofs.items()}
+    entry: dict[str, Any] = {"lowered": built.lowered, "proofs": stated,
+                             "left_out": [asdict(each) for each in built.left_out]}
+    if built.kernels:
         from rawnn.device.compiling.probe import packed
 
-        entry["kernels"] = {expression: packed(kernel) for expression, kernel in kernels.items()}
+        entry["kernels"] = {expression: packed(kernel)
+                            for expression, kernel in built.kernels.items()}
     head = json.dumps(entry).encode()
-    return len(head).to_bytes(4, "little") + head + cubin
+    return len(head).to_bytes(4, "little") + head + built.cubin
 
 
-def _decode(payload: bytes) -> tuple[bytes, dict[str, str], dict[str, Proof],
-                                     dict[str, CompiledKernel]] | None:
+def _decode(payload: bytes) -> Compiled | None:
     end = 4 + int.from_bytes(payload[:4], "little")
     try:
         head = json.loads(payload[4:end])
@@ -271,27 +322,29 @@ def _decode(payload: bytes) -> tuple[bytes, dict[str, str], dict[str, Proof],
             from rawnn.device.compiling.probe import unpacked
 
             kernels = {each: unpacked(stored) for each, stored in head["kernels"].items()}
-        return payload[end:], dict(head["lowered"]), proofs, kernels
+        return Compiled(payload[end:], dict(head["lowered"]), True, 0.0, "", proofs, kernels,
+                        tuple(Omission(**each) for each in head["left_out"]))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _compile(
-    nvrtc: NvrtcLibrary, text: str, name: str, arch: str, expressions: Sequence[str],
-    flags: Sequence[str], paths: Sequence[Path], assembly: bool, preamble: str, probed: bool,
+    nvrtc: NvrtcLibrary, source: Translation, name: str, arch: str, expressions: Sequence[str],
+    flags: Sequence[str], paths: Sequence[Path], assembly: bool, probed: bool,
 ) -> tuple[bytes, dict[str, str], str, str]:
     """(cubin, lowered names, with those of probes, log, PTX); the PTX only if `assembly` is asked
     for or kernels are `probed`, else ""."""
     context = f"kernel source {name}, {arch}"
     placed = str(Path(name).resolve()) if Path(name).is_file() else NOWHERE + name.lstrip("/")
-    names = list(expressions)
+    names, preamble = list(expressions), source.preamble
     if probed:
         from rawnn.device.compiling.probe import PROBE, probe_of
 
         names += [probe_of(each) for each in expressions]
         preamble = PROBE + preamble
-    whole = f"{preamble}#line 1\n{text}" if preamble else text
-    program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(whole, placed), context)
+    whole = f"{preamble}#line 1\n{source.text}" if preamble else source.text
+    given = (whole, placed, source.headers) if source.headers else (whole, placed)
+    program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(*given), context)
     with ExitStack() as made:
         made.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",
                                     nvrtc.nvrtcDestroyProgram(program), context))
@@ -307,9 +360,10 @@ def _compile(
             error, _ = nvrtc.error_text(result[0])
             if error in ("NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"):
                 failure = f"nvrtcCompileProgram failed with {error} [{int(result[0])}]"
-                raise CompileError(
-                    _explain(nvrtc, failure, log, text, name, arch, expressions, flags, paths)
-                )
+                refusal = _Refusal(_explain(nvrtc, failure, log, source, name, arch, expressions,
+                                            flags, paths))
+                refusal.log = log
+                raise refusal
             check(nvrtc, "nvrtcCompileProgram", result, f"{context}; {log}")
         lowered = {
             expression: check(
@@ -328,7 +382,7 @@ def _compile(
 
 
 def _explain(
-    nvrtc: NvrtcLibrary, failure: str, log: str, text: str, name: str, arch: str,
+    nvrtc: NvrtcLibrary, failure: str, log: str, source: Translation, name: str, arch: str,
     expressions: Sequence[str], flags: Sequence[str], paths: Sequence[Path],
 ) -> str:
     """The message of a CompileError: one sentence, the source lines in error, what was asked of
@@ -337,7 +391,8 @@ def _explain(
     version = "NVRTC of unknown version" if code else f"NVRTC {major}.{minor}"
     located = list(_LOCATED.finditer(log))
     misnaming = misnamed(log) if {match["file"] for match in located} == {NAMES} else ""
-    lines = [f"{version} cannot compile {name} for {arch}"]
+    part = "the device's part of " if source.left_out else ""
+    lines = [f"{version} cannot compile {part}{name} for {arch}"]
     code, archs = nvrtc.nvrtcGetSupportedArchs()
     number = re.match(r"(?:sm|compute)_(\d+)", arch)
     if not code and number and int(number[1]) not in archs:
@@ -351,14 +406,14 @@ def _explain(
         located = []
     elif located:
         lines[0] += f": {len(located)} error{'s' * (len(located) > 1)}"
-    sources = {name: text}
+    sources = {name: source.text, **source.headers}
     for match in located[:_ERRORS_SHOWN]:
         message = log[match.start() :].partition("\n")[0]
         lines += ["", message, *_numbered(match["file"], int(match["line"]), sources, paths)]
     if len(located) > _ERRORS_SHOWN:
         lines += ["", f"(and {len(located) - _ERRORS_SHOWN} more: see the log below)"]
     lines += [
-        *cures(log, arch, expressions),
+        *cures(log, arch, expressions, source.left_out),
         "",
         f"kernels: {', '.join(expressions) or 'none named'}",
         f"options: {' '.join(flags)}",
@@ -378,8 +433,8 @@ def _numbered(file: str, line: int, sources: dict[str, str], paths: Sequence[Pat
         found = next((p / file for p in (Path(), *paths) if (p / file).is_file()), None)
         if found is None:
             return []
-        text = found.read_text(errors="replace")
-    source = text.splitlines()
+        text = read_source(found)
+    source = text.split("\n")
     first, last = max(1, line - _CONTEXT), min(len(source), line + _CONTEXT)
     return [
         f"{'>' if number == line else ' '} {number:>{len(str(last))}} | {source[number - 1]}"

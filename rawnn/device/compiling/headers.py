@@ -29,9 +29,12 @@ _WITNESSES = ("cuda_fp16.h", "cuda/std/cstdint", "crt/mma.h")
 """A header of each of the three components that kernels include from."""
 HOST_HEADERS = Path(__file__).parent / "host"
 """Stand-ins for C's headers, which NVRTC has not."""
-_STANDARD = {"algorithm", "array", "atomic", "bit", "chrono", "complex", "concepts", "functional",
-             "initializer_list", "iterator", "limits", "memory", "numeric", "optional", "span",
-             "tuple", "type_traits", "utility", "variant", "version"}
+OVERRIDES = Path(__file__).parent / "overrides"
+"""Stand-ins for headers of CUDA's that NVRTC refuses as a whole: ahead of CUDA's folders."""
+STANDARD = {"algorithm", "array", "atomic", "bit", "bitset", "chrono", "complex", "concepts",
+            "functional", "initializer_list", "iterator", "limits", "memory", "numeric", "optional",
+            "ratio", "span", "tuple", "type_traits", "utility", "variant"}
+"""Headers of C++ that CCCL has for the device; their stand-ins put them into `std`."""
 _DEVRT_FOLDERS = {12: ("cuda_runtime/lib",), 13: ("cu13/lib",)}
 _NVRTC_FOLDERS = {
     12: ("cuda_nvrtc/lib", "cuda_nvrtc/bin"),
@@ -83,6 +86,18 @@ def include_directories() -> tuple[Path, ...]:
     return (*found, HOST_HEADERS)
 
 
+def find_optional_directories(wanted: Iterable[str]) -> tuple[Path, ...]:
+    """The folders of what comes in wheels of its own, as far as headers `wanted` are in it: cuRAND.
+    They stand behind `include_directories()`."""
+    wheels = [root / folder for root in places.wheels("nvidia")
+              for folder in ("curand/include", "cu13/include")]
+    roots = [prefix / "include" for prefix in places.conda()]
+    roots += [root / "include" for root in places.toolkits()]
+    found = {next((folder for folder in (*wheels, *roots) if (folder / header).is_file()), None)
+             for header in wanted if header.startswith("curand")}
+    return tuple(folder for folder in found if folder is not None)
+
+
 def _header_places() -> Iterator[tuple[Path, ...]]:
     """Folders with headers, place by place. Importing `cuda.pathfinder` is put off till it is
     needed."""
@@ -102,9 +117,9 @@ def cure(header: str) -> str:
         return f"'{header}' is one of CCCL's: {_install('cccl')}"
     if header.startswith("crt/") or header == "mma.h":
         return f"'{header}' comes with the compiler's own headers: {_install('crt')}"
-    if header in _STANDARD:
-        return (f"the C++ standard library is none of a kernel's: include <cuda/std/{header}> for "
-                f"<{header}>, and write cuda::std:: for std::")
+    if header.startswith("curand_"):
+        return (f"'{header}' is one of cuRAND's: pip install "
+                f"{'nvidia-curand' if cuda_major() == 13 else 'nvidia-curand-cu12'}")
     return (f"'{header}' is looked for beside the source and in the folders of include=[...] "
             f"(-I on the command line): add the folder that has it")
 

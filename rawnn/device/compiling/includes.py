@@ -2,13 +2,101 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+
+
+_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32-le",
+          codecs.BOM_UTF32_BE: "utf-32-be", codecs.BOM_UTF16_LE: "utf-16-le",
+          codecs.BOM_UTF16_BE: "utf-16-be"}
+"""Byte-order marks; the longer ones of two that begin alike come first."""
+
+
+def read_source(path: str | os.PathLike[str]) -> str:
+    """The text of a source: in the encoding that its byte-order mark says, else UTF-8, else UTF-16
+    where every other byte is zero, else Latin-1, which any bytes are; lines end in "\\n"."""
+    return decode_source(Path(path).read_bytes())
+
+
+def decode_source(data: bytes) -> str:
+    """The text of a source's bytes, as `read_source` takes them."""
+    mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
+    head = data[:256]
+    if mark:
+        encoding = _MARKS[mark]
+    elif head[1::2].count(0) > len(head) // 4:
+        encoding = "utf-16-le"
+    elif head[::2].count(0) > len(head) // 4:
+        encoding = "utf-16-be"
+    else:
+        encoding = "utf-8"
+    data = data[len(mark):]
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@dataclass
+class IncludedFiles:
+    """What a source and its headers include of a project's own files: the `texts` by absolute path
+    (the source's is ""), the path that each includes by each name (`targets`), what is found
+    nowhere (`missing`), with quotes or not, and headers that the compiler cannot read as they are
+    on the disk, for their encoding (`encoded`)."""
+
+    texts: dict[str, str]
+    targets: dict[tuple[str, str], str] = field(default_factory=dict)
+    missing: dict[str, bool] = field(default_factory=dict)
+    encoded: set[str] = field(default_factory=set)
+
+    def rewrite(self, file: str, text: str) -> str:
+        """The text of a file, with the paths that it includes in place of their names."""
+        def replaced(match: re.Match[str]) -> str:
+            name = match[1] or match[2]
+            target = self.targets.get((file, name))
+            whole = match[0]
+            return whole if target is None else (
+                whole[: match.start(1 if match[1] else 2) - match.start() - 1] + f'"{target}"')
+        return _INCLUDE.sub(replaced, text)
+
+
+def find_included_files(text: str, paths: Sequence[Path], is_foreign: Callable[[str], bool],
+                        is_skipped: Callable[[str], bool]) -> IncludedFiles:
+    """Follow the includes of `text` through `paths`, but for folders that are none of the
+    project's (`is_foreign`), and names in angle brackets that count as missing wherever they are
+    (`is_skipped`)."""
+    found = IncludedFiles({"": text})
+    folders = [os.path.abspath(path) for path in paths]
+    pending = [""]
+    while pending:
+        file = pending.pop()
+        for name, in_quotes in _included(found.texts[file]):
+            beside = [os.path.dirname(file)] if in_quotes and file else []
+            path = None if is_skipped(name) and not in_quotes else next(
+                (path for each in (*beside, *folders)
+                 if os.path.isfile(path := os.path.join(each, name))), None)
+            if path is None:
+                found.missing[name] = found.missing.get(name, False) or in_quotes
+                continue
+            path = os.path.normpath(path)
+            if is_foreign(os.path.dirname(path)):
+                continue
+            found.targets[file, name] = path
+            if path not in found.texts:
+                data = Path(path).read_bytes()
+                found.texts[path] = decode_source(data)
+                if data.startswith(tuple(_MARKS)) or b"\0" in data:
+                    found.encoded.add(path)
+                pending.append(path)
+    return found
 
 
 def follow_includes(text: str, paths: Sequence[Path], *,
@@ -56,4 +144,4 @@ def _included(text: str) -> tuple[tuple[str, bool], ...]:
 
 @lru_cache(512)  # for every kernel of a product the same forty, which took 3 ms
 def _read(path: str, changed: int, size: int) -> str:
-    return Path(path).read_text(errors="replace")
+    return read_source(path)

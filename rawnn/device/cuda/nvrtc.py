@@ -5,7 +5,7 @@ As in driver.py, every method carries the library's own name and returns its res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rawnn.device.cuda.errors import require_package
@@ -33,8 +33,12 @@ class Nvrtc:
         code, archs = self._rtc.nvrtcGetSupportedArchs()
         return code, list(archs or [])
 
-    def nvrtcCreateProgram(self, source: str, name: str) -> tuple[Any, Any]:
-        code, program = self._rtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    def nvrtcCreateProgram(self, source: str, name: str,
+                           headers: Mapping[str, str] | None = None) -> tuple[Any, Any]:
+        named = headers or {}
+        code, program = self._rtc.nvrtcCreateProgram(
+            source.encode(), name.encode(), len(named), [text.encode() for text in named.values()],
+            [header.encode() for header in named])
         return code, program
 
     def nvrtcAddNameExpression(self, program: Any, expression: str) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ loads. Errors inside a kernel's body are not seen; the tests with the real NVRTC
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ class SimNvrtc:
         return 0, list(_ARCHS)
 
     @seam(None)
-    def nvrtcCreateProgram(self, source: str, name: str) -> tuple[Any, Any]:
+    def nvrtcCreateProgram(self, source: str, name: str,
+                           headers: Mapping[str, str] | None = None) -> tuple[Any, Any]:
         shown = name.removeprefix(NOWHERE)
         return 0, self.simulation.create("NVRTC program", lambda h: _Program(source, shown))[0]
 

@@ -1,0 +1,58 @@
+"""Headers of the host's libraries, which the device's part of a file goes without."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+_NAMES = """
+any cctype cerrno cinttypes clocale codecvt condition_variable csetjmp csignal cstdarg ctime cwchar
+cwctype deque exception execution filesystem forward_list fstream future iomanip ios iosfwd iostream
+istream list locale map mutex new ostream queue random regex set shared_mutex sstream stack
+stdexcept streambuf string string_view strstream syncstream system_error thread typeindex typeinfo
+unordered_map unordered_set vector version
+conio.h ctype.h direct.h dirent.h dlfcn.h errno.h execinfo.h fcntl.h getopt.h intrin.h inttypes.h
+io.h locale.h malloc.h memory.h poll.h process.h pthread.h sched.h semaphore.h setjmp.h signal.h
+stdarg.h strings.h tchar.h time.h unistd.h wchar.h windows.h Windows.h sys/* netinet/* arpa/*
+linux/* *mmintrin.h x86intrin.h omp.h mpi.h
+cublas*.h cudnn*.h cufft*.h cusparse*.h cusolver*.h cutensor*.h curand.h nccl.h nvml.h npp*.h
+nvjpeg*.h nvrtc.h nvJitLink.h cupti*.h nvToolsExt*.h nvtx3/* cuda_profiler_api.h cudaProfiler.h
+cuda_gl_interop.h cudaGL.h cuda_egl*.h cudaEGL.h cuda_vdpau_interop.h cuda_d3d*.h nvscibuf.h
+nvscisync.h nvmedia*.h cufile.h cub/device/* cub/util_allocator.cuh
+GL/* GLFW/* GLES*/* EGL/* X11/* gl*.h helper_gl.h rendercheck_*.h
+opencv2/* boost/* gtest/* png.h jpeglib.h
+"""
+"""Of C++; of the system; of CUDA's libraries; of graphics and tests."""
+_PATTERNS = tuple(_NAMES.split())
+_HELPERS = """
+helper_cuda.h helper_functions.h helper_timer.h helper_string.h helper_image.h
+helper_cusolver.h helper_cublas.h helper_multiprocess.h helper_nvJPEG.hxx helper_cuda_drvapi.h
+helper_cuda_gl.h exception.h nvrtc_helper.h param.h paramgl.h
+drvapi_error_string.h multithreading.h timer.h
+"""
+"""What NVIDIA's samples share: read like any header of a project where it is found."""
+_THRUST_ON_DEVICE = {"complex", "functional", "pair", "tuple", "swap", "extrema"}
+
+
+def is_of_the_host(header: str) -> bool:
+    """Whether device code has no use for a header, by its name: of C++, the system, graphics, and
+    the interfaces of CUDA's libraries."""
+    if header.startswith("thrust/"):
+        inner = header.removeprefix("thrust/")
+        return inner.removesuffix(".h") not in _THRUST_ON_DEVICE and not inner.startswith("detail/")
+    return any(fnmatchcase(header, pattern) for pattern in _PATTERNS)
+
+
+def is_helper(header: str) -> bool:
+    """Whether a header of this name is usually one of the samples' helpers for the host."""
+    return any(fnmatchcase(header, pattern) for pattern in _HELPERS.split())
+
+
+def replace_header(header: str) -> str:
+    """The types of CUDA's own that a header of the host brings along, as text; "" for most."""
+    if fnmatchcase(header, "cufft*.h"):
+        return ("#include <cuComplex.h>\ntypedef float cufftReal;\n"
+                "typedef double cufftDoubleReal;\ntypedef cuComplex cufftComplex;\n"
+                "typedef cuDoubleComplex cufftDoubleComplex;\n")
+    if any(fnmatchcase(header, pattern) for pattern in ("cublas*.h", "cusparse*.h", "cusolver*.h")):
+        return "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <cuComplex.h>\n"
+    return ""

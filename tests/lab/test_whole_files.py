@@ -1,0 +1,211 @@
+"""CUDA files with code for the host, as a user has them: what NVRTC makes of the device's part."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.cli import run
+from rawnn.device.compiling.cache import CubinCache
+from rawnn.device.compiling.compile import Compiled, compile_source
+from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.errors import CompileError
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+WHOLE = """#include <iostream>
+#include <vector>
+#include <helper_cuda.h>
+#include "cuda_runtime.h"
+using namespace std;
+#define CHECK(x) do { if (x) { std::cerr << "failed }"; exit(1); } } while (0)
+typedef float number;
+struct Options { std::string name; };
+static Options options;
+static constexpr int square(int n) { return n * n; }
+
+__global__ void soft(const number* x, number* y, int n) {
+    float largest = -INFINITY, sum = 0;
+    for (int i = 0; i < n; ++i) largest = fmaxf(largest, x[i]);
+    for (int i = 0; i < n; ++i) sum += expf(x[i] - largest);
+    if (threadIdx.x < n) y[threadIdx.x] = expf(x[threadIdx.x] - largest) / sum * square(1);
+}
+template <typename T, int N> __global__ void scale(T* x) { x[threadIdx.x] *= N; }
+__global__ void parent(float* x) { scale<float, 3><<<1, 32>>>(x); }
+
+int main(int argc, char** argv) {
+    vector<float> host(32);
+    float* x;
+    CHECK(cudaMalloc(&x, sizeof(float) * host.size()));
+    scale<float, 4><<<1, 32>>>(x);
+    soft<<<1, 32>>>(x, x, 32);
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "app.cu"
+    path.write_text(WHOLE)
+    return path
+
+
+def build(text: str, expression: str = "k", *folders: Path, name: str = "k.cu",
+          cache: CubinCache | None = None) -> Compiled:
+    return compile_source(Nvrtc, text, name=name, arch="sm_90", expressions=(expression,),
+                          include_paths=folders, cache=cache)
+
+
+def test_a_kernel_of_a_whole_file_runs_and_says_what_is_left_out(file: Path) -> None:
+    device = rawnn.lab.simulated()
+    rawnn.sim.register("scale", lambda t, a: t.x.__imul__(4), {"x": ("32",)}, reads=("x",),
+                       writes=("x",))
+    kernel = rawnn.Kernel(file, "scale<float, 4>", device=device)
+    x = rawnn.array(np.ones(32), np.float32, device=device)
+    kernel[1, 32](x)
+    assert (x.numpy() == 4).all()
+    assert [str(each) for each in kernel.left_out] == [
+        "type Options (line 8)", "variable options (line 9)",
+        "function parent (line 19): it launches kernels from the device (<<<), which takes the "
+        "device runtime's linker",
+        "function main (lines 21-28)", "header <helper_cuda.h>", "header <iostream>",
+        "header <vector>"]
+
+
+def test_the_command_compiles_it_and_lists_what_it_did_not(
+        file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", "compile", "app.cu", "--arch", "sm_90"]) == 0
+    printed = capsys.readouterr()
+    assert "soft" in printed.out
+    assert "the device's part of app.cu was compiled; --left-out lists the 7" in printed.err
+    assert ("'scale' is a template: name an instance, such as 'scale<float, 3>' (launched on line "
+            "19)") in printed.err
+    assert "'parent' (line 19) is left out: it launches kernels from the device" in printed.err
+    assert run(["kernel", "compile", "app.cu", "scale<float, 4>", "--arch", "sm_90",
+                "--left-out"]) == 0
+    assert "function main (lines 21-28)\nheader <helper_cuda.h>\n" in capsys.readouterr().out
+
+
+def test_the_command_checks_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = run(["kernel", "check", "app.cu", "soft", "--device", "sim", "--grid", "1", "--block",
+                  "32", "--size", "n=3,32", "--reference",
+                  "np.exp(x - x.max()) / np.exp(x - x.max()).sum()", "--left-out"])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert "function main (lines 21-28)" in printed.out
+
+
+def test_a_kernel_that_launches_kernels_is_refused_by_name(file: Path) -> None:
+    with pytest.raises(CompileError, match=r"app\.cu, line 19: 'parent' cannot be compiled: it "
+                                           r"launches kernels from the device \(<<<\)"):
+        build(WHOLE, "parent", name=str(file))
+
+
+def test_what_nvrtc_takes_is_compiled_as_it_is() -> None:
+    text = "struct Unused { int a; };\n__global__ void k(float* x) { x[0] = 1; }\n"
+    assert build(text).left_out == ()
+
+
+def test_the_cache_remembers_what_was_left_out(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path, notify=pytest.fail)
+    first, second = (build(WHOLE, "soft", cache=cache) for _ in range(2))
+    assert (first.cached, second.cached) == (False, True)
+    assert first.left_out == second.left_out != ()
+
+
+def test_headers_of_the_project_are_read_in_the_same_way(tmp_path: Path) -> None:
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "inc" / "util.h").write_text(
+        '#pragma once\n#include "../deep.h"\n#include <string>\n'
+        "inline void report(const std::string& s) { puts(s.c_str()); }\n"
+        "inline __device__ float twice(float x) { return 2 * x * DEEP; }\n")
+    (tmp_path / "deep.h").write_text("#define DEEP 3\nvoid run();\n")
+    text = '#include "util.h"\n#include "inc/util.h"\n' \
+           "__global__ void k(float* x) { x[0] = twice(x[0]); }\nint main() { report(\"\"); }\n"
+    path = tmp_path / "k.cu"
+    path.write_text(text)
+    built = build(text, "k", tmp_path / "inc", name=str(path))
+    assert {each.name for each in built.left_out} == {"report", "run", "main", "<string>"}
+
+
+def test_an_error_in_the_devices_part_has_its_own_line(file: Path) -> None:
+    with pytest.raises(CompileError) as caught:
+        build(WHOLE.replace("sum * square", "sums * square"), "soft", name=str(file))
+    message = str(caught.value)
+    assert "cannot compile the device's part of" in message.split("\n")[0]
+    assert message.split("\n")[0].endswith("1 error")
+    assert 'app.cu(16): error: identifier "sums" is undefined' in message
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("float twice(float x) { return 2 * x; }\n__global__ void k(float* x) { *x = twice(*x); }",
+     "function twice (line 1) is the host's, and device code uses it: declare it __device__"),
+    ("int steps = 3;\nint main() { }\n__global__ void k(float* x) { *x = steps; }",
+     "variable steps (line 1) is the host's, and device code uses it"),
+    ("int main() { }\n__global__ void k(float* x) { cudaFree(x); }",
+     "cudaFree is of CUDA's runtime, which code compiled by NVRTC cannot call"),
+    ("#include <mine/parts.h>\nint main() { }\n__global__ void k(float* x) { *x = part(1); }",
+     "part may be declared in a header that is not found (<mine/parts.h>): name its folder"),
+    ('#include "parts.h"\nint main() { }\n__global__ void k(float* x) { *x = part(1); }',
+     "'parts.h' is looked for beside the source and in the folders of include=[...]"),
+    ("#include <GL/glew.h>\nint main() { }\n__global__ void k(int* x) { GLuint n; }",
+     "GLuint may be declared in a header of the host, which is left out (<GL/glew.h>)"),
+    ("texture<float, 2> t;\nint main() { }\n__global__ void k(float* x) { *x = tex2D(t, 0, 0); }",
+     "texture and surface references are gone from CUDA 12 on"),
+])
+def test_what_cannot_be_compiled_has_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        build(text)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1",
+                                      "utf-32", "utf-8"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_sources_and_headers_of_any_encoding(tmp_path: Path, encoding: str, newline: str) -> None:
+    text = '#include "part.h"\n// größer µ\n__global__ void k(float* x) { x[0] = PART; }\n'
+    header = "#pragma once\n// Länge\n#define PART 3\n"
+    (tmp_path / "k.cu").write_bytes(text.replace("\n", newline).encode(encoding))
+    (tmp_path / "part.h").write_bytes(header.replace("\n", newline).encode(encoding))
+    device = rawnn.lab.simulated()
+    kernel = rawnn.Kernel(tmp_path / "k.cu", "k", device=device)
+    assert kernel.source.text == text
+    assert kernel.left_out == ()
+
+
+def test_names_that_nvcc_knows_without_a_header() -> None:
+    text = """__global__ void k(float* x, uint32_t n, uint m) {
+    constexpr float least = -INFINITY, nothing = NAN;
+    static_assert(M_PI > 3.14159265 && M_PI < 3.14159266 && FLT_MAX > 3e38f && INT_MAX == ~INT_MIN);
+    if (threadIdx.x < n + m) x[0] = fmaxf(least, x[0]) + nothing;
+}
+"""
+    assert build(text).cubin.startswith(b"\x7fELF")
+    with pytest.raises(CompileError, match='identifier "PI" is undefined'):
+        build(text.replace("M_PI", "PI"))
+
+
+def test_constants_have_the_bits_of_ieee() -> None:
+    text = ("__global__ void k(float* x, double* y) "
+            "{ x[0] = INFINITY; x[1] = -INFINITY; y[0] = M_PI; y[1] = HUGE_VAL; }")
+    ptx = compile_source(Nvrtc, text, name="k.cu", arch="compute_90", expressions=("k",)).cubin
+    found = {int(word) & 2**64 - 1 for word in re.findall(r"(?<![\w.])-?\d+", ptx.decode())}
+    found |= {int(word, 16) for word in re.findall(r"\b0[fdx]([0-9A-Fa-f]+)", ptx.decode())}
+    for bits in (np.float32("inf").view("u4"), np.float64(np.pi).view("u8"),
+                 np.float64("inf").view("u8")):
+        assert int(bits) in found
+    assert {int(np.float32("-inf").view("u4")), int(np.float32("-inf").view("i4")) & 2**64 - 1
+            } & found
+
+
+def test_an_error_survives_the_way_between_processes() -> None:
+    with pytest.raises(CompileError) as caught:
+        build("__global__ void k(float* x) { x[0] = missing; }")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
