@@ -37,11 +37,12 @@ print(f"test loss {result.test_loss:.4f}; the mean image alone gives {blank:.4f}
 
 
 def show(image: np.ndarray) -> list[str]:
-    """14 lines of text for 28 x 28 pixels."""
-    rows = image.reshape(14, 2, 28).mean(axis=1)
+    """14 lines of text for 28 x 28 pixels of 0 to 255."""
+    rows = image.reshape(14, 2, 28).mean(axis=1) / 255
     return ["".join(" .:-=+*#%@"[int(np.clip(v, 0, 0.999) * 10)] for v in row) for row in rows]
 
 
-for before, after in zip(x[:3], result.model.predict(data.test_images[:3]), strict=True):
+some = data.test_images[:3]
+for before, after in zip(some, result.model.predict(some), strict=True):
     print("\n".join(f"{a} | {b}" for a, b in zip(show(before), show(after), strict=True)))
 assert result.test_loss < blank / 2

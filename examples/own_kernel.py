@@ -1,5 +1,7 @@
 """A CUDA kernel of your own on rawnn's arrays: compiled at run time, launched, checked."""
 
+import sys
+
 import numpy as np
 
 import rawnn
@@ -14,7 +16,10 @@ __global__ void saxpy(const T* x, T* y, float a, int n) {
 
 n = 1_000_000
 x = np.random.default_rng(0).random(n, dtype=np.float32)
-device_x, device_y = rawnn.array(x), rawnn.array(np.ones(n, np.float32))
+try:
+    device_x, device_y = rawnn.array(x), rawnn.array(np.ones(n, np.float32))
+except rawnn.errors.DeviceError as error:
+    sys.exit(f"this example needs an NVIDIA GPU: {error}")
 
 saxpy = rawnn.Kernel(SOURCE, "saxpy<float>")
 saxpy[(n + 255) // 256, 256](device_x, device_y, 2.0, n)

@@ -23,6 +23,7 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ptx")):
 if TYPE_CHECKING:
     from rawnn import errors as errors
     from rawnn import lab as lab
+    from rawnn import run as run
     from rawnn.data import Dataset, from_arrays, load_dataset
     from rawnn.device import sim as sim
     from rawnn.lab import Kernel, array, check, empty, sanitize, sweep, tensor_map, time
@@ -73,7 +74,7 @@ __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStoppi
 
 
 _MODULES = {"errors": "rawnn.errors", "export": "rawnn.run.export", "lab": "rawnn.lab",
-            "sim": "rawnn.device.sim"}
+            "run": "rawnn.run", "sim": "rawnn.device.sim"}
 """That can be reached as `rawnn.lab` without an import of their own."""
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.csvformat import CsvFormat
 from rawnn.data import load_dataset
-from rawnn.data.arrays import check_finite
 from rawnn.data.base import Kind
 from rawnn.data.catalog import is_table
+from rawnn.data.precision import check_finite
 from rawnn.data.tables import Table, read_table
 from rawnn.errors import ConfigError, DataError
 from rawnn.run.checkpoint import Checkpoint
@@ -51,11 +52,15 @@ def own_examples(found: Checkpoint, where: str) -> Examples:
         str(config["dataset"]), config["data"], target=config["target"],
         fraction=float(config["validation"] or 0.2), seed=before.seed(int(config["seed"] or 0)),
         kind=_kind(found) if is_table(config["data"]) else None, notify=say,
-        stand_in=True, normalise_targets=found.target_normalisation, **_format(found, {}))
+        outputs=found.network.outputs, stand_in=True,
+        normalise_targets=found.target_normalisation, **_format(found, {}))
     data = before.relabelled(data)
-    answers = data.test_targets if data.train_targets is not None else data.test_labels
-    if data.target_normalisation is not None and data.test_targets is not None:
-        answers = data.target_normalisation.undo(data.test_targets)
+    answers: NDArray[Any] | None = data.test_labels
+    if data.test_targets is not None:
+        undone = data.target_normalisation
+        answers = data.test_targets if undone is None else undone.undo(data.test_targets)
+    elif answers is not None and found.label_names:
+        answers = np.asarray(data.label_names)[answers]
     if found.config.get("autoencoder"):
         answers = None
     return Examples(data.test_images, answers, f"the test set of {data.name}, from {data.source}")
@@ -84,8 +89,8 @@ def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
                         f"[examples, ...]")
     if inputs.dtype.kind == "f":
         check_finite(inputs.reshape(len(inputs), -1), f"{path}: the inputs")
-    if answers is not None and answers.dtype.kind in "iu" and found.label_names and not \
-            path.lower().endswith(".npz"):
+    if answers is not None and answers.dtype.kind in "iu" and found.label_names \
+            and not path.lower().endswith(".npz"):
         answers = answers.astype(str)  # numbers that are names of classes
     return Examples(inputs, answers, path)
 
@@ -104,10 +109,10 @@ def _table(found: Checkpoint, path: str, target: str | None,
     before = found.config.get("target") if target is None else target
     for columns, csv_format in ((before, as_trained), (target, as_trained), (before, whole)):
         with contextlib.suppress(ConfigError):
-            table = read_table(path, columns, kind, features, csv_format, True)
+            table = read_table(path, columns, kind, features, csv_format, True, exact=True)
             if table.inputs.shape[1] == found.network.layers[0]:
                 return table
-    return read_table(path, target, kind, features, whole, True)
+    return read_table(path, target, kind, features, whole, True, exact=True)
 
 
 def _kind(found: Checkpoint) -> Kind:

@@ -31,4 +31,7 @@ def export(checkpoint: str, file: str, input_type: InputType) -> None:
     _, found = find_model(checkpoint, say)
     model = Model.of(found)
     export_onnx(model, file, input_type)
+    if model.normalisation.is_double and input_type == "float32":
+        say("its inputs are normalised in float64: --input-type float64 takes numbers that float32 "
+            "cannot tell apart")
     say(f"{model.network} is in {file}")

@@ -84,7 +84,7 @@ def _columns(model: Model, inputs: Any, probabilities: bool, device: str
              ) -> dict[str, NDArray[Any]]:
     """The arrays to be written, by name: [N], or [N, C] with a name for each column."""
     link = model.network.answers.link
-    if link == "identity":
+    if link == "identity" or (model.autoencoder and not probabilities):
         if probabilities:
             raise ConfigError(f"a network trained with {model.network.loss} gives values, no "
                               f"probabilities")

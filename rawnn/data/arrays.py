@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,21 +19,32 @@ from rawnn.data.base import (
     Kind,
     Labels,
 )
-from rawnn.data.dlpack import DeviceArray, read
+from rawnn.data.columns import NamedColumns, column_text, fix_of, read_answers, read_inputs
+from rawnn.data.dlpack import DeviceArray
+from rawnn.data.labels import (
+    Rows,
+    check_labels,
+    check_words,
+    class_indices,
+    class_names,
+    given_labels,
+    place_of,
+)
 from rawnn.data.normalise import (
+    PIXEL_SCALE,
     Normalisation,
     Normalise,
     NormaliseTargets,
     TargetNormalisation,
 )
+from rawnn.data.precision import as_float32, check_finite, merged_columns, merged_text
 from rawnn.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rawnn.device.cuda.device import Device
 
 ROW_BYTES = 16  # what rows of a matrix are padded to on the device
-_EXACT = 2**24  # up to here float32 holds every integer
-_CHUNK = 1 << 22  # elements checked at a time
+_TOO_WIDE = "their range is too wide: leave out what is extreme, or take the logarithm"
 _SPLIT = 2**32 - 1  # the epoch whose order splits a set: no run gets that far
 
 
@@ -53,20 +64,29 @@ def from_arrays(
     kind: Kind | None = None,
     classes: int | None = None,
     label_names: Sequence[str] = (),
+    outputs: int | None = None,
     seed: int = 0,
     name: str = "arrays",
     source: str = "arrays of the caller",
+    is_text: bool = False,
     device: Device | None = None,
 ) -> Dataset:
     """A Dataset of `data` = (X, y), tested on `validation` = (Xv, yv), or on a fraction of `data`
     that is taken out of it by a permutation that depends on `seed` alone.
 
     X is [N, ...], flattened to [N, features]: uint8, float16 and float32 stay as they are, other
-    numbers become float32. Whole numbers and strings in y are class labels, other numbers (and
-    anything of two dimensions) are values to be reached; `kind` decides where that guess is wrong.
-    Without y the network is to reproduce its (normalised) inputs. `normalise` is explained at
-    `Normalisation.of`, `normalise_targets` at `TargetNormalisation.of`. `classes` and `label_names`
-    are found in the training labels if not given.
+    numbers become float32, once they are normalised in float64 where a mean is subtracted. It may
+    be a frame of pandas or polars, a dictionary of columns, or sparse. Without y the network is to
+    reproduce its (normalised) inputs. `normalise` is explained at `Normalisation.of`; uint8 inputs
+    of which none exceeds 1 in training are not scaled.
+
+    Whole numbers and strings in y are class labels, other numbers (and anything of two dimensions)
+    are values to be reached; `kind` decides where that guess is wrong, and makes labels of one-hot
+    rows. `normalise_targets` is explained at `TargetNormalisation.of`. `classes` and `label_names`
+    are found in the training labels if not given. With `outputs`, those of a network, whole numbers
+    that neither count from 0 nor all lie below `outputs` are names of classes, such as 1, 2, 3;
+    without, only -1 and 1 are. `is_text` says that the numbers were read as text: then their
+    conversion is not worth a note.
 
     Arrays may be NumPy's or have `__dlpack__` or `__cuda_array_interface__`. Host memory is shared,
     not copied, where type and layout allow; CUDA arrays are copied to the host once, to be
@@ -78,7 +98,7 @@ def from_arrays(
     train = _pair(data, "data")
     notes: list[str] = []
     split = isinstance(validation, int | float) and not isinstance(validation, bool)
-    reader = _Reader(device, notes)
+    reader = _Reader(device, notes, is_text)
     if split:
         train, test = reader.split(train, float(validation), seed)
     else:
@@ -89,18 +109,20 @@ def from_arrays(
         raise DataError(f"the training inputs have {x.shape[1]} features, but the validation "
                         f"inputs have {xt.shape[1]}")
     if x.dtype != xt.dtype:
-        x, xt = (reader.converted(a, f"the {w} inputs") for a, w in
-                 ((x, "training"), (xt, "validation")))
-    normalisation = Normalisation.of(normalise, x)
+        x, xt = (a.astype(np.float32) if np.can_cast(a.dtype, np.float32) else a for a in (x, xt))
+    normalisation = reader.normalisation(normalise, x)
+    x, xt = (reader.stored(array, normalisation, f"{part}_images", f"the {word} inputs")
+             for array, part, word in ((x, "train", "training"), (xt, "test", "validation")))
     if (train.answers is None) != (test.answers is None):
         raise ConfigError("give y to both the training and the validation data, or to neither")
     made = Dataset(name, x, None, xt, None, 0, shape, source, False, normalisation=normalisation,
-                   autoencoder=train.answers is None, own=True,
+                   autoencoder=train.answers is None, own=True, feature_names=reader.names,
                    split=(float(validation), seed) if split else None,
                    given_types=reader.given_types)
     if train.answers is not None:
         made = reader.answered(made, train.answers, test.answers, kind, classes, label_names,
-                               known=2 if split else 1, normalise_targets=normalise_targets)
+                               outputs, known=2 if split else 1,
+                               normalise_targets=normalise_targets)
     elif normalise_targets not in (None, "none"):
         made.with_targets(normalise_targets)  # which says why not
     return replace(made, notes=tuple(notes), resident=reader.resident)
@@ -138,22 +160,31 @@ class _Reader:
 
     device: Device | None
     notes: list[str]
+    is_text: bool = False
+    names: tuple[str, ...] = ()  # of the features
     resident: dict[str, DeviceArray] = field(default_factory=dict)
     rows: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     given_types: dict[str, str] = field(default_factory=dict)
+    _answer_names: tuple[str, ...] = ()
 
     def split(self, pair: Pair, fraction: float, seed: int) -> tuple[Pair, Pair]:
         """The pair for training and that for validation, of whose rows it remembers the places."""
         if not 0 < fraction < 1:
             raise ConfigError(f"validation = {fraction:g}: the fraction must lie between 0 and 1")
         arrays = []
-        for array, name in ((pair.inputs, "X"), (pair.answers, "y")):
-            found = None if array is None and name == "y" else read(array, name)
+        for columns, name in ((self._noted(read_inputs(pair.inputs, "X")), "X"),
+                              (None if pair.answers is None else
+                               self._noted(read_answers(pair.answers, "y")), "y")):
+            found = None if columns is None else columns.array
             if isinstance(found, DeviceArray):
                 self.notes.append(f"{name} is copied from the GPU, since part of its rows are "
                                   f"taken out for validation: give validation=(X, y) to train on "
                                   f"it in place")
                 found = found.numpy(self.device)
+            if columns is not None and name == "X":
+                self.names = columns.names
+            elif columns is not None:
+                self._answer_names = columns.names
             arrays.append(found)
         count = _rows(arrays[0], "X")
         if arrays[1] is not None and _rows(arrays[1], "y") != count:
@@ -166,44 +197,100 @@ class _Reader:
                        for rows in (first, second))
         return train, test
 
+    def _noted(self, columns: NamedColumns) -> NamedColumns:
+        self.notes += columns.notes
+        return columns
+
     def _places(self, name: str) -> Rows:
         """Where the rows of what is called so stand in what the caller gave."""
         return self.rows.get(name)
-
-    def _host(self, array: Any, key: str, name: str) -> NDArray[Any]:
-        found = read(array, name)
-        if isinstance(found, DeviceArray):
-            _rows(found, name)
-            self.resident[key] = found
-            return found.numpy(self.device)
-        return found
 
     def _copied(self, key: str, note: str) -> None:
         self.notes.append(note)
         self.resident.pop(key, None)
 
     def inputs(self, array: Any, key: str, name: str) -> tuple[NDArray[Any], tuple[int, ...]]:
-        """[N, features] of an input type, and the shape of one example."""
-        host = self._host(array, key, name)
+        """[N, features] of numbers, and the shape of one example."""
+        columns = self._noted(read_inputs(array, name))
+        found, names = columns.array, columns.names
+        _check_columns(name, names, "the training inputs", self.names)
+        self.names = self.names or names
+        if isinstance(found, DeviceArray):
+            _rows(found, name)
+            self.resident[key] = found
+            found = found.numpy(self.device)
+        host = found
         if host.ndim < 2:
             raise DataError(f"{name} are of shape {list(host.shape)}, but must be [examples, "
                             f"features], or [examples, ...] to be flattened")
         if 0 in host.shape:
             raise DataError(f"{name} are empty: their shape is {list(host.shape)}")
         flat = host.reshape(len(host), -1)
-        given = flat.dtype
-        self.given_types[key] = given.name
-        if given.name not in INPUT_TYPES:
-            flat = self.converted(flat, name)
-            self._copied(key, f"{name} are converted from {given} to float32")
+        self.given_types[key] = "float32" if self.is_text else flat.dtype.name
+        if flat.dtype.kind not in "biuf" and flat.dtype.name != "bfloat16":
+            raise DataError(f"{name} are of type {flat.dtype}: only numbers can be trained on; "
+                            f"{fix_of(flat)}")
+        if flat.dtype.kind == "f":
+            check_finite(flat, name, self._places(name), self.names)
+        return flat, host.shape[1:]
+
+    def normalisation(self, wanted: Normalise, inputs: NDArray[Any]) -> Normalisation:
+        """That of training inputs; of bytes it says how they are scaled."""
+        if inputs.dtype != np.uint8:
+            return Normalisation.of(wanted, inputs)
+        is_binary = int(inputs.max()) <= 1
+        if wanted is None:
+            self.notes.append("the training inputs are bytes of 0 and 1, and stay as they are; "
+                              "normalise='pixels' scales them by 1/255" if is_binary else
+                              "the training inputs are bytes, scaled by 1/255; normalise='none' "
+                              "leaves them as they are")
+        return Normalisation.of(wanted, inputs, 1.0 if is_binary else PIXEL_SCALE)
+
+    def stored(self, flat: NDArray[Any], normalisation: Normalisation, key: str,
+               name: str) -> NDArray[Any]:
+        """Inputs as the data set holds them: of a type that the engine reads, or as they are where
+        they are normalised in float64."""
+        given, stored = flat.dtype, flat
+        if normalisation.is_double:
+            self._check_range(flat, normalisation, name)
+            if key in self.resident:
+                self._copied(key, f"{name} are copied from the GPU, to be normalised in float64")
+            elif given.name not in INPUT_TYPES and not self.is_text:
+                self.notes.append(f"{name} are converted from {given} to float32 once they are "
+                                  f"normalised in float64")
+        elif given.name not in INPUT_TYPES:
+            stored = as_float32(flat, name, self._places(name), self.names,
+                                "normalise='learned' scales inputs in float64")
+            self.resident.pop(key, None)
+            if not self.is_text:
+                self.notes.append(f"{name} are converted from {given} to float32")
         elif not (flat.flags.c_contiguous and flat.dtype.isnative):
-            flat = np.ascontiguousarray(flat, flat.dtype.newbyteorder("="))
+            stored = np.ascontiguousarray(flat, flat.dtype.newbyteorder("="))
             self._copied(key, f"{name} are copied, since their rows are not contiguous in memory")
         elif key in self.resident:
             self._check_rows(key, name)
-        if flat.dtype.kind == "f":
-            check_finite(flat, name, self._places(name))
-        return flat, host.shape[1:]
+        if key == "train_images" and (normalisation.mean is not None or stored.dtype != given):
+            self._note_merged(
+                flat, normalisation.apply, name, self.names,
+                "normalise='learned' computes in float64, which keeps them apart"
+                if normalisation.mean is None else _TOO_WIDE)
+        return stored
+
+    def _note_merged(self, flat: NDArray[Any], rounded: Callable[[NDArray[Any]], NDArray[Any]],
+                     name: str, names: Sequence[str], fix: str) -> None:
+        merged = merged_columns(flat, rounded)
+        if merged:
+            self.notes.append(merged_text(name, merged, names, fix))
+
+    def _check_range(self, flat: NDArray[Any], normalisation: Normalisation, name: str) -> None:
+        """Normalised inputs must be numbers that float32 can hold."""
+        for rows in (flat.argmin(axis=0), flat.argmax(axis=0)):
+            extreme = flat[rows, np.arange(flat.shape[1])][None]
+            bad = np.flatnonzero(~np.isfinite(normalisation.apply(extreme)[0]))
+            if bad.size:
+                row = place_of(rows[bad[0]], self._places(name))
+                raise DataError(f"{name}: the value in row {row}, "
+                                f"{column_text(int(bad[0]), self.names)} is too large for float32")
 
     def _check_rows(self, key: str, name: str) -> None:
         """Kernels read rows that are padded to 16 bytes, and to no more."""
@@ -215,90 +302,93 @@ class _Reader:
                               f"at multiples of {ROW_BYTES}, but theirs are {found.pitch * size} "
                               f"bytes apart")
 
-    def converted(self, array: NDArray[Any], name: str) -> NDArray[np.float32]:
-        """As float32. Raises DataError where it cannot hold the values."""
-        if array.dtype == np.float32:
-            return array
-        kind = array.dtype.kind
-        if kind not in "biuf" and array.dtype.name != "bfloat16":
-            raise DataError(f"{name} are of type {array.dtype}: only numbers can be trained on")
-        if kind in "iu" and array.dtype.itemsize > 2 and array.size \
-                and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT:
-            raise DataError(f"{name} hold integers beyond {_EXACT:,}, which float32 cannot tell "
-                            f"apart: scale them first")
-        with np.errstate(over="ignore"):
-            made = np.ascontiguousarray(array, np.float32)
-        if kind == "f":
-            bad = np.isinf(made) & np.isfinite(array)
-            if bad.any():
-                row, column = np.argwhere(bad.reshape(len(array), -1))[0]
-                raise DataError(f"{name}: the value in row {_place(row, self._places(name))}, "
-                                f"column {column} is too large for float32")
-        return made
-
     def answered(self, made: Dataset, train: Any, test: Any, kind: Kind | None,
-                 classes: int | None, label_names: Sequence[str], known: int,
-                 normalise_targets: NormaliseTargets = None) -> Dataset:
+                 classes: int | None, label_names: Sequence[str], outputs: int | None,
+                 known: int, normalise_targets: NormaliseTargets = None) -> Dataset:
         """`made` with labels or targets. Classes are found in the first `known` of the parts."""
         found = []
+        columns: list[tuple[str, ...]] = []
         for array, part, inputs in ((train, "train", made.train_images),
                                     (test, "test", made.test_images)):
             name = "the training" if part == "train" else "the validation"
-            given = read(array, f"{name} y")
+            answers = self._noted(read_answers(array, f"{name} y"))
+            given = answers.array
             host = given.numpy(self.device) if isinstance(given, DeviceArray) else given
             if _rows(host, f"{name} y") != len(inputs):
                 raise DataError(f"{name} inputs have {len(inputs):,} rows, but {name} y has "
                                 f"{len(host):,}")
             found.append((given, host, name, part))
+            columns.append(answers.names or self._answer_names)
         exact = normalise_targets not in (None, "none")
         as_labels = not exact and _has_labels(found[0][1]) if kind is None else kind == "labels"
         if not as_labels:
-            targets = [self._values(*each, exact) for each in found]
+            _check_columns("the validation y", columns[1], "the training y", columns[0])
+            targets = [self._values(*each, names, exact) for each, names in
+                       zip(found, columns, strict=True)]
             if targets[0].shape[1] != targets[1].shape[1]:
                 raise DataError(f"the training y has {targets[0].shape[1]} columns, but the "
                                 f"validation y has {targets[1].shape[1]}")
             normalisation = TargetNormalisation.of(normalise_targets, targets[0])
+            self._note_merged_targets(found[0][1], normalisation, columns[0])
             if normalisation is not None:
                 targets = [normalisation.apply(values) for values in targets]
             return replace(made, train_targets=targets[0], test_targets=targets[1],
-                           target_normalisation=normalisation)
+                           target_names=columns[0], target_normalisation=normalisation)
         if exact:
             made.with_targets(normalise_targets)  # which says why not
-        hosts = [_flat(host, name, self._places(name)) for _, host, name, _ in found]
-        names = tuple(map(str, label_names))
-        if hosts[0].dtype.kind in "USO":
-            names = names or tuple(sorted({str(v) for h in hosts[:known] for v in h.tolist()}))
-            hosts = [label_indices(h, names, f"{n} labels", self._places(n)) for h, (_, _, n, _) in
-                     zip(hosts, found, strict=True)]
-        classes = classes or len(names) or 1 + max(int(h.max()) for h in hosts[:known])
+        labels = [given_labels(host, name, self._places(name), names)
+                  for (_, host, name, _), names in zip(found, columns, strict=True)]
+        if labels[0].columns is not None:
+            self.notes.append("the training y is one-hot, and taken by argmax: its columns are the "
+                              "classes")
+        wanted = tuple(map(str, label_names))
+        for label, (_, _, name, _) in zip(labels, found, strict=True):
+            check_words(label, wanted, f"{name} labels", self._places(name))
+        names = class_names(labels[:known], wanted, classes, outputs)
+        hosts = [class_indices(label, names, labels[0], f"{name} labels", self._places(name))
+                 for label, (_, _, name, _) in zip(labels, found, strict=True)]
+        classes = classes or len(names) or labels[0].columns \
+            or 1 + max(int(h.max()) for h in hosts[:known])
         if names and len(names) != classes:
             raise ConfigError(f"there are {len(names)} label names, but {classes} classes")
-        labels = [self._labels(given, host, classes, f"{name} labels", f"{part}_labels")
-                  for host, (given, _, name, part) in zip(hosts, found, strict=True)]
-        return replace(made, train_labels=labels[0], test_labels=labels[1], classes=classes,
-                       label_names=names)
+        parts = [self._labels(given, host, classes, f"{name} labels", f"{part}_labels")
+                 for host, (given, _, name, part) in zip(hosts, found, strict=True)]
+        return replace(made, train_labels=parts[0], test_labels=parts[1], classes=classes,
+                       label_names=names, label_dtype=labels[0].dtype)
 
     def _values(self, given: Any, host: NDArray[Any], name: str, part: str,
-                exact: bool = False) -> NDArray[Any]:
+                columns: Sequence[str], exact: bool) -> NDArray[Any]:
         """[N, outputs] as float32, or as float64 where they are still to be normalised."""
         if host.ndim > 2 or 0 in host.shape:
             raise DataError(f"{name} y is of shape {list(host.shape)}, but values must be "
                             f"[examples] or [examples, outputs]")
-        key, values = f"{part}_targets", host.reshape(len(host), -1)
-        if exact and (values.dtype.kind in "biu" or values.dtype == np.float64):
-            made: NDArray[Any] = values.astype(np.float64)
-            self.converted(made, f"{name} values")  # refuses what float32 cannot hold
+        flat, rows = host.reshape(len(host), -1), self._places(name)
+        if exact and (flat.dtype.kind in "biu" or (flat.dtype.kind == "f"
+                                                   and flat.dtype.itemsize > 4)):
+            made: NDArray[Any] = flat.astype(np.float64)
+            as_float32(made, f"{name} values", rows, columns)  # refuses what float32 cannot hold
         else:
-            made = self.converted(values, f"{name} values")
-        if made.dtype == np.float32 != host.dtype:
+            made = as_float32(flat, f"{name} values", rows, columns,
+                              "normalise_targets='learned' scales targets in float64")
+        if made.dtype == np.float32 != host.dtype and not self.is_text:
             self.notes.append(f"{name} values are converted from {host.dtype} to float32")
         made = np.ascontiguousarray(made)
-        check_finite(made, f"{name} values", self._places(name))
+        check_finite(made, f"{name} values", rows, columns)
         if isinstance(given, DeviceArray) and exact:
             self.notes.append(f"{name} values are copied from the GPU, since they are normalised")
         elif isinstance(given, DeviceArray) and given.dtype == np.float32:
-            self.resident[key] = given
+            self.resident[f"{part}_targets"] = given
         return made
+
+    def _note_merged_targets(self, host: NDArray[Any], normalisation: TargetNormalisation | None,
+                             names: Sequence[str]) -> None:
+        flat = host.reshape(len(host), -1)
+        if normalisation is not None:
+            self._note_merged(flat, normalisation.apply, "the training values", names, _TOO_WIDE)
+        elif not np.can_cast(flat.dtype, np.float32):
+            self._note_merged(
+                flat, lambda values: values.astype(np.float32), "the training values", names,
+                "normalise_targets='learned' computes in float64, which keeps them apart")
 
     def _labels(self, given: Any, host: NDArray[Any], classes: int, name: str,
                 key: str) -> Labels:
@@ -310,61 +400,16 @@ class _Reader:
         return host.astype(np.uint8 if classes <= 256 else np.int32)
 
 
+def _check_columns(name: str, names: Sequence[str], first: str, wanted: Sequence[str]) -> None:
+    """Raise DataError where the columns of two frames differ, or stand in another order."""
+    if names and wanted and names != wanted:
+        raise DataError(f"{name} have the columns {', '.join(names[:12])}, but {first} have "
+                        f"{', '.join(wanted[:12])}, in this order: name and order them alike")
+
+
 def _has_labels(array: NDArray[Any]) -> bool:
     one_column = array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1)
-    return one_column and array.dtype.kind in "biuUSO"
-
-
-Rows: TypeAlias = NDArray[np.int32] | None
-"""Where each row stood in the caller's array, of which it is a part; None: in the same place."""
-
-
-def _place(row: int, rows: Rows) -> int:
-    return int(row if rows is None else rows[row])
-
-
-def _flat(array: NDArray[Any], name: str, rows: Rows) -> NDArray[Any]:
-    if array.size != len(array):
-        raise DataError(f"{name} labels are of shape {list(array.shape)}, but must be one for each "
-                        f"example: [examples]")
-    flat = array.reshape(-1)
-    if flat.dtype.kind == "f":
-        bad = np.flatnonzero(flat != np.floor(flat))
-        if bad.size:
-            raise DataError(f"{name} label in row {_place(bad[0], rows)} is {flat[bad[0]]:g}, but "
-                            f"labels are whole numbers from 0")
-        return flat.astype(np.int64)
-    return flat
-
-
-def label_indices(labels: NDArray[Any], names: Sequence[str], what: str,
-                  rows: Rows = None) -> NDArray[np.int32]:
-    """The place of each label in `names`. Raises DataError for one that is not there."""
-    places = {name: place for place, name in enumerate(names)}
-    found = np.empty(len(labels), np.int32)
-    for row, label in enumerate(labels.tolist()):
-        place = places.get(str(label))
-        if place is None:
-            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-            raise DataError(f"{what}: row {_place(row, rows)} has the label '{label}', but the "
-                            f"classes are {shown}")
-        found[row] = place
-    return found
-
-
-def check_labels(labels: NDArray[Any], classes: int, name: str, rows: Rows = None) -> None:
-    """Raise DataError unless each label is a whole number in 0 .. classes - 1."""
-    if labels.dtype.kind not in "biu":
-        raise DataError(f"{name} are of type {labels.dtype}, but labels are whole numbers from 0")
-    lowest, highest = int(labels.min()), int(labels.max())
-    if lowest < 0:
-        row = int(np.argmax(labels < 0))
-        raise DataError(f"{name}: row {_place(row, rows)} has the label {int(labels[row])}, but "
-                        f"labels run from 0 to {classes - 1}")
-    if highest >= classes:
-        row = int(np.argmax(labels >= classes))
-        raise DataError(f"{name}: row {_place(row, rows)} has the label {int(labels[row])}, but "
-                        f"labels run from 0 to {classes - 1}")
+    return one_column and array.dtype.kind in "biuUSTO"
 
 
 def check_fractions(array: NDArray[Any], name: str) -> None:
@@ -373,15 +418,3 @@ def check_fractions(array: NDArray[Any], name: str) -> None:
     if low < 0 or high > 1:
         raise DataError(f"{name} reach from {low:g} to {high:g}, but the loss bce compares with "
                         f"numbers from 0 to 1: scale them, or use --loss mse")
-
-
-def check_finite(array: NDArray[Any], name: str, places: Rows = None) -> None:
-    """Raise DataError that names the first value of [N, F] that is NaN or infinite."""
-    rows = max(_CHUNK // max(math.prod(array.shape[1:]), 1), 1)
-    for start in range(0, len(array), rows):
-        bad = ~np.isfinite(array[start : start + rows])
-        if bad.any():
-            row, column = np.argwhere(bad)[0]
-            value = float(array[start + row, column])
-            raise DataError(f"{name} hold {value} (row {_place(start + row, places)}, column "
-                            f"{column}): every value must be a finite number")

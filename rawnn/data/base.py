@@ -26,7 +26,7 @@ LABEL_TYPES = ("uint8", "int32")
 
 Kind = Literal["labels", "values"]
 """What y is: class indices or names, or values to be reached."""
-Inputs = NDArray[Any]  # uint8, float16 or float32 [N, features]
+Inputs = NDArray[Any]  # uint8, float16 or float32 [N, features]; any numbers if `is_double`
 Labels = NDArray[Any]  # uint8 or int32 [N], each in 0 .. classes - 1
 Targets = NDArray[np.float32]  # [N, outputs]
 
@@ -36,9 +36,10 @@ class Dataset:
     """Examples for training and for testing, on the host: inputs, and labels or targets.
 
     Where the examples have classes, `*_labels` hold their indices, `classes` is their number and
-    `label_names` may name them; otherwise labels are None, `classes` is 0 and `*_targets` hold the
-    values to be reached; of an `autoencoder` these are the normalised inputs, and not stored. With
-    a `target_normalisation` they are those values normalised.
+    `label_names` may name them; `label_dtype` is the type of labels that were given as numbers.
+    Otherwise labels are None, `classes` is 0 and `*_targets` hold the values to be reached; of an
+    `autoencoder` these are the normalised inputs, and not stored. With a `target_normalisation`
+    they are those values normalised.
 
     `source` says in words where it came from; `synthetic` marks generated digits; `notes` tell
     the user what was converted or copied. The arrays may be read-only views of mapped files or of
@@ -46,7 +47,10 @@ class Dataset:
     no example is left out by default. `resident` names the arrays ("train_images", ...) that lie on
     a GPU as well, and where. `split` is the fraction and the seed by which the test part was split
     off what was given, None where it was given by itself; `given_types` has the types of inputs
-    ("train_images", ...) that are converted here.
+    ("train_images", ...) that may be converted here.
+
+    Inputs are as the user gave them, also where the normalisation `is_double`: then the host
+    normalises them in float64 before the engine reads them.
     """
 
     name: str
@@ -71,11 +75,14 @@ class Dataset:
     resident: Mapping[str, DeviceArray] = field(default_factory=dict)
     split: tuple[float, int] | None = None
     given_types: Mapping[str, str] = field(default_factory=dict)
+    label_dtype: str = ""
 
     def __post_init__(self) -> None:
         if self.normalisation is None:
             scale = default_scale(self.train_images.dtype)
             object.__setattr__(self, "normalisation", Normalisation(scale))
+        if self.train_labels is not None and not self.label_dtype and not self.label_names:
+            object.__setattr__(self, "label_dtype", self.train_labels.dtype.name)
 
     @property
     def features(self) -> int:
@@ -92,8 +99,8 @@ class Dataset:
     def reconstructing(self) -> Dataset:
         """The same inputs with themselves, normalised, as targets: for an autoencoder."""
         return replace(self, train_labels=None, test_labels=None, train_targets=None,
-                       test_targets=None, classes=0, label_names=(), target_names=(),
-                       target_normalisation=None, autoencoder=True,
+                       test_targets=None, classes=0, label_names=(), label_dtype="",
+                       target_names=(), target_normalisation=None, autoencoder=True,
                        resident=self._resident_inputs())
 
     def with_targets(self, wanted: NormaliseTargets) -> Dataset:
@@ -122,7 +129,7 @@ class Dataset:
         if self.train_labels is None or self.test_labels is None:
             raise ConfigError(f"{self.name} has no class labels")
         rows = np.eye(self.classes, dtype=np.float32)
-        return replace(self, train_labels=None, test_labels=None, classes=0,
+        return replace(self, train_labels=None, test_labels=None, classes=0, label_dtype="",
                        train_targets=rows[self.train_labels], test_targets=rows[self.test_labels],
                        resident=self._resident_inputs())
 

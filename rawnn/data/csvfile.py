@@ -22,10 +22,8 @@ from numpy.typing import NDArray
 
 from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_of, joined_columns
 from rawnn.data.base import Kind
+from rawnn.data.labels import MISSING
 from rawnn.errors import ConfigError, DataError, nearest
-
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-"""Cells, in lower case, that stand for a value that is not there."""
 
 _DELIMITERS = ",;\t|"
 _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
@@ -62,7 +60,7 @@ def not_decodable(path: Path, csv_format: CsvFormat, why: str) -> DataError:
 
 
 class Sheet:
-    """A CSV file read row by row: features are made float32 at once (the text of MNIST would take
+    """A CSV file read row by row: features are made float64 at once (the text of MNIST would take
     gigabytes), the cells of target columns are kept as they are."""
 
     def __init__(self, path: Path, target: Columns, features: Sequence[str] = (),
@@ -75,7 +73,7 @@ class Sheet:
         self.targets: list[int] = []
         self.features: list[int] = []
         self._cells: list[list[str]] = []  # of each target, row by row
-        self._numbers = array("f")
+        self._numbers = array("d")
         self._lines: list[int] = []  # in the file, of each row
 
     def read(self, file: IO[str]) -> None:
@@ -233,13 +231,14 @@ class Sheet:
                "out, or use --decimal . where the point is the decimal mark" \
             if "." in text and _float(text.replace(",", "").replace(".", "")) is not None else ""
 
-    def inputs(self) -> NDArray[np.float32]:
-        """float32 [rows, features], all finite."""
-        values = np.frombuffer(self._numbers, np.float32).reshape(-1, len(self.features))
-        bad = ~np.isfinite(values)
+    def inputs(self) -> NDArray[np.float64]:
+        """float64 [rows, features], all finite in float32, too."""
+        values = np.frombuffer(self._numbers, np.float64).reshape(-1, len(self.features))
+        with np.errstate(over="ignore"):
+            bad = ~np.isfinite(values.astype(np.float32))
         if bad.any():
             row, place = np.argwhere(bad)[0]
-            raise self._bad(int(row), self.features[place], str(values[row, place]))
+            raise self._bad(int(row), self.features[place], str(values[row, place] * np.inf))
         return values
 
     def numbers(self, target: int) -> NDArray[np.float64]:

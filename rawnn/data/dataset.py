@@ -47,6 +47,7 @@ def load_dataset(
     kind: Kind | None = None,
     fraction: float = DEFAULT_FRACTION,
     seed: int = 0,
+    outputs: int | None = None,
     cache_dir: Path | None = None,
     notify: Notify = _print,
     offline: bool = False,
@@ -64,9 +65,9 @@ def load_dataset(
     `notify` gets each message for the user.
 
     A `path` that ends in .csv, .tsv (or these with .gz) or .npz is a table, whose columns `target`
-    are to be predicted; `kind`, `fraction` and `seed` are those of `load_table`. `encoding` (None:
-    UTF-8), `decimal` and `skip`, columns that are not read, are of a CSV file. `normalise` is
-    explained at `Normalisation.of`, `normalise_targets` at `TargetNormalisation.of`.
+    are to be predicted; `kind`, `fraction`, `seed` and `outputs` are those of `load_table`.
+    `encoding` (None: UTF-8), `decimal` and `skip`, columns that are not read, are of a CSV file.
+    `normalise` is explained at `Normalisation.of`, `normalise_targets` at `TargetNormalisation.of`.
 
     Raises ConfigError for an unknown name or an impossible combination, DataError for data that are
     missing or wrong in a place that was asked for.
@@ -77,7 +78,7 @@ def load_dataset(
 
         table = load_table(str(path), target, fraction=fraction, normalise=normalise,
                            normalise_targets=normalise_targets, kind=kind, seed=seed,
-                           csv_format=csv_format)
+                           outputs=outputs, csv_format=csv_format)
         for note in table.notes:
             notify(note)
         return table

@@ -2,6 +2,8 @@
 
 `x = (inputs * scale - mean) / std`, feature by feature. It belongs to the data set, is applied by
 the gather on the device (or by `apply` on the host), and goes into checkpoints with the network.
+Where float32 cannot hold the inputs or their mean, mean and std are float64, and the host applies
+them before anything is rounded to float32.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ PIXEL_SCALE = 1.0 / 255.0
 _CHUNK = 1 << 22
 """Elements taken at a time where sums are in float64: 32 MB, whatever the size of the set."""
 
-Floats = NDArray[np.float32]
+_SHIFT = 2.0**-10
+"""The part of a standard deviation that the mean may be off by once it is rounded to float32."""
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """`scale` is one number; `mean` and `std` are float32 [features], given both or neither.
+    """`scale` is one number; `mean` and `std` are [features], given both or neither: float32, or
+    float64 where the inputs are normalised in float64.
 
     The default leaves the inputs as they are.
     """
@@ -35,7 +41,7 @@ class Normalisation:
     scale: float = 1.0
     mean: Floats | None = None
     std: Floats | None = None
-    inverse_std: Floats | None = field(init=False, default=None)  # 1 / std, rounded once
+    inverse_std: Floats | None = field(init=False, default=None)  # 1 / std, in the type of std
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.scale) or self.scale == 0:
@@ -52,7 +58,7 @@ class Normalisation:
             if bad.size:
                 raise ConfigError(f"normalise: {name} of feature {bad[0]} is {values[bad[0]]}")
         with np.errstate(divide="ignore", over="ignore"):
-            inverse = (1.0 / self.std.astype(np.float64)).astype(np.float32)
+            inverse = (1.0 / self.std.astype(np.float64)).astype(self.std.dtype)
         bad = np.flatnonzero((self.std <= 0) | ~np.isfinite(inverse))
         if bad.size:
             raise ConfigError(f"normalise: std of feature {bad[0]} is {self.std[bad[0]]:g}, but "
@@ -65,13 +71,20 @@ class Normalisation:
         return self.scale == 1.0 and self.mean is None
 
     @property
+    def is_double(self) -> bool:
+        """Whether inputs are normalised in float64, on the host, before they become float32."""
+        return self.mean is not None and self.mean.dtype == np.float64
+
+    @property
     def features(self) -> int | None:
         """How many features it is made for; None where any number will do."""
         return None if self.mean is None else len(self.mean)
 
     @classmethod
-    def of(cls, wanted: Normalise, inputs: NDArray[Any]) -> Normalisation:
-        """What the user asked for, made for training inputs [N, F].
+    def of(cls, wanted: Normalise, inputs: NDArray[Any],
+           scale: float | None = None) -> Normalisation:
+        """What the user asked for, made for training inputs [N, F]. `scale` is that of inputs for
+        which none is asked for; by default it follows from their type.
 
         None            uint8 is scaled by 1/255, floats stay as they are
         "none"          nothing is done, whatever the type
@@ -83,17 +96,18 @@ class Normalisation:
         Raises ConfigError.
         """
         features = inputs.shape[1]
+        scale = default_scale(inputs.dtype) if scale is None else scale
         if isinstance(wanted, cls):
             if wanted.features not in (None, features):
                 raise ConfigError(f"normalise is for {wanted.features} features, but the data have "
                                   f"{features}")
             return wanted
         if wanted is None:
-            return cls(default_scale(inputs.dtype))
+            return cls(scale)
         if isinstance(wanted, str):
             known = {"none": cls(), "pixels": cls(PIXEL_SCALE)}
             if wanted == "learned":
-                return learned(inputs, default_scale(inputs.dtype))
+                return learned(inputs, scale)
             if wanted not in known:
                 names = ("none", "pixels", "learned")
                 raise ConfigError(f"normalise = '{wanted}'" + (
@@ -102,10 +116,11 @@ class Normalisation:
         if not isinstance(wanted, Mapping):
             raise ConfigError(f"normalise is a {type(wanted).__name__}: use 'learned', 'pixels', "
                               f"'none' or a mapping with scale, mean, std")
-        return cls._given(wanted, features, default_scale(inputs.dtype))
+        return cls._given(wanted, features, scale, inputs.dtype)
 
     @classmethod
-    def _given(cls, values: Mapping[str, Any], features: int, scale: float) -> Normalisation:
+    def _given(cls, values: Mapping[str, Any], features: int, scale: float,
+               dtype: np.dtype[Any]) -> Normalisation:
         names = ("scale", "mean", "std")
         for name in values:
             if name not in names:
@@ -119,15 +134,27 @@ class Normalisation:
             return cls(scale)
         mean = _per_feature("mean", values.get("mean", 0.0), features)
         std = _per_feature("std", values.get("std", 1.0), features)
-        return cls(scale, mean, std)
+        return cls(scale, *_stored(mean, std, dtype))
 
     def apply(self, inputs: NDArray[Any], dtype: Any = np.float32) -> NDArray[Any]:
         """The network's inputs, a new array of `dtype` [N, F]."""
-        x: NDArray[Any] = np.multiply(inputs, np.dtype(dtype).type(self.scale), dtype=dtype)
+        work = np.float64 if self.is_double else dtype
+        x: NDArray[Any] = np.multiply(inputs, np.dtype(work).type(self.scale), dtype=work)
         if self.mean is not None and self.inverse_std is not None:
-            x -= self.mean.astype(dtype, copy=False)
-            x *= self.inverse_std.astype(dtype, copy=False)
-        return x
+            x -= self.mean.astype(work, copy=False)
+            x *= self.inverse_std.astype(work, copy=False)
+        with np.errstate(over="ignore"):
+            return x.astype(dtype, copy=False)
+
+    def invert(self, x: NDArray[Any]) -> NDArray[Any]:
+        """The inputs that become `x` [N, F], in the data's units: float32, or float64 where inputs
+        are normalised in float64."""
+        found = x.astype(np.float64)
+        if self.mean is not None and self.std is not None:
+            found *= self.std
+            found += self.mean
+        found /= self.scale
+        return found if self.is_double else found.astype(np.float32)
 
     def __str__(self) -> str:
         if self.trivial:
@@ -161,15 +188,28 @@ def learned(inputs: NDArray[Any], scale: float = 1.0) -> Normalisation:
         apart -= mean
         squares += np.einsum("ij,ij->j", apart, apart)
     constant = inputs.min(axis=0) == inputs.max(axis=0)
+    mean[constant] = inputs[0][constant]  # which a sum of large numbers misses
     std = np.sqrt(squares / count) * abs(scale)
-    std[constant | (std < np.finfo(np.float32).tiny)] = 1.0
-    with np.errstate(over="ignore"):
-        return Normalisation(scale, (mean * scale).astype(np.float32), std.astype(np.float32))
+    tiny = np.finfo(np.float32 if np.can_cast(inputs.dtype, np.float32) else np.float64).tiny
+    std[constant | (std < tiny)] = 1.0
+    return Normalisation(scale, *_stored(mean * scale, std, inputs.dtype))
 
 
-def _per_feature(name: str, values: ArrayLike, features: int) -> Floats:
+def _stored(mean: NDArray[np.float64], std: NDArray[np.float64],
+            dtype: np.dtype[Any]) -> tuple[Floats, Floats]:
+    """Mean and standard deviation for inputs of `dtype`: float64 for inputs that float32 cannot
+    hold, and where float32 would shift its own inputs by a part of their spread."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = mean.astype(np.float32)
+        shifted = dtype == np.float32 and np.any(np.abs(rounded - mean) > _SHIFT * std)
+        if shifted or not np.can_cast(dtype, np.float32):
+            return mean, std
+        return rounded, std.astype(np.float32)
+
+
+def _per_feature(name: str, values: ArrayLike, features: int) -> NDArray[np.float64]:
     try:
-        array = np.asarray(values, np.float32)
+        array = np.asarray(values, np.float64)
     except (TypeError, ValueError):
         raise ConfigError(f"normalise: {name} must be a number or one number a feature") from None
     if array.shape not in ((), (1,), (features,)):
@@ -222,7 +262,7 @@ class TargetNormalisation:
         std[(exact.min(axis=0) == exact.max(axis=0)) | (std < np.finfo(np.float32).tiny)] = 1.0
         return cls(mean, std)
 
-    def apply(self, values: NDArray[Any]) -> Floats:
+    def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """What the network learns, float32 [N, outputs], of values of any type."""
         return ((values.astype(np.float64) - self.mean) / self.std).astype(np.float32)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
+
 from rawnn.common.csvformat import CsvFormat
 from rawnn.data import Dataset, from_arrays, load_dataset
 from rawnn.data.arrays import check_fractions
@@ -30,7 +32,7 @@ def named(config: Config, notify: Callable[[str], None], stand_in: bool = False,
     which `instead` are arguments that win over the Config's. Raises ConfigError and DataError."""
     return load_dataset(config.dataset, config.data, **{
         "target": config.target, "fraction": config.validation, "normalise": config.normalise,
-        "normalise_targets": config.normalise_targets,
+        "normalise_targets": config.normalise_targets, "outputs": config.layers[-1],
         "kind": _kind(config) if is_table(config.data) else None, "seed": config.seed,
         "notify": notify, "offline": offline, "stand_in": stand_in, "encoding": config.encoding,
         "decimal": config.decimal, "skip": config.skip, **instead})
@@ -84,14 +86,31 @@ def given(data: Any, config: Config, validation: Any, normalise: Any,
     if isinstance(data, Dataset):
         if validation is not None or normalise is not None:
             raise ConfigError("a Dataset brings its own validation data and normalisation")
-        if config.normalise_targets != "learned" or data.target_normalisation is not None:
-            return data
-        return data.with_targets("learned")
+        found = _with_named_labels(data, config.layers[-1])
+        if config.normalise_targets != "learned" or found.target_normalisation is not None:
+            return found
+        return found.with_targets("learned")
     return from_arrays(
         data, config.validation if validation is None else validation,
         seed=config.seed if seed is None else seed,
         normalise=config.normalise if normalise is None else normalise,
-        normalise_targets=config.normalise_targets, kind=_kind(config))
+        normalise_targets=config.normalise_targets, kind=_kind(config), outputs=config.layers[-1])
+
+
+def _with_named_labels(data: Dataset, outputs: int) -> Dataset:
+    """Labels of the user's that are too high for a network's outputs, but not too many, such as
+    1, 2, 3 for three outputs, become names of classes."""
+    if not data.own or data.train_labels is None or data.test_labels is None \
+            or data.label_names or data.classes <= outputs:
+        return data
+    parts = (data.train_labels, data.test_labels)
+    found = np.unique(np.concatenate(parts))
+    if len(found) > outputs or found[-1] != data.classes - 1:
+        return data
+    train, test = (np.searchsorted(found, part).astype(part.dtype) for part in parts)
+    resident = {name: where for name, where in data.resident.items() if "labels" not in name}
+    return replace(data, train_labels=train, test_labels=test, classes=len(found),
+                   label_names=tuple(map(str, found.tolist())), resident=resident)
 
 
 def with_targets_of(data: Dataset, before: TargetNormalisation | None,

@@ -49,6 +49,7 @@ def load_table(
     seed: int = 0,
     label_names: Sequence[str] = (),
     classes: int | None = None,
+    outputs: int | None = None,
     csv_format: CsvFormat = DEFAULT_FORMAT,
 ) -> Dataset:
     """A Dataset of the table at `path`: see `read_table` for the files, `target` and `csv_format`.
@@ -56,27 +57,18 @@ def load_table(
     A file without a test part is split: `fraction` of its rows, chosen by `seed`, are for testing.
     Whole numbers and words in a single target column are classes unless `kind` says otherwise;
     other numbers, and several target columns, are values. A CSV file without a target is
-    reproduced by an autoencoder. Raises DataError and ConfigError.
+    reproduced by an autoencoder. `outputs` are those of a network for an `.npz` file, as
+    `from_arrays` takes them. Raises DataError and ConfigError.
     """
     plain = normalise_targets in (None, "none")
     kind = kind if plain or kind else "values"
-    table = read_table(path, target, kind, (), csv_format, bool(label_names))
-    y, names = table.answers, tuple(label_names)
-    text = Path(path).suffix.lower() != ".npz"
-    if text and plain and y is not None and y.dtype == np.float64:
-        y = y.astype(np.float32)
-    if text and y is not None and y.ndim == 1 and y.dtype.kind == "i":
-        # Numbers in a text file are names of classes as words are, unless they count from 0.
-        found = np.unique(y)
-        if not names and classes is None and not np.array_equal(found, np.arange(len(found))):
-            names = tuple(map(str, found))
-        if names:
-            y = y.astype(str)
+    table = read_table(path, target, kind, (), csv_format, bool(label_names), exact=True)
+    is_text = Path(path).suffix.lower() != ".npz"
     test: Any = fraction if table.test is None else table.test
-    made = from_arrays(Pair(table.inputs, y), test, normalise=normalise,
+    made = from_arrays(Pair(table.inputs, table.answers), test, normalise=normalise,
                        normalise_targets=normalise_targets, kind=kind, seed=seed,
-                       name=_stem(Path(path)), source=os.fspath(path), label_names=names,
-                       classes=classes)
+                       name=_stem(Path(path)), source=os.fspath(path), label_names=label_names,
+                       classes=classes, outputs=0 if is_text else outputs, is_text=is_text)
     idle = () if table.test is None or fraction == DEFAULT_FRACTION else (
         f"validation = {fraction:g} plays no part: {path} has a test part of its own",)
     return replace(made, feature_names=table.feature_names, target_names=table.target_names,
@@ -91,7 +83,7 @@ def _stem(path: Path) -> str:
 
 def read_table(path: str | os.PathLike[str], target: Columns = None, kind: Kind | None = None,
                features: Sequence[str] = (), csv_format: CsvFormat = DEFAULT_FORMAT,
-               classes_known: bool = False) -> Table:
+               classes_known: bool = False, exact: bool = False) -> Table:
     """Read a table.
 
     `.npz`: the arrays `X` and `y`, or `x_train`, `y_train`, `x_test` and `y_test` (case does not
@@ -103,7 +95,8 @@ def read_table(path: str | os.PathLike[str], target: Columns = None, kind: Kind 
     `target` names the column to be predicted, or several in a list or separated by commas, each by
     its name or its index (from 0; -1 is the last). Under a header the `features` are the columns of
     these names, in their order, and others are not read; without `features` all are but the target
-    and those that `csv_format` skips, which also has the encoding and the decimal mark.
+    and those that `csv_format` skips, which also has the encoding and the decimal mark. Inputs are
+    float32; `exact` leaves them float64, for a normalisation that needs it.
 
     A target column of numbers with decimals is refused as `kind` "labels", unless the names of the
     classes are known, among which the caller looks labels up.
@@ -116,7 +109,7 @@ def read_table(path: str | os.PathLike[str], target: Columns = None, kind: Kind 
         if option := csv_format.given():
             raise ConfigError(f"{option} is for a CSV file, and {path} holds arrays: leave it out")
         return _read_npz(file, columns_of(target))
-    return _read_csv(file, target, kind, features, csv_format, classes_known)
+    return _read_csv(file, target, kind, features, csv_format, classes_known, exact)
 
 
 # -- npz ------------------------------------------------------------------------------------------
@@ -175,7 +168,7 @@ def _line(error: Exception) -> str:
 
 
 def _read_csv(path: Path, target: Columns, kind: Kind | None, features: Sequence[str],
-              csv_format: CsvFormat, classes_known: bool) -> Table:
+              csv_format: CsvFormat, classes_known: bool, exact: bool) -> Table:
     sheet = Sheet(path, target, features, csv_format)
     try:
         with open_text(path, csv_format.encoding) as file:
@@ -195,6 +188,7 @@ def _read_csv(path: Path, target: Columns, kind: Kind | None, features: Sequence
         answers = sheet.answers(0, kind, classes_known)
     elif sheet.targets:
         answers = np.stack([sheet.numbers(i) for i in range(len(sheet.targets))], axis=1)
-    return Table(sheet.inputs(), answers, None,
+    inputs = sheet.inputs()
+    return Table(inputs if exact else inputs.astype(np.float32), answers, None,
                  tuple(sheet.header[c] for c in sheet.features) if sheet.header else (),
                  tuple(sheet.header[c] for c in sheet.targets) if sheet.header else ())

@@ -59,7 +59,7 @@ class Checkpoint:
     what the run took of what was open (rawnn/run/taken.py), {} where nobody wrote it down; `data`
     which data it was trained on (rawnn/run/resumption.py), {} where that is not known; `lineage`
     has a random name and the first epoch of the run and of each that continued it, () in older
-    files."""
+    files; `label_dtype` and `autoencoder` are those of a Model."""
 
     network: Network
     parameters: Parameters
@@ -73,6 +73,8 @@ class Checkpoint:
     data: dict[str, Any] = field(default_factory=dict)
     lineage: Lineage = ()
     target_normalisation: TargetNormalisation | None = None
+    label_dtype: str = ""
+    autoencoder: bool = False
 
 
 # -- content ---------------------------------------------------------------------------------------
@@ -96,6 +98,8 @@ def encode(checkpoint: Checkpoint) -> bytes:
         **({"taken": _json(checkpoint.taken)} if checkpoint.taken else {}),
         **({"data": _json(checkpoint.data)} if checkpoint.data else {}),
         **({"lineage": _json(checkpoint.lineage)} if checkpoint.lineage else {}),
+        **({"label_dtype": checkpoint.label_dtype} if checkpoint.label_dtype else {}),
+        **({"autoencoder": _json(True)} if checkpoint.autoencoder else {}),
     }
     tensors: Arrays = {**checkpoint.parameters}
     tensors |= {_STATE + name: array for name, array in checkpoint.state.items()}
@@ -156,7 +160,9 @@ def _made(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoin
         dict(json.loads(metadata["facts"])), dict(json.loads(metadata.get("taken", "{}"))),
         dict(json.loads(metadata.get("data", "{}"))),
         tuple((str(name), int(epoch)) for name, epoch in json.loads(metadata.get("lineage", "[]"))),
-        TargetNormalisation(targets["mean"], targets["std"]) if targets else None)
+        TargetNormalisation(targets["mean"], targets["std"]) if targets else None,
+        np.dtype(metadata["label_dtype"]).name if "label_dtype" in metadata else "",
+        "autoencoder" in metadata or bool(json.loads(metadata["config"]).get("autoencoder")))
 
 
 def unpack(content: bytes, where: str) -> tuple[dict[str, str], Arrays]:

@@ -1,10 +1,11 @@
 """A trained network as an ONNX model, with the normalisation of its inputs, for other runtimes.
 
-The graph takes `inputs` [N, features] as the training data were (bytes stay bytes, as float32 or
-uint8) and gives what `Model.predict` gives: `logits` and, after cross-entropy, `probabilities` and
-`classes`; after binary cross-entropy the same, element by element; after mean squared error
-`values`, float32 in the units of the targets. Names of classes stand in the model's metadata under
-`label_names`, those of target columns under `target_names`, as JSON.
+The graph takes `inputs` [N, features] as the training data were (bytes stay bytes, as float32,
+float64 or uint8) and gives what `Model.predict` gives: `logits` and, after cross-entropy,
+`probabilities` and `classes`; after binary cross-entropy the same, element by element; after mean
+squared error `values`, float32 in the units of the targets; of an autoencoder `values` in the units
+of its inputs. Names of classes stand in the model's metadata under `label_names`, those of target
+columns under `target_names`, as JSON. A normalisation in float64 is computed in float64.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ OPSET, IR_VERSION = 17, 8
 """Of 2022: what onnxruntime 1.13 and newer read. GELU became an operator later (20), and is written
 out."""
 
-InputType = Literal["float32", "uint8"]
-INPUT_TYPES: tuple[InputType, ...] = ("float32", "uint8")
-_VALUES = ("values", "normalised_values")  # of the last layer
+InputType = Literal["float32", "float64", "uint8"]
+INPUT_TYPES: tuple[InputType, ...] = ("float64", "float32", "uint8")
 
 
 class _Graph:
@@ -46,8 +46,8 @@ class _Graph:
         self.constants.append(self._numpy.from_array(np.ascontiguousarray(values), name))
         return name
 
-    def number(self, name: str, value: float) -> str:
-        return self.constant(name, np.array(value, np.float32))
+    def number(self, name: str, value: float, dtype: Any = np.float32) -> str:
+        return self.constant(name, np.array(value, dtype))
 
     def add(self, kind: str, *inputs: str, name: str, **attributes: Any) -> str:
         self.nodes.append(self._helper.make_node(kind, list(inputs), [name], name=name,
@@ -62,7 +62,7 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
     """
     if input_type not in INPUT_TYPES:
         raise ConfigError(f"input type '{input_type}': the graph can take "
-                          f"{' or '.join(INPUT_TYPES)}")
+                          f"{', '.join(INPUT_TYPES[:-1])} or {INPUT_TYPES[-1]}")
     try:
         import onnx
         from onnx import TensorProto, checker, helper, numpy_helper
@@ -72,14 +72,16 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
     graph = _Graph(helper, numpy_helper)
     link = model.network.answers.link
     network, features, outputs = model.network, model.network.layers[0], model.network.outputs
-    a = _normalised(graph, model, input_type, TensorProto.FLOAT)
+    a = _normalised(graph, model, input_type, TensorProto)
+    reproduces = model.autoencoder and link == "identity"
+    of_last = "logits" if link != "identity" or reproduces else \
+        "values" if model.target_normalisation is None else "normalised_values"
     for layer in range(1, network.depth + 1):
         last = layer == network.depth
         operands = [f"fc{layer}.weight"] + ([f"fc{layer}.bias"] if network.bias else [])
         for name in operands:
             graph.constant(name, model.parameters[name])
-        z = (_VALUES[model.target_normalisation is not None] if link == "identity" else "logits") \
-            if last else f"fc{layer}"
+        z = of_last if last else f"fc{layer}"
         a = graph.add("Gemm", a, *operands, name=z, transB=1)
         if not last:
             a = _ACTIVATIONS[network.activation](graph, a, f"fc{layer}")
@@ -87,13 +89,14 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
         std = graph.constant("target_std", targets.std.astype(np.float32))
         mean = graph.constant("target_mean", targets.mean.astype(np.float32))
         a = graph.add("Add", graph.add("Mul", a, std, name="spread"), mean, name="values")
-    kinds = {a: TensorProto.FLOAT, **_answers(graph, link, a, TensorProto)}
+    kinds = {} if reproduces else {a: TensorProto.FLOAT, **_answers(graph, link, a, TensorProto)}
+    if model.autoencoder:
+        kinds |= _in_units(graph, model, a if reproduces else "probabilities", TensorProto)
     one = network.answers.labelled  # one class an example, not one answer an output
     made = helper.make_graph(
         graph.nodes, "rawnn",
         [helper.make_tensor_value_info(
-            "inputs", TensorProto.UINT8 if input_type == "uint8" else TensorProto.FLOAT,
-            ["N", features])],
+            "inputs", helper.np_dtype_to_tensor_dtype(np.dtype(input_type)), ["N", features])],
         [helper.make_tensor_value_info(
             name, kind, ["N"] if name == "classes" and one else ["N", outputs])
          for name, kind in kinds.items()],
@@ -121,18 +124,36 @@ def export_onnx(model: Model, path: str | os.PathLike[str],
     write_atomically(path, onnx_model(model, input_type).SerializeToString())
 
 
-def _normalised(graph: _Graph, model: Model, input_type: str, floating: int) -> str:
+def _normalised(graph: _Graph, model: Model, input_type: str, types: Any) -> str:
     """As `Normalisation.apply`, in the same order of operations."""
     normalisation, x = model.normalisation, "inputs"
-    if input_type != "float32":
-        x = graph.add("Cast", x, name="as_float", to=floating)
+    work, dtype = ("float64", types.DOUBLE) if normalisation.is_double else ("float32", types.FLOAT)
+    if input_type != work:
+        x = graph.add("Cast", x, name="as_float", to=dtype)
     if normalisation.scale != 1.0:
-        x = graph.add("Mul", x, graph.number("scale", normalisation.scale), name="scaled")
+        x = graph.add("Mul", x, graph.number("scale", normalisation.scale, work), name="scaled")
     if normalisation.mean is not None and normalisation.inverse_std is not None:
         x = graph.add("Sub", x, graph.constant("mean", normalisation.mean), name="centred")
         x = graph.add("Mul", x, graph.constant("inverse_std", normalisation.inverse_std),
                       name="normalised")
-    return x
+    return graph.add("Cast", x, name="rounded", to=types.FLOAT) if work == "float64" else x
+
+
+def _in_units(graph: _Graph, model: Model, x: str, types: Any) -> dict[str, int]:
+    """As `Normalisation.invert`: the `values` of an autoencoder, in the units of its inputs."""
+    normalisation = model.normalisation
+    x = graph.add("Cast", x, name="values.double", to=types.DOUBLE)
+    if normalisation.mean is not None and normalisation.std is not None:
+        x = graph.add("Mul", x, graph.constant("values.std", normalisation.std.astype(np.float64)),
+                      name="values.spread")
+        x = graph.add("Add", x, graph.constant("values.mean",
+                                               normalisation.mean.astype(np.float64)),
+                      name="values.shifted")
+    x = graph.add("Div", x, graph.number("values.scale", normalisation.scale, "float64"),
+                  name="values.divided")
+    kind: int = types.DOUBLE if normalisation.is_double else types.FLOAT
+    graph.add("Cast", x, name="values", to=kind)
+    return {"values": kind}
 
 
 def _gelu(graph: _Graph, z: str, name: str) -> str:

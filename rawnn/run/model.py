@@ -16,9 +16,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.data.arrays import check_finite, check_fractions, check_labels, label_indices
-from rawnn.data.dlpack import DeviceArray, read
+from rawnn.data.arrays import check_fractions
+from rawnn.data.columns import fix_of, read_answers, read_inputs
+from rawnn.data.dlpack import DeviceArray
+from rawnn.data.labels import (
+    are_whole,
+    check_labels,
+    check_words,
+    given_labels,
+    label_indices,
+)
 from rawnn.data.normalise import Normalisation, TargetNormalisation
+from rawnn.data.precision import check_finite
 from rawnn.errors import CheckpointError, ConfigError, DataError
 from rawnn.network.activations import activation
 from rawnn.network.layers import Network, Parameters
@@ -35,7 +44,8 @@ OUTPUTS: dict[Link, tuple[str, ...]] = {
     "sigmoid": ("classes", "probabilities", "logits"),
     "identity": ("values",),
 }
-"""What `predict` gives for networks by the link of their loss; the first is the default."""
+"""What `predict` gives for networks by the link of their loss; the first is the default. An
+autoencoder gives "values" after any loss, by default."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,8 @@ class Model:
     """A network with its parameters (float32, by name), the normalisation of its inputs, and the
     names of its classes where they have any. Values are undone by the `target_normalisation`
     where they were normalised for training; `target_names` are those of their columns in a table.
-    Raises CheckpointError where shapes do not fit."""
+    `label_dtype` is the NumPy type of labels that were numbers in training; an `autoencoder`
+    reproduces its inputs. Raises CheckpointError where shapes do not fit."""
 
     network: Network
     parameters: Parameters
@@ -59,6 +70,8 @@ class Model:
     label_names: tuple[str, ...] = ()
     target_normalisation: TargetNormalisation | None = None
     target_names: tuple[str, ...] = ()
+    label_dtype: str = ""
+    autoencoder: bool = False
 
     def __post_init__(self) -> None:
         wanted = {t.name: t.shape for t in self.network.parameters()}
@@ -86,10 +99,12 @@ class Model:
         """What the network says of `inputs` [N, ...], given as the training data were (bytes stay
         bytes: the normalisation is applied here).
 
-        After cross-entropy: "classes" (int32 [N], the default), "labels" (their names),
-        "probabilities" or "logits" (float32 [N, C]). After binary cross-entropy: "classes" (uint8
-        [N, C], 0 or 1), "probabilities" or "logits". After mean squared error: "values", float32
-        [N, C], or float64 in the targets' units where they were normalised.
+        After cross-entropy: "classes" (int32 [N], the default), "labels" (as in training: words, or
+        numbers of their type), "probabilities" or "logits" (float32 [N, C]). After binary
+        cross-entropy: "classes" (uint8 [N, C], 0 or 1), "probabilities" or "logits". After mean
+        squared error: "values", float32 [N, C], or float64 in the targets' units where they were
+        normalised. Of an autoencoder "values" are in the units of its inputs, after either loss
+        (float64 where float32 cannot hold the inputs). No rows give an empty array.
 
         Raises ConfigError, DataError.
         """
@@ -108,6 +123,8 @@ class Model:
 
     def _output(self, output: str | None) -> str:
         known = OUTPUTS[self.network.answers.link]
+        if self.autoencoder and "values" not in known:
+            known = ("values", *known)
         wanted = output or known[0]
         if wanted not in known:
             raise ConfigError(f"output = '{wanted}': a network trained with {self.network.loss} "
@@ -115,21 +132,22 @@ class Model:
         return wanted
 
     def _inputs(self, inputs: Any) -> NDArray[Any]:
-        found = read(inputs, "the inputs")
+        columns = read_inputs(inputs, "the inputs")
+        found = columns.array
         host = found.numpy() if isinstance(found, DeviceArray) else found
-        if host.ndim < 2 or not host.size:
+        if host.ndim < 2 or 0 in host.shape[1:]:
             raise DataError(f"the inputs are of shape {list(host.shape)}, but must be [examples, "
                             f"features], or [examples, ...] to be flattened")
-        flat = host.reshape(len(host), -1)
+        flat = host.reshape(len(host), math.prod(host.shape[1:]))
         features = self.network.layers[0]
         if flat.shape[1] != features:
             raise DataError(f"the inputs have {flat.shape[1]} features, but the network takes "
                             f"{features}")
         if flat.dtype.kind not in "biuf" and flat.dtype.name != "bfloat16":
             raise DataError(f"the inputs are of type {flat.dtype}: only numbers can be predicted "
-                            f"from")
+                            f"from; {fix_of(flat)}")
         if flat.dtype.kind not in "biu":
-            check_finite(flat, "the inputs")
+            check_finite(flat, "the inputs", names=columns.names)
         return flat
 
     def _logits(self, inputs: NDArray[Any], batch: int, device: str
@@ -137,6 +155,9 @@ class Model:
         """z of the last layer, float32 [<= batch, C], batch by batch."""
         if batch < 1:
             raise ConfigError(f"batch = {batch}: it must be at least 1")
+        if not len(inputs):
+            yield np.zeros((0, self.network.outputs), np.float32)
+            return
         if device != "host":
             from rawnn.runners.forward import forward
 
@@ -158,6 +179,9 @@ class Model:
         several = self.network.answers.link == "softmax"
         if output == "values" and self.target_normalisation is not None:
             return self.target_normalisation.undo(z)
+        if output == "values" and self.autoencoder:
+            return self.normalisation.invert(
+                sigmoid(z) if self.network.answers.link == "sigmoid" else z)
         if output in ("logits", "values"):
             return z
         if output == "probabilities":
@@ -165,7 +189,22 @@ class Model:
         if not several:
             return (z > 0).astype(np.uint8)
         classes: NDArray[Any] = z.argmax(axis=1).astype(np.int32)
-        return np.asarray(self.names)[classes] if output == "labels" else classes
+        return self.labels[classes] if output == "labels" else classes
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The label of each output [C]: a number of the type of the training's, or a name."""
+        if self.label_names and not self._has_number_labels:
+            return np.asarray(self.names)
+        numbers = np.array([int(name) for name in self.names])
+        is_boolean = self.label_dtype == "bool" and set(numbers.tolist()) <= {0, 1}
+        return numbers.astype(self.label_dtype if self.label_dtype not in ("", "bool")
+                              or is_boolean else np.int64)
+
+    @property
+    def _has_number_labels(self) -> bool:
+        """Whether the names of its classes are numbers that were labels."""
+        return bool(self.label_dtype) and are_whole(self.label_names)
 
     @property
     def names(self) -> list[str]:
@@ -176,9 +215,10 @@ class Model:
     # -- how good they are -------------------------------------------------------------------------
     def score(self, inputs: Any, answers: Any = None, *, batch: int = BATCH,
               device: str = "host") -> Score:
-        """Loss and accuracy on `inputs` with `answers`: labels [N] (indices or names), or values
-        [N, C]; None compares with the normalised inputs, as an autoencoder is trained. The loss is
-        in the units of the values, also where they were normalised for training.
+        """Loss and accuracy on `inputs` with `answers` as training takes them: labels [N], one-hot
+        rows [N, C], or values [N, C]; None compares with the normalised inputs, as an autoencoder
+        is trained. Numbers are indices of classes whose names are words. The loss is in the units
+        of the values, also where they were normalised for training.
 
         Raises DataError.
         """
@@ -187,6 +227,8 @@ class Model:
         if answers is None and targets is not None:
             raise DataError("this network was trained on target values: give them as the answers")
         wanted = None if answers is None else self._answers(answers, len(flat))
+        if not len(flat):
+            raise DataError("there are no examples to score")
         total = right = 0.0
         done = 0
         for z in self._logits(flat, batch, device):
@@ -201,7 +243,8 @@ class Model:
         return Score(total / (len(flat) * per_example), right / counts if counts else math.nan)
 
     def _answers(self, answers: Any, count: int) -> NDArray[Any]:
-        found = read(answers, "the answers")
+        columns = read_answers(answers, "the answers")
+        found = columns.array
         host = found.numpy() if isinstance(found, DeviceArray) else found
         if not host.shape or len(host) != count:
             raise DataError(f"there are {count:,} inputs, but the answers are of shape "
@@ -212,15 +255,18 @@ class Model:
             if values.shape[1] != outputs:
                 raise DataError(f"the answers have {values.shape[1]} columns, but the network has "
                                 f"{outputs} outputs")
+            if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
+                raise DataError(f"the answers are of type {values.dtype}, but must be numbers; "
+                                f"{fix_of(values)}")
+            check_finite(values, "the answers", names=columns.names)
             if self.network.answers.link == "sigmoid":
                 check_fractions(values, "the answers")
             return values.astype(np.float32 if self.target_normalisation is None else np.float64)
-        labels = host.reshape(-1)
-        if len(labels) != count:
-            raise DataError(f"the answers are of shape {list(host.shape)}, but must be one label "
-                            f"for each example")
-        if labels.dtype.kind in "USO":
-            labels = label_indices(labels, self.names, "answers")
+        given = given_labels(host, "the answers'", columns=columns.names)
+        check_words(given, self.label_names, "answers")
+        by_number = self._has_number_labels and given.columns is None
+        labels = label_indices(given.values, self.names, "answers") \
+            if given.are_words or by_number else given.values
         check_labels(labels, outputs, "answers")
         return labels
 
@@ -241,7 +287,8 @@ class Model:
         checkpoint.write(path, checkpoint.Checkpoint(
             self.network, self.parameters, normalisation=self.normalisation,
             label_names=self.label_names, target_normalisation=self.target_normalisation,
-            facts={"targets": self.target_names} if self.target_names else {}))
+            facts={"targets": self.target_names} if self.target_names else {},
+            label_dtype=self.label_dtype, autoencoder=self.autoencoder))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Model:
@@ -254,7 +301,8 @@ class Model:
     def of(cls, found: checkpoint.Checkpoint) -> Model:
         """The model in a checkpoint."""
         return cls(found.network, found.parameters, found.normalisation, found.label_names,
-                   found.target_normalisation, tuple(map(str, found.facts.get("targets", ()))))
+                   found.target_normalisation, tuple(map(str, found.facts.get("targets", ()))),
+                   found.label_dtype, found.autoencoder)
 
     # -- PyTorch -----------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -114,6 +114,8 @@ class Result:
     resumed_epochs: int = 0
     label_names: tuple[str, ...] = ()
     target_names: tuple[str, ...] = ()
+    label_dtype: str = ""
+    autoencoder: bool = False
     normalisation: Normalisation = field(default_factory=Normalisation, repr=False, compare=False)
     target_normalisation: TargetNormalisation | None = field(default=None, repr=False,
                                                              compare=False)
@@ -137,7 +139,8 @@ class Result:
         from rawnn.run.model import Model
 
         return Model(self.config.network(), self.parameters, self.normalisation, self.label_names,
-                     self.target_normalisation, self.target_names)
+                     self.target_normalisation, self.target_names, self.label_dtype,
+                     self.autoencoder)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to JSON; the parameters are left out."""

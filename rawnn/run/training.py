@@ -353,7 +353,8 @@ class Session:
             self.data.normalisation, self.data.label_names,
             {**self.facts, "dataset": self.data.name, "features": self.data.feature_names,
              **({"targets": self.data.target_names} if self.data.target_names else {})},
-            self._taken.plain(), self._record, self.lineage, self.data.target_normalisation)
+            self._taken.plain(), self._record, self.lineage, self.data.target_normalisation,
+            self.data.label_dtype, self.data.autoencoder)
 
     @cached_property
     def _record(self) -> dict[str, Any]:
@@ -429,7 +430,7 @@ class Session:
             config=self.config,
             toggles=self.selection.values,
             implied=sorted(self.selection.implied),
-            notes=list(self.selection.notes),
+            notes=[*self.selection.notes, *self.data.notes],
             dataset=self.data.name,
             data_source=self.data.source,
             synthetic=self.data.synthetic,
@@ -458,6 +459,8 @@ class Session:
             label_names=self.data.label_names,
             target_names=self.data.target_names,
             target_normalisation=self.data.target_normalisation,
+            label_dtype=self.data.label_dtype,
+            autoencoder=self.data.autoencoder,
             normalisation=self.data.normalisation,
             parameters=self.runner.parameters(),
         )

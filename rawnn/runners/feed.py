@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rawnn.common import random
 from rawnn.common.dtypes import LARGEST, numpy_dtype, rounded
-from rawnn.data import Dataset
+from rawnn.data import Dataset, Normalisation
 from rawnn.errors import ConfigError
 from rawnn.step.recipe import Form
 from rawnn.step.tensor import ROW_ALIGNMENT, Role, Tensor
@@ -23,9 +23,10 @@ def form_of(data: Dataset, part: str, first: int = 0) -> Form:
     """The form of the examples of `part` ("train" or "test") from `first` on."""
     images = getattr(data, f"{part}_images")
     labels, targets = getattr(data, f"{part}_labels"), getattr(data, f"{part}_targets")
-    normalisation = data.normalisation
+    normalisation = Normalisation() if data.normalisation.is_double else data.normalisation
     return Form(
-        len(images) - first, inputs=images.dtype.name,
+        len(images) - first,
+        inputs="float32" if data.normalisation.is_double else images.dtype.name,
         labels="" if labels is None else labels.dtype.name,
         targets=0 if targets is None else targets.shape[1], scale=normalisation.scale,
         normalised=normalisation.mean is not None, reconstruct=data.autoencoder,
@@ -35,7 +36,8 @@ def form_of(data: Dataset, part: str, first: int = 0) -> Form:
 def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
              writable: bool = False) -> Array:
     """What a tensor of the data set holds. HOST tensors are ready to be copied: normalised, in
-    their own type; with `writable` they share no memory with the data set."""
+    their own type; with `writable` they share no memory with the data set. Inputs that are
+    normalised in float64 are so here, before they become float32."""
     kind = tensor.symbol or tensor.name
     if kind == "mean" and data.normalisation.mean is not None:
         return data.normalisation.mean
@@ -45,9 +47,10 @@ def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
     if array is None:
         raise ConfigError(f"the data set {data.name} has no {kind}")
     array = array[first:]
-    if tensor.role is Role.HOST and kind == "images":
+    if kind == "images" and (tensor.role is Role.HOST or data.normalisation.is_double):
         array = data.normalisation.apply(array)
-        if tensor.dtype in LARGEST:  # which NumPy's conversion would make NaN
+        # Beyond the largest NumPy's conversion would make NaN.
+        if tensor.role is Role.HOST and tensor.dtype in LARGEST:
             array = rounded(array, tensor.dtype)
     if tensor.role is not Role.HOST:
         return array

@@ -34,6 +34,8 @@ def forward(network: Network, parameters: Parameters, normalisation: Normalisati
     """The logits of `inputs` [N, F], float32 [<= BATCH, C] at a time, from the device that the name
     means ("gpu", "gpu:1", "sim", ...). Raises DeviceError and ConfigError."""
     check_device(device)
+    if normalisation.is_double:  # on the host, as in training
+        inputs, normalisation = normalisation.apply(inputs), Normalisation()
     opened = open_device(device, lambda message: None).device
     if opened is None:
         raise ConfigError(f"device = '{device}' is no GPU")

@@ -1,0 +1,195 @@
+"""Inputs and answers of other libraries as one array: frames of pandas and polars, dictionaries of
+columns, structured arrays, sparse matrices. None of those libraries is imported.
+
+What a network cannot be trained on is refused with its column, its row and the fix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.data.dlpack import DeviceArray, read
+from rawnn.errors import DataError
+
+DENSE_LIMIT = 4 << 30
+"""Bytes that a sparse matrix may take once it is dense."""
+
+
+@dataclass(frozen=True, eq=False)
+class NamedColumns:
+    """An array [N, ...], and the names of its columns where they have any."""
+
+    array: NDArray[Any] | DeviceArray
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_inputs(data: Any, name: str) -> NamedColumns:
+    """`data` as one array of numbers. `name` begins the sentence of a DataError, which names the
+    column of what is missing or no number."""
+    return _read(data, name, of_inputs=True)
+
+
+def read_answers(data: Any, name: str) -> NamedColumns:
+    """`data` as labels or values. A single column may hold words. Raises as `read_inputs`."""
+    return _read(data, name, of_inputs=False)
+
+
+def is_missing(value: object) -> bool:
+    """Whether a Python object stands for a value that is not there: None, NaN, pandas' NA, NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    try:
+        return bool(value != value)
+    except (TypeError, ValueError, ArithmeticError):
+        return False
+
+
+def _read(data: Any, name: str, of_inputs: bool) -> NamedColumns:
+    if hasattr(data, "collect_schema") and hasattr(data, "collect"):
+        data = data.collect()  # a LazyFrame of polars
+    columns = _columns(data)
+    if columns is None:
+        if hasattr(data, "toarray") and hasattr(data, "nnz"):
+            return _dense(data, name)
+        return NamedColumns(_plain(_series(data), name, of_inputs))
+    if not columns:
+        raise DataError(f"{name}: there is no column")
+    names = tuple(str(column) for column, _ in columns)
+    by_number = [column for column, _ in columns] == list(range(len(columns)))
+    known = () if by_number else names
+    if _is_uniform(data):  # one block of memory, which may be shared
+        return NamedColumns(np.asarray(data), known)
+    words = not of_inputs and len(columns) == 1
+    arrays = [_column(values, name, column, words)
+              for column, (_, values) in zip(names, columns, strict=True)]
+    for column, array in zip(names, arrays, strict=True):
+        if len(array) != len(arrays[0]):
+            raise DataError(f"{name}: column '{column}' has {len(array):,} rows, but '{names[0]}' "
+                            f"has {len(arrays[0]):,}")
+    return NamedColumns(np.column_stack(arrays), known)
+
+
+def _columns(data: Any) -> list[tuple[Any, Any]] | None:
+    """Name and values of each column; None for what has no columns of its own."""
+    if isinstance(data, Mapping):
+        return list(data.items())
+    if isinstance(data, np.ndarray) and data.dtype.names and data.ndim == 1:
+        return [(column, data[column]) for column in data.dtype.names]
+    if hasattr(data, "iloc") and hasattr(data, "columns"):
+        return [(column, data.iloc[:, place]) for place, column in enumerate(data.columns)]
+    if hasattr(data, "get_columns") and hasattr(data, "to_numpy"):
+        return [(series.name, series) for series in data.get_columns()]
+    return None
+
+
+def _is_uniform(data: Any) -> bool:
+    """Whether all columns of a frame of pandas have one NumPy type of numbers."""
+    types = set(data.dtypes) if hasattr(data, "iloc") else ()
+    return len(types) == 1 and all(isinstance(t, np.dtype) and t.kind in "biuf" for t in types)
+
+
+def _dense(matrix: Any, name: str) -> NamedColumns:
+    size = int(np.prod(matrix.shape, dtype=np.float64)) * matrix.dtype.itemsize
+    shape = " x ".join(f"{length:,}" for length in matrix.shape)
+    if size > DENSE_LIMIT:
+        raise DataError(f"{name}: a sparse matrix, {shape}, that takes {size / 2**30:.1f} GiB as a "
+                        f"dense array, but at most {DENSE_LIMIT / 2**30:.0f} GiB are made dense: "
+                        f"reduce its columns first, or use part of its rows")
+    return NamedColumns(read(matrix.toarray(), name), (),
+                   (f"{name}: the sparse matrix, {shape}, is made dense "
+                    f"({size / 2**20:,.1f} MiB)",))
+
+
+def _series(data: Any) -> Any:
+    """A column of pandas or polars as a NumPy array, of the NumPy type that a nullable type extends
+    where nothing is missing; anything else as it is."""
+    if type(data).__module__.startswith("polars"):
+        return data.to_numpy()
+    if not (hasattr(data, "iloc") and hasattr(data, "isna")):
+        return data
+    plain = getattr(data.dtype, "numpy_dtype", None)  # of pandas' nullable types
+    if plain is None:
+        return np.asarray(data)
+    return np.asarray(data, object) if data.isna().any() else data.to_numpy(dtype=plain)
+
+
+def _plain(data: Any, name: str, of_inputs: bool) -> NDArray[Any] | DeviceArray:
+    """Arrays, and lists of numbers."""
+    array = read(data, name)
+    if isinstance(array, DeviceArray) or array.dtype.kind not in "OMm":
+        return array
+    for place in np.ndindex(array.shape):
+        value = array[place]
+        if is_missing(value):
+            where = ", ".join(f"{axis} {index}" for axis, index in
+                              zip(("row", "column"), place, strict=False))
+            raise DataError(f"{name}: {where} has no value ({value}): {_FILL}")
+    if array.dtype.kind in "Mm":
+        raise DataError(f"{name}: of type {array.dtype}, which is no number: {fix_of(array)}")
+    return array if of_inputs else _numbers(array)
+
+
+def _column(values: Any, name: str, column: str, words: bool) -> NDArray[Any]:
+    """A column [N] of numbers, or with `words` of anything that can be a label."""
+    where = f"{name}: column '{column}'"
+    array = read(_series(values), where)
+    array = array.numpy() if isinstance(array, DeviceArray) else array
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array.reshape(-1)
+    if array.ndim != 1:
+        raise DataError(f"{where} is of shape {list(array.shape)}, but a column holds one value a "
+                        f"row")
+    if array.dtype.kind in "OMmf":
+        for row in range(len(array)) if array.dtype.kind != "f" else np.flatnonzero(array != array):
+            if is_missing(array[row]):
+                raise DataError(f"{where} has no value in row {row} ({array[row]}): {_FILL}")
+        array = _numbers(array)
+    if array.dtype.kind in "biuf" or array.dtype.name == "bfloat16" or \
+            (words and array.dtype.kind in "OUST"):
+        return array
+    row = next((row for row, value in enumerate(array) if not isinstance(value, Real)), 0)
+    raise DataError(f"{where} holds '{array[row]!s:.40}' in row {row}, which is no number: "
+                    f"{fix_of(array)}")
+
+
+_FILL = "fill it in, or leave the row out"
+
+
+def _numbers(array: NDArray[Any]) -> NDArray[Any]:
+    """An array of Python objects as one of numbers, if all of them are."""
+    values = array.reshape(-1).tolist()
+    if array.dtype.kind != "O" or not values or \
+            not all(isinstance(value, Real | Decimal | np.bool_) for value in values):
+        return array
+    with contextlib.suppress(OverflowError, TypeError, ValueError):
+        found = np.array([float(v) if isinstance(v, Decimal) else v for v in values])
+        if found.dtype.kind in "biuf":
+            return found.reshape(array.shape)
+    return array
+
+
+def fix_of(array: NDArray[Any]) -> str:
+    """How to make numbers of an array that holds none."""
+    if array.dtype.kind == "M":
+        return "make numbers of dates, for example the days since the first, " \
+               "(x - x.min()) / numpy.timedelta64(1, 'D')"
+    if array.dtype.kind == "m":
+        return "make numbers of durations, for example x / numpy.timedelta64(1, 's')"
+    if array.dtype.kind == "c":
+        return "give real and imaginary parts as columns of their own"
+    return "leave the column out, or make a column of 0 and 1 for each word, as " \
+           "pandas.get_dummies does"
+
+
+def column_text(column: int, names: Sequence[str]) -> str:
+    """How a sentence names a column: by its name, or by its place."""
+    return f"column '{names[column]}'" if names else f"column {column}"

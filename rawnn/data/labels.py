@@ -1,0 +1,165 @@
+"""Class labels as users give them: whole numbers, words, one-hot rows; and their places among a
+network's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.errors import DataError
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>", "nat"})
+"""Cells and words, in lower case, that stand for a value that is not there."""
+
+Rows: TypeAlias = NDArray[np.int32] | None
+"""Where each row stood in the caller's array, of which it is a part; None: in the same place."""
+
+
+def place_of(row: Any, rows: Rows) -> int:
+    """Where a row stood in the caller's array."""
+    return int(row if rows is None else rows[row])
+
+
+@dataclass(frozen=True, eq=False)
+class GivenLabels:
+    """`values` [N] are whole numbers or strings, and `dtype` is the type that numbers had. Of
+    one-hot rows `columns` is the number of columns, and values are their names, or their places
+    where they have none."""
+
+    values: NDArray[Any]
+    dtype: str = ""
+    columns: int | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def are_words(self) -> bool:
+        return bool(self.values.dtype.kind == "U")
+
+
+def given_labels(array: NDArray[Any], name: str, rows: Rows = None,
+                 columns: Sequence[str] = ()) -> GivenLabels:
+    """The labels in an array [N], [N, 1], or one-hot [N, C] whose `columns` may have names. Raises
+    DataError, naming the row, for what is no label."""
+    if array.ndim == 2 and array.shape[1] > 1:
+        return _one_hot(array, name, rows, columns)
+    if array.size != len(array):
+        raise _of_other_shape(array, name)
+    flat = array.reshape(-1)
+    if flat.dtype.kind in "SUTO":
+        return GivenLabels(np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v)
+                                     for v in flat.tolist()], dtype=np.str_))
+    if flat.dtype.kind in "biu":
+        return GivenLabels(flat.view(np.uint8) if flat.dtype.kind == "b" else flat,
+                           dtype=flat.dtype.name)
+    if flat.dtype.kind != "f" and flat.dtype.name != "bfloat16":
+        raise DataError(f"{name} labels are of type {flat.dtype}, but labels are whole numbers or "
+                        f"words")
+    bad = np.flatnonzero(~(flat == np.floor(flat)) | np.isinf(flat))
+    if bad.size:
+        row, value = place_of(bad[0], rows), float(flat[bad[0]])
+        if np.isnan(value):
+            raise DataError(f"{name} labels: row {row} has no value (nan): fill it in, or leave "
+                            f"the row out")
+        raise DataError(f"{name} label in row {row} is {value:g}, but labels are whole numbers, or "
+                        f"words")
+    return GivenLabels(flat.astype(np.int64), dtype=flat.dtype.name)
+
+
+def _of_other_shape(array: NDArray[Any], name: str, row: int | None = None) -> DataError:
+    why = "" if row is None else f"; one-hot rows are one label for each example, too, but row " \
+                                 f"{row} does not hold a single 1 and else 0"
+    return DataError(f"{name} labels are of shape {list(array.shape)}, but must be one for each "
+                     f"example: [examples]{why}")
+
+
+def _one_hot(array: NDArray[Any], name: str, rows: Rows, columns: Sequence[str]) -> GivenLabels:
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise _of_other_shape(array, name)
+    ones = array == 1
+    bad = np.flatnonzero((ones.sum(axis=1) != 1) | ((array != 0) & ~ones).any(axis=1))
+    if bad.size:
+        raise _of_other_shape(array, name, place_of(bad[0], rows))
+    found = ones.argmax(axis=1)
+    if columns:
+        return GivenLabels(np.asarray(columns, np.str_)[found], "int64" if are_whole(columns)
+                           else "", len(columns), tuple(columns))
+    return GivenLabels(found.astype(np.int64), "int64", array.shape[1])
+
+
+def class_names(labels: Sequence[GivenLabels], wanted: tuple[str, ...], classes: int | None,
+                outputs: int | None) -> tuple[str, ...]:
+    """The names of the classes in `labels`: those `wanted`, the words in alphabetical order, or
+    those of numbers in their order; () where the numbers are the classes' indices.
+
+    They are indices where the number of `classes` is given, where they count from 0 without a gap,
+    and where all lie among the `outputs` of a network. While these are not known all are indices
+    but -1 and 1.
+    """
+    if wanted or labels[0].names:
+        return wanted or labels[0].names
+    found = np.unique(np.concatenate([label.values for label in labels]))
+    if labels[0].are_words:
+        return tuple(str(word) for word in found)
+    counted = np.array_equal(found, np.arange(len(found)))
+    indices = not np.array_equal(found, (-1, 1)) if outputs is None \
+        else counted or (found[0] >= 0 and found[-1] < outputs)
+    if labels[0].columns is not None or classes is not None or indices:
+        return ()
+    return tuple(str(int(label)) for label in found)
+
+
+def class_indices(labels: GivenLabels, names: tuple[str, ...], first: GivenLabels, what: str,
+                  rows: Rows = None) -> NDArray[Any]:
+    """The class of each label. Words are found by their names, and so are numbers where all those
+    of the training labels, `first`, are names. Raises DataError."""
+    by_name = first.are_words or (are_whole(names) and first.columns is None and all(
+        str(label) in names for label in np.unique(first.values).tolist()))
+    return label_indices(labels.values, names, what, rows) if by_name else labels.values
+
+
+def check_words(labels: GivenLabels, names: Sequence[str], what: str, rows: Rows = None) -> None:
+    """Raise DataError for the first word that stands for a missing value, unless a class is named
+    so."""
+    for word in np.unique(labels.values).tolist() if labels.are_words else ():
+        if word.strip().lower() in MISSING and word not in (*names, *labels.names):
+            row = place_of(int(np.argmax(labels.values == word)), rows)
+            raise DataError(f"{what}: row {row} has no value ('{word}'): fill it in, or leave the "
+                            f"row out; where a class has this name, name them all: "
+                            f"rawnn.from_arrays(data, label_names=[...])")
+
+
+def label_indices(labels: NDArray[Any], names: Sequence[str], what: str,
+                  rows: Rows = None) -> NDArray[np.int32]:
+    """The place of each label in `names`. Raises DataError for one that is not there."""
+    found, where = np.unique(labels, return_inverse=True)
+    places = {name: place for place, name in enumerate(names)}
+    known = np.array([places.get(str(label), -1) for label in found.tolist()], np.int32)
+    indices = known[where.reshape(-1)] if len(known) else np.zeros(0, np.int32)
+    bad = np.flatnonzero(indices < 0)
+    if bad.size:
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise DataError(f"{what}: row {place_of(bad[0], rows)} has the label '{labels[bad[0]]}', "
+                        f"but the classes are {shown}")
+    return indices
+
+
+def check_labels(labels: NDArray[Any], classes: int, name: str, rows: Rows = None) -> None:
+    """Raise DataError unless each label is a whole number in 0 .. classes - 1."""
+    if labels.dtype.kind not in "biu":
+        raise DataError(f"{name} are of type {labels.dtype}, but labels are whole numbers from 0")
+    if not len(labels):
+        return
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0 or highest >= classes:
+        row = int(np.argmax(labels < 0 if lowest < 0 else labels >= classes))
+        raise DataError(f"{name}: row {place_of(row, rows)} has the label {int(labels[row])}, but "
+                        f"labels run from 0 to {classes - 1}")
+
+
+def are_whole(names: Sequence[str]) -> bool:
+    """Whether every name is that of a whole number."""
+    return bool(names) and all(name.removeprefix("-").isdecimal() for name in names)

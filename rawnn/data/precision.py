@@ -1,0 +1,94 @@
+"""Whether float32 can hold the values of a data set, and tell them apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.data.columns import column_text, fix_of
+from rawnn.data.labels import Rows, place_of
+from rawnn.errors import DataError
+
+_EXACT = 2**24
+"""Up to here float32 holds every integer."""
+_CHUNK = 1 << 22
+"""Elements that are checked at a time."""
+_SAMPLED = 1 << 21
+"""Elements that are compared at most: sorting more would take longer than reading them."""
+_FEWEST = 256
+"""Rows that are compared at least."""
+_SHARE = 0.01
+"""The share of a column's distinct values that may be lost unsaid: of continuous values a few are
+always closer together than float32 resolves."""
+
+
+def as_float32(array: NDArray[Any], name: str, rows: Rows = None, names: Sequence[str] = (),
+               fix: str = "") -> NDArray[np.float32]:
+    """The array [N, F] as float32. `rows` and `names` are those of its rows and columns; `fix` says
+    what helps with integers that float32 cannot tell apart. Raises DataError where float32 cannot
+    hold the values."""
+    if array.dtype == np.float32:
+        return array
+    kind = array.dtype.kind
+    if kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise DataError(f"{name} are of type {array.dtype}: only numbers can be trained on; "
+                        f"{fix_of(array)}")
+    if kind in "iu" and array.dtype.itemsize > 2 and array.size \
+            and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT:
+        raise DataError(f"{name} hold integers beyond {_EXACT:,}, which float32 cannot tell apart: "
+                        f"{fix}{'; or ' * bool(fix)}scale them first")
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(array, np.float32)
+    if kind == "f":
+        bad = np.isinf(made) & np.isfinite(array)
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            raise DataError(f"{name}: the value in row {place_of(row, rows)}, "
+                            f"{column_text(column, names)} is too large for float32")
+    return made
+
+
+def check_finite(array: NDArray[Any], name: str, places: Rows = None,
+                 names: Sequence[str] = ()) -> None:
+    """Raise DataError that names the first value of [N, F] that is NaN or infinite. `places` and
+    `names` are those of its rows and columns."""
+    rows = max(_CHUNK // max(math.prod(array.shape[1:]), 1), 1)
+    for start in range(0, len(array), rows):
+        bad = ~np.isfinite(array[start : start + rows])
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            value = float(array[start + row, column])
+            raise DataError(f"{name} hold {value} (row {place_of(start + row, places)}, "
+                            f"{column_text(column, names)}): every value must be a finite number")
+
+
+def merged_columns(values: NDArray[Any], rounded: Callable[[NDArray[Any]], NDArray[Any]]
+                   ) -> list[tuple[int, int, int]]:
+    """Columns of `values` [N, F] where distinct values become equal when they are `rounded`: the
+    column, and how many values are distinct before and after. A large set is sampled."""
+    rows = max(_SAMPLED // max(values.shape[1], 1), _FEWEST)
+    if len(values) > rows:
+        values = values[np.sort(np.random.default_rng(0).choice(len(values), rows, replace=False))]
+    before, after = (_distinct(array) for array in (values, rounded(values)))
+    return [(int(column), int(before[column]), int(after[column]))
+            for column in np.flatnonzero(before - after > _SHARE * before)]
+
+
+def _distinct(values: NDArray[Any]) -> NDArray[np.int64]:
+    """How many distinct values each column has."""
+    ordered = np.sort(values, axis=0)
+    count: NDArray[np.int64] = 1 + np.count_nonzero(ordered[1:] != ordered[:-1], axis=0)
+    return count
+
+
+def merged_text(what: str, found: Sequence[tuple[int, int, int]], names: Sequence[str],
+                fix: str) -> str:
+    """A sentence on what `merged_columns` found."""
+    column, before, after = found[0]
+    more = f", and so in {len(found) - 1:,} other columns" if len(found) > 1 else ""
+    return (f"{what}: distinct values become equal in float32, in {column_text(column, names)} "
+            f"{before:,} become {after:,}{more}: {fix}")
