@@ -50,7 +50,8 @@ def own_examples(found: Checkpoint, where: str) -> Examples:
     before = Resumption(Path(where), found)
     data = load_dataset(
         str(config["dataset"]), config["data"], target=config["target"],
-        fraction=float(config["validation"] or 0.2), seed=before.seed(int(config["seed"] or 0)),
+        normalise=found.normalisation, fraction=float(config["validation"] or 0.2),
+        seed=before.seed(int(config["seed"] or 0)),
         kind=_kind(found) if is_table(config["data"]) else None, notify=say,
         outputs=found.network.outputs, stand_in=True,
         normalise_targets=found.target_normalisation, **_format(found, {}))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rawnn.device.cuda.device import Device
 
 ROW_BYTES = 16  # what rows of a matrix are padded to on the device
-_TOO_WIDE = "their range is too wide: leave out what is extreme, or take the logarithm"
+_TOO_WIDE = "subtract the lowest value first, leave out what is extreme, or take logarithms"
 _SPLIT = 2**32 - 1  # the epoch whose order splits a set: no run gets that far
 
 

@@ -106,7 +106,7 @@ def _dense(matrix: Any, name: str) -> NamedColumns:
                         f"reduce its columns first, or use part of its rows")
     return NamedColumns(read(matrix.toarray(), name), (),
                    (f"{name}: the sparse matrix, {shape}, is made dense "
-                    f"({size / 2**20:,.1f} MiB)",))
+                    f"({size:,} bytes)",))
 
 
 def _series(data: Any) -> Any:
@@ -186,6 +186,8 @@ def fix_of(array: NDArray[Any]) -> str:
         return "make numbers of durations, for example x / numpy.timedelta64(1, 's')"
     if array.dtype.kind == "c":
         return "give real and imaginary parts as columns of their own"
+    if _numbers(array) is not array:
+        return "all of them are numbers, so that .astype(float) makes an array of numbers"
     return "leave the column out, or make a column of 0 and 1 for each word, as " \
            "pandas.get_dummies does"
 

@@ -29,6 +29,8 @@ from rawnn.errors import ConfigError, DataError, unknown
 
 ENVIRONMENT = "RAWNN_DATA"
 
+SCALED = "the images' bytes are scaled by 1/255; normalise='none' leaves them as they are"
+
 Notify = Callable[[str], None]
 Read = tuple[Bytes, tuple[int, ...]]  # the elements, the file's dimensions
 
@@ -96,7 +98,7 @@ def load_dataset(
     if normalise_targets not in (None, "none"):
         found = found.with_targets(normalise_targets)
     if normalise is None:
-        return found
+        return replace(found, notes=(SCALED,)) if found.own else found
     return replace(found, normalisation=Normalisation.of(normalise, found.train_images))
 
 

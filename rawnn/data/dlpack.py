@@ -99,7 +99,9 @@ def read(array: Any, name: str) -> NDArray[Any] | DeviceArray:
             raise DataError(f"{name}: {masked:,} values are masked: fill them in with "
                             f"array.filled(...), or leave their rows out")
         return np.asarray(array)
-    if isinstance(array, np.ndarray | DeviceArray):
+    if isinstance(array, np.ndarray):
+        return np.asarray(array)  # a matrix slices otherwise than an array
+    if isinstance(array, DeviceArray):
         return array
     if hasattr(type(array), "__dlpack__"):
         kind, ordinal = (int(part) for part in array.__dlpack_device__())

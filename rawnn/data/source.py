@@ -30,12 +30,15 @@ def named(config: Config, notify: Callable[[str], None], stand_in: bool = False,
           offline: bool = False, **instead: Any) -> Dataset:
     """Load what the Config names; `stand_in` and `offline` are explained at `load_dataset`, of
     which `instead` are arguments that win over the Config's. Raises ConfigError and DataError."""
-    return load_dataset(config.dataset, config.data, **{
+    found = load_dataset(config.dataset, config.data, **{
         "target": config.target, "fraction": config.validation, "normalise": config.normalise,
         "normalise_targets": config.normalise_targets, "outputs": config.layers[-1],
         "kind": _kind(config) if is_table(config.data) else None, "seed": config.seed,
         "notify": notify, "offline": offline, "stand_in": stand_in, "encoding": config.encoding,
         "decimal": config.decimal, "skip": config.skip, **instead})
+    for note in () if is_table(config.data) else found.notes:  # a table's are said as it is read
+        notify(note)
+    return found
 
 
 class ReadAhead:

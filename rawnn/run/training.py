@@ -417,6 +417,7 @@ class Session:
             facts["ranks"] = self.team.gather("the result", {
                 "who": self.team.who,
                 "device": self.device.info.name if self.device else "host"})
+        facts["normalisation"] = str(self.data.normalisation)
         if self.left_out:
             recipe = self.work.recipe
             facts["examples_left_out"] = len(self.data.train_images) % recipe.batch
