@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from rawnn.run.model import Model
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 
+ROOT = Path(__file__).resolve().parents[1]
 MEANS = Normalisation(1 / 255, np.linspace(0.1, 0.5, 13, dtype=np.float32),
                       np.linspace(0.2, 2.0, 13, dtype=np.float32))
 
@@ -63,6 +66,45 @@ def test_every_kind_of_normalisation(normalisation: Normalisation) -> None:
     inputs = np.random.default_rng(1).normal(size=(3, 13)).astype(np.float32)
     np.testing.assert_allclose(run(onnx_model(model), inputs)["logits"],
                                model.predict(inputs, "logits"), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalisation", [
+    MEANS, Normalisation(1.0, 1e8 + np.arange(13.0), np.full(13, 2.0))], ids=["float32", "float64"])
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_autoencoders_give_values_in_units(normalisation: Normalisation, loss: str) -> None:
+    network = Network((13, 7, 13), loss=loss)
+    model = Model(network, network.initial(3), normalisation, autoencoder=True)
+    inputs = 1e8 * normalisation.is_double + np.random.default_rng(2).integers(0, 9, (17, 13))
+    found = run(onnx_model(model, "float64"), inputs.astype(np.float64))
+    assert tuple(found) == (("values",) if loss == "mse" else
+                            ("logits", "probabilities", "classes", "values"))
+    for name, values in found.items():
+        expected = model.predict(inputs, name)
+        assert values.dtype == expected.dtype
+        np.testing.assert_allclose(values, expected, rtol=0, atol=2e-4)
+
+
+def test_a_normalisation_in_float64_is_computed_in_float64() -> None:
+    model = model_of(Normalisation(1.0, 1e8 + np.arange(13.0), np.full(13, 2.0)))
+    inputs = 1e8 + np.random.default_rng(2).integers(0, 9, (17, 13)).astype(np.float64)
+    expected = model.predict(inputs, "logits")
+    assert np.ptp(expected, axis=0).min() > 0.01
+    np.testing.assert_allclose(run(onnx_model(model, "float64"), inputs)["logits"], expected,
+                               rtol=0, atol=1e-5)
+    known = inputs.astype(np.float32)
+    np.testing.assert_allclose(run(onnx_model(model), known)["logits"],
+                               model.predict(known, "logits"), rtol=0, atol=1e-5)
+
+
+def test_it_is_reached_as_the_documentation_says(tmp_path: Path) -> None:
+    code = "import rawnn; rawnn.run.export.export_onnx(rawnn.Model.load('m.safetensors'), 'm.onnx')"
+    model_of().save(tmp_path / "m.safetensors")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
+                          text=True, timeout=120, check=False,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert run(onnx.load(tmp_path / "m.onnx"), np.zeros((1, 13), np.float32))["logits"].shape \
+        == (1, 5)
 
 
 def test_every_activation_can_be_exported() -> None:

@@ -111,6 +111,71 @@ def test_outputs_of_regression_and_autoencoders() -> None:
     assert again.model.score(x).loss == pytest.approx(again.test_loss, rel=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "normalise"), [
+    ("float32", "learned"), ("float64", "learned"), ("uint8", None), ("float32", None),
+    ("float32", {"scale": 0.5, "mean": 3.0, "std": 2.0}),
+])
+def test_an_autoencoder_answers_in_the_units_of_its_inputs(dtype: str, normalise: Any,
+                                                           tmp_path: Path) -> None:
+    """Wide enough to reproduce its inputs, which are far from those of the network."""
+    x = (100 + 20 * RNG.normal(size=(200, 3))).clip(0, 250).astype(dtype)
+    options = {"data": x, "normalise": normalise} if normalise else {"data": x}
+    result = train(**options, layers=(3, 3), loss="mse", epochs=300, batch=20, optimizer="adam",
+                   lr=0.02, device="host", save=str(tmp_path), save_every=300)
+    for model in (result.model, Model.load(tmp_path)):
+        assert model.autoencoder
+        found = model.predict(x)
+        assert found.dtype == (np.float64 if dtype == "float64" else np.float32)
+        np.testing.assert_allclose(found, x, rtol=0.05, atol=1)
+        np.testing.assert_allclose(model.predict(x, device="sim"), found, rtol=1e-4)
+        assert model.predict(x[:0]).shape == (0, 3)
+        if normalise:  # what is compared stays normalised, as in training
+            assert model.score(x).loss == pytest.approx(np.square(
+                model.normalisation.apply(found) - model.normalisation.apply(x)).mean(), rel=1e-2)
+
+
+def test_an_autoencoder_of_probabilities_answers_in_units_too() -> None:
+    x = (RNG.random((200, 4)) > 0.5).astype(np.uint8) * 200
+    model = train(data=x, layers=(4, 8, 4), loss="bce", epochs=100, batch=20, optimizer="adam",
+                  lr=0.02, device="host").model
+    np.testing.assert_allclose(model.predict(x), x, atol=12)
+    np.testing.assert_allclose(model.predict(x, "probabilities") * 255, model.predict(x), rtol=1e-5)
+    assert set(np.unique(model.predict(x, "classes"))) == {0, 1}
+
+
+def test_no_rows_give_an_empty_array() -> None:
+    model = trained().model
+    none = DATA.test_images[:0]
+    for output, shape, dtype in (("classes", (0,), "int32"), ("labels", (0,), model.labels.dtype),
+                                 ("probabilities", (0, 4), "float32"),
+                                 ("logits", (0, 4), "float32")):
+        for device in ("host", "sim"):
+            found = model.predict(none, output, device=device)  # type: ignore[arg-type]
+            assert (found.shape, found.dtype) == (shape, dtype)
+    assert model.predict(np.zeros((0, 3, 4))).shape == (0,)
+    with pytest.raises(DataError, match="no examples to score"):
+        model.score(none, [])
+    with pytest.raises(DataError, match="have 11 features"):
+        model.predict(np.zeros((0, 11)))
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_scores_take_the_values_that_training_takes(loss: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    y = (DATA.train_images[:, :2] > 100).astype(float)
+    frame = pandas.DataFrame(y, columns=["u", "v"]).astype({"u": "Int64", "v": bool})
+    inputs = pandas.DataFrame(DATA.train_images.astype(float))
+    for answers in (y, y.astype(bool), y.tolist(), frame, {"u": y[:, 0], "v": y[:, 1]}):
+        model = train(data=(inputs, answers), layers=(12, 2), loss=loss, epochs=1, batch=8,
+                      device="host").model
+        assert model.score(inputs, answers) == model.score(inputs.to_numpy(), y)
+    y[3, 1] = np.nan
+    with pytest.raises(DataError, match=r"the answers hold nan \(row 3, column 1\)"):
+        model.score(inputs, y)
+    with pytest.raises(DataError, match="the answers are of type <U1, but must be numbers"):
+        model.score(inputs, np.full((40, 2), "a"))
+
+
 def test_gelu_is_as_exact_as_float32() -> None:
     z = np.linspace(-12, 12, 100_001).astype(np.float32)
     exact = activation("gelu").function(z.astype(np.float64))
@@ -165,7 +230,7 @@ def test_state_dicts() -> None:
 @pytest.mark.parametrize(("inputs", "sentence"), [
     (np.zeros((3, 11)), "the inputs have 11 features, but the network takes 12"),
     (np.zeros(12), r"the inputs are of shape \[12\]"),
-    (np.zeros((0, 12)), r"the inputs are of shape \[0, 12\]"),
+    (np.zeros((3, 0)), r"the inputs are of shape \[3, 0\]"),
     (np.zeros((3, 12), complex), "only numbers can be predicted from"),
     (np.zeros((3, 12), str), "only numbers can be predicted from"),
 ])

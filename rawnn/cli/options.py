@@ -165,8 +165,8 @@ _RUN: dict[str, Callable[[Any], Any]] = {
     "validation": _option(DATA, "--validation", "Fraction of a table that is taken out for "
                           "testing.", "0.2", type=float),
     "normalise": _option(DATA, "--normalise", "learned (mean 0, deviation 1), pixels (by 1/255) or "
-                         "none.", "bytes by 1/255, other numbers not", metavar="HOW",
-                         values=_named("learned", "pixels", "none")),
+                         "none.", "bytes by 1/255, unless none of an array exceeds 1; other "
+                         "numbers not", metavar="HOW", values=_named("learned", "pixels", "none")),
     "normalise_targets": _option(DATA, "--normalise-targets", "learned (mean 0, deviation 1 of "
                                  "each column, with --loss mse; undone in predictions and losses) "
                                  "or none.", "none", metavar="HOW",

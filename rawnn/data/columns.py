@@ -34,7 +34,7 @@ class NamedColumns:
 
 def read_inputs(data: Any, name: str) -> NamedColumns:
     """`data` as one array of numbers. `name` begins the sentence of a DataError, which names the
-    column of what is missing or no number."""
+    column of what is missing or no number. NamedColumns stay as they are."""
     return _read(data, name, of_inputs=True)
 
 
@@ -54,6 +54,8 @@ def is_missing(value: object) -> bool:
 
 
 def _read(data: Any, name: str, of_inputs: bool) -> NamedColumns:
+    if isinstance(data, NamedColumns):
+        return data
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):
         data = data.collect()  # a LazyFrame of polars
     columns = _columns(data)

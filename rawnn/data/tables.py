@@ -18,6 +18,7 @@ from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_o
 from rawnn.data.arrays import Pair, from_arrays
 from rawnn.data.base import DEFAULT_FRACTION, Dataset, Kind
 from rawnn.data.catalog import TABLES
+from rawnn.data.columns import NamedColumns
 from rawnn.data.csvfile import Sheet, not_decodable, open_text
 from rawnn.data.normalise import Normalise, NormaliseTargets
 from rawnn.errors import ConfigError, DataError, nearest
@@ -65,14 +66,15 @@ def load_table(
     table = read_table(path, target, kind, (), csv_format, bool(label_names), exact=True)
     is_text = Path(path).suffix.lower() != ".npz"
     test: Any = fraction if table.test is None else table.test
-    made = from_arrays(Pair(table.inputs, table.answers), test, normalise=normalise,
+    inputs = NamedColumns(table.inputs, table.feature_names)
+    answers = None if table.answers is None else NamedColumns(table.answers, table.target_names)
+    made = from_arrays(Pair(inputs, answers), test, normalise=normalise,
                        normalise_targets=normalise_targets, kind=kind, seed=seed,
                        name=_stem(Path(path)), source=os.fspath(path), label_names=label_names,
                        classes=classes, outputs=0 if is_text else outputs, is_text=is_text)
     idle = () if table.test is None or fraction == DEFAULT_FRACTION else (
         f"validation = {fraction:g} plays no part: {path} has a test part of its own",)
-    return replace(made, feature_names=table.feature_names, target_names=table.target_names,
-                   notes=(*made.notes, *idle))
+    return replace(made, target_names=table.target_names, notes=(*made.notes, *idle))
 
 
 def _stem(path: Path) -> str:

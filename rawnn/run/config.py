@@ -56,6 +56,7 @@ class Config:
     skip      columns of a CSV file that are not read, given as `target` is
     validation  fraction of a table that is taken out for testing, where it has no test part
     normalise "learned", "pixels", "none" or a mapping of scale, mean, std; None: bytes by 1/255
+              unless none of an array's exceeds 1
     normalise_targets  "learned": mean 0 and deviation 1 of every column of target values (loss
               mse), undone in predictions and in the losses shown; None or "none": as they are
     autoencoder  whether the inputs themselves are the targets

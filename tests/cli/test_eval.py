@@ -93,6 +93,41 @@ def test_columns_are_found_by_their_names(rawnn: Rawnn, kept: Path, flowers: Pat
     assert "has no column 'length', which the network was trained on" in done.err
 
 
+def test_large_numbers_are_told_apart_after_training_too(rawnn: Rawnn, tmp_path: Path) -> None:
+    """Identifiers and times that are one number in float32, and classes that are numbers."""
+    file, kept, one = tmp_path / "ids.csv", tmp_path / "kept", tmp_path / "one.csv"
+    places = RNG.integers(0, 4, 200).tolist()
+    rows = {i: f"{10**8 + i},{1.7e9 + i / 4:.2f}" for i in range(4)}
+    file.write_text("id,time,kind\n" + "".join(f"{rows[i]},{i + 1}\n" for i in places))
+    one.write_text("time,id\n1700000000.50,100000002\n")
+    done = rawnn(*FAST, "--data", str(file), "--target", "kind", "--normalise", "learned",
+                 "--lr", "0.5", "--layers", "2-16-4", "--save", str(kept))
+    assert done.status == 0, done.err
+    assert "become equal" not in done.err
+    for more in ((), ("--data", str(file)), ("--data", str(file), "--device", "sim")):
+        done = rawnn("eval", str(kept), *more)
+        assert "accuracy  1.0000" in done.out, done.err
+    assert rawnn("predict", str(kept), "--data", str(one)).out == "prediction\n3\n"
+    done = rawnn(*FAST, "--data", str(file), "--target", "kind", "--layers", "2-16-4",
+                 "--json", str(tmp_path / "r.json"))
+    said = "distinct values become equal in float32, in column 'id' 4 become 1, and so in 1 other"
+    assert said in done.err
+    assert said in " ".join(json.loads((tmp_path / "r.json").read_text())["notes"])
+
+
+def test_predictions_of_an_autoencoder_are_in_units(rawnn: Rawnn, tmp_path: Path) -> None:
+    file, kept = tmp_path / "t.csv", tmp_path / "kept"
+    values = 500 + 20 * RNG.normal(size=(100, 2))
+    file.write_text("a,b\n" + "".join(f"{a:.3f},{b:.3f}\n" for a, b in values))
+    done = rawnn("--device", "host", "--batch", "8", "--epochs", "60", "--data", str(file),
+                 "--normalise", "learned", "--layers", "2-2", "--loss", "mse", "--autoencoder",
+                 "--lr", "0.2", "--save", str(kept))
+    assert done.status == 0, done.err
+    done = rawnn("predict", str(kept), "--data", str(file))
+    found = [[float(cell) for cell in row] for row in list(csv.reader(io.StringIO(done.out)))[1:]]
+    np.testing.assert_allclose(found, values, atol=2)
+
+
 NAMES = ("lily", "rose", "tulip")
 
 

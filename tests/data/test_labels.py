@@ -1,0 +1,173 @@
+"""Class labels: numbers, words, one-hot rows; what is missing, and what predictions give back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.data import from_arrays
+from rawnn.errors import ConfigError, DataError
+from rawnn.run.model import Model
+from rawnn.run.result import Result
+from rawnn.run.training import train
+
+RNG = np.random.default_rng(0)
+PLACES = np.arange(60) % 3
+X = (np.eye(3)[PLACES] + 0.05 * RNG.normal(size=(60, 3))).astype(np.float32)
+"""Three classes that a network of one layer learns to tell apart."""
+
+
+def trained(y: Any, outputs: int = 3, **options: Any) -> Result:
+    return train(**{"data": (X, y), "layers": (3, outputs), "epochs": 20, "batch": 4, "lr": 1.0,
+                    "device": "host", **options})
+
+
+@pytest.mark.parametrize(("values", "dtype", "names"), [
+    ([1, 2, 3], "int64", ("1", "2", "3")),
+    ([0, 2, 5], "int32", ("0", "2", "5")),
+    ([-1, 0, 1], "int8", ("-1", "0", "1")),
+    ([10, 9, 100], "uint16", ("9", "10", "100")),
+    ([1, 2, 3], "float64", ("1", "2", "3")),
+    ([0, 1, 2], "int64", ()),
+    ([0, 1, 2], "uint8", ()),
+    ([0, 1, 2], "float32", ()),
+    ([7, 8, 9], object, ("7", "8", "9")),
+])
+def test_numbers_of_any_kind_are_labels(values: list[int], dtype: Any, names: tuple[str, ...],
+                                        tmp_path: Path) -> None:
+    y = np.array(values)[PLACES].astype(dtype)
+    result = trained(y, save=str(tmp_path))
+    assert (result.test_accuracy, result.label_names) == (1.0, names)
+    for model in (result.model, Model.load(tmp_path)):
+        said = model.predict(X, "labels")
+        assert said.dtype == ("int64" if dtype is object else dtype)
+        np.testing.assert_array_equal(said, y.astype(said.dtype))
+        for answers in (y, y.tolist(), y.reshape(-1, 1), y.astype(float)):
+            assert model.score(X, answers).accuracy == 1.0
+        assert model.confusion(X, y).trace() == 60
+
+
+def test_minus_one_and_one() -> None:
+    y = np.where(PLACES == 0, -1, 1)
+    result = trained(y, 2)
+    assert result.label_names == ("-1", "1")
+    np.testing.assert_array_equal(result.model.predict(X, "labels"), y)
+    assert from_arrays((X, y), (X, y)).label_names == ("-1", "1")
+
+
+def test_truth_values_come_back_as_truth_values() -> None:
+    said = trained(PLACES == 0, 2).model.predict(X, "labels")
+    assert said.dtype == bool
+    np.testing.assert_array_equal(said, PLACES == 0)
+
+
+def test_labels_below_the_number_of_outputs_stay_indices() -> None:
+    """A class that these data happen not to have keeps its output."""
+    y = np.array([0, 2, 5])[PLACES]
+    model = trained(y, 6).model
+    assert model.label_names == ()
+    np.testing.assert_array_equal(model.predict(X), y)
+    np.testing.assert_array_equal(model.predict(X, "labels"), y)
+
+
+def test_a_data_set_made_beforehand_gets_names_where_the_network_is_smaller() -> None:
+    y = np.array([1, 2, 5])[PLACES]
+    data = from_arrays((X, y), (X, y))
+    assert (data.classes, data.label_names) == (6, ())
+    result = train(data=data, layers=(3, 3), epochs=20, batch=4, lr=1.0, device="host")
+    assert result.label_names == ("1", "2", "5")
+    np.testing.assert_array_equal(result.model.predict(X, "labels"), y)
+    with pytest.raises(ConfigError, match="ends in 2 outputs, but arrays has 6"):
+        train(data=data, layers=(3, 2), device="host")
+
+
+def test_given_names_of_numbers_are_matched_by_name() -> None:
+    y = np.array([30, 20, 30, 20])
+    x = np.zeros((4, 2), np.float32)
+    data = from_arrays((x, y), (x, y), label_names=["10", "20", "30"])
+    assert data.train_labels is not None
+    assert (data.classes, data.train_labels.tolist()) == (3, [2, 1, 2, 1])
+    words = from_arrays((x, y // 20), (x, y // 20), label_names=["cat", "dog"])
+    assert words.train_labels is not None
+    assert words.train_labels.tolist() == [1, 1, 1, 1]
+
+
+def test_a_label_that_training_does_not_know() -> None:
+    y = np.array([1, 2, 4])[PLACES]
+    with pytest.raises(DataError, match="row 5 has the label '3', but the classes are 1, 2, 4"):
+        trained(y, validation=(X, np.where(np.arange(60) == 5, 3, y)))
+    with pytest.raises(DataError, match="row 5 has the label '3', but the classes are 1, 2, 4"):
+        trained(y).model.score(X, np.where(np.arange(60) == 5, 3, y))
+
+
+# -- one-hot -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool", "uint8"])
+def test_one_hot_rows_are_labels(dtype: str) -> None:
+    y = np.eye(3)[PLACES].astype(dtype)
+    result = trained(y)
+    assert "one-hot, and taken by argmax" in " ".join(result.notes)
+    assert (result.test_accuracy, result.label_names) == (1.0, ())
+    assert result.model.score(X, y).accuracy == 1.0
+    np.testing.assert_array_equal(result.model.predict(X, "labels"), PLACES)
+
+
+def test_one_hot_columns_name_the_classes() -> None:
+    pandas = pytest.importorskip("pandas")
+    words = np.array(["eel", "cat", "dog"])[PLACES]
+    y = pandas.get_dummies(pandas.Series(words))
+    model = trained(y).model
+    assert model.label_names == ("cat", "dog", "eel")
+    np.testing.assert_array_equal(model.predict(X, "labels"), words)
+    for answers in (y, y[["eel", "dog", "cat"]], words):  # by name, whatever the order
+        assert model.score(X, answers).accuracy == 1.0
+
+
+def test_rows_that_are_not_one_hot_are_refused_and_values_stay_values() -> None:
+    y = np.eye(3)[PLACES]
+    for bad in ([0.5, 0.5, 0], [1, 1, 0], [0, 0, 0], [2, 0, 0], [np.nan, 1, 0]):
+        soft = y.copy()
+        soft[41] = bad
+        with pytest.raises(DataError, match="row 41 does not hold a single 1"):
+            trained(soft)
+    assert from_arrays((X, y), (X, y)).train_targets is not None
+    assert trained(y, loss="mse").label_names == ()
+
+
+# -- missing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["", " ", "nan", "NaN", "None", "<NA>", "NaT", "NA", "null", "?"])
+def test_words_for_what_is_missing_are_refused(word: str) -> None:
+    y = np.array(["a", "b", "c"], dtype="U4")[PLACES]
+    y[17] = word
+    with pytest.raises(DataError, match=r"labels: row 17 has no value \('"):
+        trained(y)
+    model = trained(np.array(["a", "b", "c"])[PLACES]).model
+    with pytest.raises(DataError, match=r"answers: row 17 has no value \('"):
+        model.score(X, y)
+
+
+@pytest.mark.parametrize("value", [None, np.nan])
+def test_objects_for_what_is_missing_are_refused(value: Any) -> None:
+    for labels in (["a", "b", "c"], [0, 1, 2]):
+        y = np.array(labels, object)[PLACES]
+        y[17] = value
+        with pytest.raises(DataError, match=r"y: row 17 has no value"):
+            trained(y)
+    with pytest.raises(DataError, match="labels: row 17 has no value"):
+        trained(np.where(np.arange(60) == 17, np.nan, PLACES))
+
+
+def test_a_class_may_be_named_so() -> None:
+    y = np.array(["none", "mild"])[PLACES % 2]
+    with pytest.raises(DataError, match=r"name them all: rawnn.from_arrays\(data, label_names="):
+        from_arrays((X, y))
+    data = from_arrays((X, y), label_names=["none", "mild"])
+    model = train(data=data, layers=(3, 2), epochs=1, batch=4, device="host").model
+    assert set(model.predict(X, "labels")) <= {"none", "mild"}
+    assert model.score(X, y).loss > 0
