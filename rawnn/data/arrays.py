@@ -284,13 +284,13 @@ class _Reader:
 
     def _check_range(self, flat: NDArray[Any], normalisation: Normalisation, name: str) -> None:
         """Normalised inputs must be numbers that float32 can hold."""
-        for rows in (flat.argmin(axis=0), flat.argmax(axis=0)):
-            extreme = flat[rows, np.arange(flat.shape[1])][None]
-            bad = np.flatnonzero(~np.isfinite(normalisation.apply(extreme)[0]))
+        for extreme in (flat.min(axis=0), flat.max(axis=0)):
+            bad = np.flatnonzero(~np.isfinite(normalisation.apply(extreme[None])[0]))
             if bad.size:
-                row = place_of(rows[bad[0]], self._places(name))
-                raise DataError(f"{name}: the value in row {row}, "
-                                f"{column_text(int(bad[0]), self.names)} is too large for float32")
+                column = int(bad[0])
+                row = int(np.argmax(flat[:, column] == extreme[column]))
+                raise DataError(f"{name}: the value in row {place_of(row, self._places(name))}, "
+                                f"{column_text(column, self.names)} is too large for float32")
 
     def _check_rows(self, key: str, name: str) -> None:
         """Kernels read rows that are padded to 16 bytes, and to no more."""
