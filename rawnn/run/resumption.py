@@ -1,5 +1,5 @@
-"""Resuming a run: its data, how they are split and normalised, and the names of its classes stay
-those of the run before. A checkpoint stores all of it but the arrays."""
+"""Resuming a run: its data, how they are split and normalised, the names of its classes and its
+state stay those of the run before. A checkpoint stores all of it but the arrays."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rawnn.data import Dataset
 from rawnn.data.identity import differences, identity_of
 from rawnn.data.normalise import Normalisation, Normalise
 from rawnn.data.source import given
 from rawnn.errors import CheckpointError, ConfigError, DataError
-from rawnn.run.checkpoint import Checkpoint, find
+from rawnn.network.layers import Network
+from rawnn.run.checkpoint import Checkpoint, check_fits, find
 from rawnn.run.config import Config
+from rawnn.runners.base import State
+from rawnn.step.ops.epoch import count_after
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +161,28 @@ def dataset_of(data: Any, config: Config, validation: Any, normalise: Normalise,
     if isinstance(normalise, str | Mapping):
         options["normalise"] = normalise
     return dataset, replace(config, **options)
+
+
+def state_of(stored: Checkpoint, network: Network, now: State, updates: int, optimizer: str,
+             where: str) -> State:
+    """The state of a runner, which is `now`, as the checkpoint `where` has it; an epoch has
+    `updates`. Raises CheckpointError for a checkpoint of another network or optimizer."""
+    check_fits(stored, network, where)
+    state: dict[str, NDArray[Any]] = {**stored.parameters}
+    for name in now.keys() - state.keys():
+        if name in stored.state:
+            state[name] = stored.state[name]
+        elif name == "clock":  # the run before had no use for it
+            steps = count_after(stored.epoch * updates)
+            state[name] = np.array([stored.epoch, steps], np.int32)
+        elif name not in ("loss_scale", "overflow"):
+            raise CheckpointError(f"{where} holds no '{name}': it is of another optimizer than "
+                                  f"{optimizer} with these settings")
+    for name, array in state.items():
+        if array.shape != now[name].shape:
+            raise CheckpointError(f"{where}: {name} is of shape {list(array.shape)}, but must be "
+                                  f"{list(now[name].shape)}")
+    return state
 
 
 def _equal(a: Normalisation, b: Normalisation) -> bool:

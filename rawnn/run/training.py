@@ -19,7 +19,6 @@ from uuid import uuid4
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from rawnn.common.files import TextSink
 from rawnn.data import Dataset
@@ -48,7 +47,6 @@ from rawnn.run.checkpoint import (
     EARLY_STOPPING,
     Checkpoint,
     Lineage,
-    check_fits,
     continued,
     cure_of_unsaved,
 )
@@ -59,12 +57,11 @@ from rawnn.run.listener import listeners_of
 from rawnn.run.loop import Loop
 from rawnn.run.machine import Opened, open_device, since_import
 from rawnn.run.result import Result, Times, environment
-from rawnn.run.resumption import Resumption, dataset_of, record_of, resumption_of
+from rawnn.run.resumption import Resumption, dataset_of, record_of, resumption_of, state_of
 from rawnn.run.taken import taken_of
 from rawnn.run.units import LossUnits
 from rawnn.runners.base import Runner, State
 from rawnn.runners.host import HostRunner
-from rawnn.step.ops.epoch import count_after
 
 OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiverged)
 """What is wrong with a run, not with a call."""
@@ -368,23 +365,8 @@ class Session:
     def load(self, checkpoint: Checkpoint, where: str) -> None:
         """Take parameters and state from a checkpoint. Raises CheckpointError if it is of another
         network or optimizer."""
-        check_fits(checkpoint, self.work.network, where)
-        state: dict[str, NDArray[Any]] = {**checkpoint.parameters}
-        now = self.runner.state()
-        for name in now.keys() - state.keys():
-            if name in checkpoint.state:
-                state[name] = checkpoint.state[name]
-            elif name == "clock":  # the run before had no use for it
-                steps = count_after(checkpoint.epoch * self.work.updates)
-                state[name] = np.array([checkpoint.epoch, steps], np.int32)
-            elif name not in ("loss_scale", "overflow"):
-                raise CheckpointError(f"{where} holds no '{name}': it is of another optimizer than "
-                                      f"{self.config.optimizer} with these settings")
-        for name, array in state.items():
-            if array.shape != now[name].shape:
-                raise CheckpointError(f"{where}: {name} is of shape {list(array.shape)}, but must "
-                                      f"be {list(now[name].shape)}")
-        self.runner.load(state)
+        self.runner.load(state_of(checkpoint, self.work.network, self.runner.state(),
+                                  self.work.updates, self.config.optimizer, where))
 
     # -- running ----------------------------------------------------------------------------------
     def run(self) -> Result:
