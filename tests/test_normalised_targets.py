@@ -18,6 +18,7 @@ from rawnn.run.config import Config
 from rawnn.run.listener import Listener
 from rawnn.run.result import Report, Result
 from rawnn.run.training import train
+from tests.engine import same_parameters
 
 RNG = np.random.default_rng(8)
 X = RNG.normal(size=(300, 5)).astype(np.float32)
@@ -64,6 +65,24 @@ def test_raw_prices_diverge_and_the_message_names_the_cure(lr: float) -> None:
 def test_small_targets_that_diverge_are_no_matter_of_normalisation() -> None:
     with pytest.raises(TrainingDiverged, match=r"of epoch \d: use a smaller"):
         go(ROOMS, normalise_targets=None, lr=1e4)
+
+
+@pytest.mark.parametrize("y", [PRICE, BOTH], ids=["one", "unlike"])
+def test_so_they_are_of_inputs_that_are_normalised_in_float64(tmp_path: Path, y: Any) -> None:
+    wide = X + np.float64(1.7e9) * np.arange(5)  # float32 resolves 128 there
+    inputs = {"data": (wide[:210], y[:210]), "validation": (wide[210:], y[210:])}
+    whole = go(y, **inputs, normalise="learned", epochs=20)
+    assert whole.normalisation.is_double
+    assert whole.test_loss < 0.15 * float(np.var(y[210:], axis=0).mean())
+    found = whole.model.predict(wide[210:])
+    error = float(np.mean((found - y[210:].reshape(found.shape)) ** 2))
+    assert whole.test_loss == pytest.approx(error, rel=1e-5)
+    go(y, **inputs, normalise="learned", epochs=10, save=tmp_path)
+    rest = train(resume=tmp_path, epochs=20, **inputs)
+    same_parameters(rest, whole)
+    assert rest.test_loss == whole.test_loss
+    again = Model.load(tmp_path).predict(wide[210:])
+    np.testing.assert_array_equal(again, found)
 
 
 @pytest.mark.parametrize("device", ["host", "sim"])

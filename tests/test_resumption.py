@@ -35,8 +35,8 @@ OPTIONS: dict[str, Any] = {"layers": (6, 24, 3), "device": "host", "optimizer": 
                            "shuffle": True, "batch": 16, "seed": 5}
 
 
-def first(folder: Path, y: Any = Y, epochs: int = 4, **changed: Any) -> Result:
-    return train(data=(X, y), epochs=epochs, save=folder,
+def first(folder: Path, y: Any = Y, epochs: int = 4, x: Any = X, **changed: Any) -> Result:
+    return train(data=(x, y), epochs=epochs, save=folder,
                  **{**OPTIONS, "normalise": "learned", **changed})
 
 
@@ -105,6 +105,67 @@ def test_autoencoders_and_values_go_on_too(tmp_path: Path) -> None:
         whole = train(data=data, epochs=4, **options)
         train(data=data, epochs=2, save=tmp_path / name, **options)
         same_parameters(train(data=data, resume=tmp_path / name, epochs=4), whole)
+
+
+SECONDS = 1.7e9 + np.arange(300) * 37.0  # float32 resolves 128 of them
+WIDE = np.column_stack([SECONDS, X.astype(np.float64)[:, :5]])
+
+
+@pytest.mark.parametrize("x", [WIDE, WIDE.astype(np.int64), WIDE.astype(np.float32)])
+def test_what_is_normalised_in_float64_stays_so(tmp_path: Path, x: Any) -> None:
+    options = {**OPTIONS, "normalise": "learned", "validation": 0.25}
+    whole = train(data=(x, Y), epochs=6, **options)
+    assert whole.normalisation.is_double
+    train(data=(x, Y), epochs=3, save=tmp_path, **options)
+    rest = train(data=(x, Y), resume=tmp_path, epochs=6)
+    assert rest.normalisation.is_double
+    same_parameters(rest, whole)
+    assert (rest.test_accuracy, rest.test_loss) == (whole.test_accuracy, whole.test_loss)
+    other = x.copy()
+    other[:, 0] += 64 if x.dtype == np.float64 else 256
+    with pytest.raises(ConfigError, match="their values are others"):
+        train(data=(other, Y), resume=tmp_path, epochs=7)
+
+
+def test_so_does_what_a_table_holds(tmp_path: Path, rawnn: Rawnn) -> None:
+    file = tmp_path / "t.csv"
+    lines = ["time,a,b,c,d,e,kind"]
+    lines += [",".join([*map(repr, map(float, x)), word])
+              for x, word in zip(WIDE, WORDS, strict=True)]
+    file.write_text("\n".join(lines) + "\n")
+    options = ("--data", str(file), "--target", "kind", "--layers", "6-24-3", "--device", "host",
+               "--optimizer", "adam", "--lr", "0.02", "--normalise", "learned", "--shuffle")
+    for folder, epochs in (("whole", "6"), ("part", "3")):
+        done = rawnn(*options, "--epochs", epochs, "--save", str(tmp_path / folder))
+        assert done.status == 0, done.err
+    done = rawnn("--resume", str(tmp_path / "part"), "--epochs", "6")
+    assert done.status == 0, done.err
+    whole, rest = newest(tmp_path / "whole"), newest(tmp_path / "part")
+    assert rest.normalisation.is_double
+    assert (whole.epoch, rest.epoch) == (6, 6)
+    for name, array in whole.parameters.items():
+        np.testing.assert_array_equal(rest.parameters[name], array)
+    model = Model.of(rest)
+    np.testing.assert_array_equal(model.predict(WIDE), Model.of(whole).predict(WIDE))
+    done = rawnn("eval", str(tmp_path / "part"))
+    assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize("validation", [0.25, "arrays"])
+def test_bytes_of_0_and_1_stay_unscaled(tmp_path: Path, validation: Any) -> None:
+    x = np.greater(X, np.median(X, axis=0)).astype(np.uint8)
+    options: dict[str, Any] = {**OPTIONS, "validation": validation}
+    if validation == "arrays":
+        options["validation"] = (x[:50], Y[:50])
+    again = {} if validation == 0.25 else {"validation": options["validation"]}
+    whole = train(data=(x, Y), epochs=4, **options)
+    train(data=(x, Y), epochs=2, save=tmp_path, **options)
+    rest = train(data=(x, Y), resume=tmp_path, epochs=4, **again)
+    same_parameters(rest, whole)
+    assert rest.normalisation.scale == 1
+    wider = x * 200  # new data are scaled as those of the network were
+    more = train(data=(wider, Y), resume=tmp_path, epochs=5, new_data=True, validation=0.25)
+    assert more.normalisation.scale == 1
 
 
 # -- other data ----------------------------------------------------------------------------------
@@ -252,6 +313,16 @@ def test_statistics_of_an_older_checkpoint_are_used(tmp_path: Path) -> None:
         train(resume=tmp_path / "b", epochs=6)
 
 
+def test_the_scale_of_an_older_checkpoint_is_used(tmp_path: Path) -> None:
+    """It scaled bytes of 0 and 1 by 1/255."""
+    x = np.greater(X, np.median(X, axis=0)).astype(np.uint8)
+    first(tmp_path, x=x, normalise="pixels")
+    as_before(tmp_path)
+    with pytest.warns(RuntimeWarning, match="does not say"):
+        rest = train(data=(x, Y), resume=tmp_path, epochs=6)
+    assert rest.normalisation.scale == 1 / 255
+
+
 def test_an_older_checkpoint_of_a_file_knows_how_it_was_read(tmp_path: Path, rawnn: Rawnn) -> None:
     saved = tmp_path / "saved"
     assert rawnn("--data", table(tmp_path / "t.csv"), "--target", "kind", "--layers", "6-8-3",
@@ -344,6 +415,80 @@ def test_classes_without_names_are_known_by_their_numbers(tmp_path: Path, rawnn:
     done = rawnn("--resume", saved, "--epochs", "22", "--new-data")
     assert done.status == 1
     assert "has the class many, but the model knows 0, 1, 2" in done.err
+
+
+@pytest.mark.parametrize("shift", [0, 1, -1])
+def test_numbers_are_classes_by_their_names(tmp_path: Path, shift: int) -> None:
+    """Labels 1, 2 of 0, 1, 2 and 1, 2 of 1, 2, 3 are other outputs, also beside indices of 3."""
+    y = (Y + shift).astype(np.int16)
+    before = first(tmp_path, y=y, epochs=20)
+    assert before.label_names == (() if shift == 0 else tuple(map(str, sorted(set(y.tolist())))))
+    for epochs, some, dtype in ((21, y != y.min(), np.int64), (22, y != y.max(), np.int8)):
+        rest = train(data=(X[some], y[some].astype(dtype)), resume=tmp_path, epochs=epochs,
+                     new_data=True)
+        assert rest.label_names == before.label_names
+        assert rest.test_accuracy > 0.9
+        said = rest.model.predict(X[some], "labels")
+        assert said.dtype == np.int16  # as the labels of the first run were
+        assert (said == y[some]).mean() > 0.9
+        assert rest.model.score(X[some], y[some]).accuracy == (said == y[some]).mean()
+    with pytest.raises(DataError, match=f"the class {y.max() + 1}, but the model knows"):
+        train(data=(X, y + 1), resume=tmp_path, epochs=23, new_data=True)
+
+
+def test_numbers_of_a_table_are_classes_by_their_names(tmp_path: Path, rawnn: Rawnn) -> None:
+    file, saved = tmp_path / "t.csv", str(tmp_path / "saved")
+    table(file)
+    text = file.read_text()
+    for number, word in enumerate(("ant", "bee", "cat"), 1):
+        text = text.replace(word, str(number))
+    file.write_text(text)
+    done = rawnn("--data", str(file), "--target", "kind", "--layers", "6-24-3", "--device", "host",
+                 "--normalise", "learned", "--optimizer", "adam", "--lr", "0.02", "--epochs", "20",
+                 "--save", saved)
+    assert done.status == 0, done.err
+    assert newest(tmp_path / "saved").label_names == ("1", "2", "3")
+    file.write_text("\n".join(line for line in text.splitlines() if not line.endswith(",1")))
+    done = rawnn("--resume", saved, "--epochs", "21", "--new-data")
+    assert done.status == 0, done.err
+    model = Model.load(saved)
+    said = model.predict(X[Y > 0], "labels")
+    assert said.dtype == np.int64
+    assert (said == Y[Y > 0] + 1).mean() > 0.9
+    done = rawnn("eval", saved, "--json", str(tmp_path / "e.json"))
+    assert done.status == 0, done.err
+    assert json.loads((tmp_path / "e.json").read_bytes())["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("names", [None, np.array(["ant", "bee", "cat"]), np.array([3, 5, 9])])
+def test_validation_may_have_a_class_that_the_new_rows_lack(tmp_path: Path, names: Any) -> None:
+    y = Y if names is None else names[Y]
+    first(tmp_path, y=y, epochs=20)
+    some = Y < 2
+    rest = train(data=(X[some], y[some]), validation=(X, y), resume=tmp_path, epochs=21,
+                 new_data=True)
+    assert rest.model.score(X, y).accuracy == pytest.approx(rest.test_accuracy, abs=1e-6)
+    assert rest.test_accuracy > 0.6
+    with pytest.raises(DataError):  # without a network that knows it
+        from_arrays((X[some], y[some]), (X, y), kind="labels", outputs=2)
+    with pytest.raises(DataError, match=r"but (the model knows|the classes are|labels are whole)"):
+        train(data=(X[some], y[some]), resume=tmp_path, epochs=22, new_data=True,
+              validation=(X, np.array(["dog", "eel", "fox"])[Y]))
+
+
+def test_so_may_the_test_part_of_a_file(tmp_path: Path, rawnn: Rawnn) -> None:
+    first(tmp_path / "saved", y=WORDS, epochs=20)
+    some = WORDS != "cat"
+    file = str(tmp_path / "t.npz")
+    np.savez(file, x_train=X[some], y_train=WORDS[some], x_test=X, y_test=WORDS)
+    done = rawnn("--resume", str(tmp_path / "saved"), "--epochs", "21", "--new-data", "--data",
+                 file, "--save", str(tmp_path / "more"))
+    assert done.status == 0, done.err
+    done = rawnn("eval", str(tmp_path / "more"), "--json", str(tmp_path / "e.json"))
+    assert done.status == 0, done.err
+    found = json.loads((tmp_path / "e.json").read_bytes())
+    wanted = Model.load(tmp_path / "more").score(X, WORDS)
+    assert found["accuracy"] == pytest.approx(wanted.accuracy, abs=1e-6)
 
 
 def test_eval_knows_the_classes_of_a_part_of_them(tmp_path: Path, rawnn: Rawnn) -> None:

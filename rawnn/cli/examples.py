@@ -53,7 +53,7 @@ def own_examples(found: Checkpoint, where: str) -> Examples:
         normalise=found.normalisation, fraction=float(config["validation"] or 0.2),
         seed=before.seed(int(config["seed"] or 0)),
         kind=_kind(found) if is_table(config["data"]) else None, notify=say,
-        outputs=found.network.outputs, stand_in=True,
+        outputs=found.network.outputs, unseen_classes=True, stand_in=True,
         normalise_targets=found.target_normalisation, **_format(found, {}))
     data = before.relabelled(data)
     answers: NDArray[Any] | None = data.test_labels

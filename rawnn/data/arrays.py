@@ -65,6 +65,7 @@ def from_arrays(
     classes: int | None = None,
     label_names: Sequence[str] = (),
     outputs: int | None = None,
+    unseen_classes: bool = False,
     seed: int = 0,
     name: str = "arrays",
     source: str = "arrays of the caller",
@@ -85,8 +86,9 @@ def from_arrays(
     rows. `normalise_targets` is explained at `TargetNormalisation.of`. `classes` and `label_names`
     are found in the training labels if not given. With `outputs`, those of a network, whole numbers
     that neither count from 0 nor all lie below `outputs` are names of classes, such as 1, 2, 3;
-    without, only -1 and 1 are. `is_text` says that the numbers were read as text: then their
-    conversion is not worth a note.
+    without, only -1 and 1 are. `unseen_classes` finds classes in the validation labels, too: a
+    trained network may know one that the training labels lack. `is_text` says that the numbers were
+    read as text: then their conversion is not worth a note.
 
     Arrays may be NumPy's or have `__dlpack__` or `__cuda_array_interface__`. Host memory is shared,
     not copied, where type and layout allow; CUDA arrays are copied to the host once, to be
@@ -121,7 +123,7 @@ def from_arrays(
                    given_types=reader.given_types)
     if train.answers is not None:
         made = reader.answered(made, train.answers, test.answers, kind, classes, label_names,
-                               outputs, known=2 if split else 1,
+                               outputs, known=2 if split or unseen_classes else 1,
                                normalise_targets=normalise_targets)
     elif normalise_targets not in (None, "none"):
         made.with_targets(normalise_targets)  # which says why not
@@ -348,7 +350,7 @@ class _Reader:
         hosts = [class_indices(label, names, labels[0], f"{name} labels", self._places(name))
                  for label, (_, _, name, _) in zip(labels, found, strict=True)]
         classes = classes or len(names) or labels[0].columns \
-            or 1 + max(int(h.max()) for h in hosts[:known])
+            or 1 + max(int(h.max()) for h in hosts[:known] if h.dtype.kind in "iu")
         if names and len(names) != classes:
             raise ConfigError(f"there are {len(names)} label names, but {classes} classes")
         parts = [self._labels(given, host, classes, f"{name} labels", f"{part}_labels")

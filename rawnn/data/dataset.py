@@ -50,6 +50,7 @@ def load_dataset(
     fraction: float = DEFAULT_FRACTION,
     seed: int = 0,
     outputs: int | None = None,
+    unseen_classes: bool = False,
     cache_dir: Path | None = None,
     notify: Notify = _print,
     offline: bool = False,
@@ -68,6 +69,7 @@ def load_dataset(
 
     A `path` that ends in .csv, .tsv (or these with .gz) or .npz is a table, whose columns `target`
     are to be predicted; `kind`, `fraction`, `seed` and `outputs` are those of `load_table`.
+    With `unseen_classes` a test part may have classes that the training part lacks.
     `encoding` (None: UTF-8), `decimal` and `skip`, columns that are not read, are of a CSV file.
     `normalise` is explained at `Normalisation.of`, `normalise_targets` at `TargetNormalisation.of`.
 
@@ -80,7 +82,8 @@ def load_dataset(
 
         table = load_table(str(path), target, fraction=fraction, normalise=normalise,
                            normalise_targets=normalise_targets, kind=kind, seed=seed,
-                           outputs=outputs, csv_format=csv_format)
+                           outputs=outputs, unseen_classes=unseen_classes,
+                           csv_format=csv_format)
         for note in table.notes:
             notify(note)
         return table
@@ -94,7 +97,7 @@ def load_dataset(
         raise ConfigError("a target column needs a table: --data FILE.csv, FILE.tsv or FILE.npz")
     if option := csv_format.given():
         raise ConfigError(f"{option} is for a CSV file: --data FILE.csv or FILE.tsv")
-    found = _load(name, path, cache_dir, notify, offline, stand_in)
+    found = _load(name, path, cache_dir, notify, offline, stand_in, unseen_classes)
     if normalise_targets not in (None, "none"):
         found = found.with_targets(normalise_targets)
     if normalise is None:
@@ -103,7 +106,7 @@ def load_dataset(
 
 
 def _load(name: str, path: str | os.PathLike[str] | None, cache_dir: Path | None, notify: Notify,
-          offline: bool, stand_in: bool) -> Dataset:
+          offline: bool, stand_in: bool, unseen_classes: bool) -> Dataset:
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     if name == "synthetic":
@@ -117,7 +120,7 @@ def _load(name: str, path: str | os.PathLike[str] | None, cache_dir: Path | None
             raise ConfigError(
                 f"the data set 'idx' needs --data DIRECTORY (or {ENVIRONMENT}) with your IDX files"
             )
-        return _user_set(*given, store)
+        return _user_set(*given, store, unseen_classes)
     entry = NAMED[name]
     if given is not None:
         return _named_in(entry, *given, store)
@@ -164,10 +167,12 @@ def _first(directory: Path, stem: str) -> Path | None:
     return next((p for s in spellings(stem) if os.path.lexists(p := directory / s)), None)
 
 
-def _user_set(directory: Path, by: str, store: RawStore) -> Dataset:
+def _user_set(directory: Path, by: str, store: RawStore, unseen_classes: bool) -> Dataset:
     paths = _locate(directory, "idx", by)
     reads = [_read(path, stem, store, None) for path, stem in zip(paths, STEMS, strict=True)]
-    classes = int(reads[1][0].max()) + 1  # by the training labels: no other class can be learnt
+    # By the training labels: no other class can be learned.
+    labels = [reads[1][0], *([reads[3][0]] if unseen_classes else [])]
+    classes = 1 + max(int(part.max()) for part in labels)
     found = _checked("idx", reads, paths, classes, f"{paths[0].parent} ({by})")
     return replace(found, own=True)
 

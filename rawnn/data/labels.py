@@ -101,7 +101,8 @@ def class_names(labels: Sequence[GivenLabels], wanted: tuple[str, ...], classes:
     """
     if wanted or labels[0].names:
         return wanted or labels[0].names
-    found = np.unique(np.concatenate([label.values for label in labels]))
+    found = np.unique(np.concatenate([label.values for label in labels
+                                      if label.are_words == labels[0].are_words]))
     if labels[0].are_words:
         return tuple(str(word) for word in found)
     counted = np.array_equal(found, np.arange(len(found)))

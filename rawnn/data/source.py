@@ -80,7 +80,7 @@ def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Datas
 
 
 def given(data: Any, config: Config, validation: Any, normalise: Any,
-          seed: int | None = None) -> Dataset:
+          seed: int | None = None, unseen_classes: bool = False) -> Dataset:
     """A Dataset as it is, or one of arrays (X, y) as `from_arrays` takes them; what is None is
     taken from the Config. Raises ConfigError and DataError."""
     option = CsvFormat(config.encoding, config.decimal, config.skip).given()
@@ -97,7 +97,8 @@ def given(data: Any, config: Config, validation: Any, normalise: Any,
         data, config.validation if validation is None else validation,
         seed=config.seed if seed is None else seed,
         normalise=config.normalise if normalise is None else normalise,
-        normalise_targets=config.normalise_targets, kind=_kind(config), outputs=config.layers[-1])
+        normalise_targets=config.normalise_targets, kind=_kind(config), outputs=config.layers[-1],
+        unseen_classes=unseen_classes)
 
 
 def _with_named_labels(data: Dataset, outputs: int) -> Dataset:

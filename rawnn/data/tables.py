@@ -51,6 +51,7 @@ def load_table(
     label_names: Sequence[str] = (),
     classes: int | None = None,
     outputs: int | None = None,
+    unseen_classes: bool = False,
     csv_format: CsvFormat = DEFAULT_FORMAT,
 ) -> Dataset:
     """A Dataset of the table at `path`: see `read_table` for the files, `target` and `csv_format`.
@@ -58,8 +59,8 @@ def load_table(
     A file without a test part is split: `fraction` of its rows, chosen by `seed`, are for testing.
     Whole numbers and words in a single target column are classes unless `kind` says otherwise;
     other numbers, and several target columns, are values. A CSV file without a target is
-    reproduced by an autoencoder. `outputs` are those of a network for an `.npz` file, as
-    `from_arrays` takes them. Raises DataError and ConfigError.
+    reproduced by an autoencoder. `outputs` are those of a network for an `.npz` file; they and
+    `unseen_classes` are as `from_arrays` takes them. Raises DataError and ConfigError.
     """
     plain = normalise_targets in (None, "none")
     kind = kind if plain or kind else "values"
@@ -71,7 +72,8 @@ def load_table(
     made = from_arrays(Pair(inputs, answers), test, normalise=normalise,
                        normalise_targets=normalise_targets, kind=kind, seed=seed,
                        name=_stem(Path(path)), source=os.fspath(path), label_names=label_names,
-                       classes=classes, outputs=0 if is_text else outputs, is_text=is_text)
+                       classes=classes, outputs=0 if is_text else outputs,
+                       unseen_classes=unseen_classes, is_text=is_text)
     idle = () if table.test is None or fraction == DEFAULT_FRACTION else (
         f"validation = {fraction:g} plays no part: {path} has a test part of its own",)
     return replace(made, target_names=table.target_names, notes=(*made.notes, *idle))

@@ -60,18 +60,18 @@ class Resumption:
     # -- loading the data --------------------------------------------------------------------------
     def normalise(self, asked: Normalise) -> Normalise:
         """The normalisation of the data: the one that the network was trained with, unless another
-        is asked for, which `differs` then refuses. Of a run on arrays an older checkpoint stores
-        mean and deviation alone."""
+        is asked for, which `differs` then refuses. A model alone may have none but the default."""
         stored, before = self.checkpoint.normalisation, self.checkpoint.config.get("normalise")
         if isinstance(asked, Mapping):
             asked = Config(normalise=dict(asked)).normalise
         if asked is None or (isinstance(asked, str | dict) and asked == before):
-            return stored if self._knows_options or stored.mean is not None else asked
+            return stored if self.checkpoint.config or stored.mean is not None else asked
         return asked
 
     def loading(self, config: Config) -> dict[str, Any]:
         """Arguments of `load_dataset` that win over the Config's."""
-        return {"normalise": self.normalise(config.normalise), "seed": self.seed(config.seed)}
+        return {"normalise": self.normalise(config.normalise), "seed": self.seed(config.seed),
+                "unseen_classes": True}
 
     def seed(self, otherwise: int) -> int:
         """The seed that splits the test part off the data."""
@@ -90,8 +90,8 @@ class Resumption:
 
     # -- checking them -----------------------------------------------------------------------------
     def relabelled(self, data: Dataset) -> Dataset:
-        """The data with the labels that the network knows their classes by. Raises DataError for a
-        class that it does not know."""
+        """The data with the labels that the network knows their classes by, of the type that they
+        had in its training. Raises DataError for a class that it does not know."""
         stored = self.checkpoint
         if data.train_labels is None or not stored.network.answers.labelled:
             return data
@@ -100,11 +100,13 @@ class Resumption:
         if not (stored.data or stored.label_names or set(data.label_names) <= set(names)):
             return data  # a model alone, whose classes may have any names
         try:
-            return data.relabelled(names, stored.label_names)
+            found = data.relabelled(names, stored.label_names)
         except DataError as error:
             raise DataError(f"{error}, as {self.path} stores them: give those labels the names of "
                             f"the model, leave their rows out, or train another network, without "
                             f"resume (--resume)") from None
+        knows = stored.label_dtype or stored.label_names
+        return replace(found, label_dtype=stored.label_dtype) if knows else found
 
     def differs(self, data: Dataset, new_data: bool) -> bool:
         """Whether the data are known to be others than those of the run before. Raises ConfigError
@@ -156,7 +158,7 @@ def dataset_of(data: Any, config: Config, validation: Any, normalise: Normalise,
     else:
         asked = config.normalise if normalise is None else normalise
         dataset = given(data, config, before.validation(validation), before.normalise(asked),
-                        before.seed(config.seed))
+                        before.seed(config.seed), unseen_classes=True)
     options: dict[str, Any] = {} if dataset.split is None else {"validation": dataset.split[0]}
     if isinstance(normalise, str | Mapping):
         options["normalise"] = normalise

@@ -47,6 +47,42 @@ def test_values_are_normalised_before_they_are_rounded(dtype: Any) -> None:
     assert data.notes == ()
 
 
+def test_what_float32_merges_names_the_cure() -> None:
+    y = 1_000_000_000 + np.arange(50) % 4
+    with pytest.raises(DataError, match=r"training values hold integers beyond 16,777,216, which "
+                                        r"float32 cannot tell apart: normalise_targets='learned' "
+                                        r"scales targets in float64; or scale them first"):
+        from_arrays((X, y), 0.2, kind="values")
+    data = from_arrays((X, y.astype(np.float64)), 0.2, kind="values")
+    assert data.notes[-1] == (
+        "the training values: distinct values become equal in float32, in column 0 4 become 1: "
+        "normalise_targets='learned' computes in float64, which keeps them apart")
+    extreme = np.where(np.arange(50) == 7, 1e30, y)
+    data = from_arrays((X, extreme), (X, extreme), kind="values", normalise_targets="learned")
+    assert data.notes[-1].startswith(
+        "the training values: distinct values become equal in float32, in column 0 5 become 2: "
+        "subtract the lowest value first")
+
+
+def test_targets_of_a_table_that_merge_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("a,price\n" + "".join(f"{i % 7},{10**9 + i % 4}\n" for i in range(40)))
+    data = load_table(file, "price", kind="values")
+    assert data.notes == (
+        "the training values: distinct values become equal in float32, in column 'price' 4 become "
+        "1: normalise_targets='learned' computes in float64, which keeps them apart",)
+    assert load_table(file, "price", kind="values", normalise_targets="learned").notes == ()
+
+
+def test_columns_of_a_frame_name_the_targets() -> None:
+    y = {"price": Y[:, 0], "rooms": Y[:, 1]}
+    data = from_arrays((X, y), 0.2, normalise_targets="learned")
+    assert data.target_names == ("price", "rooms")
+    assert data.train_targets is not None
+    np.testing.assert_allclose(data.train_targets.mean(axis=0), 0, atol=1e-6)
+    assert from_arrays((X, Y), 0.2).target_names == ()
+
+
 def test_so_are_those_of_a_table(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("a,y,z\n" + "".join(f"{i},{10**9 + i % 4}.5,{i}\n" for i in range(40)))
