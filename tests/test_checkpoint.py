@@ -296,7 +296,7 @@ def test_a_directory_of_a_later_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rawnn-000004\.safetensors is of a later epoch than "
                                           "this run begins with: continue from it with --resume"):
         store.expect(0)
-    with pytest.raises(ConfigError, match="remove it"):
+    with pytest.raises(ConfigError, match=r"continue from the newest with --resume .*, or save "):
         store.expect(3)
     (tmp_path / "rawnn-000009.safetensors").write_bytes(b"torn")
     store.expect(4)

@@ -7,7 +7,7 @@ import csv
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,15 +65,17 @@ class Listeners(Listener):
             listener.ended(epoch)
 
 
-def asked_for(config: Config) -> list[Listener]:
+def asked_for(config: Config, lock: Callable[[Path], bool]) -> list[Listener]:
     """The listeners that a configuration asks for. Checkpoints go first: they hold what training
-    reached, not the best parameters that early stopping brings back at the end. Raises ConfigError
-    for a directory to save in that holds another run's, before anything is fetched for this one."""
+    reached, not the best parameters that early stopping brings back at the end. `lock` is given the
+    directory to save in, and says whether it could lock it. Raises ConfigError for one that another
+    run writes to, or that holds another run's checkpoints, before anything is fetched for this."""
     made: list[Listener] = []
     if config.save is not None:
         kept = Checkpoints(config.save, config.save_every, config.keep)
+        is_locked = lock(kept.directory)
         if config.resume is None:
-            kept.expect(0)
+            kept.expect(0, is_locked)
         made.append(kept)
     if config.patience is not None:
         made.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
@@ -93,8 +95,8 @@ class Checkpoints(Listener):
     """Writes a checkpoint after every `every` epochs and at the end, and keeps the newest `keep`.
 
     Raises CheckpointError for a directory that cannot be used, ConfigError (when training starts)
-    for one that holds checkpoints of later epochs. Where one cannot be written the run ends after
-    the epoch, with its result.
+    for one that another run writes to, or that holds checkpoints of later epochs. Where one cannot
+    be written the run ends after the epoch, with its result.
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int = 1,
@@ -104,13 +106,17 @@ class Checkpoints(Listener):
         self._store, self._every = Store(directory, keep), every
         self._last = -1
 
-    def expect(self, epoch: int) -> None:
+    @property
+    def directory(self) -> Path:
+        return self._store.directory
+
+    def expect(self, epoch: int, is_locked: bool) -> None:
         """Refuse a directory that holds checkpoints of later epochs. Raises ConfigError."""
-        self._store.expect(epoch)
+        self._store.expect(epoch, is_locked)
 
     def started(self, session: Session) -> None:
         self._session, self._last = session, session.resumed
-        self.expect(session.resumed)
+        self.expect(session.resumed, session.lock(self.directory))
 
     def settled(self, epoch: int) -> None:
         if epoch % self._every == 0:
@@ -155,6 +161,8 @@ class EarlyStopping(Listener):
 
     def started(self, session: Session) -> None:
         self._session = session
+        if self._file is not None:
+            session.lock(self._file.parent)
         self.best, self.best_epoch, self._waited = math.nan, 0, 0
         self._state: dict[str, Any] | None = None
         before = session.facts.pop(EARLY_STOPPING, None)

@@ -38,6 +38,7 @@ _DTYPES: dict[str, Any] = {
     "F8_E5M2": ml_dtypes.float8_e5m2,
 }
 _STATE, _NORMALISATION, _TARGETS = "state.", "normalisation.", "target_normalisation."
+PARTIALS = ".*.safetensors*.partial"
 _NAME = re.compile(r"rawnn-([0-9]{6,12})\.safetensors")
 BEST = "best.safetensors"
 """What early stopping calls the checkpoint of the best report."""
@@ -384,16 +385,17 @@ class Store:
         if not os.access(self.directory, os.W_OK | os.X_OK):
             raise CheckpointError(f"the directory {directory} cannot be written")
 
-    def expect(self, epoch: int) -> None:
+    def expect(self, epoch: int, is_locked: bool = True) -> None:
         """Refuse a directory that holds good checkpoints behind `epoch`, where this run begins:
         resuming would take them for its own. Torn ones stay until this run gets there. Leftovers
-        of a killed process are removed."""
+        of a killed process are removed, unless no lock excludes that they are of a live one."""
         later = [path for number, path in listed(self.directory) if number > epoch and _good(path)]
         if later:
-            cure = "continue from it with --resume" if epoch == 0 else "remove it"
+            cure = "continue from it with --resume" if epoch == 0 else \
+                f"continue from the newest with --resume {self.directory}"
             raise ConfigError(f"{later[-1]} is of a later epoch than this run begins with: {cure}, "
-                              f"or save to another directory")
-        for left in self.directory.glob(".*.safetensors*.partial"):
+                              f"or save to another directory with --save")
+        for left in self.directory.glob(PARTIALS) if is_locked else ():
             with contextlib.suppress(OSError):
                 left.unlink()
 

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from rawnn.common.files import TextSink
+from rawnn.common.locks import DirectoryLock
 from rawnn.data import Dataset
 from rawnn.data.source import (
     ReadAhead,
@@ -161,11 +162,13 @@ class Session:
         self._resumption, self._new_data = resumption, new_data
         self._imports_ms = imports_ms
         self._closing = ExitStack()
+        self._locks: dict[str, DirectoryLock] = {}
         if team is not None:
             self._closing.callback(team.close)
         try:
-            self.config, self.listener = config, Listeners(
-                [*listeners, *asked_for(config)] if team is None or not team.rank
+            self.config, self.listener = config, Listeners(listeners)
+            self.listener = Listeners(
+                [*listeners, *asked_for(config, self.lock)] if team is None or not team.rank
                 else writing_nothing(listeners, config))
             self._prepare(data, opened, log_allocations, stand_in)
         except BaseException as error:
@@ -321,6 +324,18 @@ class Session:
                                  f"'{self.data.name}'")
 
     # -- what listeners may ask for ---------------------------------------------------------------
+    def lock(self, directory: str | os.PathLike[str]) -> bool:
+        """Keep other runs from writing to a directory until this one is closed, and return whether
+        they are kept from it. A second call for it does nothing; rank 0 does so for all ranks.
+        Raises ConfigError where another run writes there."""
+        if self.team is not None and self.team.rank:
+            return False
+        name = os.path.realpath(directory)
+        if name not in self._locks:
+            self._locks[name] = lock = DirectoryLock(directory, self.listener.notify)
+            self._closing.callback(lock.release)
+        return self._locks[name].is_held
+
     def stop(self, reason: str) -> None:
         """End the run after this epoch; `reason` goes into the result."""
         self.stopped = reason

@@ -1,0 +1,105 @@
+"""One writer for a directory: a lock that the operating system frees when its process ends, however
+that ends.
+
+`flock` on a small file in the directory, and not the file's existence, is the lock; the file says
+who holds it. By hand, as the packages for file locks empty the file before they have the lock, so
+that it cannot say who holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from rawnn.errors import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+NAME = ".rawnn.lock"
+"""The file in the directory; it is deleted when the lock is released."""
+ATTEMPTS = 16
+"""How often a file that its holder has just deleted is followed by a new one."""
+
+
+class DirectoryLock:
+    """The exclusive right to write to a directory, until `release` or the end of the process.
+
+    Raises ConfigError, with who holds it, where another writer does. Where the directory's file
+    system has no locks, `notify` is told and `is_held` is false.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], notify: Callable[[str], None]) -> None:
+        self._path, self._file = Path(directory, NAME), -1
+        try:
+            self._file = self._locked()
+        except BlockingIOError:
+            raise ConfigError(
+                f"another run writes to {os.fspath(directory)} ({self._holder()}): wait until it "
+                f"has ended, or save to another directory with --save") from None
+        except OSError as error:
+            notify(f"{os.fspath(directory)} cannot be locked ({error.strerror or error}): start no "
+                   f"other run that saves there")
+            return
+        self._describe()
+
+    @property
+    def is_held(self) -> bool:
+        return self._file >= 0
+
+    def release(self) -> None:
+        """Free the directory and delete the file; a second call is harmless."""
+        if not self.is_held:
+            return
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        os.close(self._file)
+        self._file = -1
+
+    def _locked(self) -> int:
+        """The open file, locked. Raises BlockingIOError where it is locked by another, and
+        OSError."""
+        if fcntl is None:
+            raise OSError(errno.ENOTSUP, "this system has no flock")
+        for _ in range(ATTEMPTS):
+            try:
+                file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            except PermissionError:  # another user's
+                file = os.open(self._path, os.O_RDONLY)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The holder before may have deleted the file between the two calls: a lock on a
+                # file without a name excludes nobody.
+                if os.path.samestat(os.fstat(file), os.stat(self._path)):
+                    return file
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+        raise OSError(errno.ESTALE, "its files change their identity")
+
+    def _describe(self) -> None:
+        """Write who holds it; a full disk is no reason not to."""
+        said = {"pid": os.getpid(), "host": socket.gethostname(),
+                "since": datetime.now().astimezone().isoformat(" ", "seconds")}
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, json.dumps(said).encode(), 0)
+
+    def _holder(self) -> str:
+        """Who holds it, as far as the file says: it is empty for a moment at first."""
+        try:
+            found = json.loads(self._path.read_bytes())
+            return f"pid {found['pid']} on {found['host']}, since {found['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "it does not say which"
