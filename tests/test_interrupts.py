@@ -129,8 +129,50 @@ def test_the_first_epoch_of_a_continued_run_goes_back_to_its_checkpoint(
     broken_off(monkeypatch, 1, signal.SIGINT, signal.SIGINT)
     result = go(resume=tmp_path, epochs=6)
     assert result.interrupted
-    assert result.history == []
-    same(result, before)
+    assert (result.history, result.epoch_ms, result.broken_epoch) == ([], [], 0)
+    same_parameters(result, before)
+    assert np.isnan(result.test_loss)  # measuring it would take its time
+
+
+@pytest.fixture
+def no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring the test set fails."""
+    def refused(self: Any) -> None:
+        raise AssertionError("the test set is measured")
+
+    for runner in (HostRunner, GpuRunner):
+        monkeypatch.setattr(runner, "evaluate", refused)
+
+
+@pytest.mark.usefixtures("no_evaluation")
+@pytest.mark.parametrize("device", ["host", "sim"])
+def test_a_second_signal_in_the_first_epoch_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    sender = Sender(9)
+    broken_off(monkeypatch, 1, signal.SIGINT, signal.SIGINT)
+    started = time.monotonic()
+    result = go(device=device, save=tmp_path, listener=sender)
+    assert time.monotonic() - started < 5
+    assert result.interrupted
+    assert (result.broken_epoch, result.epoch_ms, result.history) == (1, [], [])
+    assert np.isnan([result.test_loss, result.test_accuracy]).all()
+    assert "interrupted in epoch 1" in repr(result)
+    assert sender.said[-1] == "epoch 1 was broken off: the parameters are those in the midst of " \
+                              "it, and their test loss was not measured"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("long_epochs", "no_evaluation")
+def test_what_was_not_reported_is_not_measured_where_it_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_off(monkeypatch, 3, signal.SIGINT, signal.SIGINT)
+    result = go(opt="report=6")
+    monkeypatch.undo()
+    assert (result.broken_epoch, len(result.epoch_ms), result.history) == (0, 2, [])
+    assert np.isnan(result.test_loss)
+    same_parameters(result, go(epochs=2))
 
 
 def test_short_epochs_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +305,41 @@ def test_the_command_without_save_says_what_was_reached() -> None:
     assert "test accuracy" in out
     assert "nothing is kept without --save" in out
     assert "Traceback" not in err
+
+
+IN_THE_EPOCH = """
+import sys, time
+from rawnn.cli import run
+from rawnn.runners.host import HostRunner
+def slow(self, measured):
+    print('in the epoch', flush=True)
+    for _ in range(1000):
+        time.sleep(0.01)
+HostRunner.epoch = slow
+HostRunner.evaluate = lambda self: time.sleep(20)
+"""
+
+
+def test_the_command_ends_at_once_in_the_first_epoch() -> None:
+    code = IN_THE_EPOCH + f"sys.exit(run({ARGUMENTS!r}))"
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == "in the epoch\n":
+            break
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    sent = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - sent < 3  # some tenths of a second on a machine that is idle
+    assert process.returncode == 130, err
+    assert "interrupted     in the midst of epoch 1 of 30; nothing is kept" in out
+    assert "test loss       not measured, as the run was ended at once" in out
+    assert "after 0 of" not in out + err
+    assert "accuracy" not in out
 
 
 def test_sigterm_ends_a_script_behind_its_checkpoint(tmp_path: Path) -> None:

@@ -236,6 +236,9 @@ def _interruption(result: Result) -> str:
     """How far the run got, and how to go on."""
     done, config = result.resumed_epochs + len(result.epoch_ms), result.config
     reached = f"after {done} of {config.epochs} epochs"
+    if result.broken_epoch:
+        reached = f"{reached}, in the midst of the next" if done else \
+            f"in the midst of epoch 1 of {config.epochs}"
     if config.save is None:
         return f"{reached}; nothing is kept without --save DIRECTORY"
     if not listed(config.save):
@@ -257,7 +260,9 @@ def _summary(console: Console, result: Result) -> None:
     line("total training", training_text(result))
     line("initialisation", initialisation_text(result))
     synthetic = " on SYNTHETIC data" if result.synthetic else ""
-    if math.isnan(result.test_accuracy):
+    if math.isnan(result.test_loss):
+        line("test loss", "not measured, as the run was ended at once")
+    elif math.isnan(result.test_accuracy):
         line("test loss", f"{loss_text(result.test_loss, 6)}{synthetic}")
     else:
         line("test accuracy", f"{result.test_accuracy:.4f}{synthetic}")

@@ -13,7 +13,7 @@ from typing import Any
 
 GRACE_SECONDS = 20.0
 """Schedulers that preempt a job kill it some 30 s after they asked it to end."""
-LONG_SECONDS = 1.0
+LONG_SECONDS = 0.5
 """An epoch that takes longer is not waited for when a second signal comes."""
 
 _NAMED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP (the terminal is gone)"}

@@ -67,15 +67,23 @@ class Loop:
         self._kept: tuple[int, State] = (0, {})  # an epoch, and the state behind it
         self._long = False  # whether epochs are so long that the state behind each is kept
         self.stale = False  # whether parameters were replaced since they were last measured
+        self.broken_epoch = 0  # the epoch of which the parameters have a part
 
     @property
     def training_ms(self) -> float:
         return self._watch.total
 
+    @property
+    def epochs(self) -> int:
+        """How many epochs of this run the parameters have behind them."""
+        return self._epoch - self._session.resumed
+
     def run(self) -> int:
-        """Train; returns the number of the signal that cut it short, 0 for none."""
+        """Train; returns the number of the signal that cut it short, 0 for none. What is broken off
+        ends at once: the test set is not measured then."""
         with Signals(self._listener.notify) as self._signals:
             broken = self._epochs()
+            at_once = broken and bool(self._signals.number or not self._whole)
             with self.paused():
                 if broken:
                     self._runner.keep_apart()
@@ -84,14 +92,17 @@ class Loop:
                 self._runner.assemble()
                 if self._whole:
                     self._listener.ended(self._epoch)
-                if self._reported < self._epoch or self.stale or math.isnan(self.reached.loss):
-                    self.reached = self._units.evaluation(self._runner)
+                measured = self._reached == self._epoch and self._whole and not self.stale
+                if not measured:
+                    self.reached = Evaluation(math.nan, math.nan) if at_once else \
+                        self._units.evaluation(self._runner)
             return self._signals.number or (signal.SIGINT if broken else 0)
 
     def _epochs(self) -> bool:
         """Train epoch by epoch; returns whether one was broken off."""
         session, signals, total = self._session, self._signals, self._config.epochs
         self._epoch = self._reported = session.resumed
+        self._reached = -1  # the epoch behind which the test set was measured
         if session.resumed and signals.installed:
             self._keep()
         parted = session.team if session.work.assemble.ops else None
@@ -102,7 +113,9 @@ class Loop:
                 due = (self._epoch + 1) % self._interval == 0 or self._epoch + 1 == total
                 self._whole = False
                 signals.inside = True
+                begun = perf_counter()
                 self._runner.epoch(measured=due)
+                seconds = perf_counter() - begun
                 signals.inside = False
                 self._epoch += 1
                 self._whole = True
@@ -113,8 +126,9 @@ class Loop:
                     self._report(self._epoch, self._epoch - self._reported)
                     self._reported = self._epoch
                 self._listener.settled(self._epoch)
-                if signals.kept or self._long or self._epoch == session.resumed + 1:
-                    self._keep_if_long(parted)
+                if signals.kept or self._long or self._epoch == session.resumed + 1 \
+                        or (seconds > LONG_SECONDS and not parted):
+                    self._keep_if_long(parted, seconds)
         except (BrokenOff, KeyboardInterrupt):
             return True
         finally:
@@ -134,9 +148,10 @@ class Loop:
             session.stop(said)
         return bool(said)
 
-    def _keep_if_long(self, parted: Team | None) -> None:
-        """Keep the state behind an epoch if epochs are long, and so may have to be given up. Ranks
-        that are `parted`, each with parts of it, do so together.
+    def _keep_if_long(self, parted: Team | None, seconds: float) -> None:
+        """Keep the state behind an epoch if epochs are long, and so may have to be given up: this
+        one took the host so many `seconds`. Ranks that are `parted`, each with parts of it, do so
+        together.
 
         This waits for the first epoch, which costs some 20 us once, and for all long ones: where
         reports are rare, a GPU would be given ten of them at a time.
@@ -144,7 +159,7 @@ class Loop:
         if self._epoch == self._config.epochs or not (self._signals.installed or parted):
             return
         with self.paused():
-            self._long = self._runner.epoch_milliseconds()[-1] > LONG_SECONDS * 1e3
+            self._long = max(seconds, self._runner.epoch_milliseconds()[-1] / 1e3) > LONG_SECONDS
             if parted:
                 self._long = bool(parted.any("how long epochs are", self._long * "long"))
             if self._long:
@@ -158,12 +173,16 @@ class Loop:
         self._signals.kept = True
 
     def _go_back(self) -> None:
-        """To the end of the last epoch, if it is kept; the first epoch of a run is left as it was
-        broken off."""
+        """To the end of the last epoch, if it is kept; otherwise, as in the first, parameters stay
+        as the epoch was broken off, and `broken_epoch` says so."""
         if self._signals.kept:
             self._epoch, state = self._kept
             self._runner.load(state)
             self._whole = True
+        else:
+            self.broken_epoch = self._epoch + 1
+            self._listener.notify(f"epoch {self.broken_epoch} was broken off: the parameters are "
+                                  f"those in the midst of it, and their test loss was not measured")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -188,6 +207,7 @@ class Loop:
         begun = perf_counter()
         mean = float(np.average(losses.astype(np.float64), weights=examples))
         self.reached = test = self._units.evaluation(self._runner)
+        self._reached = epoch
         train_loss = self._units.train_loss(mean, self._runner)
         self.evaluation_ms += (perf_counter() - begun) * 1e3
         answers = int(examples.sum()) * work.answers

@@ -88,8 +88,10 @@ class Result:
     """Everything a run found out. `average_epoch_ms` is the mean of the device-timed epochs of the
     later half of the run, `average_epoch_wall_ms` that of the wall clock over the reports that end
     there. `interrupted` says that a signal (Ctrl-C, SIGTERM, SIGHUP) ended the run early,
-    `stopped` why it stopped by itself. `resumed_epochs` were done by the run whose checkpoint this
-    one continued."""
+    `stopped` why it stopped by itself. `broken_epoch` is the epoch in whose midst the parameters
+    are, 0 where they are behind a whole one; where a run was ended at once, `test_loss` and
+    `test_accuracy` may be NaN, not measured. `resumed_epochs` were done by the run whose checkpoint
+    this one continued."""
 
     config: Config
     toggles: dict[str, str | int | None]
@@ -112,6 +114,7 @@ class Result:
     test_loss: float = field(default=math.nan)
     stopped: str = ""
     resumed_epochs: int = 0
+    broken_epoch: int = 0
     label_names: tuple[str, ...] = ()
     target_names: tuple[str, ...] = ()
     label_dtype: str = ""
@@ -127,7 +130,9 @@ class Result:
         reached = [f"{name} {value:.4f}" for name, value in (
             ("test accuracy", self.test_accuracy), ("test loss", self.test_loss))
             if not math.isnan(value)]
-        ended = ["interrupted"] if self.interrupted else [self.stopped] if self.stopped else []
+        midst = f" in epoch {self.broken_epoch}" if self.broken_epoch else ""
+        ended = [f"interrupted{midst}"] if self.interrupted else \
+            [self.stopped] if self.stopped else []
         return (f"rawnn.Result({self.config.network()} on {self.dataset}, "
                 f"{self.environment.device}: " + ", ".join([
                     f"{epochs} epoch{'s' * (epochs != 1)}", *reached,

@@ -98,11 +98,12 @@ def train(config: Config | None = None, *, listener: object = (),
     is given, each with a call of its own; `team` are ranks that the caller has joined. Then
     RanksError says which rank is lost or differs.
 
-    In the main thread, Ctrl-C ends the run after the epoch in hand (a second one, or 20 s, at once,
-    with the parameters that the last epoch left) and returns what was reached, marked
-    `interrupted`. SIGTERM and SIGHUP do the same, keep a checkpoint if there is a `save`, and then
-    end the process as they would have. Signals that the process ignores or handles itself are left
-    alone, and afterwards all handlers are as before.
+    In the main thread, Ctrl-C ends the run after the epoch in hand and returns what was reached,
+    marked `interrupted`. A second one, or 20 s, ends it at once, with the parameters that the last
+    epoch left, or in the first with those in its midst, which `broken_epoch` of the result says;
+    nothing more is measured then. SIGTERM and SIGHUP do the same, keep a checkpoint if there is a
+    `save`, and then end the process as they would have. Signals that the process ignores or handles
+    itself are left alone, and afterwards all handlers are as before.
     """
     if config is not None and not isinstance(config, Config):
         raise ConfigError(f"config is a rawnn.Config, not a {type(config).__name__}: give its "
@@ -389,8 +390,9 @@ class Session:
 
         In the main thread SIGINT (Ctrl-C), SIGTERM and SIGHUP, unless the process handles them
         itself, end the run after the epoch in hand; a second one, or 20 s, at once, with the
-        parameters that the last epoch left. `signal` then holds its number, and the result is
-        marked `interrupted`. What a GPU has been given already is waited for.
+        parameters that the last epoch left, or in the first those in its midst. `signal` then holds
+        its number, and the result is marked `interrupted`. What a GPU has been given already is
+        waited for.
         """
         self._loop = loop = Loop(self)
         former = self.facts.get(EARLY_STOPPING)
@@ -418,7 +420,7 @@ class Session:
         if self.left_out:
             recipe = self.work.recipe
             facts["examples_left_out"] = len(self.data.train_images) % recipe.batch
-        epochs = self.runner.epoch_milliseconds()
+        epochs = self.runner.epoch_milliseconds()[: loop.epochs]
         later = epochs[len(epochs) // 2 :]
         half = self.resumed + len(epochs) / 2
         wall = [r.epoch_ms for r in loop.history if r.epoch > half]
@@ -454,6 +456,7 @@ class Session:
             test_loss=reached.loss,
             stopped=self.stopped,
             resumed_epochs=self.resumed,
+            broken_epoch=loop.broken_epoch,
             label_names=self.data.label_names,
             target_names=self.data.target_names,
             target_normalisation=self.data.target_normalisation,
