@@ -3,8 +3,9 @@ exits with the class's `exit_code`, without a traceback."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+
+from rawnn.suggestions import nearest as nearest
 
 
 class RawnnError(Exception):
@@ -55,12 +56,6 @@ class RanksError(RawnnError):
 
 class TrainingDiverged(RawnnError):
     """The loss became NaN or infinite; says at which step."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the known word nearest to `word`, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def unknown(what: str, name: object, known: Iterable[str],

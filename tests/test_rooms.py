@@ -18,8 +18,8 @@ import rawnn
 ROOT = Path(rawnn.__file__).parent
 ROOMS = (
     # What knows of nothing, or of errors.
-    "version", "errors", "common", "device.target", "run.listener", "run.interrupts", "run.policy",
-    "ranks",
+    "version", "suggestions", "errors", "common", "device.target", "run.listener",
+    "run.interrupts", "run.policy", "ranks",
     # What is trained, as data; "network" itself is but a docstring.
     "network", "network.workloads", "network.activations", "network.optimizers",
     "network.schedules", "step", "network.losses", "network.layers", "run.config",

@@ -117,8 +117,9 @@ def run(arguments: Sequence[str]) -> int:
         status = cli.main(args=list(arguments), prog_name="rawnn", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
+        shown = _suggesting(error) if isinstance(error, click.NoSuchOption) else error
         with contextlib.suppress(OSError):
-            error.show()
+            shown.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
@@ -138,6 +139,16 @@ def run(arguments: Sequence[str]) -> int:
         _say(f"error: {what}{error.strerror or error}")
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _suggesting(error: click.NoSuchOption) -> click.NoSuchOption:
+    """The error with the option of the command that is probably meant."""
+    options = error.ctx.command.get_params(error.ctx) if error.ctx else []
+    known = [name for option in options for name in (*option.opts, *option.secondary_opts)
+             if name.startswith("-")]
+    name = error.option_name
+    return click.NoSuchOption(name, f"no such option '{name}'{nearest(name, known)}", None,
+                              error.ctx)
 
 
 def _say(message: str) -> None:

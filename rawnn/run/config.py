@@ -8,13 +8,13 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from rawnn.common.csvformat import CsvFormat, joined_columns
-from rawnn.errors import ConfigError, nearest
+from rawnn.errors import ConfigError, nearest, unknown
 from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.network.schedules import parse
@@ -112,6 +112,12 @@ class Config:
     min_delta: float = 0.0
     monitor: Literal["test_loss", "test_accuracy", "train_loss"] = "test_loss"
 
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        for name in named:
+            if name not in cls.known():
+                raise unknown("option", name, cls.known())
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):
@@ -192,7 +198,7 @@ class Config:
         for key in values:
             if key not in cls.known():
                 raise ConfigError(f"{source}: unknown key '{key}'"
-                                  + nearest(key, (*cls.known(), "workload")))
+                                  + nearest(str(key), (*cls.known(), "workload")))
         return cls(**{**defaults, **values})
 
 
@@ -200,7 +206,7 @@ def check_device(device: str) -> None:
     """Raise ConfigError for what names no device."""
     if not re.fullmatch(r"auto|gpu(:[0-9]{1,4})?|host|sim", device):
         raise ConfigError(f"device = '{device}': use auto, gpu, gpu:N, host or sim"
-                          + nearest(device, ("auto", "gpu", "host", "sim")))
+                          + nearest(device.partition(":")[0], ("auto", "gpu", "host", "sim")))
 
 
 def _plain(value: Any) -> Any:

@@ -110,7 +110,7 @@ def train(config: Config | None = None, *, listener: object = (),
                           f"options by name, as in train(layers=(784, 10))")
     for name in options:
         if name not in Config.__dataclass_fields__:
-            raise unknown("option", name, Config.__dataclass_fields__)
+            raise unknown("option", name, (*Config.known(), "listener"))
     arrays = data is not None and not isinstance(data, str | os.PathLike)
     own = {"data": data, "validation": validation, "normalise": normalise}
     of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}

@@ -69,6 +69,11 @@ def test_a_bad_option(rawnn: Rawnn, arguments: tuple[str, ...], words: tuple[str
     (("--batch", "many"), "'many' is not a valid integer"),
     (("--lr", "fast"), "'fast' is not a valid float"),
     (("--epoch", "3"), "--epochs"),
+    (("--learning-rate", "3"), "no such option '--learning-rate'; did you mean '--lr'?"),
+    (("train", "--hidden_layer_sizes", "3"), "did you mean '--layers'?"),
+    (("--dropout", "3"), "no such option '--dropout'; rawnn has no dropout: weight_decay"),
+    (("--no-bais",), "did you mean '--no-bias'?"),
+    (("bench", "ladder", "--batch-size", "3"), "did you mean '--batch'?"),
     (("trian",), "did you mean 'train'"),
     (("train", "extra"), "extra"),
 ])

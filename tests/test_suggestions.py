@@ -1,0 +1,97 @@
+"""What a name that is none of ours may mean: words of other libraries, features that are missing,
+misspellings; and nothing where two words are only a little alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.data.normalise import Normalisation
+from rawnn.errors import ConfigError, nearest
+from rawnn.network.activations import ACTIVATIONS
+from rawnn.network.layers import INITIALISERS
+from rawnn.network.losses import LOSSES
+from rawnn.network.optimizers import RULES as OPTIMIZERS
+from rawnn.network.schedules import RULES as SCHEDULES
+from rawnn.opts import TOGGLES
+from rawnn.run.config import Config
+from rawnn.suggestions import ALIASES, MISSING
+
+OURS = {*Config.known(), "listener", *LOSSES, *ACTIVATIONS, *OPTIMIZERS, *INITIALISERS, *SCHEDULES,
+        *TOGGLES, "host", "gpu", "learned", "pixels"}
+
+OPTIONS = [
+    ("learning_rate", "did you mean 'lr'?"), ("learning_rate_init", "did you mean 'lr'?"),
+    ("batch_size", "did you mean 'batch'?"), ("hidden_layer_sizes", "did you mean 'layers'?"),
+    ("max_iter", "did you mean 'epochs'?"), ("n_epochs", "did you mean 'epochs'?"),
+    ("random_state", "did you mean 'seed'?"), ("alpha", "did you mean 'weight_decay'?"),
+    ("beta_1", "did you mean 'beta1'?"), ("epoch", "did you mean 'epochs'?"),
+    ("dropout", "rawnn has no dropout: weight_decay"), ("class_weight", "repeat the rows"),
+    ("clipnorm", "does not clip gradients"), ("dtype", "opt='best,bf16'"),
+]
+
+
+@pytest.mark.parametrize("call", [rawnn.train, Config])
+@pytest.mark.parametrize(("name", "said"), OPTIONS)
+def test_options_of_the_library(call: Any, name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        call(**{name: 1})
+    assert str(refused.value).startswith(f"unknown option '{name}'; ")
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"loss": "huber"}, "unknown loss 'huber'; rawnn's only loss for values is mse"),
+    ({"loss": "BCEWithLogitsLoss"}, "did you mean 'bce'?"),
+    ({"loss": "sparse_categorical_crossentropy"}, "did you mean 'cross_entropy'?"),
+    ({"activation": "sigmoid"}, "; there is none between layers; the loss bce applies it"),
+    ({"activation": "silu"}, "rawnn does not have it: there are gelu, relu and tanh"),
+    ({"activation": "ReLU"}, "did you mean 'relu'?"),
+    ({"optimizer": "SGD"}, "did you mean 'sgd'?"), ({"optimizer": "AdamW "}, "mean 'adamw'?"),
+    ({"optimizer": "nadam"}, "there are adam, adamw and sgd"),
+    ({"init": "xavier"}, "did you mean 'glorot'?"),
+    ({"schedule": "cosine_annealing"}, "did you mean 'cosine'?"),
+    ({"device": "cpu"}, "use auto, gpu, gpu:N, host or sim; did you mean 'host'?"),
+    ({"device": "cuda:1"}, "did you mean 'gpu'?"), ({"device": "tpu"}, "GPUs of NVIDIA"),
+    ({"opt": "cuda_graphs"}, "unknown toggle 'cuda_graphs'; did you mean 'graphs'?"),
+    ({"opt": "float16"}, "did you mean 'fp16'?"), ({"opt": "amp"}, "did you mean 'bf16'?"),
+    ({"opt": "fp32"}, "a run computes in float32 where no toggle says otherwise"),
+])
+def test_values(options: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        rawnn.train(**{"dataset": "synthetic", "device": "host", "epochs": 1, **options})
+    assert said in str(refused.value)
+
+
+def test_normalisation() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'learned'"):
+        Normalisation.of("standardize", np.zeros((2, 2), np.float32))
+
+
+@pytest.mark.parametrize(("word", "known"), [
+    ("class_weight", ["weights_of_all"]), ("dropout", ["opt", "out"]), ("huber", ["bce"]),
+    ("xpu", ["tpx"]), ("", ["a"]), ("%", ["percent"]), ("learning_rate", ["running_date_of_it"]),
+])
+def test_words_that_are_only_a_little_alike(word: str, known: list[str]) -> None:
+    assert nearest(word, known) == ""
+
+
+def test_every_word_of_the_tables_is_of_one_of_ours_and_is_none_itself() -> None:
+    assert set(ALIASES) | set(MISSING) <= OURS
+    words = [word for text in ALIASES.values() for word in text.split()]
+    words += [word for rows in MISSING.values() for text in rows for word in text.split()]
+    assert not set(words) & (set(Config.known()) | {*LOSSES, *ACTIVATIONS, *OPTIMIZERS})
+    for ours, text in ALIASES.items():
+        for word in text.split():
+            assert nearest(word, [ours, "zzz"]) == f"; did you mean '{ours}'?"
+            assert nearest(f"--{word.replace('_', '-')}", [f"--{ours}"]) == \
+                f"; did you mean '--{ours}'?"
+
+
+def test_a_column_of_a_table_is_no_option() -> None:
+    """Aliases count only where ours is among the names that are known."""
+    assert nearest("batch_size", ["height", "width"]) == ""
+    assert nearest("dropout", ["height", "width"]) == ""
