@@ -39,7 +39,7 @@ from rawnn.bench.floors import read_floors  # noqa: E402
 from rawnn.bench.footprint import x_floor  # noqa: E402
 from rawnn.bench.launches import read_launches  # noqa: E402
 from rawnn.bench.peers import summary, workload_table  # noqa: E402
-from rawnn.bench.peers.problem import draws  # noqa: E402
+from rawnn.bench.peers.problem import BATCHES, DEPTHS, WIDTHS, draws  # noqa: E402
 from rawnn.bench.peers.records import NUMBERS, OURS, read_contests  # noqa: E402
 from rawnn.bench.plot import plot_ladder, plot_scaling  # noqa: E402
 from rawnn.bench.records import read_ladder  # noqa: E402
@@ -99,7 +99,10 @@ def random_headline() -> str:
     return "\n".join([
         f"{len(found.contests)} networks drawn at random{several}, that nobody has tuned to: time "
         f"of the best of {' and '.join(peers)} over",
-        "that of `best`, so **above 1 rawnn is faster, below 1 slower**.", "", *table, "",
+        f"that of `best`, so **above 1 rawnn is faster, below 1 slower**. All have {DEPTHS[0]} to "
+        f"{DEPTHS[1]} layers of {WIDTHS[0]} to",
+        f"{WIDTHS[1]} units and batches of {BATCHES[0]} to {BATCHES[1]}, few of them at once the "
+        "widest and the largest.", "", *table, "",
         f"{summary.provenance(found)}.", ""])
 
 
@@ -273,7 +276,8 @@ def pictured(path: Path, text: str) -> str:
 
 
 BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"random": random_headline, "peers": peers_headline, "ladder": ladder},
+    "README.md": {"random": random_headline, "peers": peers_headline, "ladder": ladder,
+                  "slower": partial(trials.text, "peers.toml", "slower")},
     "docs/peers.md": {"random": random_whole, "earlier": other_draws,
                       "workloads": peers_of_workloads},
     "docs/workloads.md": {"h200": workloads("workloads-h200.json"),

@@ -68,6 +68,13 @@ def cell(source: str, table: str, row: str, column: str, folder: Path = FOLDER) 
     return next(each for each in found.rows if each[0] == row)[found.columns.index(column)]
 
 
+def text(source: str, table: str, folder: Path = FOLDER) -> str:
+    """The text of one table, for a page that shows it beside the one that its file names. Raises
+    KeyError, and ValueError for a table that says it otherwise."""
+    found = tomllib.loads((folder / source).read_text(encoding="utf-8"))[table]
+    return msgspec.convert(found, Trials).checked().markdown(source)
+
+
 def read_trials(folder: Path = FOLDER) -> Iterator[tuple[str, str, str]]:
     """Page, block and text of every table. Raises ValueError for a file that says it otherwise."""
     for path in sorted(folder.glob("*.toml")):

@@ -26,6 +26,7 @@ def test_a_table_of_trials_becomes_the_text_of_its_block(tmp_path: Path) -> None
         "| first | 1.50 | abc1234 |", "| second |  | unknown |", "",
         "NVIDIA H200; kept in `results/trials/a.toml`."]
     assert trials.cell("a.toml", "tried", "first", "us", tmp_path) == "1.50"
+    assert trials.text("a.toml", "tried", tmp_path) == text
 
 
 @pytest.mark.parametrize(("old", "new", "why"), [
