@@ -41,7 +41,7 @@ def test_defaults_are_the_published_task() -> None:
 def test_a_file_makes_the_same_config_as_the_call(tmp_path: Path) -> None:
     assert load(tmp_path / "a.toml", EXAMPLE) == Config(
         layers=(784, 128, 10), batch=128, seed=3, opt="best,-cudnn,graphs=while", device="gpu:1",
-        dataset="idx", data="some/where")
+        dataset="idx", data=str(tmp_path / "some/where"))
 
 
 def test_lists_paths_and_whole_numbers_are_taken_for_what_they_mean() -> None:

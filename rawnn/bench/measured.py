@@ -35,6 +35,8 @@ def read_measured(path: str | os.PathLike[str],
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     try:
+        if other := other_file(content):
+            raise ConfigError(f"{path} is {other}, and no measurement of `rawnn bench`")
         head = msgspec.json.decode(content, type=_Head)
         if head.kind not in kinds:
             raise ConfigError(f"{path} holds a measurement of the kind '{head.kind}'; what can be "
@@ -46,6 +48,22 @@ def read_measured(path: str | os.PathLike[str],
         return msgspec.json.decode(content, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a measurement that rawnn wrote: {error}") from None
+
+
+OTHERS = {
+    "the result of one training run, as `rawnn train --json` writes it (docs/results.md)":
+        {"config", "toggles", "history", "epoch_ms"},
+    "what `rawnn eval --json` found of a checkpoint": {"checkpoint", "epoch", "loss", "accuracy"},
+}
+"""Other files of JSON that rawnn writes, and keys that each of them has."""
+
+
+def other_file(content: bytes) -> str:
+    """Which of OTHERS a file is, by its content; an empty text for any other. Raises
+    msgspec.DecodeError."""
+    found = msgspec.json.decode(content)
+    keys = set(found) if isinstance(found, dict) and "kind" not in found else set()
+    return next((said for said, wanted in OTHERS.items() if wanted <= keys), "")
 
 
 class _Head(msgspec.Struct):

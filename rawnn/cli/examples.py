@@ -19,7 +19,7 @@ from rawnn.data.catalog import is_table
 from rawnn.data.precision import check_finite
 from rawnn.data.tables import Table, read_table
 from rawnn.errors import ConfigError, DataError
-from rawnn.run.checkpoint import Checkpoint
+from rawnn.run.checkpoint import Checkpoint, check_data_found
 from rawnn.run.resumption import Resumption
 
 _OWN_SET = ("dataset", "data", "target", "validation", "seed")
@@ -48,6 +48,7 @@ def own_examples(found: Checkpoint, where: str) -> Examples:
                           f"--data or --dataset")
     config = {key: found.config.get(key) for key in _OWN_SET}
     before = Resumption(Path(where), found)
+    check_data_found(where, config["data"], "measure it")
     data = load_dataset(
         str(config["dataset"]), config["data"], target=config["target"],
         normalise=found.normalisation, fraction=float(config["validation"] or 0.2),

@@ -183,8 +183,9 @@ _RUN: dict[str, Callable[[Any], Any]] = {
                       metavar="PATH", type=PATH),
     "device": _option(DEVICE, "--device", "Where to run.", "auto", metavar="auto|gpu:N|host|sim",
                       values=devices),
-    "config_file": _option(KEEPING, "--config config_file", "Read options from a TOML file; those "
-                           "given here win over it.", "none", metavar="FILE.toml", type=PATH),
+    "config_file": _option(KEEPING, "--config config_file", "Read options from a TOML file, paths "
+                           "relative to it; those given here win over it.", "none",
+                           metavar="FILE.toml", type=PATH),
 }
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from rawnn.cli.costs import show_costs
-from rawnn.cli.grouped import Command
-from rawnn.cli.options import config_options, make_config
+from rawnn.cli.grouped import Command, completed
+from rawnn.cli.options import config_options, listed, make_config
 from rawnn.cli.screen import sentences, table_console
 from rawnn.common.words import counted
 from rawnn.device.compiling.programmatic import Proof
-from rawnn.device.target import KNOWN
+from rawnn.device.target import NAMED, gpu_named
 from rawnn.errors import ConfigError
 from rawnn.onchip.report import describe
 from rawnn.opts import select
@@ -26,13 +26,15 @@ from rawnn.step.op import Op
 from rawnn.step.recipe import Form
 
 SHOWN_NODES = 60
-TARGETS = {target.name: target for target in KNOWN.values()}
+TARGETS = {target.name: target for target in NAMED}
 EVERYTHING_RUNS = "H200"
 
 
 def assumed(name: str) -> Machine:
-    """A machine with the GPU of a name in KNOWN, and everything else that toggles can need."""
-    return Machine(None, TARGETS[name].capability, 13000, lambda package: True)
+    """A machine with the GPU of a name, and everything else that toggles can need. Raises
+    ConfigError."""
+    target = gpu_named(name)
+    return Machine(None, target.capability, 13000, lambda package: True, measure=lambda: target)
 
 
 ASSUMED = assumed(EVERYTHING_RUNS)
@@ -44,8 +46,9 @@ ASSUMED = assumed(EVERYTHING_RUNS)
                 "target", "encoding", "decimal", "skip", "validation", "normalise",
                 "normalise_targets", "autoencoder", "save", "save_every", "keep", "resume",
                 "device")
-@click.option("--gpu", type=click.Choice(list(TARGETS), case_sensitive=False),
-              default=EVERYTHING_RUNS, show_default=True, help="The GPU that the plan is for.")
+@click.option("--gpu", metavar="NAME", default=EVERYTHING_RUNS, show_default=True,
+              shell_complete=completed(lambda: TARGETS),
+              help=f"The GPU that the plan is for: {listed(TARGETS)}.")
 @click.option("--examples", type=click.IntRange(1), default=60_000, show_default=True,
               help="Training examples, which fix the steps of an epoch.")
 @click.option("--cost", is_flag=True,

@@ -69,8 +69,7 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
     with working("predicting"):
         columns = _columns(model, examples.inputs, probabilities, device)
     if out is None:
-        sys.stdout.write(_csv(columns, model))
-        sys.stdout.flush()
+        _print(_csv(columns, model))
     else:
         write_atomically(out, _npz(columns, model) if out.lower().endswith(".npz")
                          else _csv(columns, model).encode())
@@ -78,6 +77,17 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
     if examples.answers is not None:
         console = Console(highlight=False, soft_wrap=True, stderr=out is None)
         show(found, examples, device, True, console)
+
+
+def _print(text: str) -> None:
+    """To a terminal in its encoding, to a file or a pipe in UTF-8 as --out writes it, whatever the
+    encoding of the standard output is: what that lacks would become question marks."""
+    if sys.stdout.isatty() or not hasattr(sys.stdout, "buffer"):
+        sys.stdout.write(text)
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
+    sys.stdout.flush()
 
 
 def _columns(model: Model, inputs: Any, probabilities: bool, device: str

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from rawnn.errors import unknown
+
 FEATURES: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "asynchronous copies": {"from": (8, 0)},
     "bfloat16": {"from": (8, 0)},
@@ -118,6 +120,35 @@ KNOWN: Mapping[tuple[int, int], Target] = {target.capability: target for target 
     _known("RTX PRO 6000", (12, 0), 188, 99, 100, 1536, 2617, _clusters(188)),
 )}
 """A GPU of each architecture, by compute capability; that of Hopper is as its driver says."""
+
+
+NAMED: tuple[Target, ...] = (
+    *KNOWN.values(),
+    replace(KNOWN[9, 0], name="H100"),
+    _known("A10", (8, 6), 72, 99, 100, 1536, 1695),
+    _known("L4", (8, 9), 58, 99, 100, 1536, 2040),
+    _known("RTX 3090", (8, 6), 82, 99, 100, 1536, 1695),
+    _known("RTX 4090", (8, 9), 128, 99, 100, 1536, 2520),
+    _known("RTX 5090", (12, 0), 170, 99, 100, 1536, 2407, _clusters(170)),
+)
+"""GPUs that plans can be asked for by name; multiprocessors and clocks as NVIDIA's data sheets
+say. An H100 (SXM) has the multiprocessors of an H200."""
+
+
+def gpu_named(name: str) -> Target:
+    """The GPU of a name, in which case, spaces and signs do not count, nor words that one GPU alone
+    goes without: "h100", "rtx-4090", "4090", "NVIDIA H200". Raises ConfigError."""
+    plain = {_plain(target.name): target for target in NAMED}
+    wanted = _plain(name).removeprefix("nvidia").removeprefix("tesla").removeprefix("geforce")
+    found = [wanted] if wanted in plain else \
+        [each for each in plain if wanted and each.endswith(wanted)]
+    if len(found) != 1:
+        raise unknown("GPU", name, [target.name for target in NAMED])
+    return plain[found[0]]
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.casefold() if c.isalnum())
 
 
 def known(capability: tuple[int, int]) -> Target:

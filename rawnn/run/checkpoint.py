@@ -359,13 +359,21 @@ def continued(values: Mapping[str, Any], arrays: bool = False,
                           f"examples with data= (--data)")
     if before.get("save"):
         before["save"] = os.fspath(path.parent)
-    data = before.get("data")
-    if data and values.get("data") is None and not os.path.isabs(data) \
-            and not os.path.exists(os.path.expanduser(data)):
-        raise CheckpointError(f"the run of {path} read --data {data}, from the folder in which it "
-                              f"was started; there is none in {os.getcwd()}: continue it in that "
-                              f"folder, or say with --data where it is now")
+    if values.get("data") is None:
+        check_data_found(path, before.get("data"), "continue it")
     return {**before, **values}
+
+
+def check_data_found(path: str | os.PathLike[str], data: str | None, action: str) -> None:
+    """Raise CheckpointError, with what to do, where the `data` of the run that wrote a checkpoint
+    are not where it read them. `action` is what they are wanted for."""
+    if not data or os.path.exists(os.path.expanduser(data)):
+        return
+    there, cure = ("they are not there any more", "") if os.path.isabs(os.path.expanduser(data)) \
+        else (f"from the folder in which it was started; there is none in {os.getcwd()}",
+              f"{action} in that folder, or ")
+    raise CheckpointError(f"the run of {path} read --data {data}, {there}: {cure}say with --data "
+                          f"where it is now")
 
 
 class Store:

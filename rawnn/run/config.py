@@ -262,7 +262,8 @@ def _shown(value: object) -> str:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The keys and values of a TOML configuration file.
+    """The keys and values of a TOML configuration file. Paths in it are relative to its folder:
+    data, save, resume, and kernels in opt.
 
     `opt` may be a list of strings. Raises ConfigError for a missing or malformed file.
     """
@@ -275,6 +276,19 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     if isinstance(values.get("opt"), list):
         values["opt"] = _joined(values["opt"], f"{path}: opt")
+    folder = os.path.dirname(os.fspath(path))
+
+    def from_here(name: str) -> str:
+        return os.path.join(folder, os.path.expanduser(name))
+
+    for name in ("data", "save", "resume"):
+        if isinstance(values.get(name), str) and values[name]:
+            values[name] = from_here(values[name])
+    if isinstance(values.get("opt"), str):
+        words = [word.strip().partition("=") for word in values["opt"].split(",")]
+        values["opt"] = ",".join(
+            name + sign + (from_here(value) if value.endswith(".cu") else value)
+            for name, sign, value in words)
     return values
 
 

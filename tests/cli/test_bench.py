@@ -14,6 +14,7 @@ from rawnn.cli.bench import bench
 from rawnn.errors import ConfigError, DeviceError, RawnnError
 from rawnn.run import machine
 from rawnn.run.training import Session
+from tests.cli.conftest import Rawnn
 
 SMALL = ("ladder", "--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2",
          "--batch", "500")
@@ -206,3 +207,17 @@ def test_without_a_name_the_ladder_is_measured(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bench_module, "run_ladder", heard)
     assert isinstance(invoke().exception, RawnnError)
     assert asked == [(5, ladder_module.DEFAULT_RUNGS)]
+
+
+def test_show_says_what_another_file_is(rawnn: Rawnn, tmp_path: Path) -> None:
+    run, found, other = (tmp_path / name for name in ("run.json", "eval.json", "other.json"))
+    assert rawnn("--device", "host", "--dataset", "synthetic", "--epochs", "1", "--save",
+                 str(tmp_path / "a"), "--json", str(run)).status == 0
+    assert rawnn("eval", str(tmp_path / "a"), "--json", str(found)).status == 0
+    other.write_text('{"a": 1}')
+    for file, said in ((run, "is the result of one training run, as `rawnn train --json` writes"),
+                       (found, "is what `rawnn eval --json` found of a checkpoint, and no "),
+                       (other, "is not a measurement that rawnn wrote")):
+        done = rawnn("bench", "show", str(file))
+        assert done.status == 2
+        assert f"rawnn: error: {file} {said}" in done.err

@@ -4,6 +4,7 @@ non-zero exit, no traceback. Needs no GPU: the driver's own failures come from t
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import rawnn.device.sim
 from rawnn.data import catalog, idx
 from rawnn.device.sim import Fault, Faults
 from rawnn.errors import DeviceError
+from rawnn.run.config import read_toml
 from rawnn.run.machine import open_gpu
 from tests.cli.conftest import Done, Rawnn
 
@@ -96,6 +98,33 @@ def test_a_bad_configuration_file(
     file = tmp_path / "run.toml"
     file.write_text(text)
     one_sentence(rawnn("--config", str(file)), str(file) if "epochs" not in text else "", *words)
+
+
+def test_paths_in_a_configuration_file_are_relative_to_it(
+        rawnn: Rawnn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, elsewhere = tmp_path / "experiment", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (folder / "a.csv").write_text("x,y\n" + "0,a\n9,b\n" * 20)
+    (folder / "run.toml").write_text(
+        'data = "a.csv"\ntarget = "y"\nlayers = [1, 2]\nsave = "runs"\nepochs = 2\n'
+        'device = "host"\n')
+    (folder / "more.toml").write_text('resume = "runs"\nepochs = 3\n')
+    monkeypatch.chdir(elsewhere)
+    for file in ("run.toml", "more.toml"):
+        done = rawnn("--config", os.path.join("..", "experiment", file))
+        assert done.status == 0, done.err
+    assert sorted(p.name for p in (folder / "runs").iterdir()) == [
+        f"rawnn-00000{n}.safetensors" for n in (1, 2, 3)]
+    assert list(elsewhere.iterdir()) == []
+    # Those of the command line are relative to where it is given.
+    assert rawnn("--config", "../experiment/run.toml", "--save", "own").status == 0
+    assert (elsewhere / "own").is_dir()
+    values = read_toml(folder / "run.toml")
+    assert values["data"] == str(folder / "a.csv")
+    (folder / "opt.toml").write_text('opt = ["best", "bias_relu=mine.cu", "graphs=epoch"]')
+    assert read_toml(folder / "opt.toml")["opt"] == \
+        f"best,bias_relu={folder / 'mine.cu'},graphs=epoch"
 
 
 def test_a_configuration_file_that_is_not_there(rawnn: Rawnn, tmp_path: Path) -> None:

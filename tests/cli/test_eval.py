@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +20,7 @@ from rawnn.run.checkpoint import Checkpoint, listed, write
 from rawnn.run.model import Model
 from tests.cli.conftest import Rawnn
 
+ROOT = Path(__file__).resolve().parents[2]
 RNG = np.random.default_rng(0)
 FAST = ("--device", "host", "--epochs", "30", "--batch", "8")
 
@@ -149,6 +154,44 @@ def test_predictions_as_csv(rawnn: Rawnn, kept: Path, flowers: Path, tmp_path: P
     assert (done.status, done.out) == (0, "")
     assert "100 predictions are in" in done.err
     assert [r["prediction"] for r in csv.DictReader(out.open())] == [r["prediction"] for r in rows]
+
+
+@pytest.mark.parametrize("named", [str, os.path.relpath])
+def test_a_table_that_was_moved_is_asked_for(
+        rawnn: Rawnn, tmp_path: Path, flowers: Path, monkeypatch: pytest.MonkeyPatch,
+        named: Callable[[Path], str]) -> None:
+    """In the words in which --resume asks for it, and what they say helps."""
+    monkeypatch.chdir(tmp_path)
+    before = named(flowers)
+    directory = tmp_path / "runs"
+    assert rawnn(*FAST, "--data", before, "--target", "kind", "--layers", "2-3", "--save",
+                 str(directory)).status == 0
+    moved = flowers.rename(tmp_path / "moved.csv")
+    told = set()
+    for command in (("eval", str(directory)), ("--resume", str(directory), "--epochs", "31")):
+        done = rawnn(*command)
+        assert done.status == 1
+        assert f"read --data {before}" in done.err
+        assert "say with --data where it is now" in done.err
+        told.add(done.err.replace("measure", "continue"))
+        assert rawnn(*command, "--data", str(moved)).status == 0
+    assert len(told) == 1
+
+
+def test_predictions_in_a_file_are_utf_8(rawnn: Rawnn, tmp_path: Path) -> None:
+    table, directory = tmp_path / "a.csv", tmp_path / "kept"
+    table.write_text("x,y\n" + "0,Äpfel\n9,груша\n" * 20, encoding="utf-8")
+    assert rawnn(*FAST, "--data", str(table), "--target", "y", "--layers", "1-2", "--save",
+                 str(directory), "--lr", "0.3").status == 0
+    out = tmp_path / "said.csv"
+    with out.open("wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "rawnn", "predict", str(directory), "--data", str(table)],
+            stdout=file, stderr=subprocess.PIPE, check=False, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    rows = out.read_text(encoding="utf-8").splitlines()
+    assert rows == ["prediction", *["Äpfel", "груша"] * 20]
 
 
 def test_predictions_as_npz(rawnn: Rawnn, kept: Path, tmp_path: Path) -> None:

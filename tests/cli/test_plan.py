@@ -100,6 +100,25 @@ def test_the_parts_of_a_toggle_say_what_became_of_them(rawnn: Rawnn) -> None:
         assert f"  {part:<12} {said}" in text  # as wide as loss_product
 
 
+@pytest.mark.parametrize(("name", "said"), [
+    ("h100", "H100"), ("H100", "H100"), ("NVIDIA H200", "H200"), ("rtx-4090", "RTX 4090"),
+    ("4090", "RTX 4090"), ("RTX_PRO_6000", "RTX PRO 6000"), ("pro 6000", "RTX PRO 6000"),
+    ("Tesla T4", "T4")])
+def test_gpus_have_short_names(rawnn: Rawnn, name: str, said: str) -> None:
+    out = rawnn("plan", "--opt", "none", "--gpu", name)
+    assert out.status == 0, out.err
+    assert f"for:     {said} (" in out.out or f"for:     {said}," in out.out
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("h300", "unknown GPU 'h300'; did you mean 'H200'"), ("tpu", "unknown GPU 'tpu'; there are T4"),
+    ("", "unknown GPU ''; there are T4, A100")])
+def test_what_is_no_gpu(rawnn: Rawnn, name: str, said: str) -> None:
+    done = rawnn("plan", "--opt", "none", "--gpu", name)
+    assert done.status == 2
+    assert said in done.err
+
+
 def test_a_plan_is_for_a_gpu_that_can_be_named(rawnn: Rawnn) -> None:
     arguments = ("plan", "--opt", "best,bf16,fuse=-narrow", "--layers", "784,256,10")
     assert "for:     H200, compute capability 9.0, 132 multiprocessors" in rawnn(*arguments).out
