@@ -17,6 +17,7 @@ from rawnn.ptx.mma import PREDICTED, predicted
 from rawnn.ptx.table import kernel_for
 from rawnn.ptx.tiles import product_of
 from rawnn.step.op import OPS, Attributes, Op, define
+from rawnn.step.ops.common import product
 from rawnn.step.ops.metrics import KIND as LOSS_SUMS
 from rawnn.step.ops.metrics import PARTS
 from rawnn.step.plan import Plan
@@ -32,7 +33,7 @@ _OPTIONAL = ("bias", "t", "y", "loss_scale", "overflow", *PARTS)
         writes=("dz", "overflow", *PARTS), slotted=PARTS, optional=_OPTIONAL)
 def matmul_loss(t: SimpleNamespace, a: Attributes) -> None:
     """The last layer's product with bias, and of its loss the gradient and each block's parts."""
-    z = a["alpha"] * (t.a @ t.b.T)
+    z = a["alpha"] * product(a, t.a, t.b.T)
     if a["bias"]:
         z += t.bias
     OPS[LOSSES[a["loss"]].fused].reference(SimpleNamespace(**vars(t), z=z), a)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from rawnn.common.dtypes import LOW_PRECISION, numpy_dtype, rounded
 from rawnn.errors import ConfigError
@@ -17,18 +15,13 @@ from rawnn.network.layers import Parameters
 from rawnn.ranks import Team
 from rawnn.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
 from rawnn.runners.feed import HostOrder, contents
+from rawnn.runners.products import Products
 from rawnn.step.build import used_tensors
 from rawnn.step.op import Attributes, Reference
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
 
 Arrays = dict[str, NDArray[Any]]
-
-
-SMALL_PRODUCT = 16e6
-"""Multiply-adds per step up to which one BLAS thread is used: 784-10 at batch 128 has 1e6. A
-second thread saves nothing there, and on a busy machine its spinning made an epoch up to 80 times
-slower (15 s in place of 0.18 s)."""
 
 
 class HostRunner:
@@ -38,7 +31,7 @@ class HostRunner:
 
     def __init__(self, work: Work, dtype: str = "float32", team: Team | None = None) -> None:
         self._work, self._team = work, team
-        self._threads = ExitStack()
+        self._products = Products()
         self._dtype = np.dtype(dtype)
         around = (work.start, work.refresh, work.begin, work.end, work.assemble)
         steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
@@ -57,14 +50,12 @@ class HostRunner:
         self._tests: list[tuple[Part, _Program, Arrays]] = []
         for part in work.evaluate:
             arrays = self._place((part.plan,), "test", part.first)
-            self._tests.append((part, _Program(part.plan, arrays), arrays))
+            self._tests.append((part, _Program(part.plan, arrays, self._products), arrays))
         self._milliseconds: list[float] = []
-        work_per_step = sum(t.shape[0] * t.shape[-1] for t in work.network.parameters())
-        if work_per_step * work.train.batch <= SMALL_PRODUCT:
-            self._threads.enter_context(threadpool_limits(1, "blas"))
+        self._products.open()
 
     def _program(self, plan: Plan) -> _Program:
-        return _Program(plan, self._arrays, self._team)
+        return _Program(plan, self._arrays, self._products, self._team)
 
     def _place(self, plans: tuple[Plan, ...], part: str, first: int = 0) -> Arrays:
         """An array for every tensor of the plans; parameters are shared, the data set filled in."""
@@ -94,7 +85,10 @@ class HostRunner:
         if self._order:
             self._order.shuffle(int(self._arrays["clock"][0]))
         self._begin.run(range(1))
-        (self._train if measured else self._quiet).run(range(work.steps))
+        program = self._train if measured else self._quiet
+        for step in range(work.steps):
+            with self._products.step():
+                program.run(range(step, step + 1))
         if self._rest is not None:
             self._rest.run(range(work.steps, work.steps + 1))
         self._end.run(range(1))
@@ -142,23 +136,24 @@ class HostRunner:
         return 0
 
     def describe(self) -> dict[str, Any]:
-        return {"dtype": self._dtype.name}
+        return {"dtype": self._dtype.name, "threads": self._products.threads}
 
     def close(self) -> None:
-        self._threads.close()
+        self._products.close()
 
 
 class _Program:
     """A plan bound to arrays: the references with their operands looked up once."""
 
-    def __init__(self, plan: Plan, arrays: Arrays, team: Team | None = None) -> None:
+    def __init__(self, plan: Plan, arrays: Arrays, products: Products,
+                 team: Team | None = None) -> None:
         self._cursor = arrays.get("cursor", np.zeros(1, np.int32))
         self._calls: list[tuple[Reference, SimpleNamespace, Attributes,
                                 list[tuple[NDArray[Any], str]]]] = [
             (op.spec.reference,
              SimpleNamespace(**{role: arrays[name] for role, name in op.operands.items()}),
              {**op.attributes, "stored": {r: plan[n].dtype for r, n in op.operands.items()},
-              "team": team},
+              "team": team, "multiply": products.multiply},
              [(arrays[name], plan[name].dtype) for name, _ in op.writes
               if _is_rounded(plan[name], arrays)])
             for op in plan.ops

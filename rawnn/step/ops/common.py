@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.dtypes import overflows
@@ -16,6 +17,12 @@ Array = NDArray[Any]
 def step_of(t: SimpleNamespace, a: Attributes) -> int:
     """The step in the epoch that an op works on."""
     return int(t.cursor[0]) + int(a.get("offset", 0))
+
+
+def product(a: Attributes, left: Array, right: Array, out: Array | None = None) -> Array:
+    """left @ right, by what a runner gives as the attribute `multiply`, or NumPy's."""
+    found: Array = a.get("multiply", np.matmul)(left, right, out)
+    return found
 
 
 def batch_rows(t: SimpleNamespace, a: Attributes, rows: int) -> Any:

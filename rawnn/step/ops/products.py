@@ -8,7 +8,7 @@ import numpy as np
 
 from rawnn.network.activations import activation
 from rawnn.step.op import Attributes, define
-from rawnn.step.ops.common import Array, flag_overflow
+from rawnn.step.ops.common import Array, flag_overflow, product
 
 
 def factors(t: SimpleNamespace, a: Attributes) -> tuple[Array, Array]:
@@ -30,11 +30,11 @@ def matmul(t: SimpleNamespace, a: Attributes) -> None:
     left, right = factors(t, a)
     alpha, beta = a["alpha"], a["beta"]
     if alpha == 1.0 and beta == 0.0:
-        np.matmul(left, right, out=t.c)
+        product(a, left, right, t.c)
     else:
-        product = left @ right
-        product *= alpha
-        t.c[...] = product if beta == 0.0 else product + beta * t.c
+        found = product(a, left, right)
+        found *= alpha
+        t.c[...] = found if beta == 0.0 else found + beta * t.c
     if a["bias"]:
         t.c += t.bias
     if hasattr(t, "pre"):

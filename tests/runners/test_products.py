@@ -1,0 +1,171 @@
+"""The host's matrix products: right, the same bits however many threads compute them, and by as
+many as are faster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+import rawnn
+from rawnn.runners import products
+from rawnn.runners.products import LARGE, TRIED, Products, slices
+from tests.engine import random_dataset, same_parameters
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = [(128, 784, 1024), (1024, 128, 784), (600, 300, 600), (1, 2048, 8200), (128, 784, 10),
+          (3, 5, 7), (8200, 2048, 1)]
+
+
+def several(threads: int, monkeypatch: pytest.MonkeyPatch) -> Products:
+    """Products of a machine with so many threads."""
+    monkeypatch.setattr(products, "threadpool_info",
+                        lambda: [{"user_api": "blas", "num_threads": threads},
+                                 {"user_api": "openmp", "num_threads": 99}])
+    return Products()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_slices_cover_the_result_once(shape: tuple[int, int, int]) -> None:
+    rows, inner, columns = shape
+    covered = np.zeros((rows, columns), int)
+    for part in slices(rows, inner, columns):
+        covered[part] += 1
+    assert (covered == 1).all()
+    assert len(slices(rows, inner, columns)) == 1 or rows * inner * columns >= LARGE
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+@pytest.mark.parametrize("out", [False, True])
+def test_bits_do_not_depend_on_threads(shape: tuple[int, int, int], layout: str, out: bool,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, inner, columns = shape
+    generator = np.random.default_rng(0)
+    left = generator.normal(size=(rows, inner)).astype(np.float32)
+    right = generator.normal(size=(inner, columns)).astype(np.float32)
+    if layout[0] == "t":
+        left = np.ascontiguousarray(left.T).T
+    if layout[1] == "t":
+        right = np.ascontiguousarray(right.T).T
+    found = []
+    for threads in (1, 2, 5):
+        made = several(5, monkeypatch)
+        made.open()
+        made.threads = threads
+        place = np.full((rows, columns), np.nan, np.float32) if out else None
+        found.append(made.multiply(left, right, place))
+        assert place is None or found[-1] is place
+        made.close()
+    exact = left.astype(np.float64) @ right
+    bound = np.abs(left).astype(np.float64) @ np.abs(right) * inner * 2.0**-24
+    assert (np.abs(found[0] - exact) <= bound).all()
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
+@pytest.mark.parametrize("faster", [1, 4])
+def test_the_faster_is_taken(faster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = several(4, monkeypatch)
+    a = np.ones((512, 512), np.float32)
+    tried = []
+    for _ in range(2 * (TRIED + 1) + 2):
+        with made.step():
+            tried.append(made.threads)
+            made.multiply(a, a)
+            time.sleep(0.0 if made.threads == faster else 0.03)
+    made.close()
+    assert tried == [1, 4] * (TRIED + 1) + [faster] * 2
+
+
+def test_nothing_is_tried_where_no_product_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = several(4, monkeypatch)
+    a, tried = np.ones((64, 64), np.float32), []
+    for _ in range(5):
+        with made.step():
+            tried.append(made.threads)
+            made.multiply(a, a)
+    made.close()
+    assert tried == [1] * 5
+
+
+def test_a_step_that_is_broken_off_leaves_nobody_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = several(2, monkeypatch)
+    made.threads, done = 2, []
+
+    def slow(left: Any, right: Any, out: Any) -> None:
+        if not done:
+            done.append("failed")
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+        done.append("late")
+
+    monkeypatch.setattr(products, "_multiply", slow)
+    a = np.ones((512, 512), np.float32)
+    with pytest.raises(KeyboardInterrupt):
+        made.multiply(a, a)
+    assert done == ["failed", "late"]
+    made.close()
+
+
+def train(**changed: Any) -> rawnn.Result:
+    return rawnn.train(**{
+        "data": random_dataset(features=784, classes=10, train=768, test=128),
+        "layers": (784, 1024, 10), "batch": 128, "epochs": 4, "device": "host", "lr": 0.01,
+        "shuffle": True, "optimizer": "adam", **changed})
+
+
+def test_a_run_has_the_same_bits_with_any_number_and_resumes_to_them(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever the timing takes, in a run that is whole and in one that is resumed."""
+    def with_threads(threads: int, **changed: Any) -> rawnn.Result:
+        with monkeypatch.context() as patched:
+            patched.setattr(products, "threadpool_info",
+                            lambda: [{"user_api": "blas", "num_threads": threads}])
+            return train(**changed)
+
+    before = threadpool_info()
+    whole = with_threads(1)
+    assert whole.facts["threads"] == 1
+    parted = with_threads(4)
+    assert parted.facts["threads"] in (1, 4)
+    same_parameters(parted, whole)
+    monkeypatch.setattr(products, "median", lambda seconds: -len(seconds))
+    with_threads(4, epochs=2, save=tmp_path)
+    same_parameters(with_threads(3, resume=tmp_path, epochs=4, data=random_dataset(
+        features=784, classes=10, train=768, test=128)), whole)
+    assert [p["num_threads"] for p in threadpool_info()] == [p["num_threads"] for p in before]
+
+
+BUSY = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
+
+
+def test_a_loaded_machine_does_not_make_steps_many_times_as_long() -> None:
+    """Where other processes want every core, a run with as many threads as there are cores takes
+    little longer than one with a single thread. With BLAS's own threads it took some 10 times."""
+    code = "import sys, time, rawnn\nfrom tests.runners.test_products import train\n" \
+           "train(layers=(784, 400, 10), epochs=1)\nbegun = time.perf_counter()\n" \
+           "train(layers=(784, 400, 10), epochs=4)\nprint(time.perf_counter() - begun)"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2 * cores)]
+    try:
+        seconds = {}
+        for threads in (1, max(cores, 2)):
+            done = subprocess.run(
+                [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+                timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT),
+                                  **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+                                                   "MKL_NUM_THREADS"), str(threads))})
+            seconds[threads] = float(done.stdout)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert seconds[max(cores, 2)] < 4 * seconds[1]
