@@ -69,7 +69,7 @@ class Products:
         """left [M, K] @ right [K, N], in `out` or a new array."""
         if out is None:
             out = np.empty((left.shape[0], right.shape[1]), np.result_type(left, right))
-        parts = slices(*left.shape, right.shape[1])
+        parts = slices(left.shape[0], left.shape[1], right.shape[1])
         works: list[Callable[[], None]] = [
             partial(_multiply, left[rows], right[:, columns], out[rows, columns])
             for rows, columns in parts]
