@@ -103,3 +103,26 @@ class DirectoryLock:
             return f"pid {found['pid']} on {found['host']}, since {found['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             return "it does not say which"
+
+
+class DirectoryLocks:
+    """The locks of one run on all directories that it writes to; released together at the end of a
+    `with` block."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, DirectoryLock] = {}
+
+    def hold(self, directory: str | os.PathLike[str], notify: Callable[[str], None]) -> bool:
+        """Lock a directory, unless it is locked already; whether it is. Raises ConfigError as
+        DirectoryLock does."""
+        name = os.path.realpath(directory)
+        if name not in self._by_path:
+            self._by_path[name] = DirectoryLock(directory, notify)
+        return self._by_path[name].is_held
+
+    def __enter__(self) -> DirectoryLocks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for lock in self._by_path.values():
+            lock.release()

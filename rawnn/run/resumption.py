@@ -187,6 +187,17 @@ def state_of(stored: Checkpoint, network: Network, now: State, updates: int, opt
     return state
 
 
+def what_continues(file: Path, found: Checkpoint, epochs: int, data: str) -> list[str]:
+    """Sentences on the run that continues on the data set `data`. Raises ConfigError where the
+    checkpoint has as many `epochs` behind it as are asked for."""
+    if found.epoch >= epochs:
+        raise ConfigError(f"{file} has {found.epoch} epochs behind it: to go on, ask for more than "
+                          f"--epochs {epochs}")
+    before = found.facts.get("dataset", data)
+    other = f"it was trained on the data set '{before}', and goes on with '{data}'"
+    return [f"continuing from {file}, epoch {found.epoch}", *([other] if before != data else [])]
+
+
 def _equal(a: Normalisation, b: Normalisation) -> bool:
     return all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from rawnn.common.files import TextSink
-from rawnn.common.locks import DirectoryLock
+from rawnn.common.locks import DirectoryLocks
 from rawnn.data import Dataset
 from rawnn.data.source import (
     ReadAhead,
@@ -58,7 +58,14 @@ from rawnn.run.listener import listeners_of
 from rawnn.run.loop import Loop
 from rawnn.run.machine import Opened, open_device, since_import
 from rawnn.run.result import Result, Times, environment
-from rawnn.run.resumption import Resumption, dataset_of, record_of, resumption_of, state_of
+from rawnn.run.resumption import (
+    Resumption,
+    dataset_of,
+    record_of,
+    resumption_of,
+    state_of,
+    what_continues,
+)
 from rawnn.run.taken import taken_of
 from rawnn.run.units import LossUnits
 from rawnn.runners.base import Runner, State
@@ -163,7 +170,7 @@ class Session:
         self._resumption, self._new_data = resumption, new_data
         self._imports_ms = imports_ms
         self._closing = ExitStack()
-        self._locks: dict[str, DirectoryLock] = {}
+        self._locks = self._closing.enter_context(DirectoryLocks())
         if team is not None:
             self._closing.callback(team.close)
         try:
@@ -244,8 +251,12 @@ class Session:
                 notify(parallel.OPEN_JOB)
             self.team.compare("the data", parallel.data_facts(self.data))
         self._data_ms = (perf_counter() - started) * 1e3
-        if log_allocations is not None:
-            self._log_allocations(log_allocations)
+        if log_allocations is not None and self.device is None:
+            notify("no allocations are logged: the host has no device memory")
+        elif log_allocations is not None and self.device is not None:
+            from rawnn.device.cuda.allocators.log import logged
+
+            self._closing.enter_context(logged(self.device.memory, log_allocations))
         started = perf_counter()
         decider = Decider(config, self.data, opened, self.team, notify)
         self.selection, self.work = decider.decided(
@@ -294,35 +305,14 @@ class Session:
                     notify(said)
         self._setup_ms = (perf_counter() - started) * 1e3
 
-    def _log_allocations(self, sink: TextSink) -> None:
-        if self.device is None:
-            self.listener.notify("no allocations are logged: the host has no device memory")
-            return
-        from rawnn.device.cuda.allocators import AllocationLog
-
-        memory, log = self.device.memory, AllocationLog(sink)
-        memory.log = log
-
-        def end() -> None:
-            memory.log = None
-            log.close()
-
-        self._closing.callback(end)
-
     def _resume(self, file: Path, found: Checkpoint) -> None:
         self.load(found, os.fspath(file))
         if self.team is not None:
             self.team.compare("the checkpoint", parallel.state_facts(self.runner.state()))
         self.resumed, self.facts = found.epoch, dict(found.facts)
         self.lineage = (*found.lineage, (self.lineage[0][0], found.epoch))
-        if found.epoch >= self.config.epochs:
-            raise ConfigError(f"{file} has {found.epoch} epochs behind it: to go on, ask for more "
-                              f"than --epochs {self.config.epochs}")
-        self.listener.notify(f"continuing from {file}, epoch {found.epoch}")
-        before = found.facts.get("dataset", self.data.name)
-        if before != self.data.name:
-            self.listener.notify(f"it was trained on the data set '{before}', and goes on with "
-                                 f"'{self.data.name}'")
+        for sentence in what_continues(file, found, self.config.epochs, self.data.name):
+            self.listener.notify(sentence)
 
     # -- what listeners may ask for ---------------------------------------------------------------
     def lock(self, directory: str | os.PathLike[str]) -> bool:
@@ -331,19 +321,14 @@ class Session:
         Raises ConfigError where another run writes there."""
         if self.team is not None and self.team.rank:
             return False
-        name = os.path.realpath(directory)
-        if name not in self._locks:
-            self._locks[name] = lock = DirectoryLock(directory, self.listener.notify)
-            self._closing.callback(lock.release)
-        return self._locks[name].is_held
+        return self._locks.hold(directory, self.listener.notify)
 
     def stop(self, reason: str) -> None:
         """End the run after this epoch; `reason` goes into the result."""
         self.stopped = reason
 
     def stop_unsaved(self, error: CheckpointError, directory: str | os.PathLike[str]) -> None:
-        """End the run after this epoch as its state could not be kept. `unsaved` then says so, and
-        which checkpoint of the directory is whole; the result is there all the same."""
+        """End the run after this epoch as its state could not be kept. `unsaved` then says so."""
         if self.unsaved is None:
             self.unsaved = CheckpointError(f"{error}; {cure_of_unsaved(directory)}")
             self.stop("a checkpoint could not be written")

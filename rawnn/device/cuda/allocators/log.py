@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from rawnn.common.files import TextSink
+
+if TYPE_CHECKING:
+    from rawnn.device.cuda.memory import Memory
 
 _HEAD = (f"{'time ms':>10}  {'epoch':>5}  {'step':>5}  {'call':<15}  {'bytes':>15}  {'held':>15}  "
          f"{'address':<14}  purpose")
@@ -60,3 +65,14 @@ class AllocationLog:
     def close(self) -> None:
         """Write the summary."""
         print(self.summary(), file=self._sink, flush=True)
+
+
+@contextmanager
+def logged(memory: Memory, sink: TextSink) -> Iterator[None]:
+    """Write a line to `sink` for each call to the driver that `memory` makes meanwhile."""
+    memory.log = log = AllocationLog(sink)
+    try:
+        yield
+    finally:
+        memory.log = None
+        log.close()
