@@ -3,11 +3,12 @@
 from rawnn.lab.arrays import Array, array, empty, simulated
 from rawnn.lab.checking import Checked, CheckFailed, check
 from rawnn.lab.files import kernel_of
+from rawnn.lab.integrity import Refused
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.maps import TensorMap, tensor_map
 from rawnn.lab.sanitizer import Sanitized, sanitize
 from rawnn.lab.sweeping import Swept, sweep
-from rawnn.lab.timing import Refused, Timed, time
+from rawnn.lab.timing import Timed, time
 from rawnn.lab.work import Work
 
 __all__ = ["Array", "CheckFailed", "Checked", "Kernel", "Refused", "Sanitized", "Swept",

@@ -91,15 +91,14 @@ def compare(operand: str, expected: Values, got: Values, tolerance: float, scale
     large an element's terms are: an element is judged by it where it is itself smaller, as it came
     of terms that large. Below `nothing` a result counts as zero.
 
-    Infinities have to be where they are expected, with their sign, or where the type holds no such
-    number; NaN where NaN is.
+    Whole numbers have to be equal, whatever the tolerance. Infinities have to be where they are
+    expected, with their sign, or where the type holds no such number; NaN where NaN is.
     """
     if got.dtype.names:
-        return min((compare(f"{operand}.{name}", expected[name], got[name],
-                            tolerance if got.dtype[name].base.kind not in "iub" else 0.0, scale)
+        return min((compare(f"{operand}.{name}", expected[name], got[name], tolerance, scale)
                     for name in got.dtype.names), key=lambda c: (c.passed, -c.error))
     dtype = got.dtype
-    if dtype.kind in "iub" and tolerance == 0:
+    if dtype.kind in "iub":
         return _equal(operand, expected, got)
     exact, found, size, off, astray = _distances(expected, got)
     count = max(int(got.size), 1)

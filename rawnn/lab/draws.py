@@ -19,6 +19,9 @@ MOST_ELEMENTS = 1 << 18
 """Of an array whose sizes nobody has given."""
 _EDGES = (8, 32, 64, 128, 256, 1024)
 """What kernels split their work by: sizes are drawn at multiples of these, and one off them."""
+_BESIDE = (1, 0, -1)
+"""The first draws, before those by chance: one above a multiple, a multiple, one below. All _EDGES
+divide the largest, so a kernel with a wrong bound meets its own case whatever it splits work by."""
 _RANGE = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
 _ALL = 64  # combinations of listed sizes that are tried, all of them
 _TRIES, _PATIENCE = 200, 10
@@ -89,7 +92,9 @@ def draw_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence
             if len(found) >= trials:
                 break
             even = attempt > _PATIENCE * trials  # conditions such as n % 16 == 0 are seldom met
-            drawn = {n: _drawn(low, high, generator, even) for n, (low, high) in ranges.items()}
+            beside = _BESIDE[attempt - 2] if 2 <= attempt < 2 + len(_BESIDE) else None
+            drawn = {n: _drawn(low, high, generator, even, beside)
+                     for n, (low, high) in ranges.items()}
             sizes = (first, last)[attempt] if attempt < 2 else drawn
             whole = {**sizes, **{n: int(generator.choice(v)) for n, v in listed.items()}}
             whole = {n: whole[n] for n in names}
@@ -100,9 +105,16 @@ def draw_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence
     return sorted(found, key=lambda sizes: prod(sizes.values()))
 
 
-def _drawn(low: int, high: int, generator: np.random.Generator, even: bool) -> int:
+def _drawn(low: int, high: int, generator: np.random.Generator, even: bool,
+           beside: int | None = None) -> int:
     """Evenly over orders of magnitude, three times in four moved to a multiple of what kernels
-    split work by, or to one off it; `even` always to a multiple."""
+    split work by, or to one off it; `even` always to a multiple. With `beside` as far from a
+    multiple of the largest such number that the range has room for."""
+    if beside is not None:
+        edge = max([e for e in _EDGES if e + 1 <= high], default=1)
+        most = max((high - 1) // edge, 1)
+        size = int(generator.integers(min(max(-(-low // edge), 1), most), most + 1)) * edge + beside
+        return min(max(size, low), high)
     size = int(np.exp(generator.uniform(np.log(low), np.log(high + 1))))
     if even or generator.random() < 0.75:
         edges = [e for e in _EDGES if e <= size] or [1]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from rawnn.device.cuda.stream import Event
 from rawnn.graphs import Graph
 from rawnn.lab.arrays import Array
 from rawnn.lab.guarded import Contents, Images
+from rawnn.lab.integrity import Integrity, Refused
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.problem import Launching
 from rawnn.lab.running import Here, released
@@ -23,6 +24,7 @@ Touch = tuple[int, int, int | None]
 """What is done to memory ahead of a sample: address, bytes, and where they are copied from (None:
 they are filled)."""
 _POISON = 0xFF  # as a float: NaN
+_CARVE_OUT = "PERSISTING_L2_CACHE_SIZE"
 
 
 class Stopwatch(Here):
@@ -31,14 +33,18 @@ class Stopwatch(Here):
     def measure(self, launching: Launching | None, samples: Sequence[Sample], warm: bool
                 ) -> tuple[list[float], list[Contents]]:
         """Microseconds of one launch for each of `samples`: images, numbers and the names of arrays
-        with input in them; and the bytes afterwards.
+        with input in them; and the bytes at the end of each sample, where work that a candidate
+        puts off till a later one is missing. Raises Refused for a candidate that sets a part of the
+        L2 cache aside, where a cold sample would find its inputs, or that replaces what measures.
 
         A kernel's samples are one graph. Each is two events with the launch between them, behind a
         copy of its inputs and a fill of its outputs (`warm`: what fits is in the L2 cache then), or
         behind a fill of memory twice as large as the L2 cache. A function's samples run one by one,
         and take till all streams are idle, what the host does included.
         """
+        integrity = Integrity()
         with ExitStack() as held:
+            held.enter_context(self._without_carve_out())
             arrays = [held.enter_context(self.placed(images)) for images, _, _ in samples]
             flush = held.enter_context(self.memory(self._flush_bytes(), "what the L2 cache is "
                                                     "filled with"))
@@ -48,19 +54,66 @@ class Stopwatch(Here):
                       for placed, sample in zip(arrays, samples, strict=True)]
             runs = [self.prepared(launching, placed, numbers)
                     for placed, (_, numbers, _) in zip(arrays, samples, strict=True)]
+            places = [{name: placed[name].address - image.zone for name, image in images.items()}
+                      for placed, (images, _, _) in zip(arrays, samples, strict=True)]
             if launching is None:
-                self._one_by_one(runs, events, before)
+                found = []
+                for run, (begin, end), touches, (images, _, _), place in zip(
+                        runs, events, before, samples, places, strict=True):
+                    self._alone(run, begin, end, touches)
+                    found.append(self._read(images, place))
+                self._refuse_carve_out()
             else:
-                self._in_a_graph(held, runs, events, before)
-            self.finish()
+                kept = [{name: held.enter_context(self.memory(
+                    image.content.nbytes, f"'{name}' at the end of a sample"))
+                    for name, image in images.items()} for images, _, _ in samples[:-1]]
+                copies = [[(to, place[name], images[name].content.nbytes)
+                           for name, to in copied.items()]
+                          for copied, place, (images, _, _) in zip(kept, places, samples,
+                                                                   strict=False)]
+                self._in_a_graph(held, runs, events, before, copies)
+                self.finish()
+                found = [self._read(images, place) for (images, _, _), place in zip(
+                    samples, [*kept, places[-1]], strict=True)]
+            integrity.require()
             times = [end.milliseconds_since(begin) * 1e3 for begin, end in events]
-            found = []
-            for placed, (images, _, _) in zip(arrays, samples, strict=True):
-                found.append({name: np.empty_like(image.content) for name, image in images.items()})
-                for name, image in images.items():
-                    self.device.to_host(found[-1][name], placed[name].address - image.zone,
-                                        f"'{name}' after the kernel")
         return times, found
+
+    def _read(self, images: Images, places: Mapping[str, int]) -> Contents:
+        """The bytes of arrays with their zones, which begin at these addresses."""
+        found = {name: np.empty_like(image.content) for name, image in images.items()}
+        for name, content in found.items():
+            self.device.to_host(content, places[name], f"'{name}' after the kernel")
+        return found
+
+    def _carve_out(self) -> int:
+        """Bytes of the L2 cache that are set aside for persisting accesses, which no fill evicts;
+        0 where the GPU has no such part."""
+        code, nbytes = self.device.driver.cuCtxGetLimit(_CARVE_OUT)
+        return 0 if code else int(nbytes)
+
+    def _refuse_carve_out(self) -> None:
+        nbytes = self._carve_out()
+        if nbytes:
+            raise Refused(f"the function under the clock sets {nbytes:,} bytes of the L2 cache "
+                          f"aside for persisting accesses, which no fill evicts: its inputs would "
+                          f"be there before a cold sample begins")
+
+    @contextmanager
+    def _without_carve_out(self) -> Iterator[None]:
+        """No part of the L2 cache is set aside meanwhile, and what lay there is as any other."""
+        driver, before = self.device.driver, self._carve_out()
+
+        def set_aside(nbytes: int) -> None:
+            check(driver, "cuCtxSetLimit", driver.cuCtxSetLimit(_CARVE_OUT, nbytes),
+                  "the L2 cache set aside")
+
+        if before:
+            set_aside(0)
+            check(driver, "cuCtxResetPersistingL2Cache", driver.cuCtxResetPersistingL2Cache(),
+                  "the L2 cache set aside")
+        with released(lambda: set_aside(before) if self._carve_out() != before else None):
+            yield
 
     def empty(self, samples: int) -> list[float]:
         """Microseconds of a kernel that does nothing, measured in the same way."""
@@ -96,29 +149,31 @@ class Stopwatch(Here):
             touches.append((array.address, array.nbytes, source))
         return touches
 
-    def _one_by_one(self, runs: Sequence[Callable[[], None]],
-                    events: Sequence[tuple[Event, Event]], before: Sequence[list[Touch]]) -> None:
+    def _alone(self, run: Callable[[], None], begin: Event, end: Event,
+               touches: Sequence[Touch]) -> None:
         driver, stream = self.device.driver, self.device.stream
-        for run, (begin, end), touches in zip(runs, events, before, strict=True):
-            for address, nbytes, source in touches:
-                if source is None:
-                    self.device.fill(address, _POISON, nbytes, "poison")
-                else:
-                    check(driver, "cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(
-                        address, source, nbytes, stream.handle), "the inputs of a sample")
-            self.finish()
-            begin.record(stream)
-            run()
-            self.finish()
-            end.record(stream)
+        for address, nbytes, source in touches:
+            if source is None:
+                self.device.fill(address, _POISON, nbytes, "poison")
+            else:
+                check(driver, "cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(
+                    address, source, nbytes, stream.handle), "the inputs of a sample")
+        self.finish()
+        begin.record(stream)
+        run()
+        self.finish()
+        end.record(stream)
 
     def _in_a_graph(self, held: ExitStack, runs: Sequence[Any],
-                    events: Sequence[tuple[Event, Event]], before: Sequence[list[Touch]]) -> None:
+                    events: Sequence[tuple[Event, Event]], before: Sequence[list[Touch]],
+                    behind: Sequence[Sequence[tuple[int, int, int]]]) -> None:
+        """`behind` are copies at the end of each sample but the last: to, from, bytes."""
         device = self.device
         graph = Graph(device.driver, device.context, "the samples of a kernel")
         try:
             last: list[Any] = []
-            for run, (begin, end), touches in zip(runs, events, before, strict=True):
+            for run, (begin, end), touches, copies in zip(runs, events, before, [*behind, ()],
+                                                          strict=True):
                 for address, nbytes, source in touches:
                     last = [graph.add_memset(last, address, _POISON, nbytes, "poison")
                             if source is None else
@@ -127,6 +182,9 @@ class Stopwatch(Here):
                 last = [graph.add_event(last, begin, "the begin of a sample")]
                 last = [run.add_to(graph, last)]
                 last = [graph.add_event(last, end, "the end of a sample")]
+                for target, address, nbytes in copies:
+                    last = [graph.add_memcpy(last, "DtoD", target, address, nbytes,
+                                             "a result at the end of its sample")]
             executable = graph.instantiate("the samples of a kernel")
         finally:
             graph.close()

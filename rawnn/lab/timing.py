@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rawnn.common.words import counted
-from rawnn.errors import ConfigError, DeviceError, RawnnError
+from rawnn.errors import ConfigError, DeviceError
 from rawnn.lab.advice import Seen, Uses, advice, uses_of
 from rawnn.lab.arrays import default_device
 from rawnn.lab.checking import (
@@ -27,6 +27,7 @@ from rawnn.lab.checking import (
 )
 from rawnn.lab.draws import Sizes
 from rawnn.lab.guarded import Contents, Image
+from rawnn.lab.integrity import Integrity, Refused
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.measuring import Sample, Stopwatch
 from rawnn.lab.problem import Launching, Problem, Trial
@@ -51,10 +52,6 @@ sample each; a sample that is faster than all before it always is."""
 _SLACK, _FASTER_THAN_A_COPY = 1.05, 1.15
 """A limit may be passed by this much: it was measured, too; and memory that is only read is faster
 than the copy that its limit was measured by."""
-
-
-class Refused(RawnnError):
-    """A time that cannot be true; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +149,9 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
     samples) gives the kernel a process of its own.
 
     Raises CheckFailed where the kernel is wrong, before the clock or behind it; Refused where it is
-    faster than the GPU's measured limits allow for the declared work; ConfigError for work that
-    does not fit the kernel.
+    faster than the GPU's measured limits allow for the declared work, where a function replaces
+    what measures it, or sets a part of the L2 cache aside; ConfigError for work that does not fit
+    the kernel.
     """
     if samples < 2:
         raise ConfigError(f"samples = {samples}: a spread needs at least 2")
@@ -161,7 +159,7 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
     compared = declared.reference is not None
     problem = problem_of(kernel, declared if compared else
                          replace(declared, reference=lambda **known: {}))
-    generator = np.random.default_rng(seed)
+    generator, integrity = np.random.default_rng(seed), Integrity()
     sizes = problem.largest(at or {})
     runner = runner_for(problem, limit, device)
     try:
@@ -176,6 +174,7 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
             if real and isinstance(kernel, Kernel) else None
     finally:
         runner.close()
+    integrity.require()
     trial = clock.last
     assert trial is not None
     moved, computed = problem.moved(trial), problem.computed(trial)

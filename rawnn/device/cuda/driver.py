@@ -41,7 +41,8 @@ class Driver:
         for name in (
             "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet",
             "cuDeviceTotalMem", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease",
-            "cuCtxSetCurrent", "cuCtxSynchronize", "cuMemGetInfo", "cuMemFree",
+            "cuCtxSetCurrent", "cuCtxSynchronize", "cuCtxResetPersistingL2Cache",
+            "cuMemGetInfo", "cuMemFree",
             "cuMemsetD8Async", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync",
             "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction",
             "cuStreamCreate", "cuStreamCreateWithPriority", "cuCtxGetStreamPriorityRange",
@@ -77,6 +78,17 @@ class Driver:
         enum = getattr(self._cu.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_" + attribute)
         code, value = self._cu.cuDeviceGetAttribute(enum, device)
         return code, value
+
+    def cuCtxGetLimit(self, limit: str) -> tuple[Any, int]:
+        """`limit` is the driver's name without its `CU_LIMIT_`."""
+        code, value = self._cu.cuCtxGetLimit(getattr(self._cu.CUlimit, "CU_LIMIT_" + limit))
+        return code, int(value) if value is not None else 0
+
+    def cuCtxSetLimit(self, limit: str, value: int) -> tuple[Any, ...]:
+        """As cuCtxGetLimit; the driver rounds `value` to what the GPU has."""
+        enum = getattr(self._cu.CUlimit, "CU_LIMIT_" + limit)
+        result: tuple[Any, ...] = self._cu.cuCtxSetLimit(enum, value)
+        return result
 
     def cuMemAlloc(self, nbytes: int) -> tuple[Any, int]:
         code, pointer = self._cu.cuMemAlloc(nbytes)

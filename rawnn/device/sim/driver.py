@@ -124,6 +124,21 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
         self.simulation.memory.pool.shrink()
         return (0,)
 
+    @seam(0)
+    def cuCtxGetLimit(self, limit: str) -> tuple[Any, int]:
+        return 0, self.simulation.limits.get(limit, 0)
+
+    @seam()
+    def cuCtxSetLimit(self, limit: str, value: int) -> tuple[Any, ...]:
+        if value < 0:
+            raise Refused("CUDA_ERROR_INVALID_VALUE")
+        self.simulation.limits[limit] = value
+        return (0,)
+
+    @seam()
+    def cuCtxResetPersistingL2Cache(self) -> tuple[Any, ...]:
+        return (0,)
+
     @seam(b"")
     def cuTensorMapEncodeTiled(
         self, dtype: str, address: int, extents: Sequence[int], strides: Sequence[int],

@@ -106,6 +106,7 @@ class Simulation:
         self.memory = Memory(memory)
         self.launcher = Launcher(self.scheduler)
         self.errors: list[SimulationError] = []
+        self.limits: dict[str, int] = {}
         self.initialised = False
         self.retained = 0
         self.nodes: dict[int, tuple[GraphData, int]] = {}

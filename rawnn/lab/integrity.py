@@ -1,0 +1,57 @@
+"""Whether what measures and judges is still what it was, behind a user's function: one that runs in
+this process can replace a clock, a comparison or a statistic."""
+
+from __future__ import annotations
+
+import time
+from importlib import import_module
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+
+from rawnn.errors import RawnnError
+
+_MODULES = ("rawnn.bench.statistics", "rawnn.device.cuda.errors", "rawnn.device.cuda.stream",
+            "rawnn.lab.checking", "rawnn.lab.comparison", "rawnn.lab.guarded",
+            "rawnn.lab.measuring", "rawnn.lab.problem", "rawnn.lab.running", "rawnn.lab.timing")
+_NUMPY = ("abs", "argmin", "array_equal", "dot", "flatnonzero", "isfinite", "isnan", "maximum",
+          "median", "quantile", "where")
+
+
+class Refused(RawnnError):
+    """A time that cannot be true; the message says why."""
+
+
+def _functions() -> dict[str, Any]:
+    """What is called by measuring and judging, by name."""
+    found: dict[str, Any] = {f"numpy.{name}": getattr(np, name) for name in _NUMPY}
+    found["time.perf_counter"] = time.perf_counter
+    for module in map(import_module, _MODULES):
+        for name, value in vars(module).items():
+            if isinstance(value, FunctionType | BuiltinFunctionType | type):
+                found[f"{module.__name__}.{name}"] = value
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                found |= {f"{module.__name__}.{name}.{inner}": function
+                          for inner, function in vars(value).items() if callable(function)}
+    return found
+
+
+class Integrity:
+    """The functions that measure and judge, as they are now."""
+
+    def __init__(self) -> None:
+        self._before = _functions()
+
+    def replaced(self) -> list[str]:
+        """Names of those that are others now."""
+        now = _functions()
+        return [name for name, function in self._before.items() if now.get(name) is not function]
+
+    def require(self) -> None:
+        """Raises Refused where any is another."""
+        names = self.replaced()
+        if names:
+            raise Refused(f"what was measured replaced {', '.join(names[:3])}"
+                          + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+                          + ": neither its times nor its results can be believed")
