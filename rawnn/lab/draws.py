@@ -112,8 +112,8 @@ def _drawn(low: int, high: int, generator: np.random.Generator, even: bool,
     multiple of the largest such number that the range has room for."""
     if beside is not None:
         edge = max([e for e in _EDGES if e + 1 <= high], default=1)
-        most = max((high - 1) // edge, 1)
-        size = int(generator.integers(min(max(-(-low // edge), 1), most), most + 1)) * edge + beside
+        least, most = max(-(-(low - beside) // edge), 1), (high - beside) // edge
+        size = int(generator.integers(min(least, most), most + 1)) * edge + beside
         return min(max(size, low), high)
     size = int(np.exp(generator.uniform(np.log(low), np.log(high + 1))))
     if even or generator.random() < 0.75:

@@ -112,6 +112,32 @@ def tiring(launches: int) -> Callable[[], Meaning]:
     return made
 
 
+def keeping_by_size() -> Meaning:
+    results: dict[int, Any] = {}
+
+    def meaning(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+        t.y[...] = results.setdefault(t.x.size, 2 * t.x)
+
+    return meaning
+
+
+def wrong_in_launches(*which: int, of: int) -> Callable[[], Meaning]:
+    """1 % off in the launches `which` of every `of`, else off by less than a unit, as sums by
+    atomics are."""
+    def made() -> Meaning:
+        launches, noisy = [0], racing()
+
+        def meaning(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+            noisy(t, a)
+            if launches[0] % of in which:
+                t.y[...] *= np.float32(1.01)
+            launches[0] += 1
+
+        return meaning
+
+    return made
+
+
 def trespassing_later() -> Meaning:
     launches = [0]
 
@@ -167,6 +193,11 @@ def _whole_blocks(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
     t.y[:whole] = 2 * t.x[:whole]
 
 
+def _but_one_above(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+    covered = t.x.size - (t.x.size > 1 and t.x.size % 256 == 1)
+    t.y[:covered] = 2 * t.x[:covered]
+
+
 def _small_alone(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
     if t.x.size <= 4096:
         doubled(t, a)
@@ -200,6 +231,21 @@ CHEATS = (
           "if (launches < 5 && i < n) y[i] = 2 * x[i];\n    __syncthreads();\n"
           "    if (i == 0) launches++;", tiring(5), ("not written", "not deterministic", "wrong"),
           "__device__ volatile int launches;\n"),
+    Cheat("works_only_once", "if (launches == 0 && i < n) y[i] = 2 * x[i];\n"
+          "    __syncthreads(); if (i == n - 1) launches++;", tiring(1),
+          ("not written", "not deterministic", "wrong"), "__device__ volatile int launches;\n"),
+    Cheat("keeps_results_by_size",
+          "if (i < n && of[i] != n) { of[i] = n; kept[i] = 2 * x[i]; } if (i < n) y[i] = kept[i];",
+          keeping_by_size, ("wrong",),
+          "__device__ float kept[1 << 20];\n__device__ int of[1 << 20];\n"),
+    Cheat("wrong_in_the_second_launch", "if (i < n) y[i] = (2 + 0.02f * (count[i]++ % 2)) * x[i];",
+          wrong_in_launches(1, of=2), ("wrong",), "__device__ int count[1 << 20];\n",
+          work={"deterministic": False}),
+    Cheat("wrong_in_repeated_launches",
+          "if (i < n) { int c = count[i]++ % 8;\n"
+          "    y[i] = (c == 0 ? 2 : c == 1 ? 2 + 2.4e-7f : 2.02f) * x[i]; }",
+          wrong_in_launches(2, 3, 4, 5, 6, 7, of=8), ("wrong",), "__device__ int count[1 << 20];\n",
+          work={"deterministic": False, "sizes": {"n": [1000]}}),
     Cheat("writes_past_the_end", "y[i] = i < n ? 2 * x[i] : 0;", honest_then(_past_end),
           ("outside",)),
     Cheat("writes_past_the_end_in_turns",
@@ -212,6 +258,8 @@ CHEATS = (
           honest_then(_input_changed), ("input changed", "wrong")),
     Cheat("whole_blocks_alone", "if ((blockIdx.x + 1) * 256 <= n) y[i] = 2 * x[i];",
           plain(_whole_blocks), ("not written",)),
+    Cheat("stops_one_above_a_multiple", "if (i < n - (n > 1 && n % 256 == 1)) y[i] = 2 * x[i];",
+          plain(_but_one_above), ("not written",)),
     Cheat("exits_early_by_size", "if (n > 4096) return; " + WRITE, plain(_small_alone),
           ("not written",)),
     Cheat("races",

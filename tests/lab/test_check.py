@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -10,10 +14,12 @@ import pytest
 
 import rawnn
 from rawnn.device.cuda.device import Device
-from rawnn.device.sim import register
+from rawnn.device.cuda.stream import Stream
+from rawnn.device.sim import Simulation, register
 from rawnn.errors import ConfigError
-from rawnn.lab import CheckFailed, Work
+from rawnn.lab import CheckFailed, Refused, Work, checking
 from rawnn.lab.checking import patterns
+from rawnn.lab.comparison import Comparison
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
 
 SMALL: dict[str, Any] = {"sizes": {"n": "1..3000"}}
@@ -49,6 +55,108 @@ def test_an_honest_kernel_passes(device: Device, changes: dict[str, Any]) -> Non
     assert "right with all of" in str(found)
     if "require" in changes:
         assert all(tried.sizes["n"] % 8 == 0 for tried in found.tried)
+
+
+def test_what_is_found_of_a_cheat_is_said(device: Device) -> None:
+    for name, words in (
+            ("keeps_results_by_size", "does it keep results, or inputs, from one launch to the"),
+            ("works_only_once", "differs from launch to launch on the same input"),
+            ("stops_one_above_a_multiple", " elements of 'y' were never written, from y["),
+            ("wrong_in_the_second_launch", "error 1.0e-02 of its norm")):
+        cheat = next(c for c in CHEATS if c.name == name)
+        assert words in str(rawnn.check(cheat.simulated(device), **cheat.given))
+
+
+def test_whole_numbers_are_exact_whatever_the_tolerance(device: Device) -> None:
+    text = "__global__ void lab_places(const float* x, float* y, int* place, int n) {}\n"
+
+    def places(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+        t.y[...] = 2.001 * t.x
+        t.place[...] = np.arange(t.x.size) + (np.arange(t.x.size) == 2900) * off
+
+    register("lab_places", places, {**SHAPES, "place": ("n",)}, reads=("x",),
+             writes=("y", "place"))
+    kernel, off = rawnn.Kernel(text, "lab_places", device=device), 0
+    given: dict[str, Any] = {
+        "reference": lambda x: {"y": 2 * x, "place": np.arange(x.size)}, "grid": 1, "block": 32,
+        "sizes": {"n": 3000}, "tolerance": 1e-2}
+    rawnn.check(kernel, **given).require()
+    off = 1
+    found = rawnn.check(kernel, **given)
+    assert "place (int32) 1 of 3,000 elements differ; the worst, [2900]: expected 2900, got 2901" \
+        in str(found)
+
+
+def test_a_result_is_nowhere_to_be_found(sim: Simulation, device: Device) -> None:
+    """Neither in the GPU's memory nor in a caller's variables, before a kernel has made it."""
+    def searching(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+        wanted = (2 * t.x).tobytes()
+        for allocation in sim.memory.live.values():
+            if (place := allocation.data.tobytes().find(wanted)) >= 0:
+                t.y[...] = allocation.data[place : place + len(wanted)].view(np.float32)
+
+    register(HONEST.name, searching, SHAPES, reads=("x",), writes=("y",))
+    given = {**HONEST.given, "sizes": {"n": [100, 1000]}}
+    assert rawnn.check(HONEST.kernel(device), **given).findings[0].what == "not written"
+
+    def peeking(x: Any, y: Any, n: int) -> None:
+        for info in inspect.stack():
+            for value in info.frame.f_locals.values():
+                results = value.values() if isinstance(value, dict) else [value]
+                for result in results:
+                    if isinstance(result, np.ndarray) and result.shape == (n,) and \
+                            np.allclose(result, 2 * x.numpy()):
+                        y[:] = result.astype(np.float32)
+
+    found = rawnn.check(peeking, lambda x: {"y": 2 * x}, shapes=SHAPES, sizes={"n": [100, 1000]},
+                        device=device)
+    assert found.findings[0].what == "not written"
+
+
+def test_work_is_waited_for_wherever_it_runs(device: Device) -> None:
+    kernel, side = HONEST.simulated(device), Stream(device.driver)
+    launch = {"shapes": SHAPES, "sizes": {"n": [100, 1000]}, "device": device}
+
+    def elsewhere(x: Any, y: Any, n: int) -> None:
+        kernel[-(-n // 256), 256].using(stream=side)(x, y, n)
+
+    rawnn.check(elsewhere, lambda x: {"y": 2 * x}, **launch).require()
+    side.close()
+    begin, later = threading.Event(), []
+
+    def put_off(x: Any, y: Any, n: int) -> None:
+        later.append(threading.Thread(target=begin.wait))
+        later[-1].start()  # what it would do comes when nobody waits any more
+
+    found = rawnn.check(put_off, lambda x: {"y": 2 * x}, **launch)
+    begin.set()
+    assert "'y' was never written" in str(found)
+
+
+def test_a_function_that_replaces_its_judge_is_refused(device: Device,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    def judging(x: Any, y: Any, n: int) -> None:
+        monkeypatch.setattr(checking, "compare", lambda *arguments: Comparison(
+            "y", "float32", n, 0.0, 1.0, 0, "[0]", 0.0, 0.0))
+
+    with pytest.raises(Refused, match=r"replaced rawnn\.lab\.checking\.compare: neither"):
+        rawnn.check(judging, lambda x: {"y": 2 * x}, shapes=SHAPES, sizes={"n": 100},
+                    device=device)
+
+
+def test_a_launch_of_the_time_before_is_no_launch(device: Device) -> None:
+    """Bound to the arrays of the first call, and replayed."""
+    kernel, kept = HONEST.simulated(device), []
+
+    def replayed(x: Any, y: Any, n: int) -> None:
+        if not kept:
+            kept.append(kernel.bind(-(-n // 256), 256, x, y, n))
+        kept[0]()
+
+    found = rawnn.check(replayed, lambda x: {"y": 2 * x}, shapes=SHAPES, sizes={"n": [100, 1000]},
+                        device=device)
+    assert found.findings[0].what == "failed"
+    assert "freed" in str(found)
 
 
 def test_every_type_by_its_own_tolerance(device: Device) -> None:
