@@ -266,8 +266,13 @@ class _Clock:
         results = {name: images[name].values(contents[name])
                    for name, exact in expected.items() if exact is not None}
         comparisons = judged(trial, expected, results, self._generator, self._scales)
-        findings += [Finding("wrong", c.operand, f"wrong: {c}")
-                     for c in comparisons if not c.passed]
+        for each in comparisons:
+            name = each.operand.partition(".")[0]
+            if not each.passed and not images[name].changed(contents[name]).size:
+                findings.append(Finding("not written", name, f"'{name}' was never written by the "
+                                        f"end of its sample"))
+            elif not each.passed:
+                findings.append(Finding("wrong", name, f"wrong: {each}"))
         self.checked += self._compared
         if findings:
             raise CheckFailed(str(Checked(

@@ -131,6 +131,71 @@ def test_work_on_another_stream_is_waited_for(device: Device) -> None:
     side.close()
 
 
+PUTS_OFF = """
+__device__ const float* xs[64];
+__device__ float* ys[64];
+__device__ int waiting, launches;
+__global__ void puts_off(const float* x, float* y, int n) {
+    if (threadIdx.x == 0) { xs[waiting] = x; ys[waiting++] = y; launches++; }
+    __syncthreads();
+    if (launches > 2 && (launches - 2) % 5) return;
+    for (int w = 0; w < waiting; w++)
+        for (int i = threadIdx.x; i < n; i += 256) ys[w][i] = 2 * xs[w][i];
+    __syncthreads();
+    if (threadIdx.x == 0) waiting = 0;
+}
+"""
+
+
+def test_work_that_is_put_off_till_a_later_sample_is_missed(device: Device) -> None:
+    """Honest in the check; then the last of five samples does the work of all."""
+    kernel = rawnn.Kernel(PUTS_OFF, "puts_off", device=device)
+    with pytest.raises(CheckFailed, match="was never written by the end of its sample"):
+        rawnn.time(kernel, lambda x: 2 * x, grid=1, block=256, sizes={"n": 1000}, samples=5)
+
+
+def test_results_kept_by_address_are_found(device: Device) -> None:
+    kernel, results, stale = HONEST.kernel(device), {}, []
+
+    def keeping(x: Any, y: Any, n: int) -> None:
+        key = x.address, y.address, n
+        if key not in results:
+            kernel[-(-n // 256), 256](x, y, n)
+            results[key] = x.numpy(), y.numpy()
+        else:
+            stale.append((results[key][0] != x.numpy()).any())
+            y[:] = results[key][1]
+
+    found = rawnn.check(keeping, lambda x: {"y": 2 * x}, shapes={"x": "n", "y": "n"},
+                        sizes={"n": [100, 100_000]}, device=device)
+    if not any(stale):
+        pytest.skip("the driver gave other addresses")
+    assert [f.what for f in found.findings] == ["wrong", "keeps results"], str(found)
+
+
+def test_a_part_of_the_cache_that_is_set_aside_is_refused(device: Device) -> None:
+    kernel, limit = HONEST.kernel(device), "PERSISTING_L2_CACHE_SIZE"
+    code, before = device.driver.cuCtxGetLimit(limit)
+    if code or not device.attribute("MAX_PERSISTING_L2_CACHE_SIZE"):
+        pytest.skip("this GPU has no part of its cache to set aside")
+
+    def persisting(x: Any, y: Any, n: int) -> None:
+        device.driver.cuCtxSetLimit(limit, 1 << 20)
+        kernel[-(-n // 256), 256](x, y, n)
+
+    with pytest.raises(Refused, match="of the L2 cache aside for persisting accesses"):
+        rawnn.time(persisting, lambda x: {"y": 2 * x}, shapes={"x": "n", "y": "n"},
+                   sizes={"n": 1000}, device=device, samples=3)
+    device.driver.cuCtxSetLimit(limit, before)
+    device.driver.cuCtxSetLimit(limit, 1 << 20)
+    held = device.driver.cuCtxGetLimit(limit)[1]
+    given = {**HONEST.given, "sizes": {"n": 1 << 20}}
+    found = rawnn.time(kernel, **given, samples=30)
+    assert found.cold.median > 1.1 * found.warm.median
+    assert device.driver.cuCtxGetLimit(limit)[1] == held
+    device.driver.cuCtxSetLimit(limit, before)
+
+
 def test_special_values(device: Device) -> None:
     rawnn.check(HONEST.kernel(device), **HONEST.given, special=True).require()
     half = ("#include <cuda_fp16.h>\n__global__ void halves(const __half* x, __half* y, int n) {\n"

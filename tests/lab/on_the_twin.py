@@ -16,8 +16,10 @@ from rawnn.lab.arrays import simulated
 from rawnn.lab.checking import Checked, try_sizes
 from rawnn.lab.files import kernel_of
 from rawnn.lab.guarded import Contents, Image, Images
+from rawnn.lab.kernel import Kernel
 from rawnn.lab.problem import Boxes, Launching
 from rawnn.lab.roles import problem_of
+from rawnn.lab.work import Work
 from tests.ptx.twin.twin import Kernels, Twin, TwinError
 
 
@@ -62,6 +64,25 @@ class OnTheTwin:
 
     def close(self) -> None:
         pass
+
+
+class Ghost:
+    """A launch that does nothing: what comes back are the bytes that went there."""
+
+    def run(self, launching: Launching | None, images: Images,
+            numbers: Mapping[str, Any]) -> Contents:
+        return {name: image.content.copy() for name, image in images.items()}
+
+    def close(self) -> None:
+        pass
+
+
+def check_of_nothing(kernel: Kernel, work: Work) -> Checked:
+    """As rawnn.check, of a kernel in whose place nothing runs, with its smallest sizes."""
+    problem, generator = problem_of(kernel, work), np.random.default_rng(0)
+    sizes = problem.sizes(4, generator)[0]
+    tried = try_sizes(problem, sizes, Ghost(), generator)[0]
+    return Checked(problem.label, (tried,), 1)
 
 
 def check_on_the_twin(path: Path, trials: int = 4, **work: Any) -> Checked:

@@ -11,7 +11,7 @@ import pytest
 import rawnn
 from rawnn.lab.files import kernel_of
 from tests.engine import FULL
-from tests.lab.on_the_twin import check_on_the_twin
+from tests.lab.on_the_twin import check_of_nothing, check_on_the_twin
 from tests.ptx.twin.twin import compiler
 
 BROUGHT = sorted((Path(__file__).parent / "brought").glob("*.cu"))
@@ -30,6 +30,7 @@ def test_it_compiles_and_its_description_fits(path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     kernel, work = kernel_of(path, device=rawnn.lab.simulated())
     rawnn.check(kernel, work, trials=3).require()
+    assert check_of_nothing(kernel, work).findings[0].what in ("not written", "wrong")
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no g++")

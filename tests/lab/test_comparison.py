@@ -69,6 +69,35 @@ def test_whole_numbers_are_equal_or_not() -> None:
     assert compare("y", np.array([1.0, 2.0]), np.array([1, 2], np.int32), 0.0, 0.0).passed
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int64, bool])
+def test_whole_numbers_are_equal_whatever_the_tolerance(dtype: Any) -> None:
+    exact = np.arange(200).astype(dtype)
+    got = exact.copy()
+    got[150] = not got[150] if dtype is bool else got[150] + 1
+    for tolerance in (0.0, 1e-3, 0.5):
+        assert compare("y", exact, exact.copy(), tolerance, 0.0).passed
+        found = compare("y", exact, got, tolerance, 0.0)
+        assert (found.passed, found.wrong, found.tolerance) == (False, 1, 0.0)
+        assert found.worst == "[150]"
+
+
+def test_whole_numbers_of_a_struct_are_equal_and_its_floats_within_the_tolerance() -> None:
+    kind = np.dtype([("mass", np.float32), ("count", np.int32), ("ends", np.int32, 2)])
+    exact = np.zeros(1000, kind)
+    exact["mass"], exact["count"], exact["ends"] = 3.0, 1_000_000, 500_000
+    got = exact.copy()
+    got["mass"] *= np.float32(1.0005)
+    assert compare("p", exact, got, 1e-3, 0.0).passed
+    assert not compare("p", exact, got, 1e-4, 0.0).passed
+    for field, place in (("count", 7), ("ends", (7, 1))):
+        changed = got.copy()
+        changed[field][place] += 1
+        found = compare("p", exact, changed, 1e-3, 0.0)
+        assert not found.passed
+        assert found.operand == f"p.{field}"
+        assert "1 of" in str(found)
+
+
 def test_terms_that_cancel() -> None:
     exact = np.array([1e-3])
     assert not judge(exact, [1.01e-3]).passed

@@ -15,7 +15,7 @@ import rawnn
 from rawnn.lab.files import kernel_of
 from rawnn.lab.header import header
 from tests.engine import FULL
-from tests.lab.on_the_twin import check_on_the_twin
+from tests.lab.on_the_twin import check_of_nothing, check_on_the_twin
 from tests.ptx.twin.twin import Kernels, compiler
 
 LAB = Path(rawnn.__file__).parents[1] / "examples" / "lab"
@@ -53,6 +53,7 @@ def test_its_description_fits(path: Path) -> None:
     assert header(path.read_text(), path)
     kernel, work = kernel_of(path, device=rawnn.lab.simulated())
     rawnn.check(kernel, work, trials=2).require()
+    assert check_of_nothing(kernel, work).findings[0].what in ("not written", "wrong")
 
 
 @pytest.mark.parametrize(("script", "words"), [

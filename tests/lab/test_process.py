@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import rawnn
 from rawnn.device.cuda.device import Device
+from rawnn.device.sim import register
 from rawnn.lab import simulated, worker
 from rawnn.lab.guarded import Image
 from rawnn.lab.kernel import Recipe
@@ -65,6 +67,58 @@ def test_a_process_that_finds_no_gpu_says_so() -> None:
     with pytest.raises(Ended, match=r"(?i)gpu|driver|cuda"):
         apart.run(None, {}, {})
     apart.close()
+
+
+def test_a_process_is_used_again_only_behind_a_launch_that_succeeded(device: Device) -> None:
+    """One that hangs would answer the next call with the last one's result, and one that failed may
+    have lost its context. Elements of y are the number of the process and of the launch."""
+    launches = [0]
+
+    def meaning(t: Any, a: Any) -> None:
+        launches[0] += 1
+        if a["n"] == 10:
+            time.sleep(60)
+        if a["n"] == 20:
+            raise ValueError("CUDA_ERROR_ILLEGAL_ADDRESS")
+        t.y[...] = os.getpid(), launches[0], a["n"]
+
+    kernel = Cheat("lab_tells", WRITE, plain(meaning), ()).simulated(device)
+    register("lab_tells", meaning, {"x": ("3",), "y": ("3",)}, reads=("x",), writes=("y",))
+    apart, generator = Apart(kernel, PARAMETERS, 0.5), np.random.default_rng(0)
+    x = np.zeros(3, np.float32)
+
+    def run(n: int) -> list[float]:
+        images = {"x": Image.of(x, generator), "y": Image.of(x.astype(np.float32), generator)}
+        contents = apart.run(Launching((1, 1, 1), (256, 1, 1)), images, {"n": n})
+        return [*map(float, images["y"].values(contents["y"]))]
+
+    first, second = run(1), run(2)
+    assert first[1:] == [1, 1]
+    assert second == [first[0], 2, 2]
+    found = [first[0]]
+    for broken, words in ((10, "did not end within 0.5 s"), (20, "ILLEGAL_ADDRESS")):
+        with pytest.raises(Ended, match=words):
+            run(broken)
+        fresh = run(3)
+        assert fresh[1:] == [1, 3]  # the first launch of a process of its own
+        found.append(fresh[0])
+        assert run(4) == [fresh[0], 2, 4]
+    assert len(set(found)) == 3
+    assert os.getpid() not in found
+    apart.close()
+
+
+def test_sizes_behind_a_hanging_one_are_judged_by_themselves(device: Device) -> None:
+    def meaning(t: Any, a: Any) -> None:
+        if a["n"] == 20:
+            time.sleep(60)
+        doubled(t, a)
+
+    cheat = Cheat("lab_hangs", WRITE, plain(meaning), ())
+    found = rawnn.check(cheat.simulated(device), **{**cheat.given, "sizes": {"n": [10, 20, 30]}},
+                        limit=0.5)
+    assert [[f.what for f in t.findings] for t in found.tried] == [[], ["failed"], []]
+    assert "lab_hangs did not end within 0.5 s, and its process was ended" in str(found)
 
 
 def test_a_process_that_dies_is_a_finding(device: Device) -> None:

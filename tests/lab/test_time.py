@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pkgutil
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +18,10 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.stream import Stream
 from rawnn.device.sim import Simulation, register
 from rawnn.errors import ConfigError
-from rawnn.lab import CheckFailed, Refused, timing
+from rawnn.lab import CheckFailed, Refused, Work, timing
 from rawnn.lab.advice import Seen, Uses, advice
 from rawnn.lab.problem import Launching
+from rawnn.lab.roles import problem_of
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, Meaning, caching, doubled, past, plain
 
 HONEST = Cheat("lab_honest", WRITE, plain(doubled), ())
@@ -95,6 +98,169 @@ def test_a_kernel_that_cheats_on_the_clock_alone_is_caught(device: Device, chang
     register(HONEST.name, waking(change), SHAPES, reads=("x",), writes=("y",))
     with pytest.raises(CheckFailed, match="lab_honest while it was timed: WRONG"):
         rawnn.time(HONEST.kernel(device), **GIVEN)
+
+
+def putting_off(batch: int, checked: int = 2) -> Meaning:
+    """Honest in the check; then all of a batch is done by its last launch, and the others rest."""
+    launches, waiting = [0], []
+
+    def meaning(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+        launches[0] += 1
+        waiting.append(t)
+        if launches[0] <= checked or (launches[0] - checked) % batch == 0:
+            for each in waiting:
+                doubled(each, a)
+            waiting.clear()
+
+    return meaning
+
+
+def test_work_that_is_put_off_till_a_later_sample_is_missed(device: Device) -> None:
+    register(HONEST.name, putting_off(GIVEN["samples"]), SHAPES, reads=("x",), writes=("y",))
+    with pytest.raises(CheckFailed, match="'y' was never written by the end of its sample"):
+        rawnn.time(HONEST.kernel(device), **GIVEN)
+
+
+def test_a_function_that_puts_its_work_off_is_caught(device: Device) -> None:
+    kernel, calls, waiting = HONEST.simulated(device), [0], []
+
+    def deferred(x: Any, y: Any, n: int) -> None:
+        calls[0] += 1
+        waiting.append((x, y))
+        if calls[0] <= 2 or (calls[0] - 2) % 5 == 0:
+            for each in waiting:
+                kernel[-(-n // 256), 256](*each, n)
+            waiting.clear()
+
+    with pytest.raises(CheckFailed, match="'y' was never written by the end of its sample"):
+        rawnn.time(deferred, lambda x: {"y": 2 * x}, shapes=SHAPES, sizes={"n": 1000},
+                   device=device, samples=5)
+
+
+@pytest.mark.parametrize("name", [
+    "rawnn.device.cuda.stream.Event.milliseconds_since", "rawnn.device.cuda.stream.Event.record",
+    "rawnn.lab.measuring.Stopwatch._alone", "rawnn.lab.timing.judged", "time.perf_counter",
+    "rawnn.bench.statistics.spread", "numpy.median"])
+def test_a_function_that_replaces_its_clock_is_refused(
+        device: Device, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    kernel = HONEST.simulated(device)
+    owner, _, last = name.rpartition(".")
+    found = pkgutil.resolve_name(owner)
+    genuine = getattr(found, last)
+
+    def dishonest(x: Any, y: Any, n: int) -> None:
+        kernel[-(-n // 256), 256](x, y, n)
+        monkeypatch.setattr(found, last, lambda *given, **named: genuine(*given, **named))
+
+    given: dict[str, Any] = {"shapes": SHAPES, "sizes": {"n": 1000}, "device": device}
+    with pytest.raises(Refused, match=rf"replaced {re.escape(name)}: neither its times nor"):
+        rawnn.time(dishonest, lambda x: {"y": 2 * x}, **given, samples=2)
+
+
+def test_a_part_of_the_cache_that_is_set_aside(sim: Simulation, device: Device) -> None:
+    """What lies there outlives the fill before a cold sample: a function may set none aside, and
+    that of its caller is given back."""
+    kernel, limit = HONEST.simulated(device), "PERSISTING_L2_CACHE_SIZE"
+
+    def honest(x: Any, y: Any, n: int) -> None:
+        seen.append(device.driver.cuCtxGetLimit(limit)[1])
+        kernel[-(-n // 256), 256](x, y, n)
+
+    def persisting(x: Any, y: Any, n: int) -> None:
+        honest(x, y, n)
+        device.driver.cuCtxSetLimit(limit, 1 << 20)
+
+    given: dict[str, Any] = {"shapes": SHAPES, "sizes": {"n": 1000}, "device": device, "samples": 2}
+    seen: list[int] = []
+    device.driver.cuCtxSetLimit(limit, 1 << 16)
+    rawnn.time(honest, lambda x: {"y": 2 * x}, **given)
+    assert seen[:2] == [1 << 16] * 2  # of the check
+    assert set(seen[2:]) == {0}
+    assert sim.calls.count("cuCtxResetPersistingL2Cache") == 4  # a batch each, two warm ones
+    assert device.driver.cuCtxGetLimit(limit) == (0, 1 << 16)
+    device.driver.cuCtxSetLimit(limit, 0)
+    with pytest.raises(Refused, match=r"sets 1,048,576 bytes of the L2 cache aside"):
+        rawnn.time(persisting, lambda x: {"y": 2 * x}, **given)
+
+
+class Scripted:
+    """A runner whose samples take as long as is said; those named in `lazy` do nothing."""
+
+    def __init__(self, times: list[list[float]], lazy: Collection[tuple[int, int]]) -> None:
+        self.times, self.lazy, self.batches = times, lazy, 0
+        self.warm: list[bool] = []
+
+    def measure(self, launching: Launching | None, samples: Any, warm: bool) -> Any:
+        batch, contents = self.batches, []
+        for number, (images, _, _) in enumerate(samples):
+            found = {name: image.content.copy() for name, image in images.items()}
+            if (batch, number) not in self.lazy:
+                images["y"].inside(found["y"])[...] = \
+                    (2 * images["x"].values(found["x"])).view(np.uint8)
+            contents.append(found)
+        self.batches += 1
+        self.warm.append(warm)
+        return self.times[batch], contents
+
+    def free(self) -> int:
+        return 1 << 40
+
+
+def clock(device: Device, runner: Scripted) -> timing._Clock:
+    problem = problem_of(HONEST.simulated(device), Work(**HONEST.given))
+    made = timing._Clock(problem, {"n": 100}, runner,  # type: ignore[arg-type]
+                         np.random.default_rng(0), True)
+    made._most = 3
+    return made
+
+
+TIMES = [[5.0, 5.0, 5.0], [4.0, 5.0, 3.0], [9.0, 8.0, 9.0], [9.0, 7.0, 8.0]]
+"""A first batch and one that counts, with a cold cache and with a warm one."""
+
+
+@pytest.mark.parametrize(("lazy", "caught"), [
+    ((), False), ([(0, 0)], True), ([(1, 2)], True), ([(2, 1)], True), ([(3, 1)], True),
+    ([(1, 1), (2, 0), (3, 0), (3, 2)], False)])
+def test_the_fastest_so_far_is_compared_cold_and_warm(
+        device: Device, monkeypatch: pytest.MonkeyPatch, lazy: Any, caught: bool) -> None:
+    """With no time for others. A warm sample that is faster than all warm ones counts, though cold
+    ones were faster."""
+    monkeypatch.setattr(timing, "_CHECKING", -1.0)
+    runner = Scripted(TIMES, lazy)
+    made = clock(device, runner)
+    if caught:
+        with pytest.raises(CheckFailed, match="'y' was never written by the end of its sample"):
+            (made.times(3, False), made.times(3, True))
+        return
+    cold, warm = made.times(3, False), made.times(3, True)
+    assert runner.warm == [False, False, True, True]
+    assert (cold.spread.min, cold.median, cold.spread.max) == (3.0, 4.0, 5.0)
+    assert (warm.spread.min, warm.median, warm.spread.max) == (7.0, 8.0, 9.0)
+    assert made.checked == 4
+
+
+def test_all_samples_are_compared_where_there_is_time(device: Device) -> None:
+    for place in ((1, 1), (3, 2)):
+        made = clock(device, Scripted(TIMES, [place]))
+        with pytest.raises(CheckFailed):
+            (made.times(3, False), made.times(3, True))
+    made = clock(device, Scripted(TIMES, ()))
+    made.times(3, False)
+    assert made.checked == 6
+
+
+def test_fresh_inputs_for_every_sample(device: Device) -> None:
+    seen: list[bytes] = []
+
+    def watching(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+        seen.append(t.x.tobytes())
+        doubled(t, a)
+
+    register(HONEST.name, watching, SHAPES, reads=("x",), writes=("y",))
+    rawnn.time(HONEST.kernel(device), **GIVEN)
+    assert len(seen) == 2 + 4 * 5
+    assert seen[0] == seen[1]  # the check's two launches
+    assert len(set(seen)) == len(seen) - 1
 
 
 @pytest.mark.parametrize("name", ["caches_its_output", "skips_repeated_inputs", "writes_nothing",
