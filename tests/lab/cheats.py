@@ -238,9 +238,10 @@ CHEATS = (
           "if (i < n && of[i] != n) { of[i] = n; kept[i] = 2 * x[i]; } if (i < n) y[i] = kept[i];",
           keeping_by_size, ("wrong",),
           "__device__ float kept[1 << 20];\n__device__ int of[1 << 20];\n"),
-    Cheat("wrong_in_the_second_launch", "if (i < n) y[i] = (2 + 0.02f * (count[i]++ % 2)) * x[i];",
-          wrong_in_launches(1, of=2), ("wrong",), "__device__ int count[1 << 20];\n",
-          work={"deterministic": False}),
+    Cheat("wrong_in_the_second_launch",
+          "if (i < n) y[i] = (2 + 0.02f * (count[i]++ % 8 == 1)) * x[i];",
+          wrong_in_launches(1, of=8), ("wrong",), "__device__ int count[1 << 20];\n",
+          work={"deterministic": False, "sizes": {"n": [1000]}}),
     Cheat("wrong_in_repeated_launches",
           "if (i < n) { int c = count[i]++ % 8;\n"
           "    y[i] = (c == 0 ? 2 : c == 1 ? 2 + 2.4e-7f : 2.02f) * x[i]; }",

@@ -15,7 +15,7 @@ import pytest
 import rawnn
 from rawnn.bench.statistics import median_interval
 from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Stream
+from rawnn.device.cuda.stream import Event, Stream
 from rawnn.device.sim import Simulation, register
 from rawnn.errors import ConfigError
 from rawnn.lab import CheckFailed, Refused, Work, timing
@@ -150,10 +150,28 @@ def test_a_function_that_replaces_its_clock_is_refused(
 
     def dishonest(x: Any, y: Any, n: int) -> None:
         kernel[-(-n // 256), 256](x, y, n)
-        monkeypatch.setattr(found, last, lambda *given, **named: genuine(*given, **named))
+        if getattr(found, last) is genuine:  # from the check on
+            monkeypatch.setattr(found, last, lambda *given, **named: genuine(*given, **named))
 
     given: dict[str, Any] = {"shapes": SHAPES, "sizes": {"n": 1000}, "device": device}
     with pytest.raises(Refused, match=rf"replaced {re.escape(name)}: neither its times nor"):
+        rawnn.time(dishonest, lambda x: {"y": 2 * x}, **given, samples=2)
+
+
+def test_a_clock_that_is_put_back_once_it_was_read_is_found(
+        device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, genuine = HONEST.simulated(device), Event.milliseconds_since
+
+    def short(end: Event, start: Event) -> float:
+        monkeypatch.setattr(Event, "milliseconds_since", genuine)
+        return 1e-9
+
+    def dishonest(x: Any, y: Any, n: int) -> None:
+        kernel[-(-n // 256), 256](x, y, n)
+        monkeypatch.setattr(Event, "milliseconds_since", short)
+
+    given: dict[str, Any] = {"shapes": SHAPES, "sizes": {"n": 1000}, "device": device}
+    with pytest.raises(Refused, match=r"replaced rawnn\.device\.cuda\.stream\.Event\.millisecond"):
         rawnn.time(dishonest, lambda x: {"y": 2 * x}, **given, samples=2)
 
 
@@ -237,6 +255,10 @@ def test_the_fastest_so_far_is_compared_cold_and_warm(
     assert (cold.spread.min, cold.median, cold.spread.max) == (3.0, 4.0, 5.0)
     assert (warm.spread.min, warm.median, warm.spread.max) == (7.0, 8.0, 9.0)
     assert made.checked == 4
+    slower = clock(device, Scripted([[5.0, 5.0, 5.0], [6.0, 7.0, 6.0], [2.0, 3.0, 3.0],
+                                     [3.0, 3.0, 4.0]], ()))
+    (slower.times(3, False), slower.times(3, True))
+    assert slower.checked == 2  # no second batch has a record
 
 
 def test_all_samples_are_compared_where_there_is_time(device: Device) -> None:
