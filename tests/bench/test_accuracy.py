@@ -80,3 +80,10 @@ def test_the_digest_sees_every_array() -> None:
         changed = getattr(DATA, field).copy()
         changed.flat[0] ^= 1
         assert data_digest(replace(DATA, **{field: changed})) != data_digest(DATA)
+
+
+@pytest.mark.parametrize(("accuracy", "agrees"), [
+    (0.93, True), (0.89, True), (0.9301, False), (0.8899, False), (0.91, True)])
+def test_an_accuracy_agrees_within_two_deviations(oracle: Oracle, accuracy: float, agrees: bool
+                                                  ) -> None:
+    assert oracle.agrees(accuracy) is agrees

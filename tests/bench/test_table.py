@@ -28,6 +28,13 @@ def test_factors_skip_rungs_that_were_not_measured(ladder: LadderResult) -> None
     assert cublas.cells()[:2] == ("cublas", "unavailable")
 
 
+def test_rungs_whose_repetitions_do_not_overlap(ladder: LadderResult) -> None:
+    assert [row.distinct for row in rows(ladder)] == [False, False, True, True]
+    close = make_ladder(make_rung("baseline", 10.0, 12.0), make_rung("nosync", 8.0, 10.0),
+                        make_rung("fuse", 5.0))
+    assert [row.distinct for row in rows(close)] == [False, False, False]
+
+
 def test_without_a_baseline_there_is_no_overall_factor() -> None:
     made = rows(make_ladder(make_rung("baseline", status="failed", reason="x"),
                             make_rung("nosync", 5.0)))

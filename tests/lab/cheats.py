@@ -180,6 +180,12 @@ def _nudged_by_what_is_behind(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
         t.y[-1] = np.nextafter(t.y[-1], np.float32(0))
 
 
+def _nudged_by_what_is_before(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+    memory, start = past(t.x, 0)
+    if memory[start - 1 : start].view(np.int32)[0] & 1:
+        t.y[-1] = np.nextafter(t.y[-1], np.float32(0))
+
+
 def _one_element(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
     t.y[np.argmax(np.abs(t.x))] *= np.float32(1.00005)
 
@@ -283,6 +289,10 @@ CHEATS = (
           "if (i < n) y[i] = 2 * x[i]; if (i == n - 1 && (__float_as_int(x[n]) & 1))\n"
           "        y[i] = __int_as_float(__float_as_int(y[i]) - 1);",
           honest_then(_nudged_by_what_is_behind), ("depends on what is around",)),
+    Cheat("reads_before_the_start",
+          "if (i < n) y[i] = 2 * x[i]; if (i == n - 1 && (__float_as_int(x[-1]) & 1))\n"
+          "        y[i] = __int_as_float(__float_as_int(y[i]) - 1);",
+          honest_then(_nudged_by_what_is_before), ("depends on what is around",)),
     Cheat("adds_to_what_was_there", "if (i < n) y[i] += 2 * x[i];",
           plain(lambda t, a: t.y.__iadd__(2 * t.x)), ("wrong", "not written")),
     Cheat("drops_small_numbers", "if (i < n) y[i] = fabsf(x[i]) < 1e-6f ? 0 : 2 * x[i];",

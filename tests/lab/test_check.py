@@ -18,7 +18,7 @@ from rawnn.device.cuda.stream import Stream
 from rawnn.device.sim import Simulation, register
 from rawnn.errors import ConfigError
 from rawnn.lab import CheckFailed, Refused, Work, checking
-from rawnn.lab.checking import patterns
+from rawnn.lab.checking import Checked, Tried, patterns
 from rawnn.lab.comparison import Comparison
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
 
@@ -311,6 +311,7 @@ def test_a_function_of_several_launches(device: Device) -> None:
     ({"reference": "none.py:f"}, "is not there"), ({"sizes": {"n": 0}}, "of at least 1"),
     ({"sizes": {"n": "5"}}, 'a range as "1..4096"'), ({"sizes": {"n": "9..5"}}, "no range"),
     ({"require": ["n < 0"]}, "no sizes meet require"), ({"limit": -1}, "seconds above 0"),
+    ({"limit": 0}, "seconds above 0"),
     ({"inputs": {"x": "gauss"}}, 'give "normal"'), ({"writes": ["q"]}, "has no array 'q'"),
     ({"writes": []}, "writes nothing"),
     ({"inputs": {"x": lambda g, shape: np.zeros(3)}}, "gave an array of shape (3,)"),
@@ -351,8 +352,16 @@ def test_what_sizes_have_in_common_is_said(device: Device) -> None:
         "right up to n = 4,095, wrong from n = 5,000 on"]
     assert list(patterns(sizes(1, 2), sizes(33, 31))) == [
         "right from n = 31 on, wrong up to n = 2"]
-    for wrong, right in ((sizes(1, 9), sizes(4)), (sizes(1), []), ([], sizes(1))):
+    for wrong, right in ((sizes(1, 9), sizes(4)), (sizes(1), []), ([], sizes(1)),
+                         (sizes(5), sizes(3, 5)), (sizes(5), sizes(5, 7))):
         assert not list(patterns(wrong, right))
+
+
+def test_the_worst_of_all_sizes_is_shown() -> None:
+    tried = [Tried({"n": n}, None, (Comparison("y", "float32", n, error, 1.0, 0, "[0]", 0.0, 0.0),),
+                   ()) for n, error in ((1, 0.1), (2, 0.3), (3, 0.2))]
+    (comparison, where), = Checked("it", tuple(tried), 3).worst().values()
+    assert (comparison.error, where.sizes) == (0.3, {"n": 2})
 
 
 def test_a_launch_that_is_refused_does_not_end_the_check(device: Device) -> None:

@@ -98,6 +98,38 @@ def test_whole_numbers_of_a_struct_are_equal_and_its_floats_within_the_tolerance
         assert "1 of" in str(found)
 
 
+def test_the_error_is_that_of_the_norm() -> None:
+    """As an element's: whatever their number."""
+    for count in (1, 100, 10_000):
+        found = judge(np.full(count, 3.0), np.full(count, 3.0 * (1 + 1e-4)))
+        assert found.error == pytest.approx(1e-4, rel=1e-2)
+    half = judge(np.full(100, 3.0), np.where(np.arange(100) < 25, 3.003, 3.0))
+    assert half.error == pytest.approx(0.5e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize(("times", "passes"), [(4, True), (7, True), (11, False), (20, False)])
+def test_one_element_may_be_off_by_eight_times_the_tolerance(times: int, passes: bool) -> None:
+    exact = np.full(100_000, 2.0)
+    got = exact.copy()
+    got[7] *= 1 + times * 1e-4
+    assert judge(exact, got, tolerance=1e-4).passed is passes
+
+
+def test_an_exact_result_passes_any_tolerance() -> None:
+    assert judge(EXACT, EXACT, tolerance=1e-12).passed
+    assert compare("y", np.array([1.9999999, -0.4]), np.array([2, 0], np.int32), 0.0, 0.0).passed
+
+
+@pytest.mark.parametrize(("exact", "got", "reason"), [
+    ([1, 2], [1, np.inf], "1 infinite where there should be another value"),
+    ([1, 2], [np.nan, np.nan], "2 NaN where there should be a number"),
+    ([np.inf, np.nan], [7, 8], "2 a number where there should be NaN or infinity"),
+    ([1, np.inf], [np.nan, 3], "1 NaN where there should be a number, 1 a number where there "
+                               "should be NaN or infinity")])
+def test_what_is_no_number_is_counted(exact: Any, got: Any, reason: str) -> None:
+    assert judge(exact, got).reason == reason
+
+
 def test_terms_that_cancel() -> None:
     exact = np.array([1e-3])
     assert not judge(exact, [1.01e-3]).passed

@@ -115,8 +115,10 @@ def test_sizes_behind_a_hanging_one_are_judged_by_themselves(device: Device) -> 
         doubled(t, a)
 
     cheat = Cheat("lab_hangs", WRITE, plain(meaning), ())
+    begun = time.monotonic()
     found = rawnn.check(cheat.simulated(device), **{**cheat.given, "sizes": {"n": [10, 20, 30]}},
                         limit=0.5)
+    assert time.monotonic() - begun < 30
     assert [[f.what for f in t.findings] for t in found.tried] == [[], ["failed"], []]
     assert "lab_hangs did not end within 0.5 s, and its process was ended" in str(found)
 

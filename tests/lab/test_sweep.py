@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import rawnn
 from rawnn.device.cuda.device import Device
 from rawnn.device.sim import register
 from rawnn.errors import ConfigError
+from rawnn.lab import Work, sweeping
 from rawnn.lab.sweeping import Variant
 from tests.lab.cheats import SHAPES
 
@@ -111,6 +113,55 @@ def test_what_does_not_fit(kernel: rawnn.Kernel, parameters: Any, changes: Any,
     with pytest.raises(ConfigError) as caught:
         rawnn.sweep(kernel, parameters, **{**GIVEN, **changes})
     assert sentence in str(caught.value)
+
+
+def test_the_fastest_three_are_timed_again(kernel: rawnn.Kernel, monkeypatch: pytest.MonkeyPatch
+                                           ) -> None:
+    """With other inputs; the others keep their times."""
+    asked: list[tuple[int, int]] = []
+
+    def tried(kernel: Any, work: Any, parameters: Any, sizes: Any, samples: int, seed: int,
+              limit: Any) -> Variant:
+        tile = parameters["TILE"]
+        asked.append((tile, seed))
+        return Variant(parameters, tile + 100.0 * (seed == 8), 0.0, 0.0, 1.0)
+
+    monkeypatch.setattr(sweeping, "_tried", tried)
+    found = rawnn.sweep(kernel, {"TILE": [160, 64, 128, 32, 96]}, seed=7, **GIVEN)
+    assert asked[5:] == [(32, 8), (64, 8), (96, 8)]
+    assert [v.cold for v in found.variants] == [128, 132, 160, 164, 196]
+    assert found.best.parameters == {"TILE": 128}
+
+
+def test_a_variant_has_its_figures_by_name(kernel: rawnn.Kernel, monkeypatch: pytest.MonkeyPatch
+                                           ) -> None:
+    times = SimpleNamespace(cold=SimpleNamespace(median=3.0, low=2.0, high=5.0),
+                            warm=SimpleNamespace(median=1.0), fraction=0.5)
+    monkeypatch.setattr(sweeping, "time", lambda *given, **named: times)
+    (found,) = rawnn.sweep(kernel, {"TILE": [64]}, **GIVEN).variants
+    assert found == Variant({"TILE": 64}, 3.0, 2.0, 5.0, 1.0, 0.5)
+    assert str(found) == "TILE=64: 3.00 us (2.00-5.00), warm 1.00 us, 50% of the limit"
+
+
+def test_a_file_is_of_one_text_gpu_and_set_of_sizes(kernel: rawnn.Kernel) -> None:
+    work = Work(reference=GIVEN["reference"], grid=1, block=32)
+    first = sweeping._fingerprint(kernel, work, {"n": 100})
+    assert sweeping._fingerprint(kernel, work, {"n": 100}) == first
+
+    def altered(**more: Any) -> Any:
+        source = {name: getattr(kernel.source, name)
+                  for name in ("text", "options", "preamble", "arch")}
+        gpu = more.pop("gpu", kernel.device.info.name)
+        expression = more.pop("expression", kernel.expression)
+        return SimpleNamespace(source=SimpleNamespace(**source | more), expression=expression,
+                               device=SimpleNamespace(info=SimpleNamespace(name=gpu)))
+
+    assert sweeping._fingerprint(altered(), work, {"n": 100}) == first
+    others = [sweeping._fingerprint(altered(**{name: "other"}), work, {"n": 100}) for name in (
+        "text", "options", "preamble", "arch", "gpu", "expression")]
+    others += [sweeping._fingerprint(kernel, work, {"n": 101}),
+               sweeping._fingerprint(kernel, replace(work, block=64), {"n": 100})]
+    assert len({first, *others}) == 9
 
 
 def test_how_it_is_launched_may_be_said_by_the_parameters_alone(kernel: rawnn.Kernel) -> None:

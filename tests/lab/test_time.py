@@ -20,6 +20,7 @@ from rawnn.device.sim import Simulation, register
 from rawnn.errors import ConfigError
 from rawnn.lab import CheckFailed, Refused, Work, timing
 from rawnn.lab.advice import Seen, Uses, advice
+from rawnn.lab.guarded import Image
 from rawnn.lab.problem import Launching
 from rawnn.lab.roles import problem_of
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, Meaning, caching, doubled, past, plain
@@ -269,6 +270,99 @@ def test_all_samples_are_compared_where_there_is_time(device: Device) -> None:
     made = clock(device, Scripted(TIMES, ()))
     made.times(3, False)
     assert made.checked == 6
+
+
+def test_seconds_of_comparing_are_those_of_a_batch_or_of_all_large_samples(
+        device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that moves by 0.3 s whenever it is read."""
+    now = [0.0]
+
+    def read() -> float:
+        now[0] += 0.3
+        return now[0]
+
+    monkeypatch.setattr(timing, "perf_counter", read)
+    batches = clock(device, Scripted([[5.0, 5.0, 5.0]] * 4, ()))
+    batches.times(9, False)
+    assert batches.checked == 12
+    large = clock(device, Scripted([[5.0]] * 9, ()))
+    large._most = 1
+    large.times(8, False)
+    assert large.checked == 2  # the first, which is the fastest yet, and one within a second
+
+
+def test_cold_and_warm_are_what_they_are_called(device: Device, monkeypatch: pytest.MonkeyPatch
+                                                ) -> None:
+    measure = timing.Stopwatch.measure
+
+    def timed(self: Any, launching: Any, samples: Any, warm: bool) -> Any:
+        times, contents = measure(self, launching, samples, warm)
+        return [2.0 if warm else 4.0 for _ in times], contents
+
+    monkeypatch.setattr(timing.Stopwatch, "measure", timed)
+    found = rawnn.time(HONEST.simulated(device), **GIVEN, flops="n")
+    assert (found.cold.median, found.warm.median) == (4.0, 2.0)
+    assert found.gbps == pytest.approx(6.0)  # 24,000 bytes in 4 us
+    assert found.tflops == pytest.approx(3000 / 4e6)
+    assert replace(found, least=1.0).fraction == 0.25
+
+
+def test_a_warm_sample_is_behind_a_copy_of_its_inputs(sim: Simulation, device: Device) -> None:
+    watch = timing.Stopwatch(HONEST.simulated(device), ("x", "y", "n"))
+    generator = np.random.default_rng(0)
+    arrays = {name: Image.of(np.zeros(100, np.float32), generator) for name in "xy"}
+    samples = [(arrays, {"n": 100}, ["x"])] * 2
+    for warm, fills, copies in ((False, 2, 2), (True, 2, 4)):  # two copies behind the first sample
+        before = [sim.calls.count(f"cuGraphAddMem{kind}Node") for kind in ("set", "cpy")]
+        watch.measure(Launching((1, 1, 1), (256, 1, 1)), samples, warm)
+        after = [sim.calls.count(f"cuGraphAddMem{kind}Node") for kind in ("set", "cpy")]
+        assert [b - a for a, b in zip(before, after, strict=True)] == [fills, copies]
+    real = SimpleNamespace(device=SimpleNamespace(
+        backend=SimpleNamespace(name="cuda"), attribute={"L2_CACHE_SIZE": 50}.get))
+    assert timing.Stopwatch._flush_bytes(real) == 100  # type: ignore[arg-type]
+
+
+def test_limits_of_memory_and_arithmetic(device: Device) -> None:
+    assert timing.limits(roof(20.0, 1.0), 24_000, 10**6, "float32") == (
+        pytest.approx(1.2), "memory")
+    assert timing.limits(roof(20.0, 1.0), 24_000, 3 * 10**6, "float32") == (
+        pytest.approx(3.0), "arithmetic")
+    assert timing.limits(roof(20.0, 1.0), 24_000, 3 * 10**6, "tf32") == (
+        pytest.approx(1.2), "memory")
+    assert timing.limits(None, 1, 1, "float32") == (None, "")
+
+
+def test_what_no_cache_can_beat(device: Device) -> None:
+    """Reads, and writes that the L2 cache has no room for, 15 % faster than a copy; operations 5 %
+    faster than was measured, with either cache."""
+    problem = problem_of(HONEST.simulated(device), Work(**{**HONEST.given, "flops": "n"}))
+    trial = problem.trial({"n": 3000}, np.random.default_rng(0))
+    cold, warm = object(), object()
+
+    def least(cache: int) -> list[tuple[float, bool]]:
+        gpu = SimpleNamespace(attribute={"L2_CACHE_SIZE": cache}.get)
+        return [(us, times is cold) for us, times, _ in timing._least(
+            problem, trial, cold, warm, roof(20.0, 1e-3), gpu)]  # type: ignore[arg-type]
+
+    assert least(0) == [(pytest.approx(24_000 / (20 * 1.15) * 1e-3), True),
+                        (pytest.approx(3000 / (1e9 * 1.05) * 1e6), True),
+                        (pytest.approx(3000 / (1e9 * 1.05) * 1e6), False)]
+    assert least(10_000)[0][0] == pytest.approx(14_000 / (20 * 1.15) * 1e-3)
+    assert least(1 << 20)[0][0] == pytest.approx(12_000 / (20 * 1.15) * 1e-3)
+
+
+@pytest.mark.parametrize(("types", "compute", "kind"), [
+    (("float", "float"), "float32", "float32"), (("half", "float"), "float32", "float16"),
+    (("float", "half"), "float32", "float16"), (("float", "float"), "tf32", "tf32"),
+    (("double", "double"), "float32", "float64"), (("int", "float"), "float32", "float32")])
+def test_arithmetic_goes_by_the_smallest_float(device: Device, types: tuple[str, str], compute: str,
+                                               kind: str) -> None:
+    first, second = (name.replace("half", "__half") for name in types)
+    text = ("#define __half unsigned short\n"  # by its name alone: its header takes a second
+            f"__global__ void lab_kinds(const {first}* a, const {second}* b, float* y, int n) {{}}")
+    kernel = rawnn.Kernel(text, "lab_kinds", device=device)
+    problem = problem_of(kernel, Work(reference=lambda a, b: a, grid=1, block=32, compute=compute))
+    assert timing.number_class(problem) == kind
 
 
 def test_fresh_inputs_for_every_sample(device: Device) -> None:
