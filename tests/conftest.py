@@ -14,12 +14,17 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.sim import Simulation, meanings
 from rawnn.errors import DeviceError
 from rawnn.run.machine import open_gpu
+from tests import slices
 
 os.environ.pop("COLUMNS", None)  # with which xdist makes its workers 80 columns wide
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_report_header() -> str:
+    return slices.header()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +22,6 @@ from rawnn.runners.host import HostRunner
 from rawnn.step.build import evaluation_step, training_step
 from rawnn.step.plan import Plan
 from rawnn.step.recipe import Form, Recipe
-
-FULL = bool(os.environ.get("RAWNN_FULL"))
-"""Whether tests take all cases (minutes), and not the few that a change breaks first."""
 
 CAPABLE = Machine(None, (9, 0), 13000, lambda package: True)
 """A machine on which every toggle can run."""

@@ -10,9 +10,9 @@ import pytest
 
 import rawnn
 from rawnn.lab.files import kernel_of
-from tests.engine import FULL
 from tests.lab.on_the_twin import check_of_nothing, check_on_the_twin
 from tests.ptx.twin.twin import compiler
+from tests.slices import sliced
 
 BROUGHT = sorted((Path(__file__).parent / "brought").glob("*.cu"))
 NOT_ON_THE_TWIN = ("layernorm", "wmma_gemm", "convolution", "mandelbrot", "histogram", "scan")
@@ -34,11 +34,10 @@ def test_it_compiles_and_its_description_fits(path: Path) -> None:
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no g++")
-@pytest.mark.parametrize("path", [p for p in BROUGHT if p.stem not in NOT_ON_THE_TWIN
-                                  and (FULL or p.stem in ("bitonic", "monte_carlo"))],
+@pytest.mark.parametrize("path", sliced((p for p in BROUGHT if p.stem not in NOT_ON_THE_TWIN), 2),
                          ids=lambda p: p.stem)
 def test_its_code_is_right_on_the_twin(path: Path) -> None:
-    check_on_the_twin(path, trials=2 if FULL else 1).require()
+    check_on_the_twin(path, trials=1).require()
 
 
 def test_constants_of_the_header_go_where_the_kernel_goes() -> None:

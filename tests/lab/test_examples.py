@@ -14,9 +14,9 @@ import pytest
 import rawnn
 from rawnn.lab.files import kernel_of
 from rawnn.lab.header import header
-from tests.engine import FULL
 from tests.lab.on_the_twin import check_of_nothing, check_on_the_twin
 from tests.ptx.twin.twin import Kernels, compiler
+from tests.slices import sliced
 
 LAB = Path(rawnn.__file__).parents[1] / "examples" / "lab"
 SERIES = sorted(LAB.glob("[rtsg]*/[1-9]_*.cu"))
@@ -27,8 +27,6 @@ SMALL = {"reduction": {"n": [1, 5000, 8192]}, "transpose": {"rows": [5, 40], "co
 WHOLE_ROWS = {"m": [200], "n": [264], "k": [136]}
 """For steps that take rows of a multiple of 16 bytes: tiles beyond the matrix on every side, and
 another turn of a ring of two stages."""
-LAST = ("5_wide_loads", "5_four_by_four", "4_in_registers", "3_registers", "8_clusters")
-"""The steps that the twin always runs; RAWNN_FULL=1 has it run all."""
 
 
 def small(path: Path) -> dict[str, list[int]]:
@@ -81,17 +79,16 @@ def test_the_kernel_for_the_trainer_is_right_on_the_twin() -> None:
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no g++")
-@pytest.mark.parametrize("path", [p for p in SERIES if p.stem != "4_tensor_cores"
-                                  and (FULL or p.stem in LAST)],
+@pytest.mark.parametrize("path", sliced((p for p in SERIES if p.stem != "4_tensor_cores"), 5),
                          ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_its_code_is_right_on_the_twin(path: Path) -> None:
     check_on_the_twin(path, sizes=small(path)).require()
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no g++")
-@pytest.mark.parametrize(("defines", "grid"), [
+@pytest.mark.parametrize(("defines", "grid"), sliced([
     ({"STAGES": 2, "CLUSTER": 2, "GROUP": 1}, 2), ({"STAGES": 3, "CLUSTER": 4, "GROUP": 2}, 4),
-    ({"STAGES": 2, "CLUSTER": 1, "GROUP": 8}, 1)][: None if FULL else 1])
+    ({"STAGES": 2, "CLUSTER": 1, "GROUP": 8}, 1)]))
 def test_a_block_computes_several_tiles_in_every_order(defines: dict[str, int], grid: int) -> None:
     """Fewer blocks than tiles, rings of fewer stages, clusters of other sizes."""
     sizes = {"m": [264], "n": [264], "k": [136]}
@@ -100,7 +97,7 @@ def test_a_block_computes_several_tiles_in_every_order(defines: dict[str, int], 
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no g++")
-@pytest.mark.parametrize(("right", "wrong", "words"), [
+@pytest.mark.parametrize(("right", "wrong", "words"), sliced([
     # A place is filled again before all have read it.
     ("          ptx::wait_for(empty + turn.slot * 8, turn.parity ^ 1);\n", "",
      "more arrivals than a barrier was told of"),
@@ -115,7 +112,7 @@ def test_a_block_computes_several_tiles_in_every_order(defines: dict[str, int], 
     # A place is overwritten that the copy engine has not read.
     ("        if (lane == 0) ptx::wait_for_reads<1>();  // this place has been read\n", "",
      "without synchronisation"),
-][:: 1 if FULL else 3])
+], 2))
 def test_mistakes_in_the_last_product_are_found_there(tmp_path: Path, right: str, wrong: str,
                                                       words: str) -> None:
     text = (LAB / "gemm" / "8_clusters.cu").read_text()

@@ -13,7 +13,6 @@ from rawnn.onchip.rounding import with_rounded_inputs
 from rawnn.opts import TOGGLES
 from rawnn.run.policy import Policy
 from rawnn.step.plan import Plan
-from tests.engine import FULL as FULL
 from tests.engine import step_plan
 
 HOPPER = chip_of(known((9, 0)))

@@ -20,9 +20,9 @@ from rawnn.onchip.decompose import CLUSTER, L2
 from rawnn.step.ops.train_steps import role_of
 from tests.onchip import arithmetic, errors
 from tests.onchip.arithmetic import Arithmetic
-from tests.onchip.problems import FULL
 from tests.onchip.test_twin import STEPS, Launch
 from tests.ptx.twin.twin import compiler
+from tests.slices import sliced
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "float32-error.json"
 QUICK = 12
@@ -38,7 +38,7 @@ EXACT: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
-@pytest.mark.parametrize("how", EXACT if FULL else EXACT[2:9:3], ids=str)
+@pytest.mark.parametrize("how", sliced(EXACT, 2), ids=str)
 def test_the_model_is_the_kernels_arithmetic(tmp_path: Path, how: tuple[Any, ...]) -> None:
     """Bit for bit, parameters and loss aside, which is summed in another order."""
     launch = Launch(*how[:4], exchange=how[4] if len(how) > 4 else CLUSTER)
@@ -55,7 +55,7 @@ def test_the_model_is_the_kernels_arithmetic(tmp_path: Path, how: tuple[Any, ...
         np.testing.assert_array_equal(found[role], arrays[launch.op.operands[role]], role)
 
 
-@pytest.mark.parametrize("seed", range(errors.DRAWS if FULL else QUICK))
+@pytest.mark.parametrize("seed", sliced(range(errors.DRAWS), QUICK))
 def test_a_step_is_no_more_than_twice_as_far_from_float64_as_in_numpy(seed: int) -> None:
     found = errors.measured(errors.draw(seed))
     assert max(found.ratios) <= errors.BOUND, (str(found.drawn), found.ratios)

@@ -13,11 +13,12 @@ from rawnn.onchip.layout import layout_of
 from rawnn.onchip.source import source
 from rawnn.onchip.tracing import traced
 from rawnn.ptx.persistent import QUICK
-from tests.onchip.problems import FULL, HOPPER, VARIETY, problem
+from tests.onchip.problems import HOPPER, VARIETY, problem
 from tests.onchip.test_source import SHARED
 from tests.onchip.test_tracing import KINDS, choice
 from tests.ptx import guards
 from tests.ptx.architectures import installed_nvrtc
+from tests.slices import sliced
 
 
 def wide() -> Choice:
@@ -29,11 +30,9 @@ def wide() -> Choice:
 
 def chosen() -> list[Choice]:
     """Plain kernels and traced ones."""
-    if not FULL:
-        return [traced(wide(), 8), choose(problem(**VARIETY["Adam in an order"]), HOPPER, 2, 3)]
     plain = [choose(problem(**VARIETY[name]), HOPPER, ranks, groups)
-             for name, ranks, groups in SHARED]
-    return [traced(wide(), 8), wide(), *plain, *(traced(choice(*kind), 64) for kind in KINDS)]
+             for name, ranks, groups in sliced(SHARED)]
+    return [traced(wide(), 8), *plain, *(traced(choice(*kind), 64) for kind in sliced(KINDS))]
 
 
 @pytest.fixture(scope="module")

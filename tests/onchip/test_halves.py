@@ -9,16 +9,17 @@ import pytest
 
 from rawnn.onchip import layout
 from rawnn.step.tensor import Role
-from tests.onchip.problems import FULL, HOPPER
+from tests.onchip.problems import HOPPER
 from tests.onchip.test_twin import Launch
 from tests.ptx.twin.twin import compiler
+from tests.slices import sliced
 
 COPIED = [("bfloat16", 2, 2, "FSFS"), ("float16, Adam, tanh", 2, 1, "FGSF"),
           ("float16, mean squares", 1, 3, "FFFF"), ("rounded by chance, Adam", 2, 2, "FSFF")]
 
 
 @pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), COPIED if FULL else COPIED[:1])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(COPIED))
 def test_copies_of_weights_in_16_bits_change_no_bit(tmp_path: Path, name: str, ranks: int,
                                                     groups: int, types: str) -> None:
     """A product that rounds weights in registers, as there is no room for copies, has the same

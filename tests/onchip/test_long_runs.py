@@ -20,9 +20,9 @@ from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.host import HostRunner
 from rawnn.step.ops.epoch import MOST_STEPS, TURN, count_after
 from tests.engine import make_work, random_dataset
-from tests.onchip.problems import FULL
 from tests.onchip.test_twin import Launch, check
 from tests.ptx.twin.twin import compiler
+from tests.slices import sliced
 
 needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 AHEAD = 3
@@ -34,7 +34,7 @@ MEETINGS = [("softmax, SGD", 2, 2, "SFGF"), ("more outputs than a register file"
 
 
 @needs_twin
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), MEETINGS if FULL else MEETINGS[:2])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(MEETINGS))
 def test_clusters_meet_where_their_number_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
     """Whose meetings are counted from shortly ahead of 2^32 on and not from 0: from a number at
@@ -60,8 +60,8 @@ def test_clusters_meet_in_the_next_launch(
 
 
 @needs_twin
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), [
-    ("softmax, SGD", 4, 1, "FGSF"), ("Adam in an order", 4, 1, "FSFF")][: 2 if FULL else 1])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced([
+    ("softmax, SGD", 4, 1, "FGSF"), ("Adam in an order", 4, 1, "FSFF")]))
 def test_mailboxes_take_turns_where_their_count_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
     launch = Launch(name, ranks, groups, types)
@@ -73,9 +73,9 @@ def test_mailboxes_take_turns_where_their_count_wraps_around(
 
 
 @needs_twin
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), [
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced([
     ("five layers", 4, 1, "SFSFSF"), ("Adam in an order", 4, 2, "FSFF"),
-    ("five layers", 3, 2, "FGSFSF"), ("softmax, SGD", 4, 1, "FGSF")][: 4 if FULL else 2])
+    ("five layers", 3, 2, "FGSFSF"), ("softmax, SGD", 4, 1, "FGSF")], 2))
 def test_exchanges_through_l2_where_their_count_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
     """Launches go on where the last one ended: here shortly ahead of 2^32, with the marks

@@ -14,9 +14,10 @@ from rawnn.onchip.problem import problem_of
 from rawnn.onchip.rounding import with_rounded_inputs
 from rawnn.step import around
 from rawnn.step.tensor import Role
-from tests.onchip.problems import FULL, prepared, problem
+from tests.onchip.problems import prepared, problem
 from tests.onchip.test_twin import Launch
 from tests.ptx.twin.twin import compiler
+from tests.slices import sliced
 
 ALIKE = [
     ("bfloat16", 2, 1, "FSFG", 0, 1), ("float16, float32 inputs", 2, 2, "FGSF", 0, 1),
@@ -38,8 +39,7 @@ def trained(launch: Launch, folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "left", "turns"),
-                         ALIKE if FULL else [ALIKE[1], ALIKE[4]])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "left", "turns"), sliced(ALIKE, 2))
 def test_inputs_rounded_ahead_change_no_bit(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ranks: int, groups: int,
         types: str, left: int, turns: int) -> None:

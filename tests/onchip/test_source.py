@@ -20,8 +20,9 @@ from rawnn.opts.persistent import rewrite
 from rawnn.ptx.kernels import kernel_for
 from rawnn.ptx.persistent import QUICK
 from rawnn.step.op import Op
-from tests.onchip.problems import AMPERE, FULL, HOPPER, VARIETY, prepared, problem
+from tests.onchip.problems import AMPERE, HOPPER, VARIETY, prepared, problem
 from tests.ptx.architectures import installed_nvrtc
+from tests.slices import sliced
 
 MOST_SPILLED = 256
 """Bytes of a thread's spills: some around a division or an exponential cost less than fewer
@@ -48,18 +49,18 @@ def built(nvrtc: Nvrtc, text: str, arch: str) -> int:
     return stores + loads
 
 
-@pytest.mark.parametrize("name", VARIETY if FULL else ["bfloat16", "an autoencoder"])
+@pytest.mark.parametrize("name", sliced(VARIETY))
 def test_a_kernel_of_one_block_compiles(nvrtc: Nvrtc, name: str) -> None:
-    for arch, chip in (("sm_80", AMPERE), ("sm_90", HOPPER))[: 2 if FULL else 1]:
+    for arch, chip in sliced([("sm_80", AMPERE), ("sm_90", HOPPER)]):
         text = source(choose(problem(**VARIETY[name]), chip, 1, 1).layout, "train_steps")
         assert built(nvrtc, text, arch) <= MOST_SPILLED
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups"), SHARED if FULL else SHARED[2:3])
+@pytest.mark.parametrize(("name", "ranks", "groups"), sliced(SHARED))
 def test_kernels_of_several_blocks_compile(nvrtc: Nvrtc, name: str, ranks: int,
                                            groups: int) -> None:
     text = source(choose(problem(**VARIETY[name]), HOPPER, ranks, groups).layout, "train_steps")
-    for arch in ("sm_90", "sm_100") if FULL else ("sm_90",):
+    for arch in sliced(["sm_90", "sm_100"]):
         assert built(nvrtc, text, arch) <= MOST_SPILLED
 
 

@@ -18,11 +18,12 @@ from rawnn.onchip.layout import layout_of
 from rawnn.onchip.source import source, stamps
 from rawnn.onchip.tracing import read_trace, traced
 from tests.onchip import test_twin
-from tests.onchip.problems import FULL, HOPPER, VARIETY, problem
+from tests.onchip.problems import HOPPER, VARIETY, problem
 from tests.onchip.test_source import built
 from tests.onchip.test_twin import STEPS, Launch
 from tests.ptx.architectures import installed_nvrtc
 from tests.ptx.twin.twin import compiler
+from tests.slices import sliced
 
 KINDS = [
     ("Adam in an order", 4, 2, "FSFF", 1, CLUSTER), ("softmax, SGD", 16, 1, "SFGF", 1, CLUSTER),
@@ -41,7 +42,7 @@ def choice(name: str, ranks: int, groups: int, types: str, turns: int, exchange:
 
 
 @pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
-@pytest.mark.parametrize("kind", KINDS if FULL else KINDS[:1])
+@pytest.mark.parametrize("kind", sliced(KINDS))
 def test_each_phase_is_stamped_once_a_step_and_in_order(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, int, int, str, int, str]
 ) -> None:
@@ -97,7 +98,7 @@ def test_a_kernel_that_is_not_traced_knows_nothing_of_it(
 
 
 def test_a_kernel_that_is_traced_compiles() -> None:
-    for kind in KINDS if FULL else KINDS[2:3]:
+    for kind in sliced(KINDS):
         built(installed_nvrtc(), source(traced(choice(*kind), 64).layout, "train_steps"), "sm_90")
 
 

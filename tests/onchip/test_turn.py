@@ -10,9 +10,9 @@ import pytest
 
 from rawnn.common import random
 from rawnn.onchip.decompose import CLUSTER, L2
-from tests.onchip.problems import FULL
 from tests.onchip.test_twin import STEPS_OF_EPOCH, Launch, check
 from tests.ptx.twin.twin import compiler
+from tests.slices import sliced
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 
@@ -30,8 +30,8 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("run", [0, 1, 3] if FULL else [1])
-@pytest.mark.parametrize("kind", KINDS if FULL else KINDS[:6])
+@pytest.mark.parametrize("run", sliced([0, 1, 3]))
+@pytest.mark.parametrize("kind", sliced(KINDS, 4))
 def test_the_next_epoch_is_made_ready(tmp_path: Path, kind: tuple[str, int, int, str, int, str],
                                       run: int) -> None:
     name, ranks, groups, types, left, exchange = kind

@@ -33,8 +33,9 @@ from rawnn.step.ops import train_steps
 from rawnn.step.ops.train_steps import spanning
 from rawnn.step.plan import Plan
 from rawnn.step.tensor import Role, Tensor
-from tests.onchip.problems import FULL, HOPPER, VARIETY, prepared
+from tests.onchip.problems import HOPPER, VARIETY, prepared
 from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
+from tests.slices import sliced
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 
@@ -252,7 +253,7 @@ ALIKE = [("clusters share sums", 1, 8, ""), ("rounded by chance, Adam", 4, 3, "F
          ("more outputs than a register file", 2, 3, "FG"), ("softmax, SGD", 2, 2, "SFGF")]
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), ALIKE if FULL else ALIKE[:1])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(ALIKE))
 def test_all_clusters_have_the_same_weights(tmp_path: Path, name: str, ranks: int, groups: int,
                                             types: str) -> None:
     """New weights are told as changes, of which some lose a bit: to all clusters alike."""
@@ -267,7 +268,7 @@ IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
 """Problems so small that all clusters would sum, with fewer tiles than a block has warps."""
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), IN_SHARES if FULL else IN_SHARES[:2])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(IN_SHARES, 2))
 def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
                                   ranks: int, groups: int, types: str) -> None:
     """Clusters of which some have a tile more to hear of than others."""
@@ -290,15 +291,14 @@ def test_clusters_that_tell_each_other_bfloat16_have_the_same_weights(
     check_alike(launch, tmp_path, 1)
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups"), CHOSEN if FULL else CHOSEN[3:4])
+@pytest.mark.parametrize(("name", "ranks", "groups"), sliced(CHOSEN))
 def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ranks: int,
                                                    groups: int) -> None:
     check(Launch(name, ranks, groups), tmp_path, 0)
 
 
-@pytest.mark.parametrize("run", [0, 1, 2] if FULL else [2])
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"),
-                         SHARED if FULL else [*SHARED[2:5], SHARED[11], SHARED[18]])
+@pytest.mark.parametrize("run", sliced([0, 1, 2]))
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(SHARED, 4))
 def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, groups: int,
                                     types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types), tmp_path, run)
@@ -307,7 +307,7 @@ def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, group
 LABELS = [(1, "FFFF"), (4, "FGFS"), (2, "FSFG"), (4, "FSFS")]
 
 
-@pytest.mark.parametrize(("ranks", "types"), LABELS if FULL else LABELS[:2])
+@pytest.mark.parametrize(("ranks", "types"), sliced(LABELS, 2))
 def test_a_label_that_is_none_and_logits_that_are_equal(tmp_path: Path, ranks: int,
                                                         types: str) -> None:
     """The one makes a step's loss a NaN; of the others the first counts as the largest."""
@@ -339,8 +339,7 @@ SCALES = [
 """Loss scales that overflow, or grow, and how the work is shared then."""
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale"),
-                         SCALES if FULL else SCALES[5:6])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale"), sliced(SCALES))
 def test_steps_that_overflow_are_left_out_everywhere(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str,
         scale: tuple[float, float]) -> None:
@@ -370,7 +369,7 @@ def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOUR
         assert not np.array_equal(weights, launch.arrays[f"w{layer}"].astype(np.float32))
 
 
-@pytest.mark.parametrize(("types", "ranks", "groups"), CHANCE if FULL else CHANCE[5:6])
+@pytest.mark.parametrize(("types", "ranks", "groups"), sliced(CHANCE))
 def test_weights_are_rounded_with_the_bits_that_numpy_draws(
         tmp_path: Path, types: str, ranks: int, groups: int) -> None:
     check_by_chance(Launch(DECAY, ranks, groups, types), tmp_path, 2)
@@ -395,8 +394,7 @@ def test_blocks_without_inputs_of_their_own_have_the_state_of_all_biases(
     check(Launch("Adam in an order", 4, 1, "SFGF", exchange=exchange), tmp_path, 3)
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "left"),
-                         PARTIAL if FULL else PARTIAL[3:4])
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "left"), sliced(PARTIAL))
 def test_a_partial_batch_ends_an_epoch(tmp_path: Path, name: str, ranks: int, groups: int,
                                        types: str, left: int) -> None:
     check(Launch(name, ranks, groups, types, left=left), tmp_path, 2)
@@ -420,9 +418,8 @@ FAR = [
 """The same through the L2 cache: blocks that share the widths, groups, and types."""
 
 
-@pytest.mark.parametrize("run", [0, 1, 3] if FULL else [3])
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"),
-                         FAR if FULL else [FAR[0], FAR[4], FAR[15], FAR[22], FAR[-1]])
+@pytest.mark.parametrize("run", sliced([0, 1, 3]))
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(FAR, 4))
 def test_every_exchange_through_the_l2_cache(tmp_path: Path, name: str, ranks: int, groups: int,
                                              types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types, exchange=L2), tmp_path, run)
@@ -451,7 +448,7 @@ are left, and turns."""
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale", "left", "turns"),
-                         FAR_STEPS if FULL else FAR_STEPS[:1])
+                         sliced(FAR_STEPS))
 def test_steps_through_the_l2_cache(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str,
         scale: tuple[float, float], left: int, turns: int) -> None:
@@ -472,7 +469,7 @@ is left for a partial batch."""
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups", "types", "turns", "left"),
-                         TURNS if FULL else TURNS[1:2])
+                         sliced(TURNS))
 def test_micro_batches(tmp_path: Path, name: str, ranks: int, groups: int, types: str, turns: int,
                        left: int) -> None:
     check(Launch(name, ranks, groups, types, left=left, turns=turns), tmp_path, 2)

@@ -27,6 +27,7 @@ from tests.proof.launch_plants import grids, instances, overruns, swaps
 from tests.proof.planting import Found, Plant, Plants, at, observe, tampered, verdict
 from tests.proof.runs import RELEASES, planted_work, train
 from tests.proof.streams import TwoStreamRunner
+from tests.slices import SLICE
 
 
 # -- order ----------------------------------------------------------------------------------------
@@ -270,14 +271,15 @@ class Tally:
 
 def tally(plan: str, one_in: int = 1) -> dict[str, Tally]:
     """Plant everything in one of PLANS, or one in so many of each class of faults, and count:
-    those that are not planted, as caught. Which these are differs from plan to plan."""
+    those that are not planted, as caught. Which these are differs from plan to
+    plan and from slice to slice."""
     work = planted_work(*PLANS[plan])
     wanted = clean_run(work)
     found = {}
     for name, plants in CLASSES.items():
         if applies(name, work):
             planted = plants(work, wanted)
-            turn = zlib.crc32(f"{plan}, {name}".encode()) % one_in
+            turn = (zlib.crc32(f"{plan}, {name}".encode()) + SLICE) % one_in
             unseen = {what for n, (what, plant) in enumerate(planted.made.items())
                       if (n % one_in == turn or what in planted.harmless) and plant() is None}
             harmless = unseen & planted.harmless

@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from tests.engine import FULL
 from tests.proof.plants import CLASSES, PLANS, tally
 from tests.proof.table import committed, row
+from tests.slices import FULL
 
 pytestmark = [pytest.mark.timeout(120),
               pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # nonsense in, nonsense out

@@ -1,14 +1,19 @@
-"""How the property tests are run: the same examples every time, unless RAWNN_EXPLORE is set."""
+"""How the property tests are run: the same examples in the same slice (tests/slices.py), unless
+RAWNN_EXPLORE is set."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
+
+from tests.slices import SLICE
 
 
-def examples(count: int) -> settings:
+def examples(count: int) -> Callable[[Any], Any]:
     """`count` examples, without a deadline for each: shared machines have slow moments."""
-    explore = bool(os.environ.get("RAWNN_EXPLORE"))
-    return settings(max_examples=count, deadline=None, derandomize=not explore, database=None,
-                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    how = settings(max_examples=count, deadline=None, database=None,
+                   suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    return how if os.environ.get("RAWNN_EXPLORE") else lambda test: seed(SLICE)(how(test))

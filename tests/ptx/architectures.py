@@ -12,7 +12,7 @@ import pytest
 
 from rawnn.device.cuda.nvrtc import Nvrtc
 from rawnn.errors import MissingLibrary
-from tests.engine import FULL
+from tests.slices import FULL, SLICE
 
 
 @cache
@@ -31,14 +31,15 @@ def supported(arch: str) -> None:
 
 
 def every_other(name: str, instances: Sequence[str]) -> tuple[str, ...]:
-    """Half of a source's instances, the other half for another name, all with RAWNN_FULL=1: the
+    """Half of a source's instances, the other half for another name and in the next slice: the
     table of kernels says what each spills, and its own check compiles all."""
-    return tuple(instances) if FULL else tuple(instances[zlib.crc32(name.encode()) % 2::2])
+    half = (zlib.crc32(name.encode()) + SLICE) % 2
+    return tuple(instances) if FULL else tuple(instances[half::2])
 
 
 def some(name: str, architectures: Sequence[str], how_many: int = 2) -> list[str]:
-    """One or two of the architectures that something called `name` can be compiled for, all with
-    RAWNN_FULL=1: by CUDA 13 other ones than by CUDA 12. Of a kernel source that changed,
+    """One or two of the architectures that something called `name` can be compiled for, other ones
+    in each slice, and by CUDA 13 others than by CUDA 12. Of a kernel source that changed,
     tools/kernel_table.py compiles all that the engine can ask for, for all of them."""
     if FULL:
         return list(architectures)
@@ -46,6 +47,6 @@ def some(name: str, architectures: Sequence[str], how_many: int = 2) -> list[str
         major = int(version("cuda-bindings").partition(".")[0])
     except PackageNotFoundError:
         major = 12
-    first, count = zlib.crc32(name.encode()) + major, len(architectures)
+    first, count = zlib.crc32(name.encode()) + major + SLICE, len(architectures)
     found = dict.fromkeys(architectures[(first + at) % count] for at in (0, count // 2))
     return list(found)[:how_many]

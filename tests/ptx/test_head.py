@@ -10,8 +10,8 @@ from rawnn.device.compiling.compile import Compiled, compile_source
 from rawnn.device.compiling.resources import spills
 from rawnn.errors import CompileError
 from rawnn.ptx.head import WARPS
-from tests.engine import FULL
 from tests.ptx.architectures import installed_nvrtc, supported
+from tests.slices import sliced
 
 EXPRESSIONS = tuple(
     f"softmax_head<{numbers},{slope},{chance},{ragged},{tiles},{classes},{WARPS}>"
@@ -29,7 +29,7 @@ def built(arch: str, wanted: tuple[str, ...] = EXPRESSIONS) -> Compiled:
                           options=("--ptxas-options=-v",))
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "sm_100"] if FULL else ["sm_90"])
+@pytest.mark.parametrize("arch", sliced(["sm_90", "sm_100"]))
 def test_compiles_without_spills_and_reads_ahead_of_the_wait(arch: str) -> None:
     compiled = built(arch)
     assert "warning" not in compiled.log, compiled.log

@@ -9,11 +9,11 @@ import json
 import pytest
 
 from rawnn.onchip.layout import ALL, SHARE
-from tests.onchip.problems import FULL
 from tests.onchip.test_twin import Launch
 from tests.ptx.twin import attempts, faults, outcomes
 from tests.ptx.twin.harmless import HARMLESS, OUT_OF_REACH, why_harmless
 from tests.ptx.twin.twin import compiler
+from tests.slices import SLICE, sliced
 
 KNOWN = {
     "the release fence of the metrics": ("metrics.cuh", "fence", 0),
@@ -22,7 +22,7 @@ KNOWN = {
 }
 KINDS = ("barrier", "wait", "exchange", "generation", "meeting", "turn", "fence")
 DRAWN = 5
-SEED = 20
+SEED = 20 + SLICE
 
 
 @pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
@@ -45,7 +45,7 @@ def test_a_fault_drawn_at_random_is_caught(turn: int) -> None:
 
 
 @pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
-@pytest.mark.parametrize("kind", KINDS if FULL else KINDS[:4])
+@pytest.mark.parametrize("kind", sliced(KINDS, 4))
 def test_a_fault_in_a_whole_step_is_caught(kind: str) -> None:
     """In the text of a kernel that is written for a network, or in its headers."""
     among = [fault for fault in faults.every() if fault.kind == kind and not why_harmless(fault)

@@ -19,7 +19,7 @@ import pytest
 from rawnn import ptx
 from rawnn.device.compiling.signature import parse_kernels
 from rawnn.errors import MissingLibrary
-from tests.engine import FULL
+from tests.slices import FULL, SLICE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,11 +79,12 @@ def a_few(archs: list[str]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for place, (_, group) in enumerate(itertools.groupby(tool.instances(), key=lambda i: i.source)):
         instances = list(group)
-        start = zlib.crc32(instances[0].source.encode()) % len(instances) // tool.CHUNK * tool.CHUNK
+        drawn = zlib.crc32(instances[0].source.encode()) + SLICE * tool.CHUNK
+        start = drawn % len(instances) // tool.CHUNK * tool.CHUNK
         several = instances[start:start + tool.CHUNK]
         possible = [a for a in archs if all(tool.runs_on(i, a) for i in several)]
         if possible:
-            arch = possible[place % len(possible)]
+            arch = possible[(place + SLICE) % len(possible)]
             found.setdefault(arch, []).extend((i, arch) for i in several)
     return found
 

@@ -33,8 +33,9 @@ from rawnn.ptx.tiled import choose as choose_tiled
 from rawnn.ptx.tiles import Product, Tile, with_sums
 from rawnn.step.op import Op
 from rawnn.step.plan import Plan
-from tests.engine import CAPABLE, FULL, step_plan
+from tests.engine import CAPABLE, step_plan
 from tests.ptx.architectures import every_other, installed_nvrtc, some, supported
+from tests.slices import sliced
 
 DEEP = Network((784, 784, 784, 10))
 FAMILIES = {"tiled": "tiled.cu", "mma": "mma.cu", "wgmma": "wgmma.cu",
@@ -167,7 +168,7 @@ CUT = [("mma", "Mma", tile) for tile in TILES if tile.cluster > 1] + \
     [("wgmma", "Wgmma", tile) for tile in WGMMA_TILES if tile.cluster > 1]
 
 
-@pytest.mark.parametrize(("impl", "loop", "tile"), CUT if FULL else CUT[::4])
+@pytest.mark.parametrize(("impl", "loop", "tile"), sliced(CUT, 3))
 def test_kernels_take_every_tile_of_a_cluster(impl: str, loop: str, tile: Tile) -> None:
     """Forward, and an update with its bias."""
     numbers = ",".join(str(number) for number in tile.scalars().values())

@@ -13,8 +13,8 @@ from rawnn.errors import CompileError
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
 from rawnn.ptx.table import Key
-from tests.engine import FULL
 from tests.ptx.architectures import installed_nvrtc, supported
+from tests.slices import sliced
 
 HOPPER = known((9, 0))
 ARCHITECTURES = ("sm_90", "sm_100", "sm_120")
@@ -62,7 +62,7 @@ def built(arch: str, wanted: tuple[str, ...]) -> Compiled:
         expressions=wanted, programmatic=True, options=("--ptxas-options=-v",))
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES if FULL else ARCHITECTURES[:1])
+@pytest.mark.parametrize("arch", sliced(ARCHITECTURES))
 def test_compiles_without_spills_and_reads_ahead_of_the_wait(arch: str) -> None:
     wanted = _expressions()
     compiled = built(arch, wanted)

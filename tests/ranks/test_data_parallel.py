@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,8 +23,9 @@ from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step.recipe import Recipe
 from rawnn.step.tensor import Role
-from tests.engine import CAPABLE, FULL, make_work, random_dataset, run_on
+from tests.engine import CAPABLE, make_work, random_dataset, run_on
 from tests.ranks.runs import collected, joined, on_hosts, on_simulated, teams, work_of
+from tests.slices import sliced
 from tests.together import all_fine
 from tests.tolerances import of_run
 
@@ -57,11 +59,11 @@ def same(found: list[Any], wanted: Any, types: Any = (), what: str = "") -> None
         np.testing.assert_array_equal(correct, wanted.correct)
 
 
-@pytest.mark.parametrize("opt", [
+@pytest.mark.parametrize("opt", sliced([
     "preload,arena", "preload,cublas,fuse", "preload,graphs=epoch,streams,fuse",
-    "preload,graphs=3,mma,fuse,pdl,streams", "streams,pinned,arena,nosync", *[
-        "arena,nosync", "preload,arena,nosync,fuse", "pool", "graphs=step,pinned",
-        "preload,graphs,tiled,fuse,report=2"][: 5 * FULL]])
+    "preload,graphs=3,mma,fuse,pdl,streams", "streams,pinned,arena,nosync", "arena,nosync",
+    "preload,arena,nosync,fuse", "pool", "graphs=step,pinned",
+    "preload,graphs,tiled,fuse,report=2"], 5))
 def test_four_ranks_equal_one(opt: str) -> None:
     options = {"partial": True, "shuffle": True}
     wanted = alone(opt, **options)
@@ -116,14 +118,12 @@ def test_number_formats(opt: str, words: tuple[str, ...]) -> None:
 
 SHARDED = (
     "preload,graphs=epoch,streams,fuse,mma", "pool", "preload,graphs=epoch,mma,fuse,sr",
-    "preload,graphs=epoch,tiled,fuse,fp8", *[
-        "preload,arena,nosync", "preload,cublas,fuse,graphs=3",
-        "preload,graphs=epoch,mma,fuse,bf16", "preload,graphs=epoch,mma,fuse,fp16"][: 4 * FULL])
+    "preload,graphs=epoch,tiled,fuse,fp8", "preload,arena,nosync", "preload,cublas,fuse,graphs=3",
+    "preload,graphs=epoch,mma,fuse,bf16", "preload,graphs=epoch,mma,fuse,fp16")
 
 
-FORWARD = ("preload,graphs=epoch,streams,fuse,bf16,mma", *[
-    "preload,graphs=3,streams,fuse,mma", "preload,arena,nosync,fuse,tiled", "pool",
-    "preload,cublas,fuse,graphs=epoch,streams"][:4 * FULL])
+FORWARD = ("preload,graphs=epoch,streams,fuse,bf16,mma", "preload,graphs=3,streams,fuse,mma",
+           "preload,arena,nosync,fuse,tiled", "pool", "preload,cublas,fuse,graphs=epoch,streams")
 
 
 @pytest.fixture
@@ -132,11 +132,10 @@ def nothing_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rawnn.opts.nccl.SMALL_MB", 0.0015)
 
 
-@pytest.mark.parametrize(("opt", "ranks"), [
-    *((opt, 2) for opt in SHARDED), *((opt, 3) for opt in SHARDED[: 1 + 7 * FULL])])
-@pytest.mark.parametrize("optimizer", [
-    Optimizer("adam", 1e-2), *[Optimizer("sgd", 0.1, {"momentum": 0.9})][:FULL]],
-    ids=["adam", *["momentum"][:FULL]])
+@pytest.mark.parametrize(("opt", "ranks"), sliced(product(SHARDED, (2, 3)), 5))
+@pytest.mark.parametrize("optimizer", sliced([
+    Optimizer("adam", 1e-2), Optimizer("sgd", 0.1, {"momentum": 0.9})]),
+    ids=lambda optimizer: optimizer.name)
 @pytest.mark.usefixtures("nothing_small")
 def test_sharded_updates_equal_whole_ones(opt: str, ranks: int, optimizer: Optimizer) -> None:
     """96 rows are shared by two ranks or three, 7 are not. Two whose memory is placed once send
@@ -169,7 +168,7 @@ def test_small_matrices_are_not_sharded() -> None:
     assert not work.assemble.ops
 
 
-@pytest.mark.parametrize("more", [",fuse,bf16,mma", *["", ",fuse,mma", ",cublas,fuse"][:3 * FULL]])
+@pytest.mark.parametrize("more", sliced([",fuse,bf16,mma", "", ",fuse,mma", ",cublas,fuse"]))
 def test_sharded_in_the_order_of_the_backward_pass(more: str) -> None:
     layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=16, test=4)
     opt = f"preload,graphs=epoch,streams{more}"
@@ -180,7 +179,7 @@ def test_sharded_in_the_order_of_the_backward_pass(more: str) -> None:
         np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("more", FORWARD)
+@pytest.mark.parametrize("more", sliced(FORWARD))
 @pytest.mark.usefixtures("nothing_small")
 def test_what_sharded_ranks_send_has_something_to_run_beside(
         more: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +266,7 @@ def test_what_is_sent_waits_for_nothing_else() -> None:
     assert all(op.attributes.get("urgent") for op in ops if "dw" in op.operands)
 
 
-@pytest.mark.parametrize("more", FORWARD)
+@pytest.mark.parametrize("more", sliced(FORWARD))
 def test_gradients_come_as_the_next_step_needs_them(more: str) -> None:
     """The same numbers in another order: whose turn it is changes no sum."""
     layers, data = (20, 800, 800, 6), random_dataset(20, 6, train=45, test=4)
@@ -285,7 +284,7 @@ def test_gradients_come_as_the_next_step_needs_them(more: str) -> None:
         np.testing.assert_array_equal(found[0].state[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("opt", ["fp16", *["none"][:FULL]])
+@pytest.mark.parametrize("opt", ["fp16", "none"])
 def test_gradients_keep_their_order_where_updates_wait_for_all(opt: str) -> None:
     text = f"preload,graphs=epoch,mma,fuse,{opt}"
     data = random_dataset(29, 7, train=16, test=4)
@@ -444,9 +443,9 @@ def test_without_the_package_the_extra_is_named() -> None:
         select("nccl", Network(LAYERS), 5, bare)
 
 
-@pytest.mark.parametrize("opt", [
-    "nccl=sharded", "preload,graphs=epoch,streams,fuse,bf16,nccl=1", "graphs=step,nccl", *[
-        "preload,arena,nosync,nccl", "pool,nccl", "preload,graphs=3,fuse,nccl=sharded"][:3 * FULL]])
+@pytest.mark.parametrize("opt", sliced([
+    "nccl=sharded", "preload,graphs=epoch,streams,fuse,bf16,nccl=1", "graphs=step,nccl",
+    "preload,arena,nosync,nccl", "pool,nccl", "preload,graphs=3,fuse,nccl=sharded"], 3))
 def test_timing_both_sides_apart_leaves_everything_as_it_was(opt: str) -> None:
     def act(team: Team) -> Any:
         with ExitStack() as closing:

@@ -16,8 +16,8 @@ from rawnn.errors import RanksError
 from rawnn.ranks import Place, Team
 from rawnn.ranks.wire import Wire
 from rawnn.run.checkpoint import listed
-from tests.engine import FULL
 from tests.ranks.runs import free_port, teams
+from tests.slices import sliced
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = "import sys; from rawnn.ranks.launcher import run; from rawnn.cli.screen import say\n" \
@@ -60,16 +60,16 @@ def test_a_host_that_is_gone_is_no_message_that_is_late() -> None:
         gone.receive()
 
 
-@pytest.mark.parametrize(("fault", "status", "said"), [
+@pytest.mark.parametrize(("fault", "status", "said"), sliced([
     ("killed", 137, ["rank 1 was ended by SIGKILL",
                         "ended without a word: it was last heard of training epoch 2"]),
-    *[("raises", 1, ["failed while training epoch 2: the disk is full"]),
-      ("option", 2, ["differs from rank 0 in the option lr: 0.2, not 0.1"]),
-      ("bug", 1, ["failed while training epoch 2: a mistake"]),
-      ("leaves", 1, ["ended without a word: it was last heard of training epoch 2"])][:4 * FULL],
+    ("raises", 1, ["failed while training epoch 2: the disk is full"]),
+    ("option", 2, ["differs from rank 0 in the option lr: 0.2, not 0.1"]),
+    ("bug", 1, ["failed while training epoch 2: a mistake"]),
+    ("leaves", 1, ["ended without a word: it was last heard of training epoch 2"]),
     ("nan", 1, ["the loss became nan at step 0 of epoch 3, first on rank 1"]),
-    *[("data", 1, ["differs from rank 0 in the data set's t"])][:FULL],
-])
+    ("data", 1, ["differs from rank 0 in the data set's t"]),
+], 2))
 def test_a_fault_of_one_rank_is_one_sentence(fault: str, status: int, said: list[str],
                                              tmp_path: Path) -> None:
     folder = tmp_path / "kept"
@@ -88,7 +88,6 @@ def test_a_fault_of_one_rank_is_one_sentence(fault: str, status: int, said: list
         assert [path.name for path in folder.iterdir() if "tmp" in path.name] == []
 
 
-@pytest.mark.skipif(not FULL, reason="RAWNN_FULL=1 runs it")
 def test_where_one_stops_all_do() -> None:
     code, out, lines = started(2, "stops")
     assert (code, lines) == (0, [])

@@ -22,8 +22,9 @@ from rawnn.run.machine import Opened, machine_of
 from rawnn.run.training import Session
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.graphplan import GraphPlan, graph_plans
-from tests.engine import FULL, random_dataset
+from tests.engine import random_dataset
 from tests.ranks.runs import teams, tried, work_of
+from tests.slices import sliced
 
 LAYERS = (9, 500, 600, 5)
 DATA = random_dataset(LAYERS[0], LAYERS[-1], train=8, test=4)
@@ -64,7 +65,7 @@ def test_with_every_edge_they_train(opt: str) -> None:
     assert not [each for each in tried(opt, LAYERS, DATA, 4, 2) if isinstance(each, Exception)]
 
 
-@pytest.mark.parametrize(("opt", "edge"), EDGES if FULL else EDGES[::4])
+@pytest.mark.parametrize(("opt", "edge"), sliced(EDGES, len(EDGES) // 4))
 def test_an_edge_of_a_collective_that_is_left_out_is_noticed(
         opt: str, edge: tuple[int, int]) -> None:
     whole = GraphPlan.edges
@@ -176,7 +177,7 @@ def test_a_call_of_nccl_that_fails_on_one_rank_ends_both(
         call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rawnn.opts.nccl.SMALL_MB", 0.0)
     codes = [name for name, (value, _) in CODES["nccl"].items() if value]
-    for code in codes if FULL else codes[:1]:
+    for code in sliced(codes):
         found = ranks_of_a_session({1: Faults(Fault(code, call=call))}, "preload,nccl=sharded",
                                    layers=(9, 6, 5))
         assert isinstance(found[1], RawnnError), found

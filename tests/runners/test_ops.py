@@ -1,7 +1,7 @@
 """Every op and implementation of the table of kernels on the simulated GPU, in every type, with
 every set of operands and at shapes that are and are not aligned: packing, extents, geometry, and
-that all is written; of an entry with more than MANY cases every second one, all with RAWNN_FULL=1.
-tests/gpu/test_ops.py does the same on hardware."""
+that all is written; of an entry with more than MANY cases half of them, the others in
+the next slice. tests/gpu/test_ops.py does the same on hardware."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
 from rawnn.runners.lowering import Lowering
 from tests.catalogue import cases
-from tests.engine import FULL
 from tests.ops import check_op
+from tests.slices import sliced
 
 MANY = 100
 OTHERS = [*(Key("matmul", "cublas", layout) for layout in ("nt", "nn", "tn")),
@@ -29,7 +29,7 @@ ALONE = [key for key in KERNELS if key != Key("advance", "while")]
 def test_every_instance_of_every_op_matches_its_reference(key: Key) -> None:
     found = cases()[key]
     assert found
-    chosen = found if FULL or len(found) <= MANY else found[::2]
+    chosen = found if len(found) <= MANY else sliced(found, len(found) // 2)
     device = Device(Simulation().backend())
     lowering = Lowering(device)
     for index, case in enumerate(chosen):
