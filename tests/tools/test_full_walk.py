@@ -1,0 +1,85 @@
+"""tools/full_walk.py: all cases, part by part, goes on where it stopped, and keeps what failed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tools import full_walk
+from tools.full_walk import Part, Record, Step, ended, kept, steps, table, walk
+
+TEST = """import pytest
+from tests.slices import sliced
+
+@pytest.mark.parametrize("n", sliced(range(20)))
+def test_small(n):
+    assert n != 7
+    if n == 8:
+        pytest.skip("no 8")
+"""
+A = Part(name="tests/x/test_a.py", commit="a" * 40, passed=1200, skipped=1, failed=[], seconds=60)
+B = Part(name="tests/x/test_b.py", commit="b" * 40, passed=3, skipped=0, failed=["t"], seconds=30)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A checkout with one test that takes slices."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").write_text("")
+    (tmp_path / "tests" / "test_small.py").write_text(TEST)
+    (tmp_path / "tests" / "test_other.py").write_text("def test_other():\n    pass\n")
+    shutil.copy(full_walk.ROOT / "tests" / "slices.py", tmp_path / "tests" / "slices.py")
+    monkeypatch.setattr(full_walk, "ROOT", tmp_path)
+    monkeypatch.setattr(full_walk, "PROGRESS", tmp_path / "progress")
+    full_walk.imported.cache_clear()
+    yield tmp_path
+    full_walk.imported.cache_clear()
+
+
+def test_a_part_is_walked_whole_and_goes_on_where_it_stopped(tree: Path) -> None:
+    step, = steps()
+    assert step == Step("tests/test_small.py")
+    log = tree / "progress" / "c" / "tests-test_small.py.jsonl"
+    log.parent.mkdir(parents=True)
+    # As if it had ended in the fifth test; what is known is not run again.
+    log.write_text("".join(f'{{"test": "{step.file}::test_small[{n}]", "outcome": "passed", '
+                           f'"seconds": 100}}\n' for n in range(4)))
+    found = walk(step, "c", 1)
+    assert (found.passed, found.skipped) == (18, 1)
+    assert found.failed == ["tests/test_small.py::test_small[7]"]
+    assert 400 <= found.seconds < 420
+    assert walk(step, "c", 1) == found
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert ended(log) == {}
+    log.write_text('{"test": "a", "outcome": "passed", "seconds": 1}\n'
+                   '{"test": "a", "outcome": "failed", "seconds": 2}\n'
+                   '{"test": "b", "outcome": "passed", "seconds": 1}\n{"test": "c", "outc')
+    assert ended(log) == {"a": ("failed", 3), "b": ("passed", 1)}
+
+
+def test_a_part_takes_the_place_of_what_was_known_of_it() -> None:
+    every = [Step(A.name), Step(B.name)]
+    other = Part(name=A.name, commit="c", passed=1, skipped=0, failed=[], seconds=1)
+    record = kept(kept(Record(parts=[]), B, every), A, every)
+    assert record.parts == [A, B]
+    assert kept(record, other, every).parts == [other, B]
+    assert kept(record, other, every[:1]).parts == [other]
+
+
+def test_the_table_says_what_failed_and_of_which_commit() -> None:
+    assert table(Record(parts=[])) == "Not walked yet.\n"
+    said = table(Record(parts=[A, B]))
+    assert "| `tests/x` | 2 | aaaaaaa, bbbbbbb | 1,203 | 1 | 1 | 1.5 |" in said
+
+
+def test_every_part_is_a_test_that_takes_slices() -> None:
+    names = {step.name for step in steps()}
+    assert {"tests/onchip/test_twin.py", "tests/proof/test_planted.py",
+            "tests/properties/test_runners.py (slice 9)"} <= names
+    assert "tests/test_model.py" not in names

@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Run all cases of the tests that take a slice of them by default (tests/slices.py), and keep what
+became of them in results/full-walk.json, of which docs/testing.md has its table.
+
+    python tools/full_walk.py [--jobs N] [--only PATTERN] [--again] [--list]
+
+A part is a test file with all its cases, or a file of property tests once for each slice. A part
+whose outcome is kept of this commit is left out unless --again asks for it; a walk that is stopped
+in a part goes on behind the last test that ended. --only takes the parts whose name matches a
+regular expression; --list prints the parts and what is kept of each. The code and the tests have to
+be committed. Then `python tools/pages.py` writes the table. Exits with 1 where a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rawnn.common.files import write_atomically
+from tests.slices import SLICES
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = ROOT / "results" / "full-walk.json"
+PROGRESS = ROOT / ".full-walk"
+"""A folder for the tests of a part that have ended, by commit and part."""
+WRITTEN = ("results/full-walk.json", "docs/testing.md")
+"""Files that a walk changes itself."""
+SEEDED = "tests.properties.profile"
+"""The module of the tests that a slice gives a seed, of which there is no list of all cases."""
+OUTCOMES = ("passed", "skipped", "failed")
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a part; `seconds` are those of all its tests together."""
+
+    name: str
+    commit: str
+    passed: int
+    skipped: int
+    failed: list[str]
+    seconds: float
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str = "full-walk"
+    parts: list[Part]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part to walk: a test file with all cases, or with those of a slice."""
+
+    file: str
+    slice: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.file if self.slice is None else f"{self.file} (slice {self.slice})"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that choose the cases."""
+        plain = {k: v for k, v in os.environ.items() if k not in ("RAWNN_FULL", "RAWNN_SLICE")}
+        chosen = {"RAWNN_FULL": "1"} if self.slice is None else {"RAWNN_SLICE": str(self.slice)}
+        found_in = dict.fromkeys((str(ROOT), str(Path(__file__).resolve().parent.parent)))
+        return {**plain, **chosen, "PYTHONPATH": os.pathsep.join(found_in)}
+
+
+@cache
+def imported(module: str) -> frozenset[str]:
+    """The modules of the tests that a module of theirs imports, directly or through another."""
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    if not path.exists():
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+            found |= {str(node.module), *(f"{node.module}.{name.name}" for name in node.names)}
+    return frozenset(found.union(*(imported(name) for name in found if name != module)))
+
+
+def steps() -> list[Step]:
+    """All parts: the files whose tests take slices, but those of the GPU."""
+    found: list[Step] = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        file = str(path.relative_to(ROOT))
+        of = imported(file.removesuffix(".py").replace("/", "."))
+        if file.startswith("tests/gpu/") or file == "tests/test_slices.py":
+            continue
+        if SEEDED in of:
+            found += [Step(file, of_slice) for of_slice in range(SLICES)]
+        elif "tests.slices" in of:
+            found.append(Step(file))
+    return found
+
+
+class Log:
+    """A plugin of pytest that writes what becomes of each test as it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        outcome, when = report.outcome, report.when  # type: ignore[attr-defined]
+        if when == "call" or outcome != "passed":
+            line = {"test": report.nodeid, "outcome": outcome,  # type: ignore[attr-defined]
+                    "seconds": round(report.duration, 2)}  # type: ignore[attr-defined]
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+
+def ended(log: Path) -> dict[str, tuple[str, float]]:
+    """Outcome and seconds of each test of a log, whose last line may be cut off."""
+    found: dict[str, tuple[str, float]] = {}
+    for line in log.read_text().splitlines() if log.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        before, seconds = found.get(row["test"], ("passed", 0.0))
+        outcome = max(before, row["outcome"], key=OUTCOMES.index)
+        found[row["test"]] = outcome, seconds + row["seconds"]
+    return found
+
+
+def collected(step: Step) -> list[str]:
+    """The tests of a part. Raises CalledProcessError where pytest cannot collect them."""
+    said = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider",
+         step.file], cwd=ROOT, env=step.environment, check=True, capture_output=True, text=True)
+    return [line for line in said.stdout.splitlines() if line.startswith(f"{step.file}::")]
+
+
+def walk(step: Step, commit: str, jobs: int) -> Part:
+    """Run the tests of a part that have not ended yet."""
+    log = PROGRESS / commit / f"{step.name.replace('/', '-')}.jsonl"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    every, known = collected(step), ended(log)
+    left = [test for test in every if test not in known]
+    while left:
+        some, left = left[:MOST_NAMES], left[MOST_NAMES:]
+        code = ("import sys, pytest\nfrom pathlib import Path\nfrom tools.full_walk import Log\n"
+                "sys.exit(pytest.main(sys.argv[2:], plugins=[Log(Path(sys.argv[1]))]))")
+        status = subprocess.run(
+            [sys.executable, "-c", code, str(log), "-q", "-p", "no:cacheprovider", "-n", str(jobs),
+             *some], cwd=ROOT, env=step.environment, check=False).returncode
+        if status not in (0, 1):  # neither all passed nor some failed
+            sys.exit(f"{step.name}: pytest ended with {status}; the same command goes on there")
+    known = ended(log)
+    found = {test: known.get(test, ("failed", 0.0)) for test in every}  # a process that crashed
+    outcomes = [outcome for outcome, _ in found.values()]
+    return Part(name=step.name, commit=commit, passed=outcomes.count("passed"),
+                skipped=outcomes.count("skipped"),
+                failed=[test for test, (outcome, _) in found.items() if outcome == "failed"],
+                seconds=round(sum(seconds for _, seconds in found.values()), 1))
+
+
+MOST_NAMES = 1000
+"""Tests that one command names."""
+
+
+def read_record() -> Record:
+    if not KEPT.exists():
+        return Record(parts=[])
+    return msgspec.json.decode(KEPT.read_bytes(), type=Record)
+
+
+def kept(record: Record, part: Part, every: Sequence[Step]) -> Record:
+    """The record with a part in place of what was known of it; parts that are gone are left out."""
+    parts = {each.name: each for each in record.parts} | {part.name: part}
+    return Record(parts=[parts[step.name] for step in every if step.name in parts])
+
+
+def table(record: Record) -> str:
+    """The table of docs/testing.md: a line a folder."""
+    if not record.parts:
+        return "Not walked yet.\n"
+    folders: dict[str, list[Part]] = {}
+    for part in record.parts:
+        folders.setdefault(part.name.rpartition("/")[0], []).append(part)
+    lines = ["| tests | parts | commit | passed | skipped | failed | minutes of a core |",
+             "|---|---:|---|---:|---:|---:|---:|"]
+    for folder, parts in folders.items():
+        commits = ", ".join(dict.fromkeys(part.commit[:7] for part in parts))
+        counts = (sum(counted) for counted in zip(
+            *((p.passed, p.skipped, len(p.failed)) for p in parts), strict=True))
+        lines.append(" | ".join((
+            f"| `{folder}`", str(len(parts)), commits, *(f"{count:,}" for count in counts),
+            f"{sum(p.seconds for p in parts) / 60:.1f} |")))
+    return "\n".join([*lines, ""])
+
+
+def commit_of_code() -> str:
+    """The commit, where nothing but what a walk writes has changed since; else it exits."""
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True,
+                              text=True).stdout
+
+    changed = [line[3:] for line in git("status", "--porcelain").splitlines()
+               if line[3:] not in WRITTEN]
+    if changed:
+        sys.exit(f"commit first: {', '.join(changed[:5])} differ from the last commit")
+    return git("rev-parse", "HEAD").strip()
+
+
+def chosen(only: str, again: bool, commit: str, record: Record) -> Iterator[Step]:
+    """The parts that are asked for and not known of this commit."""
+    known = {part.name for part in record.parts if part.commit == commit}
+    for step in steps():
+        if re.search(only, step.name) and (again or step.name not in known):
+            yield step
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", metavar="PATTERN", default="")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    asked = parser.parse_args(arguments)
+    record = read_record()
+    if asked.list:
+        known = {part.name: part for part in record.parts}
+        for step in steps():
+            of = known.get(step.name)
+            print(step.name, f"{of.commit[:7]}: {of.passed} passed, {len(of.failed)} failed, "
+                             f"{of.seconds:.0f} s" if of else "-", sep="  ")
+        return 0
+    commit = commit_of_code()
+    for step in list(chosen(asked.only, asked.again, commit, record)):
+        if asked.again:
+            for log in PROGRESS.glob(f"{commit}/{step.name.replace('/', '-')}.jsonl"):
+                log.unlink()
+        begin = time.monotonic()
+        part = walk(step, commit, asked.jobs)
+        record = kept(record, part, steps())
+        write_atomically(KEPT, msgspec.json.format(msgspec.json.encode(record), indent=1))
+        print(f"{part.name}: {part.passed} passed, {part.skipped} skipped, {len(part.failed)} "
+              f"failed; {part.seconds:.0f} s of tests in {time.monotonic() - begin:.0f} s",
+              *part.failed, sep="\n  ", flush=True)
+    return 1 if any(part.failed for part in record.parts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
