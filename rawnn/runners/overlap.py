@@ -62,6 +62,9 @@ class OverlappedProgram:
         try:
             self._copies = Stream(device.driver)
             self._closing.callback(self._copies.close)
+            # Memory that is freed in the order of the compute stream may still be copied into,
+            # where a call failed between a copy and its event.
+            self._closing.callback(self._copies.synchronize, "closing")
             self._fetches: list[list[Command]] = []
             self._programs: list[Steps] = []
             self._fetched, self._done = ([self._mark(device.driver) for _ in range(2)]

@@ -76,6 +76,14 @@ def test_every_call_of_a_run_fails_in_turn(opt: str) -> None:
         walk(opt, ONE, sorted({*first_of_each_site(opt), *third}))
 
 
+def test_memory_is_not_freed_under_a_copy_whose_event_failed() -> None:
+    """What one stream frees in its order the other may still be copying into."""
+    calls = recorded("async,streams").calls
+    events = [i for i, (_, call) in enumerate(calls) if call == "cuEventRecord"]
+    assert len(events) > 5
+    walk("async,streams", ONE, events[len(events) // 2 :][:6])
+
+
 @pytest.mark.parametrize("opt", [*PRESETS, "cublas,fuse", EVERYTHING])
 def test_every_call_site_fails_with_two_layers(opt: str) -> None:
     walk(opt, TWO, first_of_each_site(opt, TWO))
