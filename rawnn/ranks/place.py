@@ -142,6 +142,11 @@ def first_node(nodes: str) -> str:
 
 
 def _slurm_tasks(environ: Mapping[str, str]) -> int:
-    """Ranks on the first host, of "2(x3),1": those of this one where all are equal."""
-    found = re.match(r"[0-9]+", environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
-    return int(found[0]) if found else 1
+    """Ranks on this host, by a list such as "2(x3),1"; on the first one, where SLURM does not say
+    which this is."""
+    counts: list[int] = []
+    for count, times in re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?",
+                                   environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(count)] * int(times or 1)
+    node = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else 0
+    return counts[node] if 0 <= node < len(counts) else 1

@@ -87,7 +87,8 @@ def writing_nothing(given: Sequence[Listener], config: Config) -> list[Listener]
     """The listeners of a rank other than the first: those that write files are left to that one."""
     kept = [each for each in given if not isinstance(each, Checkpoints | CsvLog)]
     if config.patience is not None:
-        kept.append(EarlyStopping(config.patience, config.min_delta, config.monitor))
+        kept.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
+                                  directory=config.save, writes=False))
     return kept
 
 
@@ -143,11 +144,12 @@ class EarlyStopping(Listener):
     """Ends training after `patience` reports in a row whose figure `monitor` is not better than the
     best so far by more than `min_delta`; with `restore_best` the parameters of the best report
     come back at the end, however training ends. With a `directory` they are kept there, too, as
-    `best.safetensors`, so that a resumed run still has them."""
+    `best.safetensors`, so that a resumed run still has them; one that does not write, of a rank
+    other than the first, only takes them from there."""
 
     def __init__(self, patience: int = 5, min_delta: float = 0.0, monitor: str = "test_loss",
-                 restore_best: bool = True, directory: str | os.PathLike[str] | None = None
-                 ) -> None:
+                 restore_best: bool = True, directory: str | os.PathLike[str] | None = None,
+                 writes: bool = True) -> None:
         names = [field.name for field in fields(Report) if field.name not in ("epoch", "epoch_ms")]
         if monitor not in names:
             raise ConfigError(f"monitor = '{monitor}': use one of {', '.join(names)}")
@@ -158,6 +160,7 @@ class EarlyStopping(Listener):
         self._patience, self._min_delta = patience, min_delta
         self._monitor, self._restore = monitor, restore_best
         self._file = None if directory is None else Path(directory) / BEST
+        self._writes = writes
 
     def started(self, session: Session) -> None:
         self._session = session
@@ -211,7 +214,7 @@ class EarlyStopping(Listener):
             self.best, self.best_epoch, self._waited = value, report.epoch, 0
             if self._restore:
                 self._state = self._session.runner.state()
-                if self._file is not None:
+                if self._file is not None and self._writes:
                     self._note()
                     self._write(self._session.checkpoint(report.epoch), self._file)
             return
