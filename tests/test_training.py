@@ -163,6 +163,8 @@ def test_time_is_counted_once_in_an_interrupted_run(monkeypatch: pytest.MonkeyPa
         result = run(Slow(stop))
         assert result.times.training == epochs * 100e3
         assert {r.epoch_ms for r in result.history} == {100e3}
+    result = run(Slow(), opt="report=3")  # of three epochs, and of the one that is left
+    assert [(r.epoch, r.epoch_ms) for r in result.history] == [(3, 100e3), (4, 100e3)]
 
 
 # -- divergence ----------------------------------------------------------------------------------

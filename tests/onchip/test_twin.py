@@ -210,7 +210,9 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
             assert np.array_equal(found[role], wanted[role]), role
             continue
         if role == "correct":
-            assert np.array_equal(found[role], wanted[role]) or unit > 1e-5
+            off = np.abs(found[role].astype(int) - wanted[role])
+            # Rounding to 16 bits, or of factors to tf32, may turn one answer that is close.
+            assert off.sum() <= (unit > 1e-5), (found[role], wanted[role])
             continue
         a, b = found[role].astype(np.float64), wanted[role]
         error = np.linalg.norm(a - b)
@@ -298,28 +300,10 @@ def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ra
 
 
 @pytest.mark.parametrize("run", sliced([0, 1, 2]))
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(SHARED, 4))
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(SHARED, 3))
 def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, groups: int,
                                     types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types), tmp_path, run)
-
-
-LABELS = [(1, "FFFF"), (4, "FGFS"), (2, "FSFG"), (4, "FSFS")]
-
-
-@pytest.mark.parametrize(("ranks", "types"), sliced(LABELS, 2))
-def test_a_label_that_is_none_and_logits_that_are_equal(tmp_path: Path, ranks: int,
-                                                        types: str) -> None:
-    """The one makes a step's loss a NaN; of the others the first counts as the largest."""
-    launch = Launch("softmax, SGD", ranks, 1, types)
-    launch.arrays["w3"][:], launch.arrays["b3"][:] = 0, 0
-    batch = launch.decomposition.problem.batch
-    launch.arrays["labels"][batch : batch + 4] = 0  # of the first step
-    wanted = launch.by_reference()
-    launch.arrays["labels"][3 * batch + 4] = launch.decomposition.problem.outputs
-    found = launch.on_twin(tmp_path, 1)
-    assert np.array_equal(found["correct"][:3], wanted["correct"][:3])
-    assert np.array_equal(np.flatnonzero(np.isnan(found["loss"])), [3])
 
 
 SCALES = [
@@ -419,7 +403,7 @@ FAR = [
 
 
 @pytest.mark.parametrize("run", sliced([0, 1, 3]))
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(FAR, 4))
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(FAR, 3))
 def test_every_exchange_through_the_l2_cache(tmp_path: Path, name: str, ranks: int, groups: int,
                                              types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types, exchange=L2), tmp_path, run)

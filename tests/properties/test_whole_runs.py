@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rawnn.common import random
@@ -35,9 +35,9 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
     "sgd": {}, "momentum": {"momentum": 0.9}, "adam": {}, "adamw": {"decay": 0.1}}
 OPTIONS = {"momentum": {"momentum": 0.9}, "adamw": {"weight_decay": 0.1}}
 SCHEDULES = ("constant", "step:1:0.5", "step:2:0.4", "cosine", "cosine:0.01", "warmup:1,cosine",
-             "warmup:0.5")
+             "warmup:0.5", "warmup:0.1,cosine")
 HOSTS = ("none", "report=2", "report=3", "fuse,preload", "fuse,preload,report=2")
-GPUS = ("preload,graphs=epoch", "arena,nosync,streams", "preload,graphs=3,report=2",
+GPUS = ("none", "preload,graphs=epoch", "arena,nosync,streams", "preload,graphs=3,report=2",
         "preload,fuse,graphs=step,report=3", "persistent,graphs=epoch", "preload,arena,nosync,fuse")
 
 
@@ -49,6 +49,9 @@ def rate_of(schedule: str, updates: int, epochs: int) -> torch.Rate:
         "step:2:0.4": torch.step_lr(LR, 0.4, 2 * updates), "cosine": torch.cosine(LR, 0.0, whole),
         "cosine:0.01": torch.cosine(LR, 0.01, whole),
         "warmup:1,cosine": torch.warmed_up(torch.cosine(LR, 0.0, whole - updates), LR, updates),
+        "warmup:0.1,cosine": torch.warmed_up(
+            torch.cosine(LR, 0.0, whole - max(round(updates / 10), 1)), LR,
+            max(round(updates / 10), 1)),
         "warmup:0.5": torch.warmed_up(torch.constant(LR), LR, max(round(updates / 2), 1)),
     }[schedule]
 
@@ -216,13 +219,15 @@ def check(case: Case, device: str) -> None:
         check_kept(Path(folder), wanted, case)
 
 
-@examples(120)
+@examples(80)
+@example(Case("none", "sgd", "cosine", True, True, 4, 18, 5, 2, False, 2, 2, 1))
 @given(case=cases(HOSTS))
 def test_a_run_on_the_host_is_numpys(case: Case) -> None:
     check(case, "host")
 
 
-@examples(40)
+@examples(25)
+@example(Case("none", "sgd", "cosine", True, True, 4, 18, 5, 2, True, 2, 2, 1))
 @given(case=cases(GPUS))
 def test_a_run_on_the_simulated_gpu_is_numpys(case: Case) -> None:
     check(case, "sim")

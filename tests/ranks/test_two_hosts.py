@@ -177,7 +177,11 @@ def test_the_best_parameters_come_back_on_every_rank(
     judge = EarlyStopping._judge
     monkeypatch.setattr(EarlyStopping, "_judge", lambda self, report: judge(
         self, replace(report, test_loss=losses[report.epoch - 1])))
+    write, writers = EarlyStopping._write, set[int]()
+    monkeypatch.setattr(EarlyStopping, "_write", lambda self, best, file: (
+        writers.add(self._session.team.rank), write(self, best, file)))
     on_two_hosts(2, lambda team: session(team, data, Stopper(4), **options))
+    assert writers == {0}
     best = on_two_hosts(2, lambda team: session(team, data, **{**OPTIONS, "epochs": 2}))
     found = on_two_hosts(2, lambda team: session(team, data, resume=str(tmp_path), **options))
     for each in found:
