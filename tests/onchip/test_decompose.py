@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import random
+from itertools import pairwise, product
 
 import pytest
 
-from rawnn.onchip.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, Decomposition, kinds, pitch
-from rawnn.onchip.layout import ALL, SHARE, layout_of, summed_by_all
+from rawnn.onchip.decompose import (
+    BY_INPUTS,
+    BY_OUTPUTS,
+    CLUSTER,
+    EVERYWHERE,
+    FULL,
+    GATHERED,
+    L2,
+    SLICED,
+    Decomposition,
+    kinds,
+    last_types,
+    pitch,
+)
+from rawnn.onchip.layout import ALL, RULE_BYTES, SHARE, TILE, Layout, layout_of, summed_by_all
+from rawnn.onchip.problem import Problem
 from tests.onchip.problems import HOPPER, VARIETY, problem
+from tests.slices import SLICE
 
 
 @pytest.mark.parametrize(("types", "wanted"), [
@@ -41,25 +57,65 @@ def test_ins_and_outs_follow_the_kind() -> None:
     assert [(d.outs(i), d.ins(i)) for i in range(3)] == [(16, 40), (17, 16), (10, 17)]
 
 
-@pytest.mark.parametrize("name", VARIETY)
-@pytest.mark.parametrize(("ranks", "groups", "types"), [(1, 1, "F"), (4, 1, "S"), (4, 3, "S")])
-def test_nothing_overlaps_in_shared_memory(name: str, ranks: int, groups: int,
-                                           types: str) -> None:
-    p = problem(**VARIETY[name])
-    chosen = "F" * (p.depth + 1) if types == "F" or p.reconstruct else \
-        ("FS" * p.depth)[: p.depth] + "F"
-    if kinds(chosen) is None or (ranks > 1 and chosen[-2:] == "SS"):
-        pytest.skip("types that do not go together")
-    found = layout_of(Decomposition(p, ranks, groups, 256, chosen), HOPPER.shared)
-    starts = sorted(found.places.values())
-    assert all(start % 4 == 0 for start in starts)
-    assert starts[-1] * 4 <= found.dynamic_bytes
+def needed(found: Layout) -> dict[str, int]:
+    """Floats that each place has to have, from what lies there: counted by the network, the batch
+    and the pitches alone."""
+    d, p = found.decomposition, found.decomposition.problem
+    size, halves = 2 if p.halved else 4, 2 if p.rounded else 4
+    rows = p.outputs if d.types[-1] == GATHERED else d.outs(p.depth - 1)
+    needs = {
+        "x": (1 if p.converted else 2) * d.columns * found.input_pitch * halves // 4,
+        "raw": 2 * d.columns * found.raw_pitch * p.input_size // 4,
+        "mean": d.ins(0), "inverse_std": d.ins(0), "logits": rows * d.pitch,
+        "y": d.columns if p.labelled else 2 * d.columns * found.target_pitch,
+        "order": 2 * d.columns, "rules": RULE_BYTES // 4, "barriers": 8,
+        "places": 2 * found.tiles, "tallies": 2, "scaling": 4, "copies": found.copied // 2,
+        "exchange": 2 * max((m.rows for m in d.messages), default=0) * d.sent,
+        "state": (found.tiles if found.sync == ALL else found.owned) * len(p.states) * TILE}
+    scratch = [0]
     for layer, part in enumerate(found.layers):
-        assert part.rows >= found.decomposition.ins(layer)
-        assert part.pitch >= found.decomposition.outs(layer)
-        assert part.bias >= part.weights + part.rows * part.pitch
-    assert all(b.base + b.all_tiles == a.base for a, b in pairwise(found.layers))
-    assert (found.sync == "") == (groups == 1)
+        needs[f"w{layer}"] = part.rows * part.pitch
+        needs[f"b{layer}"] = d.outs(layer) if p.bias else 0
+        needs[f"m{layer}"] = part.all_tiles * len(p.states) * TILE
+        needs[f"a{layer}"] = d.ins(layer) * d.pitch * size // 4
+        needs[f"z{layer + 1}"] = d.outs(layer) * d.pitch * size // 4
+        for tiling, of in ((part.forward, d.outs(layer)), (part.backward, d.ins(layer))):
+            if tiling is not None and tiling.split > 1:
+                scratch.append(tiling.split * of * d.pitch)
+    return {**needs, "scratch": max(scratch)}
+
+
+def cut(p: Problem, draw: random.Random) -> str:
+    """Types of the boundaries that go together, any of those that there are."""
+    every = [t for t in map("".join, product(FULL + SLICED, *[FULL + SLICED + GATHERED] * (
+        p.depth - 1), last_types(p))) if kinds(t) is not None
+        and (not p.reconstruct or (t[0] == SLICED) == (t[-1] == SLICED))]
+    return draw.choice(every)
+
+
+@pytest.mark.parametrize("name", VARIETY)
+@pytest.mark.parametrize("turn", range(6))
+def test_nothing_overlaps_in_shared_memory(name: str, turn: int) -> None:
+    """What lies in a place ends where the next begins, or ahead of it."""
+    p = problem(**VARIETY[name])
+    draw = random.Random(f"{name}, {turn}, {SLICE}")
+    ranks, groups = ((1, 1), (1, 3), (4, 1), (8, 2), (3, 2), (33, 4))[turn]
+    types = FULL * (p.depth + 1) if ranks == 1 else cut(p, draw)
+    d = Decomposition(p, ranks, groups, 256, types, exchange=L2 if ranks in (3, 33) else CLUSTER)
+    for room in (HOPPER.shared, 30 << 10):
+        found = layout_of(d, room)
+        needs = needed(found)
+        assert set(found.places) <= set(needs)
+        places = sorted(found.places.items(), key=lambda item: item[1])
+        assert all(start % 4 == 0 for _, start in places)
+        for (here, start), (there, behind) in pairwise(
+                [*places, ("the end", found.dynamic_bytes // 4)]):
+            assert start + needs[here] <= behind, f"{here} reaches into {there}"
+        for layer, part in enumerate(found.layers):
+            assert part.rows >= d.ins(layer)
+            assert part.pitch >= d.outs(layer)
+        assert all(b.base + b.all_tiles == a.base for a, b in pairwise(found.layers))
+        assert (found.sync == "") == (groups == 1)
 
 
 def test_many_gradients_are_shared_and_few_summed_by_all() -> None:
