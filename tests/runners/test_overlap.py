@@ -21,8 +21,8 @@ def unordered(a: Task, b: Task) -> bool:
 
 
 @pytest.mark.parametrize("opt", ["preload,streams,nosync,arena", "preload,streams,arena",
-                                 "streams,arena", "streams,nosync,arena,pinned", "preload,streams,pool",
-                                 "streams,async"])
+                                 "streams,arena", "streams,nosync,arena,pinned",
+                                 "preload,streams,pool", "streams,async"])
 def test_a_batch_is_fetched_while_the_step_ahead_of_it_computes(
         opt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch s + 1 waits for step s - 1, which had its buffers, and for nothing of step s:
