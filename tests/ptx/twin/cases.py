@@ -89,6 +89,8 @@ CASES = {
     "binary cross-entropies of several blocks": Case((20, 131), 41, "preload,fuse",
                                                      network={"loss": "bce"}),
     "streamed weights": Case((136, 264, 200, 10), 20, "preload,bf16,mma,fuse"),
+    "streamed weights in float16": Case((136, 200, 144, 10), 20, "preload,fp16,mma,fuse",
+                                        options=MOMENTUM),
     "streamed weights by chance": Case((139, 200, 261, 21), 32, "preload,bf16,sr,mma,fuse",
                                        spoil=(a_nan, infinite_in_part),
                                        network={"activation": "tanh"}),

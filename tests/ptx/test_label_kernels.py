@@ -1,0 +1,85 @@
+"""Every kernel that compares with labels, on the CPU emulator: logits that are all far below 0, and
+labels that are none, which make the step's loss no number and change nothing of other rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rawnn.step.op import Op
+from rawnn.step.plan import Plan
+from rawnn.step.tensor import Role
+from tests.ptx.twin.cases import plan_of
+from tests.ptx.twin.plans import Memory, build, check, has_kernel, kernel_for, launch
+from tests.ptx.twin.twin import compiler
+from tests.slices import SLICE, sliced
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+
+NAMES = ("products of floats", "one layer", "narrow layers", "losses of several blocks",
+         "mma of bfloat16", "mma of tf32 with a softmax", "wgmma with a softmax",
+         "streamed weights", "streamed weights in float16", "wgmma of three tf32 with a softmax")
+"""Networks that between them have all those kernels: alone, behind a product, in a whole layer."""
+
+
+def below_zero(weights: list[np.ndarray], biases: list[np.ndarray]) -> None:
+    for last in biases[-1:]:
+        last -= 40.0
+
+
+def with_labels(plan: Plan) -> list[Op]:
+    """The ops of kernels that compare with labels; those of the batch's examples are `y`."""
+    return [op for op in plan.ops if has_kernel(op) and op.kind != "gather"
+            and {"y", "labels"} & op.operands.keys()]
+
+
+def kernels_of(name: str) -> set[str]:
+    return {kernel_for(op).name.partition("<")[0] for op in with_labels(plan_of(name))}
+
+
+def test_all_kernels_with_labels_are_among_them() -> None:
+    found = set().union(*map(kernels_of, NAMES))
+    assert {"linear_forward", "narrow_inner", "softmax_loss_gradient", "product_loss",
+            "softmax_head", "cross_entropy", "accuracy", "softmax_backward"} <= found
+
+
+@pytest.mark.parametrize("name", sliced(NAMES))
+def test_labels_that_are_none_and_logits_below_zero(name: str) -> None:
+    plan = plan_of(name)
+    ops = with_labels(plan)
+    names = tuple({kernel_for(op).name for op in ops})
+    twins = build([plan], names)
+    memory = Memory(plan, 5, 0, below_zero)
+    assert check(twins, memory, SLICE % 4, names) == len(ops)
+    for op in ops:
+        labels = memory.view(op.operands["y" if "y" in op.operands else "labels"])
+        row = plan.batch // 2 + op.offset * plan.batch * ("labels" in op.operands)
+        good, none = int(labels[row]), (-1, 1 << 20) if labels.dtype == np.int32 else (255, 200)
+        twin = twins[kernel_for(op).source]
+        begun = {n: array.copy() for n, array in memory.arrays.items()}
+
+        def after(label: int, op=op, labels=labels, row=row, twin=twin,
+                  begun=begun) -> dict[str, np.ndarray]:
+            for n, array in begun.items():
+                memory.arrays[n][...] = array
+            labels[row] = label
+            launch(twin, op, memory, 1)
+            return {n: memory.read(n).copy() for n, _ in op.writes}
+
+        wanted = after(good)
+        for label in none:
+            found = after(label)
+            lost = [n for n, array in found.items() if not n.startswith("dz")
+                    and np.isnan(array.astype(np.float64)).any()]
+            measures = any("loss" in n or "row_p" in n for n in found)
+            assert bool(lost) == measures, (op.name, label, lost)
+            for n, array in found.items():
+                if n.startswith("dz") and len(array) == plan.batch:
+                    others = np.arange(len(array)) != plan.batch // 2
+                    assert np.array_equal(array[others], wanted[n][others]), (op.name, n)
+                    assert np.isfinite(array.astype(np.float32)).all(), (op.name, n)
+                elif plan[n].role is Role.METRIC and array.dtype.kind == "i":
+                    right = array[op.slots].sum() - wanted[n][op.slots].sum()
+                    assert right in (-1, 0), (op.name, n)
+        for n, array in begun.items():
+            memory.arrays[n][...] = array
