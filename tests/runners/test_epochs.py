@@ -172,3 +172,12 @@ def test_times_of_epochs_leave_out_what_comes_between() -> None:
         assert len(found) == 48
         assert all(ms > 0 for ms in found)
         assert simulation.faults.count("cuEventCreate") == made  # they are used again
+
+
+def test_an_epoch_that_is_not_reported_measures_nothing() -> None:
+    measuring = {"cross_entropy", "accuracy"}
+    rare, every = work("preload,report=2"), work("preload")
+    assert measuring <= {op.kind for op in rare.train.ops}
+    assert not measuring & {op.kind for op in rare.quiet.ops}
+    assert [op for op in rare.train.ops if op.kind not in measuring] == list(rare.quiet.ops)
+    assert every.quiet is every.train
