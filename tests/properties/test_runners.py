@@ -22,7 +22,7 @@ ALLOCATORS = ("pool", "async")
 """What graphs exclude, as they imply the arena."""
 
 
-@examples(60)
+@examples(25)
 @given(case=cases(), toggles=toggles(without=NUMBERS))
 def test_the_stream_agrees_with_the_host(case: Case, toggles: str) -> None:
     found, wanted = simulated(case, toggles), on_host(case)
@@ -35,7 +35,7 @@ def test_the_stream_agrees_with_the_host(case: Case, toggles: str) -> None:
                                atol=TOLERANCE)
 
 
-@examples(60)
+@examples(25)
 @given(case=cases(), toggles=toggles(without=(*ALLOCATORS, "arena", "nosync")),
        mode=st.sampled_from(MODES))
 def test_graphs_agree_with_the_stream_bit_for_bit(case: Case, toggles: str, mode: str) -> None:
@@ -49,7 +49,7 @@ def test_graphs_agree_with_the_stream_bit_for_bit(case: Case, toggles: str, mode
     same_run(graph, stream)
 
 
-@examples(25)
+@examples(12)
 @given(case=cases(), toggles=toggles(without=(*ALLOCATORS, "cublas", "cudnn", "preload",
                                                "streams")),
        mode=st.sampled_from(MODES))

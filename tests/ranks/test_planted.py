@@ -193,7 +193,7 @@ def test_a_call_of_nccl_that_fails_on_one_rank_ends_both(
                                   "nvrtcCompileProgram"])
 def test_a_call_of_the_driver_that_fails_on_rank_0_ends_both(call: str) -> None:
     found = ranks_of_a_session({0: Faults(Fault(call=call))})
-    assert f"{call} failed with" in str(found[0]) or "cannot compile" in str(found[0])
+    assert f"{call} failed with" in str(found[0])
     assert isinstance(found[1], RanksError), found
     assert str(found[1]).startswith("rank 0 (")
     assert found[0].speaks
