@@ -56,6 +56,8 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(
     assert rest.resumed_epochs == 3
     assert [r.epoch for r in rest.history] == [4, 5, 6]
     assert [r.test_loss for r in rest.history] == [r.test_loss for r in whole.history[3:]]
+    later = [report.epoch_ms for report in rest.history if report.epoch > 4]  # of its own half
+    assert rest.average_epoch_wall_ms == pytest.approx(np.mean(later))
 
 
 def test_a_run_as_graphs_resumes_too(tmp_path: Path) -> None:
@@ -243,6 +245,16 @@ def test_early_stopping_goes_on_where_it_was(tmp_path: Path) -> None:
         rest = go(**changed, resume=directory, save=directory)
         assert rest.stopped == whole.stopped
         same_parameters(rest, whole)
+
+
+def test_patience_counts_the_reports_of_the_run_before(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = EarlyStopping._judge
+    monkeypatch.setattr(EarlyStopping, "_judge", lambda self, report: judge(
+        self, replace(report, test_loss=float(report.epoch))))  # the first is the best
+    options = {"patience": 4, "epochs": 9, "save": str(tmp_path)}
+    go(Stopper(3), **options)
+    assert go(resume=str(tmp_path), **options).history[-1].epoch == 5
 
 
 def test_best_parameters_that_are_lost_are_said_to_be(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rawnn.runners.feed import HostOrder, form_of, resident
+from rawnn.runners.host import HostRunner
 from rawnn.step.tensor import Role, Tensor
-from tests.engine import random_dataset
+from tests.engine import make_work, random_dataset
 
 
 def test_a_form_is_of_the_examples_from_the_first_on() -> None:
@@ -53,3 +54,13 @@ def test_an_order_is_of_the_examples_as_they_were_given() -> None:
         found[ahead] = arrays["y"].copy()
     np.testing.assert_array_equal(*found.values())
     assert sorted(found[()]) == list(range(20)) != list(found[()])
+
+
+def test_a_loss_scale_begins_and_grows_as_in_torch() -> None:
+    """torch.amp.GradScaler: 2^16, doubled after 2,000 steps in a row without an overflow."""
+    work = make_work("fp16", (8, 4), random_dataset(8, 4, 8, 4))
+    runner = HostRunner(work)
+    assert runner.state()["loss_scale"].tolist() == [2.0**16, 0.0]
+    runner.close()
+    adjust, = work.train.find(kind="adjust_scale")
+    assert adjust.attributes["growth"] == 2000
