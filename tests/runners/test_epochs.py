@@ -181,3 +181,18 @@ def test_an_epoch_that_is_not_reported_measures_nothing() -> None:
     assert not measuring & {op.kind for op in rare.quiet.ops}
     assert [op for op in rare.train.ops if op.kind not in measuring] == list(rare.quiet.ops)
     assert every.quiet is every.train
+
+
+@pytest.mark.parametrize("opt", ["preload,nosync", "preload,streams,graphs=epoch", "nosync"])
+def test_a_state_that_is_loaded_goes_on_as_it_did(opt: str) -> None:
+    """What was made ready for the epoch that came before is made anew."""
+    with running(work(opt, shuffle=True)) as runner:
+        runner.epoch(True)
+        state = runner.state()
+        runner.epoch(True)
+        wanted = runner.parameters()
+        runner.epoch(True)
+        runner.load(state)
+        runner.epoch(True)
+        for name, array in runner.parameters().items():
+            np.testing.assert_array_equal(array, wanted[name])
