@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,3 +268,18 @@ def test_a_graph_that_cannot_be_made() -> None:
         Graph(device.driver, device.context)
     device.close()
     simulation.assert_clean()
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_priorities_of_nodes_count_where_some_have_one(urgent: bool) -> None:
+    """CU_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY is 8; without it the driver leaves them out."""
+    asked: list[int] = []
+
+    def instantiate(handle: int, flags: int) -> tuple[int, int]:
+        asked.append(flags)
+        return 0, 1
+
+    driver = SimpleNamespace(cuGraphInstantiate=instantiate, cuGraphLaunch=None)
+    graph = SimpleNamespace(kept=[], handle=1, _urgent=urgent)
+    ExecutableGraph(driver, graph, "a graph")  # type: ignore[arg-type]
+    assert asked == [8 if urgent else 0]
