@@ -73,12 +73,14 @@ def test_every_kernel_in_the_sources_is_an_instance() -> None:
 
 
 def a_few(archs: list[str]) -> dict[str, list[Any]]:
-    """By architecture: of each source as many instances as are compiled at once, for one of the
-    architectures that they run on, another one for the next source. A kernel's registers depend on
-    what is compiled beside it, so that is left together."""
+    """By architecture: of half of the sources, the others in the next slice, as many instances as
+    are compiled at once, for one of the architectures that they run on, another one for the next
+    source. A kernel's registers depend on what is compiled beside it, so that is left together."""
     found: dict[str, list[Any]] = {}
     for place, (_, group) in enumerate(itertools.groupby(tool.instances(), key=lambda i: i.source)):
         instances = list(group)
+        if (place + SLICE) % 2:
+            continue
         drawn = zlib.crc32(instances[0].source.encode()) + SLICE * tool.CHUNK
         start = drawn % len(instances) // tool.CHUNK * tool.CHUNK
         several = instances[start:start + tool.CHUNK]
@@ -93,9 +95,9 @@ def a_few(archs: list[str]) -> dict[str, list[Any]]:
 def test_kernels_use_what_the_table_says(archs: list[str], arch: str) -> None:
     if arch not in archs:
         pytest.skip(f"this NVRTC does not know {arch}")
-    wanted = tool.to_check(RECORD, [arch]) if FULL else a_few(archs)[arch]
+    wanted = tool.to_check(RECORD, [arch]) if FULL else a_few(archs).get(arch, [])
     found = tool.measure_all(wanted, processes=1)
-    assert len(found) > (20 if FULL else 5)
+    assert len(found) == len(wanted) > (20 if FULL else -1)
     assert tool.complaints(found, RECORD, *tool.compiler()) == []
 
 

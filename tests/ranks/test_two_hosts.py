@@ -188,3 +188,13 @@ def test_the_best_parameters_come_back_on_every_rank(
         assert each.test_loss == best[0].test_loss
         for name, array in best[0].parameters.items():
             np.testing.assert_array_equal(each.parameters[name], array)
+
+
+def test_ranks_reduce_to_sums_and_to_the_largest() -> None:
+    def act(team: Team) -> tuple[list[float], list[int]]:
+        total, most = np.array([1.0, 2.0]) * (team.rank + 1), np.array([5, -team.rank, team.rank])
+        team.reduce([total], 0.5)
+        team.reduce([most], 1.0, "max")
+        return total.tolist(), most.tolist()
+
+    assert on_two_hosts(3, act) == [([3.0, 6.0], [5, 0, 2])] * 3

@@ -3,9 +3,12 @@ host. That they do not race is tested elsewhere; an order too many is only slow.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rawnn.device.cuda.device import Device
+from rawnn.device.cuda.launch import HostToDevice
 from rawnn.device.sim import Simulation
 from rawnn.device.sim.order import Scheduler, Task
 from rawnn.runners.graphplan import graph_plans
@@ -75,3 +78,26 @@ def test_a_graph_fetches_beside_the_step_ahead(opt: str) -> None:
     alone = make_work(opt.replace("streams,", ""), LAYERS, DATA, batch=8)
     chained = graph_plans(alone.train, alone.policy, STEPS)[0].edges()
     assert all(before == ((i - 1,) if i else ()) for i, before in enumerate(chained))
+
+
+@pytest.mark.parametrize("steps", [1, 6, 7, 23, 26, 97, 130])
+def test_a_graph_that_repeats_does_every_step_once(steps: int) -> None:
+    """Its body is a whole part of the epoch, also of one whose steps no longer body divides."""
+    work = make_work("preload,graphs=while", LAYERS, random_dataset(train=4 * steps, test=8), 4)
+    whole, = graph_plans(work.train, work.policy, steps)
+    last = whole.plan.ops[-1]
+    body = sum(op.kind == "gather" for op in whole.plan.ops)
+    assert body == last.attributes["steps"]
+    assert last.attributes["end"] == steps
+    assert steps % body == 0
+
+
+def test_a_copy_of_a_graph_begins_at_its_own_step() -> None:
+    """Of a rank, whose share of a batch lies apart from the next one's."""
+    asked: list[int] = []
+    graph = SimpleNamespace(add_memcpy=lambda after, kind, to, source, *more: asked.append(source))
+    for stride, wanted in ((None, 1000 + 3 * 64), (256, 1000 + 3 * 256)):
+        copy = HostToDevice(None, None, "x", "x", 0, 1000, 64, None,  # type: ignore[arg-type]
+                            stride)
+        copy.add_to(graph, (), 3)
+        assert asked.pop() == wanted
