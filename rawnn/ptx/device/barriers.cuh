@@ -7,10 +7,6 @@
 #pragma once
 #include "types.cuh"
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 namespace ptx {
 
 // By one thread, ahead of everybody's use: others need a barrier of the block behind it, and copies
@@ -90,5 +86,3 @@ __device__ __forceinline__ void wait_for_remote(unsigned int barrier, int parity
 }
 
 }  // namespace ptx
-
-#endif

@@ -6,10 +6,6 @@
 #pragma once
 #include "types.cuh"
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 // What cuTensorMapEncodeTiled makes of a matrix and the shape of its tiles; a kernel takes it as
 // `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
@@ -79,5 +75,3 @@ __device__ __forceinline__ void wait_for_stores() {
 }
 
 }  // namespace ptx
-
-#endif

@@ -2,10 +2,6 @@
 #pragma once
 #include "types.cuh"
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 namespace ptx {
 
 // Cycles of this multiprocessor's clock (%clock64): those of different ones have nothing in common.
@@ -25,5 +21,3 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
 }
 
 }  // namespace ptx
-
-#endif

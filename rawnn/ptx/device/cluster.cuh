@@ -2,10 +2,6 @@
 #pragma once
 #include "types.cuh"
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 namespace ptx {
 
 // This block's place in its cluster, from 0 on.
@@ -68,5 +64,3 @@ __device__ __forceinline__ void send4(unsigned int to, float4 value, unsigned in
 }
 
 }  // namespace ptx
-
-#endif

@@ -2,10 +2,6 @@
 // says otherwise. `low` is the first in memory, `high` the second.
 #pragma once
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 namespace ptx {
 
 // cvt.rn.bf16x2.f32, sm_80.
@@ -160,5 +156,3 @@ __device__ __forceinline__ unsigned long long wide_product(unsigned int a, unsig
 }
 
 }  // namespace ptx
-
-#endif

@@ -3,10 +3,6 @@
 // for others behind the next barrier.
 #pragma once
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 namespace ptx {
 
 // BYTES (4, 8 or 16) to the shared address `to`, both at multiples of BYTES. 16 bytes go past the L1
@@ -53,5 +49,3 @@ __device__ __forceinline__ void wait_for_all_copies() {
 }
 
 }  // namespace ptx
-
-#endif

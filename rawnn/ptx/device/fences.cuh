@@ -1,10 +1,6 @@
 // Fences: between paths to memory, between threads, and between kernels.
 #pragma once
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 namespace ptx {
 
 // What this thread has written to shared memory, or has seen of others, may be read and overwritten
@@ -25,5 +21,3 @@ __device__ __forceinline__ void launch_dependents() {
 }
 
 }  // namespace ptx
-
-#endif

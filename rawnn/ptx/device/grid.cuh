@@ -3,10 +3,6 @@
 #pragma once
 #include "types.cuh"
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 extern "C" __device__ int printf(const char*, ...);
 
 namespace ptx {
@@ -52,5 +48,3 @@ __device__ __forceinline__ void grid_barrier(unsigned int* counter, unsigned int
 }
 
 }  // namespace ptx
-
-#endif

@@ -8,10 +8,6 @@
 #pragma once
 #include "types.cuh"
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 extern "C" __device__ int printf(const char*, ...);
 
 namespace ptx {
@@ -81,5 +77,3 @@ __device__ __forceinline__ void look_again(int& tries, int what) {
 }
 
 }  // namespace ptx
-
-#endif

@@ -10,10 +10,6 @@
 #pragma once
 #include "types.cuh"
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 namespace ptx {
 
 // Four 8 x 8 matrices of 16-bit elements (of 8 rows of 16 bytes): lane l gives the address of row
@@ -138,5 +134,3 @@ __device__ __forceinline__ void multiply_f16(unsigned int (&c)[2], const unsigne
 }
 
 }  // namespace ptx
-
-#endif

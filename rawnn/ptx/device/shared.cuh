@@ -1,14 +1,10 @@
 // Shared memory: where it lies, and accesses by the 32-bit addresses that the other primitives take.
 //
 // The primitives in this folder are the only inline PTX of rawnn. Each header names the instruction
-// and says what it orders; RAWNN_TWIN, where it is defined, names a header with the same functions
-// in C++ (tests/ptx/twin), by which kernels run on the host.
+// and says what it orders. Without a GPU they run on the CPU emulator (tests/ptx/twin), which compiles
+// their C++ and interprets their instructions; RAWNN_TWIN is defined there.
 #pragma once
 #include "types.cuh"
-
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
 
 namespace ptx {
 
@@ -71,10 +67,12 @@ __device__ __forceinline__ void store_shared(unsigned int to, const unsigned int
 }
 
 // Says of an object in shared memory that threads may write to it all at once, as nobody reads it. No
-// instruction: the twin, which checks that writes are ordered, takes the word for it.
+// instruction: the CPU emulator, which checks that writes are ordered, relies on it.
 template <typename T>
-__device__ __forceinline__ void nobody_reads(const T&) {}
+__device__ __forceinline__ void nobody_reads([[maybe_unused]] const T& object) {
+#ifdef RAWNN_TWIN
+  twin::nobody_reads(&object, sizeof object);
+#endif
+}
 
 }  // namespace ptx
-
-#endif

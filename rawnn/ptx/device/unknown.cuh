@@ -2,10 +2,6 @@
 #pragma once
 #include "types.cuh"
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 namespace ptx {
 
 // 0 (mov), as ptxas knows and NVVM does not: a jump on it costs no instruction, but is there for NVVM.
@@ -16,5 +12,3 @@ __device__ __forceinline__ unsigned int unknown_zero() {
 }
 
 }  // namespace ptx
-
-#endif

@@ -6,10 +6,6 @@
 #pragma once
 #include "types.cuh"
 
-#ifdef RAWNN_TWIN
-#include RAWNN_TWIN
-#else
-
 namespace ptx {
 
 // A warpgroup's registers a thread from here on (setmaxnreg): fewer, or more, which waits till others
@@ -267,5 +263,3 @@ __device__ __forceinline__ void settle(float (&sums)[COUNT]) {
 #undef RAWNN_FOUR
 
 }  // namespace ptx
-
-#endif

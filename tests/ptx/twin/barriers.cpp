@@ -51,72 +51,98 @@ bool sync_block_or(bool predicate) {
 
 void advance(Barrier& barrier) {
   if (barrier.left != 0 || barrier.bytes != 0) return;
-  barrier.known = join(barrier.known, barrier.gather.vector());
-  barrier.proxied = join(barrier.proxied, barrier.gather.proxied);
-  barrier.published = join(barrier.published, barrier.gather.published);
+  for (Gather* gather : {&barrier.gather, &barrier.others}) {
+    const Vector*& known = gather == &barrier.gather ? barrier.known : barrier.known_of_others;
+    known = join(known, gather->vector());
+    barrier.proxied = join(barrier.proxied, gather->proxied);
+    barrier.published = join(barrier.published, gather->published);
+    *gather = Gather{};
+  }
   ++barrier.phase;
   // The bytes that came in this phase are known to whoever waits for its end.
   barrier.known = with(barrier.known, machine.blocks, barrier.who, barrier.phase);
-  barrier.gather = Gather{};
   barrier.left = barrier.arrivals;
   for (Thread* thread : barrier.waiting) wake(*thread);
   barrier.waiting.clear();
 }
 
-namespace {
+void init_barrier(unsigned int address, int arrivals) {
+  if (address % 8 != 0) fail("a barrier at a misaligned address, at %p", self->here);
+  if (arrivals < 1 || arrivals >= 1 << 20) {
+    fail("a barrier of %d arrivals, at %p", arrivals, self->here);
+  }
+  touch_shared(address, 8, kWrite, own(), self->clock);
+  Barrier& barrier = self->block->barriers[local(address)];
+  barrier = Barrier{};
+  barrier.arrivals = barrier.left = arrivals;
+  barrier.init_by = own();
+  barrier.init_at = self->clock;
+  barrier.who = hand_out(*self->block);
+}
 
-void arrive_at(unsigned int address, bool remote) {
-  Barrier& barrier = barrier_at(address, remote, false);
+void fence_barrier_init() {
+  const Vector* const all = everything(*self);
+  self->publishing = join(self->publishing, all);
+  self->published = join(self->published, all);
+}
+
+// A release whose scope does not cover the block that waits there shows it nothing that was written;
+// but what the thread has loaded, and copies that it has waited for, are over.
+void arrive(unsigned int address, Order order, Scope scope) {
+  Barrier& barrier = barrier_at(address, false);
   if (barrier.left == 0) fail("more arrivals than a barrier was told of, at %p", self->here);
-  barrier.gather.add(*self);
+  if (order == Order::kRelease) {
+    if (&block_of(address) == self->block) {
+      barrier.gather.add(*self);
+    } else if (scope != Scope::kBlock) {
+      barrier.others.add(*self);
+    } else {
+      barrier.finished = join(barrier.finished, everything(*self));
+    }
+  }
   --barrier.left;
   advance(barrier);
 }
 
-void wait_at(unsigned int address, int parity) {
-  Barrier& barrier = barrier_at(address, false, false);
+void expect(unsigned int address, int bytes) {
+  if (bytes < 0 || bytes >= 1 << 20) fail("a barrier expects %d bytes, at %p", bytes, self->here);
+  barrier_at(address, false).bytes += bytes;
+}
+
+// It may take as long as it likes, and say no until the phase has ended. Bytes that other blocks send
+// are seen by whoever acquires; what their arrivals release is seen at the cluster's scope.
+bool try_wait(unsigned int address, int parity, Order order, Scope scope) {
+  Barrier& barrier = barrier_at(address, false);
+  if (&block_of(address) != self->block) fail("a wait at another block's barrier, at %p", self->here);
   while ((barrier.phase & 1u) == static_cast<unsigned>(parity & 1)) {
     barrier.waiting.push_back(self);
     pause("a barrier in shared memory");
+    if (machine.random() % 4 == 0) return false;
   }
+  self->finished = join(self->finished, barrier.finished);
+  if (order == Order::kRelaxed) return true;
   self->known = join(self->known, barrier.known);
+  if (scope != Scope::kBlock) self->known = join(self->known, barrier.known_of_others);
   self->proxied = join(self->proxied, barrier.proxied);
   self->published = join(self->published, barrier.published);
   self->seen = join(self->seen, barrier.seen);
+  return true;
 }
 
-}  // namespace
-
-}  // namespace twin
-
-namespace ptx {
-
-using namespace twin;
-
-unsigned int cluster_rank() { return self->block->rank; }
-
-static void arrive_at_cluster(bool relaxed) {
+void arrive_at_cluster(Order order) {
   Cluster& cluster = *self->block->cluster;
   if (self->cluster_arrived) fail("a second arrival at the cluster's barrier at %p", self->here);
   self->cluster_arrived = true;
   self->waits_for = nullptr;
-  if (relaxed) {
+  if (order == Order::kRelaxed) {
     cluster.gather.published = join(cluster.gather.published, self->publishing);
   } else {
     cluster.gather.add(*self);
   }
   if (++cluster.arrived == cluster.expected) release_cluster(cluster);
 }
-void arrive_at_cluster() {
-  TWIN_HERE;
-  arrive_at_cluster(false);
-}
-void arrive_at_cluster_relaxed() {
-  TWIN_HERE;
-  arrive_at_cluster(true);
-}
+
 void wait_for_cluster() {
-  TWIN_HERE;
   Cluster& cluster = *self->block->cluster;
   if (!self->cluster_arrived) {
     fail("a wait at the cluster's barrier without an arrival, at %p", self->here);
@@ -133,60 +159,4 @@ void wait_for_cluster() {
   self->published = join(self->published, cluster.published);
 }
 
-void init_barrier(unsigned int address, int arrivals) {
-  TWIN_HERE;
-  if (address % 8 != 0) fail("a barrier at a misaligned address, at %p", self->here);
-  touch_shared(address, 8, kWrite, own(), self->clock);
-  Barrier& barrier = self->block->barriers[local(address)];
-  barrier = Barrier{};
-  barrier.arrivals = barrier.left = arrivals;
-  barrier.init_by = own();
-  barrier.init_at = self->clock;
-  barrier.who = hand_out(*self->block);
-}
-
-void publish_barriers() {
-  TWIN_HERE;
-  const Vector* const all = everything(*self);
-  self->publishing = join(self->publishing, all);
-  self->published = join(self->published, all);
-}
-
-void arrive(unsigned int barrier) {
-  TWIN_HERE;
-  arrive_at(barrier, false);
-}
-
-void arrive_remote_having_read(unsigned int barrier) {
-  TWIN_HERE;
-  arrive_at(barrier, true);
-}
-
-void expect(unsigned int address, int bytes) {
-  TWIN_HERE;
-  barrier_at(address, false, false).bytes += bytes;
-}
-
-void arrive_expecting(unsigned int address, int bytes) {
-  TWIN_HERE;
-  barrier_at(address, false, false).bytes += bytes;
-  arrive_at(address, false);
-}
-
-bool has_ended(unsigned int address, int parity) {
-  TWIN_HERE;
-  wait_at(address, parity);  // it may take as long as it likes
-  return true;
-}
-
-void wait_for(unsigned int address, int parity) {
-  TWIN_HERE;
-  wait_at(address, parity);
-}
-
-void wait_for_remote(unsigned int address, int parity) {
-  TWIN_HERE;
-  wait_at(address, parity);
-}
-
-}  // namespace ptx
+}  // namespace twin

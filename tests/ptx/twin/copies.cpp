@@ -14,8 +14,8 @@ struct Map {
   unsigned long long address, rows, columns, pitch;  // columns in elements, the pitch in bytes
   unsigned long long element, box_rows, box_columns;
   bool swizzled;
-  static Map of(const TensorMap& map) {
-    const auto* const raw = reinterpret_cast<const unsigned char*>(&map);
+  static Map of(const void* map) {
+    const auto* const raw = static_cast<const unsigned char*>(map);
     const auto number = [&]<typename V>(V, int at) {
       V value;
       std::memcpy(&value, raw + at, sizeof value);
@@ -61,7 +61,7 @@ std::uint32_t coming(const Barrier& barrier) { return barrier.phase + 1; }
 
 }  // namespace
 
-Barrier& barrier_at(unsigned int address, bool remote, bool asynchronous) {
+Barrier& barrier_at(unsigned int address, bool asynchronous) {
   Block& block = block_of(address);
   const auto found = block.barriers.find(local(address));
   if (found == block.barriers.end()) {
@@ -75,7 +75,7 @@ Barrier& barrier_at(unsigned int address, bool remote, bool asynchronous) {
     fail("a barrier at %#x is used by %s at %p and initialised by %s, without synchronisation",
          local(address), describe(own()).c_str(), self->here, describe(barrier.init_by).c_str());
   }
-  if ((remote || asynchronous) && !published) {
+  if ((asynchronous || &block != self->block) && !published) {
     fail("a barrier at %#x counts copies at %p, and publish_barriers() was not called",
          local(address), self->here);
   }
@@ -129,7 +129,6 @@ void flush_copies(Thread& thread, std::uint32_t up_to) {
 }
 
 void copy_async(unsigned int to, const void* from, int bytes, int exist) {
-  TWIN_HERE;
   if (exist < 0 || exist > bytes) fail("cp.async of %d of %d bytes at %p", exist, bytes, self->here);
   if (reinterpret_cast<std::uintptr_t>(from) % static_cast<unsigned>(bytes) != 0) {
     fail("cp.async reads %d bytes at a misaligned address, at %p", bytes, self->here);
@@ -144,7 +143,6 @@ void copy_async(unsigned int to, const void* from, int bytes, int exist) {
 }
 
 void wait_for_copies(int pending) {
-  TWIN_HERE;
   if (pending < 0) {
     flush_copies(*self, self->copy_group);
     self->copied = self->copy_group++;
@@ -183,7 +181,6 @@ void write_stores(Thread& thread, std::uint32_t up_to) {
 }
 
 void wait_for_stores(int pending, bool read_only) {
-  TWIN_HERE;
   const std::uint32_t groups = self->store_group - 1;
   const auto left = static_cast<std::uint32_t>(pending);
   if (self->reading == 0 || groups <= left) return;
@@ -201,7 +198,7 @@ namespace {
 
 // What a copy needs of the thread that asks for it: the barrier, whose phase it belongs to.
 std::pair<Who, std::uint32_t> asked(unsigned int barrier) {
-  const Barrier& counts = barrier_at(barrier, barrier >> 24 != 0, true);
+  const Barrier& counts = barrier_at(barrier, true);
   return {counts.who, coming(counts)};
 }
 
@@ -219,35 +216,11 @@ Store& store_of_group() {
   return self->stores.back();
 }
 
-void send_bytes(unsigned int to, const void* value, unsigned int bytes, unsigned int barrier) {
-  if (to >> 24 == 0 || barrier >> 24 != to >> 24) {
-    fail("st.async wants both addresses of in_block(), for one block, at %p", self->here);
-  }
-  const auto [who, clock] = asked(barrier);
-  touch_shared(to, bytes, kWrite, who, clock);
-  const auto* const from = static_cast<const unsigned char*>(value);
-  Block& block = block_of(to);
-  Flight flight{&block, local(to), {}, {from, from + bytes}, {}, static_cast<int>(bytes), &block,
-                barrier};
-  flight.seen = join(self->seen, everything(*self));
-  fly(std::move(flight));
-}
-
 }  // namespace
 
-}  // namespace twin
-
-namespace ptx {
-
-using namespace twin;
-
-void commit_copies() {
-  TWIN_HERE;
-  ++self->copy_group;
-}
+void commit_copies() { ++self->copy_group; }
 
 void load_bulk(unsigned int to, const void* from, int bytes, unsigned int barrier) {
-  TWIN_HERE;
   if (bytes <= 0 || bytes % 16 != 0 || to % 16 != 0 ||
       reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
     fail("a bulk copy of %d bytes at misaligned addresses, at %p", bytes, self->here);
@@ -263,7 +236,7 @@ void load_bulk(unsigned int to, const void* from, int bytes, unsigned int barrie
   fly(std::move(flight));
 }
 
-static void tile_to(Block& block, unsigned int to, const TensorMap& from, int row, int column,
+static void tile_to(Block& block, unsigned int to, const void* from, int row, int column,
                     unsigned int barrier) {
   const Map map = Map::of(from);
   const auto [who, clock] = asked(barrier);
@@ -284,15 +257,13 @@ static void tile_to(Block& block, unsigned int to, const TensorMap& from, int ro
   fly(std::move(flight));
 }
 
-void load_tile(unsigned int to, const TensorMap& from, int row, int column,
+void load_tile(unsigned int to, const void* from, int row, int column,
                unsigned int barrier) {
-  TWIN_HERE;
   tile_to(*self->block, to, from, row, column, barrier);
 }
 
-void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row, int column,
+void load_tile_to_blocks(unsigned int to, const void* from, int row, int column,
                          unsigned int barrier, unsigned int blocks) {
-  TWIN_HERE;
   const auto& all = self->block->cluster->blocks;
   if (blocks == 0 || blocks >> all.size() != 0) {
     fail("a tile for the blocks %#x of a cluster of %zu, at %p", blocks, all.size(), self->here);
@@ -304,8 +275,7 @@ void load_tile_to_blocks(unsigned int to, const TensorMap& from, int row, int co
   }
 }
 
-void store_tile(const TensorMap& to, int row, int column, unsigned int from) {
-  TWIN_HERE;
+void store_tile(const void* to, int row, int column, unsigned int from) {
   const Map map = Map::of(to);
   auto* const memory = reinterpret_cast<unsigned char*>(map.address);
   Store& store = store_of_group();
@@ -323,18 +293,22 @@ void store_tile(const TensorMap& to, int row, int column, unsigned int from) {
 }
 
 void commit_stores() {
-  TWIN_HERE;
   open_store();
   ++self->store_group;
 }
 
-void send(unsigned int to, float value, unsigned int barrier) {
-  TWIN_HERE;
-  send_bytes(to, &value, 4, barrier);
-}
-void send4(unsigned int to, float4 value, unsigned int barrier) {
-  TWIN_HERE;
-  send_bytes(to, &value, 16, barrier);
+void send(unsigned int to, const void* value, unsigned int bytes, unsigned int barrier) {
+  if (to >> 24 == 0 || barrier >> 24 != to >> 24) {
+    fail("st.async wants both addresses of in_block(), for one block, at %p", self->here);
+  }
+  const auto [who, clock] = asked(barrier);
+  touch_shared(to, bytes, kWrite, who, clock);
+  const auto* const from = static_cast<const unsigned char*>(value);
+  Block& block = block_of(to);
+  Flight flight{&block, local(to), {}, {from, from + bytes}, {}, static_cast<int>(bytes), &block,
+                barrier};
+  flight.seen = join(self->seen, everything(*self));
+  fly(std::move(flight));
 }
 
-}  // namespace ptx
+}  // namespace twin

@@ -40,6 +40,10 @@ inline unsigned int __byte_perm(unsigned int low, unsigned int high, unsigned in
   return result;
 }
 
+inline std::size_t __cvta_generic_to_shared(const void* pointer) {
+  return twin::shared_address(pointer);
+}
+
 inline void __syncthreads() { twin::sync_block(); }
 inline int __syncthreads_or(int predicate) { return twin::sync_block_or(predicate != 0) ? 1 : 0; }
 inline void __syncwarp(unsigned int mask = 0xffffffffu) { twin::sync_warp(mask); }

@@ -1,4 +1,5 @@
-// Numbers of few bits, by their definition: no shortcut that rawnn's own conversions take.
+// Numbers of few bits, by their definition: no shortcut that rawnn's own conversions take. And what
+// instructions of registers alone make of numbers.
 #include "runtime.h"
 
 namespace twin {
@@ -71,6 +72,80 @@ float decode(Number kind, unsigned int bits) {
     value = infinity ? HUGE_VAL : NAN;
   }
   return static_cast<float>(sign != 0 ? -value : value);
+}
+
+namespace {
+
+float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? 0.0f * x : x; }
+float float_of(std::uint64_t bits) { return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits)); }
+std::uint64_t bits_of(float value) { return __builtin_bit_cast(std::uint32_t, value); }
+
+unsigned int fma_f16(std::uint64_t a, std::uint64_t b, std::uint64_t c) {
+  const auto number = [](std::uint64_t bits) { return decode(Number::kF16, bits & 0xffffu); };
+  const double exact = double{number(a)} * number(b) + number(c);
+  // To odd, so that the second rounding is the only one.
+  float once = static_cast<float>(exact);
+  if (std::isfinite(once) && once != exact && (bits_of(once) & 1u) == 0u) {
+    once = std::nextafter(once, exact > once ? INFINITY : -INFINITY);
+  }
+  return encode(Number::kF16, once);
+}
+
+unsigned int greater(Number format, std::uint64_t a, std::uint64_t b) {
+  unsigned int result = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const bool is = decode(format, a >> shift & 0xffffu) > decode(format, b >> shift & 0xffffu);
+    result |= (is ? 0xffffu : 0u) << shift;
+  }
+  return result;
+}
+
+// The first operand of a pair is its upper half.
+unsigned int packed(Number format, int bits, std::uint64_t high, std::uint64_t low) {
+  return encode(format, float_of(low)) | encode(format, float_of(high)) << bits;
+}
+unsigned int widened(Number format, std::uint64_t pair) {
+  return encode(Number::kF16, decode(format, pair & 255u)) |
+         encode(Number::kF16, decode(format, pair >> 8 & 255u)) << 16;
+}
+
+}  // namespace
+
+std::uint64_t pure(Pure operation, std::uint64_t a, std::uint64_t b, std::uint64_t c) {
+  const float x = float_of(a);
+  switch (operation) {
+    case Pure::kPackBf16: return packed(Number::kBf16, 16, a, b);
+    case Pure::kPackF16: return packed(Number::kF16, 16, a, b);
+    case Pure::kPackE4m3: return packed(Number::kE4m3, 8, a, b);
+    case Pure::kPackE5m2: return packed(Number::kE5m2, 8, a, b);
+    case Pure::kWidenE4m3: return widened(Number::kE4m3, a);
+    case Pure::kWidenE5m2: return widened(Number::kE5m2, a);
+    case Pure::kToF16: return encode(Number::kF16, x);
+    case Pure::kToBf16: return encode(Number::kBf16, x);
+    case Pure::kFromF16: return bits_of(decode(Number::kF16, static_cast<unsigned int>(a)));
+    case Pure::kFmaF16: return fma_f16(a, b, c);
+    case Pure::kFmaF16Pair: return fma_f16(a, b, c) | fma_f16(a >> 16, b >> 16, c >> 16) << 16;
+    case Pure::kToTf32:
+      if (!std::isfinite(x)) return std::isnan(x) ? 0x7fffe000u : a;
+      return (a + 0x1000u) & 0xffffe000u;
+    case Pure::kSqrt: return bits_of(flushed(x) == 0.0f ? 0.0f * x : sqrtf(x));
+    case Pure::kExp2: {
+      const float power = std::exp2(x);
+      return bits_of(power < 1.17549435e-38f ? 0.0f : power);  // and a NaN of a NaN
+    }
+    case Pure::kInverse: return bits_of(flushed(1.0f / flushed(x)));
+    case Pure::kQuotient: {
+      const float y = float_of(b);
+      return bits_of(std::fabs(y) > 8.50705917e37f && std::fabs(x) <= 3.40282347e38f
+                         ? std::copysign(0.0f, x) * std::copysign(1.0f, y)
+                         : flushed(flushed(x) / flushed(y)));
+    }
+    case Pure::kGreaterBf16: return greater(Number::kBf16, a, b);
+    case Pure::kGreaterF16: return greater(Number::kF16, a, b);
+    case Pure::kWideProduct: return (a & 0xffffffffu) * (b & 0xffffffffu);
+    case Pure::kNone: break;
+  }
+  std::abort();
 }
 
 }  // namespace twin

@@ -19,6 +19,15 @@
 
 namespace twin {
 
+enum class Number { kTf32, kBf16, kF16, kE4m3, kE5m2 };
+unsigned int encode(Number format, float value);
+float decode(Number format, unsigned int bits);
+float stored(double value);
+
+// Qualifiers of an instruction: what it orders, and among whom.
+enum class Order { kWeak, kRelaxed, kAcquire, kRelease };
+enum class Scope { kBlock, kCluster, kGrid };
+
 // The clocks of a warp's lanes, and of their copies: what they know of each other beyond `known`.
 struct Overlay {
   std::uint32_t clock[2][32];
@@ -63,12 +72,13 @@ struct Product {  // wgmma of one warpgroup
   int columns;
   Number a_kind, b_kind;
   bool wide_a, wide_b;
-  float* d[128];
   unsigned long long a, b;
-  int add;
+  bool add;
+  bool rows;  // a lies in registers
   std::uint32_t group;
-  unsigned int asked;  // by so many threads
-  const unsigned int* rows[128];  // a in registers, else null
+  unsigned int asked = 0;  // by so many threads
+  std::vector<float*> d[128] = {};  // of each thread
+  const unsigned int* words[128][4] = {};  // of a
 };
 
 struct Warpgroup {
@@ -76,6 +86,24 @@ struct Warpgroup {
   std::uint32_t first_product = 0;  // of those that are left, since the kernel began
   std::deque<Product> products;
   std::vector<Thread*> waiting;
+};
+
+// What is over ahead of a relaxed store: all that its thread has done and knows, or knew to be over.
+struct Told {
+  Who who;
+  std::uint32_t clock;
+  const Vector* known;
+  const Vector* seen;
+};
+
+// What a thread found at a place by a relaxed load or an acquire, until it is known to be what the
+// thread waits for.
+struct Look {
+  const void* place;
+  std::uint32_t bytes;
+  unsigned char data[16];
+  bool told;
+  Told by;
 };
 
 struct Thread {
@@ -99,8 +127,10 @@ struct Thread {
   const Vector* seen = nullptr;       // over, but not published: loads ahead of what was sent
   std::vector<const Vector*> heard;   // the last that became part of it
   std::vector<std::pair<Who, std::uint32_t>> events;  // part of it since the last barrier
-  std::vector<const void*> looked;    // places that it has read since it last found something missing
-  std::uint32_t turn = 0;             // of its pauses
+  const Vector* finished = nullptr;   // loads and copies that are over, by arrivals at barriers
+  std::vector<Look> looked;           // what it may be waiting for
+  std::uint64_t polled_at = 0;        // the machine's progress when it last polled in vain
+  int polls = 0;                      // since then
   bool kernels_waited = true;
 
   std::deque<Copy> copies;
@@ -132,6 +162,7 @@ class Gather {
   const Vector* published = nullptr;
   const Vector* pending = nullptr;
   const Vector* seen = nullptr;
+  const Vector* finished = nullptr;
 
  private:
   struct Own {
@@ -153,11 +184,14 @@ struct Barrier {  // in shared memory
   Who init_by = 0;
   std::uint32_t init_at = 0;
   Who who = 0;  // of the copies that count here
-  Gather gather;
+  Gather gather;  // of arrivals that release to this block
+  Gather others;  // of those that release to the cluster, by other blocks
   const Vector* known = nullptr;
+  const Vector* known_of_others = nullptr;
   const Vector* proxied = nullptr;
   const Vector* published = nullptr;
   const Vector* seen = nullptr;
+  const Vector* finished = nullptr;
   std::vector<Thread*> waiting;
 };
 
@@ -218,7 +252,7 @@ struct Block {
   Gather gather;
   std::uint32_t next_place = 0;
   std::unique_ptr<unsigned char[]> allocation;
-  unsigned char* dynamic_memory = nullptr;  // of shared address 0
+  unsigned char* dynamic_memory = nullptr;  // of the shared address base_of_dynamic()
   Space dynamic;   // dynamic shared memory
   Space fixed;     // declared shared memory: the kernels' .bss
   std::vector<unsigned char> fixed_copy;  // while another block runs
@@ -239,14 +273,6 @@ struct Flight {
   const Vector* seen = nullptr;
 };
 
-// What is over ahead of a relaxed store: all that its thread has done and knows, or knew to be over.
-struct Told {
-  Who who;
-  std::uint32_t clock;
-  const Vector* known;
-  const Vector* seen;
-};
-
 // A relaxed store that the rest of the GPU may not see yet.
 struct Late {
   unsigned char* to;
@@ -254,12 +280,6 @@ struct Late {
   std::size_t bytes;
   Thread* by;
   Told told;
-};
-
-// A thread that looks for what has not come: `turn` is that of its pauses in which it waits here.
-struct Looking {
-  Thread* thread;
-  std::uint32_t turn;
 };
 
 struct Machine {
@@ -281,9 +301,9 @@ struct Machine {
   std::vector<Flight> flights;
   std::vector<Late> late;
   std::unordered_map<const void*, Told> told;  // of the store that left what lies there
-  std::unordered_map<const void*, std::vector<Looking>> looking;
   std::map<const void*, const Vector*> atomics;
-  std::vector<std::pair<Thread*, std::pair<const unsigned int*, unsigned int>>> counting;
+  std::vector<Thread*> polling;
+  std::uint64_t progress = 0;
   std::mt19937 random;
   bool eager = false;
   std::string failure;
@@ -293,10 +313,16 @@ extern Thread* self;
 
 constexpr std::size_t kStack = 128 * 1024;  // of a fiber
 constexpr unsigned int kFixedAddress = 0x100000;  // of declared shared memory
-constexpr unsigned int kDynamicAddress = 0x400;
+// Dynamic shared memory ends where that of a multiprocessor does (228 KiB), so that every bit of an
+// address counts.
 
 inline void mark(const void* address) { self->here = address; }
 #define TWIN_HERE twin::mark(__builtin_return_address(0))
+
+inline unsigned int base_of_dynamic() {
+  constexpr unsigned int kAll = 228 * 1024, kReserved = 1024;
+  return std::max(kReserved, (kAll - std::min(kAll, machine.how.shared)) / 1024 * 1024);
+}
 
 inline Who own() { return who_of(self->block->number, self->number); }
 
@@ -313,7 +339,8 @@ void land_late(std::size_t store);
 void land_late_of(const Block* block);  // all of a block's; of nullptr all
 void end_thread(Thread& thread);
 void end_block(Block& block);
-void check_counting();
+bool poll_again();  // threads that poll, where nothing else is left; whether there are any
+void changed(const void* place);  // wakes who polls it
 void release_block(Block& block);      // from its barrier
 void release_cluster(Cluster& cluster);  // likewise
 void advance(Barrier& barrier);          // to its next phase, if this one is over
@@ -330,7 +357,49 @@ unsigned char* shared_pointer(Block& block, unsigned int address, unsigned int b
 void touch_shared(unsigned int address, unsigned int bytes, int kind, Who who,
                   std::uint32_t clock);
 void touch_global(const void* pointer, std::size_t bytes, int kind, Who who, std::uint32_t clock);
-Barrier& barrier_at(unsigned int address, bool remote, bool asynchronous);
+Barrier& barrier_at(unsigned int address, bool asynchronous);
+
+// Instructions (ptx.cpp calls them). Addresses are those of shared memory, pointers those of global.
+void load_shared(void* to, unsigned int from, unsigned int bytes);
+void store_shared(unsigned int to, const void* from, unsigned int bytes);
+void load_global(void* to, const void* from, unsigned int bytes, Order order);
+void store_global(void* to, const void* from, unsigned int bytes, Order order);
+void add_global(unsigned int* to, unsigned int value, Order order);
+void found(unsigned int bits);  // a thread took what a load brought for what it waits for
+unsigned int in_block(unsigned int address, unsigned int rank);
+unsigned long long next_reading();
+void fence_proxy_async();
+void fence_barrier_init();
+void wait_for_kernels();
+
+void load_matrices(unsigned int* words, unsigned int row, bool transposed, int many);
+unsigned int transpose_matrix(unsigned int word);
+void multiply(Number a_kind, Number b_kind, float* c, const unsigned int* a, const unsigned int* b);
+void multiply_f16(unsigned int* c, const unsigned int* a, const unsigned int* b);
+
+void multiply_async(Product&& product, std::vector<float*>&& d, const unsigned int* const* a);
+void fence_products();
+void commit_products();
+void wait_for_products(int pending);
+
+void copy_async(unsigned int to, const void* from, int bytes, int exist);
+void commit_copies();
+void wait_for_copies(int pending);
+void load_bulk(unsigned int to, const void* from, int bytes, unsigned int barrier);
+void load_tile(unsigned int to, const void* map, int row, int column, unsigned int barrier);
+void load_tile_to_blocks(unsigned int to, const void* map, int row, int column,
+                         unsigned int barrier, unsigned int blocks);
+void store_tile(const void* map, int row, int column, unsigned int from);
+void commit_stores();
+void wait_for_stores(int pending, bool read_only);
+void send(unsigned int to, const void* value, unsigned int bytes, unsigned int barrier);
+
+void init_barrier(unsigned int address, int arrivals);
+void arrive(unsigned int address, Order order, Scope scope);
+void expect(unsigned int address, int bytes);
+bool try_wait(unsigned int address, int parity, Order order, Scope scope);
+void arrive_at_cluster(Order order);
+void wait_for_cluster();
 
 std::string describe(Who who);
 

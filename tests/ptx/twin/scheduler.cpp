@@ -145,26 +145,21 @@ void run_live() {
     }
     if (able.empty()) {
       if (running == 0) return;
-      check_counting();
-      for (auto& block : machine.live) {
-        if (!block->ready.empty()) able.push_back(block.get());
-      }
-      if (able.empty() && anything_flies()) {
+      if (anything_flies()) {
         land_any();
         continue;
       }
-      if (able.empty()) {
-        std::string waits;
-        for (auto& block : machine.live) {
-          for (const Thread& thread : block->threads) {
-            if (thread.done || waits.size() > 300) continue;
-            waits += "; " + describe(who_of(block->number, thread.number)) + " waits for " +
-                     (thread.waits_for == nullptr ? "nothing" : thread.waits_for);
-          }
+      if (poll_again()) continue;
+      std::string waits;
+      for (auto& block : machine.live) {
+        for (const Thread& thread : block->threads) {
+          if (thread.done || waits.size() > 300) continue;
+          waits += "; " + describe(who_of(block->number, thread.number)) + " waits for " +
+                   (thread.waits_for == nullptr ? "nothing" : thread.waits_for);
         }
-        machine.failure = "no thread can go on" + waits;
-        return;
       }
+      machine.failure = "no thread can go on" + waits;
+      return;
     }
     Block& block = *able[pick(able.size())];
     load(block);
@@ -203,15 +198,14 @@ std::unique_ptr<Block> make_block(unsigned int number, std::size_t first_stack) 
   block->running = static_cast<int>(count);
   block->next_place = 2 * count;
   // Never better aligned than it was asked to be: dynamic_shared().
-  const std::size_t room = kDynamicAddress + machine.how.shared + 4096;
+  const std::size_t room = machine.how.shared + 4096;
   block->allocation = std::make_unique<unsigned char[]>(room + 1024);
   std::memset(block->allocation.get(), 0xff, room + 1024);
   const auto address = reinterpret_cast<std::uintptr_t>(block->allocation.get());
   block->dynamic_memory = block->allocation.get() + (1024 - address % 1024);
   block->dynamic.bytes = machine.how.shared;
-  block->dynamic.begin =
-      block->dynamic_memory +
-      (machine.dynamic_offset != 0 ? machine.dynamic_offset : kDynamicAddress);
+  block->dynamic.begin = block->dynamic_memory;
+  if (machine.dynamic_offset != 0) block->dynamic.begin += machine.dynamic_offset - base_of_dynamic();
   block->dynamic.name = "dynamic shared memory of block " + std::to_string(number);
   block->dynamic.pages.resize(machine.how.shared / 4 / Space::kPage + 2);
   block->fixed.name = "shared memory of block " + std::to_string(number);
@@ -290,12 +284,12 @@ void fail(const char* format, ...) {
 void pause(const char* what) {
   self->waits_for = what;
   self->ready = false;
-  ++self->turn;
   to_scheduler();
   self->waits_for = nullptr;
 }
 
 void wake(Thread& thread) {
+  ++machine.progress;
   if (thread.ready || thread.done) return;
   thread.ready = true;
   thread.block->ready.push_back(&thread);

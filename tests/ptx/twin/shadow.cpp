@@ -51,6 +51,13 @@ const char* word_for(int kind) {
          : kind & kAtomic ? "changed atomically" : kind & kWrite ? "written" : "read";
 }
 
+// Whether an arrival at a barrier that released nothing shows that it is over: a load, or a copy, which
+// a later store of any path cannot overtake.
+bool is_over(const Thread& viewer, const Access& before, int kind) {
+  return (kind & kWrite) && (!(before.kind & kWrite) || (before.kind & kProxy)) &&
+         known_clock(viewer.finished, before.who) >= before.clock;
+}
+
 // Whether what the thread has been told since (by bytes that were sent, or marks) came behind it.
 bool told_of(const Thread& viewer, const Access& before) {
   if (known_clock(viewer.seen, before.who) >= before.clock) return true;
@@ -63,6 +70,7 @@ bool told_of(const Thread& viewer, const Access& before) {
 // A copy engine sees what threads wrote only where a fence of theirs stands between.
 bool ordered(const Thread& viewer, const Access& before, int kind) {
   if (!knows(viewer, before.who, before.clock)) {
+    if (is_over(viewer, before, kind)) return true;
     return (before.kind == kRead || (before.kind & kMarked)) && (kind & kProxy) == 0 &&
            (saw_executed(viewer, before.who, before.clock) || told_of(viewer, before));
   }
@@ -249,6 +257,10 @@ Block& block_of(unsigned int address) {
   return block;
 }
 
+static unsigned int address_of_dynamic(const Block& block) {
+  return base_of_dynamic() + static_cast<unsigned int>(block.dynamic.begin - block.dynamic_memory);
+}
+
 unsigned char* shared_pointer(Block& block, unsigned int address, unsigned int bytes) {
   const unsigned int offset = local(address);
   if (offset >= kFixedAddress && offset + bytes <= kFixedAddress + machine.fixed_bytes) {
@@ -256,9 +268,9 @@ unsigned char* shared_pointer(Block& block, unsigned int address, unsigned int b
         machine.loaded == &block ? machine.fixed : block.fixed_copy.data();
     return begin + (offset - kFixedAddress);
   }
-  const auto dynamic = static_cast<unsigned int>(block.dynamic.begin - block.dynamic_memory);
+  const unsigned int dynamic = address_of_dynamic(block);
   if (offset >= dynamic && offset + bytes <= dynamic + block.dynamic.bytes) {
-    return block.dynamic_memory + offset;
+    return block.dynamic.begin + (offset - dynamic);
   }
   fail("%u bytes at the shared address %#x, by %s at %p: dynamic shared memory is %#x to %#zx",
        bytes, offset, describe(who_of(self->block->number, self->number)).c_str(), self->here,
@@ -277,9 +289,7 @@ void touch_shared(unsigned int address, unsigned int bytes, int kind, Who who,
   if (offset >= kFixedAddress) {
     check(block.fixed, offset - kFixedAddress, bytes, kind, who, clock);
   } else {
-    const auto dynamic =
-        static_cast<unsigned int>(block.dynamic.begin - block.dynamic_memory);
-    check(block.dynamic, offset - dynamic, bytes, kind, who, clock);
+    check(block.dynamic, offset - address_of_dynamic(block), bytes, kind, who, clock);
   }
 }
 

@@ -1,6 +1,6 @@
-// The twin of the device primitives (rawnn/ptx/device): CUDA C and namespace ptx in C++ for the host.
+// CUDA C in C++ for the host.
 //
-// A kernel built with -DRAWNN_TWIN='"twin.h"' and -fsanitize=thread runs on fibers (scheduler.cpp);
+// A kernel built with -DRAWNN_TWIN and -fsanitize=thread runs on fibers (scheduler.cpp);
 // every load and store of it comes to shadow.cpp, which checks bounds, alignment and order. Nothing
 // of ThreadSanitizer is linked but its hooks' names. This header holds what kernels see; all of it
 // calls into the library, which is not instrumented.
@@ -46,15 +46,6 @@ struct float4 {
   float x, y, z, w;
 } __attribute__((aligned(16)));
 
-struct float16;
-struct bfloat16;
-struct float8_e4m3;
-struct float8_e5m2;
-
-struct alignas(64) TensorMap {
-  unsigned long long words[16];
-};
-
 namespace twin {
 
 // Of the thread that runs: the same wherever a kernel asks, hence `const`.
@@ -73,39 +64,13 @@ void sync_block();
 bool sync_block_or(bool predicate);
 std::uint32_t atomic(void* address, int kind, std::uint32_t value, std::uint32_t compare);
 
-enum class Number { kTf32, kBf16, kF16, kE4m3, kE5m2 };
-template <typename T>
-constexpr Number kNumber = Number::kTf32;
-template <>
-constexpr Number kNumber<bfloat16> = Number::kBf16;
-template <>
-constexpr Number kNumber<float16> = Number::kF16;
-template <>
-constexpr Number kNumber<float8_e4m3> = Number::kE4m3;
-template <>
-constexpr Number kNumber<float8_e5m2> = Number::kE5m2;
-
-unsigned int encode(Number format, float value);
-float decode(Number format, unsigned int bits);
-float stored(double value);
-
 unsigned char* dynamic_shared(int alignment);
+template <typename T>
+T* dynamic_shared(int alignment) {
+  return reinterpret_cast<T*>(dynamic_shared(alignment));
+}
 void nobody_reads(const void* object, std::size_t bytes);
-void load_shared(unsigned int* words, int count, unsigned int from);
-void store_shared(unsigned int to, const unsigned int* words, int count);
-void load_matrices(unsigned int* words, unsigned int row, bool transposed, int many);
-unsigned int transpose_matrix(unsigned int word);
-void multiply(Number a_kind, Number b_kind, float* c, const unsigned int* a, unsigned int b0,
-              unsigned int b1);
-void multiply_f16(unsigned int* c, const unsigned int* a, unsigned int b0, unsigned int b1);
-void copy_async(unsigned int to, const void* from, int bytes, int exist);
-void wait_for_copies(int pending);
-void multiply_async(int columns, Number a_kind, Number b_kind, bool wide_a, bool wide_b, float* d,
-                    unsigned long long a, unsigned long long b, int add);
-void multiply_async_rows(int columns, Number kind, bool wide_b, float* d, const unsigned int* a,
-                         unsigned long long b, int add);
-void wait_for_products(int pending);
-void wait_for_stores(int pending, bool read_only);
+unsigned int shared_address(const void* pointer);
 
 using Thunk = void (*)(void* kernel, void** arguments);
 struct Region {
@@ -162,4 +127,4 @@ const char* launch(const Launch& how, void (*kernel)(P...), void** arguments) {
 #define gridDim (twin::grid_dim())
 
 #include "cuda_functions.h"
-#include "primitives.h"
+#include "ptx.h"

@@ -1,5 +1,5 @@
-"""Kernels on the host: builds `.cu` files with g++ and the twin of the device primitives, and
-launches them on NumPy arrays.
+"""Kernels on the host: builds `.cu` files and all headers that they include with g++, and launches
+them on NumPy arrays. Inline PTX is interpreted (ptx.h); everything else runs as it stands.
 
 A launch that does what a GPU leaves undefined, or what another order of threads and copies would
 turn into something else, raises TwinError, which names the access, the threads and the lines. What
@@ -30,7 +30,7 @@ from rawnn.ptx import SOURCES
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = ("shadow", "scheduler", "barriers", "memory", "warps", "copies", "warpgroups", "numbers",
-           "undefined")
+           "undefined", "program", "instructions")
 DTYPES: dict[str, Any] = {
     "float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
     "float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2,
@@ -45,7 +45,7 @@ _KERNELS = (
     "--param=tsan-instrument-func-entry-exit=0",
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
     "-fsanitize=return,unreachable",
-    "-fno-sanitize-recover=all", "-DRAWNN_TWIN=\"twin.h\"",
+    "-fno-sanitize-recover=all", "-DRAWNN_TWIN",
 )
 _FAULT = re.compile(r"(?<= at )0x[0-9a-f]+")
 
@@ -107,17 +107,63 @@ def _library() -> Path:
     return path
 
 
-def _included(text: str, folders: Sequence[Path]) -> list[str]:
-    """The texts of all headers that `text` includes."""
-    found: dict[Path, str] = {}
+def _included(text: str, folders: Sequence[Path]) -> dict[str, str]:
+    """The texts of all headers that `text` includes, by the names that they are included by."""
+    found: dict[str, str] = {}
     pending = [text]
     while pending:
         for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', pending.pop(), re.MULTILINE):
             path = next((f / name for f in folders if (f / name).is_file()), None)
-            if path is not None and path not in found:
-                found[path] = path.read_text()
-                pending.append(found[path])
-    return [found[path] for path in sorted(found)]
+            if path is not None and name not in found:
+                found[name] = path.read_text()
+                pending.append(found[name])
+    return found
+
+
+_ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
+_TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|[():]', re.DOTALL)
+_CONSTRAINT = re.compile(r'"([=+]?)([hrlfdn])"(?=\s*\()')
+_DYNAMIC = re.compile(r"\bextern\s+__shared__\s+(?:__align__\((\w+)\)\s+)?([\w:]+(?: \w+)*?)\s+"
+                      r"(\w+)\[\];")
+
+
+def for_host(text: str) -> str:
+    """CUDA C as the emulator compiles it, on the same lines: each asm statement is a call of
+    twin::ptx() with its text and operands, each array of dynamic shared memory a pointer."""
+    parts, end = [], 0
+    for match in _ASM.finditer(text):
+        if match.start() < end or text.rfind("//", text.rfind("\n", 0, match.start()) + 1,
+                                             match.start()) >= 0:
+            continue
+        parts.append(text[end : match.start()])
+        sections, end = _sections(text, match.end())
+        operands = ", ".join(section for section in sections[1:3] if section.strip())
+        parts.append(f"::twin::ptx([] {{ return {sections[0]}; }}"
+                     f"{', ' if operands else ''}{operands}"
+                     # What was written over several lines stays so.
+                     + _newlines(sections[3:]) + ")")
+    text = "".join([*parts, text[end:]])
+    text = _CONSTRAINT.sub(lambda m: f"::twin::{'output' if m[1] else 'input'}<'{m[2]}'>", text)
+    return _DYNAMIC.sub(lambda m: f"{m[2]}* const {m[3]} = "
+                                  f"::twin::dynamic_shared<{m[2]}>({m[1] or f'alignof({m[2]})'});", text)
+
+
+def _sections(text: str, start: int) -> tuple[list[str], int]:
+    """What colons separate in the parentheses that open ahead of `start`, and where they end."""
+    depth, begin, sections = 1, start, []
+    for token in _TOKEN.finditer(text, start):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if depth == 0 or (depth == 1 and token[0] == ":"):
+            sections.append(text[begin : token.start()])
+            begin = token.end()
+        if depth == 0:
+            return sections, begin
+    raise ValueError("an asm statement does not end")
+
+
+def _newlines(sections: Sequence[str]) -> str:
+    lost = "".join(sections)
+    return "\\\n" * lost.count("\\\n") or "\n" * lost.count("\n")
 
 
 @dataclass(frozen=True)
@@ -144,18 +190,22 @@ class Kernels:
         lines = ['#include "twin.h"', *(f'#include "{name}"' for name in self.files)]
         lines += [f"TWIN_EXPORT(kernel_{i}, {e})" for i, e in enumerate(self.expressions)]
         text = "\n".join([*lines, self.extra, ""])
+        folders = (self.sources, *self.folders)
         flags = [*_COMMON, *_KERNELS, *(f"-D{name}" for name in self.defines), f"-I{HERE}",
-                 f"-I{self.sources}", *(f"-I{folder}" for folder in self.folders),
                  f"-D__CUDA_ARCH__={self.arch}", "-D__CUDA_ARCH_FEAT_SM90_ALL", *self.flags]
-        headers = _included(text, (self.sources, *self.folders))
-        digest = _digest(text, *headers, *flags, _library())
+        headers = {name: for_host(header) for name, header in _included(text, folders).items()}
+        digest = _digest(text, *sorted(headers.values()), *flags, *folders, _library())
         path = _folder() / f"kernels-{digest}.so"
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=_folder()) as folder:
                 source, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.o"
                 source.write_text(text)
+                for name, header in headers.items():
+                    path_of_header = Path(folder) / name
+                    path_of_header.parent.mkdir(parents=True, exist_ok=True)
+                    path_of_header.write_text(header)
                 command = [compiler() or "g++"]
-                _run([*command, *flags, "-c", str(source), "-o", str(made)])
+                _run([*command, *flags, f"-I{folder}", "-c", str(source), "-o", str(made)])
                 # Without -fsanitize=thread, whose run-time library would be linked.
                 _run([*command, "-shared", "-Wl,-Bsymbolic", str(made), str(_library()),
                       "-o", str(made.with_suffix(".so"))])
@@ -259,8 +309,8 @@ class Twin:
             text = subprocess.run([tool, "-i", "-e", str(self.path), hex(place - 1)],
                                   capture_output=True, text=True, check=False).stdout
             lines = [line.split(" ")[0] for line in text.splitlines()]
-            own = [line for line in lines if not line.startswith(f"{HERE}/")
-                   or line.partition(":")[0].endswith(".cu")] or lines
+            own = [line for line in lines
+                   if not line.startswith(f"{HERE}/") and "/device/" not in line] or lines
             where = " in ".join(line.rpartition("/")[2] for line in own[:2])
             message = message.replace(found, where)
         return message
@@ -301,7 +351,8 @@ def _base(path: Path) -> int:
 def with_headers(sources: Path, file: str) -> str:
     """The text of a source, ahead of it those of all headers that it includes."""
     text = (sources / file).read_text()
-    return "\n".join([*_included(text, (sources,)), text])
+    headers = _included(text, (sources,))
+    return "\n".join([*(headers[name] for name in sorted(headers)), text])
 
 
 @functools.cache

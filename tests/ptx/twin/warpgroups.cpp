@@ -5,10 +5,10 @@ namespace twin {
 
 namespace {
 
-struct Operand {
+struct Matrix {
   unsigned int start, leading, stride;
   bool swizzled;
-  explicit Operand(unsigned long long bits)
+  explicit Matrix(unsigned long long bits)
       : start(static_cast<unsigned int>(bits & 0x3fffu) << 4),
         leading(static_cast<unsigned int>(bits >> 16 & 0x3fffu) << 4),
         stride(static_cast<unsigned int>(bits >> 32 & 0x3fffu) << 4),
@@ -51,7 +51,7 @@ Warpgroup& group_of(Thread& thread) {
   return group;
 }
 
-void touch(const Operand& operand, bool wide, Number kind, int first, int count, Who who,
+void touch(const Matrix& operand, bool wide, Number kind, int first, int count, Who who,
            std::uint32_t clock) {
   const int size = size_of(kind);
   if (wide) {
@@ -73,22 +73,21 @@ void execute(Block& block, const Product& product) {
   static double a[64][32], b[256][32];
   const int size = size_of(product.a_kind);
   const int depth = 32 / size;
-  const auto read = [&](const Operand& operand, bool wide, Number kind, int along, int k) {
+  const auto read = [&](const Matrix& operand, bool wide, Number kind, int along, int k) {
     const unsigned int at = operand.address(wide, size, along, wide ? k : k * size);
     const unsigned char* const from = shared_pointer(block, at, static_cast<unsigned>(size));
     unsigned int bits = 0;
     for (int i = 0; i < size; ++i) bits |= unsigned{from[i]} << 8 * i;
     return double{decode(kind, bits)};
   };
-  const Operand left(product.a), right(product.b);
-  const bool loaded = product.rows[0] != nullptr;
-  for (int row = 0; row < 64 && !loaded; ++row) {
+  const Matrix left(product.a), right(product.b);
+  for (int row = 0; row < 64 && !product.rows; ++row) {
     for (int k = 0; k < depth; ++k) a[row][k] = read(left, product.wide_a, product.a_kind, row, k);
   }
-  for (int thread = 0; thread < 128 && loaded; ++thread) {  // as a fragment A of mma.sync
+  for (int thread = 0; thread < 128 && product.rows; ++thread) {  // as a fragment A of mma.sync
     for (int i = 0; i < 4; ++i) {
       double* const row = a[thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8];
-      const unsigned int word = product.rows[thread][i];
+      const unsigned int word = *product.words[thread][i];
       for (int j = 0; j < 4 / size; ++j) {
         row[(thread % 4 + i / 2 * 4) * (4 / size) + j] =
             double{decode(product.a_kind, size == 4 ? word : word >> 16 * j & 0xffffu)};
@@ -106,9 +105,10 @@ void execute(Block& block, const Product& product) {
     for (int i = 0; i < product.columns / 2; ++i) {
       const int row = thread / 32 * 16 + g + i / 2 % 2 * 8;
       const int column = i / 4 * 8 + 2 * t + i % 2;
-      double sum = product.add != 0 ? double{product.d[thread][i]} : 0.0;
+      float& to = *product.d[thread][static_cast<std::size_t>(i)];
+      double sum = product.add ? double{to} : 0.0;
       for (int k = 0; k < depth; ++k) sum += a[row][k] * b[column][k];
-      product.d[thread][i] = stored(sum);
+      to = stored(sum);
     }
   }
 }
@@ -117,49 +117,43 @@ void execute(Block& block, const Product& product) {
 
 namespace {
 
-void ask(const Product& like, float* d, const unsigned int* rows) {
+bool alike(const Product& a, const Product& b) {
+  return a.columns == b.columns && a.a_kind == b.a_kind && a.b_kind == b.b_kind &&
+         a.wide_a == b.wide_a && a.wide_b == b.wide_b && a.a == b.a && a.b == b.b &&
+         a.add == b.add && a.rows == b.rows && a.group == b.group;
+}
+
+}  // namespace
+
+// `d` and the words of `a`, if any, are read when the product is done, which is later.
+void multiply_async(Product&& asked, std::vector<float*>&& d, const unsigned int* const* a) {
   Warpgroup& group = group_of(*self);
   if (!self->products_fenced) fail("a product of wgmma without fence_products(), at %p", self->here);
   const unsigned int lane = self->number % 128;
   const std::uint32_t turn = self->products_asked++;
-  if (turn >= group.first_product + group.products.size()) group.products.push_back(like);
-  Product& product = group.products[turn - group.first_product];
-  if (product.columns != like.columns || product.a != like.a || product.b != like.b ||
-      product.add != like.add || product.group != like.group) {
+  asked.group = self->product_group;
+  if (lane % 32 == 0) {
+    if (!asked.rows) {
+      touch(Matrix(asked.a), asked.wide_a, asked.a_kind, static_cast<int>(lane / 2), 16,
+            group.who, asked.group);
+    }
+    touch(Matrix(asked.b), asked.wide_b, asked.b_kind, 0, asked.columns, group.who, asked.group);
+  }
+  if (turn >= group.first_product + group.products.size()) {
+    group.products.push_back(std::move(asked));
+  } else if (!alike(group.products[turn - group.first_product], asked)) {
     fail("the warps of a warpgroup ask for different products, at %p", self->here);
   }
-  product.d[lane] = d;
-  product.rows[lane] = rows;
-  if (lane % 32 == 0) {
-    if (rows == nullptr) {
-      touch(Operand(like.a), like.wide_a, like.a_kind, static_cast<int>(lane / 2), 16, group.who,
-            like.group);
-    }
-    touch(Operand(like.b), like.wide_b, like.b_kind, 0, like.columns, group.who, like.group);
-  }
+  Product& product = group.products[turn - group.first_product];
+  product.d[lane] = std::move(d);
+  if (a != nullptr) std::copy_n(a, 4, product.words[lane]);
   if (++product.asked == 128) {
     for (Thread* thread : group.waiting) wake(*thread);
     group.waiting.clear();
   }
 }
 
-}  // namespace
-
-void multiply_async(int columns, Number a_kind, Number b_kind, bool wide_a, bool wide_b, float* d,
-                    unsigned long long a, unsigned long long b, int add) {
-  TWIN_HERE;
-  ask({columns, a_kind, b_kind, wide_a, wide_b, {}, a, b, add, self->product_group, 0, {}}, d,
-      nullptr);
-}
-
-void multiply_async_rows(int columns, Number kind, bool wide_b, float* d, const unsigned int* a,
-                         unsigned long long b, int add) {
-  TWIN_HERE;
-  ask({columns, kind, kind, false, wide_b, {}, 0, b, add, self->product_group, 0, {}}, d, a);
-}
-
 void wait_for_products(int pending) {
-  TWIN_HERE;
   Warpgroup& group = group_of(*self);
   const std::uint32_t groups = self->product_group - 1;
   const auto left = static_cast<std::uint32_t>(pending);
@@ -178,21 +172,11 @@ void wait_for_products(int pending) {
   self->known = with(self->known, machine.blocks, group.who, up_to);
 }
 
-}  // namespace twin
-
-namespace ptx {
-
-using twin::self;
-
-void fence_products() {
-  TWIN_HERE;
-  self->products_fenced = true;
-}
+void fence_products() { self->products_fenced = true; }
 
 void commit_products() {
-  TWIN_HERE;
   self->products_fenced = false;
   ++self->product_group;
 }
 
-}  // namespace ptx
+}  // namespace twin

@@ -9,6 +9,7 @@ void Gather::add(Thread& thread) {
   published = join(published, thread.published);
   pending = join(pending, thread.pending);
   seen = join(seen, thread.seen);
+  finished = join(finished, thread.finished);
   events_.insert(events_.end(), thread.events.begin(), thread.events.end());
   own_.push_back({who_of(thread.block->number, thread.number), thread.clock, thread.copied});
   const Who first = who_of(thread.block->number, thread.number / 32 * 32);
@@ -77,6 +78,7 @@ void learn(Thread& thread, const Vector* vector, const Gather& other) {
   thread.published = join(other.published, thread.published);
   thread.pending = join(other.pending, thread.pending);
   thread.seen = join(other.seen, thread.seen);
+  thread.finished = join(other.finished, thread.finished);
 }
 
 const Vector* everything(Thread& thread) {
@@ -216,6 +218,7 @@ void sync_warp(unsigned int mask) {
       channels.published = join(channels.published, thread.published);
       channels.pending = join(channels.pending, thread.pending);
       channels.seen = join(channels.seen, thread.seen);
+      channels.finished = join(channels.finished, thread.finished);
       if (thread.overlay != nullptr && thread.overlay != last) {
         last = thread.overlay;
         for (int j = 0; j < 64; ++j) {
@@ -237,7 +240,6 @@ void sync_warp(unsigned int mask) {
 }
 
 void load_matrices(unsigned int* words, unsigned int row, bool transposed, int many) {
-  TWIN_HERE;
   struct Gift {
     unsigned int* words;
     unsigned int row;
@@ -267,7 +269,6 @@ void load_matrices(unsigned int* words, unsigned int row, bool transposed, int m
 }
 
 unsigned int transpose_matrix(unsigned int word) {
-  TWIN_HERE;
   struct Gift {
     unsigned int word, result;
   } gift{word, 0};
@@ -344,17 +345,15 @@ void multiply_warp(Number a_kind, Number b_kind, const Meeting& meeting) {
 
 }  // namespace
 
-void multiply(Number a_kind, Number b_kind, float* c, const unsigned int* a, unsigned int b0,
-              unsigned int b1) {
-  TWIN_HERE;
-  Fragments gift{{a[0], a[1], a[2], a[3]}, {b0, b1}, c, nullptr};
+void multiply(Number a_kind, Number b_kind, float* c, const unsigned int* a,
+              const unsigned int* b) {
+  Fragments gift{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, c, nullptr};
   meet("mma", kAll, &gift,
        [&](const Meeting& meeting) { multiply_warp(a_kind, b_kind, meeting); });
 }
 
-void multiply_f16(unsigned int* c, const unsigned int* a, unsigned int b0, unsigned int b1) {
-  TWIN_HERE;
-  Fragments gift{{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr, c};
+void multiply_f16(unsigned int* c, const unsigned int* a, const unsigned int* b) {
+  Fragments gift{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, nullptr, c};
   meet("mma.f16", kAll, &gift, [&](const Meeting& meeting) {
     multiply_warp(Number::kF16, Number::kF16, meeting);
   });
