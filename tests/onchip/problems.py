@@ -21,11 +21,12 @@ STEPS = 64
 
 
 def prepared(network: Network, batch: int = 32, numbers: str = "", left: int = 0,
-             **options: Any) -> Plan:
+             steps: int = STEPS, **options: Any) -> Plan:
     """A step's plan with its data on the device, as `persistent` makes a kernel of it; `options` go
-    to step_plan. `left` examples are a partial batch at the end of an epoch."""
+    to step_plan. An epoch has `steps` whole batches, and `left` examples in a partial one at its
+    end."""
     options = {**options, "partial": left > 0}
-    plan = step_plan(network, batch, STEPS * batch + left, **options)
+    plan = step_plan(network, batch, steps * batch + left, **options)
     for word in filter(None, ("preload", *numbers.split(","))):
         name, _, value = word.partition("=")
         plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(value or None))

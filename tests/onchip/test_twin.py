@@ -76,15 +76,20 @@ SHARED = [
 class Launch:
     """An op with arrays for all its operands, on which its kernel and its reference can run. Its
     last step is on a partial batch of `left` examples, where there are some. One that is `turning`
-    also does what stands between two epochs."""
+    also does what stands between two epochs. One of a `whole_epoch` has no other steps: the first
+    is the epoch's first, and the last uses workspaces and metrics to their ends."""
 
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
                  scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1,
                  exchange: str = CLUSTER, turning: bool = False,
-                 room: int = HOPPER.shared) -> None:
+                 room: int = HOPPER.shared, whole_epoch: bool = False) -> None:
         keywords = dict(VARIETY[name.removesuffix(STATE_FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
+        self.offset = 0 if whole_epoch else 1
+        whole = STEPS - (left > 0) if whole_epoch else STEPS
+        if whole_epoch:
+            keywords["steps"] = whole
         plan = replace(prepared(network, batch, left=left, **keywords), target=known((9, 0)))
         if not types:
             self.plan: Plan = rewrite(plan, ranks, groups)
@@ -95,14 +100,15 @@ class Launch:
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
             rest = prepared(network, batch, left=left, rest=True, **keywords)
-            self.plan = with_rest(self.plan, rest, STEPS)
+            self.plan = with_rest(self.plan, rest, whole)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
         if turning:
             self.plan = self.plan.with_tensors(CLOCK)
             count = self.plan[self.op.operands["order"]].shape[0]
             self.op = train_steps.turning(self.op, Op(
                 "turn", "turn", {"clock": "clock", "order": "order"},
-                {"seed": 7, "count": count, "steps": STEPS_OF_EPOCH, "offset": 0}))
+                {"seed": 7, "count": count, "offset": 0,
+                 "steps": STEPS if whole_epoch else STEPS_OF_EPOCH}))
         self.impl: KernelImpl = kernel_for(self.op)
         self.decomposition: Decomposition = self.op.attributes["chosen"].decomposition
         self.arrays = self._arrays(np.random.default_rng(0), scale)
@@ -177,7 +183,8 @@ class Launch:
         grid, block = self.impl.geometry(scalars)
         twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
                   cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative,
-                  early=("cursor",), run=run, offset=1, span=STEPS, **self._numbers(), **laid)
+                  early=("cursor",), run=run, offset=self.offset, span=STEPS, **self._numbers(),
+                  **laid)
         return {role: array[tuple(slice(n) for n in self.plan[self.op.operands[role]].shape)]
                 for role, array in laid.items()}
 
@@ -189,7 +196,8 @@ class Launch:
         """What NumPy leaves, in float64 (where nothing is rounded) or float32."""
         wide = {r: a.astype(number) if self.plan[self.op.operands[r]].floating
                 and r not in ("images",) else a.copy() for r, a in self.arrays.items()}
-        self.op.spec.reference(SimpleNamespace(**wide), {"offset": 1, "span": STEPS})
+        self.op.spec.reference(SimpleNamespace(**wide),
+                               {"offset": self.offset, "span": STEPS})
         return wide
 
 
@@ -457,3 +465,50 @@ is left for a partial batch."""
 def test_micro_batches(tmp_path: Path, name: str, ranks: int, groups: int, types: str, turns: int,
                        left: int) -> None:
     check(Launch(name, ranks, groups, types, left=left, turns=turns), tmp_path, 2)
+
+
+EPOCHS: list[tuple[Any, ...]] = [
+    ("an autoencoder", 2, 1, "SFS", 2), ("bfloat16", 2, 1, "", 4),
+    ("more outputs than a register file", 2, 3, "FG"),
+    ("mean squares, gelu, no bias", 1, 1, ""), ("clusters share sums", 2, 3, "FS", 4, 2),
+    ("Adam in an order", 4, 2, "FSFF", 0, 3), ("float16", 4, 2, "FGFF", 5, 1, L2),
+    ("Adam in an order", 12, 2, "FGFS", 0, 1, L2, True),
+]
+"""How the work is shared, the examples of a partial batch, micro-batches, and where blocks
+exchange: every place where losses are reported, and every workspace."""
+
+
+@pytest.mark.parametrize("how", EPOCHS, ids=lambda how: ", ".join(map(str, how)))
+def test_a_whole_epoch_uses_its_workspaces_to_the_end(tmp_path: Path,
+                                                      how: tuple[Any, ...]) -> None:
+    """The last step of an epoch has the last of what is kept for each step."""
+    name, ranks, groups, types, *more = how
+    launch = Launch(name, ranks, groups, types, (64.0, 0.0), *more, whole_epoch=True)
+    assert launch.arrays["loss"].shape == (STEPS,)
+    check(launch, tmp_path, 2)
+
+
+def test_epochs_keep_losses_in_every_way_and_use_every_workspace() -> None:
+    layouts = [Launch(*how[:4], (64.0, 0.0), *how[4:]).op.attributes["chosen"].layout
+               for how in EPOCHS]
+    assert {found.reports for found in layouts} == {layout.AT_ONCE, layout.BY_FIRST,
+                                                    layout.BY_LAST}
+    assert {name for found in layouts for name in found.workspaces(STEPS)} >= {
+        "counters", "tally", "gradients", "fresh", "overflows", "meetings", "generations",
+        "parcels"}
+    assert any(found.decomposition.turns > 1 and found.reports == layout.BY_LAST
+               for found in layouts)
+
+
+def test_a_tally_that_leaves_micro_batches_out_is_written_past_its_end(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = layout.Layout.workspaces
+
+    def without_turns(self: layout.Layout, steps: int) -> dict[str, int]:
+        found = complete(self, steps)
+        return {**found, "tally": found["tally"] // self.decomposition.turns}
+
+    monkeypatch.setattr(layout.Layout, "workspaces", without_turns)
+    launch = Launch("clusters share sums", 2, 3, "FS", turns=2, whole_epoch=True)
+    with pytest.raises(TwinError, match=r"outside its|of which it has"):
+        check(launch, tmp_path, 0)

@@ -144,8 +144,9 @@ def for_host(text: str) -> str:
                      + _newlines(sections[3:]) + ")")
     text = "".join([*parts, text[end:]])
     text = _CONSTRAINT.sub(lambda m: f"::twin::{'output' if m[1] else 'input'}<'{m[2]}'>", text)
-    return _DYNAMIC.sub(lambda m: f"{m[2]}* const {m[3]} = "
-                                  f"::twin::dynamic_shared<{m[2]}>({m[1] or f'alignof({m[2]})'});", text)
+    return _DYNAMIC.sub(
+        lambda m: f"{m[2]}* const {m[3]} = "
+                  f"::twin::dynamic_shared<{m[2]}>({m[1] or f'alignof({m[2]})'});", text)
 
 
 def _sections(text: str, start: int) -> tuple[list[str], int]:
