@@ -36,6 +36,8 @@ HAZARDS: dict[str, tuple[str, str, dict[str, Any], str]] = {
                         "without synchronisation"),
     "end of a block": ("remote<true,true>", "remote<true,false>", CLUSTER, "end"),
     "sent": ("sent<true>", "sent<false>", CLUSTER, "initialised|publish_barriers"),
+    "released to its block alone": ("arrived<true>", "arrived<false>", CLUSTER,
+                                    "without synchronisation"),
     "atomic note": ("noted<true>", "noted<false>", {"shared": 128}, "without synchronisation"),
     "grid barrier": ("grid<true>", "grid<false>", {"grid": (3,), "cooperative": True},
                      "without synchronisation"),

@@ -190,6 +190,33 @@ __global__ void sent(float* x) {
   x[32 * blockIdx.x + threadIdx.x] = words[threadIdx.x];
 }
 
+// An arrival at another block's barrier that releases to its own block alone: what was read ahead of it may
+// be written by the other, what was written may not.
+template <bool RIGHT>
+__global__ void arrived(float* x) {
+  __shared__ unsigned long long place;
+  const unsigned int barrier = ptx::shared_address(&place);
+  if (threadIdx.x == 0) {
+    ptx::init_barrier(barrier, 32);
+    ptx::publish_barriers();
+  }
+  __syncwarp();
+  ptx::arrive_at_cluster_relaxed();
+  ptx::wait_for_cluster();
+  if (ptx::cluster_rank() == 0) {
+    if (RIGHT) {
+      x[64 + threadIdx.x] = x[threadIdx.x];
+    } else {
+      x[threadIdx.x] = 1.0f;
+    }
+    ptx::arrive_remote_having_read(ptx::in_block(barrier, 1));
+  } else {
+    ptx::wait_for_remote(barrier, 0);
+    x[threadIdx.x] = 2.0f;
+  }
+  ptx::cluster_barrier();
+}
+
 // Blocks wait for each other, and read what the others wrote.
 template <bool RIGHT>
 __global__ void grid(float* x, unsigned int* counter) {

@@ -188,7 +188,7 @@ class Kernels:
 
         Raises RuntimeError with the compiler's words where it does not compile.
         """
-        lines = ['#include "twin.h"', *(f'#include "{name}"' for name in self.files)]
+        lines = [f'#include "{name}"' for name in self.files]
         lines += [f"TWIN_EXPORT(kernel_{i}, {e})" for i, e in enumerate(self.expressions)]
         text = "\n".join([*lines, self.extra, ""])
         folders = (self.sources, *self.folders)
@@ -200,7 +200,7 @@ class Kernels:
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=_folder()) as folder:
                 source, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.o"
-                source.write_text(text)
+                source.write_text(f'#include "twin.h"\n{text}')
                 for name, header in headers.items():
                     path_of_header = Path(folder) / name
                     path_of_header.parent.mkdir(parents=True, exist_ok=True)
