@@ -189,7 +189,7 @@ def faults_of(file: str) -> Iterator[Fault]:
 
 @cache
 def files() -> tuple[str, ...]:
-    """Every source and header but the primitives, which test_primitives.py holds to their PTX."""
+    """Every source and header but the primitives, which test_instructions.py tests one by one."""
     return tuple(sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.cu*")
                         if path.parent.name != "device"))
 

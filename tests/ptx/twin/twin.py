@@ -195,6 +195,10 @@ class Kernels:
         flags = [*_COMMON, *_KERNELS, *(f"-D{name}" for name in self.defines), f"-I{HERE}",
                  f"-D__CUDA_ARCH__={self.arch}", "-D__CUDA_ARCH_FEAT_SM90_ALL", *self.flags]
         headers = {name: for_host(header) for name, header in _included(text, folders).items()}
+        for name in headers:
+            if name.startswith("device/"):  # so that messages name the line that calls a primitive
+                headers[name] = headers[name].replace(
+                    "__forceinline__", "inline __attribute__((always_inline))")
         digest = _digest(text, *sorted(headers.values()), *flags, *folders, _library())
         path = _folder() / f"kernels-{digest}.so"
         if not path.exists():
