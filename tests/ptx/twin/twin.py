@@ -30,7 +30,7 @@ from rawnn.ptx import SOURCES
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = ("shadow", "scheduler", "barriers", "memory", "warps", "copies", "warpgroups", "numbers",
-           "undefined", "program", "instructions")
+           "undefined", "program", "instructions", "tensor_cores")
 DTYPES: dict[str, Any] = {
     "float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
     "float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2,
