@@ -20,7 +20,7 @@ from rawnn.bench.curves import LAST, Curve, CurvesResult
 from rawnn.bench.duel import Duel, Side
 from rawnn.bench.footprint import Footprint, traffic, x_floor
 from rawnn.bench.peers.problem import Problem
-from rawnn.bench.peers.summary import cells, summary
+from rawnn.bench.peers.summary import cells, network_line, network_rows, summary
 from rawnn.bench.peers.workload_table import HEADINGS as WORKLOAD_HEADINGS
 from rawnn.bench.peers.workload_table import table_rows
 from rawnn.bench.records import GPU_TIMER
@@ -81,6 +81,15 @@ def test_peers_that_take_twice_as_long() -> None:
     assert 1.9 < low <= 2.0 <= high < 2.1
     low, high = map(float, rows["jax"][place + 1].split("-"))
     assert 0.45 < low <= 0.5 <= high < 0.55
+
+
+def test_a_networks_line_says_how_many_times_as_long_the_best_peer_takes() -> None:
+    for theirs, words in ((20.0, "(2.00 x)"), (5.0, "(0.50 x)")):
+        contest = contest_of(rawnn_float32=[10.0] * 3, torch_float32=[theirs] * 3,
+                             jax_float32=[90.0] * 3)
+        said = f"{theirs:.2f} us torch {words}"
+        assert network_line(contest).endswith(f"float32 10.00 us | {said}")
+        assert network_rows(result_of(contest))[0][1:3] == ["10.00", said.replace(" us", "")]
 
 
 RATIOS = [math.exp(0.2 + 0.3 * math.sin(5 * i)) for i in range(60)]
