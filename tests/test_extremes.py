@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn.data import arrays
 from rawnn.data.arrays import check_finite, from_arrays
 from rawnn.errors import DataError
 from rawnn.network.losses.cross_entropy import softmax_of
@@ -31,7 +30,7 @@ def test_labels_keep_their_value(classes: int, dtype: str) -> None:
 
 def test_the_row_of_a_value_is_counted_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever part of the rows is looked at."""
-    monkeypatch.setattr(arrays, "_CHUNK", 4)
+    monkeypatch.setattr("rawnn.data.precision._CHUNK", 4)
     x = np.zeros((9, 2), np.float32)
     x[7, 1] = np.inf
     with pytest.raises(DataError, match=r"x hold inf \(row 7, column 1\)"):

@@ -41,6 +41,8 @@ WRITTEN = ("results/full-walk.json", "docs/testing.md")
 """Files that a walk changes itself."""
 SEEDED = "tests.properties.profile"
 """The module of the tests that a slice gives a seed, of which there is no list of all cases."""
+LEFT_OUT = ("RAWNN_FULL", "RAWNN_SLICE", "PYTEST_ADDOPTS")
+"""Variables that would change which cases run, or what pytest prints of them."""
 OUTCOMES = ("passed", "skipped", "failed")
 
 
@@ -74,7 +76,7 @@ class Step:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that choose the cases."""
-        plain = {k: v for k, v in os.environ.items() if k not in ("RAWNN_FULL", "RAWNN_SLICE")}
+        plain = {k: v for k, v in os.environ.items() if k not in LEFT_OUT}
         chosen = {"RAWNN_FULL": "1"} if self.slice is None else {"RAWNN_SLICE": str(self.slice)}
         found_in = dict.fromkeys((str(ROOT), str(Path(__file__).resolve().parent.parent)))
         return {**plain, **chosen, "PYTHONPATH": os.pathsep.join(found_in)}

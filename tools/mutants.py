@@ -152,7 +152,8 @@ class Copy:
         if self.template is not None and self.template.exists():
             shutil.copytree(self.template, self.cache)
         self.cache.mkdir(exist_ok=True)
-        environment = {**os.environ, "PYTHONPATH": str(self.tree), "RAWNN_CACHE": str(self.cache),
+        plain = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
+        environment = {**plain, "PYTHONPATH": str(self.tree), "RAWNN_CACHE": str(self.cache),
                        "RAWNN_SLICE": str(SLICE)}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         begin = time.monotonic()

@@ -358,7 +358,7 @@ def test_what_no_cache_can_beat(device: Device) -> None:
 def test_arithmetic_goes_by_the_smallest_float(device: Device, types: tuple[str, str], compute: str,
                                                kind: str) -> None:
     first, second = (name.replace("half", "__half") for name in types)
-    text = ("#define __half unsigned short\n"  # by its name alone: its header takes a second
+    text = ("struct __half { unsigned short bits; };\n"  # by its name: its header takes a second
             f"__global__ void lab_kinds(const {first}* a, const {second}* b, float* y, int n) {{}}")
     kernel = rawnn.Kernel(text, "lab_kinds", device=device)
     problem = problem_of(kernel, Work(reference=lambda a, b: a, grid=1, block=32, compute=compute))

@@ -33,6 +33,12 @@ HOSTS = ("a", "a", "a", "b", "b")
 """Of each rank."""
 
 
+@pytest.fixture(autouse=True)
+def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loopback stands for an address that both hosts reach."""
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "0.0.0.0")
+
+
 def places(hosts: tuple[str, ...] = HOSTS) -> list[Place]:
     """Where each rank is, as a launcher would say."""
     return [Place(rank, len(hosts), hosts[:rank].count(host), hosts.count(host), "a test")
@@ -104,21 +110,25 @@ def test_slurm_says_how_many_ranks_each_host_has(tasks: str, counts: tuple[int, 
             wanted.rank, wanted.size, wanted.local_rank, wanted.local_size, "n1")
 
 
-@pytest.mark.parametrize(("hosts", "listens", "told"), [
-    (("a", "a"), "127.0.0.1", "127.0.0.1"), (("a", "b"), "", "head.example"),
-    (HOSTS, "", "head.example")])
+@pytest.mark.parametrize(("hosts", "address"), [
+    (("a", "a"), "127.0.0.1"), (("a", "b"), "head.example"), (HOSTS, "head.example")])
 def test_ranks_of_several_hosts_meet_where_all_can_come(
-        monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...], listens: str, told: str) -> None:
+        monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...], address: str) -> None:
+    """Rank 0 says where it listens, and the secret that it made; the others take both."""
     asked: list[tuple[str, int]] = []
     door = SimpleNamespace(getsockname=lambda: ("", 77))
-    monkeypatch.setattr(meeting, "_listening", lambda *where: asked.append(where) or door)
+    monkeypatch.setattr(meeting, "_listening",
+                        lambda place: asked.append((place.address, place.port)) or door)
     monkeypatch.setattr(meeting.socket, "getfqdn", lambda: "head.example")
-    world = SimpleNamespace(bcast=lambda value, root: value or ("head.example", 77))
-    for place in places(hosts):
-        listener, address, port = meeting._told_by_mpi(replace(place, world=world))
-        assert (listener is door) == (place.rank == 0)
-        assert (address, port) == (told if place.rank == 0 else "head.example", 77)
-    assert asked == [(listens, 0)]
+    carried: list[Any] = []
+    world = SimpleNamespace(bcast=lambda value, root: carried.append(value) or
+                            (value or carried[0]))
+    found = [meeting._by_mpi(replace(place, world=world)) for place in places(hosts)]
+    assert [listener is door for listener, *_ in found] == [True] + [False] * (len(hosts) - 1)
+    assert len({tuple(where) for _, *where in found}) == 1
+    assert found[0][1:3] == (address, 77)
+    assert len(found[0][3]) == 64
+    assert asked == [(address, 0)]
 
 
 # -- runs ------------------------------------------------------------------------------------------
