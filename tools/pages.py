@@ -284,9 +284,11 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
                           "h100": workloads("workloads-h100.json")},
     "docs/toggles/persistent.md": {"float32": float32_error},
     "docs/scaling.md": {
-        "scaling": once_measured("scaling", lambda path: read_scaling(path).markdown()),
-        "model": once_measured("scaling", lambda path: scaling_model.table(
-            read_scaling(path), NVLINK)),
+        **{name: once_measured(name, lambda path: read_scaling(path).markdown())
+           for name in ("scaling", "scaling-four", "scaling-small")},
+        **{name: once_measured(measured, lambda path: scaling_model.table(
+            read_scaling(path), NVLINK))
+           for name, measured in (("model", "scaling"), ("model-small", "scaling-small"))},
         "worth": ranks_worth},
     "docs/measuring.md": {"compare": two_runs},
     "docs/floors.md": {"floors": once_measured(
@@ -351,9 +353,9 @@ def pictures() -> dict[str, Callable[[Path], None]]:
     """File -> what draws it, for all that was measured."""
     made: dict[str, Callable[[Path], None]] = {
         "results/random-peers.svg": random_picture, "results/ladder.svg": ladder_picture}
-    if (RESULTS / "scaling-h200.json").exists():
+    if (RESULTS / "scaling-four-h200.json").exists():
         made["results/scaling.svg"] = lambda path: plot_scaling(
-            read_scaling(RESULTS / "scaling-h200.json"), path)
+            read_scaling(RESULTS / "scaling-four-h200.json"), path)
     for name, draw in {**sweeps(), **loss_curves(), **ablations()}.items():
         made[f"results/{name}.svg"] = partial(_written, draw)
     return made
