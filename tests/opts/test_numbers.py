@@ -271,6 +271,37 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale(opt: str) -> None:
     assert (runner.parameters()["fc1.bias"] != before["fc1.bias"]).any()
 
 
+@pytest.mark.parametrize("opt", [
+    "fp16", "preload,fp16", "preload,fp16,fuse", "fp16,mma,fuse", "preload,fp8",
+    "preload,fp8,fuse", "preload,fp16,cublas"])
+@pytest.mark.parametrize("value", [1.0, 3.0, -3.0])
+def test_an_overflow_in_a_hidden_layer_is_noticed(opt: str, value: float) -> None:
+    """An image of zeros and biases of 1 make both hidden units 1. The rows of the last weights
+    cancel, so that all ten logits are 0 and the gradient of the label's is 2^15 (0.1 - 1) = -29491,
+    which both types hold. Times a weight of 3 it is more than they hold, 65504 and 57344."""
+    data = random_dataset(12, 10, 1, 8)
+    data = replace(data, train_images=np.zeros_like(data.train_images),
+                   train_labels=np.zeros_like(data.train_labels))
+    weight = np.zeros((10, 2), np.float32)
+    weight[0] = value, -value
+    given = {"fc1.bias": np.ones(2, np.float32), "fc2.weight": weight,
+             "fc2.bias": np.zeros(10, np.float32)}
+    runner = HostRunner(make_work(opt, (12, 2, 10), data, batch=1))
+    try:
+        runner.load({**runner.state(), **given, "loss_scale": np.array([2**15, 0], np.float32)})
+        runner.epoch(True)
+        found = runner.state()
+    finally:
+        runner.close()
+    step = 0.1 * 0.9 * value  # the learning rate times the gradient, without the scale
+    has_overflow = abs(value) > 1
+    assert found["loss_scale"].tolist() == ([2**14, 0] if has_overflow else [2**15, 1])
+    wanted = np.ones(2) + (0 if has_overflow else step) * np.array([1, -1])
+    np.testing.assert_allclose(found["fc1.bias"], wanted, rtol=0.02)  # fp8 has 2 bits of fraction
+    if has_overflow:
+        np.testing.assert_array_equal(found["fc2.weight"], weight)
+
+
 # -- where they run --------------------------------------------------------------------------------
 
 
