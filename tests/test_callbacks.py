@@ -293,6 +293,39 @@ def test_a_log_has_a_row_for_every_report(tmp_path: Path) -> None:
     assert [float(row["test_loss"]) for row in rows] == [r.test_loss for r in result.history]
 
 
+def test_a_log_can_be_followed(tmp_path: Path) -> None:
+    """Its header is in the file when training starts, and each row before the next listener is
+    called."""
+    file = tmp_path / "log.csv"
+    lengths: list[int] = []
+
+    class Reader(Listener):
+        def started(self, session: Session) -> None:
+            lengths.append(len(file.read_text().splitlines()))
+
+        def reported(self, report: Report) -> None:
+            rows = list(csv.DictReader(file.open()))
+            lengths.append(1 + len(rows))
+            assert float(rows[-1]["train_loss"]) == report.train_loss
+
+    go(CsvLog(file), Reader(), epochs=3)
+    assert lengths == [1, 2, 3, 4]
+
+
+def test_a_log_keeps_the_rows_of_a_run_that_fails(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+
+    class Fails(Listener):
+        def epoch_done(self, epoch: int) -> None:
+            if epoch == 3:
+                raise LookupError
+
+    log = CsvLog(file)  # outlives the run, so that no finaliser closes its file
+    with pytest.raises(LookupError):
+        go(log, Fails())
+    assert [row["epoch"] for row in csv.DictReader(file.open())] == ["1", "2"]
+
+
 def test_a_log_is_continued(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
     go(CsvLog(file), Checkpoints(tmp_path), epochs=4)
