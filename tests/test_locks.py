@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from rawnn.common.locks import NAME, DirectoryLock
+from rawnn.common.locks import NAME, DirectoryLock, DirectoryLocks
 from rawnn.errors import ConfigError
 from rawnn.run.callbacks import Checkpoints, EarlyStopping
 from rawnn.run.checkpoint import find, listed
@@ -107,6 +107,28 @@ def test_listeners_of_the_users_lock_as_well(
                 go(*([] if more else [listener(tmp_path)]), **more)
 
     assert len(go(listener(tmp_path), Act(second)).epoch_ms) == 3
+
+
+def test_a_run_is_not_refused_by_itself_under_another_name(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to the directory, a link to its parent and a relative path all name it."""
+    real = tmp_path / "real" / "saved"
+    real.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(real)
+    (tmp_path / "parent").symlink_to(real.parent)
+    monkeypatch.chdir(tmp_path)
+    names = ("real/saved", real, "link", tmp_path / "parent" / "saved", "parent/../real/saved/.")
+    with DirectoryLocks() as locks:
+        for name in names:
+            assert locks.hold(name, print)
+        with pytest.raises(ConfigError, match="another run writes to link"), \
+                DirectoryLocks() as others:
+            others.hold("link", print)
+        assert locks.hold(tmp_path, print)  # one that is not the same
+        assert (tmp_path / NAME).exists()
+    assert not (real / NAME).exists()
+    assert not (tmp_path / NAME).exists()
+    assert len(go(EarlyStopping(directory="link"), save=str(real)).epoch_ms) == 3
 
 
 def test_readers_do_not_wait(tmp_path: Path) -> None:
