@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,25 @@ def test_cuda_arrays_are_checked_and_can_be_used_in_place(device: Device) -> Non
     assert data.notes == ()
     assert set(data.reconstructing().resident) == {"train_images"}
     device.memory.free_all()
+
+
+def test_answers_that_change_are_no_longer_those_on_the_gpu() -> None:
+    """Inputs are still used in place."""
+    data = from_arrays((inputs(), Y), (inputs(), Y))
+    values = from_arrays((inputs(), inputs()[:, :2]), (inputs(), inputs()[:, :2]))
+    parts = [f"{part}_{kind}" for part in ("train", "test")
+             for kind in ("images", "labels", "targets")]
+    resident: Any = {name: object() for name in parts}
+    data, values = replace(data, resident=resident), replace(values, resident=resident)
+    assert data.classes == 3
+    moved = data.relabelled(("2", "0", "1"), ("2", "0", "1"))
+    np.testing.assert_array_equal(moved.train_labels, (Y + 1) % 3)
+    for changed in (moved, data.one_hot(), data.reconstructing(), values.with_targets("learned")):
+        assert dict(changed.resident) == {
+            name: resident[name] for name in ("train_images", "test_images")}
+    for same in (data.relabelled(("0", "1", "2"), ()), data.relabelled(("0", "1", "2", "3"), ())):
+        np.testing.assert_array_equal(same.train_labels, Y)
+        assert dict(same.resident) == resident
 
 
 def test_a_cuda_array_of_another_type_is_converted_and_that_is_said(device: Device) -> None:
