@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rawnn.runners.feed import HostOrder, form_of, resident
+from rawnn.data import Dataset, Normalisation
+from rawnn.device.cuda.device import Device
+from rawnn.device.sim import Simulation
+from rawnn.runners.feed import HostOrder, contents, form_of, resident
 from rawnn.runners.host import HostRunner
 from rawnn.step.tensor import Role, Tensor
-from tests.engine import make_work, random_dataset
+from tests.engine import make_work, random_dataset, run_on, trained
+
+
+def as_kernels_read(data: Dataset) -> Dataset:
+    """The data in types that need no conversion: a copy is made only where one is asked for."""
+    assert data.train_labels is not None
+    assert data.test_labels is not None
+    return replace(data, normalisation=Normalisation(),
+                   **{f"{part}_images": getattr(data, f"{part}_images").astype(np.float32)
+                      for part in ("train", "test")},
+                   **{f"{part}_labels": getattr(data, f"{part}_labels").astype(np.int32)
+                      for part in ("train", "test")})
 
 
 def test_a_form_is_of_the_examples_from_the_first_on() -> None:
@@ -54,6 +69,38 @@ def test_an_order_is_of_the_examples_as_they_were_given() -> None:
         found[ahead] = arrays["y"].copy()
     np.testing.assert_array_equal(*found.values())
     assert sorted(found[()]) == list(range(20)) != list(found[()])
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_what_will_be_shuffled_is_a_copy(first: int) -> None:
+    data = as_kernels_read(random_dataset())
+    for name, wanted in (("images", data.train_images), ("labels", data.train_labels)):
+        assert wanted is not None
+        tensor = Tensor(name, wanted[first:].shape, wanted.dtype.name, Role.HOST)
+        for writable in (True, False):
+            found = contents(data, tensor, "train", first, writable)
+            np.testing.assert_array_equal(found, wanted[first:])
+            assert found.dtype == wanted.dtype
+            assert not (writable and np.shares_memory(found, wanted))
+    assert np.shares_memory(found, wanted)  # labels that are only read are not copied
+
+
+@pytest.mark.parametrize("opt", ["none", "preload", "pinned", "arena,nosync"])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_shuffled_run_leaves_the_callers_arrays_alone(opt: str, on_gpu: bool) -> None:
+    data = as_kernels_read(random_dataset())
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    before = {name: getattr(data, name).copy() for name in names}
+    work = make_work(opt, (29, 7), data, shuffle=True, partial=True)
+    if on_gpu:
+        simulation = Simulation()
+        device = Device(simulation.backend())
+        run_on(device, work)
+        device.close()
+    else:
+        trained(HostRunner(work))
+    for name, array in before.items():
+        np.testing.assert_array_equal(getattr(data, name), array, err_msg=name)
 
 
 def test_a_loss_scale_begins_and_grows_as_in_torch() -> None:
