@@ -18,7 +18,7 @@ from rawnn.network.layers import Network
 from rawnn.network.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.ranks import Team
-from rawnn.run.parallel import beside_one, outlook
+from rawnn.run.parallel import beside_one, metrics, outlook
 from rawnn.runners.gpu import GpuRunner
 from rawnn.runners.graphplan import graph_plans
 from rawnn.step.recipe import Recipe
@@ -506,3 +506,39 @@ def test_where_one_gpu_is_as_good_it_is_said(step: float, alone: float | None, s
     assert asked == [0]  # the others wait
     assert re.search(said, found[0][0]), found
     assert found[0][1] == {"step_us": step} | ({"alone_us": alone} if alone else {})
+
+
+def test_metrics_count_every_example_once() -> None:
+    """Of a last batch of one example rank 1 has none: its spare example counts nothing. Of whole
+    batches of four rank 0 has three."""
+    def act(team: Team) -> Any:
+        train, rest = (SimpleNamespace(weight=weights[team.rank])
+                       for weights in ((0.75, 0.25), (1.0, 0.0)))
+        losses = np.array([[4, 8, 3], [0, 4, 100]][team.rank], np.float32)
+        correct = np.array([[2, 3, 0], [1, 0, 1]][team.rank], np.int32)
+        whole = SimpleNamespace(train=train, rest=None, steps=2, updates=2)
+        partial = SimpleNamespace(train=train, rest=rest, steps=2, updates=3)
+        return [metrics(team, work, losses[: work.updates],  # type: ignore[arg-type]
+                        correct[: work.updates]) for work in (whole, partial)]
+
+    for whole, partial in all_fine(teams(2, act)):
+        for (losses, correct, ranks), count in ((whole, 2), (partial, 3)):
+            assert losses.tolist() == [3, 7, 3][:count]
+            assert correct.tolist() == [3, 3, 0][:count]
+            assert (losses.dtype, correct.dtype, ranks) == (np.float32, np.int32, [])
+
+
+def test_metrics_name_the_ranks_whose_loss_is_no_number_first() -> None:
+    bad = ({2: np.nan}, {1: np.inf, 2: np.nan}, {}, {1: np.nan})
+
+    def act(team: Team) -> Any:
+        losses = np.ones(3, np.float32)
+        for step, value in bad[team.rank].items():
+            losses[step] = value
+        work = SimpleNamespace(train=SimpleNamespace(weight=0.25), rest=None, steps=3, updates=3)
+        return metrics(team, work, losses, np.ones(3, np.int32))  # type: ignore[arg-type]
+
+    for losses, correct, ranks in all_fine(teams(4, act)):
+        assert ranks == [1, 3]
+        assert np.isfinite(losses).tolist() == [True, False, False]
+        assert correct.tolist() == [4, 4, 4]
