@@ -18,6 +18,7 @@ from rawnn.ranks.wire import Wire
 from rawnn.run.checkpoint import listed
 from tests.ranks.runs import free_port, teams
 from tests.slices import sliced
+from tests.together import all_fine
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = "import sys; from rawnn.ranks.launcher import run; from rawnn.cli.screen import say\n" \
@@ -187,12 +188,35 @@ def test_on_failure_acts_at_once() -> None:
     assert str(found[1]) == "it broke"
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_one_rank_reports_which_one_was_lost(lost: int) -> None:
+    """Rank 0 does, or rank 1 where rank 0 is lost."""
+    def act(team: Team) -> str:
+        if team.rank == lost:
+            team._leaving = True  # as a process that is killed: its connections end, no more
+            for wire in team._wires.values():
+                wire.close()
+            return ""
+        with pytest.raises(RanksError) as caught:
+            team.gather("more", 1)
+        assert team._last_words == (str(caught.value) if caught.value.speaks else "")
+        assert f"rank {lost} (" in str(caught.value)
+        assert "ended without a word" in str(caught.value)
+        return "speaks" if caught.value.speaks else "silent"
+
+    wanted = ["speaks", "silent", "silent"]
+    wanted[lost] = ""
+    if lost == 0:
+        wanted[1] = "speaks"
+    assert all_fine(teams(3, act)) == wanted
+
+
 def test_strangers_at_the_door_are_sent_away() -> None:
     import socket
     import threading
     from time import sleep
 
-    from tests.together import all_fine, together
+    from tests.together import together
 
     port = free_port()
 
