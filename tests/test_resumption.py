@@ -16,10 +16,12 @@ from rawnn.data import from_arrays
 from rawnn.data.identity import SAMPLE, _sample, differences, identity_of
 from rawnn.data.normalise import Normalisation
 from rawnn.errors import CheckpointError, ConfigError, DataError
-from rawnn.run.checkpoint import find, unpack, write
+from rawnn.network.layers import Network
+from rawnn.run.checkpoint import Checkpoint, find, unpack, write
 from rawnn.run.config import Config
 from rawnn.run.model import Model
 from rawnn.run.result import Result
+from rawnn.run.resumption import state_of
 from rawnn.run.training import train
 from tests.cli.conftest import Rawnn
 from tests.cli.conftest import rawnn as rawnn
@@ -280,6 +282,25 @@ def test_a_file_that_has_changed_is_other_data(tmp_path: Path, rawnn: Rawnn) -> 
     assert done.status == 0, done.err
     np.testing.assert_array_equal(newest(tmp_path / "saved").normalisation.std, before.std)
     assert rawnn("--resume", saved, "--epochs", "4").status == 0  # that file is its data now
+
+
+@pytest.mark.parametrize(("epoch", "updates", "steps"), [
+    (0, 7, 0), (3, 7, 21), (1000, 469, 469_000)])
+def test_a_clock_that_a_checkpoint_lacks_shows_the_steps_behind_it(
+        epoch: int, updates: int, steps: int) -> None:
+    """Steps are counted, not epochs: schedules and Adam's bias go by them."""
+    network = Network((6, 3))
+    parameters = network.initial(0)
+    now = {**parameters, "clock": np.zeros(2, np.int32)}
+    stored = Checkpoint(network, parameters, epoch)
+    found = state_of(stored, network, now, updates, "sgd", "it")["clock"]
+    assert (found.tolist(), found.dtype) == ([epoch, steps], np.int32)
+    timed = replace(stored, state={"clock": np.array([epoch, 5], np.int32)})
+    assert state_of(timed, network, now, updates, "sgd", "it")["clock"].tolist() == [epoch, 5]
+    scaled = {**now, "loss_scale": np.zeros(2), "overflow": np.zeros(1)}  # start anew
+    assert state_of(stored, network, scaled, updates, "sgd", "it").keys() == now.keys()
+    with pytest.raises(CheckpointError, match=r"it holds no 'fc1.weight.m': .*optimizer than adam"):
+        state_of(stored, network, {**now, "fc1.weight.m": np.zeros((3, 6))}, updates, "adam", "it")
 
 
 # -- checkpoints that know less ------------------------------------------------------------------
