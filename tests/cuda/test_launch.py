@@ -15,6 +15,7 @@ from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed
 from rawnn.device.cuda.launch import Arguments, HostToDevice
 from rawnn.errors import ConfigError
+from rawnn.graphs import Graph
 from tests.sim.work import read, relu, vector
 
 TYPES: dict[str, tuple[Any, Any]] = {
@@ -115,3 +116,25 @@ def test_copies_from_the_host_take_the_slice_of_their_step(device: Device) -> No
     copy.run(2)
     assert read(device, first).tolist() == list(range(8, 16))
     assert read(device, second).tolist() == list(range(16, 24))
+
+
+@pytest.mark.parametrize("way", ["stream", "graph"])
+@pytest.mark.parametrize(("stride", "step", "first"), [(None, 2, 16), (64, 0, 0), (64, 1, 16),
+                                                       (64, 2, 32), (4, 3, 3)])
+def test_a_copy_of_a_part_of_each_slice_begins_at_its_stride(
+        device: Device, way: str, stride: int | None, step: int, first: int) -> None:
+    """A rank takes 8 of the examples of each batch; batches begin `stride` bytes apart."""
+    host, target = np.arange(64, dtype=np.float32), vector(device)
+    copy = HostToDevice(device.driver, device.stream, "upload", "x", target, host.ctypes.data, 32,
+                        host, stride)
+    if way == "stream":
+        copy.run(step)
+    else:
+        graph = Graph(device.driver, device.context)
+        copy.add_to(graph, (), step)
+        executable = graph.instantiate("one copy")
+        graph.close()
+        executable.launch(device.stream)
+        device.stream.synchronize()
+        executable.close()
+    assert read(device, target).tolist() == list(range(first, first + 8))
