@@ -65,6 +65,9 @@ class FakeNvrtc:
     def nvrtcGetCUBIN(self, program):
         return self._code("nvrtcGetCUBIN"), b"cubin of " + program.encode()
 
+    def nvrtcGetPTX(self, program):
+        return 0, "".join(f".entry _Z{name}() {{ ret; }}\n" for name in EXPRESSIONS).encode()
+
     def nvrtcDestroyProgram(self, program):
         self.alive -= 1
         return (0,)
@@ -242,6 +245,7 @@ def test_same_input_is_compiled_once(folder, cache):
         {"text": SOURCE + "\n"}, {"arch": "sm_80"}, {"arch": "sm_90a"},
         {"options": ("-use_fast_math",)}, {"relocatable": True}, {"expressions": ("clear",)},
         {"name": "other.cu", "include_paths": ["folder"]},
+        {"preamble": "#define T float\n"}, {"programmatic": True}, {"probed": True},
     ],
 )  # fmt: skip
 def test_every_input_is_in_the_key(folder, cache, changes):
@@ -263,6 +267,17 @@ def test_a_changed_header_is_compiled_anew(folder, cache, header):
     assert not build(fake, folder, cache).cached
     (folder / header).write_text(old)
     assert build(fake, folder, cache).cached
+
+
+def test_each_preamble_has_its_own_entry(folder, cache):
+    """Variants of a sweep differ in nothing but their macros."""
+    fake = FakeNvrtc()
+    preambles = ["", "#define T float\n", "#define T double\n", "#define T\n"]
+    made = [build(fake, folder, cache, preamble=text).cubin for text in preambles]
+    assert len(set(made)) == fake.compiled == len(preambles)
+    again = [build(fake, folder, cache, preamble=text) for text in preambles]
+    assert [each.cubin for each in again] == made
+    assert all(each.cached for each in again)
 
 
 def test_includes_that_include_each_other_end(folder, cache):
