@@ -219,3 +219,26 @@ def test_batches_at_strides(device: Device) -> None:
     with pytest.raises(Exception, match="CUBLAS_STATUS_INVALID_VALUE"):
         plan.run(device.stream.handle, at_a, at_b, at_c)
     context.close()
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+@pytest.mark.parametrize(("m", "n"), [(3, 10), (10, 3), (5, 5)])
+def test_slices_of_k_leave_their_products_one_below_the_other(device: Device, layout: str, m: int,
+                                                              n: int) -> None:
+    """The partial product of slice i is rows i * m to i * m + m - 1, whatever the shape."""
+    slices, part, ld = 3, 4, 16
+    k = slices * part
+    a, b = (x.astype(np.float32) for x in operands(layout, m, n, k))
+    context = LtContext(device.backend.cublaslt())
+    plan = context.plan(layout=layout, m=m, n=n, k=k, lda=ld, ldb=ld, ldc=ld, slices=slices)
+    at_a, at_b = place(device, a, ld), place(device, b, ld)
+    at_c = device.memory.allocate(((slices * m - 1) * ld + n) * 4, "the partial products").address
+    plan.run(device.stream.handle, at_a, at_b, at_c)
+    found = fetch(device, at_c, (slices * m, n), ld)
+    left = (a.T if layout[0] == "t" else a).astype(np.float64)
+    right = (b.T if layout[1] == "t" else b).astype(np.float64)
+    for i in range(slices):
+        inner = slice(i * part, (i + 1) * part)
+        np.testing.assert_allclose(found[i * m:(i + 1) * m], left[:, inner] @ right[inner],
+                                   rtol=1e-5, atol=1e-6)
+    context.close()
