@@ -7,11 +7,12 @@ import ctypes
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rawnn.device.cuda.errors import CallFailed, check
+from rawnn.device.libs.collectives import AllReduce, Collective, Gathered, Scattered
 from rawnn.device.libs.nccl import DATA_TYPE, Nccl
 from rawnn.errors import MissingLibrary
 
@@ -133,3 +134,40 @@ def test_the_bindings_are_imported_only_when_used() -> None:
            "import rawnn.device.sim.nccl\n" \
            "assert not [m for m in sys.modules if m.partition('.')[0] in ('nccl', 'mpi4py')]"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class FailingCollectives:
+    """An NCCL of which the call number `fail_at` within a group fails; it lists the calls."""
+
+    def __init__(self, fail_at: int) -> None:
+        self.fail_at, self.calls = fail_at, list[str]()
+
+    def error_text(self, code: int) -> tuple[str, str]:
+        return f"STATUS_{code}", "as the library words it"
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> tuple[int]:
+            inside = sum("Group" not in each for each in self.calls)
+            self.calls.append(name)
+            return (5 if "Group" not in name and inside == self.fail_at else 0,)
+
+        return call
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 2])
+@pytest.mark.parametrize("kind", [AllReduce, Scattered, Gathered])
+def test_a_failure_of_any_tensor_of_a_bucket_is_reported(kind: type[Collective],
+                                                         fail_at: int) -> None:
+    """A later tensor that succeeds must not hide it, and the group is ended."""
+    api = FailingCollectives(fail_at)
+    context = cast(Any, SimpleNamespace(api=api, communicator="comm"))
+    whole_and_part = 1 if kind is AllReduce else 2
+    collective = kind(context, "three gradients", [(4, 7, 0)] * 3)
+    with pytest.raises(CallFailed, match=rf"{kind.call} failed with STATUS_5 \[5\].*"
+                                         rf"three gradients"):
+        collective.run(9, *range(16, 16 + 3 * whole_and_part))
+    assert api.calls == ["ncclGroupStart", *[kind.call] * (fail_at + 1), "ncclGroupEnd"]
+    sound = FailingCollectives(-1)
+    context.api = sound
+    kind(context, "three gradients", [(4, 7, 0)] * 3).run(9, *range(16, 16 + 3 * whole_and_part))
+    assert sound.calls == ["ncclGroupStart", *[kind.call] * 3, "ncclGroupEnd"]
