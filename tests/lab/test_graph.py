@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import rawnn
+from rawnn.device.compiling.programmatic import Proof
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed
 from rawnn.device.sim import Faults, Race, Simulation, register
 from rawnn.errors import ConfigError
+from rawnn.lab.nodes import Edges, Node, Span, edges_of
 
 SOURCE = """
 #include <cuda_device_runtime_api.h>
@@ -218,3 +220,27 @@ def test_a_closed_device_has_taken_its_graphs_along() -> None:
     device.close()
     g.close()
     assert simulation.faults.count("cuGraphExecDestroy") == 0
+
+
+@pytest.mark.parametrize("reads_written", [False, True])
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("begins_early", [True, False])
+@pytest.mark.parametrize("reads_early", [True, False])
+def test_a_kernel_that_reads_ahead_of_its_wait_overtakes_only_what_is_safe(
+        reads_early: bool, begins_early: bool, ordered: bool, reads_written: bool) -> None:
+    """Of three kernels in a row the last one may read `w` while the first still writes it, if the
+    second began early and triggers before its own wait: then its edge has to be a full one."""
+    w, x, y = (Span(name, 1024 * (i + 1), 64) for i, name in enumerate("wxy"))
+
+    def kernel(name: str, reads: tuple[Span, ...], writes: Span, **more: Any) -> Node:
+        return Node("kernel", name, reads, (writes,), lambda *_: None, **more)
+
+    first = kernel("first", (), w)
+    second = kernel("second", (w,), x, programmatic=begins_early,
+                    proof=Proof(waits=True, triggers=True, ordered=ordered))
+    ahead = (x if reads_written else w,) if reads_early else ()
+    third = kernel("third", (w, x), y, programmatic=True, early=ahead)
+    edges = edges_of([first, second, third], derive=True)
+    assert edges[1] == (Edges((), (0,)) if begins_early else Edges((0,), ()))
+    unsafe = reads_early and (reads_written or (begins_early and not ordered))
+    assert edges[2] == (Edges((1,), ()) if unsafe else Edges((), (1,)))
