@@ -189,3 +189,20 @@ def test_a_chip_is_what_the_target_says() -> None:
     assert chip_of(known((9, 0))).sizes == (1, 2, 4, 8, 16)
     assert chip_of(known((8, 0))).sizes == (1,)
     assert chip_of(HOST).sizes == ()
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_launch_is_shared_by_its_steps(ranks: int) -> None:
+    """n steps take n times what a step takes by itself, and one launch: of 20,000 cycles, and of
+    its weights and biases at 8 bytes a cycle, at 1,760 cycles a microsecond."""
+    choice = choose(problem((64, 120, 10)), HOPPER, ranks, 1)
+    together = [n * choice.launched(n).us for n in (1, 2, 3, 64, 1000)]
+    step = together[1] - together[0]
+    launch = together[0] - step
+    assert together == pytest.approx([n * step + launch for n in (1, 2, 3, 64, 1000)])
+    assert together[3] == pytest.approx(64 * choice.us)
+    if ranks == 1:
+        assert launch == pytest.approx((20_000 + 4 * (64 * 120 + 120 * 10) / 8) / 1760)
+    assert launch > 20_000 / 1760
+    assert step > 0
+    assert choice.launched(1).us > choice.launched(8).us > choice.us > choice.launched(1000).us
