@@ -473,6 +473,7 @@ EPOCHS: list[tuple[Any, ...]] = [
     ("mean squares, gelu, no bias", 1, 1, ""), ("clusters share sums", 2, 3, "FS", 4, 2),
     ("Adam in an order", 4, 2, "FSFF", 0, 3), ("float16", 4, 2, "FGFF", 5, 1, L2),
     ("Adam in an order", 12, 2, "FGFS", 0, 1, L2, True),
+    ("softmax, SGD", 3, 1, "FSFS", 0, 1, L2),
 ]
 """How the work is shared, the examples of a partial batch, micro-batches, and where blocks
 exchange: every place where losses are reported, and every workspace."""
