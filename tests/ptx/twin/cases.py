@@ -108,7 +108,7 @@ CASES = {
     "narrow layers, weights fetched twice": Case((99, 150, 131, 140, 160, 152, 20), 21,
                                                  "preload,bf16,mma,fuse"),
     "narrow layers, all weights at once": Case((50, 40, 24, 33, 20, 40, 7), 45,
-                                               "preload,bf16,mma,fuse"),
+                                               "preload,bf16,mma,fuse", options=DECAYING),
 }
 
 SMALL: dict[str, dict[str, Any]] = {
