@@ -14,7 +14,8 @@ import pytest
 
 from rawnn.device.cuda.device import Device
 from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.stream import Event
+from rawnn.device.cuda.launch import KernelLaunch
+from rawnn.device.cuda.stream import Event, Stream
 from rawnn.device.sim import Fault, Faults, Simulation
 from rawnn.graphs import ExecutableGraph, Graph
 from tests.sim.work import read, relu, sgd, vector
@@ -283,3 +284,32 @@ def test_priorities_of_nodes_count_where_some_have_one(urgent: bool) -> None:
     graph = SimpleNamespace(kept=[], handle=1, _urgent=urgent)
     ExecutableGraph(driver, graph, "a graph")  # type: ignore[arg-type]
     assert asked == [8 if urgent else 0]
+
+
+@pytest.mark.parametrize("place", ["none", "node", "captured"])
+def test_a_priority_of_a_node_counts_where_its_graph_is_instantiated(
+        sim: Simulation, device: Device, graph: Graph, monkeypatch: pytest.MonkeyPatch,
+        place: str) -> None:
+    """The driver ignores priorities of nodes in a graph that is instantiated without the flag."""
+    asked: list[int] = []
+    instantiate = device.driver.cuGraphInstantiate
+
+    def recorded(handle: Any, flags: int) -> Any:
+        asked.append(flags)
+        return instantiate(handle, flags)
+
+    monkeypatch.setattr(device.driver, "cuGraphInstantiate", recorded, raising=False)
+    ordinary = relu(device, vector(device, 1.0), vector(device))
+    function = ordinary._geometry[0]
+    urgent = KernelLaunch(device.driver, device.stream, function, "relu", (1, 1, 1), (256, 1, 1),
+                          ordinary.arguments, priority=-5)
+    ordinary.add_to(graph, (), 0)
+    if place == "captured":
+        stream = Stream(device.driver, urgent=True)
+        again = relu(device, vector(device, 1.0), vector(device), stream=stream)
+        graph.capture_apart((), stream, lambda: again.run(0), "a call")
+        stream.close()
+    elif place == "node":
+        urgent.add_to(graph, (), 0)
+    graph.instantiate("a graph").close()
+    assert asked == [0 if place == "none" else 8]
