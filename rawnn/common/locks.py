@@ -34,7 +34,7 @@ class DirectoryLock:
     """The exclusive right to write to a directory, until `release` or the end of the process.
 
     Raises ConfigError, with who holds it, where another writer does. Where the directory's file
-    system has no locks, `notify` is told and `is_held` is false.
+    system has no locks, `notify` is called and `is_held` is false.
     """
 
     def __init__(self, directory: str | os.PathLike[str], notify: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ MOST_ELEMENTS = 1 << 18
 _EDGES = (8, 32, 64, 128, 256, 1024)
 """What kernels split their work by: sizes are drawn at multiples of these, and one off them."""
 _BESIDE = (1, 0, -1)
-"""The first draws, before those by chance: one above a multiple, a multiple, one below. All _EDGES
+"""The first draws, before the random ones: one above a multiple, a multiple, one below. All _EDGES
 divide the largest, so a kernel with a wrong bound meets its own case whatever it splits work by."""
 _RANGE = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
 _ALL = 64  # combinations of listed sizes that are tried, all of them

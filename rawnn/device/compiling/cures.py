@@ -61,7 +61,7 @@ def misnamed(log: str) -> str:
 def cures(log: str, arch: str, expressions: Sequence[str],
           left_out: Sequence[Omission] = ()) -> list[str]:
     """What to do about the headers that the log says cannot be opened, about names of CUDA's and
-    C's headers that nvcc knows without being told, about functions of the host and whatever else
+    C's headers that nvcc includes by itself, about functions of the host and whatever else
     was left out for the host's, and about more shared memory than a kernel may declare."""
     found = [headers.cure(name) for name in dict.fromkeys(
         re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]
