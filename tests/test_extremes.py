@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from rawnn.data.arrays import check_finite, from_arrays
-from rawnn.errors import DataError
+from rawnn.errors import ConfigError, DataError
 from rawnn.network.losses.cross_entropy import softmax_of
 from rawnn.network.optimizers import Optimizer
+from rawnn.runners.host import HostRunner
+from tests.engine import make_work, random_dataset
 
 
 def test_a_softmax_is_of_each_row_however_far_apart_rows_lie() -> None:
@@ -45,3 +47,35 @@ def test_settings_that_are_not_given_are_those_of_torch(name: str,
                                                         wanted: dict[str, float]) -> None:
     found = dict(Optimizer(name, 0.1).settings)
     assert {key: float(value) for key, value in found.items()} == wanted
+
+
+@pytest.mark.parametrize(("name", "key"), [("sgd", "momentum"), ("adam", "beta1"),
+                                           ("adam", "beta2"), ("adamw", "beta2")])
+def test_a_mean_that_forgets_nothing_is_refused(name: str, key: str) -> None:
+    """Adam divides by 1 - beta^t."""
+    assert dict(Optimizer(name, 0.1, {key: 0.0}).settings)[key] == 0.0
+    with pytest.raises(ConfigError, match="it must be at least 0 and below 1"):
+        Optimizer(name, 0.1, {key: 1.0})
+
+
+def test_labels_of_a_model_of_many_classes_do_not_wrap() -> None:
+    data = from_arrays((np.eye(2, 3, dtype=np.float32)[[0, 1, 0, 1]], np.array([0, 1, 0, 1])),
+                       0.5)
+    names = (*(f"class {n}" for n in range(299)), "0", "1")
+    moved = data.relabelled(names, names)
+    assert sorted({*moved.train_labels.tolist(), *moved.test_labels.tolist()}) == [299, 300]
+    assert moved.classes == 301
+
+
+def test_a_loaded_state_renews_the_rounded_copies_of_weights() -> None:
+    """Steps in bfloat16 read the copies."""
+    data = random_dataset()
+    first, other = (HostRunner(make_work("bf16", (29, 18, 7), data, seed=seed)) for seed in (0, 1))
+    first.epoch(True)
+    other.load(first.state())
+    for runner in (first, other):
+        runner.epoch(True)
+    for name, array in first.parameters().items():
+        np.testing.assert_array_equal(other.parameters()[name], array, err_msg=name)
+    first.close()
+    other.close()

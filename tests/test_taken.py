@@ -258,3 +258,15 @@ def test_the_kernel_is_the_one_that_was_chosen() -> None:
     again = toggle.apply(plan, Policy(), came_to("auto", first))[0]
     assert kernel_for(again.ops[0]).code == kernel_for(first.ops[0]).code
     assert came_to("auto", plan) == "auto"
+
+
+@pytest.mark.parametrize("words", ["1x2:256:FFFF:2", "2x2:256:FSFF:3", "2x1:256:FSFF",
+                                   "2x1@l2:256:FSFF"])
+def test_a_sharding_that_is_asked_for_is_the_one_that_is_reported(words: str) -> None:
+    from rawnn.opts import TOGGLES
+    from rawnn.opts.persistent import came_to
+    from rawnn.run.policy import Policy
+    from tests.onchip.problems import prepared
+
+    plan = replace(prepared(Network((40, 64, 17, 10)), 12), target=CAPABLE.target)
+    assert came_to("auto", TOGGLES["persistent"].apply(plan, Policy(), words)[0]) == words

@@ -13,6 +13,7 @@ def test_another_batch_is_another_recipe() -> None:
     recipe, words = batch.chosen(512, Recipe(128), 60_000, 0, lambda r: 0)
     assert recipe == Recipe(512)
     assert words.startswith("batch 512 makes 117 steps an epoch in place of 468")
+    assert batch.chosen(60_000, Recipe(128), 60_000, 0, lambda r: 0)[0] == Recipe(60_000)
     with pytest.raises(ConfigError, match="larger than the training set"):
         batch.chosen(60_001, Recipe(128), 60_000, 0, lambda r: 0)
 
