@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 import rawnn
-from rawnn.run.result import Report
+from rawnn.engine.result import Report
 
 epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 4
 

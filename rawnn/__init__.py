@@ -21,38 +21,38 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ptx")):
                       "archive has not: install the wheel with pip, or unpack it")
 
 if TYPE_CHECKING:
-    from rawnn import errors as errors
+    from rawnn import engine as run
     from rawnn import lab as lab
-    from rawnn import run as run
+    from rawnn import sim as sim
+    from rawnn.common import errors as errors
+    from rawnn.common.listener import Listener
     from rawnn.data import Dataset, from_arrays, load_dataset
-    from rawnn.device import sim as sim
+    from rawnn.engine import export as export
+    from rawnn.engine.callbacks import Checkpoints, CsvLog, EarlyStopping
+    from rawnn.engine.config import Config
+    from rawnn.engine.model import Model
+    from rawnn.engine.result import Result
+    from rawnn.engine.training import train
     from rawnn.lab import Kernel, array, check, empty, sanitize, sweep, tensor_map, time
     from rawnn.lab.graph import Graph
     from rawnn.lab.plug import impl
-    from rawnn.network.layers import Network
+    from rawnn.model.layers import Network
     from rawnn.opts import TOGGLES
-    from rawnn.run import export as export
-    from rawnn.run.callbacks import Checkpoints, CsvLog, EarlyStopping
-    from rawnn.run.config import Config
-    from rawnn.run.listener import Listener
-    from rawnn.run.model import Model
-    from rawnn.run.result import Result
-    from rawnn.run.training import train
-    from rawnn.step import Plan
+    from rawnn.plan import Plan
 
 _HOMES = {
-    "Checkpoints": "rawnn.run.callbacks",
-    "Config": "rawnn.run.config",
-    "CsvLog": "rawnn.run.callbacks",
+    "Checkpoints": "rawnn.engine.callbacks",
+    "Config": "rawnn.engine.config",
+    "CsvLog": "rawnn.engine.callbacks",
     "Dataset": "rawnn.data",
-    "EarlyStopping": "rawnn.run.callbacks",
+    "EarlyStopping": "rawnn.engine.callbacks",
     "Graph": "rawnn.lab.graph",
     "Kernel": "rawnn.lab",
-    "Listener": "rawnn.run.listener",
-    "Model": "rawnn.run.model",
-    "Network": "rawnn.network.layers",
-    "Plan": "rawnn.step",
-    "Result": "rawnn.run.result",
+    "Listener": "rawnn.common.listener",
+    "Model": "rawnn.engine.model",
+    "Network": "rawnn.model.layers",
+    "Plan": "rawnn.plan",
+    "Result": "rawnn.engine.result",
     "TOGGLES": "rawnn.opts",
     "array": "rawnn.lab",
     "check": "rawnn.lab",
@@ -64,7 +64,7 @@ _HOMES = {
     "sweep": "rawnn.lab",
     "tensor_map": "rawnn.lab",
     "time": "rawnn.lab",
-    "train": "rawnn.run.training",
+    "train": "rawnn.engine.training",
 }
 
 __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Graph",
@@ -73,8 +73,8 @@ __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStoppi
            "tensor_map", "time", "train"]
 
 
-_MODULES = {"errors": "rawnn.errors", "export": "rawnn.run.export", "lab": "rawnn.lab",
-            "run": "rawnn.run", "sim": "rawnn.device.sim"}
+_MODULES = {"errors": "rawnn.common.errors", "export": "rawnn.engine.export", "lab": "rawnn.lab",
+            "run": "rawnn.engine", "sim": "rawnn.sim"}
 """That can be reached as `rawnn.lab` without an import of their own."""
 
 

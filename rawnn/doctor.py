@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from rawnn.device.compiling import headers
-from rawnn.device.cuda.backend import has_package
-from rawnn.device.cuda.driver import MINIMUM_DRIVER
-from rawnn.device.libs import cublaslt, cudnn, locate, nccl
-from rawnn.device.target import Machine
-from rawnn.errors import MissingLibrary, RawnnError
+from rawnn.common.errors import MissingLibrary, RawnnError
+from rawnn.common.target import Machine
+from rawnn.cuda.backend import has_package
+from rawnn.cuda.compiling import headers
+from rawnn.cuda.driver import MINIMUM_DRIVER
+from rawnn.cuda.libs import cublaslt, cudnn, locate, nccl
+from rawnn.engine.machine import Opened, open_device
 from rawnn.opts import TOGGLES
-from rawnn.run.machine import Opened, open_device
 from rawnn.version import __version__
 
 _EVERYTHING, _NEWEST = (9, 0), 13000

@@ -10,23 +10,23 @@ from itertools import combinations
 from typing import Any
 from unittest import mock
 
-from rawnn.device.target import Target
-from rawnn.errors import ConfigError
-from rawnn.network.activations import ACTIVATIONS
-from rawnn.network.layers import Network
-from rawnn.network.losses import LOSSES
-from rawnn.network.optimizers import Optimizer
+from rawnn.common.errors import ConfigError
+from rawnn.common.target import Target
+from rawnn.graphs.unrolling import graph_plans
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.model.layers import Network
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
+from rawnn.plan import around
+from rawnn.plan.build import evaluation_step, training_step
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.recipe import Recipe
+from rawnn.ptx.gemm.tiles import Product
 from rawnn.ptx.kernels import kernel_for
 from rawnn.ptx.table import Key, key_of
-from rawnn.ptx.tiles import Product
-from rawnn.runners.graphplan import graph_plans
-from rawnn.step import around
-from rawnn.step.build import evaluation_step, training_step
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.recipe import Recipe
 from tests.engine import CAPABLE, VALUES, form_for
 
 OPEN = ("max", "auto", "RxG[[@l2]:THREADS:TYPES[:TURNS]]")

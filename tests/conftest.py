@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation, meanings
-from rawnn.errors import DeviceError
-from rawnn.run.machine import open_gpu
+from rawnn.common.errors import DeviceError
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import open_gpu
+from rawnn.sim import Simulation, meanings
 from tests import slices
 
 os.environ.pop("COLUMNS", None)  # with which xdist makes its workers 80 columns wide

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.data.normalise import PIXEL_SCALE
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.engine.runners.base import Runner, Work, prepare
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
-from rawnn.runners.base import Runner, Work, prepare
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
-from rawnn.step.build import evaluation_step, training_step
-from rawnn.step.plan import Plan
-from rawnn.step.recipe import Form, Recipe
+from rawnn.plan.build import evaluation_step, training_step
+from rawnn.plan.plan import Plan
+from rawnn.plan.recipe import Form, Recipe
+from rawnn.sim import Simulation
 
 CAPABLE = Machine(None, (9, 0), 13000, lambda package: True)
 """A machine on which every toggle can run."""

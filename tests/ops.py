@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rawnn.device.cuda.device import Device
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.lowering import Lowering
 from rawnn.lab.ops import examine
-from rawnn.runners.lowering import Lowering
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
 
 
 def check_op(device: Device, lowering: Lowering, op: Op, plan: Plan, seed: int = 0) -> None:

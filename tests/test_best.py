@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.errors import CheckpointError
-from rawnn.run.callbacks import EarlyStopping
-from rawnn.run.checkpoint import (
+from rawnn.common.errors import CheckpointError
+from rawnn.engine.callbacks import EarlyStopping
+from rawnn.engine.checkpoint import (
     BEST,
     Checkpoint,
     find,
@@ -27,9 +27,9 @@ from rawnn.run.checkpoint import (
     read,
     write,
 )
-from rawnn.run.model import Model
-from rawnn.run.result import Result
-from rawnn.run.training import train
+from rawnn.engine.model import Model
+from rawnn.engine.result import Result
+from rawnn.engine.training import train
 from tests.cli.conftest import Rawnn
 from tests.cli.conftest import rawnn as rawnn
 from tests.engine import same_parameters
@@ -239,7 +239,7 @@ def test_runs_and_what_continues_them(saved: Any, epoch: int, lineage: Any, want
 
 
 def read_nothing(lineage: Any, epoch: int) -> Checkpoint:
-    from rawnn.network.layers import Network
+    from rawnn.model.layers import Network
 
     network = Network((2, 2))
     return Checkpoint(network, network.initial(0), epoch, lineage=lineage)

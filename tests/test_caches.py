@@ -10,8 +10,8 @@ import pytest
 import rawnn
 from rawnn.bench import accuracy
 from rawnn.common.files import cache_directory
+from rawnn.cuda.compiling import cache
 from rawnn.data import store
-from rawnn.device.compiling import cache
 
 
 def test_one_variable_moves_kernels_data_and_references(

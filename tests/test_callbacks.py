@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.common.listener import listeners_of
 from rawnn.data import from_arrays
-from rawnn.errors import CheckpointError, ConfigError, RawnnError
-from rawnn.run.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping
-from rawnn.run.checkpoint import find, listed, read
-from rawnn.run.config import Config
-from rawnn.run.listener import listeners_of
-from rawnn.run.result import Report, Result
-from rawnn.run.training import Listener, Session, train
+from rawnn.engine.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping
+from rawnn.engine.checkpoint import find, listed, read
+from rawnn.engine.config import Config
+from rawnn.engine.result import Report, Result
+from rawnn.engine.training import Listener, Session, train
 from tests.engine import same_parameters
 from tests.test_training import DATA, Recorder
 
@@ -121,7 +121,7 @@ def test_an_interrupted_run_is_kept_unless_an_epoch_was_broken_off(tmp_path: Pat
 
 
 def test_a_broken_off_epoch_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rawnn.runners.host import HostRunner
+    from rawnn.engine.runners.host import HostRunner
 
     epoch, done = HostRunner.epoch, []
 

@@ -13,12 +13,11 @@ import pytest
 import safetensors.numpy
 
 from rawnn.cli import run
+from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
 from rawnn.common.files import write_atomically
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import CheckpointError, ConfigError, RawnnError
-from rawnn.network.layers import Network
-from rawnn.run import checkpoint
-from rawnn.run.checkpoint import (
+from rawnn.engine import checkpoint
+from rawnn.engine.checkpoint import (
     Checkpoint,
     Store,
     check_fits,
@@ -29,7 +28,8 @@ from rawnn.run.checkpoint import (
     read,
     write,
 )
-from rawnn.run.training import train
+from rawnn.engine.training import train
+from rawnn.model.layers import Network
 
 NETWORK = Network((6, 4, 3), activation="tanh")
 RNG = np.random.default_rng(0)
@@ -174,7 +174,7 @@ def full_from(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise RawnnError(f"cannot write {path}: No space left on device")
         original(path, content, **options)
 
-    monkeypatch.setattr("rawnn.run.checkpoint.write_atomically", limited)
+    monkeypatch.setattr("rawnn.engine.checkpoint.write_atomically", limited)
 
 
 @pytest.mark.parametrize("first", [1, 3])

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.errors import ConfigError
-from rawnn.run.config import Config, parse_layers, read_toml
+from rawnn.common.errors import ConfigError
+from rawnn.engine.config import Config, parse_layers, read_toml
 from tests.properties.mutation import Rewritten, mutants
 
 EXAMPLE = """\

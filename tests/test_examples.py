@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rawnn.run.config import Config, read_toml
+from rawnn.engine.config import Config, read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import ConfigError, MissingLibrary
-from rawnn.network.activations import ACTIVATIONS
-from rawnn.network.layers import Network
-from rawnn.run.export import _ACTIVATIONS, export_onnx, onnx_model
-from rawnn.run.model import Model
+from rawnn.engine.export import _ACTIVATIONS, export_onnx, onnx_model
+from rawnn.engine.model import Model
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.model.layers import Network
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -97,7 +97,7 @@ def test_a_normalisation_in_float64_is_computed_in_float64() -> None:
 
 
 def test_it_is_reached_as_the_documentation_says(tmp_path: Path) -> None:
-    code = "import rawnn; rawnn.run.export.export_onnx(rawnn.Model.load('m.safetensors'), 'm.onnx')"
+    code = "import rawnn; rawnn.engine.export.export_onnx(rawnn.Model.load('m.safetensors'), 'm.onnx')"
     model_of().save(tmp_path / "m.safetensors")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
                           text=True, timeout=120, check=False,

@@ -16,25 +16,25 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.compiling.compile import compile_source
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.device.sim import Simulation
-from rawnn.device.sim.meanings import meaning_of
-from rawnn.errors import ConfigError, MissingLibrary
-from rawnn.network import activations, losses, optimizers
-from rawnn.network.activations import ACTIVATIONS, Activation
-from rawnn.network.losses import LOSSES, Loss
-from rawnn.network.optimizers import RULES, Optimizer, Rule
+from rawnn.common.errors import ConfigError, MissingLibrary
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.device import Device
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.lowering import _with_declarations
+from rawnn.model import activations, losses, optimizers
+from rawnn.model.activations import ACTIVATIONS, Activation
+from rawnn.model.losses import LOSSES, Loss
+from rawnn.model.optimizers import RULES, Optimizer, Rule
+from rawnn.plan.op import OPS, define
+from rawnn.plan.ops.common import write_gradient
+from rawnn.plan.ops.metrics import report
 from rawnn.ptx import source_path
 from rawnn.ptx.family import FAMILIES, Family
+from rawnn.ptx.optimizers.updates import register_update
 from rawnn.ptx.table import KERNELS
-from rawnn.ptx.updates import register_update
-from rawnn.runners.host import HostRunner
-from rawnn.runners.lowering import _with_declarations
-from rawnn.step.op import OPS, define
-from rawnn.step.ops.common import write_gradient
-from rawnn.step.ops.metrics import report
+from rawnn.sim import Simulation
+from rawnn.sim.meanings import meaning_of
 from tests.engine import make_work, random_dataset, run_on, same_parameters, trained
 from tests.ptx.twin.twin import Kernels, compiler
 
@@ -50,7 +50,7 @@ struct Leaky {  // z above 0, a tenth of it below
 
 SIGN = """
 // signs: w -= lr * (dw clipped to -bound .. bound + decay * w).
-#include "updates.cuh"
+#include "optimizers/updates.cuh"
 
 template <typename TW, typename TG, typename TC>
 __global__ void signs(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
@@ -174,10 +174,10 @@ def test_the_simulated_gpu_goes_by_the_table_as_it_is_now(
 
 
 def test_the_activation_is_in_the_text_of_kernels_that_use_it_alone(leaky: Activation) -> None:
-    used = _with_declarations("activation.cu", ["activate<float,float,Leaky>"])
-    assert used.startswith(source_path("activation.cu").read_text())
+    used = _with_declarations("elementwise/activation.cu", ["activate<float,float,Leaky>"])
+    assert used.startswith(source_path("elementwise/activation.cu").read_text())
     assert used.rstrip().endswith(LEAKY.rstrip())
-    assert _with_declarations("activation.cu", ["activate<float,float,Relu>"]) == ""
+    assert _with_declarations("elementwise/activation.cu", ["activate<float,float,Relu>"]) == ""
 
 
 def test_settings_of_its_own_have_a_range_of_their_own(signs: Path) -> None:
@@ -191,8 +191,8 @@ def test_nvrtc_compiles_them(leaky: Activation, signs: Path) -> None:
         Nvrtc()
     except MissingLibrary as error:
         pytest.skip(str(error))
-    text = _with_declarations("activation.cu", ["activate<float,bfloat16,Leaky>"])
-    for source, name, expression in ((text, "activation.cu", "activate<float,bfloat16,Leaky>"),
+    text = _with_declarations("elementwise/activation.cu", ["activate<float,bfloat16,Leaky>"])
+    for source, name, expression in ((text, "elementwise/activation.cu", "activate<float,bfloat16,Leaky>"),
                                      (SIGN, str(signs), "signs<float,float,bfloat16>")):
         assert compile_source(Nvrtc, source, name=name, arch="sm_90",
                               expressions=(expression,)).cubin
@@ -205,7 +205,7 @@ def test_the_device_code_runs_on_the_twin(leaky: Activation, signs: Path) -> Non
     expression = "activate<float,float,Leaky>"
     twin = Kernels(("leaky.cu",), (expression,), folders=(signs.parent,))
     (signs.parent / "leaky.cu").write_text(
-        _with_declarations("activation.cu", [expression]))
+        _with_declarations("elementwise/activation.cu", [expression]))
     a = np.zeros_like(z)
     twin.build().call(expression, (1,), (64,), z=z, a=a, rows=5, cols=8)
     np.testing.assert_array_equal(a, leaky.function(z))

@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data.arrays import check_finite, from_arrays
-from rawnn.errors import ConfigError, DataError
-from rawnn.network.losses.cross_entropy import softmax_of
-from rawnn.network.optimizers import Optimizer
-from rawnn.runners.host import HostRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.losses.cross_entropy import softmax_of
+from rawnn.model.optimizers import Optimizer
 from tests.engine import make_work, random_dataset
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.common.files import SideOutput, check_output, write_atomically
-from rawnn.errors import ConfigError, RawnnError
 
 needs_rights = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 

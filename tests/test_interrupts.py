@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.run import interrupts
-from rawnn.run.checkpoint import read
-from rawnn.run.interrupts import Signals
-from rawnn.run.listener import Listener
-from rawnn.run.result import Result
-from rawnn.run.training import train
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
+from rawnn.common import interrupts
+from rawnn.common.interrupts import Signals
+from rawnn.common.listener import Listener
+from rawnn.engine.checkpoint import read
+from rawnn.engine.result import Result
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.training import train
 from tests.engine import random_dataset, same_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,7 +59,7 @@ class Sender(Listener):
 @pytest.fixture
 def long_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every epoch counts as long."""
-    monkeypatch.setattr("rawnn.run.loop.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("rawnn.engine.loop.LONG_SECONDS", 0.0)
 
 
 def broken_off(monkeypatch: pytest.MonkeyPatch, epoch: int, *numbers: signal.Signals) -> None:
@@ -112,8 +112,8 @@ def test_a_second_signal_ends_at_once_with_the_last_epochs_state(
 
 
 def test_the_time_over_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rawnn.run.loop.LONG_SECONDS", 0.0)
-    monkeypatch.setattr("rawnn.run.loop.Signals", lambda notify: Signals(notify, grace=0.2))
+    monkeypatch.setattr("rawnn.engine.loop.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("rawnn.engine.loop.Signals", lambda notify: Signals(notify, grace=0.2))
     broken_off(monkeypatch, 3, signal.SIGINT)
     started = time.monotonic()
     result = go(save=tmp_path, save_every=10)
@@ -253,7 +253,7 @@ def test_training_in_another_thread_takes_no_signal() -> None:
 
 SLOW = """
 import sys, time
-from rawnn.runners.host import HostRunner
+from rawnn.engine.runners.host import HostRunner
 whole = HostRunner.epoch
 def slow(self, measured):
     whole(self, measured)
@@ -310,7 +310,7 @@ def test_the_command_without_save_says_what_was_reached() -> None:
 IN_THE_EPOCH = """
 import sys, time
 from rawnn.cli import run
-from rawnn.runners.host import HostRunner
+from rawnn.engine.runners.host import HostRunner
 def slow(self, measured):
     print('in the epoch', flush=True)
     for _ in range(1000):

@@ -19,15 +19,15 @@ from typing import Any
 
 import pytest
 
+from rawnn.common.errors import ConfigError
+from rawnn.common.listener import Listener
 from rawnn.common.locks import NAME, DirectoryLock, DirectoryLocks
-from rawnn.errors import ConfigError
-from rawnn.run.callbacks import Checkpoints, EarlyStopping
-from rawnn.run.checkpoint import find, listed
-from rawnn.run.config import Config
-from rawnn.run.listener import Listener
-from rawnn.run.model import Model
-from rawnn.run.result import Result
-from rawnn.run.training import Session, train
+from rawnn.engine.callbacks import Checkpoints, EarlyStopping
+from rawnn.engine.checkpoint import find, listed
+from rawnn.engine.config import Config
+from rawnn.engine.model import Model
+from rawnn.engine.result import Result
+from rawnn.engine.training import Session, train
 from tests.engine import random_dataset
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import CheckpointError, ConfigError, DataError
 from rawnn.data import from_arrays
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import CheckpointError, ConfigError, DataError
-from rawnn.network.activations import activation
-from rawnn.network.layers import Network
-from rawnn.run.model import Model, _gelu
-from rawnn.run.result import Result
-from rawnn.run.training import train
+from rawnn.engine.model import Model, _gelu
+from rawnn.engine.result import Result
+from rawnn.engine.training import train
+from rawnn.model.activations import activation
+from rawnn.model.layers import Network
 from tests.data.foreign import Foreign
 from tests.test_training import DATA
 

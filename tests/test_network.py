@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.model.layers import Network
 
 
 def test_parameters_are_outputs_by_inputs_layer_by_layer() -> None:

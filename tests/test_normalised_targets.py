@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from rawnn import Model
+from rawnn.common.errors import CheckpointError, ConfigError, TrainingDiverged
+from rawnn.common.listener import Listener
 from rawnn.data import Dataset, from_arrays
-from rawnn.errors import CheckpointError, ConfigError, TrainingDiverged
-from rawnn.network.layers import Network
-from rawnn.run.callbacks import CsvLog
-from rawnn.run.checkpoint import Checkpoint, decode, encode
-from rawnn.run.config import Config
-from rawnn.run.listener import Listener
-from rawnn.run.result import Report, Result
-from rawnn.run.training import train
+from rawnn.engine.callbacks import CsvLog
+from rawnn.engine.checkpoint import Checkpoint, decode, encode
+from rawnn.engine.config import Config
+from rawnn.engine.result import Report, Result
+from rawnn.engine.training import train
+from rawnn.model.layers import Network
 from tests.engine import same_parameters
 
 RNG = np.random.default_rng(8)
@@ -252,7 +252,7 @@ def test_a_checkpoint_holds_it() -> None:
 def test_an_exported_model_gives_values(input_type: Any) -> None:
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
-    from rawnn.run.export import onnx_model
+    from rawnn.engine.export import onnx_model
 
     model = go(BOTH).model
     model.target_names = ("price", "rooms")

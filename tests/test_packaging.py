@@ -54,7 +54,7 @@ def test_every_folder_with_python_is_a_package() -> None:
 
 
 def test_kernel_sources_are_found_beside_the_package() -> None:
-    assert ptx.source_path("matmul.cu").is_file()
+    assert ptx.source_path("gemm/matmul.cu").is_file()
 
 
 def test_the_version_is_one_and_the_command_prints_it() -> None:
@@ -146,10 +146,10 @@ sys.argv[:] = ["rawnn", *sys.argv[2:]]
 """
 KERNELS = """
 from rawnn.ptx import SOURCES
-from rawnn.device.compiling.compile import compile_source
-from rawnn.device.cuda.nvrtc import Nvrtc
-text = (SOURCES / "linear.cu").read_text()
-compile_source(Nvrtc(), text, name="linear.cu", arch="sm_90", expressions=["linear_update<10>"])
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.nvrtc import Nvrtc
+text = (SOURCES / "fused/linear.cu").read_text()
+compile_source(Nvrtc(), text, name="fused/linear.cu", arch="sm_90", expressions=["linear_update<10>"])
 """
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rawnn.common.errors import ConfigError
 from rawnn.common.random import (
     MAX_PERMUTATION,
     Purpose,
@@ -18,7 +19,6 @@ from rawnn.common.random import (
     rounding_bits,
     uniform,
 )
-from rawnn.errors import ConfigError
 
 SEEDS = st.integers(0, 2**64 - 1)
 # Salmon et al., Random123, kat_vectors: counter, key, result.

@@ -9,14 +9,14 @@ from click.testing import CliRunner
 from rawnn.bench.specification import Limits, draw
 from rawnn.cli.options import listed, setting
 from rawnn.cli.train import train
-from rawnn.network.activations import ACTIVATIONS, Activation
-from rawnn.network.layers import INITIALISERS
-from rawnn.network.losses import LOSSES
-from rawnn.network.optimizers import RULES as OPTIMIZERS
-from rawnn.network.optimizers import Rule
-from rawnn.network.schedules import RULES as SCHEDULES
+from rawnn.engine.config import Config
+from rawnn.model.activations import ACTIVATIONS, Activation
+from rawnn.model.layers import INITIALISERS
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import RULES as OPTIMIZERS
+from rawnn.model.optimizers import Rule
+from rawnn.model.schedules import RULES as SCHEDULES
 from rawnn.opts.registry import Machine
-from rawnn.run.config import Config
 from tests.catalogue import SHAPES, VARIANTS
 from tests.runners import torch_formulas
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rawnn.errors import RawnnError
-from rawnn.run.config import Config
-from rawnn.run.result import SCHEMA_VERSION, Report, Result, environment, schema
+from rawnn.common.errors import RawnnError
+from rawnn.engine.config import Config
+from rawnn.engine.result import SCHEMA_VERSION, Report, Result, environment, schema
 from tests.test_training import Recorder, run
 
 

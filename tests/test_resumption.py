@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import CheckpointError, ConfigError, DataError
 from rawnn.data import from_arrays
 from rawnn.data.identity import SAMPLE, _sample, differences, identity_of
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import CheckpointError, ConfigError, DataError
-from rawnn.network.layers import Network
-from rawnn.run.checkpoint import Checkpoint, find, unpack, write
-from rawnn.run.config import Config
-from rawnn.run.model import Model
-from rawnn.run.result import Result
-from rawnn.run.resumption import state_of
-from rawnn.run.training import train
+from rawnn.engine.checkpoint import Checkpoint, find, unpack, write
+from rawnn.engine.config import Config
+from rawnn.engine.model import Model
+from rawnn.engine.result import Result
+from rawnn.engine.resumption import state_of
+from rawnn.engine.training import train
+from rawnn.model.layers import Network
 from tests.cli.conftest import Rawnn
 from tests.cli.conftest import rawnn as rawnn
 from tests.engine import same_parameters

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawnn.errors import ConfigError
-from rawnn.network.schedules import RULES, Schedule, functor, parse
+from rawnn.common.errors import ConfigError
+from rawnn.model.schedules import RULES, Schedule, functor, parse
 
 EPS = float(np.finfo(np.float32).eps)
 

@@ -12,10 +12,10 @@ import pytest
 
 import rawnn
 from rawnn.__main__ import takes_the_first_gpu
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.wake import wake
-from rawnn.device.sim import Simulation
-from rawnn.runners.gpu import GpuRunner
+from rawnn.cuda.device import Device
+from rawnn.cuda.wake import wake
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +47,7 @@ def test_all_public_names_are_completed_and_exist() -> None:
     names = set(dir(rawnn))
     assert {"train", "Kernel", "lab", "sim", "errors", "export"} <= names
     assert not [name for name in names if not hasattr(rawnn, name)]
-    done = subprocess.run([sys.executable, "-c", "import rawnn; print(rawnn.errors.RawnnError)"],
+    done = subprocess.run([sys.executable, "-c", "import rawnn; print(rawnn.common.errors.RawnnError)"],
                           capture_output=True, text=True, timeout=60, check=True, cwd="/",
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert "RawnnError" in done.stdout

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from rawnn.errors import CheckpointError
-from rawnn.network.layers import Network
-from rawnn.run.state_dict import from_torch, layers_of, read_state_dict, to_torch
+from rawnn.common.errors import CheckpointError
+from rawnn.engine.state_dict import from_torch, layers_of, read_state_dict, to_torch
+from rawnn.model.layers import Network
 from tests.data.foreign import BFLOAT16, Foreign
 
 NETWORK = Network((6, 5, 4, 3))

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import rawnn
+from rawnn.common.errors import ConfigError, nearest
+from rawnn.common.suggestions import ALIASES, MISSING
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import ConfigError, nearest
-from rawnn.network.activations import ACTIVATIONS
-from rawnn.network.layers import INITIALISERS
-from rawnn.network.losses import LOSSES
-from rawnn.network.optimizers import RULES as OPTIMIZERS
-from rawnn.network.schedules import RULES as SCHEDULES
+from rawnn.engine.config import Config
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.model.layers import INITIALISERS
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import RULES as OPTIMIZERS
+from rawnn.model.schedules import RULES as SCHEDULES
 from rawnn.opts import TOGGLES
-from rawnn.run.config import Config
-from rawnn.suggestions import ALIASES, MISSING
 
 OURS = {*Config.known(), "listener", *LOSSES, *ACTIVATIONS, *OPTIMIZERS, *INITIALISERS, *SCHEDULES,
         *TOGGLES, "host", "gpu", "learned", "pixels"}

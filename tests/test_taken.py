@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from rawnn.errors import CheckpointError, ConfigError
-from rawnn.network.layers import Network
-from rawnn.onchip.choose import choose
-from rawnn.onchip.problem import Unsupported
-from rawnn.onchip.spelling import exactly
+from rawnn.common.errors import CheckpointError, ConfigError
+from rawnn.engine.checkpoint import Checkpoint, find, read, write
+from rawnn.engine.decided import Decider
+from rawnn.engine.launch_choices import applied, choices_of, key_of, variants
+from rawnn.engine.machine import Opened
+from rawnn.engine.runners.base import Work
+from rawnn.engine.taken import kept_in
+from rawnn.engine.training import Session
+from rawnn.model.layers import Network
 from rawnn.opts import earning, select
+from rawnn.opts import measured as table
+from rawnn.persistent.choose import choose
+from rawnn.persistent.problem import Unsupported
+from rawnn.persistent.spelling import exactly
 from rawnn.ptx.kernels import kernel_for
-from rawnn.run.checkpoint import Checkpoint, find, read, write
-from rawnn.run.decided import Decider
-from rawnn.run.machine import Opened
-from rawnn.run.taken import kept_in
-from rawnn.run.training import Session
-from rawnn.runners.base import Work
-from rawnn.tuning import table
-from rawnn.tuning.choices import applied, choices_of, key_of, variants
 from tests.engine import CAPABLE, LADDER, random_dataset, same_parameters
-from tests.onchip.problems import HOPPER, VARIETY, problem
+from tests.persistent.problems import HOPPER, VARIETY, problem
 from tests.test_callbacks import OPTIONS, Stopper, go
 from tests.test_training import Recorder
 
@@ -159,7 +159,7 @@ def test_the_largest_batch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def tunable(opt: str = "preload,tiled,tune") -> Session:
-    from rawnn.run.config import Config
+    from rawnn.engine.config import Config
 
     options = {**OPTIONS, "layers": (70, 80, 9), "batch": 40, "device": "sim", "opt": opt}
     return Session(Config(**options), data=random_dataset(70, 9, 80, 20))
@@ -249,8 +249,8 @@ def test_the_kernel_is_the_one_that_was_chosen() -> None:
     """Its text, and so every order in which it adds up."""
     from rawnn.opts import TOGGLES
     from rawnn.opts.persistent import came_to
-    from rawnn.run.policy import Policy
-    from tests.onchip.problems import prepared
+    from rawnn.plan.policy import Policy
+    from tests.persistent.problems import prepared
 
     plan = replace(prepared(Network((40, 64, 17, 10))), target=CAPABLE.target)
     toggle = TOGGLES["persistent"]
@@ -265,8 +265,8 @@ def test_the_kernel_is_the_one_that_was_chosen() -> None:
 def test_a_sharding_that_is_asked_for_is_the_one_that_is_reported(words: str) -> None:
     from rawnn.opts import TOGGLES
     from rawnn.opts.persistent import came_to
-    from rawnn.run.policy import Policy
-    from tests.onchip.problems import prepared
+    from rawnn.plan.policy import Policy
+    from tests.persistent.problems import prepared
 
     plan = replace(prepared(Network((40, 64, 17, 10)), 12), target=CAPABLE.target)
     assert came_to("auto", TOGGLES["persistent"].apply(plan, Policy(), words)[0]) == words

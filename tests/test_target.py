@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.device.target import HOST, KNOWN, features_of, known
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.common.target import HOST, KNOWN, features_of, known
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import machine_of
+from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
+from rawnn.ptx.gemm.skinny import choose_nt
+from rawnn.ptx.gemm.tiled import choose
+from rawnn.ptx.gemm.tiles import Product
 from rawnn.ptx.kernels import kernel_for
-from rawnn.ptx.skinny import choose_nt
-from rawnn.ptx.tiled import choose
-from rawnn.ptx.tiles import Product
-from rawnn.run.machine import machine_of
+from rawnn.sim import Simulation
 from tests.engine import CAPABLE, make_work, random_dataset, step_plan
 
 
@@ -113,8 +113,8 @@ def test_a_plan_of_no_gpu_is_not_launched() -> None:
 
 
 def test_targets_know_of_no_driver() -> None:
-    code = ("import sys, rawnn.device.target;"
+    code = ("import sys, rawnn.common.target;"
             "print([m for m in sys.modules if m.startswith('rawnn.')])")
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                             check=True).stdout
-    assert not {"rawnn.device.cuda", "rawnn.ptx", "rawnn.step"} & set(eval(loaded))
+    assert not {"rawnn.cuda", "rawnn.ptx", "rawnn.plan"} & set(eval(loaded))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError, DataError, TrainingDiverged
 from rawnn.data import Dataset
-from rawnn.errors import ConfigError, DataError, TrainingDiverged
-from rawnn.network.layers import Network
-from rawnn.run.config import Config
-from rawnn.run.result import Report, Result
-from rawnn.run.training import Listener, Session, train
+from rawnn.engine.config import Config
+from rawnn.engine.result import Report, Result
+from rawnn.engine.training import Listener, Session, train
+from rawnn.model.layers import Network
 from tests.engine import random_dataset, same_parameters
 
 DATA = random_dataset(features=12, classes=4, train=40, test=13)
@@ -158,7 +158,7 @@ def test_time_is_counted_once_in_an_interrupted_run(monkeypatch: pytest.MonkeyPa
             seconds += 100  # an epoch takes 100 s
             super().epoch_done(epoch)
 
-    monkeypatch.setattr("rawnn.run.loop.perf_counter", lambda: seconds)
+    monkeypatch.setattr("rawnn.engine.loop.perf_counter", lambda: seconds)
     for stop, epochs in ((("reported", 2), 2), (("epoch_done", 2), 2), (("", 0), 4)):
         result = run(Slow(stop))
         assert result.times.training == epochs * 100e3
@@ -222,12 +222,12 @@ def test_more_classes_than_the_data_and_a_batch_of_all_examples_are_allowed() ->
 
 
 def test_auto_runs_on_the_host_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rawnn.errors import DeviceError
+    from rawnn.common.errors import DeviceError
 
     def refuse(ordinal: int, notify: object) -> None:
         raise DeviceError("no usable GPU")
 
-    monkeypatch.setattr("rawnn.run.machine.open_gpu", refuse)
+    monkeypatch.setattr("rawnn.engine.machine.open_gpu", refuse)
     listener = Recorder()
     result = run(listener, device="auto", opt="best,cublas")
     assert "running on the host: no usable GPU" in listener.all("notify")

@@ -47,7 +47,7 @@ class Waiting:
 
 
 class Member:
-    """One of them, as rawnn.device.libs.collectives wants it."""
+    """One of them, as rawnn.cuda.libs.collectives wants it."""
 
     def __init__(self, waiting: Waiting, rank: int) -> None:
         self._waiting, self.rank, self.size = waiting, rank, waiting.size

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fit the constants of the on-chip cost model to a GPU: rawnn/onchip/cost.py.
+"""Fit the constants of the on-chip cost model to a GPU: rawnn/persistent/cost.py.
 
     python -m rawnn bench floors --json floors.json
     python tools/fit_costs.py steps.csv --floors floors.json --gpu H200
@@ -49,16 +49,16 @@ from rawnn.bench.floors import FloorsResult, read_floors
 from rawnn.bench.measured import read_measured
 from rawnn.bench.phases import PHASES, PhasesResult
 from rawnn.cli.plan import TARGETS, assumed
-from rawnn.device.fitted import keep
-from rawnn.errors import ConfigError, RawnnError
-from rawnn.onchip import cost
-from rawnn.onchip.choose import Choice
-from rawnn.onchip.cost import Costs
+from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.cuda.fitted import keep
+from rawnn.engine.config import Config
 from rawnn.opts import select
-from rawnn.run.config import Config
-from rawnn.step.build import training_step
-from rawnn.step.ops.train_steps import KIND
-from rawnn.step.recipe import Form
+from rawnn.persistent import cost
+from rawnn.persistent.choose import Choice
+from rawnn.persistent.cost import Costs
+from rawnn.plan.build import training_step
+from rawnn.plan.ops.train_steps import KIND
+from rawnn.plan.recipe import Form
 
 NOISE = 0.05
 """Of log times: what the model may be off in a network, whatever its constants."""

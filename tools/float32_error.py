@@ -3,7 +3,7 @@ float32, and keep the ratio of each draw in results/float32-error.json.
 
     python tools/float32_error.py
 
-The arithmetic on the chip is a model in NumPy (tests/onchip/arithmetic.py); no GPU is needed. Takes
+The arithmetic on the chip is a model in NumPy (tests/persistent/arithmetic.py); no GPU is needed. Takes
 half a minute.
 """
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from tests.onchip import errors  # noqa: E402
+from tests.persistent import errors  # noqa: E402
 
 KEPT = ROOT / "results" / "float32-error.json"
 

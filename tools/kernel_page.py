@@ -13,7 +13,7 @@ from typing import Any
 
 from rawnn.opts import TOGGLES
 from rawnn.ptx.family import FAMILIES, Family
-from rawnn.ptx.floors import Probe
+from rawnn.ptx.limits.floors import Probe
 from rawnn.ptx.table import Key, key_of
 from tests.catalogue import Case
 
@@ -60,7 +60,7 @@ PERSISTENT = """\
 ## Written for a network: `persistent`
 
 The kernel of [`persistent`]({pages}/persistent.md#measured-worth) stands in no file:
-[persistent.py](persistent.py) has [rawnn/onchip](../onchip) choose how the network at hand is laid
+[persistent.py](persistent.py) has [rawnn/persistent](../onchip) choose how the network at hand is laid
 out on the chip, and write the source of all steps of an epoch in one kernel, from the templates in
 `onchip_*.cuh`: product, loss, update and exchange between blocks. There is one for every network,
 batch, optimizer and GPU, so that it is not in the record; `python -m rawnn plan` names it. It
@@ -73,7 +73,7 @@ TAIL = """\
 [results/kernels.json](../../results/kernels.json) has {count} instances, one a line: threads and
 dynamic shared memory of the largest launch, and for {architectures}, by NVRTC {versions},
 registers, static shared memory and spills. How many blocks fit on a multiprocessor follows from
-them (`rawnn.device.compiling.resources.occupancy`). What CI proves of it, and when it has to be
+them (`rawnn.cuda.compiling.resources.occupancy`). What CI proves of it, and when it has to be
 written anew: [testing](../../docs/testing.md#what-ci-runs).
 """
 

@@ -39,15 +39,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rawnn import ptx  # noqa: E402
-from rawnn.device.compiling.compile import compile_source  # noqa: E402
-from rawnn.device.compiling.resources import SM_LIMITS, resource_usage, spills  # noqa: E402
-from rawnn.device.cuda.errors import check  # noqa: E402
-from rawnn.device.cuda.nvrtc import Nvrtc  # noqa: E402
-from rawnn.device.target import known  # noqa: E402
+from rawnn.common.target import known  # noqa: E402
+from rawnn.cuda.compiling.compile import compile_source  # noqa: E402
+from rawnn.cuda.compiling.resources import SM_LIMITS, resource_usage, spills  # noqa: E402
+from rawnn.cuda.errors import check  # noqa: E402
+from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
-from rawnn.ptx.floors import PROBES, Probe  # noqa: E402
+from rawnn.ptx.fused.linear import MAX_FUSED_CLASSES  # noqa: E402
 from rawnn.ptx.kernels import KERNELS, kernel_for  # noqa: E402
-from rawnn.ptx.linear import MAX_FUSED_CLASSES  # noqa: E402
+from rawnn.ptx.limits.floors import PROBES, Probe  # noqa: E402
 from rawnn.ptx.table import key_of  # noqa: E402
 from tests.catalogue import Case, Variant, cases, legal  # noqa: E402
 from tools import kernel_page  # noqa: E402

@@ -33,11 +33,12 @@ sys.path.insert(0, str(ROOT))
 from rawnn.bench.conditions import Watch  # noqa: E402
 from rawnn.bench.records import place_of  # noqa: E402
 from rawnn.bench.statistics import median_interval, spread  # noqa: E402
+from rawnn.common.errors import ConfigError, RawnnError  # noqa: E402
 from rawnn.common.files import write_atomically  # noqa: E402
-from rawnn.device.cuda.device import Device  # noqa: E402
-from rawnn.device.cuda.errors import check as check_call  # noqa: E402
-from rawnn.device.cuda.stream import Event  # noqa: E402
-from rawnn.errors import ConfigError, RawnnError  # noqa: E402
+from rawnn.cuda.device import Device  # noqa: E402
+from rawnn.cuda.errors import check as check_call  # noqa: E402
+from rawnn.cuda.stream import Event  # noqa: E402
+from rawnn.engine.machine import Opened, open_device  # noqa: E402
 from rawnn.lab.arrays import Array  # noqa: E402
 from rawnn.lab.checking import check  # noqa: E402
 from rawnn.lab.comparison import allowed  # noqa: E402
@@ -50,7 +51,6 @@ from rawnn.lab.rehearsal import Rehearsal  # noqa: E402
 from rawnn.lab.roles import problem_of  # noqa: E402
 from rawnn.lab.running import Here  # noqa: E402
 from rawnn.lab.work import Work  # noqa: E402
-from rawnn.run.machine import Opened, open_device  # noqa: E402
 from tools.lab_tables import LAB, Candidate, LabResult, Topic, steps_of  # noqa: E402
 
 SIZES: Mapping[str, Mapping[str, int]] = {
@@ -250,7 +250,7 @@ def _by_torch(device: Device, a: Array, b: Array, c: Array) -> Callable[[], None
 
 
 def _by_nvmath(device: Device, a: Array, b: Array, c: Array) -> Callable[[], None]:
-    from rawnn.device.libs.matmul import LtContext
+    from rawnn.cuda.libs.matmul import LtContext
 
     (m, k), n = a.shape, b.shape[1]
     plan = LtContext(device.backend.cublaslt()).plan(

@@ -18,7 +18,7 @@ from rawnn.bench.conditions import Conditions  # noqa: E402
 from rawnn.bench.floors import number  # noqa: E402
 from rawnn.bench.measured import read_measured  # noqa: E402
 from rawnn.bench.statistics import Spread  # noqa: E402
-from rawnn.run.result import Environment  # noqa: E402
+from rawnn.engine.result import Environment  # noqa: E402
 
 LAB = ROOT / "examples" / "lab"
 SCHEMA_VERSION = 1

@@ -5,7 +5,7 @@
 
 FILE is TOML with a [[mutant]] table each, or JSON lines with an object each:
 
-    path = "rawnn/run/loop.py"      # relative to the root of the checkout
+    path = "rawnn/engine/loop.py"      # relative to the root of the checkout
     old = "step + 1"                # occurs there exactly once
     new = "step"
     tests = "tests/test_training.py -k resume"   # arguments of pytest, as a string or a list;

@@ -8,8 +8,8 @@ kernel = "bias_relu<{z}, {a}>"
 grid = "cdiv(rows * cdiv(cols, 4), 256)"
 block = 256
 */
-#include "pdl.cuh"
-#include "types.cuh"
+#include "primitives/pdl.cuh"
+#include "primitives/types.cuh"
 
 template <typename TZ, typename TA>
 __global__ void bias_relu(const TZ* __restrict__ z, int ldz, const float* __restrict__ bias,

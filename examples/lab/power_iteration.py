@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import rawnn
-from rawnn.device.cuda.device import Device
+from rawnn.cuda.device import Device
 
 SOURCE = """
 __global__ void multiply(const float* a, const float* x, float* y, int n) {

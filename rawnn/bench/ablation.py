@@ -12,11 +12,11 @@ from rawnn.bench.sets import Measurement, SetsResult, WorkloadSet
 from rawnn.bench.statistics import Spread
 from rawnn.bench.suites import AblationSuite
 from rawnn.bench.table import times_text
-from rawnn.network.workloads import workload
+from rawnn.engine.config import Config
+from rawnn.model.workloads import workload
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.run.config import Config
-from rawnn.step.recipe import Form
+from rawnn.plan.recipe import Form
 
 EXAMPLES = 60_000
 """Of the training set of MNIST."""

@@ -17,15 +17,15 @@ import numpy as np
 
 import rawnn
 from rawnn.bench.statistics import mean_std
+from rawnn.common.errors import ConfigError, TrainingDiverged
 from rawnn.common.files import cache_directory, write_atomically
 from rawnn.data import Dataset, load_dataset
-from rawnn.data.source import check_fit, settled
-from rawnn.errors import ConfigError, TrainingDiverged
+from rawnn.engine.config import Config
+from rawnn.engine.data_source import check_fit, settled
+from rawnn.engine.runners.base import prepare
+from rawnn.engine.runners.host import HostRunner
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.run.config import Config
-from rawnn.runners.base import prepare
-from rawnn.runners.host import HostRunner
 
 FORMAT = 1
 SEEDS = tuple(range(10))

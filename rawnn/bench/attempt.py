@@ -14,25 +14,25 @@ from numpy.typing import NDArray
 
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.common.dtypes import numpy_dtype
+from rawnn.common.target import Machine
+from rawnn.cuda.compiling.resources import resource_usage, spills
+from rawnn.cuda.device import Device
+from rawnn.cuda.launch import Command
+from rawnn.cuda.stream import Event
 from rawnn.data import Dataset
-from rawnn.device.compiling.resources import resource_usage, spills
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.launch import Command
-from rawnn.device.cuda.stream import Event
-from rawnn.device.target import Machine
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened, open_device
+from rawnn.engine.runners.base import prepare
+from rawnn.engine.runners.lowering import Lowering
 from rawnn.graphs.graph import Graph
 from rawnn.lab.inspection import Resources
 from rawnn.lab.ops import Examined, examine, fill_operands
 from rawnn.lab.source import Source
 from rawnn.opts import select
 from rawnn.opts.numbers import numbers_of
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
 from rawnn.ptx.own import REPLACES, Own, owned
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened, open_device
-from rawnn.runners.base import prepare
-from rawnn.runners.lowering import Lowering
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
 
 NODES = 50
 """Launches in the graph by which an op is timed alone, one behind the other."""

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rawnn.bench.statistics import Spread, spread
-from rawnn.run.machine import Opened
+from rawnn.engine.machine import Opened
 
 FIELDS = ("sm_mhz", "mem_mhz", "temperature_c", "power_w")
 SLOWDOWNS = {"HwSlowdown": "hardware slowdown", "HwThermalSlowdown": "too hot",

@@ -17,7 +17,7 @@ import msgspec
 
 from rawnn.bench.noise import Apart, judged, kinds_of, overall
 from rawnn.bench.series import Series, SeriesFile
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 
 EFFECT = 0.03
 """The smallest effect that counts, as a share of the time."""

@@ -12,7 +12,7 @@ import msgspec
 
 from rawnn.bench.clocks import ClockSample, ManagedGpu, summarize
 from rawnn.bench.statistics import Spread
-from rawnn.run.machine import Opened
+from rawnn.engine.machine import Opened
 
 T = TypeVar("T")
 

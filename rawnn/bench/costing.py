@@ -14,13 +14,13 @@ import msgspec
 
 from rawnn.bench.floors import CROSSING, FloorsResult
 from rawnn.bench.moved import moved_by, touched
-from rawnn.ptx.tiles import LOOPS
-from rawnn.run.policy import Policy
-from rawnn.step.op import Op
-from rawnn.step.ops.train_steps import KIND
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role
-from rawnn.step.work import numbers, operations, products
+from rawnn.plan.op import Op
+from rawnn.plan.ops.train_steps import KIND
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.tensor import Role
+from rawnn.plan.work import numbers, operations, products
+from rawnn.ptx.gemm.tiles import LOOPS
 
 OWN = "its own model"
 
@@ -46,7 +46,7 @@ def op_costs(plan: Plan, policy: Policy, floors: FloorsResult | None) -> list[Op
     """What each op of a one-step plan costs.
 
     An op is expected to take a launch and, behind it, its bytes or its operations, whichever takes
-    longer. A whole-step kernel has a model of its own (rawnn/onchip/cost.py).
+    longer. A whole-step kernel has a model of its own (rawnn/persistent/cost.py).
     """
     resident = floors is not None and _working_set(plan) <= floors.l2_bytes
     return [_op_cost(op, plan, policy, floors, resident) for op in plan.ops]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rawnn.errors import MissingLibrary
+from rawnn.common.errors import MissingLibrary
 
 PACKAGE = "cupti-python"
 BUFFER = 8 << 20

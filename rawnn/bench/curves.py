@@ -19,9 +19,9 @@ from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.worker import CHECKED_EPOCHS, TRUTH, Made, Prepare
 from rawnn.bench.records import place_of
-from rawnn.errors import ConfigError
-from rawnn.run.machine import open_device
-from rawnn.run.result import Environment
+from rawnn.common.errors import ConfigError
+from rawnn.engine.machine import open_device
+from rawnn.engine.result import Environment
 
 LAST = 50
 """Steps whose mean loss is what a network has come to."""

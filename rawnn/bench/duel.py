@@ -22,11 +22,11 @@ from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.records import place_of
 from rawnn.bench.statistics import Spread, ratio_interval, spread
+from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.data import Dataset
-from rawnn.errors import ConfigError, RawnnError
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened
-from rawnn.run.result import Environment
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened
+from rawnn.engine.result import Environment
 
 ROUNDS = 5
 SCHEMA_VERSION = 1

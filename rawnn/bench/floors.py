@@ -18,10 +18,10 @@ from rawnn.bench.columns import markdown_table
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.statistics import Spread
+from rawnn.common.errors import ConfigError
 from rawnn.common.files import cache_directory
-from rawnn.errors import ConfigError
-from rawnn.ptx.floors import LARGEST_CLUSTER
-from rawnn.run.result import Environment
+from rawnn.engine.result import Environment
+from rawnn.ptx.limits.floors import LARGEST_CLUSTER
 
 SCHEMA_VERSION = 1
 ENVIRONMENT = "RAWNN_FLOORS"

@@ -27,16 +27,16 @@ from rawnn.bench.records import (
 )
 from rawnn.bench.rounds import Rounds
 from rawnn.bench.suites import read_suites
+from rawnn.common.errors import ConfigError, MissingLibrary, RawnnError, nearest
 from rawnn.data import Dataset, load_dataset
-from rawnn.data.source import check_fit, settled
-from rawnn.errors import ConfigError, MissingLibrary, RawnnError, nearest
+from rawnn.engine.config import Config
+from rawnn.engine.data_source import check_fit, settled
+from rawnn.engine.machine import Opened, open_device
+from rawnn.engine.result import Result
+from rawnn.engine.training import Listener, Session
 from rawnn.opts import TOGGLES
 from rawnn.opts.own import is_op, toggle
 from rawnn.opts.presets import PRESETS
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened, open_device
-from rawnn.run.result import Result
-from rawnn.run.training import Listener, Session
 
 _SUITE = read_suites().ladder
 BASE = tuple(_SUITE.base)

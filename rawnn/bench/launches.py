@@ -20,11 +20,11 @@ from rawnn.bench.launch_systems import KERNEL, SOURCE, SYSTEMS, N, Way, missing
 from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.records import place_of
 from rawnn.bench.statistics import Spread, median_interval, spread
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.engine.machine import Opened
+from rawnn.engine.result import Environment
 from rawnn.lab.arrays import array
 from rawnn.lab.kernel import Kernel
-from rawnn.run.machine import Opened
-from rawnn.run.result import Environment
 
 SCHEMA_VERSION = 1
 HEADINGS = ("launch", "median us", "min-max", "95 % interval", "n", "beside", "how")
@@ -111,7 +111,7 @@ def measure(opened: Opened, samples: int, launches: int,
         raise ConfigError(f"launches = {launches}: take at most {MOST}, since the host has to wait "
                           f"for a stream that holds more")
     if opened.device.backend.name == "sim":
-        from rawnn.device.sim import register
+        from rawnn.sim import register
 
         register(KERNEL, lambda t, a: t.y.__iadd__(a["a"] * t.x), {"y": ("n",), "x": ("n",)},
                  reads=("x", "y"), writes=("y",))

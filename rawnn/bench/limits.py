@@ -23,10 +23,10 @@ from rawnn.bench.probing import Bed, Timed
 from rawnn.bench.records import place_of
 from rawnn.bench.statistics import spread
 from rawnn.common.dtypes import numpy_dtype
-from rawnn.errors import ConfigError, RawnnError
-from rawnn.ptx import floors as probes
-from rawnn.ptx.floors import Probe
-from rawnn.run.machine import Opened
+from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.engine.machine import Opened
+from rawnn.ptx.limits import floors as probes
+from rawnn.ptx.limits.floors import Probe
 
 TIMER = {"floors": "time between two events on the device, of many rounds less that of few, over "
                    "the rounds between; warmed up until three samples in a row lie within 2 %"}

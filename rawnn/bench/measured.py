@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from rawnn.common.errors import ConfigError
 from rawnn.common.files import write_atomically
-from rawnn.errors import ConfigError
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role
 
 
 def touched(op: Op, plan: Plan) -> Iterator[tuple[str, int]]:

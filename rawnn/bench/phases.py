@@ -19,18 +19,18 @@ from rawnn.bench.measured import Measured
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.rawnn_system import dataset
 from rawnn.bench.records import place_of
-from rawnn.errors import ConfigError
-from rawnn.onchip import cost
-from rawnn.onchip.choose import Choice
-from rawnn.onchip.tracing import Trace, read_trace, traced
-from rawnn.run.decided import Decider
-from rawnn.run.machine import Opened
-from rawnn.run.result import Environment
-from rawnn.run.taken import taken_of
-from rawnn.runners.base import Work
-from rawnn.runners.gpu import GpuRunner
-from rawnn.step.ops.train_steps import KIND, WORKSPACE
-from rawnn.step.tensor import Role, Tensor
+from rawnn.common.errors import ConfigError
+from rawnn.engine.decided import Decider
+from rawnn.engine.machine import Opened
+from rawnn.engine.result import Environment
+from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.taken import taken_of
+from rawnn.persistent import cost
+from rawnn.persistent.choose import Choice
+from rawnn.persistent.tracing import Trace, read_trace, traced
+from rawnn.plan.ops.train_steps import KIND, WORKSPACE
+from rawnn.plan.tensor import Role, Tensor
 
 SCHEMA_VERSION = 1
 HEADINGS = ("phase", "part", "expected", "measured", "slowest block", "of a warp")

@@ -10,8 +10,8 @@ from typing import Any
 from rawnn.bench.records import LadderResult
 from rawnn.bench.scaling import SYSTEMS, ScalingResult
 from rawnn.bench.table import Row, milliseconds, rows, times_text
+from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.common.files import write_atomically
-from rawnn.errors import ConfigError, MissingLibrary
 
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "rawnn", "font.family": "sans-serif"}
 BAR, BASE_BAR, INK = "#3b6ea5", "#9aa5b1", "#333333"

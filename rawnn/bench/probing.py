@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.device.cuda.device import Device, Function
-from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.launch import Arguments, KernelLaunch, Value
-from rawnn.device.cuda.pinned import PinnedBuffer
-from rawnn.device.cuda.stream import Event
-from rawnn.device.target import Target
+from rawnn.common.target import Target
+from rawnn.cuda.device import Device, Function
+from rawnn.cuda.errors import check
+from rawnn.cuda.launch import Arguments, KernelLaunch, Value
+from rawnn.cuda.pinned import PinnedBuffer
+from rawnn.cuda.stream import Event
 from rawnn.graphs.graph import ExecutableGraph, Graph
-from rawnn.ptx import floors as probes
-from rawnn.ptx.floors import PROBES, Probe
+from rawnn.ptx.limits import floors as probes
+from rawnn.ptx.limits.floors import PROBES, Probe
 
 Timed = Callable[[int], float]
 """Rounds -> the milliseconds that they take on the device."""
@@ -203,7 +203,7 @@ class Bed:
 
 def _give_meanings() -> None:
     """Let a simulated GPU compute what the probes mean."""
-    from rawnn.device.sim import register
+    from rawnn.sim import register
 
     for probe in PROBES:
         m = probe.meaning

@@ -21,18 +21,18 @@ from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.records import place_of, toggle_words_of
 from rawnn.bench.statistics import Spread, spread
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.stream import Event
 from rawnn.data import Dataset
-from rawnn.device.cuda.stream import Event
-from rawnn.errors import ConfigError
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened
+from rawnn.engine.result import Environment
+from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.graphs.unrolling import graph_plans
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
 from rawnn.ptx.kernels import KERNELS, kernel_for
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened
-from rawnn.run.result import Environment
-from rawnn.runners.base import Work
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.graphplan import graph_plans
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
 
 Way = Literal["events", "cupti"]
 WAYS: tuple[Way, ...] = ("events", "cupti")

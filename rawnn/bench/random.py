@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.bench.specification import EPOCHS, Limits, Specification, draw
+from rawnn.common.errors import OutOfMemory, RawnnError
 from rawnn.common.files import write_atomically
+from rawnn.cuda.errors import CallFailed
 from rawnn.data import Dataset
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.errors import OutOfMemory, RawnnError
-from rawnn.network.layers import Parameters
-from rawnn.run.machine import Opened
-from rawnn.runners.base import Runner, Work
-from rawnn.runners.host import HostRunner
+from rawnn.engine.machine import Opened
+from rawnn.engine.runners.base import Runner, Work
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Parameters
 
 SLACK = 8.0
 STORED_SLACK = 2.0
@@ -155,7 +155,7 @@ def _on_device(spec: Specification, data: Dataset, opened: Opened) -> tuple[_Fou
     work = spec.work(spec.opt(), data, opened.machine)
     if opened.device is None:
         return _trained(HostRunner(work), work)
-    from rawnn.runners.gpu import GpuRunner
+    from rawnn.engine.runners.gpu import GpuRunner
 
     if spec.forms:
         work = spec.in_other_forms(work)

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from rawnn.common.errors import RawnnError
 from rawnn.common.files import write_atomically
-from rawnn.errors import RawnnError
-from rawnn.run.config import Config
+from rawnn.engine.config import Config
 
 WARM = 0.5
 """The part of the epochs that is left out at the start."""
@@ -40,8 +40,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 def ours(request: Request) -> Answer | None:
     """Train as `rawnn train` does; None on other ranks than the first."""
-    from rawnn.run.parallel import join
-    from rawnn.run.training import Session
+    from rawnn.engine.parallel import join
+    from rawnn.engine.training import Session
 
     config = Config(**request.options)
     team = join(config)

@@ -18,9 +18,9 @@ from rawnn.bench.conditions import Conditions, merged
 from rawnn.bench.footprint import Footprint
 from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.statistics import Spread, mean_std, spread
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened
-from rawnn.run.result import Environment, Result, environment
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened
+from rawnn.engine.result import Environment, Result, environment
 
 SCHEMA_VERSION = 1
 

@@ -56,8 +56,8 @@ from rawnn.bench.sets import SetsResult
 from rawnn.bench.table import HEADINGS as LADDER_HEADINGS
 from rawnn.bench.table import provenance as ladder_provenance
 from rawnn.bench.table import remarks, rows
+from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.common.files import write_atomically
-from rawnn.errors import ConfigError, MissingLibrary
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 CONDITION_HEADINGS = ("what", "SM MHz", "degrees C", "watts", "slowdowns")

@@ -18,13 +18,13 @@ from rawnn.bench.columns import markdown_table
 from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.statistics import Spread, spread
+from rawnn.common.errors import ConfigError
 from rawnn.common.words import counted
-from rawnn.errors import ConfigError
-from rawnn.network.workloads import workload
-from rawnn.ranks.launcher import TIMED_OUT, run
-from rawnn.ranks.place import VARIABLES
-from rawnn.run.config import Config
-from rawnn.run.result import Environment, environment
+from rawnn.distributed.launcher import TIMED_OUT, run
+from rawnn.distributed.place import VARIABLES
+from rawnn.engine.config import Config
+from rawnn.engine.result import Environment, environment
+from rawnn.model.workloads import workload
 
 SCHEMA_VERSION = 1
 PEER_SECONDS = 300.0

@@ -9,8 +9,8 @@ from math import prod
 
 from rawnn.bench.columns import markdown_table
 from rawnn.bench.scaling import Point, ScalingResult
-from rawnn.network.layers import Network
-from rawnn.network.workloads import workload
+from rawnn.model.layers import Network
+from rawnn.model.workloads import workload
 from rawnn.opts.nccl import BUCKET_MB, SMALL_MB
 
 HEADINGS = ("workload", "ranks", "gradients", "reduce: model", "one GPU, its part", "none hidden",

@@ -18,8 +18,8 @@ from rawnn.bench.footprint import Footprint
 from rawnn.bench.peers.records import OURS, ContestsResult
 from rawnn.bench.records import LadderResult
 from rawnn.bench.statistics import Spread
-from rawnn.errors import ConfigError
-from rawnn.run.result import Environment
+from rawnn.common.errors import ConfigError
+from rawnn.engine.result import Environment
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,19 +25,19 @@ from rawnn.bench.measured import Measured, read_measured
 from rawnn.bench.records import place_of, timer_of, toggle_words
 from rawnn.bench.rounds import Rounds
 from rawnn.bench.statistics import Spread, mean_std, runs_text, spread, with_deviation
+from rawnn.common.errors import CompileError, ConfigError, RawnnError
 from rawnn.data import Dataset, load_dataset
-from rawnn.data.source import check_fit, settled
-from rawnn.errors import CompileError, ConfigError, RawnnError
-from rawnn.network.workloads import workload
+from rawnn.engine.config import Config
+from rawnn.engine.data_source import check_fit, settled
+from rawnn.engine.decided import Decider
+from rawnn.engine.machine import Opened, open_device
+from rawnn.engine.result import Environment, Result
+from rawnn.engine.runners.ahead import compile_ahead
+from rawnn.engine.runners.base import Work
+from rawnn.engine.training import Listener, Session
+from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES
 from rawnn.opts.numbers import NUMBERS
-from rawnn.run.config import Config
-from rawnn.run.decided import Decider
-from rawnn.run.machine import Opened, open_device
-from rawnn.run.result import Environment, Result
-from rawnn.run.training import Listener, Session
-from rawnn.runners.ahead import compile_ahead
-from rawnn.runners.base import Work
 
 HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "x floor", *WHY, "test accuracy",
             "device memory")

@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.errors import ConfigError
 from rawnn.data import Dataset
 from rawnn.data.normalise import Normalisation
-from rawnn.errors import ConfigError
-from rawnn.network.activations import ACTIVATIONS
-from rawnn.network.layers import INITIALISERS, Network
-from rawnn.network.losses import LOSSES
-from rawnn.network.optimizers import RULES, Optimizer
+from rawnn.engine.launch_choices import applied, key_of, variants
+from rawnn.engine.runners.base import Work, prepare
+from rawnn.engine.runners.feed import form_of
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.model.layers import INITIALISERS, Network
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import RULES, Optimizer
 from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.numbers import NUMBERS
 from rawnn.opts.registry import Machine, Toggle
-from rawnn.runners.base import Work, prepare
-from rawnn.runners.feed import form_of
-from rawnn.step.build import training_step
-from rawnn.step.recipe import Form, Recipe
-from rawnn.tuning.choices import applied, key_of, variants
+from rawnn.plan.build import training_step
+from rawnn.plan.recipe import Form, Recipe
 
 EPOCHS = 2
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from rawnn.errors import ConfigError, nearest
-from rawnn.network.workloads import workload
+from rawnn.common.errors import ConfigError, nearest
+from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES
 
 PACKAGED = Path(__file__).with_name("bench.toml")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rawnn.bench.sets import WorkloadSet
 from rawnn.bench.suites import SetsSuite, read_suites
-from rawnn.network.workloads import workload
+from rawnn.model.workloads import workload
 
 OTHERS = "others"
 

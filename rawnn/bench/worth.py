@@ -16,7 +16,7 @@ from rawnn.bench.sets import Measurement, SetsResult, WorkloadSet
 from rawnn.bench.statistics import ratio_interval
 from rawnn.bench.suites import TogglesSuite, read_suites
 from rawnn.bench.table import milliseconds, times_text
-from rawnn.errors import ConfigError, unknown
+from rawnn.common.errors import ConfigError, unknown
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
 from rawnn.opts.registry import Toggle

@@ -17,7 +17,7 @@ from types import ModuleType
 import click
 from click.shell_completion import CompletionItem
 
-from rawnn.errors import RawnnError, nearest
+from rawnn.common.errors import RawnnError, nearest
 from rawnn.version import __version__
 
 COMMANDS = {

@@ -11,9 +11,9 @@ from rawnn.cli.compare import show_duel
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import PATH, TOGGLES, config_options, make_config, run_option, toggle_names
 from rawnn.cli.screen import say, sentences, table_console
-from rawnn.data.source import fitted
-from rawnn.errors import MissingLibrary, RawnnError
-from rawnn.run.machine import open_device
+from rawnn.common.errors import MissingLibrary, RawnnError
+from rawnn.engine.data_source import fitted
+from rawnn.engine.machine import open_device
 
 LAYERS = "784-128-128-10"
 """What is trained where nothing is said: a network that has every op of hidden layers."""

@@ -52,12 +52,12 @@ from rawnn.cli.scaling import scaling, show_scaling
 from rawnn.cli.screen import Screen, say, sentences, table_console
 from rawnn.cli.sets import show_sets, toggles, workloads
 from rawnn.cli.suites import ablation, curves, show_ablation, show_curves, sweep
+from rawnn.common.errors import ConfigError, RawnnError, nearest
 from rawnn.common.files import check_output, write_atomically
 from rawnn.data import Dataset, load_dataset
-from rawnn.data.source import settled
-from rawnn.errors import ConfigError, RawnnError, nearest
-from rawnn.run.config import Config
-from rawnn.run.machine import open_device
+from rawnn.engine.config import Config
+from rawnn.engine.data_source import settled
+from rawnn.engine.machine import open_device
 
 
 class _Bench(click.Group):

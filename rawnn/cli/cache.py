@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rawnn.device.compiling.cache import CubinCache
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
+from rawnn.cuda.compiling.cache import CubinCache
 
 
 @click.group()

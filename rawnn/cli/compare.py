@@ -23,10 +23,10 @@ from rawnn.cli.options import (
 )
 from rawnn.cli.screen import say, table_console
 from rawnn.cli.tables import print_table
+from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output
-from rawnn.data.source import fitted
-from rawnn.errors import ConfigError
-from rawnn.run.machine import open_device
+from rawnn.engine.data_source import fitted
+from rawnn.engine.machine import open_device
 
 HEADINGS = ("toggles", "us/step", "min-max", "x first", "x floor", *TRAFFIC, "loss of epoch 1")
 

@@ -6,8 +6,8 @@ from rawnn.bench.costing import OWN, OpCost, least_time, op_costs, total
 from rawnn.bench.floors import FloorsResult, kept, missing, read_floors
 from rawnn.cli.screen import sentences, table_console
 from rawnn.cli.tables import print_table
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 
 HEADINGS = ("op", "kind", "bytes", "operations", "numbers", "memory (us)", "arithmetic (us)",
             "launch (us)", "expected (us)", "bound by")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rawnn.network.optimizers import option
-from rawnn.run.config import Config
+from rawnn.engine.config import Config
+from rawnn.model.optimizers import option
 
 if TYPE_CHECKING:
-    from rawnn.run.result import Result, Times
-    from rawnn.runners.base import Work
+    from rawnn.engine.result import Result, Times
+    from rawnn.engine.runners.base import Work
 
 
 def network_text(work: Work, config: Config) -> str:

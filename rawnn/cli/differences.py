@@ -13,9 +13,9 @@ from rawnn.bench.compare import compare as compared
 from rawnn.bench.series import read_series
 from rawnn.cli.screen import sentences, table_console, working
 from rawnn.cli.tables import print_table
+from rawnn.common.errors import RawnnError
 from rawnn.common.files import check_output, write_atomically
 from rawnn.common.words import counted
-from rawnn.errors import RawnnError
 
 HEADINGS = ("suite", "set", "B / A", "95 % interval", "p", "runs", "verdict")
 

@@ -25,11 +25,11 @@ from rawnn.cli.options import (
     run_option,
 )
 from rawnn.cli.screen import fitted, working
+from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output, write_atomically
 from rawnn.data.catalog import DATASETS
-from rawnn.errors import ConfigError
-from rawnn.run.checkpoint import Checkpoint, find_model
-from rawnn.run.model import Model
+from rawnn.engine.checkpoint import Checkpoint, find_model
+from rawnn.engine.model import Model
 
 
 @click.command(name="eval", cls=Command)

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.csvformat import CsvFormat
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import load_dataset
 from rawnn.data.base import Kind
 from rawnn.data.catalog import is_table
 from rawnn.data.precision import check_finite
 from rawnn.data.tables import Table, read_table
-from rawnn.errors import ConfigError, DataError
-from rawnn.run.checkpoint import Checkpoint, check_data_found
-from rawnn.run.resumption import Resumption
+from rawnn.engine.checkpoint import Checkpoint, check_data_found
+from rawnn.engine.resumption import Resumption
 
 _OWN_SET = ("dataset", "data", "target", "validation", "seed")
 _FORMAT = ("encoding", "decimal", "skip")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from rawnn.cli.screen import say
+from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output
-from rawnn.errors import ConfigError
-from rawnn.run.checkpoint import find_model
-from rawnn.run.export import INPUT_TYPES, InputType, export_onnx
-from rawnn.run.model import Model
+from rawnn.engine.checkpoint import find_model
+from rawnn.engine.export import INPUT_TYPES, InputType, export_onnx
+from rawnn.engine.model import Model
 
 
 @click.command()

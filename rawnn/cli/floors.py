@@ -14,10 +14,10 @@ from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say
 from rawnn.cli.tables import print_table
+from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.common.files import check_output, write_atomically
-from rawnn.errors import ConfigError, RawnnError
-from rawnn.run.config import check_device
-from rawnn.run.machine import open_device
+from rawnn.engine.config import check_device
+from rawnn.engine.machine import open_device
 
 
 @click.command()

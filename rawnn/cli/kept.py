@@ -10,7 +10,7 @@ from typing import Protocol
 import click
 
 from rawnn.cli.screen import say
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
 
 
 class Writable(Protocol):

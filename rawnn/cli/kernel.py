@@ -13,7 +13,7 @@ from rawnn.cli.attempt import try_
 from rawnn.cli.screen import say
 from rawnn.cli.tables import print_table
 from rawnn.cli.trials import check, sweep, time
-from rawnn.errors import ConfigError, DeviceError
+from rawnn.common.errors import ConfigError, DeviceError
 
 _ASSUMED = "sm_90"
 
@@ -49,7 +49,7 @@ def _source(file: Path, defines: tuple[str, ...], include: tuple[str, ...],
 
 def _here() -> str:
     """The architecture of the first GPU, where there is one."""
-    from rawnn.run.machine import open_gpu
+    from rawnn.engine.machine import open_gpu
 
     try:
         device = open_gpu(0, lambda message: None)

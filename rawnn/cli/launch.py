@@ -7,8 +7,8 @@ import sys
 import click
 
 from rawnn.cli.screen import say
-from rawnn.errors import ConfigError
-from rawnn.ranks.launcher import run
+from rawnn.common.errors import ConfigError
+from rawnn.distributed.launcher import run
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -9,15 +9,15 @@ import click
 
 from rawnn.cli.grouped import Known, Option
 from rawnn.common.csvformat import columns_of, joined_columns
+from rawnn.common.errors import ConfigError
 from rawnn.data.catalog import DATASETS, is_table
-from rawnn.errors import ConfigError
-from rawnn.network.activations import ACTIVATIONS
-from rawnn.network.layers import INITIALISERS
-from rawnn.network.losses import LOSSES
-from rawnn.network.optimizers import RULES as OPTIMIZERS
-from rawnn.network.schedules import RULES as SCHEDULES
-from rawnn.run.checkpoint import continued
-from rawnn.run.config import Config, parse_layers, read_toml
+from rawnn.engine.checkpoint import continued
+from rawnn.engine.config import Config, parse_layers, read_toml
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.model.layers import INITIALISERS
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import RULES as OPTIMIZERS
+from rawnn.model.schedules import RULES as SCHEDULES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,7 +36,7 @@ def toggle_names() -> Iterable[str]:
 
 def workload_names() -> Iterable[str]:
     """The built-in workloads."""
-    from rawnn.network.workloads import WORKLOADS
+    from rawnn.model.workloads import WORKLOADS
 
     return WORKLOADS
 

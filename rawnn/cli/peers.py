@@ -36,9 +36,9 @@ from rawnn.bench.suites import read_suites
 from rawnn.cli.kept import Kept
 from rawnn.cli.screen import say
 from rawnn.cli.tables import print_table
+from rawnn.common.errors import RawnnError
 from rawnn.common.files import check_output, write_atomically
-from rawnn.errors import RawnnError
-from rawnn.run.config import check_device
+from rawnn.engine.config import check_device
 
 bench_option = click.option(
     "--bench", "bench_file", metavar="FILE.toml",

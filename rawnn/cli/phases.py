@@ -12,8 +12,8 @@ from rawnn.cli.kept import Kept
 from rawnn.cli.screen import say
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output, write_atomically
-from rawnn.run.config import check_device, parse_layers
-from rawnn.run.machine import open_device
+from rawnn.engine.config import check_device, parse_layers
+from rawnn.engine.machine import open_device
 
 
 @click.command()

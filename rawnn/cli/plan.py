@@ -10,20 +10,20 @@ from rawnn.cli.costs import show_costs
 from rawnn.cli.grouped import Command, completed
 from rawnn.cli.options import config_options, listed, make_config
 from rawnn.cli.screen import sentences, table_console
+from rawnn.common.errors import ConfigError
+from rawnn.common.target import NAMED, gpu_named
 from rawnn.common.words import counted
-from rawnn.device.compiling.programmatic import Proof
-from rawnn.device.target import NAMED, gpu_named
-from rawnn.errors import ConfigError
-from rawnn.onchip.report import describe
+from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.engine.runners.base import read_across, with_near
+from rawnn.graphs.unrolling import GraphPlan, epoch_graphs
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.runners.base import read_across, with_near
-from rawnn.runners.graphplan import GraphPlan, epoch_graphs
-from rawnn.step import around
-from rawnn.step.build import training_step
-from rawnn.step.dependencies import reason
-from rawnn.step.op import Op
-from rawnn.step.recipe import Form
+from rawnn.persistent.report import describe
+from rawnn.plan import around
+from rawnn.plan.build import training_step
+from rawnn.plan.dependencies import reason
+from rawnn.plan.op import Op
+from rawnn.plan.recipe import Form
 
 SHOWN_NODES = 60
 TARGETS = {target.name: target for target in NAMED}
@@ -116,10 +116,10 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
 def _programmatic(graph: GraphPlan) -> list[tuple[int, ...]]:
     """For each op the edges that are programmatic, as far as the kernels' sources say; a run proves
     it from their PTX."""
-    from rawnn.device.cuda.device import Device
-    from rawnn.device.sim import Simulation
-    from rawnn.runners.lowering import Lowering
-    from rawnn.runners.programmatic import programmatic_edges
+    from rawnn.cuda.device import Device
+    from rawnn.engine.runners.lowering import Lowering
+    from rawnn.graphs.programmatic import programmatic_edges
+    from rawnn.sim import Simulation
 
     target = graph.plan.target
     device = Device(Simulation(compute_capability=target.capability).backend())

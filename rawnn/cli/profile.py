@@ -15,8 +15,8 @@ from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_opt
 from rawnn.cli.screen import say, sentences, table_console
 from rawnn.cli.tables import print_table
 from rawnn.common.files import check_output
-from rawnn.data.source import fitted
-from rawnn.run.machine import open_device
+from rawnn.engine.data_source import fitted
+from rawnn.engine.machine import open_device
 
 HEADINGS = ("op", "kind", "us", "min-max", "gap (us)", "bytes", "GB/s", "of the roofline", "share")
 DIFFERENCES = ("op", "us", "us of the other", "difference")

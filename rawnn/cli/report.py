@@ -13,8 +13,8 @@ from rawnn.bench.report import SECTIONS, write_report
 from rawnn.bench.suites import read_suites
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import say
+from rawnn.common.errors import ConfigError, RawnnError, unknown
 from rawnn.common.files import check_output
-from rawnn.errors import ConfigError, RawnnError, unknown
 
 SUITES = ("floors", "launches", "ladder", "workloads", "toggles", "ablation", "sweep", "peers",
           "curves", "random")

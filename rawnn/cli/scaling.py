@@ -10,10 +10,10 @@ from rawnn.bench.scaling import HEADINGS, ScalingResult, alone, measure, points
 from rawnn.cli.kept import Kept
 from rawnn.cli.screen import Screen, say
 from rawnn.cli.tables import print_table
+from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.common.files import check_output, write_atomically
-from rawnn.errors import ConfigError, DeviceError, RawnnError
-from rawnn.run.config import check_device
-from rawnn.run.machine import open_gpu
+from rawnn.engine.config import check_device
+from rawnn.engine.machine import open_gpu
 
 
 @click.command()

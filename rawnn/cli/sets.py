@@ -27,8 +27,8 @@ from rawnn.bench.worth import comparison_sets, markdown, terminal_table, toggles
 from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say, sentences, table_console
+from rawnn.common.errors import RawnnError
 from rawnn.common.files import check_output, write_atomically
-from rawnn.errors import RawnnError
 from rawnn.opts import TOGGLES
 from rawnn.opts.registry import Toggle
 

@@ -31,10 +31,10 @@ from rawnn.cli.peers import bench_option, device_of, finish, hold, show_workload
 from rawnn.cli.screen import say
 from rawnn.cli.sets import earlier_sets
 from rawnn.cli.tables import print_table
+from rawnn.common.errors import ConfigError, RawnnError, unknown
 from rawnn.common.files import check_output, write_atomically
-from rawnn.errors import ConfigError, RawnnError, unknown
-from rawnn.run.config import check_device
-from rawnn.run.machine import open_device
+from rawnn.engine.config import check_device
+from rawnn.engine.machine import open_device
 
 
 @click.command()

@@ -7,11 +7,11 @@ import textwrap
 import click
 
 from rawnn.cli.screen import sentences, table_console
+from rawnn.engine.config import Config
+from rawnn.engine.machine import open_device
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
 from rawnn.opts.registry import Machine, Toggle
-from rawnn.run.config import Config
-from rawnn.run.machine import open_device
 
 WIDTH = 96
 """Of lines at most: longer ones read badly."""

@@ -25,15 +25,15 @@ from rawnn.cli.described import (
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import KEEPING, OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
+from rawnn.common.errors import RawnnError
 from rawnn.common.files import SideOutput, TextSink, check_output
-from rawnn.errors import RawnnError
-from rawnn.run.checkpoint import listed
-from rawnn.run.machine import since_import
-from rawnn.run.parallel import join
-from rawnn.run.training import Listener, Session
+from rawnn.engine.checkpoint import listed
+from rawnn.engine.machine import since_import
+from rawnn.engine.parallel import join
+from rawnn.engine.training import Listener, Session
 
 if TYPE_CHECKING:
-    from rawnn.run.result import Report, Result
+    from rawnn.engine.result import Report, Result
 
 HEADER = f"{'epoch':>6} {'train loss':>11} {'train acc':>10} {'test acc':>9} {'ms/epoch':>10}"
 LOSS_HEADER = f"{'epoch':>6} {'train loss':>11} {'test loss':>20} {'ms/epoch':>10}"

@@ -12,7 +12,7 @@ import click
 
 from rawnn.cli import compiler
 from rawnn.cli.screen import say
-from rawnn.errors import ConfigError, DeviceError, RawnnError
+from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 
 if TYPE_CHECKING:
     from rawnn.lab.kernel import Kernel
@@ -100,8 +100,8 @@ def _sizes(text: str) -> Any:
 
 
 def _device(wanted: str) -> Any:
+    from rawnn.engine.machine import open_gpu
     from rawnn.lab.arrays import default_device, simulated
-    from rawnn.run.machine import open_gpu
 
     if wanted == "sim":
         return simulated()

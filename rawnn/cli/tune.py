@@ -12,17 +12,17 @@ from rich.table import Table
 from rawnn.cli.grouped import Command
 from rawnn.cli.options import config_options, make_config
 from rawnn.cli.screen import sentences, table_console
+from rawnn.common.errors import ConfigError, DataError, DeviceError
 from rawnn.data import Dataset
-from rawnn.data.source import named, settled
-from rawnn.errors import ConfigError, DataError, DeviceError
+from rawnn.engine.config import Config
+from rawnn.engine.data_source import named, settled
+from rawnn.engine.launch_choices import remembered
+from rawnn.engine.machine import open_device
+from rawnn.engine.result import environment
+from rawnn.opts.measured import PACKAGED, Entry, read, remember, user_file
 from rawnn.opts.numbers import numbers_of
-from rawnn.run.config import Config
-from rawnn.run.machine import open_device
-from rawnn.run.result import environment
-from rawnn.tuning.choices import remembered
 from rawnn.tuning.launches import described
 from rawnn.tuning.search import Measured, Search, Task, fits
-from rawnn.tuning.table import PACKAGED, Entry, read, remember, user_file
 
 
 @click.command(cls=Command)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 
 Columns: TypeAlias = str | Sequence[str] | None
 """Names or indices of columns: a list, or one text that separates them by commas. There a name

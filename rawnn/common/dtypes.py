@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.errors import unknown
+from rawnn.common.errors import unknown
 
 _NUMPY: dict[str, Any] = {
     "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,

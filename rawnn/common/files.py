@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.common.errors import ConfigError, RawnnError
 
 PathLike = str | os.PathLike[str]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 
 try:
     import fcntl

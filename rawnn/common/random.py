@@ -1,5 +1,5 @@
 """Random numbers that depend on nothing but their coordinates, bit for bit those of
-`rawnn/ptx/random.cuh` on the device.
+`rawnn/ptx/primitives/random.cuh` on the device.
 
 The generator is Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"): a seed
 of 64 bits, a stream of 32 bits (one a tensor, say) and a counter of 64 bits give four words.
@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 
 ROUNDS = 10
 """Rounds of the published generator."""

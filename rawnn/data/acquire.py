@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rawnn.common.errors import DataError
 from rawnn.data import idx
 from rawnn.data.catalog import IdxFile, NamedDataset
 from rawnn.data.fetch import FetchError, download
 from rawnn.data.idx import Bytes
 from rawnn.data.progress import Progress, shown
 from rawnn.data.store import Notify, RawStore
-from rawnn.errors import DataError
 
 
 def acquire(

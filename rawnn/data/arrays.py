@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.common.random import permutation
 from rawnn.data.base import (
     DEFAULT_FRACTION,
@@ -38,10 +39,9 @@ from rawnn.data.normalise import (
     TargetNormalisation,
 )
 from rawnn.data.precision import as_float32, check_finite, merged_columns, merged_text
-from rawnn.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from rawnn.device.cuda.device import Device
+    from rawnn.cuda.device import Device
 
 ROW_BYTES = 16  # what rows of a matrix are padded to on the device
 _TOO_WIDE = "subtract the lowest value first, leave out what is extreme, or take logarithms"

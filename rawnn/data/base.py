@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data.dlpack import DeviceArray
 from rawnn.data.normalise import (
     Normalisation,
@@ -17,7 +18,6 @@ from rawnn.data.normalise import (
     TargetNormalisation,
     default_scale,
 )
-from rawnn.errors import ConfigError, DataError
 
 DEFAULT_FRACTION = 0.2
 """Of a set without a test part, that much is taken out of it for testing."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.errors import DataError
 from rawnn.data.dlpack import DeviceArray, read
-from rawnn.errors import DataError
 
 DENSE_LIMIT = 4 << 30
 """Bytes that a sparse matrix may take once it is dense."""

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_of, joined_columns
+from rawnn.common.errors import ConfigError, DataError, nearest
 from rawnn.data.base import Kind
 from rawnn.data.labels import MISSING
-from rawnn.errors import ConfigError, DataError, nearest
 
 _DELIMITERS = ",;\t|"
 _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",

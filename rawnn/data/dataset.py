@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rawnn.common.csvformat import Columns, CsvFormat
+from rawnn.common.errors import ConfigError, DataError, unknown
 from rawnn.data import idx
 from rawnn.data.base import DEFAULT_FRACTION, Dataset, Kind
 from rawnn.data.catalog import (
@@ -25,7 +26,6 @@ from rawnn.data.catalog import (
 from rawnn.data.idx import Bytes
 from rawnn.data.normalise import Normalisation, Normalise, NormaliseTargets
 from rawnn.data.store import RawStore, default_directory
-from rawnn.errors import ConfigError, DataError, unknown
 
 ENVIRONMENT = "RAWNN_DATA"
 

@@ -18,10 +18,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.errors import DataError
+from rawnn.common.errors import DataError
 
 if TYPE_CHECKING:
-    from rawnn.device.cuda.device import Device
+    from rawnn.cuda.device import Device
 
 _HOST, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _DTYPES: dict[tuple[int, int], Any] = {  # (DLDataTypeCode, bits)
@@ -63,14 +63,14 @@ class DeviceArray:
         """A copy on the host, once all work of the GPU is done. `device` is this GPU where it is
         open already. Raises DeviceError."""
         if device is None:
-            from rawnn.run.machine import open_gpu
+            from rawnn.engine.machine import open_gpu
 
             opened = open_gpu(self.ordinal, lambda message: None)
             try:
                 return self.numpy(opened)
             finally:
                 opened.close()
-        from rawnn.device.cuda.errors import check
+        from rawnn.cuda.errors import check
 
         rows, width = self.shape[0], math.prod(self.shape[1:])
         if 0 in self.shape:

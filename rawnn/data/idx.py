@@ -17,7 +17,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.errors import DataError
+from rawnn.common.errors import DataError
 
 Bytes = NDArray[np.uint8]
 

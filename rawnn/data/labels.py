@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.errors import DataError
+from rawnn.common.errors import DataError
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>", "nat"})
 """Cells and words, in lower case, that stand for a value that is not there."""

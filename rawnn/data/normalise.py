@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, nearest
 
 PIXEL_SCALE = 1.0 / 255.0
 """uint8 pixels are scaled to [0, 1]."""

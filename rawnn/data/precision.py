@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.errors import DataError
 from rawnn.data.columns import column_text, fix_of
 from rawnn.data.labels import Rows, place_of
-from rawnn.errors import DataError
 
 _EXACT = 2**24
 """Up to here float32 holds every integer."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rawnn.device.cuda.driver import Dim
-from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.stream import Event, Stream
+from rawnn.cuda.driver import Dim
+from rawnn.cuda.errors import check
+from rawnn.cuda.stream import Event, Stream
 
 Nodes = Sequence[Any]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.common.words import counted
-from rawnn.device.compiling.resources import SM_LIMITS, Occupancy, occupancy
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.cuda.compiling.resources import SM_LIMITS, Occupancy, occupancy
 from rawnn.lab.inspection import Resources, resources
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.problem import Launching

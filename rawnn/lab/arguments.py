@@ -10,11 +10,11 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from rawnn.device.compiling.signature import Parameter
-from rawnn.device.compiling.structs import Struct, vector
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.launch import Value
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.signature import Parameter
+from rawnn.cuda.compiling.structs import Struct, vector
+from rawnn.cuda.device import Device
+from rawnn.cuda.launch import Value
 from rawnn.lab.arrays import Array
 from rawnn.lab.exchange import imported, streams_before
 from rawnn.lab.maps import TensorMap

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rawnn.device.cuda.device import Device
-from rawnn.errors import ConfigError, DeviceError
+from rawnn.common.errors import ConfigError, DeviceError
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import open_gpu
 from rawnn.lab.exchange import capsule, exported, interface, order, stream_of
-from rawnn.run.machine import open_gpu
 
 
 @cache
@@ -33,9 +33,9 @@ def simulated() -> Device:
     """A fresh simulated GPU for kernels and arrays, where there is no real one.
 
     NVRTC compiles kernels for it if it is installed; what they compute the simulation has to be
-    told (`rawnn.device.sim.register`): it checks arguments, geometry, accesses and order.
+    told (`rawnn.sim.register`): it checks arguments, geometry, accesses and order.
     """
-    from rawnn.device.sim import sim_backend
+    from rawnn.sim import sim_backend
 
     return Device(sim_backend(), notify=lambda message: print(f"rawnn: {message}"))
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.errors import ConfigError, DeviceError, OutOfMemory, RawnnError
 from rawnn.common.words import counted
-from rawnn.errors import ConfigError, DeviceError, OutOfMemory, RawnnError
 from rawnn.lab.comparison import Comparison, Values, allowed, compare, is_nothing, sensitivity
 from rawnn.lab.draws import Sizes
 from rawnn.lab.guarded import Contents, Image, place

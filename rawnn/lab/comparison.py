@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.errors import ConfigError, nearest
 from rawnn.common.tolerances import FACTOR, SMALLEST, TENSOR_CORE, UNIT, of_op
-from rawnn.errors import ConfigError, nearest
 from rawnn.lab.guarded import place
 
 Values = NDArray[Any]

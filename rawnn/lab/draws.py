@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from rawnn.lab.expressions import evaluate, names_in
 
 Sizes = dict[str, int]

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import check
+from rawnn.cuda.stream import Mark
 from rawnn.data.dlpack import DeviceArray, capsule_of, read
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.stream import Mark
-from rawnn.errors import ConfigError
 
 _LEGACY = 1
 """CUDA's default stream, as DLPack and the CUDA array interface number it. To the driver it is 0,

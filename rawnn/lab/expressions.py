@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, nearest
 
 Expression = int | float | str
 """A number, or text that `evaluate` reads."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rawnn.device.compiling.includes import read_source
-from rawnn.device.cuda.device import Device
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.includes import read_source
+from rawnn.cuda.device import Device
 from rawnn.lab.header import COMPILED, header
 from rawnn.lab.inspection import instances
 from rawnn.lab.kernel import Kernel

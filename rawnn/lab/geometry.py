@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.device.cuda.device import Device, Function
-from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.launch import PORTABLE_CLUSTER, Dim, allow
-from rawnn.device.cuda.occupancy import SIZES
-from rawnn.errors import ConfigError, DeviceError
+from rawnn.common.errors import ConfigError, DeviceError
+from rawnn.cuda.device import Device, Function
+from rawnn.cuda.errors import check
+from rawnn.cuda.launch import PORTABLE_CLUSTER, Dim, allow
+from rawnn.cuda.occupancy import SIZES
 from rawnn.lab.exchange import Handle
 
 Extent = int | tuple[int, ...]

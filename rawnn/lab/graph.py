@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.common.words import counted
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.errors import ConfigError, DeviceError, RawnnError
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.graphs.graph import ExecutableGraph
 from rawnn.graphs.graph import Graph as DriverGraph
 from rawnn.lab.arrays import Array

@@ -17,7 +17,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, nearest
 
 Table = dict[str, Any]
 

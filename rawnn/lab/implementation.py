@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rawnn.common.dtypes import CUDA_TYPES, c_type
-from rawnn.device.compiling.signature import KernelSignature, Parameter, parse_kernels
-from rawnn.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, nearest
+from rawnn.cuda.compiling.signature import KernelSignature, Parameter, parse_kernels
 from rawnn.lab.expressions import evaluate, names_in, whole
 from rawnn.lab.source import Source
-from rawnn.network.activations import functor
+from rawnn.model.activations import functor
+from rawnn.plan.op import Op, OpSpec, Reference
+from rawnn.plan.plan import Plan
 from rawnn.ptx import SOURCES
 from rawnn.ptx.own import REPLACES, Own, base_of, shapes_of
 from rawnn.ptx.table import KERNELS, NEUTRAL, Geometry, KernelImpl, Scalars
-from rawnn.step.op import Op, OpSpec, Reference
-from rawnn.step.plan import Plan
 
 _WITHOUT = {"seed", "stream", "offset", *NEUTRAL}
 """Numbers of an op that a kernel may do without: those of random roundings and of the step, of

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rawnn.device.compiling.c_types import FORMATS, TYPE_WORDS
-from rawnn.device.compiling.compile import Compiled
-from rawnn.device.compiling.compiled_signature import Declarations
-from rawnn.device.compiling.declarations import UnbalancedBrackets
-from rawnn.device.compiling.device_part import find_dynamic_kernels, find_launches
-from rawnn.device.compiling.headers import tool, tool_folders
-from rawnn.device.compiling.resources import (
+from rawnn.common.errors import ConfigError, MissingLibrary
+from rawnn.cuda.compiling.c_types import FORMATS, TYPE_WORDS
+from rawnn.cuda.compiling.compile import Compiled
+from rawnn.cuda.compiling.compiled_signature import Declarations
+from rawnn.cuda.compiling.declarations import UnbalancedBrackets
+from rawnn.cuda.compiling.device_part import find_dynamic_kernels, find_launches
+from rawnn.cuda.compiling.headers import tool, tool_folders
+from rawnn.cuda.compiling.resources import (
     SM_LIMITS,
     Occupancy,
     Usage,
@@ -23,9 +24,8 @@ from rawnn.device.compiling.resources import (
     resource_usage,
     spills,
 )
-from rawnn.device.compiling.signature import KernelSignature
-from rawnn.device.compiling.translation import DYNAMIC
-from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.cuda.compiling.signature import KernelSignature
+from rawnn.cuda.compiling.translation import DYNAMIC
 from rawnn.lab.source import Source
 from rawnn.ptx import SOURCES
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
 
-_MODULES = ("rawnn.bench.statistics", "rawnn.device.cuda.errors", "rawnn.device.cuda.stream",
+_MODULES = ("rawnn.bench.statistics", "rawnn.cuda.errors", "rawnn.cuda.stream",
             "rawnn.lab.checking", "rawnn.lab.comparison", "rawnn.lab.guarded",
             "rawnn.lab.measuring", "rawnn.lab.problem", "rawnn.lab.running", "rawnn.lab.timing")
 _NUMPY = ("abs", "argmin", "array_equal", "dot", "flatnonzero", "isfinite", "isnan", "maximum",

@@ -11,20 +11,20 @@ from threading import get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rawnn.common.errors import ConfigError, nearest
 from rawnn.common.words import python_name
-from rawnn.device.compiling.c_types import FORMATS, code_of
-from rawnn.device.compiling.cache import CubinCache
-from rawnn.device.compiling.compile import Compiled
-from rawnn.device.compiling.compiled_signature import Declarations
-from rawnn.device.compiling.includes import with_included
-from rawnn.device.compiling.probe import CompiledKernel
-from rawnn.device.compiling.signature import KernelSignature
-from rawnn.device.compiling.structs import layout_of
-from rawnn.device.compiling.translation import Omission
-from rawnn.device.cuda.device import Device, Function
-from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.launch import Arguments, KernelLaunch, Value
-from rawnn.errors import ConfigError, nearest
+from rawnn.cuda.compiling.c_types import FORMATS, code_of
+from rawnn.cuda.compiling.cache import CubinCache
+from rawnn.cuda.compiling.compile import Compiled
+from rawnn.cuda.compiling.compiled_signature import Declarations
+from rawnn.cuda.compiling.includes import with_included
+from rawnn.cuda.compiling.probe import CompiledKernel
+from rawnn.cuda.compiling.signature import KernelSignature
+from rawnn.cuda.compiling.structs import layout_of
+from rawnn.cuda.compiling.translation import Omission
+from rawnn.cuda.device import Device, Function
+from rawnn.cuda.errors import check
+from rawnn.cuda.launch import Arguments, KernelLaunch, Value
 from rawnn.lab.arguments import (
     Convert,
     Elements,

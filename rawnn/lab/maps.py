@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.errors import ConfigError, nearest
 from rawnn.common.words import counted
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.tensormap import ALIGNMENT
-from rawnn.errors import ConfigError, nearest
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import check
+from rawnn.cuda.tensormap import ALIGNMENT
 from rawnn.lab.arrays import Array, default_device
 from rawnn.lab.exchange import imported
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.stream import Event
+from rawnn.cuda.errors import check
+from rawnn.cuda.stream import Event
 from rawnn.graphs import Graph
 from rawnn.lab.arrays import Array
 from rawnn.lab.guarded import Contents, Images

@@ -17,16 +17,16 @@ import numpy as np
 
 from rawnn.common import tolerances
 from rawnn.common.dtypes import numpy_dtype, rounded
-from rawnn.device.cuda.device import Device, padded
-from rawnn.network.losses import LOSSES
-from rawnn.ptx import narrow
+from rawnn.cuda.device import Device, padded
+from rawnn.engine.runners.lowering import Lowering
+from rawnn.model.losses import LOSSES
+from rawnn.plan.op import OPS, Op
+from rawnn.plan.ops.metrics import KIND as LOSS_SUMS
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
+from rawnn.ptx.fused import narrow
+from rawnn.ptx.gemm.tiles import LOOPS
 from rawnn.ptx.own import OWN
-from rawnn.ptx.tiles import LOOPS
-from rawnn.runners.lowering import Lowering
-from rawnn.step.op import OPS, Op
-from rawnn.step.ops.metrics import KIND as LOSS_SUMS
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
 
 STEP = 1
 """Where the cursor stands: metrics and rates have an element for it, the data a batch."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rawnn.device.sim.graphs import Executable, GraphData
-from rawnn.device.sim.graphs import Node as Simulated
-from rawnn.device.sim.order import Task
-from rawnn.device.sim.simulation import Simulation
 from rawnn.lab.nodes import Node, Span, every
+from rawnn.sim.graphs import Executable, GraphData
+from rawnn.sim.graphs import Node as Simulated
+from rawnn.sim.order import Task
+from rawnn.sim.simulation import Simulation
 
 if TYPE_CHECKING:
     from rawnn.lab.graph import Graph

@@ -13,14 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from rawnn.lab.expressions import Expression
 from rawnn.lab.header import header
 from rawnn.lab.implementation import Implementation
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.source import Source
+from rawnn.plan.op import Reference
 from rawnn.ptx.own import OWN, Own, register, spec_of
-from rawnn.step.op import Reference
 
 Extents = Expression | Sequence[Expression]
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.errors import ConfigError, RawnnError, nearest
 from rawnn.common.words import named_by
-from rawnn.device.compiling.signature import Parameter
-from rawnn.device.cuda.launch import Dim
-from rawnn.errors import ConfigError, RawnnError, nearest
+from rawnn.cuda.compiling.signature import Parameter
+from rawnn.cuda.launch import Dim
 from rawnn.lab.arguments import ELEMENTS
 from rawnn.lab.draws import Sizes, draw, draw_sizes, independent, largest, with_specials
 from rawnn.lab.expressions import evaluate, whole

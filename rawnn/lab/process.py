@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rawnn.errors import ConfigError, DeviceError, RawnnError
+from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.lab.arrays import default_device
 from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel

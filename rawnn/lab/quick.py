@@ -23,8 +23,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from rawnn.common.words import python_name
-from rawnn.device.cuda.device import Device, Function
-from rawnn.device.cuda.launch import KernelLaunch
+from rawnn.cuda.device import Device, Function
+from rawnn.cuda.launch import KernelLaunch
 from rawnn.lab.arguments import Convert, Usual
 from rawnn.lab.arrays import Array, kind_of
 from rawnn.lab.maps import TensorMap

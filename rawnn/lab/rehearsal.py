@@ -24,7 +24,7 @@ def needed(problem: Problem) -> bool:
     kernel = problem.candidate
     if not isinstance(kernel, Kernel) or kernel.device.backend.name != "sim":
         return False
-    from rawnn.device.sim.meanings import meaning_of
+    from rawnn.sim.meanings import meaning_of
 
     return meaning_of(kernel.source.name, kernel.signature.name) is None
 
@@ -55,7 +55,7 @@ class Rehearsal(Stopwatch):
     def told(self, launching: Launching | None, images: Images, numbers: Mapping[str, Any]
              ) -> None:
         """Let the reference be what the kernel does for arrays of these sizes."""
-        from rawnn.device.sim import register
+        from rawnn.sim import register
 
         problem = self._problem
         reads = tuple(o.name for o in problem.operands if o.read)
@@ -93,7 +93,7 @@ class Rehearsal(Stopwatch):
 
     def close(self) -> None:
         """Nothing is known of the kernel again."""
-        from rawnn.device.sim import meanings
+        from rawnn.sim import meanings
 
         assert isinstance(self.candidate, Kernel)
         meanings.forget(self.candidate.signature.name)

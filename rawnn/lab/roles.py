@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.device.compiling.signature import Parameter
-from rawnn.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, nearest
+from rawnn.cuda.compiling.signature import Parameter
 from rawnn.lab.arguments import ELEMENTS
 from rawnn.lab.expressions import names_in
 from rawnn.lab.kernel import Kernel

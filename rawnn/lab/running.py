@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import check
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import check
 from rawnn.lab.arrays import Array, default_device
 from rawnn.lab.guarded import Contents, Images
 from rawnn.lab.kernel import Kernel, Launcher

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rawnn.common.errors import ConfigError, DeviceError, MissingLibrary, nearest
 from rawnn.common.words import counted
-from rawnn.device.compiling import headers
-from rawnn.errors import ConfigError, DeviceError, MissingLibrary, nearest
+from rawnn.cuda.compiling import headers
 
 TOOLS = {"memcheck": "accesses outside of memory, misaligned ones, leaks",
          "racecheck": "races in shared memory",

@@ -13,15 +13,15 @@ from typing import ClassVar
 import numpy as np
 
 from rawnn.common.cuda_text import CudaText
-from rawnn.device.compiling.c_types import code_of
-from rawnn.device.compiling.cache import CubinCache
-from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.device.compiling.compiled_signature import Instance, annotated
-from rawnn.device.compiling.headers import include_directories
-from rawnn.device.compiling.includes import follow_includes, read_source
-from rawnn.device.compiling.symbols import body_of
-from rawnn.device.cuda.device import Device
-from rawnn.errors import ConfigError, MissingLibrary, nearest
+from rawnn.common.errors import ConfigError, MissingLibrary, nearest
+from rawnn.cuda.compiling.c_types import code_of
+from rawnn.cuda.compiling.cache import CubinCache
+from rawnn.cuda.compiling.compile import Compiled, compile_source
+from rawnn.cuda.compiling.compiled_signature import Instance, annotated
+from rawnn.cuda.compiling.headers import include_directories
+from rawnn.cuda.compiling.includes import follow_includes, read_source
+from rawnn.cuda.compiling.symbols import body_of
+from rawnn.cuda.device import Device
 from rawnn.ptx import SOURCES
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
@@ -111,7 +111,7 @@ class Source(CudaText):
                  cache: CubinCache | None = None, probed: bool = False) -> Compiled:
         """By the installed NVRTC, without a GPU; `probed` as compile_source takes it. Raises
         CompileError, MissingLibrary."""
-        from rawnn.device.cuda.nvrtc import Nvrtc
+        from rawnn.cuda.nvrtc import Nvrtc
 
         return compile_source(Nvrtc, self.text, name=self.name, arch=arch, expressions=expressions,
                               options=(*self.options, *options), include_paths=self.include,

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.common.words import counted
-from rawnn.errors import ConfigError, RawnnError
 from rawnn.lab.checking import check
 from rawnn.lab.expressions import evaluate
 from rawnn.lab.kernel import Kernel

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rawnn.device.compiling.symbols import SymbolType, symbols
-from rawnn.device.cuda.device import Device, Function
-from rawnn.device.cuda.errors import CallFailed, check
-from rawnn.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, nearest
+from rawnn.cuda.compiling.symbols import SymbolType, symbols
+from rawnn.cuda.device import Device, Function
+from rawnn.cuda.errors import CallFailed, check
 from rawnn.lab.arguments import ELEMENTS
 
 

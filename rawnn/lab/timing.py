@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.common.words import counted
-from rawnn.errors import ConfigError, DeviceError
 from rawnn.lab.advice import Seen, Uses, advice, uses_of
 from rawnn.lab.arrays import default_device
 from rawnn.lab.checking import (

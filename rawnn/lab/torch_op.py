@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.errors import ConfigError, MissingLibrary, nearest
+from rawnn.common.errors import ConfigError, MissingLibrary, nearest
 from rawnn.lab.checking import check as checked
 from rawnn.lab.draws import Sizes
 from rawnn.lab.kernel import Kernel

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.errors import ConfigError, nearest
 from rawnn.common.words import named_by, python_name
-from rawnn.errors import ConfigError, nearest
 from rawnn.lab.expressions import Expression
 
 Extents = Expression | Sequence[Expression]

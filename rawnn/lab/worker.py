@@ -9,11 +9,11 @@ import os
 import sys
 from multiprocessing.connection import Connection
 
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
+from rawnn.engine.machine import open_gpu
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.measuring import Stopwatch
 from rawnn.lab.process import Ended, serve
-from rawnn.run.machine import open_gpu
 
 
 def main(number: int) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from rawnn.common.errors import ConfigError
 from rawnn.common.words import counted
-from rawnn.errors import ConfigError
 from rawnn.opts.registry import Parameter, Rewritten, Toggle, positive_count, register
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
-from rawnn.step.recipe import Recipe
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.recipe import Recipe
 
 SHARE = 0.9
 """Of the free memory that batch=max may take: libraries need workspaces besides."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rawnn.opts.registry import Machine, Rewritten, Toggle, register
-from rawnn.run.policy import Policy
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.tensor import Role, Tensor
 
 WORKSPACE_BYTES = 4 << 20
 """Scratch memory of each product. Each has its own, so that products without a dependency may run

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from math import prod
 
 from rawnn.common.dtypes import FLOATS
-from rawnn.network.layers import Network
-from rawnn.onchip.chip import chip_of
-from rawnn.onchip.choose import choose
-from rawnn.onchip.cost import FITTED_AT
-from rawnn.onchip.problem import Problem, Unsupported, problem_of
-from rawnn.onchip.rounding import with_rounded_inputs
+from rawnn.model.layers import Network
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.run.policy import Policy
-from rawnn.step.build import training_step
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.recipe import Form, Recipe
-from rawnn.step.tensor import Role
+from rawnn.persistent.chip import chip_of
+from rawnn.persistent.choose import choose
+from rawnn.persistent.cost import FITTED_AT
+from rawnn.persistent.problem import Problem, Unsupported, problem_of
+from rawnn.persistent.rounding import with_rounded_inputs
+from rawnn.plan.build import training_step
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.recipe import Form, Recipe
+from rawnn.plan.tensor import Role
 
 PRODUCT_COMPILED, STATE_COMPILED = 0.11e6, 0.03e6
 """Microseconds that NVRTC takes for each matrix product of a step in a generated kernel, with all

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from rawnn.opts.precision import choice, computing, stored, with_loss_scale
 from rawnn.opts.registry import Parameter, Rewritten, Toggle, register
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 
 GUARDED = ("nt", "nn")
 """Products that acc16 sums in half precision: forward, and the gradients of activations, whose

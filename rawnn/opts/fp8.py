@@ -11,8 +11,8 @@ from collections.abc import Collection
 
 from rawnn.opts.precision import stored, with_loss_scale
 from rawnn.opts.registry import Machine, Rewritten, Toggle, register
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 
 TENSOR_CORES = (8, 9)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from rawnn.network.activations import activation
-from rawnn.network.losses import LOSSES
+from rawnn.model.activations import activation
+from rawnn.model.losses import LOSSES
 from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import (
@@ -24,14 +24,15 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.ptx import head, linear, loss_products, narrow, skinny
+from rawnn.plan.op import OPS, Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.tensor import Tensor
 from rawnn.ptx.family import Fusion
+from rawnn.ptx.fused import head, linear, narrow
+from rawnn.ptx.gemm import loss_products, skinny
+from rawnn.ptx.gemm.tiles import LOOPS
 from rawnn.ptx.own import claimed, kept_out, restored
-from rawnn.ptx.tiles import LOOPS
-from rawnn.run.policy import Policy
-from rawnn.step.op import OPS, Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Tensor
 
 Change = tuple[list[Op], list[Op]]
 """Ops of a plan, and those that take their place."""

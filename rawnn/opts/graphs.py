@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 from typing import Literal
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from rawnn.opts.nccl import reduces
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 
 CONDITIONAL_NODES = 12030
 """The driver's CUDA version that brought conditional nodes and capture into a given graph."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rawnn.common.dtypes import itemsize
-from rawnn.device.target import features_of
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.common.target import features_of
 from rawnn.opts.registry import (
     Machine,
     Parameter,
@@ -16,11 +16,11 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.ptx.mma import scaled_is_faster, wgmma_is_faster
-from rawnn.ptx.tiles import product_of
-from rawnn.run.policy import Policy
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.ptx.gemm.mma import scaled_is_faster, wgmma_is_faster
+from rawnn.ptx.gemm.tiles import product_of
 
 VALUES = ("auto", "sync", "wgmma")
 KINDS = ("sync", "wgmma", "scaled", "skinny")

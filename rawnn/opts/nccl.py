@@ -12,15 +12,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.opts.shards import Shards, reduction
-from rawnn.run.policy import Policy
-from rawnn.step.op import Op
-from rawnn.step.ops.collectives import TURN, all_reduce
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.plan.op import Op
+from rawnn.plan.ops.collectives import TURN, all_reduce
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.tensor import Role, Tensor
 
 BUCKET_MB = 25.0
 """Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, nearest
 from rawnn.opts.registry import TOGGLES, Outcome, Parameter, Rewritten, Toggle
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 from rawnn.ptx.own import OWN, Own, candidates, claimed, spec_of, vocabulary
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
 
 BEFORE = "persistent"
 """The toggle ahead of which an op is taken: number formats come before, whatever replaces ops

@@ -1,26 +1,26 @@
 """`persistent`: whole steps of training in one kernel, made from the plan of a step.
 
 Weights, activations and the optimizer's state stay in shared memory from step to step; blocks share
-layers and batch as a cost model says (rawnn/onchip).
+layers and batch as a cost model says (rawnn/persistent).
 """
 
 from __future__ import annotations
 
 import re
 
-from rawnn.errors import ConfigError
-from rawnn.onchip.chip import NEEDED, chip_of
-from rawnn.onchip.choose import Choice, choose
-from rawnn.onchip.decompose import Decomposition
-from rawnn.onchip.layout import COUNTS
-from rawnn.onchip.problem import Unsupported, problem_of
-from rawnn.onchip.rounding import with_rounded_inputs
-from rawnn.onchip.spelling import exactly
+from rawnn.common.errors import ConfigError
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
-from rawnn.run.policy import Policy
-from rawnn.step.ops.train_steps import KIND, WORKSPACE, train_steps
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.persistent.chip import NEEDED, chip_of
+from rawnn.persistent.choose import Choice, choose
+from rawnn.persistent.decompose import Decomposition
+from rawnn.persistent.layout import COUNTS
+from rawnn.persistent.problem import Unsupported, problem_of
+from rawnn.persistent.rounding import with_rounded_inputs
+from rawnn.persistent.spelling import exactly
+from rawnn.plan.ops.train_steps import KIND, WORKSPACE, train_steps
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.tensor import Role, Tensor
 
 MOST_TURNED, MOST_TURNED_OF_A_THREAD = 16384, 4
 """Examples of which the kernel makes the next epoch's order, and examples a thread: of more, a
@@ -64,7 +64,7 @@ def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     """Evaluations are other plans, and stay as they are. So does the partial batch that ends an
-    epoch, which the op takes in where there are whole ones (rawnn/step/joining.py)."""
+    epoch, which the op takes in where there are whole ones (rawnn/plan/joining.py)."""
     if plan.name not in ("train", "rest"):
         return plan, policy
     plan = with_rounded_inputs(plan)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from rawnn.common.dtypes import LARGEST
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from rawnn.opts.registry import Machine
-from rawnn.step.build import CLOCK
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.plan.build import CLOCK
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
 
 GROWTH = 2000
 """Steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler."""

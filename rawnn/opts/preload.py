@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rawnn.opts.registry import Rewritten, Toggle, register
-from rawnn.run.policy import Policy
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.tensor import Role
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.model.layers import Network
 from rawnn.opts.earning import Verdict, judge, usual_form
+from rawnn.opts.measured import Entry, exact
 from rawnn.opts.own import reason
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.ptx.linear import MAX_FUSED_CLASSES
-from rawnn.step.recipe import Form, Recipe
-from rawnn.tuning.table import Entry, exact
+from rawnn.plan.recipe import Form, Recipe
+from rawnn.ptx.fused.linear import MAX_FUSED_CLASSES
 
 Values = dict[str, str | int | None]
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from rawnn.device.target import Machine as Machine
-from rawnn.errors import ConfigError, nearest
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
+from rawnn.common.errors import ConfigError, nearest
+from rawnn.common.target import Machine as Machine
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 
 Rewritten = tuple[Plan, Policy]
 

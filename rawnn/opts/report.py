@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rawnn.opts.registry import Parameter, Rewritten, Toggle, positive_count, register
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 
 DEFAULT_INTERVAL = 10
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from rawnn.device.target import HOST, Target
-from rawnn.errors import ConfigError, unknown
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError, unknown
+from rawnn.common.target import HOST, Target
+from rawnn.model.layers import Network
 from rawnn.opts import presets
 from rawnn.opts.numbers import numbers_of
 from rawnn.opts.own import BEFORE, is_op, toggle, words_of_ops
 from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.recipe import Form, Recipe
 from rawnn.ptx.own import unused
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
-from rawnn.step.recipe import Form, Recipe
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Of the sum of a gradient nobody has the whole then (Rajbhandari et al., ZeRO, 2020). Products read
 the copies of the weights, or the weights where they have none: those are gathered behind each
-update. Masters and the optimizer's state are gathered when they are asked for (step/around.py).
+update. Masters and the optimizer's state are gathered when they are asked for (plan/around.py).
 
 Two ranks send each other what the other updates, and the update adds it to their own. That computes
 nothing on the way, so that copy engines do it and products keep all multiprocessors: an all-gather
@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rawnn.opts.precision import steps_a_parameter
-from rawnn.run.policy import Policy
-from rawnn.step.op import Op
-from rawnn.step.ops.collectives import (
+from rawnn.plan.op import Op
+from rawnn.plan.ops.collectives import (
     COPIES,
     EXCHANGES,
     SCATTER,
@@ -30,11 +29,12 @@ from rawnn.step.ops.collectives import (
     reduce_scatter,
     wholes,
 )
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import MULTIPLIED, PART, ROW_ALIGNMENT, Role, Tensor
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.tensor import MULTIPLIED, PART, ROW_ALIGNMENT, Role, Tensor
 
 TILE = 256 * 128
-"""Elements of the largest tile that a multiprocessor computes at once (rawnn/ptx/mma.py)."""
+"""Elements of the largest tile that a multiprocessor computes at once (rawnn/ptx/gemm/mma.py)."""
 
 
 OWN, SENT, GOT = ":own", ":sent", ":got"

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rawnn.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, nearest
 
 SOURCES = Path(__file__).resolve().parent
 """The folder of the `.cu` and `.cuh` files; every compilation has it in its include path."""
 
 
 def source_path(name: str) -> Path:
-    """Path of the kernel source `name`, such as "matmul.cu", or of a file from elsewhere, given by
+    """Path of the kernel source `name`, such as "gemm/matmul.cu", or of a file from elsewhere, given by
     its whole path.
 
     Raises ConfigError, with the nearest name, where there is no such file.

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rawnn.device.target import Target
+from rawnn.common.target import Target
+from rawnn.plan.op import OPS, OpSpec
+from rawnn.plan.plan import Plan
 from rawnn.ptx.table import KERNELS, KernelImpl, Key
-from rawnn.step.op import OPS, OpSpec
-from rawnn.step.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Family:
-    """Kernels by the ops that they run; `needs` are features of a GPU (rawnn.device.target) that
+    """Kernels by the ops that they run; `needs` are features of a GPU (rawnn.common.target) that
     all of them are made for; `fusion` is what they do that other kernels need several for."""
 
     name: str

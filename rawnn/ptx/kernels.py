@@ -1,18 +1,18 @@
 """Every family of kernels: importing this module registers them all."""
 
-from rawnn.ptx import activations as _activations
-from rawnn.ptx import epoch as _epoch
-from rawnn.ptx import head as _head
-from rawnn.ptx import linear as _linear
-from rawnn.ptx import loss_products as _loss_products
-from rawnn.ptx import losses as _losses
-from rawnn.ptx import mma as _mma
-from rawnn.ptx import narrow as _narrow
-from rawnn.ptx import persistent as _persistent
-from rawnn.ptx import products as _products
-from rawnn.ptx import skinny as _skinny
-from rawnn.ptx import tiled as _tiled
-from rawnn.ptx import updates as _updates
+from rawnn.ptx.elementwise import activations as _activations
+from rawnn.ptx.elementwise import epoch as _epoch
+from rawnn.ptx.fused import head as _head
+from rawnn.ptx.fused import linear as _linear
+from rawnn.ptx.fused import narrow as _narrow
+from rawnn.ptx.gemm import loss_products as _loss_products
+from rawnn.ptx.gemm import mma as _mma
+from rawnn.ptx.gemm import products as _products
+from rawnn.ptx.gemm import skinny as _skinny
+from rawnn.ptx.gemm import tiled as _tiled
+from rawnn.ptx.losses import losses as _losses
+from rawnn.ptx.optimizers import updates as _updates
+from rawnn.ptx.persistent import persistent as _persistent
 from rawnn.ptx.table import KERNELS, WRITTEN, KernelImpl, Scalars, Shape, kernel_for
 
 __all__ = ["KERNELS", "WRITTEN", "KernelImpl", "Scalars", "Shape", "kernel_for"]

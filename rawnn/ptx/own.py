@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from rawnn.errors import ConfigError, nearest
-from rawnn.network.activations import ACTIVATIONS, Activation
+from rawnn.common.errors import ConfigError, nearest
+from rawnn.model.activations import ACTIVATIONS, Activation
+from rawnn.plan.op import OPS, Attributes, Op, OpSpec, Reference
+from rawnn.plan.plan import Plan
 from rawnn.ptx.table import KERNELS, KernelImpl, Key, Scalars, Shape
-from rawnn.step.op import OPS, Attributes, Op, OpSpec, Reference
-from rawnn.step.plan import Plan
 
 IMPL = "own"
 """The implementation of an op that a user's kernel runs."""
@@ -28,7 +28,7 @@ _NOT_KERNELS = {"upload": "the driver copies batches", "train_steps": "its kerne
                 "turn": "it is shuffle and tick in one: replace these"}
 
 _AROUND = ("initialise", "cast", "shuffle", "schedule", "tick")
-"""Ops that run before and after the steps (rawnn/step/around.py)."""
+"""Ops that run before and after the steps (rawnn/plan/around.py)."""
 
 Site = tuple[str, Scalars]
 """An instance of a kernel, and every number of an op that it was asked to run."""

@@ -1,6 +1,6 @@
 """The table of kernels.
 
-What an op's kernel is told follows from its signature and the plan (rawnn/runners/arguments.py).
+What an op's kernel is told follows from its signature and the plan (rawnn/engine/runners/arguments.py).
 What is left are the source, the template arguments, the sizes, the geometry and the boxes of tensor
 maps, which an entry gives for every (kind, impl). Entries are data: nothing here loads a driver.
 """
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from rawnn.common.cuda_text import CudaText
 from rawnn.common.dtypes import c_type
-from rawnn.errors import ConfigError
-from rawnn.network.activations import functor
-from rawnn.step.op import Op, OpSpec
-from rawnn.step.plan import Plan
+from rawnn.common.errors import ConfigError
+from rawnn.model.activations import functor
+from rawnn.plan.op import Op, OpSpec
+from rawnn.plan.plan import Plan
 
 Dim = tuple[int, int, int]
 Scalars = dict[str, int | float]

@@ -15,13 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Event
-from rawnn.errors import RawnnError
-from rawnn.runners.base import Work
-from rawnn.runners.programs import Program
-from rawnn.step.plan import Plan
-from rawnn.tuning.choices import (
+from rawnn.common.errors import RawnnError
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Event
+from rawnn.engine.launch_choices import (
     Changes,
     Found,
     applied,
@@ -32,6 +29,9 @@ from rawnn.tuning.choices import (
     with_choices,
     write,
 )
+from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.programs import Program
+from rawnn.plan.plan import Plan
 
 STEPS = 16
 """Steps of a program that is timed."""
@@ -91,7 +91,7 @@ class _Trial:
     """A runner whose step can be timed in other variants."""
 
     def __init__(self, device: Device, work: Work) -> None:
-        from rawnn.runners.gpu import GpuRunner
+        from rawnn.engine.runners.gpu import GpuRunner
 
         self._device = device
         policy = replace(work.policy, tune=False)

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.errors import RawnnError
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
 from rawnn.data import Dataset
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.errors import RawnnError
-from rawnn.network.layers import Network
+from rawnn.engine.runners.base import Work, prepare
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, presets, select
 from rawnn.opts.registry import Machine
-from rawnn.runners.base import Work, prepare
-from rawnn.runners.gpu import GpuRunner
-from rawnn.step.recipe import Recipe
+from rawnn.plan.recipe import Recipe
 
 PRODUCTS = ("mma", "cublas", "mma=sync", "tiled", "")
 FOLLOWING = ("", "streams", "pdl", "streams,pdl")

@@ -6,8 +6,8 @@ import pytest
 from rawnn.bench.accuracy import Oracle
 from rawnn.bench.clocks import ClockSample
 from rawnn.bench.records import GPU_TIMER, LadderResult, Run, Rung
-from rawnn.run.config import Config
-from rawnn.run.result import Environment
+from rawnn.engine.config import Config
+from rawnn.engine.result import Environment
 
 GPU: dict[str, Any] = {"name": "Some GPU", "driver": "580.1", "cuda": "13.0", "ordinal": 0}
 

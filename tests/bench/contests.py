@@ -11,7 +11,7 @@ from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.records import Contest, ContestsResult, Entry
 from rawnn.bench.peers.worker import Made
 from rawnn.cli.bench import bench
-from rawnn.run.result import Environment
+from rawnn.engine.result import Environment
 
 PLACE = Environment("0.1", "abc", "3.11", "Linux x86_64", "cuda",
                     {"name": "Some GPU", "driver": "580.1", "cuda": "13.0"}, {"numpy": "2"}, {}, "")

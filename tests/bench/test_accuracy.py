@@ -13,9 +13,9 @@ from rawnn.bench.accuracy import (
     keep_oracle,
     read_oracles,
 )
-from rawnn.errors import ConfigError, TrainingDiverged
-from rawnn.run.config import Config
-from rawnn.run.training import Listener, Session
+from rawnn.common.errors import ConfigError, TrainingDiverged
+from rawnn.engine.config import Config
+from rawnn.engine.training import Listener, Session
 from tests.engine import random_dataset
 
 DATA = random_dataset(train=140)

@@ -21,10 +21,10 @@ from rawnn.bench.series import Series, SeriesFile, read_series, restored
 from rawnn.bench.sets import Measurement, SetsResult, run_sets
 from rawnn.bench.statistics import spread
 from rawnn.cli.bench import bench
-from rawnn.errors import ConfigError
-from rawnn.run.result import Environment
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.times import EpochTimes
+from rawnn.common.errors import ConfigError
+from rawnn.engine.result import Environment
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.times import EpochTimes
 from tests.bench.conftest import GPU, make_ladder, make_rung
 from tests.engine import random_dataset
 

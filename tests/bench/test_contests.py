@@ -18,7 +18,7 @@ from rawnn.bench.peers.process import SystemProcess
 from rawnn.bench.peers.records import Contest, read_contests
 from rawnn.bench.peers.worker import Prepare
 from rawnn.bench.series import read_series
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from tests.bench.contests import tiny
 
 

@@ -15,10 +15,10 @@ from rawnn.bench.footprint import NO_FLOORS, Footprint, x_floor
 from rawnn.bench.sets import run_sets
 from rawnn.bench.table import HEADINGS, markdown, remarks, rows
 from rawnn.cli import run as command
-from rawnn.network.layers import Network
+from rawnn.model.layers import Network
 from rawnn.opts import select
-from rawnn.run.policy import Policy
-from rawnn.step.plan import Plan
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 from tests.bench.conftest import make_ladder, make_rung
 from tests.bench.test_floors import made
 from tests.engine import CAPABLE, step_plan

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import rawnn.run.result
+import rawnn.engine.result
 import tools.pages
 from rawnn.bench import records, sets
 from rawnn.bench.peers.problem import draws
@@ -56,7 +56,7 @@ def test_what_a_tool_writes_is_no_prose() -> None:
 
 
 def test_every_key_of_a_result_is_explained() -> None:
-    assert keys(rawnn.run.result.schema()) <= explained("results.md")
+    assert keys(rawnn.engine.result.schema()) <= explained("results.md")
 
 
 def test_every_key_of_a_ladder_is_explained() -> None:

@@ -19,12 +19,12 @@ from rawnn.bench.probing import Bed
 from rawnn.bench.statistics import spread
 from rawnn.cli import run as command
 from rawnn.cli.bench import bench
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.errors import ConfigError, RawnnError
-from rawnn.ptx import floors as probes
-from rawnn.run.machine import Opened, machine_of
-from rawnn.run.result import Environment
+from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import Opened, machine_of
+from rawnn.engine.result import Environment
+from rawnn.ptx.limits import floors as probes
+from rawnn.sim import Simulation
 from tests.bench.conftest import GPU
 
 TIMES = {"launch": 2.0, "node": 1.0, "node_whole": 1.25, "node_whole_early": 0.75,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import rawnn
-from rawnn.errors import ConfigError, RawnnError
+from rawnn.common.errors import ConfigError, RawnnError
 from tools import lab_series, lab_tables
 from tools.pages import filled
 

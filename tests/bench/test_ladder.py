@@ -3,10 +3,10 @@ import pytest
 
 from rawnn.bench import ladder as module
 from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, climb, run_ladder
-from rawnn.errors import ConfigError, MissingLibrary, RawnnError
-from rawnn.run.config import Config
-from rawnn.run.result import Result
-from rawnn.run.training import Session
+from rawnn.common.errors import ConfigError, MissingLibrary, RawnnError
+from rawnn.engine.config import Config
+from rawnn.engine.result import Result
+from rawnn.engine.training import Session
 from tests.engine import random_dataset
 
 DATA = random_dataset()

@@ -36,12 +36,12 @@ from rawnn.bench.launches import (
 )
 from rawnn.bench.report import write_report
 from rawnn.bench.statistics import spread
-from rawnn.device.sim import register
-from rawnn.device.sim.meanings import forget
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.engine.machine import Opened, open_device
+from rawnn.engine.result import environment
 from rawnn.lab.kernel import Kernel
-from rawnn.run.machine import Opened, open_device
-from rawnn.run.result import environment
+from rawnn.sim import register
+from rawnn.sim.meanings import forget
 from tests.bench.test_docs import explained, keys
 from tests.cli.conftest import Rawnn, rawnn
 

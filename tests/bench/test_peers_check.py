@@ -16,7 +16,7 @@ from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.process import SystemProcess, missing
 from rawnn.bench.peers.rawnn_system import Training, dataset
 from rawnn.bench.peers.worker import TRUTH, Prepare, Program, first_losses
-from rawnn.run.machine import open_device
+from rawnn.engine.machine import open_device
 from tests.bench.contests import made_of, tiny
 
 

@@ -25,7 +25,7 @@ from rawnn.bench.peers.summary import (
     summary,
     tensor_bound,
 )
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from tests.bench.contests import PLACE, contest_of, invoke, result_of, tiny
 
 

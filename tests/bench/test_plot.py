@@ -5,7 +5,7 @@ import pytest
 
 from rawnn.bench.plot import plot_ladder
 from rawnn.bench.records import LadderResult
-from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.common.errors import ConfigError, MissingLibrary
 from tests.bench.conftest import make_ladder, make_rung
 
 

@@ -11,7 +11,7 @@ import pytest
 from rawnn.bench.peers.arrange import drawn, drawn_forms, of_workloads
 from rawnn.bench.peers.problem import DRAW_VERSION, draw, draws
 from rawnn.bench.peers.process import missing
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from tests.bench.contests import tiny
 
 

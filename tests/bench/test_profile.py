@@ -19,10 +19,10 @@ from rawnn.bench.cupti import Activity
 from rawnn.bench.profiling import BESIDE, ProfileResult, Way, named, profile
 from rawnn.bench.traces import trace_events, write_trace
 from rawnn.cli import run as command
-from rawnn.errors import ConfigError, MissingLibrary
-from rawnn.network.layers import Network
-from rawnn.run.config import Config
-from rawnn.run.machine import open_device
+from rawnn.common.errors import ConfigError, MissingLibrary
+from rawnn.engine.config import Config
+from rawnn.engine.machine import open_device
+from rawnn.model.layers import Network
 from tests.bench.test_floors import made
 from tests.engine import dataset_for
 

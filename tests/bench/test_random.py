@@ -17,13 +17,13 @@ from rawnn.bench import random
 from rawnn.bench.random import Outcome, check_run, run_random
 from rawnn.bench.specification import SMALL, Limits, Specification, draw
 from rawnn.cli.bench import bench
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.errors import ConfigError, OutOfMemory, RawnnError
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.common.errors import ConfigError, OutOfMemory, RawnnError
+from rawnn.cuda.errors import CallFailed
+from rawnn.engine.machine import Opened, open_device
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts.registry import Machine
-from rawnn.run.machine import Opened, open_device
-from rawnn.step.op import OPS, Attributes
+from rawnn.plan.op import OPS, Attributes
 from tests.engine import CAPABLE
 
 HOST = Machine("there is none")

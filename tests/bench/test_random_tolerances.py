@@ -11,7 +11,7 @@ import pytest
 
 from rawnn.bench import random
 from rawnn.bench.random import Outcome, _compared, _Found
-from rawnn.network.optimizers import Optimizer
+from rawnn.model.optimizers import Optimizer
 from tests.bench.test_random import plain
 
 LONGEST = 20
@@ -93,15 +93,15 @@ def test_more_than_the_tolerance_is_wrong(monkeypatch: pytest.MonkeyPatch, used:
 
 
 def random_opened() -> Any:
+    from rawnn.engine.machine import Opened
     from rawnn.opts.registry import Machine
-    from rawnn.run.machine import Opened
 
     return Opened(None, Machine("there is none"), 0.0)
 
 
 def test_microseconds_of_a_step_are_an_epochs_milliseconds_over_its_steps(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    from rawnn.runners.host import HostRunner
+    from rawnn.engine.runners.host import HostRunner
 
     spec = plain("")
     data, opened = spec.data(), random_opened()

@@ -26,7 +26,7 @@ from rawnn.bench.peers.workload_table import table_rows
 from rawnn.bench.records import GPU_TIMER
 from rawnn.bench.sets import Measurement, SetsResult
 from rawnn.bench.statistics import spread
-from rawnn.run.config import Config
+from rawnn.engine.config import Config
 from tests.bench.conftest import make_ladder, make_rung
 from tests.bench.contests import PLACE, contest_of, result_of, tiny
 

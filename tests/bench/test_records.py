@@ -4,7 +4,7 @@ import pytest
 
 from rawnn.bench.accuracy import Oracle
 from rawnn.bench.records import LadderResult, Rung, read_ladder
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from tests.bench.conftest import make_rung
 
 

@@ -21,8 +21,8 @@ from rawnn.bench.records import LadderResult
 from rawnn.bench.suites import read_suites
 from rawnn.cli import report as report_module
 from rawnn.cli.bench import bench
-from rawnn.errors import ConfigError, RawnnError
-from rawnn.run.result import Environment
+from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.engine.result import Environment
 from tests.bench.conftest import GPU, make_ladder, make_rung
 
 pytest.importorskip("jinja2", reason="a report needs Jinja2, which is not installed")

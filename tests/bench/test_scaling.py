@@ -16,9 +16,9 @@ from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.scaling import Point, ScalingResult, measure, once, points, read_scaling, sizes
 from rawnn.bench.scaling_model import Link, gradients, table
 from rawnn.bench.statistics import spread
-from rawnn.errors import ConfigError, DeviceError
-from rawnn.ranks.launcher import run
-from rawnn.run.result import environment
+from rawnn.common.errors import ConfigError, DeviceError
+from rawnn.distributed.launcher import run
+from rawnn.engine.result import environment
 from tests.bench.test_docs import explained, keys
 from tests.cli.conftest import Rawnn, rawnn
 

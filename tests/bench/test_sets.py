@@ -10,8 +10,8 @@ import pytest
 from rawnn.bench import rounds, sets
 from rawnn.bench.conditions import Conditions, joules, slowed, unslowed
 from rawnn.bench.sets import Progress, SetsResult, run_sets
-from rawnn.errors import ConfigError, RawnnError
-from rawnn.run.training import Session
+from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.engine.training import Session
 from tests.engine import random_dataset
 
 DATA = random_dataset(784, 10, 300, 60)

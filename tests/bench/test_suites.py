@@ -19,9 +19,9 @@ from rawnn.bench.statistics import spread
 from rawnn.bench.suites import read_suites, schema
 from rawnn.cli.bench import bench
 from rawnn.cli.report import SUITES
-from rawnn.errors import ConfigError
-from rawnn.network.workloads import workload
-from rawnn.run.result import Environment
+from rawnn.common.errors import ConfigError
+from rawnn.engine.result import Environment
+from rawnn.model.workloads import workload
 from tests.bench.conftest import GPU
 from tests.engine import CAPABLE
 

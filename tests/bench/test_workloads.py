@@ -8,7 +8,7 @@ import pytest
 
 from rawnn.bench.suites import read_suites
 from rawnn.bench.workloads import default_sets, workload_sets
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 
 
 def test_sixteen_bit_workloads_are_measured_in_32_bits_too() -> None:

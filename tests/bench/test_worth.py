@@ -12,12 +12,12 @@ from rawnn.bench.sets import Measurement, SetsResult
 from rawnn.bench.statistics import spread
 from rawnn.bench.suites import read_suites
 from rawnn.bench.worth import comparison_sets, has_all, markdown, pairings, toggles_named
-from rawnn.errors import ConfigError
-from rawnn.network.workloads import workload
+from rawnn.common.errors import ConfigError
+from rawnn.engine.config import Config
+from rawnn.engine.result import Environment
+from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.presets import PRESETS
-from rawnn.run.config import Config
-from rawnn.run.result import Environment
 from tests.bench.conftest import GPU
 from tests.engine import CAPABLE
 

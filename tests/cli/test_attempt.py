@@ -13,12 +13,12 @@ import pytest
 from rawnn.bench.attempt import Curves, alone, right, step_of
 from rawnn.bench.peers import worker
 from rawnn.cli import run
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
+from rawnn.cuda.device import Device
+from rawnn.engine.config import Config
+from rawnn.engine.machine import machine_of
 from rawnn.lab.plug import load
 from rawnn.ptx.own import OWN, unregister
-from rawnn.run.config import Config
-from rawnn.run.machine import machine_of
+from rawnn.sim import Simulation
 from tests.engine import random_dataset
 
 MINE = """/* rawnn

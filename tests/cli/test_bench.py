@@ -11,9 +11,9 @@ from rawnn.bench.records import read_ladder
 from rawnn.bench.sets import SetsResult
 from rawnn.cli import bench as bench_module
 from rawnn.cli.bench import bench
-from rawnn.errors import ConfigError, DeviceError, RawnnError
-from rawnn.run import machine
-from rawnn.run.training import Session
+from rawnn.common.errors import ConfigError, DeviceError, RawnnError
+from rawnn.engine import machine
+from rawnn.engine.training import Session
 from tests.cli.conftest import Rawnn
 
 SMALL = ("ladder", "--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rawnn.device.compiling.cache import CubinCache
+from rawnn.cuda.compiling.cache import CubinCache
 from tests.cli.conftest import Rawnn
 
 

@@ -15,9 +15,9 @@ from rawnn.bench import duel
 from rawnn.bench.duel import Duel, Side
 from rawnn.cli.bench import bench
 from rawnn.cli.compare import compare
-from rawnn.errors import ConfigError, RawnnError
-from rawnn.run.config import Config
-from rawnn.run.result import Environment
+from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.engine.config import Config
+from rawnn.engine.result import Environment
 from tests.cli.conftest import Rawnn
 
 SMALL = ("--device", "host", "--dataset", "synthetic", "--batch", "2000", "--rounds", "2")

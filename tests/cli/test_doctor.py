@@ -14,9 +14,9 @@ import pytest
 import rawnn
 from rawnn import doctor
 from rawnn.cli import run
-from rawnn.device.compiling import headers
-from rawnn.errors import MissingLibrary
-from rawnn.run.machine import Opened, open_device
+from rawnn.common.errors import MissingLibrary
+from rawnn.cuda.compiling import headers
+from rawnn.engine.machine import Opened, open_device
 
 ROOT = Path(rawnn.__file__).parents[1]
 
@@ -96,11 +96,11 @@ class None_:
         if name.split(".")[0] in ("cuda", "nvidia", "nvmath", "pynvml"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, None_())
-from rawnn.device import places
-from rawnn.device.compiling import headers
+from rawnn.cuda import places
+from rawnn.cuda.compiling import headers
 places.toolkits = lambda: iter(())
 from rawnn.cli import run
-from rawnn.device.compiling import headers
+from rawnn.cuda.compiling import headers
 sys.exit(run(["doctor"]))
 """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA", "CONDA"))}

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import rawnn.device.sim
+import rawnn.sim
+from rawnn.common.errors import DeviceError
 from rawnn.data import catalog, idx
-from rawnn.device.sim import Fault, Faults
-from rawnn.errors import DeviceError
-from rawnn.run.config import read_toml
-from rawnn.run.machine import open_gpu
+from rawnn.engine.config import read_toml
+from rawnn.engine.machine import open_gpu
+from rawnn.sim import Fault, Faults
 from tests.cli.conftest import Done, Rawnn
 
 FAST = ("--dataset", "synthetic", "--epochs", "1", "--batch", "500")
@@ -144,8 +144,8 @@ def test_what_has_nothing_to_do_with_the_data_is_found_before_they_are_fetched(
     def none(ordinal: int, notify: Callable[[str], None]) -> None:
         raise DeviceError("no GPU here")
 
-    monkeypatch.setattr("rawnn.run.training.named", fetched)
-    monkeypatch.setattr("rawnn.run.machine.open_gpu", none)
+    monkeypatch.setattr("rawnn.engine.training.named", fetched)
+    monkeypatch.setattr("rawnn.engine.machine.open_gpu", none)
     option, value = wrong
     done = rawnn(option, value.replace("KEPT", str(kept)), *FAST)
     one_sentence(done, "no GPU here" if option == "--device" else "continue from it with --resume")
@@ -187,7 +187,7 @@ def test_auto_without_a_gpu_runs_on_the_host_and_names_what_does_not_apply(
     def none(ordinal: int, notify: Callable[[str], None]) -> None:
         raise DeviceError("no GPU here")
 
-    monkeypatch.setattr("rawnn.run.machine.open_gpu", none)
+    monkeypatch.setattr("rawnn.engine.machine.open_gpu", none)
     done = rawnn("--opt", "graphs,cublas,cudnn", *FAST)
     assert done.status == 0
     assert "running on the host: no GPU here" in done.err
@@ -206,14 +206,14 @@ def simulated(rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ra
     return make
 
 
-rawnn_sim = rawnn.device.sim
-rawnn_sim_backend = rawnn.device.sim.sim_backend
+rawnn_sim = rawnn.sim
+rawnn_sim_backend = rawnn.sim.sim_backend
 
 
 def test_a_driver_too_old_for_the_bindings(
     simulated: Callable[..., Rawnn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rawnn.device.sim.driver.SimDriver.cuDriverGetVersion",
+    monkeypatch.setattr("rawnn.sim.driver.SimDriver.cuDriverGetVersion",
                         lambda self: (0, 11080))
     one_sentence(simulated()(), "the NVIDIA driver supports CUDA 11.8", "update the driver",
                  status=1)

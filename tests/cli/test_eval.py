@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from rawnn.cli.figures import class_figures
-from rawnn.network.layers import Network
-from rawnn.run.checkpoint import Checkpoint, listed, write
-from rawnn.run.model import Model
+from rawnn.engine.checkpoint import Checkpoint, listed, write
+from rawnn.engine.model import Model
+from rawnn.model.layers import Network
 from tests.cli.conftest import Rawnn
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn.run.model import Model
+from rawnn.engine.model import Model
 from tests.cli.conftest import Rawnn
 
 pytest.importorskip("onnx")

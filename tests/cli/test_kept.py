@@ -10,7 +10,7 @@ import pytest
 
 from rawnn.bench.random import Outcome, Outcomes, read_outcomes
 from rawnn.cli.kept import Kept
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
 from tests.cli.conftest import Rawnn
 
 SMALL = ("--device", "host", "--dataset", "synthetic", "--repeats", "1")

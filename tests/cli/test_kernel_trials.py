@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rawnn.cli import run, trials
-from rawnn.device.sim import register
-from rawnn.device.sim.meanings import forget
+from rawnn.sim import register
+from rawnn.sim.meanings import forget
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -14,9 +14,9 @@ import pytest
 
 from rawnn.cli import cli
 from rawnn.cli.grouped import Option
-from rawnn.errors import ConfigError
-from rawnn.run.config import Config
-from rawnn.run.training import train
+from rawnn.common.errors import ConfigError
+from rawnn.engine.config import Config
+from rawnn.engine.training import train
 from tests.cli.conftest import Rawnn
 from tools.options_page import PAGE, commands, page
 

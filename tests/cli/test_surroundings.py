@@ -119,7 +119,7 @@ def test_a_cache_that_cannot_be_cleared(rawnn: Rawnn, monkeypatch: pytest.Monkey
     def refused(self: Any) -> int:
         raise PermissionError(13, "Permission denied", "/cache/a.cubin")
 
-    monkeypatch.setattr("rawnn.device.compiling.cache.CubinCache.clear", refused)
+    monkeypatch.setattr("rawnn.cuda.compiling.cache.CubinCache.clear", refused)
     done = rawnn("cache", "clear")
     assert done.status == 1
     assert done.err == "rawnn: error: /cache/a.cubin cannot be deleted: Permission denied\n"

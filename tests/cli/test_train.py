@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from rawnn.cli.screen import Heartbeat, fitted
-from rawnn.errors import DataError, DeviceError
-from rawnn.run.training import train
-from rawnn.runners.host import HostRunner
+from rawnn.common.errors import DataError, DeviceError
+from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.training import train
 from tests.cli.conftest import Rawnn
 
 FAST = ("--device", "host", "--dataset", "synthetic", "--epochs", "2", "--batch", "500")
@@ -43,7 +43,7 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_gpu(ordinal: int, notify: Any) -> None:
         raise DeviceError("there is none")
 
-    monkeypatch.setattr("rawnn.run.machine.open_gpu", no_gpu)
+    monkeypatch.setattr("rawnn.engine.machine.open_gpu", no_gpu)
 
 
 @pytest.mark.usefixtures("nothing_here")

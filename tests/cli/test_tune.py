@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device.cuda.device import DeviceInfo
-from rawnn.tuning import choices, search, table
-from rawnn.tuning.choices import Found
+from rawnn.cuda.device import DeviceInfo
+from rawnn.engine import launch_choices as choices
+from rawnn.engine.launch_choices import Found
+from rawnn.opts import measured as table
+from rawnn.tuning import search
 from tests.cli.conftest import Rawnn
 
 SMALL = ("tune", "--device", "sim", "--layers", "20-16-5", "--batch", "8", "--dataset",

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.sim import Fault, Simulation
-from rawnn.errors import DeviceError
+from rawnn.common.errors import DeviceError
+from rawnn.cuda.errors import CallFailed
+from rawnn.sim import Fault, Simulation
 
 
 def each_call_fails(use: Callable[[Simulation], None]) -> list[str]:

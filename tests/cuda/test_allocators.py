@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rawnn.device.cuda.allocators import AllocationLog, Allocator, Arena, Pool, StreamOrdered
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Stream
-from rawnn.device.sim import Race, Simulation
-from rawnn.errors import DeviceError, OutOfMemory
+from rawnn.common.errors import DeviceError, OutOfMemory
+from rawnn.cuda.allocators import AllocationLog, Allocator, Arena, Pool, StreamOrdered
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Stream
+from rawnn.sim import Race, Simulation
 from tests.cuda.failing import each_call_fails
 from tests.sim.work import relu, vector
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.backend import Backend
-from rawnn.device.cuda.device import Device, padded, version_text
-from rawnn.device.sim import Fault, Faults, Simulation
-from rawnn.errors import ConfigError, DeviceError
-from rawnn.run.machine import machine_of
+from rawnn.common.errors import ConfigError, DeviceError
+from rawnn.cuda.backend import Backend
+from rawnn.cuda.device import Device, padded, version_text
+from rawnn.engine.machine import machine_of
+from rawnn.sim import Fault, Faults, Simulation
 from tests.engine import make_work, random_dataset, run_on
 from tests.sim.work import relu, vector
 
@@ -127,21 +127,21 @@ def test_close_twice_is_harmless_and_the_context_is_shared() -> None:
 
 
 def test_a_kernel_is_compiled_once(device: Device) -> None:
-    device.compile("softmax.cu", ("softmax<float>",))
-    found = device.function("softmax.cu", "softmax<float>")
+    device.compile("losses/softmax.cu", ("softmax<float>",))
+    found = device.function("losses/softmax.cu", "softmax<float>")
     assert device.compiled == 1
-    assert device.function("softmax.cu", "softmax<float>") is found
-    device.compile("softmax.cu", ("softmax<float>", "softmax_backward<float>"))
+    assert device.function("losses/softmax.cu", "softmax<float>") is found
+    device.compile("losses/softmax.cu", ("softmax<float>", "softmax_backward<float>"))
     assert device.compiled == 2  # only what was not there
     assert device.compile_ms > 0
     assert found.signature.arguments == ("float",)
 
 
 def test_a_kernel_for_programmatic_launches_is_one_of_its_own(device: Device) -> None:
-    plain = device.function("softmax.cu", "softmax<float>")
-    early = device.function("softmax.cu", "softmax<float>", programmatic=True)
+    plain = device.function("losses/softmax.cu", "softmax<float>")
+    early = device.function("losses/softmax.cu", "softmax<float>", programmatic=True)
     assert device.compiled == 2
-    assert device.function("softmax.cu", "softmax<float>", programmatic=True) is early
+    assert device.function("losses/softmax.cu", "softmax<float>", programmatic=True) is early
     assert plain.handle != early.handle
     assert not plain.proof.waits
     assert early.proof.waits

@@ -14,7 +14,7 @@ import pytest
 
 cu = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
-from rawnn.device.cuda.driver import Driver  # noqa: E402
+from rawnn.cuda.driver import Driver  # noqa: E402
 
 
 @pytest.fixture(scope="module")

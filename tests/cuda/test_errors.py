@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rawnn.device.cuda.errors import CallFailed, check, check_memory, require_package
-from rawnn.errors import DeviceError, MissingLibrary, OutOfMemory
+from rawnn.common.errors import DeviceError, MissingLibrary, OutOfMemory
+from rawnn.cuda.errors import CallFailed, check, check_memory, require_package
 
 
 class Library:

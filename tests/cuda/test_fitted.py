@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.fitted import keep, kept, path_of
-from rawnn.device.sim import sim_backend
-from rawnn.device.target import known
-from rawnn.errors import ConfigError
-from rawnn.onchip.chip import chip_of
-from rawnn.onchip.choose import choose
-from rawnn.onchip.cost import FITTED, FITTED_AT, costs_of
-from tests.onchip.problems import HOPPER, problem
+from rawnn.common.errors import ConfigError
+from rawnn.common.target import known
+from rawnn.cuda.device import Device
+from rawnn.cuda.fitted import keep, kept, path_of
+from rawnn.persistent.chip import chip_of
+from rawnn.persistent.choose import choose
+from rawnn.persistent.cost import FITTED, FITTED_AT, costs_of
+from rawnn.sim import sim_backend
+from tests.persistent.problems import HOPPER, problem
 
 GPU = "NVIDIA A100-SXM4-80GB"
 

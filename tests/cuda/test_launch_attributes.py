@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.device.sim import Fault, Race, Simulation
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.graphs import Graph
+from rawnn.sim import Fault, Race, Simulation
 from tests.sim.work import plus_one, read, register_plus_one, vector
 
 WAIT, TRIGGER = "pdl_wait();", "pdl_trigger();"

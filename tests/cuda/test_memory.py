@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.memory import ALIGNMENT, Memory
-from rawnn.device.sim import Fault, Faults, Simulation
-from rawnn.errors import OutOfMemory
+from rawnn.common.errors import OutOfMemory
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.memory import ALIGNMENT, Memory
+from rawnn.sim import Fault, Faults, Simulation
 
 
 def test_allocations_are_counted(device: Device) -> None:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.pinned import PinnedBuffer, PinnedMemory
-from rawnn.device.sim import Fault, Simulation, SimulationError
-from rawnn.errors import OutOfMemory
+from rawnn.common.errors import OutOfMemory
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.pinned import PinnedBuffer, PinnedMemory
+from rawnn.sim import Fault, Simulation, SimulationError
 from tests.sim.work import read, vector
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rawnn.device.cuda.allocators import Pool
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.memory import Allocation
-from rawnn.device.cuda.stream import Stream
-from rawnn.device.sim import Race, Simulation
+from rawnn.cuda.allocators import Pool
+from rawnn.cuda.device import Device
+from rawnn.cuda.memory import Allocation
+from rawnn.cuda.stream import Stream
+from rawnn.sim import Race, Simulation
 from tests.sim.work import relu, vector
 
 KIB, MIB = 1 << 10, 1 << 20

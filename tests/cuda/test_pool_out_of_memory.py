@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.allocators import Pool
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Stream
-from rawnn.device.sim import Simulation
-from rawnn.errors import OutOfMemory
+from rawnn.common.errors import OutOfMemory
+from rawnn.cuda.allocators import Pool
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Stream
+from rawnn.sim import Simulation
 from tests.cuda.failing import each_call_fails
 from tests.sim.work import relu, vector
 

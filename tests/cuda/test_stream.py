@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.stream import Event, Mark, Stream
-from rawnn.device.sim import Fault, Faults, Simulation
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.stream import Event, Mark, Stream
+from rawnn.sim import Fault, Faults, Simulation
 from tests.sim.work import read, relu, vector
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.device.cuda.tensormap import NO_MAP, MappedMatrix
-from rawnn.device.sim import Fault, Faults, Simulation, SimulationError, register
-from rawnn.device.sim.tensormap import decoded
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.graphs import Graph
+from rawnn.sim import Fault, Faults, Simulation, SimulationError, register
+from rawnn.sim.tensormap import decoded
 from tests.sim.work import read, vector
 
 SOURCE = """

@@ -10,14 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError, DataError
+from rawnn.cuda.device import Device
 from rawnn.data import Dataset, from_arrays
 from rawnn.data.arrays import split_rows
 from rawnn.data.tables import load_table
-from rawnn.device.cuda.device import Device
-from rawnn.errors import ConfigError, DataError
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened, machine_of
-from rawnn.run.training import Listener, Session
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened, machine_of
+from rawnn.engine.training import Listener, Session
 from tests.data.foreign import BFLOAT16, Foreign, Interface
 
 RNG = np.random.default_rng(1)

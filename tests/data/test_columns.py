@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import DataError
 from rawnn.data import columns, from_arrays
 from rawnn.data.columns import read_answers, read_inputs
-from rawnn.errors import DataError
 
 AGE, TALL, COUNT = [31.5, 40.0, 7.25], [True, False, True], [3, 1, 2]
 WANTED = np.array([[31.5, 1, 3], [40.0, 0, 1], [7.25, 1, 2]])

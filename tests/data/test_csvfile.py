@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rawnn.common.csvformat import CsvFormat, columns_of, joined_columns
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import load_dataset
 from rawnn.data.tables import load_table, read_table
-from rawnn.errors import ConfigError, DataError
 
 CITIES = "größe,breite,ort\n1.5,2,Köln\n3.25,4,Ulm\n5,6.5,Köln\n"
 

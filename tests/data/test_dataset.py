@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import DATASETS, acquire, catalog, dataset, idx, load_dataset, wheel
-from rawnn.data.source import ReadAhead
-from rawnn.errors import ConfigError, DataError
-from rawnn.run.config import Config
+from rawnn.engine.config import Config
+from rawnn.engine.data_source import ReadAhead
 
 REAL = os.environ.get("RAWNN_DATA")
 

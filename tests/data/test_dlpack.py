@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rawnn.common.errors import DataError
+from rawnn.cuda.device import Device
 from rawnn.data.dlpack import DeviceArray, read
-from rawnn.device.cuda.device import Device
-from rawnn.errors import DataError
 from tests.data.foreign import BFLOAT16, Foreign, Interface
 
 

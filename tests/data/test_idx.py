@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from rawnn.common.errors import DataError
 from rawnn.data import idx
-from rawnn.errors import DataError
 
 IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
 RAW = idx.encode(IMAGES)

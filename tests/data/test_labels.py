@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import from_arrays
-from rawnn.errors import ConfigError, DataError
-from rawnn.run.model import Model
-from rawnn.run.result import Result
-from rawnn.run.training import train
+from rawnn.engine.model import Model
+from rawnn.engine.result import Result
+from rawnn.engine.training import train
 
 RNG = np.random.default_rng(0)
 PLACES = np.arange(60) % 3

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError
 from rawnn.data.normalise import Normalisation, learned
-from rawnn.errors import ConfigError
 
 RNG = np.random.default_rng(0)
 

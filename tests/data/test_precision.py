@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import DataError
 from rawnn.data import Normalisation, from_arrays, load_dataset
 from rawnn.data.precision import merged_columns
 from rawnn.data.tables import read_table
-from rawnn.errors import DataError
-from rawnn.run.model import Model
-from rawnn.run.result import Result
-from rawnn.run.training import train
+from rawnn.engine.model import Model
+from rawnn.engine.result import Result
+from rawnn.engine.training import train
 
 PLACES = np.random.default_rng(0).integers(0, 4, 400)
 LOSSY = "distinct values become equal in float32"

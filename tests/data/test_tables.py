@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import Dataset, load_dataset
 from rawnn.data.tables import load_table, read_table
-from rawnn.errors import ConfigError, DataError
 
 FLOWERS = """length,width,kind
 5.1,3.5,setosa

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import from_arrays
 from rawnn.data.normalise import TargetNormalisation
 from rawnn.data.tables import load_table
-from rawnn.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(50, 3)).astype(np.float32)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.errors import DeviceError
+from rawnn.common.errors import DeviceError
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import machine_of
 from rawnn.opts.registry import Machine
-from rawnn.run.machine import machine_of
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 import rawnn
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
+from rawnn.engine import parallel
 from rawnn.opts import nccl
-from rawnn.run import parallel
+from tests.distributed.fault import Fault
 from tests.engine import random_dataset
-from tests.ranks.fault import Fault
 
 LAYERS, BATCH, EPOCHS = (784, 256, 128, 10), 256, 3
 RANK = int(os.environ.get("RANK", "0"))

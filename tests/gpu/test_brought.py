@@ -12,13 +12,13 @@ import pytest
 
 import rawnn
 from rawnn.bench.attempt import alone, right, step_of
-from rawnn.device.cuda.device import Device
+from rawnn.cuda.device import Device
+from rawnn.engine.config import Config
+from rawnn.engine.machine import machine_of
 from rawnn.lab.files import kernel_of
 from rawnn.lab.plug import load
 from rawnn.opts import TOGGLES
 from rawnn.ptx.own import OWN, unregister
-from rawnn.run.config import Config
-from rawnn.run.machine import machine_of
 from tests.engine import make_work, random_dataset, run_on
 from tests.lab.test_brought import BROUGHT
 from tests.lab.test_examples import LAB, SERIES

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
 from rawnn.opts.registry import Machine
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
 from tests.engine import (
     GRAPHS,
     LADDER,

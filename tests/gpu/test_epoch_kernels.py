@@ -8,7 +8,7 @@ import pytest
 
 import rawnn
 from rawnn.common import random
-from rawnn.network.schedules import functor, parse
+from rawnn.model.schedules import functor, parse
 from rawnn.ptx import SOURCES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("default_gpu")]
@@ -21,9 +21,9 @@ EPS = float(np.finfo(np.float32).eps)
 def test_shuffle(seed: int, count: int) -> None:
     clock = rawnn.array(np.array([3, 1404], np.int32))
     order = rawnn.empty(count, np.int32)
-    rawnn.Kernel(SOURCES / "shuffle.cu", "shuffle")[235, 256](clock, order, seed, count, 0)
+    rawnn.Kernel(SOURCES / "elementwise/shuffle.cu", "shuffle")[235, 256](clock, order, seed, count, 0)
     assert np.array_equal(order.numpy(), random.permutation(seed, 3, count))
-    rawnn.Kernel(SOURCES / "turn.cu", "turn")[235, 256](clock, order, seed, count, 468, 4)
+    rawnn.Kernel(SOURCES / "elementwise/turn.cu", "turn")[235, 256](clock, order, seed, count, 468, 4)
     assert np.array_equal(order.numpy(), random.permutation(seed, 4, count))
     assert clock.numpy().tolist() == [4, 1872]
 
@@ -31,7 +31,7 @@ def test_shuffle(seed: int, count: int) -> None:
 def test_initialise() -> None:
     seed, rows, cols, pitch = 1 << 50 | 99, 10, 783, 788
     w = rawnn.array(np.full((rows, pitch), np.nan, np.float32))
-    kernel = rawnn.Kernel(SOURCES / "initialise.cu", "initialise<float>")
+    kernel = rawnn.Kernel(SOURCES / "elementwise/initialise.cu", "initialise<float>")
     kernel[8, 256](w, pitch, rows, cols, seed, 4, 1 / 28)
     written = w.numpy()
     expected = random.uniform(seed, 4, rows * cols, 1 / 28).reshape(rows, cols)
@@ -43,7 +43,7 @@ def test_initialise() -> None:
 def test_schedule(text: str) -> None:
     made = parse(text).resolve(0.3, 468, 10)
     clock, rates = rawnn.array(np.array([3, 1404], np.int32)), rawnn.empty(468)
-    kernel = rawnn.Kernel(SOURCES / "schedule.cu", f"schedule<{functor(made.kind)}>")
+    kernel = rawnn.Kernel(SOURCES / "elementwise/schedule.cu", f"schedule<{functor(made.kind)}>")
     kernel[2, 256](clock, rates, made.lr, made.value, made.period, made.warmup, made.steps)
     error = np.abs(rates.numpy() - made.rates(1404, 468)).max()
     assert error <= (4 * EPS * 0.3 if made.kind == "cosine" else 0)

@@ -13,10 +13,10 @@ import pytest
 
 from rawnn.bench.limits import NUMBERS, Effort, measure, random_words
 from rawnn.bench.probing import Bed, Repeated
-from rawnn.device.cuda.device import Device
-from rawnn.ptx import floors as probes
-from rawnn.ptx.floors import PROBES, Probe
-from rawnn.run.machine import Opened, machine_of
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import Opened, machine_of
+from rawnn.ptx.limits import floors as probes
+from rawnn.ptx.limits.floors import PROBES, Probe
 
 pytestmark = pytest.mark.gpu
 

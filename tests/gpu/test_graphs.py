@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.launch import Arguments
-from rawnn.errors import DeviceError
+from rawnn.common.errors import DeviceError
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.launch import Arguments
 from rawnn.graphs import Graph
 from rawnn.lab.arrays import Array, default_device
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.errors import CompileError, ConfigError, DeviceError
+from rawnn.common.errors import CompileError, ConfigError, DeviceError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("default_gpu")]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.run.machine import Opened, machine_of
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import Opened, machine_of
 from tools import lab_series
 
 pytestmark = pytest.mark.gpu

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rawnn.bench.launches import BESIDE, measure
-from rawnn.device.cuda.device import Device
-from rawnn.run.machine import Opened, machine_of
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import Opened, machine_of
 
 pytestmark = pytest.mark.gpu
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.driver import Driver
-from rawnn.device.cuda.errors import check
-from rawnn.device.libs.cublaslt import CublasLt
-from rawnn.device.libs.cudnn import SOFTMAX_MODE_CHANNEL, SOFTMAX_MODE_INSTANCE, Cudnn
-from rawnn.device.libs.matmul import LtContext
-from rawnn.device.libs.softmax import CudnnContext, SoftmaxPlan
-from rawnn.errors import DeviceError
+from rawnn.common.errors import DeviceError
+from rawnn.cuda.driver import Driver
+from rawnn.cuda.errors import check
+from rawnn.cuda.libs.cublaslt import CublasLt
+from rawnn.cuda.libs.cudnn import SOFTMAX_MODE_CHANNEL, SOFTMAX_MODE_INSTANCE, Cudnn
+from rawnn.cuda.libs.matmul import LtContext
+from rawnn.cuda.libs.softmax import CudnnContext, SoftmaxPlan
 
 pytestmark = pytest.mark.gpu
 

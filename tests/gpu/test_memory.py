@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.device.cuda.allocators import AllocationLog, Allocator, Arena, Pool, StreamOrdered
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.device.cuda.pinned import PinnedMemory
-from rawnn.device.cuda.stream import Event, Mark, Stream
-from rawnn.errors import OutOfMemory
+from rawnn.common.errors import OutOfMemory
+from rawnn.cuda.allocators import AllocationLog, Allocator, Arena, Pool, StreamOrdered
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.cuda.pinned import PinnedMemory
+from rawnn.cuda.stream import Event, Mark, Stream
+from rawnn.engine.machine import machine_of
 from rawnn.graphs import Graph
-from rawnn.run.machine import machine_of
 from tests.engine import make_work, random_dataset, run_on
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +30,7 @@ COUNT = 1 << 20
 # many blocks its cluster has, `roomy` uses all of its dynamic shared memory; in `together` no block
 # goes on before all have begun, so that it ends only where all are on the GPU at once.
 SOURCE = r"""
-#include "pdl.cuh"
+#include "primitives/pdl.cuh"
 extern "C" __global__ void late(const float* x, float* y, int n) {
   pdl_wait();
   pdl_trigger();

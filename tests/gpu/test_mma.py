@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 import rawnn
 from rawnn.common.dtypes import numpy_dtype
-from rawnn.device.cuda.device import padded
-from rawnn.errors import DeviceError
+from rawnn.common.errors import DeviceError
+from rawnn.cuda.device import padded
+from rawnn.engine.launch_choices import variants
+from rawnn.engine.runners.lowering import Lowering
 from rawnn.lab.arrays import default_device
-from rawnn.network.activations import activation
+from rawnn.model.activations import activation
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.kernels import kernel_for
-from rawnn.runners.lowering import Lowering
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
-from rawnn.tuning.choices import variants
 
 pytestmark = pytest.mark.gpu
 

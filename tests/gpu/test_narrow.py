@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.host import HostRunner
 from rawnn.opts.registry import Machine
-from rawnn.runners.host import HostRunner
 from tests.engine import make_work, random_dataset, run_on, same_run, trained
 
 pytestmark = pytest.mark.gpu

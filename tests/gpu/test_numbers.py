@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from rawnn.common.dtypes import numpy_dtype
-from rawnn.device.cuda.device import Device
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.lowering import Lowering
 from rawnn.lab.ops import fill_operands
-from rawnn.network.layers import Network
+from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.runners.host import HostRunner
-from rawnn.runners.lowering import Lowering
-from rawnn.step import around
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
+from rawnn.plan import around
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
 from tests.engine import make_work, random_dataset, run_on, step_plan, trained
 
 pytestmark = pytest.mark.gpu

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.device.cuda.device import Device
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import machine_of
+from rawnn.engine.runners.lowering import Lowering
 from rawnn.lab.ops import examine
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
-from rawnn.run.machine import machine_of
-from rawnn.runners.lowering import Lowering
 from tests.catalogue import cases
 from tests.runners.test_ops import ALONE, OTHERS
 

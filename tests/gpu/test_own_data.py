@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.cuda.device import Device
 from rawnn.data import from_arrays
-from rawnn.device.cuda.device import Device
+from rawnn.engine.checkpoint import listed
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened
+from rawnn.engine.training import Listener, Session, train
 from rawnn.opts.registry import Machine
-from rawnn.run.checkpoint import listed
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened
-from rawnn.run.training import Listener, Session, train
 from tests.engine import random_dataset, same_parameters
 
 pytestmark = pytest.mark.gpu

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from rawnn.common import random
+from rawnn.cuda.device import Device
 from rawnn.data import Dataset
-from rawnn.device.cuda.device import Device
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
-from rawnn.step.ops.epoch import MOST_STEPS, count_after
+from rawnn.plan.ops.epoch import MOST_STEPS, count_after
 from tests.engine import dataset_for, make_work, run_on, same_parameters, trained
-from tests.onchip import errors
+from tests.persistent import errors
 from tests.tolerances import of_run
 
 pytestmark = pytest.mark.gpu

@@ -6,11 +6,11 @@ import pytest
 
 from rawnn.bench import cupti
 from rawnn.bench.profiling import BESIDE, ProfileResult, Way, profile
-from rawnn.device.cuda.device import Device
-from rawnn.network.layers import Network
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened, machine_of
-from rawnn.step.joining import DEFERRED
+from rawnn.cuda.device import Device
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened, machine_of
+from rawnn.model.layers import Network
+from rawnn.plan.joining import DEFERRED
 from tests.engine import dataset_for
 
 pytestmark = pytest.mark.gpu

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.backend import has_package
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import check
-from rawnn.run.checkpoint import listed, read
-from tests.ranks.runs import free_port
+from rawnn.cuda.backend import has_package
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import check
+from rawnn.engine.checkpoint import listed, read
+from tests.distributed.runs import free_port
 from tests.tolerances import of_run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]

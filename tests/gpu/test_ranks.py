@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.backend import has_package
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed, check
-from rawnn.device.libs.collectives import NcclContext
+from rawnn.cuda.backend import has_package
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed, check
+from rawnn.cuda.libs.collectives import NcclContext
 from rawnn.graphs import Graph
-from tests.ranks.runs import free_port
+from tests.distributed.runs import free_port
 from tests.together import Waiting
 from tests.tolerances import of_run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = "import sys; from rawnn.ranks.launcher import run; from rawnn.cli.screen import say\n" \
+LAUNCH = "import sys; from rawnn.distributed.launcher import run; from rawnn.cli.screen import say\n" \
          "sys.exit(run(sys.argv[2:], int(sys.argv[1]), say))"
 FAST = "preload,arena,nosync,fuse,mma,streams,pdl,graphs"
 OPTS = ("none,preload,arena,nosync", "none,preload,arena,nosync,fuse", f"none,{FAST}=epoch",

@@ -12,16 +12,16 @@ import pytest
 
 import rawnn
 from rawnn import ptx
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.device.cuda.tensormap import NO_MAP, MappedMatrix
-from rawnn.device.target import known
-from rawnn.errors import DeviceError
-from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
+from rawnn.common.errors import DeviceError
+from rawnn.common.target import known
+from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
+from rawnn.ptx.gemm.skinny import Launch, choose_backward, choose_nt
 
 pytestmark = pytest.mark.gpu
 
 HOPPER = known((9, 0))
-SOURCE = Path(ptx.SOURCES) / "skinny.cu"
+SOURCE = Path(ptx.SOURCES) / "gemm/skinny.cu"
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SHAPES = [(32, 1024, 1024), (32, 10, 1024), (30, 999, 1003), (64, 264, 784), (64, 130, 1001),
           (16, 3000, 520), (1, 1, 1)]

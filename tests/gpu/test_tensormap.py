@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.tensormap import MappedMatrix
-from rawnn.errors import DeviceError
+from rawnn.common.errors import DeviceError
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.tensormap import MappedMatrix
 from rawnn.lab import Array, TensorMap, tensor_map
 
 pytestmark = pytest.mark.gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.device.cuda.device import Device
+from rawnn.cuda.device import Device
 from rawnn.lab.torch_op import torch_op
 from tests.lab.test_torch_op import GRADIENT, WORK, kernels
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Stream
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Stream
 from rawnn.lab import CheckFailed, Refused
 from tests.lab.cheats import CHEATS, HEAD, WRITE, Cheat
 

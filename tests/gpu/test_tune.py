@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.run.machine import machine_of
-from rawnn.tuning import choices
+from rawnn.cuda.device import Device
+from rawnn.engine import launch_choices as choices
+from rawnn.engine.machine import machine_of
 from tests.engine import make_work, random_dataset, run_on
 from tests.tolerances import of_run
 

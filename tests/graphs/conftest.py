@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rawnn.device.cuda.device import Device
+from rawnn.cuda.device import Device
 from rawnn.graphs import Graph
 
 

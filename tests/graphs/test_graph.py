@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.launch import KernelLaunch
-from rawnn.device.cuda.stream import Event, Stream
-from rawnn.device.sim import Fault, Faults, Simulation
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.launch import KernelLaunch
+from rawnn.cuda.stream import Event, Stream
 from rawnn.graphs import ExecutableGraph, Graph
+from rawnn.sim import Fault, Faults, Simulation
 from tests.sim.work import read, relu, sgd, vector
 
 

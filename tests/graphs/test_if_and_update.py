@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.graphs import ExecutableGraph, Graph
 from tests.sim.work import read, relu, sgd, vector
 
@@ -41,8 +41,8 @@ def test_a_kernel_sets_the_condition(device: Device, graph: Graph) -> None:
     """The cursor goes 2, 4, 6 over three launches, and the body runs as long as it is below 5."""
     w, dw, cursor = vector(device, 0.0), vector(device, 1.0), vector(device, 0, count=1)
     handle = graph.conditional(default=0)
-    device.compile("while.cu", ("advance_while",), relocatable=True)
-    function = device.function("while.cu", "advance_while")
+    device.compile("elementwise/while.cu", ("advance_while",), relocatable=True)
+    function = device.function("elementwise/while.cu", "advance_while")
     arguments = Arguments(function.signature,
                           {"cursor": cursor, "steps": 2, "end": 5, "handle": handle})
     decide = KernelLaunch(device.driver, device.stream, function.handle, "decide", (1, 1, 1),

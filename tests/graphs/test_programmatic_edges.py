@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.launch import Arguments
-from rawnn.device.sim import Race, Simulation
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.launch import Arguments
 from rawnn.graphs import Graph
+from rawnn.sim import Race, Simulation
 from tests.sim.work import plus_one, read, register_plus_one, vector
 
 SEEDS = range(6)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import register
+from rawnn.cuda.device import Device
+from rawnn.sim import register
 
 Meaning = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 SHAPES: dict[str, tuple[str, ...]] = {"x": ("n",), "y": ("n",)}

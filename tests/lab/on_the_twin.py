@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.device.sim.tensormap import SimMap
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
 from rawnn.lab.arrays import simulated
 from rawnn.lab.checking import Checked, try_sizes
 from rawnn.lab.files import kernel_of
@@ -20,6 +19,7 @@ from rawnn.lab.kernel import Kernel
 from rawnn.lab.problem import Boxes, Launching
 from rawnn.lab.roles import problem_of
 from rawnn.lab.work import Work
+from rawnn.sim.tensormap import SimMap
 from tests.ptx.twin.twin import Kernels, Twin, TwinError
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.errors import DeviceError, OutOfMemory
+from rawnn.common.errors import DeviceError, OutOfMemory
+from rawnn.cuda.device import Device
 from rawnn.lab import Array
 from rawnn.lab.arrays import default_device
+from rawnn.sim import Simulation
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint8", "int16",

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import register
+from rawnn.cuda.device import Device
+from rawnn.sim import register
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat
 from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
 

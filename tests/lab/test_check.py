@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Stream
-from rawnn.device.sim import Simulation, register
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Stream
 from rawnn.lab import CheckFailed, Refused, Work, checking
 from rawnn.lab.checking import Checked, Tried, patterns
 from rawnn.lab.comparison import Comparison
+from rawnn.sim import Simulation, register
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
 
 SMALL: dict[str, Any] = {"sizes": {"n": "1..3000"}}

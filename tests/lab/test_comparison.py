@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError
 from rawnn.common.tolerances import TENSOR_CORE
-from rawnn.errors import ConfigError
 from rawnn.lab.comparison import allowed, compare, sensitivity, type_name
 
 EXACT = np.array([1.0, -2.0, 3.0, 4.0])

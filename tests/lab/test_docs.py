@@ -11,9 +11,9 @@ import pytest
 
 import rawnn
 from rawnn.cli import run
-from rawnn.device.sim import register
 from rawnn.lab import arrays, simulated
 from rawnn.ptx.own import OWN, unregister
+from rawnn.sim import register
 
 PAGE = (Path(rawnn.__file__).parents[1] / "docs" / "lab.md").read_text()
 SCALE = """

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import rawnn
+from rawnn.common.errors import ConfigError, DataError
+from rawnn.cuda.device import Device
 from rawnn.data.dlpack import _exported, _sweep, read
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation, register
-from rawnn.errors import ConfigError, DataError
 from rawnn.lab.exchange import capsule
+from rawnn.sim import Simulation, register
 
 TWICE = "__global__ void lab_twice(const float* x, float* y, int n) {}\n"
 

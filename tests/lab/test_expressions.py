@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from rawnn.lab.expressions import evaluate, names_in, whole
 
 SIZES = {"n": 1000, "m": 7, "TILE": 256}

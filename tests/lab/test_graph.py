@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.compiling.programmatic import Proof
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.sim import Faults, Race, Simulation, register
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
 from rawnn.lab.nodes import Edges, Node, Span, edges_of
+from rawnn.sim import Faults, Race, Simulation, register
 
 SOURCE = """
 #include <cuda_device_runtime_api.h>
@@ -190,7 +190,7 @@ def test_what_is_wrong_is_said(device: Device) -> None:
 
 
 def test_a_failing_call_leaves_nothing_behind(device: Device) -> None:
-    from rawnn.device.sim import Fault, Faults
+    from rawnn.sim import Fault, Faults
 
     simulation = Simulation(faults=Faults(Fault("CUDA_ERROR_OUT_OF_MEMORY",
                                                 call="cuGraphInstantiate")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from rawnn.lab.header import header
 
 SOURCE = """// A kernel.

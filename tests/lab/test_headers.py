@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device import places
-from rawnn.device.compiling import headers
-from rawnn.device.compiling.compile import compile_source
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.errors import CompileError
+from rawnn.common.errors import CompileError
+from rawnn.cuda import places
+from rawnn.cuda.compiling import headers
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.nvrtc import Nvrtc
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Fault, Faults, Simulation, SimulationError, register
-from rawnn.errors import CompileError, ConfigError, DeviceError
+from rawnn.common.errors import CompileError, ConfigError, DeviceError
+from rawnn.cuda.device import Device
+from rawnn.sim import Fault, Faults, Simulation, SimulationError, register
 
 SCALE = """
 // y = factor * x

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Stream
-from rawnn.device.sim import Simulation, register
-from rawnn.errors import CompileError, ConfigError, DeviceError
+from rawnn.common.errors import CompileError, ConfigError, DeviceError
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Stream
+from rawnn.sim import Simulation, register
 
 ADD = """
 __global__ void lab_add(T* x, T by, int n) {

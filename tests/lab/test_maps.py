@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import SimulationError, register
-from rawnn.device.sim.tensormap import decoded
-from rawnn.errors import CompileError, ConfigError
+from rawnn.common.errors import CompileError, ConfigError
+from rawnn.cuda.device import Device
 from rawnn.lab.graph import Graph
+from rawnn.sim import SimulationError, register
+from rawnn.sim.tensormap import decoded
 
 BOXES = """
 struct alignas(64) TensorMap { unsigned long long words[16]; };

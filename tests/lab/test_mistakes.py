@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
+from rawnn.cuda.device import Device
 
 SOURCE = """
 __constant__ float taps[4];

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import register
-from rawnn.errors import CompileError, ConfigError, DeviceError
+from rawnn.common.errors import CompileError, ConfigError, DeviceError
+from rawnn.cuda.device import Device
 from rawnn.lab import simulated
+from rawnn.sim import register
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -249,7 +249,7 @@ def test_a_dead_device_is_no_wrong_kernel(device: Device) -> None:
     rawnn.check(kernel, lambda n: np.ones(n), **given).require()
     x = rawnn.empty(4, device=device)
     kernel[1, 32](x, 8)
-    with pytest.raises(rawnn.errors.RawnnError, match="past the end"):
+    with pytest.raises(rawnn.common.errors.RawnnError, match="past the end"):
         kernel.synchronize()
     for limit in (None, 5.0):
         with pytest.raises(DeviceError, match=r"(?s)simulated GPU is gone.*past the end of the "

@@ -12,15 +12,15 @@ import pytest
 
 import rawnn
 from rawnn.cli import run
-from rawnn.device.compiling.compile import compile_source
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation, SimulationError
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.host import HostRunner
 from rawnn.lab.plug import load
-from rawnn.network.layers import Network
+from rawnn.model.layers import Network
 from rawnn.ptx import SOURCES
 from rawnn.ptx.own import OWN, owned, unregister, vocabulary
-from rawnn.runners.host import HostRunner
+from rawnn.sim import Simulation, SimulationError
 from tests.engine import (
     dataset_for,
     make_work,
@@ -39,8 +39,8 @@ grid = "cdiv(rows * cols, TILE)"
 block = "TILE"
 defines = {TILE = 64}
 */
-#include "pdl.cuh"
-#include "types.cuh"
+#include "primitives/pdl.cuh"
+#include "primitives/types.cuh"
 
 template <typename TZ, typename TA>
 __global__ void bias_relu(const TZ* z, int ldz, const float* bias, TA* a, int lda, int rows,
@@ -104,29 +104,29 @@ def test_it_stays_itself_in_whatever_else_computes_the_step(mine: Path) -> None:
 
 
 ANY: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "bias_add": ("bias.cu", "bias_add<{z}>", {"grid": "cdiv(rows * cols, 64)"}),
-    "bias_grad": ("bias.cu", "bias_grad<{dz}>", {"grid": "cols"}),
-    "activate": ("activation.cu", "activate<{z}, {a}, {activation}>", {"grid": 3}),
-    "activate_backward": ("activation.cu", "activate_backward<{da}, {saved}, {dz}, {activation}>",
+    "bias_add": ("elementwise/bias.cu", "bias_add<{z}>", {"grid": "cdiv(rows * cols, 64)"}),
+    "bias_grad": ("elementwise/bias.cu", "bias_grad<{dz}>", {"grid": "cols"}),
+    "activate": ("elementwise/activation.cu", "activate<{z}, {a}, {activation}>", {"grid": 3}),
+    "activate_backward": ("elementwise/activation.cu", "activate_backward<{da}, {saved}, {dz}, {activation}>",
                           {"grid": 3}),
-    "softmax": ("softmax.cu", "softmax<{z}>", {"grid": "cdiv(rows, 2)"}),
-    "softmax_backward": ("softmax.cu", "softmax_backward<{dz}>", {"grid": 3}),
-    "cross_entropy": ("loss.cu", "cross_entropy", {"grid": 1}),
-    "accuracy": ("loss.cu", "accuracy", {"grid": 1}),
-    "sgd": ("sgd.cu", "sgd<{w}, {dw}, {copy}>", {"grid": "cdiv(rows * cols, 64)"}),
-    "momentum": ("momentum.cu", "momentum<{w}, {dw}, {copy}>", {"grid": 2}),
-    "adam": ("adam.cu", "adam<{w}, {dw}, {copy}>", {"grid": 2}),
-    "matmul": ("matmul.cu", "matmul_nn<{a}, {b}, {c}, {slope}>",
+    "softmax": ("losses/softmax.cu", "softmax<{z}>", {"grid": "cdiv(rows, 2)"}),
+    "softmax_backward": ("losses/softmax.cu", "softmax_backward<{dz}>", {"grid": 3}),
+    "cross_entropy": ("losses/loss.cu", "cross_entropy", {"grid": 1}),
+    "accuracy": ("losses/loss.cu", "accuracy", {"grid": 1}),
+    "sgd": ("optimizers/sgd.cu", "sgd<{w}, {dw}, {copy}>", {"grid": "cdiv(rows * cols, 64)"}),
+    "momentum": ("optimizers/momentum.cu", "momentum<{w}, {dw}, {copy}>", {"grid": 2}),
+    "adam": ("optimizers/adam.cu", "adam<{w}, {dw}, {copy}>", {"grid": 2}),
+    "matmul": ("gemm/matmul.cu", "matmul_nn<{a}, {b}, {c}, {slope}>",
                {"grid": ["cdiv(n, 8)", "cdiv(m, 8)"], "block": [8, 8],
                 "where": "layout == 'nn'"}),
-    "gather": ("gather.cu", "gather<{images}, {x}, {labels}>", {"grid": 4}),
-    "initialise": ("initialise.cu", "initialise<{w}>", {"grid": 2}),
-    "shuffle": ("shuffle.cu", "shuffle", {"grid": 2}),
-    "tick": ("cursor.cu", "tick", {"grid": 1, "block": 1}),
-    "mse": ("mse.cu", "mse<{t}>", {"grid": 1}),
-    "mse_backward": ("mse.cu", "mse_backward<{t}, {dz}>", {"grid": 1}),
-    "softmax_loss_gradient": ("loss.cu", "softmax_loss_gradient<{dz}>", {"grid": 1}),
-    "weight_update": ("weight_update.cu", "weight_update<{x}, {w}, {copy}, {dz}>",
+    "gather": ("elementwise/gather.cu", "gather<{images}, {x}, {labels}>", {"grid": 4}),
+    "initialise": ("elementwise/initialise.cu", "initialise<{w}>", {"grid": 2}),
+    "shuffle": ("elementwise/shuffle.cu", "shuffle", {"grid": 2}),
+    "tick": ("elementwise/cursor.cu", "tick", {"grid": 1, "block": 1}),
+    "mse": ("losses/mse.cu", "mse<{t}>", {"grid": 1}),
+    "mse_backward": ("losses/mse.cu", "mse_backward<{t}, {dz}>", {"grid": 1}),
+    "softmax_loss_gradient": ("losses/loss.cu", "softmax_loss_gradient<{dz}>", {"grid": 1}),
+    "weight_update": ("optimizers/weight_update.cu", "weight_update<{x}, {w}, {copy}, {dz}>",
                       {"grid": ["cdiv(n, 8)", "cdiv(m, 8)"], "block": [8, 8]}),
 }
 
@@ -137,7 +137,7 @@ def test_any_op_can_be_replaced(op: str) -> None:
     rawnn.impl(op, SOURCES / source, expression, name="other", **{"block": 64, **how})
     options: dict[str, Any] = {"shuffle": True}
     if op in ("momentum", "adam"):
-        from rawnn.network.optimizers import Optimizer
+        from rawnn.model.optimizers import Optimizer
 
         options["optimizer"] = Optimizer("adam" if op == "adam" else "sgd", 0.05,
                                          {} if op == "adam" else {"momentum": 0.9})
@@ -200,8 +200,8 @@ def test_the_plan_says_what_it_keeps_out(mine: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert "epilogue     taken, but bias_relu=mine computes relu1" in said
     assert "best goes without persistent: bias_relu=" in said
-    assert run(["plan", "--opt", f"best,bias_add={SOURCES / 'bias.cu'}"]) == 2
-    rawnn.impl("bias_add", SOURCES / "bias.cu", "bias_add<{z}>", name="mine", grid=9, block=64)
+    assert run(["plan", "--opt", f"best,bias_add={SOURCES / 'elementwise/bias.cu'}"]) == 2
+    rawnn.impl("bias_add", SOURCES / "elementwise/bias.cu", "bias_add<{z}>", name="mine", grid=9, block=64)
     capsys.readouterr()
     assert run(["plan", "--layers", "784-10", "--opt", "none,preload,fuse,bias_add=mine"]) == 0
     said = capsys.readouterr().out
@@ -213,7 +213,7 @@ def test_the_plan_says_what_it_keeps_out(mine: Path, capsys: pytest.CaptureFixtu
 
 def test_nvrtc_compiles_it_for_what_the_plan_asks(mine: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from rawnn.device.cuda.nvrtc import Nvrtc
+    from rawnn.cuda.nvrtc import Nvrtc
 
     plan = make_work(f"preload,bf16,bias_relu={mine}", LAYERS, DATA).train
     kernel = OWN["bias_relu=mine"].kernel

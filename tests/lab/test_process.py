@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import register
+from rawnn.cuda.device import Device
 from rawnn.lab import simulated, worker
 from rawnn.lab.guarded import Image
 from rawnn.lab.kernel import Recipe
 from rawnn.lab.problem import Launching
 from rawnn.lab.process import Apart, Ended
+from rawnn.sim import register
 from tests.lab.cheats import WRITE, Cheat, doubled, plain
 
 HONEST = Cheat("lab_honest", WRITE, plain(doubled), ())

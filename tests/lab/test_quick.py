@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
 from rawnn.lab.kernel import Launcher
 
 SOURCE = """

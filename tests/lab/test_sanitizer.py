@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rawnn
-from rawnn.errors import ConfigError, DeviceError, MissingLibrary
+from rawnn.common.errors import ConfigError, DeviceError, MissingLibrary
 from rawnn.lab import sanitizer
 
 MEMCHECK = """========= COMPUTE-SANITIZER

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import register
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
 from rawnn.lab import Work, sweeping
 from rawnn.lab.sweeping import Variant
+from rawnn.sim import register
 from tests.lab.cheats import SHAPES
 
 SOURCE = """

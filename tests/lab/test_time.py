@@ -14,15 +14,15 @@ import pytest
 
 import rawnn
 from rawnn.bench.statistics import median_interval
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Event, Stream
-from rawnn.device.sim import Simulation, register
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Event, Stream
 from rawnn.lab import CheckFailed, Refused, Work, timing
 from rawnn.lab.advice import Seen, Uses, advice
 from rawnn.lab.guarded import Image
 from rawnn.lab.problem import Launching
 from rawnn.lab.roles import problem_of
+from rawnn.sim import Simulation, register
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, Meaning, caching, doubled, past, plain
 
 HONEST = Cheat("lab_honest", WRITE, plain(doubled), ())
@@ -139,7 +139,7 @@ def test_a_function_that_puts_its_work_off_is_caught(device: Device) -> None:
 
 
 @pytest.mark.parametrize("name", [
-    "rawnn.device.cuda.stream.Event.milliseconds_since", "rawnn.device.cuda.stream.Event.record",
+    "rawnn.cuda.stream.Event.milliseconds_since", "rawnn.cuda.stream.Event.record",
     "rawnn.lab.measuring.Stopwatch._alone", "rawnn.lab.timing.judged", "time.perf_counter",
     "rawnn.bench.statistics.spread", "numpy.median"])
 def test_a_function_that_replaces_its_clock_is_refused(

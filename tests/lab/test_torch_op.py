@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.lab.torch_op import TorchOp, torch_op
 from rawnn.lab.work import Work
 

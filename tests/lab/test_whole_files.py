@@ -11,10 +11,10 @@ import pytest
 
 import rawnn
 from rawnn.cli import run
-from rawnn.device.compiling.cache import CubinCache
-from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.errors import CompileError
+from rawnn.common.errors import CompileError
+from rawnn.cuda.compiling.cache import CubinCache
+from rawnn.cuda.compiling.compile import Compiled, compile_source
+from rawnn.cuda.nvrtc import Nvrtc
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

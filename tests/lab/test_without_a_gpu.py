@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.device.sim import register
-from rawnn.errors import CompileError, DeviceError, MissingLibrary
+from rawnn.common.errors import CompileError, DeviceError, MissingLibrary
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.engine.machine import open_device
 from rawnn.lab import arrays, simulated, source
-from rawnn.run.machine import open_device
+from rawnn.sim import register
 
 HALVE = "__global__ void lab_halve(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] /= 2; }"
 
@@ -36,7 +36,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             raise DeviceError("no NVIDIA driver can be loaded") from error
 
     monkeypatch.setattr(arrays, "open_gpu", none)
-    monkeypatch.setattr("rawnn.run.machine.open_gpu", none)
+    monkeypatch.setattr("rawnn.engine.machine.open_gpu", none)
     arrays.default_device.cache_clear()
 
 

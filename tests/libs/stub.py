@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.device.libs.cublaslt import Heuristic
+from rawnn.cuda.libs.cublaslt import Heuristic
 
 ALGO = bytes(range(64))
 

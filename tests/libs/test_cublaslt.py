@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rawnn.device.cuda.errors import CallFailed, check
-from rawnn.device.libs import cublaslt
-from rawnn.device.libs.cublaslt import CublasLt, Heuristic
-from rawnn.errors import DeviceError, MissingLibrary
+from rawnn.common.errors import DeviceError, MissingLibrary
+from rawnn.cuda.errors import CallFailed, check
+from rawnn.cuda.libs import cublaslt
+from rawnn.cuda.libs.cublaslt import CublasLt, Heuristic
 
 
 class Status(Exception):
@@ -180,7 +180,7 @@ def test_the_bindings_alone_are_imported_and_the_rest_can_be_later() -> None:
     pytest.importorskip("nvmath")
     code = """
 import importlib, sys
-from rawnn.device.libs import cublaslt
+from rawnn.cuda.libs import cublaslt
 imported = importlib.import_module
 def without_a_driver(name):
     module = imported(name)

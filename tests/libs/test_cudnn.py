@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device.cuda.errors import CallFailed, check
-from rawnn.device.libs import cudnn, locate
-from rawnn.device.libs.cudnn import Cudnn
-from rawnn.errors import MissingLibrary
+from rawnn.common.errors import MissingLibrary
+from rawnn.cuda.errors import CallFailed, check
+from rawnn.cuda.libs import cudnn, locate
+from rawnn.cuda.libs.cudnn import Cudnn
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.libs.cublaslt import Heuristic
-from rawnn.device.libs.matmul import LtContext, MatmulPlan
-from rawnn.errors import ConfigError, DeviceError
+from rawnn.common.errors import ConfigError, DeviceError
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.libs.cublaslt import Heuristic
+from rawnn.cuda.libs.matmul import LtContext, MatmulPlan
 
 from .stub import ALGO, LtStub
 

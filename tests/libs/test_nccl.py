@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from rawnn.device.cuda.errors import CallFailed, check
-from rawnn.device.libs.collectives import AllReduce, Collective, Gathered, Scattered
-from rawnn.device.libs.nccl import DATA_TYPE, Nccl
-from rawnn.errors import MissingLibrary
+from rawnn.common.errors import MissingLibrary
+from rawnn.cuda.errors import CallFailed, check
+from rawnn.cuda.libs.collectives import AllReduce, Collective, Gathered, Scattered
+from rawnn.cuda.libs.nccl import DATA_TYPE, Nccl
 
 
 class Bindings(ModuleType):
@@ -130,8 +130,8 @@ def test_the_library_itself_says_what_it_refuses() -> None:
 
 
 def test_the_bindings_are_imported_only_when_used() -> None:
-    code = "import sys, rawnn.device.libs.nccl, rawnn.device.libs.collectives\n" \
-           "import rawnn.device.sim.nccl\n" \
+    code = "import sys, rawnn.cuda.libs.nccl, rawnn.cuda.libs.collectives\n" \
+           "import rawnn.sim.nccl\n" \
            "assert not [m for m in sys.modules if m.partition('.')[0] in ('nccl', 'mpi4py')]"
     subprocess.run([sys.executable, "-c", code], check=True)
 

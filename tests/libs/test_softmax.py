@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.libs.cudnn import SOFTMAX_ACCURATE, SOFTMAX_MODE_CHANNEL, SOFTMAX_MODE_INSTANCE
-from rawnn.device.libs.softmax import CudnnContext, SoftmaxPlan
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.libs.cudnn import SOFTMAX_ACCURATE, SOFTMAX_MODE_CHANNEL, SOFTMAX_MODE_INSTANCE
+from rawnn.cuda.libs.softmax import CudnnContext, SoftmaxPlan
 
 from .stub import CudnnStub
 

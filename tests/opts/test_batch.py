@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 from rawnn.opts import batch
-from rawnn.step.recipe import Recipe
+from rawnn.plan.recipe import Recipe
 
 
 def test_another_batch_is_another_recipe() -> None:

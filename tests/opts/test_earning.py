@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from rawnn.bench.peers.problem import RUN_STEPS, STEPS
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
-from rawnn.onchip import cost
-from rawnn.onchip.chip import chip_of
-from rawnn.onchip.choose import choose
-from rawnn.onchip.problem import Problem, problem_of
-from rawnn.onchip.source import source
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import earning
-from rawnn.step.plan import Plan
-from rawnn.step.recipe import Form, Recipe
+from rawnn.persistent import cost
+from rawnn.persistent.chip import chip_of
+from rawnn.persistent.choose import choose
+from rawnn.persistent.problem import Problem, problem_of
+from rawnn.persistent.source import source
+from rawnn.plan.plan import Plan
+from rawnn.plan.recipe import Form, Recipe
 from tests.engine import CAPABLE
 from tools.fit_costs import Measured, expected, read_steps
 

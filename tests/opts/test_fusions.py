@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rawnn.device.target import known
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.common.target import known
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.fuse import FUSIONS
 from rawnn.opts.registry import left_out
+from rawnn.plan.op import OPS
 from rawnn.ptx.family import FAMILIES
+from rawnn.ptx.gemm.tiles import LOOPS
 from rawnn.ptx.kernels import KERNELS
-from rawnn.ptx.tiles import LOOPS
-from rawnn.runners.host import HostRunner
-from rawnn.step.op import OPS
 from tests.engine import CAPABLE, make_work, random_dataset, step_plan, trained
 
 DEEP, NARROW, LINEAR = (784, 264, 128, 10), (784, 128, 64, 10), (784, 10)

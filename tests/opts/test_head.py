@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
-from rawnn.ptx import head
-from rawnn.ptx.head import shared_bytes, splits_of, units_of
+from rawnn.plan.dependencies import dependencies
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
+from rawnn.ptx.fused import head
+from rawnn.ptx.fused.head import shared_bytes, splits_of, units_of
 from rawnn.ptx.kernels import kernel_for
-from rawnn.runners.host import HostRunner
-from rawnn.step.dependencies import dependencies
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
 from tests.catalogue import legal
 from tests.engine import (
     CAPABLE,

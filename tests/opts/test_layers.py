@@ -10,12 +10,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import select
-from rawnn.runners.host import HostRunner
-from rawnn.step.dependencies import dependencies
-from rawnn.step.plan import Plan
+from rawnn.plan.dependencies import dependencies
+from rawnn.plan.plan import Plan
 from tests.engine import CAPABLE, dataset_for, make_work, same_parameters, step_plan, trained
 
 LAYERS = (29, 24, 17, 12, 7)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import select
-from rawnn.ptx import narrow
-from rawnn.runners.host import HostRunner
-from rawnn.step.dependencies import dependencies
-from rawnn.step.plan import Plan
+from rawnn.plan.dependencies import dependencies
+from rawnn.plan.plan import Plan
+from rawnn.ptx.fused import narrow
 from tests.engine import (
     CAPABLE,
     check_against_host,

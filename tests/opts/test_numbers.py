@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from rawnn.common.dtypes import FLOATS, overflows, rounded
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
 from rawnn.data import Dataset
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.errors import ConfigError
-from rawnn.network.layers import INITIALISERS, Network
-from rawnn.network.optimizers import RULES, Optimizer, Rule
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import INITIALISERS, Network
+from rawnn.model.optimizers import RULES, Optimizer, Rule
 from rawnn.opts import select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
-from rawnn.step import around
-from rawnn.step.op import OPS, define
-from rawnn.step.ops.common import flag_overflow
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role
+from rawnn.plan import around
+from rawnn.plan.op import OPS, define
+from rawnn.plan.ops.common import flag_overflow
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role
+from rawnn.sim import Simulation
 from tests.engine import (
     CAPABLE,
     dataset_for,
@@ -40,7 +40,7 @@ from tests.engine import (
     step_plan,
     trained,
 )
-from tests.step.execution import arrays_of, epoch
+from tests.plan.execution import arrays_of, epoch
 
 BATCH, STEPS = 3, 4
 DEEP = Network((12, 18, 7, 10))
@@ -102,7 +102,7 @@ def test_products_read_copies_that_updates_write(opt: str) -> None:
 @pytest.fixture
 def sign(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[str, ...]], Optimizer]:
     """An optimizer from outside the package, whose op writes the operands that one gives."""
-    monkeypatch.setattr("rawnn.step.op.OPS", OPS | {})
+    monkeypatch.setattr("rawnn.plan.op.OPS", OPS | {})
 
     def made(writes: tuple[str, ...]) -> Optimizer:
         def step(t: SimpleNamespace, a: Any) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import sim_backend
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import Selection, select
 from rawnn.opts.registry import Machine
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
-from rawnn.step.recipe import Form, Recipe
+from rawnn.plan.recipe import Form, Recipe
+from rawnn.sim import sim_backend
 from tests.engine import (
     CAPABLE,
     dataset_for,

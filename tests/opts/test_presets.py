@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.network.layers import Network
+from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, Selection, presets, select
+from rawnn.opts import measured as table
+from rawnn.opts.measured import Entry
 from rawnn.opts.numbers import NUMBERS, numbers_of
 from rawnn.opts.registry import Machine
-from rawnn.tuning import table
-from rawnn.tuning.table import Entry
 from tests.engine import CAPABLE
 
 DEEP = Network((784, 784, 784, 784, 784, 10), bias=False)

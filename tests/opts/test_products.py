@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import sim_backend
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import select
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
-from rawnn.step.plan import Plan
+from rawnn.plan.plan import Plan
+from rawnn.sim import sim_backend
 from tests import tolerances
 from tests.engine import CAPABLE, dataset_for, make_work, step_plan, trained
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.common.errors import ConfigError
+from rawnn.graphs.unrolling import graph_plans
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import select
-from rawnn.run.policy import Policy
-from rawnn.runners.graphplan import graph_plans
-from rawnn.step.plan import Plan
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 from tests.catalogue import VARIANTS, Variant, sets_of
 from tests.engine import CAPABLE, dataset_for, measuring_plan, random_dataset, step_plan
-from tests.step.execution import arrays_of, epoch
+from tests.plan.execution import arrays_of, epoch
 
 SIMPLE = ("preload", "arena", "nosync", "report=2", "cublas", "cudnn", "fuse")
 SUBSETS = [c for n in range(len(SIMPLE) + 1) for c in combinations(SIMPLE, n)]

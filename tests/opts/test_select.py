@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.registry import Machine
 from tests.engine import CAPABLE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rawnn.network.optimizers import Optimizer
-from rawnn.step.plan import Plan
+from rawnn.model.optimizers import Optimizer
+from rawnn.plan.plan import Plan
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from rawnn.data import load_dataset
-from rawnn.network.workloads import workload
+from rawnn.engine.config import Config
+from rawnn.engine.runners.base import Work, prepare
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.workloads import workload
 from rawnn.opts import select
-from rawnn.run.config import Config
-from rawnn.runners.base import Work, prepare
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
 from tests.engine import CAPABLE
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch, which is not installed")

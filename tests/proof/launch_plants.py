@@ -7,18 +7,18 @@ import struct
 from itertools import combinations
 from typing import Any
 
-from rawnn.device.compiling.signature import KernelSignature, Parameter, parse_kernels
-from rawnn.device.cuda import launch
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.memory import ALIGNMENT
-from rawnn.network.activations import ACTIVATIONS
+from rawnn.cuda import launch
+from rawnn.cuda.compiling.signature import KernelSignature, Parameter, parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.memory import ALIGNMENT
+from rawnn.engine.runners import lowering
+from rawnn.engine.runners.base import Work
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Tensor
 from rawnn.ptx import source_path
 from rawnn.ptx.kernels import kernel_for
-from rawnn.runners import lowering
-from rawnn.runners.base import Work
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Tensor
 from tests.proof.planting import Found, Plant, Plants, at, observe, replaced, tampered
 
 

@@ -10,9 +10,9 @@ from unittest import mock
 
 import numpy as np
 
-from rawnn.device.sim import Simulation
-from rawnn.errors import RawnnError
-from rawnn.runners.base import Work
+from rawnn.common.errors import RawnnError
+from rawnn.engine.runners.base import Work
+from rawnn.sim import Simulation
 from tests.proof.runs import train
 
 Plant = Callable[[], str | None]

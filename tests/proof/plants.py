@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Stream
-from rawnn.device.sim import Simulation
-from rawnn.errors import RawnnError
-from rawnn.runners import graphplan, programs
-from rawnn.runners.base import Work, initial_state
-from rawnn.runners.gpu import GpuRunner
-from rawnn.step.dependencies import dependencies
-from rawnn.step.tensor import Role
+from rawnn.common.errors import RawnnError
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Stream
+from rawnn.engine.runners import programs
+from rawnn.engine.runners.base import Work, initial_state
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.graphs import unrolling as graphplan
+from rawnn.plan.dependencies import dependencies
+from rawnn.plan.tensor import Role
+from rawnn.sim import Simulation
 from tests.proof.launch_plants import grids, instances, overruns, swaps
 from tests.proof.planting import Found, Plant, Plants, at, observe, tampered, verdict
 from tests.proof.runs import RELEASES, planted_work, train

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from rawnn.common.errors import CompileError, OutOfMemory, RawnnError
+from rawnn.cuda.compiling import compile
+from rawnn.cuda.device import Device
 from rawnn.data import Dataset
-from rawnn.device.compiling import compile
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Fault, Faults, Simulation
-from rawnn.device.sim.codes import CODES
-from rawnn.errors import CompileError, OutOfMemory, RawnnError
-from rawnn.network.optimizers import Optimizer
-from rawnn.runners.base import Work
-from rawnn.runners.gpu import GpuRunner
+from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.model.optimizers import Optimizer
+from rawnn.sim import Fault, Faults, Simulation
+from rawnn.sim.codes import CODES
 from tests.engine import make_work, random_dataset
 
 ONE, TWO, WIDE = (5, 3), (5, 4, 3), (256, 3)
@@ -32,7 +32,7 @@ def cheap_devices() -> Iterator[None]:
     includes = functools.cache(compile._read_includes)
     with ExitStack() as patches:
         patches.enter_context(mock.patch(
-            "rawnn.device.compiling.compile._read_includes",
+            "rawnn.cuda.compiling.compile._read_includes",
             lambda text, name, paths: includes(text, name, tuple(paths))))
         patches.enter_context(mock.patch("rawnn.opts.cublas.WORKSPACE_BYTES", 64 << 10))
         yield
@@ -93,7 +93,7 @@ class Recorder(Faults):
         frame, lines = sys._getframe(1), []
         while frame is not None:
             name = frame.f_globals.get("__name__", "")
-            if name.startswith("rawnn.") and not name.startswith("rawnn.device.sim"):
+            if name.startswith("rawnn.") and not name.startswith("rawnn.sim"):
                 lines.append((name, frame.f_lineno))
             frame = frame.f_back
         self.sites.append((call, *lines))

@@ -6,14 +6,14 @@ unless an earlier wait or the order of its own stream implies that already.
 
 from __future__ import annotations
 
-from rawnn.device.cuda.errors import check
-from rawnn.device.cuda.launch import Command
-from rawnn.device.cuda.stream import Event, Stream
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.lowering import Addresses, HostArrays, Lowering
-from rawnn.runners.programs import StreamProgram
-from rawnn.step.dependencies import dependencies
-from rawnn.step.plan import Plan
+from rawnn.cuda.errors import check
+from rawnn.cuda.launch import Command
+from rawnn.cuda.stream import Event, Stream
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.lowering import Addresses, HostArrays, Lowering
+from rawnn.engine.runners.programs import StreamProgram
+from rawnn.plan.dependencies import dependencies
+from rawnn.plan.plan import Plan
 
 
 class TwoStreamProgram(StreamProgram):

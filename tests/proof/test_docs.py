@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from rawnn.device.sim import Race, Simulation
+from rawnn.graphs import unrolling as graphplan
 from rawnn.opts.registry import TOGGLES
-from rawnn.runners import graphplan
-from rawnn.step.dependencies import dependencies
+from rawnn.plan.dependencies import dependencies
+from rawnn.sim import Race, Simulation
 from tests import tolerances
 from tests.proof.runs import planted_work, train
 from tests.proof.table import DOCUMENT

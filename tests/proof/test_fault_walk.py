@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 
 import rawnn.cli
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Fault, Faults, Simulation
-from rawnn.device.sim.codes import CODES
-from rawnn.errors import CompileError, ConfigError, OutOfMemory
+from rawnn.common.errors import CompileError, ConfigError, OutOfMemory
+from rawnn.cuda.device import Device
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened, machine_of
+from rawnn.engine.runners.base import Work
+from rawnn.engine.training import Listener, Session
 from rawnn.opts.registry import TOGGLES
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened, machine_of
-from rawnn.run.training import Listener, Session
-from rawnn.runners.base import Work
+from rawnn.sim import Fault, Faults, Simulation
+from rawnn.sim.codes import CODES
 from tests.engine import spelled
 from tests.proof.runs import (
     ONE,
@@ -230,8 +230,8 @@ NOTICES = {"rawnn: the simulated device computes with NumPy: its times say nothi
 
 
 def command_line(arguments: list[str], simulation: Simulation) -> int:
-    with mock.patch("rawnn.device.sim.sim_backend", return_value=simulation.backend()), \
-            mock.patch("rawnn.data.source.load_dataset", return_value=data(5)):
+    with mock.patch("rawnn.sim.sim_backend", return_value=simulation.backend()), \
+            mock.patch("rawnn.engine.data_source.load_dataset", return_value=data(5)):
         return rawnn.cli.run(arguments)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.run.checkpoint import find, listed
-from rawnn.run.result import Result
-from rawnn.run.training import Listener, Session, train
+from rawnn.engine.checkpoint import find, listed
+from rawnn.engine.result import Result
+from rawnn.engine.training import Listener, Session, train
 
 EPOCHS = 25
 RECIPES: dict[str, dict[str, Any]] = {

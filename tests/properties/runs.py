@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 from hypothesis import strategies as st
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.base import Work, prepare
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
-from rawnn.runners.base import Work, prepare
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
-from rawnn.step.recipe import Recipe
+from rawnn.plan.recipe import Recipe
+from rawnn.sim import Simulation
 from tests.catalogue import forms, legal
 from tests.engine import CAPABLE, outcome, random_dataset
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rawnn.common.errors import CheckpointError, ConfigError, DataError
 from rawnn.data.tables import load_table
-from rawnn.errors import CheckpointError, ConfigError, DataError
-from rawnn.network.layers import Network
-from rawnn.run import checkpoint
+from rawnn.engine import checkpoint
+from rawnn.model.layers import Network
 from tests.engine import same_parameters
 from tests.properties.mutation import Rewritten, mutants
 

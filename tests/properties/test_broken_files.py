@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rawnn.bench.records import read_ladder
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import idx
-from rawnn.errors import ConfigError, DataError
 from tests.bench.conftest import make_ladder, make_rung
 from tests.properties.mutation import Rewritten, mutants
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn.run.checkpoint import find, listed
+from rawnn.engine.checkpoint import find, listed
 from tests.properties.killed_training import EPOCHS, RECIPES, run
 
 ROOT = Path(__file__).resolve().parents[2]

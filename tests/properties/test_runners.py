@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rawnn.graphs.unrolling import epoch_graphs
 from rawnn.opts import TOGGLES
-from rawnn.runners.graphplan import epoch_graphs
 from tests.engine import same_run
+from tests.plan.oracle import reduced_edges
 from tests.properties.profile import examples
 from tests.properties.runs import MODES, Case, cases, on_host, simulated, toggles
-from tests.step.oracle import reduced_edges
 
 TOLERANCE = 2e-5
 """Of parameters, absolute (they are of the order of 1), and of losses, relative: 15 steps of

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.errors import MissingLibrary
+from rawnn.common.errors import MissingLibrary
+from rawnn.cuda.nvrtc import Nvrtc
 from tests.slices import FULL, SLICE
 
 

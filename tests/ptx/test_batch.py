@@ -10,9 +10,9 @@ import time
 import pytest
 
 from rawnn.common.cuda_text import CudaText
-from rawnn.device.compiling.batch import Batch, Job
-from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.errors import CompileError
+from rawnn.common.errors import CompileError
+from rawnn.cuda.compiling.batch import Batch, Job
+from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.ptx import source_path
 
 JOBS = [Job("a.cu", ("x", "y")), Job("b.cu", ("z",), programmatic=True)]
@@ -58,13 +58,13 @@ def test_the_largest_source_is_begun_first() -> None:
         begun.append(job.file)
         return compiled(job)
 
-    jobs = [Job("cursor.cu", ("advance",)), Job("loss.cu", ("accuracy",)),
+    jobs = [Job("elementwise/cursor.cu", ("advance",)), Job("losses/loss.cu", ("accuracy",)),
             Job("mine.cu", ("m",), code=CudaText("x" * 10_000_000)),
-            Job("softmax.cu", ("softmax<float>",))]
+            Job("losses/softmax.cu", ("softmax<float>",))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.cpu_count", lambda: 1)
         found = list(Batch(jobs, slow, parallel=True))
-    assert begun == ["mine.cu", "loss.cu", "softmax.cu", "cursor.cu"]
+    assert begun == ["mine.cu", "losses/loss.cu", "losses/softmax.cu", "elementwise/cursor.cu"]
     assert [job.file for job, _ in found] == [job.file for job in jobs]
 
 
@@ -97,7 +97,7 @@ def test_what_nobody_waits_for_is_not_begun() -> None:
 
 def test_nvrtc_compiles_in_threads_what_it_compiles_alone() -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from rawnn.device.cuda.nvrtc import Nvrtc
+    from rawnn.cuda.nvrtc import Nvrtc
 
     library = Nvrtc()
 
@@ -105,8 +105,8 @@ def test_nvrtc_compiles_in_threads_what_it_compiles_alone() -> None:
         return compile_source(library, source_path(job.file).read_text(), name=job.file,
                               arch="sm_90", expressions=job.expressions)
 
-    jobs = [Job("softmax.cu", ("softmax<float>",)), Job("cursor.cu", ("advance", "tick")),
-            Job("loss.cu", ("accuracy", "cross_entropy"))]
+    jobs = [Job("losses/softmax.cu", ("softmax<float>",)), Job("elementwise/cursor.cu", ("advance", "tick")),
+            Job("losses/loss.cu", ("accuracy", "cross_entropy"))]
     alone = {job.expressions: built(job) for whole in jobs for job in whole.apart()}
     for job, found in Batch(jobs, built, parallel=True):
         assert found.cubin == alone[job.expressions].cubin
@@ -116,12 +116,12 @@ def test_nvrtc_compiles_in_threads_what_it_compiles_alone() -> None:
 
 
 ORDER = """
-from rawnn.device.compiling.compile import compile_source
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.ptx.persistent import QUICK
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.ptx.persistent.persistent import QUICK
 
 root = 'extern "C" __global__ void root(float* p) { p[0] = 1.0f / sqrtf(p[0]); }'
-rule = '#include "rules.cuh"\\n' + '''extern "C" __global__ void rule(float* p, int t) {
+rule = '#include "optimizers/rules.cuh"\\n' + '''extern "C" __global__ void rule(float* p, int t) {
   const QuickAdam adam(0.001f, t, 0.0f, 0.9, 0.999, 1e-8f, false);
   float state[2] = {p[1], p[2]};
   p[0] = adam(p[0], p[3], state), p[1] = state[0], p[2] = state[1];

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device.compiling.cache import CubinCache, default_directory
+from rawnn.cuda.compiling.cache import CubinCache, default_directory
 
 KEY = "ab" * 32
 REPOSITORY = Path(__file__).parents[2]
@@ -141,7 +141,7 @@ def test_environment_chooses_the_root(tmp_path, monkeypatch):
 
 WRITER = """
 import pathlib, sys
-from rawnn.device.compiling.cache import CubinCache
+from rawnn.cuda.compiling.cache import CubinCache
 told, wrong = [], 0
 cache = CubinCache(pathlib.Path(sys.argv[1]), notify=told.append)
 payloads = [bytes([i]) * 20_000 for i in range(8)]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device.compiling import headers
-from rawnn.device.compiling.cache import CubinCache
-from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.errors import CompileError, MissingLibrary
+from rawnn.common.errors import CompileError, MissingLibrary
+from rawnn.cuda.compiling import headers
+from rawnn.cuda.compiling.cache import CubinCache
+from rawnn.cuda.compiling.compile import Compiled, compile_source
+from rawnn.cuda.errors import CallFailed
 
 SOURCE = """#include "scale.cuh"
 template <typename T, bool TWICE> __global__ void scale(T* x, int n) {
@@ -76,7 +76,7 @@ class FakeNvrtc:
 @pytest.fixture(scope="module")
 def nvrtc():
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
-    from rawnn.device.cuda.nvrtc import Nvrtc
+    from rawnn.cuda.nvrtc import Nvrtc
 
     return Nvrtc()
 

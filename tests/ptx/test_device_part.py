@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawnn.device.compiling.declarations import UnbalancedBrackets, Unit
-from rawnn.device.compiling.device_part import (
-    find_device_part,
-    find_dynamic_kernels,
-    find_launches,
-)
+from rawnn.cuda.compiling.declarations import UnbalancedBrackets, Unit
+from rawnn.cuda.compiling.device_part import find_device_part, find_dynamic_kernels, find_launches
 
 KERNEL = "__global__ void k(float* x) { x[0] = 1; }\n"
 

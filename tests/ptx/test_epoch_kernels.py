@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.cuda.nvrtc import Nvrtc
 from tests.ptx.architectures import installed_nvrtc, some, supported
 from tests.ptx.test_kernels_nvrtc import ARCHITECTURES, SOURCES, compile_source
 

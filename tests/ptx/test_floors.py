@@ -8,12 +8,12 @@ import re
 import pytest
 
 from rawnn import ptx
-from rawnn.device.compiling.compile import compile_source
-from rawnn.device.compiling.resources import resource_usage, spills
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.device.target import KNOWN
-from rawnn.errors import MissingLibrary
-from rawnn.ptx.floors import MOST_BLOCKS, PROBES, THREADS
+from rawnn.common.errors import MissingLibrary
+from rawnn.common.target import KNOWN
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.compiling.resources import resource_usage, spills
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.ptx.limits.floors import MOST_BLOCKS, PROBES, THREADS
 from tests.ptx.twin import floors as twin_floors
 from tests.ptx.twin.twin import Twin, compiler
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from rawnn import ptx
-from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.device.compiling.resources import spills
-from rawnn.errors import CompileError
-from rawnn.ptx.head import WARPS
+from rawnn.common.errors import CompileError
+from rawnn.cuda.compiling.compile import Compiled, compile_source
+from rawnn.cuda.compiling.resources import spills
+from rawnn.ptx.fused.head import WARPS
 from tests.ptx.architectures import installed_nvrtc, supported
 from tests.slices import sliced
 
@@ -24,7 +24,7 @@ EXPRESSIONS = tuple(
 
 def built(arch: str, wanted: tuple[str, ...] = EXPRESSIONS) -> Compiled:
     supported(arch)
-    return compile_source(installed_nvrtc(), (ptx.SOURCES / "head.cu").read_text(), name="head.cu",
+    return compile_source(installed_nvrtc(), (ptx.SOURCES / "fused/head.cu").read_text(), name="fused/head.cu",
                           arch=arch, expressions=wanted, programmatic=arch.startswith("sm_9"),
                           options=("--ptxas-options=-v",))
 

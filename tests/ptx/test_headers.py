@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device import places
-from rawnn.device.compiling import headers
-from rawnn.errors import MissingLibrary
+from rawnn.common.errors import MissingLibrary
+from rawnn.cuda import places
+from rawnn.cuda.compiling import headers
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -179,7 +179,7 @@ def test_loader_path_is_searched(site, monkeypatch):
 
 def test_real_headers_are_those_of_the_loaded_nvrtc():
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
-    from rawnn.device.cuda.nvrtc import Nvrtc
+    from rawnn.cuda.nvrtc import Nvrtc
 
     code, major, _ = Nvrtc().nvrtcVersion()
     assert not code
@@ -198,7 +198,7 @@ def test_import_is_light():
     """Neither CUDA packages, nor the cache's platformdirs, nor NumPy come with the import."""
     code = (
         "import sys; import rawnn.ptx;"
-        "import rawnn.device.compiling.compile, rawnn.device.compiling.signature;"
+        "import rawnn.cuda.compiling.compile, rawnn.cuda.compiling.signature;"
         "heavy = 'cuda.bindings', 'cuda.pathfinder', 'numpy', 'platformdirs', 'importlib.metadata';"
         "print([name for name in heavy if name in sys.modules])"
     )

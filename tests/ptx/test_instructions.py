@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rawnn.device.sim.tensormap import SimMap
+from rawnn.sim.tensormap import SimMap
 from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler, for_host
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")

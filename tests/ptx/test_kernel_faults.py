@@ -8,17 +8,17 @@ import json
 
 import pytest
 
-from rawnn.onchip.layout import ALL, SHARE
-from tests.onchip.test_twin import Launch
+from rawnn.persistent.layout import ALL, SHARE
+from tests.persistent.test_twin import Launch
 from tests.ptx.twin import attempts, faults, outcomes
 from tests.ptx.twin.harmless import HARMLESS, OUT_OF_REACH, why_harmless
 from tests.ptx.twin.twin import compiler
 from tests.slices import SLICE, sliced
 
 KNOWN = {
-    "the release fence of the metrics": ("metrics.cuh", "fence", 0),
-    "one group of copies too few in tiled": ("tiled.cu", "wait for one too few", 0),
-    "bfloat16 pairs swapped": ("types.cuh", "pair", 1),
+    "the release fence of the metrics": ("losses/metrics.cuh", "fence", 0),
+    "one group of copies too few in tiled": ("gemm/tiled.cu", "wait for one too few", 0),
+    "bfloat16 pairs swapped": ("primitives/types.cuh", "pair", 1),
 }
 KINDS = ("barrier", "wait", "exchange", "generation", "meeting", "turn", "fence")
 DRAWN = 5

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from rawnn import ptx
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.errors import MissingLibrary
+from rawnn.common.errors import MissingLibrary
+from rawnn.cuda.compiling.signature import parse_kernels
 from tests.slices import FULL, SLICE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,19 +110,19 @@ def test_each_instance_is_compiled_for_one_architecture_and_what_changed_for_all
     assert [i for i, _ in once] == tool.instances()
     assert {arch for _, arch in once} == set(archs)
     assert set(once) != set(tool.to_check(RECORD, archs, turn=1))
-    monkeypatch.setattr(tool, "digest", lambda s: "" if s == "sgd.cu" else
+    monkeypatch.setattr(tool, "digest", lambda s: "" if s == "optimizers/sgd.cu" else
                         RECORD["digests"][s]["12"])
     again = tool.to_check(RECORD, archs)
-    assert {(i, arch) for i, arch in again if i.source != "sgd.cu"} == {
-        (i, arch) for i, arch in once if i.source != "sgd.cu"}
-    assert {(i, arch) for i, arch in again if i.source == "sgd.cu"} == {
-        (i, arch) for i in tool.instances() if i.source == "sgd.cu" for arch in archs
+    assert {(i, arch) for i, arch in again if i.source != "optimizers/sgd.cu"} == {
+        (i, arch) for i, arch in once if i.source != "optimizers/sgd.cu"}
+    assert {(i, arch) for i, arch in again if i.source == "optimizers/sgd.cu"} == {
+        (i, arch) for i in tool.instances() if i.source == "optimizers/sgd.cu" for arch in archs
         if tool.runs_on(i, arch)}
     monkeypatch.setattr(tool, "compiler", lambda: ("12", "12.0"))
     assert len(tool.to_check(RECORD, archs)) > 4 * len(once)
 
 
-INSTANCE = tool.Instance("bias.cu", "a<float>", 128)
+INSTANCE = tool.Instance("elementwise/bias.cu", "a<float>", 128)
 
 
 def record(row: Any, major: str = "12", before: Any = tool.EMPTY) -> Any:
@@ -154,9 +154,9 @@ def test_figures_are_kept_for_each_compiler() -> None:
     both = record(row, "12", record(spilling, "13"))
     assert tool.recorded(both, INSTANCE, "12") == {"sm_90": row}
     assert tool.recorded(both, INSTANCE, "13") == {"sm_90": spilling}
-    assert tool.is_current(both, "bias.cu", "12", "12.1")
-    assert not tool.is_current(both, "bias.cu", "12", "12.2")
-    assert not tool.is_current(both, "bias.cu", "14", "14.1")
+    assert tool.is_current(both, "elementwise/bias.cu", "12", "12.1")
+    assert not tool.is_current(both, "elementwise/bias.cu", "12", "12.2")
+    assert not tool.is_current(both, "elementwise/bias.cu", "14", "14.1")
 
 
 def test_a_digest_follows_includes_and_leaves_comments_out(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device.compiling import resources
-from rawnn.device.cuda.nvrtc import Nvrtc
+from rawnn.cuda.compiling import resources
+from rawnn.cuda.nvrtc import Nvrtc
 from tests.ptx.architectures import installed_nvrtc, some, supported
 
 SOURCES = Path(__file__).resolve().parents[2] / "rawnn" / "ptx"

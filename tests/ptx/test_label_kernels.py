@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role
 from tests.ptx.twin.cases import plan_of
 from tests.ptx.twin.plans import Memory, build, check, has_kernel, kernel_for, launch
 from tests.ptx.twin.twin import compiler

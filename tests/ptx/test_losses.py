@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.ptx import SOURCES, losses
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.plan.ops.metrics import KIND as LOSS_SUMS
+from rawnn.plan.tensor import Role
+from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KERNELS, kernel_for
+from rawnn.ptx.losses import losses
 from rawnn.ptx.table import Key
-from rawnn.step.ops.metrics import KIND as LOSS_SUMS
-from rawnn.step.tensor import Role
 from tests.ptx.twin.plans import Case, Memory, build, launch, refer
 from tests.ptx.twin.twin import Kernels, compiler
 

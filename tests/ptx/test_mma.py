@@ -9,16 +9,17 @@ from dataclasses import replace
 import pytest
 
 from rawnn import ptx
-from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.device.compiling.resources import spills
-from rawnn.device.target import KNOWN, Target, known
-from rawnn.errors import CompileError, ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import CompileError, ConfigError
+from rawnn.common.target import KNOWN, Target, known
+from rawnn.cuda.compiling.compile import Compiled, compile_source
+from rawnn.cuda.compiling.resources import spills
+from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.opts.mma import settle
 from rawnn.opts.registry import Machine
-from rawnn.ptx.kernels import kernel_for
-from rawnn.ptx.mma import (
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.ptx.gemm.mma import (
     TILES,
     WGMMA_TILES,
     choose,
@@ -28,18 +29,17 @@ from rawnn.ptx.mma import (
     scaled_is_faster,
     wgmma_is_faster,
 )
-from rawnn.ptx.pace import shared
-from rawnn.ptx.tiled import choose as choose_tiled
-from rawnn.ptx.tiles import Product, Tile, with_sums
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
+from rawnn.ptx.gemm.pace import shared
+from rawnn.ptx.gemm.tiled import choose as choose_tiled
+from rawnn.ptx.gemm.tiles import Product, Tile, with_sums
+from rawnn.ptx.kernels import kernel_for
 from tests.engine import CAPABLE, step_plan
 from tests.ptx.architectures import every_other, installed_nvrtc, some, supported
 from tests.slices import sliced
 
 DEEP = Network((784, 784, 784, 10))
-FAMILIES = {"tiled": "tiled.cu", "mma": "mma.cu", "wgmma": "wgmma.cu",
-            "wgmma_tf32": "wgmma_tf32.cu", "wgmma_scaled": "wgmma_scaled.cu"}
+FAMILIES = {"tiled": "gemm/tiled.cu", "mma": "gemm/mma.cu", "wgmma": "gemm/wgmma.cu",
+            "wgmma_tf32": "gemm/wgmma_tf32.cu", "wgmma_scaled": "gemm/wgmma_scaled.cu"}
 ARCHITECTURES = {"tiled": ("sm_75", "sm_80", "sm_90", "sm_120"),
                  "mma": ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
                  "wgmma": ("sm_90a",), "wgmma_tf32": ("sm_90a",),

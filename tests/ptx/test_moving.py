@@ -7,13 +7,13 @@ from math import prod
 
 import pytest
 
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import select
-from rawnn.ptx.epoch import MOST
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role
+from rawnn.ptx.elementwise.epoch import MOST
 from rawnn.ptx.table import kernel_for
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role
 from tests.engine import CAPABLE, step_plan
 
 SUMS = ("matmul", "softmax", "bias_grad", "bias_sgd")

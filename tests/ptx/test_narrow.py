@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 
 from rawnn.common.dtypes import rounded
-from rawnn.device.compiling.compile import compile_source
-from rawnn.device.compiling.programmatic import prove
-from rawnn.device.compiling.resources import spills
-from rawnn.device.compiling.signature import find_kernel, parse_kernels
-from rawnn.network.layers import Network
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.compiling.programmatic import prove
+from rawnn.cuda.compiling.resources import spills
+from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
+from rawnn.model.layers import Network
 from rawnn.opts import select
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role
 from rawnn.ptx import SOURCES
+from rawnn.ptx.fused.narrow import shared_bytes
 from rawnn.ptx.kernels import kernel_for
-from rawnn.ptx.narrow import shared_bytes
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role
 from tests.engine import CAPABLE, step_plan
 from tests.ptx.architectures import installed_nvrtc, some, supported
 from tests.ptx.twin.plans import Memory, check, launch
 from tests.ptx.twin.twin import Kernels, Twin, compiler
 
-FILES = ("narrow.cu", "narrow_inner.cu")
+FILES = ("fused/narrow.cu", "fused/narrow_inner.cu")
 TEXT = "\n".join((SOURCES / name).read_text() for name in FILES)
 KERNELS = parse_kernels(TEXT)
 STEPS = 3
@@ -130,7 +130,7 @@ def test_compiles_without_a_warning_or_a_spill(arch: str, programmatic: bool) ->
     supported(arch)
     wanted = [e for name in ("wide128", "no layer between") for e in expressions(PLANS[name])]
     made = compile_source(
-        installed_nvrtc(), TEXT, name="narrow.cu", arch=arch, expressions=wanted,
+        installed_nvrtc(), TEXT, name="fused/narrow.cu", arch=arch, expressions=wanted,
         options=("--ptxas-options=-v", *(["-DRAWNN_PDL"] if programmatic else [])))  # fmt: skip
     assert "warning" not in made.log
     found = spills(made.log)
@@ -141,7 +141,7 @@ def test_compiles_without_a_warning_or_a_spill(arch: str, programmatic: bool) ->
 def test_what_is_read_ahead_of_the_wait_is_not_written_by_the_kernel_before() -> None:
     nvrtc = installed_nvrtc()
     plan = PLANS["wide128"]
-    _, program = nvrtc.nvrtcCreateProgram(TEXT, "narrow.cu")
+    _, program = nvrtc.nvrtcCreateProgram(TEXT, "fused/narrow.cu")
     found = list(expressions(plan))
     for expression in found:
         nvrtc.nvrtcAddNameExpression(program, expression)

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from rawnn.device.compiling.compile import compile_source
+from rawnn.cuda.compiling.compile import compile_source
 from rawnn.ptx import SOURCES
 from tests.ptx.architectures import installed_nvrtc
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device.compiling.cache import CubinCache
-from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.device.compiling.compiled_signature import Declarations, annotated, annotation
-from rawnn.device.compiling.mangled import read_variable
-from rawnn.device.compiling.probe import (
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.cache import CubinCache
+from rawnn.cuda.compiling.compile import Compiled, compile_source
+from rawnn.cuda.compiling.compiled_signature import Declarations, annotated, annotation
+from rawnn.cuda.compiling.mangled import read_variable
+from rawnn.cuda.compiling.probe import (
     CompiledKernel,
     CompiledParameter,
     compiled_kernel,
@@ -21,8 +22,7 @@ from rawnn.device.compiling.probe import (
     probed,
     unpacked,
 )
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.errors import ConfigError
+from rawnn.cuda.compiling.signature import parse_kernels
 
 LONG = ("_ZN11rawnn_probe4seenINS_4ListIJPPfPKfd6ParamshPi4dim37__half2Pv6float2N4cuda3std3__47"
         "complexIdEE4PairIS6_EPSI_P10IncompletebaxmPKS2_PFiiEPViN1a1b1CILi3ELb1EEEEEEEE")
@@ -30,7 +30,7 @@ LONG = ("_ZN11rawnn_probe4seenINS_4ListIJPPfPKfd6ParamshPi4dim37__half2Pv6float2
 
 def compiled(text: str, *names: str, cache: CubinCache | None = None) -> Compiled:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from rawnn.device.cuda.nvrtc import Nvrtc
+    from rawnn.cuda.nvrtc import Nvrtc
 
     return compile_source(Nvrtc, text, name="kernel.cu", arch="sm_90", expressions=names,
                           probed=True, cache=cache)

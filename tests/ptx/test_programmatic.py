@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from rawnn.device.compiling.programmatic import Proof, prove
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.errors import CompileError
+from rawnn.common.errors import CompileError
+from rawnn.cuda.compiling.programmatic import Proof, prove
+from rawnn.cuda.compiling.signature import parse_kernels
 from rawnn.ptx import SOURCES
 
-HEAD = '#include "pdl.cuh"\n'
+HEAD = '#include "primitives/pdl.cuh"\n'
 DECLARED = "(const float* __restrict__ x, const int* __restrict__ cursor, float* y, int n)"
 
 
 @cache
 def nvrtc() -> Any:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
-    from rawnn.device.cuda.nvrtc import Nvrtc
+    from rawnn.cuda.nvrtc import Nvrtc
 
     seam = Nvrtc()
     try:

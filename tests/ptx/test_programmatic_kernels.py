@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device.compiling.cache import CubinCache
-from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.network.optimizers import Optimizer
+from rawnn.cuda.compiling.cache import CubinCache
+from rawnn.cuda.compiling.compile import Compiled, compile_source
+from rawnn.model.optimizers import Optimizer
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import kernel_for
 from tests.engine import make_work, random_dataset
@@ -25,7 +25,7 @@ LOADS = {"LD", "LDG", "LDGSTS", "UBLKCP", "UTMALDG"}
 STORES = {"ST", "STG", "ATOM", "ATOMG", "RED", "UTMASTG", "UTMAREDG"}
 LAYERS = ((29, 7), (29, 16, 7), (64, 64, 10), (64, 128, 128, 10))
 OPTIMIZERS = (Optimizer(lr=0.1), Optimizer("adam", 0.01), Optimizer("sgd", 0.1, {"momentum": 0.9}))
-ONCE = {"initialise.cu"}
+ONCE = {"elementwise/initialise.cu"}
 """Run once: nothing is gained by beginning them early."""
 
 
@@ -64,15 +64,15 @@ def test_every_kernel_waits_before_it_touches_anything(source: str) -> None:
 
 def test_proofs_are_kept_in_the_cache(tmp_path: Path) -> None:
     kept = CubinCache(tmp_path)
-    first, second = (compiled("softmax.cu", "sm_90", kept) for _ in range(2))
+    first, second = (compiled("losses/softmax.cu", "sm_90", kept) for _ in range(2))
     assert (first.cached, second.cached) == (False, True)
     assert second.proofs == first.proofs
-    assert set(first.proofs) == set(instances()["softmax.cu"])
+    assert set(first.proofs) == set(instances()["losses/softmax.cu"])
 
 
 def test_without_programmatic_there_is_no_wait_and_no_proof() -> None:
-    text = (SOURCES / "softmax.cu").read_text()
-    built = compile_source(nvrtc(), text, name="softmax.cu", arch="sm_90",
+    text = (SOURCES / "losses/softmax.cu").read_text()
+    built = compile_source(nvrtc(), text, name="losses/softmax.cu", arch="sm_90",
                            expressions=("softmax<float>",))
     assert not built.proofs
 
@@ -84,7 +84,7 @@ def test_the_machine_code_has_the_accesses_behind_the_wait_too(source: str,
     tool = shutil.which("cuobjdump")
     if tool is None:
         pytest.skip("needs cuobjdump")
-    for arch in ("sm_90a", *(["sm_100"] if source != "wgmma.cu" else [])):
+    for arch in ("sm_90a", *(["sm_100"] if source != "gemm/wgmma.cu" else [])):
         built = compiled(source, arch)
         file = tmp_path / f"{arch}.cubin"
         file.write_bytes(built.cubin)

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from rawnn.device.compiling.compile import compile_source
-from rawnn.device.compiling.resources import SM_LIMITS, Usage, occupancy, resource_usage, spills
-from rawnn.errors import ConfigError, DeviceError
+from rawnn.common.errors import ConfigError, DeviceError
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.compiling.resources import SM_LIMITS, Usage, occupancy, resource_usage, spills
 
 SOURCE = """
 template <int N> __global__ void tile(float* p, int n) {
@@ -35,7 +35,7 @@ EXPRESSIONS = ("tile<512>", "small", "spilling")
 @pytest.fixture(scope="module")
 def nvrtc():
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
-    from rawnn.device.cuda.nvrtc import Nvrtc
+    from rawnn.cuda.nvrtc import Nvrtc
 
     return Nvrtc()
 

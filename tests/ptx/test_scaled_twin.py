@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rawnn.device.target import known
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.common.target import known
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
 from tests.ptx.twin.plans import Memory, build, launch
 from tests.ptx.twin.twin import compiler
 
@@ -52,7 +52,7 @@ def draws(kind: str, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[An
 @pytest.mark.parametrize("choice", [0, 4])
 def test_products_of_numbers_of_every_size(choice: int) -> None:
     plan = plan_of(choice)
-    twin = build([plan])["wgmma_scaled.cu"]
+    twin = build([plan])["gemm/wgmma_scaled.cu"]
     rng = np.random.default_rng(1)
     for op in plan.ops:
         layout = op.attributes["layout"]

@@ -10,12 +10,12 @@ from itertools import product
 import pytest
 
 from rawnn.common.dtypes import itemsize
-from rawnn.device.target import known
+from rawnn.common.target import known
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
 
 Numbers = dict[str, int]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rawnn.device.compiling.signature import KernelSignature, Parameter, find_kernel, parse_kernels
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.signature import KernelSignature, Parameter, find_kernel, parse_kernels
 from rawnn.ptx import SOURCES, source_path
 
 
@@ -217,7 +217,7 @@ def test_unresolved_template_type_has_no_format():
 
 def test_every_shipped_source_is_read():
     paths = sorted(SOURCES.glob("*.cu"))
-    products = (SOURCES / "product_kernels.cuh").read_text().count("__global__ void")
+    products = (SOURCES / "gemm/product_kernels.cuh").read_text().count("__global__ void")
     for path in paths:
         kernels = parse_kernels(path.read_text())
         assert len(kernels) == (path.read_text().count("__global__ void")
@@ -233,7 +233,7 @@ def test_a_source_without_kernels_has_those_of_its_headers(tmp_path):
 
 
 def test_source_path_names_the_nearest():
-    assert source_path("matmul.cu").read_text()
+    assert source_path("gemm/matmul.cu").read_text()
     with pytest.raises(ConfigError, match=r"did you mean 'matmul\.cu'"):
         source_path("matmull.cu")
     with pytest.raises(ConfigError, match="no kernel source"):

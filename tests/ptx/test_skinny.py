@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 
 from rawnn import ptx
-from rawnn.device.compiling.compile import Compiled, compile_source
-from rawnn.device.compiling.resources import spills
-from rawnn.device.target import known
-from rawnn.errors import CompileError
+from rawnn.common.errors import CompileError
+from rawnn.common.target import known
+from rawnn.cuda.compiling.compile import Compiled, compile_source
+from rawnn.cuda.compiling.resources import spills
+from rawnn.ptx.gemm.skinny import Launch, choose_backward, choose_nt
 from rawnn.ptx.kernels import KERNELS
-from rawnn.ptx.skinny import Launch, choose_backward, choose_nt
 from rawnn.ptx.table import Key
 from tests.ptx.architectures import installed_nvrtc, supported
 from tests.slices import sliced
@@ -58,7 +58,7 @@ def _expressions() -> tuple[str, ...]:
 def built(arch: str, wanted: tuple[str, ...]) -> Compiled:
     supported(arch)
     return compile_source(
-        installed_nvrtc(), (ptx.SOURCES / "skinny.cu").read_text(), name="skinny.cu", arch=arch,
+        installed_nvrtc(), (ptx.SOURCES / "gemm/skinny.cu").read_text(), name="gemm/skinny.cu", arch=arch,
         expressions=wanted, programmatic=True, options=("--ptxas-options=-v",))
 
 

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rawnn.device.compiling.signature import KernelSignature, parse_kernels
-from rawnn.device.compiling.structs import Struct
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.device.sim import SimulationError, register
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.signature import KernelSignature, parse_kernels
+from rawnn.cuda.compiling.structs import Struct
+from rawnn.cuda.device import Device
+from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.engine.runners.arguments import kernel_arguments
+from rawnn.plan import OPS
+from rawnn.plan.op import Op, define
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.kernels import KERNELS, KernelImpl
 from rawnn.ptx.table import Key
-from rawnn.runners.arguments import kernel_arguments
-from rawnn.step import OPS
-from rawnn.step.op import Op, define
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.sim import SimulationError, register
 from tests.sim.work import read, vector
 
 LAYER = """

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rawnn.device.sim.tensormap import SimMap
+from rawnn.sim.tensormap import SimMap
 from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
@@ -104,7 +104,7 @@ def test_twelve_thousand_threads_at_once(twin: Twin) -> None:
 
 
 NUMBERS = r"""
-#include "types.cuh"
+#include "primitives/types.cuh"
 template <typename T>
 __global__ void convert(const float* x, unsigned int* bits, float* back, int n) {
   for (int i = 0; i < n; ++i) {

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from rawnn.data import load_dataset
-from rawnn.run.config import Config
-from rawnn.run.decided import Decider
-from rawnn.run.machine import open_device
-from rawnn.run.training import Listener, Session
-from rawnn.runners.ahead import compile_ahead
+from rawnn.engine.config import Config
+from rawnn.engine.decided import Decider
+from rawnn.engine.machine import open_device
+from rawnn.engine.runners.ahead import compile_ahead
+from rawnn.engine.training import Listener, Session
 
 DATA = load_dataset("synthetic")
 SETS = ("preload,arena", "preload,arena,nosync,fuse", "preload,arena,nosync,bf16,mma,fuse,pdl",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rawnn.device.compiling.programmatic import Proof
-from rawnn.runners.programmatic import programmatic_edges
+from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.graphs.programmatic import programmatic_edges
 
 
 def op(name: str, written: str, **attributes: Any) -> Any:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from rawnn.common import random
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.network.optimizers import Optimizer
-from rawnn.runners.base import Work
-from rawnn.runners.gpu import GpuRunner
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.model.optimizers import Optimizer
+from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset
 
 DATA, LAYERS, SEED, EXAMPLES = random_dataset(), (29, 7), 5, 70

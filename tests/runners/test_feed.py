@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.cuda.device import Device
 from rawnn.data import Dataset, Normalisation
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.runners.feed import HostOrder, contents, form_of, resident
-from rawnn.runners.host import HostRunner
-from rawnn.step.tensor import Role, Tensor
+from rawnn.engine.runners.feed import HostOrder, contents, form_of, resident
+from rawnn.engine.runners.host import HostRunner
+from rawnn.plan.tensor import Role, Tensor
+from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset, run_on, trained
 
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from rawnn import ptx
-from rawnn.device.compiling.signature import KernelSignature, Parameter, find_kernel, parse_kernels
-from rawnn.device.cuda.launch import Value
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.signature import KernelSignature, Parameter, find_kernel, parse_kernels
+from rawnn.cuda.launch import Value
+from rawnn.engine.runners.arguments import kernel_arguments
+from rawnn.graphs.unrolling import graph_plans
+from rawnn.model.layers import Network
 from rawnn.opts import select
+from rawnn.plan.op import OPS, Op
+from rawnn.plan.plan import Plan
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.ptx.table import EACH, NEUTRAL, SPREAD, Key
-from rawnn.runners.arguments import kernel_arguments
-from rawnn.runners.graphplan import graph_plans
-from rawnn.step.op import OPS, Op
-from rawnn.step.plan import Plan
 from tests.catalogue import cases
 from tests.engine import CAPABLE, LADDER, measuring_plan, step_plan
 

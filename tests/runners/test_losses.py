@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.network.layers import Network
-from rawnn.network.losses import LOSSES
-from rawnn.network.optimizers import Optimizer
-from rawnn.runners.base import Work
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.host import HostRunner
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import Optimizer
+from rawnn.sim import Simulation
 from tests.engine import GRAPHS, dataset_for, make_work, outcome, same_run
 from tests.tolerances import RUN
 

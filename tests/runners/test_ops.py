@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.lowering import Lowering
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
-from rawnn.runners.lowering import Lowering
+from rawnn.sim import Simulation
 from tests.catalogue import cases
 from tests.ops import check_op
 from tests.slices import sliced

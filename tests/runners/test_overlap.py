@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.launch import HostToDevice
-from rawnn.device.sim import Simulation
-from rawnn.device.sim.order import Scheduler, Task
-from rawnn.runners.graphplan import graph_plans
+from rawnn.cuda.device import Device
+from rawnn.cuda.launch import HostToDevice
+from rawnn.graphs.unrolling import graph_plans
+from rawnn.sim import Simulation
+from rawnn.sim.order import Scheduler, Task
 from tests.engine import make_work, random_dataset, run_on
 
 STEPS = 6

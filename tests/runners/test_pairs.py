@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, Selection, select
-from rawnn.runners.host import HostRunner
+from rawnn.sim import Simulation
 from tests.catalogue import forms
 from tests.engine import CAPABLE, GRAPHS, make_work, random_dataset, run_on, trained
 from tests.tolerances import of_run

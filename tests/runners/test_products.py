@@ -15,8 +15,8 @@ import pytest
 from threadpoolctl import threadpool_info
 
 import rawnn
-from rawnn.runners import products
-from rawnn.runners.products import LARGE, TRIED, Products, slices
+from rawnn.engine.runners import products
+from rawnn.engine.runners.products import LARGE, TRIED, Products, slices
 from tests.engine import random_dataset, same_parameters
 
 ROOT = Path(__file__).resolve().parents[2]

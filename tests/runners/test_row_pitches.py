@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rawnn.network.optimizers import Optimizer
-from rawnn.runners.host import HostRunner
-from rawnn.step.tensor import Role
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.optimizers import Optimizer
+from rawnn.plan.tensor import Role
+from tests.distributed.runs import on_simulated, work_of
 from tests.engine import make_work, random_dataset, run_on, trained
-from tests.ranks.runs import on_simulated, work_of
 
 DATA = random_dataset(270, 10, 24, 12)
 LAYERS = (270, 134, 10)

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
 from rawnn.data import Dataset
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.errors import ConfigError
-from rawnn.runners.host import HostRunner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.sim import Simulation
 from tests.engine import (
     GRAPHS,
     LADDER,

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from rawnn.common.cuda_text import CudaText
-from rawnn.device.compiling.signature import KernelSignature, parse_kernels
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.tensormap import NO_MAP
-from rawnn.device.sim import Simulation, SimulationError
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.signature import KernelSignature, parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.tensormap import NO_MAP
+from rawnn.engine.runners.arguments import kernel_arguments, kernel_maps
+from rawnn.model.layers import Network
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
 from rawnn.ptx import source_path
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
-from rawnn.runners.arguments import kernel_arguments, kernel_maps
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
+from rawnn.sim import Simulation, SimulationError
 from tests.engine import make_work, random_dataset, run_on, step_plan
 
 LAYERS = (29, 16, 7)
@@ -32,7 +32,7 @@ BOXES = {"a": 8, "b": 16, "c": 256, "saved": 1}
 
 def mapped_source() -> str:
     """matmul.cu, whose kernels take maps besides."""
-    text = source_path("matmul.cu").read_text()
+    text = source_path("gemm/matmul.cu").read_text()
     for layout, operands in PRODUCTS.items():
         head, name, rest = text.partition(f"matmul_{layout}(")
         parameters, _, body = rest.partition(")")
@@ -59,7 +59,7 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def opened(seed: int = 0) -> Device:
     device = Device(Simulation(seed).backend())
-    device._sources["matmul.cu"] = CudaText(SOURCE), SIGNATURES
+    device._sources["gemm/matmul.cu"] = CudaText(SOURCE), SIGNATURES
     return device
 
 
@@ -92,7 +92,7 @@ def test_steps_that_get_the_same_memory_again_encode_nothing(boxes: dict[str, in
 
 def test_a_map_that_stays_behind_is_found(boxes: dict[str, int],
                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    from rawnn.device.cuda import launch
+    from rawnn.cuda import launch
 
     def set_alone(self: launch.Arguments, name: str, value: Any) -> None:
         self._pack(name, value)
@@ -132,7 +132,7 @@ def test_maps_are_of_what_the_plan_says(boxes: dict[str, int]) -> None:
 
 def test_a_kernel_without_maps_has_none() -> None:
     op, plan = product()
-    plain = parse_kernels(source_path("matmul.cu").read_text())["matmul_nt"]
+    plain = parse_kernels(source_path("gemm/matmul.cu").read_text())["matmul_nt"]
     assert kernel_maps(op, plan, plain, object()) == {}
 
 

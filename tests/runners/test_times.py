@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rawnn.runners import times
-from rawnn.runners.times import TOGETHER, EpochTimes
+from rawnn.engine.runners import times
+from rawnn.engine.runners.times import TOGETHER, EpochTimes
 
 
 class Clock:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from rawnn.common import random
-from rawnn.network.activations import ACTIVATIONS
-from rawnn.network.layers import Network
-from rawnn.network.losses import LOSSES
-from rawnn.network.optimizers import RULES, Optimizer
-from rawnn.network.schedules import RULES as SCHEDULES
-from rawnn.runners.base import Work
-from rawnn.runners.host import HostRunner
+from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.host import HostRunner
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.model.layers import Network
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import RULES, Optimizer
+from rawnn.model.schedules import RULES as SCHEDULES
 from tests.engine import dataset_for, make_work
 from tests.runners import torch_formulas as torch
 

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.compiling.programmatic import Proof
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Mark, Stream
-from rawnn.device.sim import Race, Simulation, SimulationError
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Mark, Stream
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.overlap import fetching, turns
+from rawnn.graphs.programmatic import BESIDE, follows_anything, programmatic_edges, spare
+from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.overlap import fetching, turns
-from rawnn.runners.programmatic import BESIDE, follows_anything, programmatic_edges, spare
-from rawnn.step.dependencies import dependencies
-from rawnn.step.op import Op
+from rawnn.plan.dependencies import dependencies
+from rawnn.plan.op import Op
+from rawnn.sim import Race, Simulation, SimulationError
 from tests.engine import make_work, random_dataset, run_on, step_plan
 
 DATA = random_dataset()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rawnn.cuda.device import Device
 from rawnn.data import Dataset
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Race, Simulation
-from rawnn.runners import graphplan
+from rawnn.graphs import unrolling as graphplan
+from rawnn.sim import Race, Simulation
 from tests.engine import make_work, run_on
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.runners.host import HostRunner
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.host import HostRunner
+from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset, run_on, trained
 from tests.sim.races import each_missing_edge_is_a_race
 

@@ -7,13 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.libs.matmul import LtContext
-from rawnn.device.libs.softmax import CudnnContext
-from rawnn.device.sim import Fault, Faults, Simulation
-from rawnn.device.sim.codes import CODES, describe
-from rawnn.errors import RawnnError
+from rawnn.common.errors import RawnnError
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.libs.matmul import LtContext
+from rawnn.cuda.libs.softmax import CudnnContext
+from rawnn.sim import Fault, Faults, Simulation
+from rawnn.sim.codes import CODES, describe
 
 from .work import read, relu, vector
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.device.cuda.stream import Event, Stream
-from rawnn.device.sim import Race, Simulation, SimulationError, graphs
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.cuda.stream import Event, Stream
 from rawnn.graphs import Graph
+from rawnn.sim import Race, Simulation, SimulationError, graphs
 
 from .work import read, relu, sgd, vector
 
@@ -81,8 +81,8 @@ def looping(device: Device, graph: Graph, end: int, cursor: int, w: int, dw: int
     start = graph.add_memset((), cursor, 0, 4, "cursor")
     _, body = graph.add_while([start], handle, "loop")
     tail = sgd(device, w, dw).add_to(body, (), 0)
-    device.compile("while.cu", ("advance_while",), relocatable=True)
-    function = device.function("while.cu", "advance_while")
+    device.compile("elementwise/while.cu", ("advance_while",), relocatable=True)
+    function = device.function("elementwise/while.cu", "advance_while")
     arguments = Arguments(function.signature,
                           {"cursor": cursor, "steps": 2, "end": end, "handle": handle})
     KernelLaunch(device.driver, device.stream, function.handle, "advance", (1, 1, 1), (1, 1, 1),
@@ -198,7 +198,7 @@ def test_launches_beyond_the_limits(device: Device, graph: Graph, grid: Any, blo
 
 def test_shared_memory_and_launch_bounds(device: Device) -> None:
     driver = device.driver
-    function = device.function("linear.cu", "linear_forward<10>").handle
+    function = device.function("fused/linear.cu", "linear_forward<10>").handle
     assert driver.cuFuncGetAttribute("MAX_THREADS_PER_BLOCK", function) == (0, 256)
     assert driver.cuLaunchKernel(function, 1, 1, 1, 257, 1, 1, 0, 0, 0, 0) == (701,)
     assert driver.cuFuncSetAttribute(function, "MAX_DYNAMIC_SHARED_SIZE_BYTES", 228 << 10) == (1,)

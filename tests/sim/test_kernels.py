@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from rawnn import ptx
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.device.sim import Simulation, SimulationError, register
-from rawnn.device.sim.image import decode
-from rawnn.errors import CompileError
+from rawnn.common.errors import CompileError
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.engine.runners import lowering
+from rawnn.plan.op import OPS
 from rawnn.ptx.kernels import KERNELS
 from rawnn.ptx.table import Key
-from rawnn.runners import lowering
-from rawnn.step.op import OPS
+from rawnn.sim import Simulation, SimulationError, register
+from rawnn.sim.image import decode
 from tests.engine import make_work, random_dataset, run_on
 
 from .work import read, relu, vector
@@ -94,7 +94,7 @@ def test_leading_dimension_below_the_columns(device: Device) -> None:
 def metrics(device: Device, cursor: int, offset: int, loss: int) -> KernelLaunch:
     p, y = vector(device, 0.25, count=8), device.memory.allocate(8, "y").address
     device.to_device(y, np.zeros(2, np.int32), "y")
-    function = device.function("loss.cu", "cross_entropy")
+    function = device.function("losses/loss.cu", "cross_entropy")
     values = {"p": p, "ldp": 4, "y": y, "cursor": cursor, "offset": offset, "loss": loss,
               "workspace": 0, "rows": 2, "cols": 4}
     return KernelLaunch(device.driver, device.stream, function.handle, "loss", (1, 1, 1),
@@ -172,8 +172,8 @@ def test_architectures_that_nvrtc_does_not_know(device: Device) -> None:
 
 def cubin(device: Device, arch: str, relocatable: bool) -> bytes:
     nvrtc = device.backend.nvrtc()
-    text = ptx.source_path("while.cu").read_text()
-    program = nvrtc.nvrtcCreateProgram(text, "while.cu")[1]
+    text = ptx.source_path("elementwise/while.cu").read_text()
+    program = nvrtc.nvrtcCreateProgram(text, "elementwise/while.cu")[1]
     nvrtc.nvrtcAddNameExpression(program, "advance_while")
     options = [f"--gpu-architecture={arch}",
                *(["--relocatable-device-code=true"] if relocatable else [])]
@@ -191,7 +191,7 @@ def test_images_must_be_linked_and_fit_the_gpu(device: Device) -> None:
     assert driver.cuModuleLoadData(unlinked)[0] == 200
     assert driver.cuModuleLoadData(b"\x7fELF")[0] == 200
     state = driver.cuLinkCreate()[1]
-    assert driver.cuLinkAddData(state, "CUBIN", unlinked, "while.cu") == (0,)
+    assert driver.cuLinkAddData(state, "CUBIN", unlinked, "elementwise/while.cu") == (0,)
     assert driver.cuLinkComplete(state)[0] == 200  # the device runtime is missing
     assert driver.cuLinkAddData(state, "LIBRARY", b"!<arch>", "libcudadevrt.a") == (0,)
     code, linked = driver.cuLinkComplete(state)
@@ -206,7 +206,7 @@ def test_images_must_be_linked_and_fit_the_gpu(device: Device) -> None:
     assert driver.cuFuncGetAttribute("NUM_REGS", function)[0] == 400
     other = cubin(device, "sm_100", relocatable=True)
     state = driver.cuLinkCreate()[1]
-    driver.cuLinkAddData(state, "CUBIN", other, "while.cu")
+    driver.cuLinkAddData(state, "CUBIN", other, "elementwise/while.cu")
     driver.cuLinkAddData(state, "LIBRARY", b"!<arch>", "libcudadevrt.a")
     assert driver.cuModuleLoadData(driver.cuLinkComplete(state)[1])[0] == 209
     driver.cuLinkDestroy(state)

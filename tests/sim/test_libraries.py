@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Event, Stream
-from rawnn.device.libs.cudnn import SOFTMAX_MODE_CHANNEL, SOFTMAX_MODE_INSTANCE
-from rawnn.device.libs.matmul import LtContext, MatmulPlan
-from rawnn.device.libs.softmax import CudnnContext, SoftmaxPlan
-from rawnn.device.sim import Race, Simulation, SimulationError
-from rawnn.device.sim.cublaslt import load, store
+from rawnn.cuda.device import Device
+from rawnn.cuda.libs.cudnn import SOFTMAX_MODE_CHANNEL, SOFTMAX_MODE_INSTANCE
+from rawnn.cuda.libs.matmul import LtContext, MatmulPlan
+from rawnn.cuda.libs.softmax import CudnnContext, SoftmaxPlan
+from rawnn.cuda.stream import Event, Stream
+from rawnn.sim import Race, Simulation, SimulationError
+from rawnn.sim.cublaslt import load, store
 
 
 def place(device: Device, array: np.ndarray, ld: int) -> int:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.sim import ReadBeforeWrite, Simulation, SimulationError
-from rawnn.device.sim.memory import Memory
-from rawnn.errors import OutOfMemory
+from rawnn.common.errors import OutOfMemory
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.sim import ReadBeforeWrite, Simulation, SimulationError
+from rawnn.sim.memory import Memory
 
 from .work import read, relu, sgd, vector
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Mark, Stream
-from rawnn.device.sim import Race, Simulation, SimulationError
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Mark, Stream
+from rawnn.sim import Race, Simulation, SimulationError
 from tests.sim.work import read, relu, vector
 
 MIB = 1 << 20

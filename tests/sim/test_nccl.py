@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.errors import CallFailed
-from rawnn.device.cuda.stream import Stream
-from rawnn.device.libs.collectives import NcclContext, SymmetricMemory
-from rawnn.device.sim import Fault, Faults, Race, Simulation, SimulationError
-from rawnn.device.sim.codes import CODES
+from rawnn.cuda.device import Device
+from rawnn.cuda.errors import CallFailed
+from rawnn.cuda.libs.collectives import NcclContext, SymmetricMemory
+from rawnn.cuda.stream import Stream
 from rawnn.graphs import Graph
+from rawnn.sim import Fault, Faults, Race, Simulation, SimulationError
+from rawnn.sim.codes import CODES
 from tests.together import Waiting, all_fine, together
 
 
@@ -68,7 +68,7 @@ def ranks(size: int, act: Callable[[Rank, int], Any]) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rawnn.device.sim.meeting.PATIENCE", 1.0)
+    monkeypatch.setattr("rawnn.sim.meeting.PATIENCE", 1.0)
 
 
 def test_the_weighted_sum_is_on_every_rank_and_the_same_bits() -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.stream import Event, Stream
-from rawnn.device.sim import Race, Simulation
-from rawnn.device.sim.order import Scheduler, Task
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Event, Stream
 from rawnn.graphs import Graph
+from rawnn.sim import Race, Simulation
+from rawnn.sim.order import Scheduler, Task
 
 from .work import read, relu, vector
 

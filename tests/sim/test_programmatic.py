@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rawnn import ptx
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.device.sim.programmatic import triggers, waits
+from rawnn.cuda.device import Device
 from rawnn.ptx.kernels import KERNELS, kernel_for
+from rawnn.sim import Simulation
+from rawnn.sim.programmatic import triggers, waits
 from tests.catalogue import cases
 
 ASM = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
@@ -74,10 +74,10 @@ def test_kernels_wait_in_their_headers_too(key: tuple[str, str]) -> None:
     impl = kernel_for(case.op)
     device = Device(Simulation().backend())
     expression = impl.expression(case.op, case.plan)
-    device.compile(impl.source, (expression,), impl.source == "while.cu", True)
+    device.compile(impl.source, (expression,), impl.source == "elementwise/while.cu", True)
     proof = device.function(impl.source, expression, True).proof
-    once = impl.source in ("initialise.cu", "while.cu")
-    assert (proof.waits, proof.triggers) == (not once, not once and impl.source != "linear.cu")
+    once = impl.source in ("elementwise/initialise.cu", "elementwise/while.cu")
+    assert (proof.waits, proof.triggers) == (not once, not once and impl.source != "fused/linear.cu")
     device.close()
 
 
@@ -89,7 +89,7 @@ def test_each_kernel_of_a_source_has_its_own_answer() -> None:
 
 
 def test_none_of_the_while_and_cursor_kernels_has_anything_to_do_with_it() -> None:
-    for file, name in (("while.cu", "advance_while"), ("cursor.cu", "advance")):
+    for file, name in (("elementwise/while.cu", "advance_while"), ("elementwise/cursor.cu", "advance")):
         source = ptx.source_path(file).read_text()
         assert not waits(source, name)
         assert not triggers(source, name)

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from rawnn.device.cuda import driver as driver_module
-from rawnn.device.cuda.driver import Driver
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.device.libs.cublaslt import CublasLt
-from rawnn.device.libs.cudnn import Cudnn
-from rawnn.device.libs.nccl import Nccl
-from rawnn.device.sim.cublaslt import SimCublasLt
-from rawnn.device.sim.cudnn import SimCudnn
-from rawnn.device.sim.driver import SimDriver
-from rawnn.device.sim.nccl import SimNccl
-from rawnn.device.sim.nvrtc import SimNvrtc
+from rawnn.cuda import driver as driver_module
+from rawnn.cuda.driver import Driver
+from rawnn.cuda.libs.cublaslt import CublasLt
+from rawnn.cuda.libs.cudnn import Cudnn
+from rawnn.cuda.libs.nccl import Nccl
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.sim.cublaslt import SimCublasLt
+from rawnn.sim.cudnn import SimCudnn
+from rawnn.sim.driver import SimDriver
+from rawnn.sim.nccl import SimNccl
+from rawnn.sim.nvrtc import SimNvrtc
 
 CALL = re.compile(r"(cu|nvrtc|cublasLt|cudnn|nccl)[A-Z]\w+|error_text")
 

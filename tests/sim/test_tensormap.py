@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawnn.device.compiling.signature import parse_kernels
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.tensormap import NO_MAP, MappedMatrix
-from rawnn.device.sim import Simulation, SimulationError
-from rawnn.device.sim.tensormap import SimMap, check_maps, decoded
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.cuda.device import Device
+from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
+from rawnn.sim import Simulation, SimulationError
+from rawnn.sim.tensormap import SimMap, check_maps, decoded
 
 GOOD = SimMap("BFLOAT16", 0x7f0000000010, (100, 30), (208,), (64, 256), "128B", "L2_256B")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.cuda.launch import Arguments, KernelLaunch
-from rawnn.device.cuda.stream import Stream
-from rawnn.device.sim import register
+from rawnn.cuda.device import Device
+from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.cuda.stream import Stream
+from rawnn.sim import register
 
 
 def vector(device: Device, values: Any = None, count: int = 8) -> int:
@@ -49,7 +49,7 @@ def register_plus_one(names: Iterable[str]) -> None:
 def relu(device: Device, z: int, a: int, count: int = 8, stream: Stream | None = None,
          **changed: Any) -> KernelLaunch:
     """a = max(z, 0) for one row of `count` elements."""
-    function = device.function("activation.cu", "activate<float,float,Relu>")
+    function = device.function("elementwise/activation.cu", "activate<float,float,Relu>")
     values = {"z": z, "ldz": count, "a": a, "lda": count, "rows": 1, "cols": count, **changed}
     return KernelLaunch(device.driver, stream or device.stream, function.handle, "relu",
                         (1, 1, 1), (256, 1, 1), Arguments(function.signature, values))
@@ -58,7 +58,7 @@ def relu(device: Device, z: int, a: int, count: int = 8, stream: Stream | None =
 def sgd(device: Device, w: int, dw: int, count: int = 8, lr: float = 1.0,
         stream: Stream | None = None) -> KernelLaunch:
     """w -= lr * dw."""
-    function = device.function("sgd.cu", "sgd<float,float,float>")
+    function = device.function("optimizers/sgd.cu", "sgd<float,float,float>")
     values = {**{p.name: 0 for p in function.signature.parameters}, "w": w, "ldw": count,
               "dw": dw, "lddw": count, "rows": 1, "cols": count, "lr": lr}
     return KernelLaunch(device.driver, stream or device.stream, function.handle, "sgd",

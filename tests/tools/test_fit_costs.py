@@ -12,13 +12,13 @@ import pytest
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.floors import Floor, FloorsResult, Unit
 from rawnn.bench.statistics import spread
-from rawnn.device.fitted import kept as kept_costs
-from rawnn.onchip import cost
-from rawnn.onchip.choose import choose
-from rawnn.onchip.cost import Costs
-from rawnn.onchip.problem import Unsupported
-from rawnn.run.result import Environment
-from tests.onchip.problems import HOPPER, problem
+from rawnn.cuda.fitted import kept as kept_costs
+from rawnn.engine.result import Environment
+from rawnn.persistent import cost
+from rawnn.persistent.choose import choose
+from rawnn.persistent.cost import Costs
+from rawnn.persistent.problem import Unsupported
+from tests.persistent.problems import HOPPER, problem
 from tools import fit_costs
 from tools.fit_costs import Measured, expected, fitted, main, of_floors
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device, DeviceInfo
-from rawnn.device.cuda.launch import KernelLaunch
-from rawnn.device.sim import SimulationError
-from rawnn.network.layers import Network
+from rawnn.cuda.device import Device, DeviceInfo
+from rawnn.cuda.launch import KernelLaunch
+from rawnn.engine import launch_choices as choices
+from rawnn.engine.launch_choices import Found, chosen, key_of, variants, with_choices
+from rawnn.model.layers import Network
 from rawnn.opts import select
+from rawnn.plan.plan import Plan
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.ptx.table import Forms, Key, elements
-from rawnn.step.plan import Plan
-from rawnn.tuning import choices
-from rawnn.tuning.choices import Found, chosen, key_of, variants, with_choices
+from rawnn.sim import SimulationError
 from tests.engine import CAPABLE, dataset_for, make_work, run_on, step_plan
 
 INFO = DeviceInfo("NVIDIA H200", 0, (9, 0), 132, 1, "13.0", "580.1", "13.0")

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.device.sim import Simulation
-from rawnn.errors import DeviceError
-from rawnn.network.layers import Network
-from rawnn.runners.base import Work
-from rawnn.runners.gpu import GpuRunner
-from rawnn.runners.programs import Program
-from rawnn.step.plan import Plan
-from rawnn.tuning import choices, launches
-from rawnn.tuning.choices import chosen, key_of, with_choices
+from rawnn.common.errors import DeviceError
+from rawnn.cuda.device import Device
+from rawnn.engine import launch_choices as choices
+from rawnn.engine.launch_choices import chosen, key_of, with_choices
+from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.programs import Program
+from rawnn.model.layers import Network
+from rawnn.plan.plan import Plan
+from rawnn.sim import Simulation
+from rawnn.tuning import launches
 from rawnn.tuning.launches import tuned
 from tests.engine import dataset_for, make_work, run_on
 

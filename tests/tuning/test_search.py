@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rawnn.device.cuda.device import Device
-from rawnn.errors import MissingLibrary
-from rawnn.network.layers import Network
-from rawnn.network.optimizers import Optimizer
+from rawnn.common.errors import MissingLibrary
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import machine_of
+from rawnn.engine.runners.base import Work
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES
 from rawnn.opts.registry import Machine
-from rawnn.run.machine import machine_of
-from rawnn.runners.base import Work
-from rawnn.step.recipe import Recipe
+from rawnn.plan.recipe import Recipe
 from rawnn.tuning import search
 from rawnn.tuning.search import Search, Task, axes, changed, fits, noise, shortened, spelled
 from tests.engine import CAPABLE, dataset_for

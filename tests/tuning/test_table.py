@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.errors import ConfigError
-from rawnn.tuning import table
-from rawnn.tuning.table import Entry
+from rawnn.common.errors import ConfigError
+from rawnn.opts import measured as table
+from rawnn.opts.measured import Entry
 
 
 def entry(layers: tuple[int, ...] = (784, 128, 10), batch: int = 64, numbers: str = "",

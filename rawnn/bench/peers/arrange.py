@@ -13,12 +13,12 @@ from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.records import OURS, Contest, ContestsResult, Kind
 from rawnn.bench.records import place_of
 from rawnn.bench.suites import SweepSuite
+from rawnn.common.errors import ConfigError, unknown
 from rawnn.data.synthetic import EXAMPLES
-from rawnn.errors import ConfigError, unknown
-from rawnn.network.workloads import WORKLOADS, workload
-from rawnn.run.config import parse_layers
-from rawnn.run.machine import open_device
-from rawnn.run.result import Environment
+from rawnn.engine.config import parse_layers
+from rawnn.engine.machine import open_device
+from rawnn.engine.result import Environment
+from rawnn.model.workloads import WORKLOADS, workload
 
 TIMER = {
     "us": (

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rawnn.bench.ranked import WARM, Answer, Request
+from rawnn.common.errors import ConfigError
 from rawnn.common.random import permutation
 from rawnn.data import load_dataset
-from rawnn.errors import ConfigError
-from rawnn.run.config import Config
+from rawnn.engine.config import Config
 
 BUCKET_MB = 25
 WARMING = 11

@@ -8,7 +8,7 @@ import msgspec
 
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.records import Contest, ContestsResult
-from rawnn.errors import ConfigError
+from rawnn.common.errors import ConfigError
 
 
 def merged_contests(found: Sequence[tuple[str, ContestsResult]]) -> ContestsResult:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.random import permutation
 from rawnn.data import Dataset, load_dataset
-from rawnn.run.config import Config
+from rawnn.engine.config import Config
 
 DRAW_VERSION = 1
 """Of `draw`: another version draws other networks from the same seeds, which cannot be compared."""

@@ -13,9 +13,9 @@ from rawnn.bench.footprint import footprint
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.worker import Offer
 from rawnn.data import Dataset, from_arrays
-from rawnn.run.config import Config
-from rawnn.run.machine import Opened, open_device
-from rawnn.run.training import Listener, Session
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened, open_device
+from rawnn.engine.training import Listener, Session
 
 SETS = {"float32": "best", "tf32": "best,tf32", "bf16": "best,bf16"}
 TESTS = 256

@@ -17,8 +17,8 @@ from rawnn.bench.conditions import Conditions
 from rawnn.bench.footprint import Footprint
 from rawnn.bench.measured import Measured
 from rawnn.bench.peers.problem import Problem
-from rawnn.errors import ConfigError
-from rawnn.run.result import Environment
+from rawnn.common.errors import ConfigError
+from rawnn.engine.result import Environment
 
 SCHEMA_VERSION = 1
 OURS = "rawnn"

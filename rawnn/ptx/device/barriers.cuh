@@ -5,7 +5,7 @@
 // bring are there for whoever has waited. Addresses are those of shared_address(), 8 bytes aligned
 // to 8, of this block unless a function says otherwise.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 namespace ptx {
 

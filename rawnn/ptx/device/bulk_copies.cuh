@@ -4,7 +4,7 @@
 // there needs fence_proxy_async() (fences.cuh) ahead of the copy that reads or overwrites it. What
 // they have only read needs a barrier alone, as the rings of CUTLASS's pipelines take it.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 // What cuTensorMapEncodeTiled makes of a matrix and the shape of its tiles; a kernel takes it as
 // `const __grid_constant__ TensorMap`.

@@ -1,6 +1,6 @@
 // Clocks: of the multiprocessor that a thread runs on, and of the GPU.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 namespace ptx {
 

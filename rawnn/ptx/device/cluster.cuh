@@ -1,6 +1,6 @@
 // Clusters of blocks (sm_90): their barrier, and each other's shared memory.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 namespace ptx {
 

@@ -1,7 +1,7 @@
 // Waiting for other blocks of the grid, all of which must run at once (a cooperative launch). A
 // counter in global memory only grows: a barrier used n times by b blocks ends at n * b.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 extern "C" __device__ int printf(const char*, ...);
 

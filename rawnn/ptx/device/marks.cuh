@@ -6,7 +6,7 @@
 // They order nothing else. What a thread has loaded ahead of such a store was loaded, for whoever
 // finds its mark: a store is not made before it is known that it will be.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 extern "C" __device__ int printf(const char*, ...);
 

@@ -8,7 +8,7 @@
 //   C [16, 8]  floats 0..3: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
 // All lanes of the warp must call these together.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 namespace ptx {
 

@@ -4,7 +4,7 @@
 // and says what it orders. Without a GPU they run on the CPU emulator (tests/ptx/twin), which compiles
 // their C++ and interprets their instructions; RAWNN_TWIN is defined there.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 namespace ptx {
 

@@ -1,6 +1,6 @@
 // What the optimiser of C++ is not told.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 namespace ptx {
 

@@ -4,7 +4,7 @@
 // and wait_for_products() before the sums, or what the operands lie in, may be touched. Operands are
 // read as the copy engine reads them: what threads wrote needs fence_proxy_async() and a barrier.
 #pragma once
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 namespace ptx {
 

@@ -13,8 +13,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from rawnn.device.sim.programmatic import waits
 from rawnn.ptx import SOURCES
+from rawnn.sim.programmatic import waits
 from tests.ptx.twin.twin import Kernels, Twin, signature_of, with_headers
 
 SMALL = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")

@@ -16,8 +16,8 @@ from emulated_kernels import Emulator
 from linear_cases import threads_for
 
 from rawnn.common import random
-from rawnn.network.schedules import RULES, functor, parse
-from rawnn.step.ops.epoch import MOST_STEPS, count_after
+from rawnn.model.schedules import RULES, functor, parse
+from rawnn.plan.ops.epoch import MOST_STEPS, count_after
 
 GATHERS = (
     *(("unsigned char", x, "unsigned char") for x in DTYPES if "float" in x),

@@ -1,5 +1,5 @@
 // Kernels that show what random.cuh draws and rounding.cuh makes of it, one element a thread, or 8.
-#include "rounding.cuh"
+#include "primitives/rounding.cuh"
 
 extern "C" __global__ void draw_words(unsigned int* words, unsigned long long seed,
                                       unsigned int stream, unsigned long long counter,

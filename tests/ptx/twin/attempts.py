@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from rawnn.common.cuda_text import CudaText
-from rawnn.onchip.layout import SHARE
+from rawnn.persistent.layout import SHARE
 from rawnn.ptx import SOURCES
-from tests.onchip.test_twin import DECAY, Launch, check_alike, check_by_chance
-from tests.onchip.test_twin import check as check_written
+from tests.persistent.test_twin import DECAY, Launch, check_alike, check_by_chance
+from tests.persistent.test_twin import check as check_written
 from tests.ptx import test_tiled_host
 from tests.ptx.test_losses import check_losses
 from tests.ptx.test_marks import check_marks
@@ -63,8 +63,8 @@ def dependents(file: str) -> list[str]:
     its own."""
     found = [name for name in files() if name.endswith(".cu") and file in _includes(name)]
     found.sort(key=lambda name: (len(_includes(name)), name))
-    found[:0] = [_PROBE] if file in _includes("rounding.cuh") else []
-    return [*found, *([GENERATED] if file in _includes("onchip.cuh") else [])]
+    found[:0] = [_PROBE] if file in _includes("primitives/rounding.cuh") else []
+    return [*found, *([GENERATED] if file in _includes("persistent/kernel.cuh") else [])]
 
 
 class _Dispatcher:
@@ -187,7 +187,7 @@ def _probe(source: str, sources: Path, changed: str) -> None:
     if source == GENERATED:
         _probe_written(sources, changed)
         return
-    if source == "tiled.cu":
+    if source == "gemm/tiled.cu":
         _probe_tiled(sources)
     if source in floors.FILES:
         floors.check_source(source, sources)
@@ -218,7 +218,7 @@ def _probe_tiled(sources: Path) -> None:
     """Rows that are not aligned, which plans do not have, and copies without the background."""
     for arch in (750, 900):
         expressions = (*test_tiled_host.PRODUCTS, *test_tiled_host.UPDATES)
-        twin = _build("tiled.cu", expressions, sources, arch)
+        twin = _build("gemm/tiled.cu", expressions, sources, arch)
         try:
             emulator = emulated_kernels.Emulator(twin, seed=3)
             for expression in test_tiled_host.PRODUCTS:
@@ -235,9 +235,9 @@ def _probe_written(sources: Path, changed: str) -> None:
     named = re.compile("|".join(rf"\b{name}\b" for pair in re.findall(
         r"^struct (\w+)|^__device__[^(]*?(\w+)\(", text, re.MULTILINE) for name in pair if name)
         or "$^")
-    if changed == "onchip_marks.cuh":
+    if changed == "persistent/flag_bits.cuh":
         check_marks(sources)
-    if changed == "onchip_loss.cuh":
+    if changed == "persistent/loss.cuh":
         check_losses(sources)
     launches = [(how, Launch(*how)) for how in WRITTEN]
     launches.sort(key=lambda pair: named.search(pair[1].impl.code.text) is None)

@@ -9,9 +9,9 @@ from unittest import mock
 
 import numpy as np
 
-from rawnn.network.optimizers import Optimizer
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import mma
-from rawnn.step.plan import Plan
+from rawnn.plan.plan import Plan
 from tests.ptx.twin.plans import Case
 
 ADAM = {"optimizer": Optimizer("adamw", 0.01)}

@@ -9,7 +9,7 @@ Who own_copies() { return own() + machine.threads; }
 
 void fly(Flight&& flight) { machine.flights.push_back(std::move(flight)); }
 
-// A matrix as the simulated driver encodes it (rawnn/device/sim/tensormap.py).
+// A matrix as the simulated driver encodes it (rawnn/sim/tensormap.py).
 struct Map {
   unsigned long long address, rows, columns, pitch;  // columns in elements, the pitch in bytes
   unsigned long long element, box_rows, box_columns;

@@ -9,11 +9,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rawnn.ptx import SOURCES, floors
-from rawnn.ptx.floors import PROBES, Probe
+from rawnn.ptx import SOURCES
+from rawnn.ptx.limits import floors
+from rawnn.ptx.limits.floors import PROBES, Probe
 from tests.ptx.twin.twin import Kernels, Twin
 
-FILES = ("floors.cu", "floors_wgmma.cu")
+FILES = ("limits/floors.cu", "limits/floors_wgmma.cu")
 STORED: dict[str, Any] = {
     "float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16,
     "float8_e4m3": ml_dtypes.float8_e4m3fn}

@@ -7,7 +7,7 @@
 #include "device/grid.cuh"
 #include "device/products.cuh"
 #include "device/shared.cuh"
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 // A neighbour's word is read, with a barrier between or without.
 template <bool RIGHT>

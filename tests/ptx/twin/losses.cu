@@ -1,6 +1,6 @@
 // What blocks left of each step's loss, added up by the block that comes last (onchip_loss.cuh), as a kernel
 // of many steps ends: in several rounds, through the shared memory where it says which block that is.
-#include "onchip_loss.cuh"
+#include "persistent/loss.cuh"
 
 struct Few {
   static constexpr int kThreads = 64;

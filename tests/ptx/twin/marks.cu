@@ -1,5 +1,5 @@
 // Numbers with marks (onchip_marks.cuh) from one block to another: what is told is what is heard.
-#include "onchip_marks.cuh"
+#include "persistent/flag_bits.cuh"
 
 // Block 0 tells `rounds` sets of 64 quads by two slots that take turns, block 1 hears and answers in a
 // slot of its own by which block 0 knows that it may go on.

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from rawnn.common.dtypes import LOW_PRECISION, numpy_dtype, rounded
-from rawnn.device.compiling.signature import find_kernel, parse_kernels
-from rawnn.device.cuda.launch import Arguments
-from rawnn.device.sim.tensormap import SimMap
-from rawnn.errors import ConfigError
-from rawnn.network.layers import Network
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
+from rawnn.cuda.launch import Arguments
+from rawnn.engine.runners.arguments import kernel_arguments, kernel_maps
+from rawnn.model.layers import Network
 from rawnn.opts import select
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx import SOURCES
+from rawnn.ptx.gemm.tiles import early_operand
 from rawnn.ptx.kernels import kernel_for
-from rawnn.ptx.tiles import early_operand
-from rawnn.runners.arguments import kernel_arguments, kernel_maps
-from rawnn.step.op import Op
-from rawnn.step.plan import Plan
-from rawnn.step.tensor import Role, Tensor
+from rawnn.sim.tensormap import SimMap
 from tests.engine import CAPABLE, step_plan
 from tests.ptx.twin.twin import DTYPES, Kernels, Twin, with_headers
 

@@ -11,7 +11,7 @@
 #include "device/shared.cuh"
 #include "device/unknown.cuh"
 #include "device/warpgroup.cuh"
-#include "types.cuh"
+#include "primitives/types.cuh"
 
 __device__ unsigned int bits(float x) { return __float_as_uint(x); }
 

@@ -25,7 +25,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rawnn.device.compiling.signature import KernelSignature, find_kernel, parse_kernels
+from rawnn.cuda.compiling.signature import KernelSignature, find_kernel, parse_kernels
 from rawnn.ptx import SOURCES
 
 HERE = Path(__file__).resolve().parent

@@ -1,0 +1,66 @@
+"""Errors a user can act on. Each message is one clear sentence; the command line prints it and
+exits with the class's `exit_code`, without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rawnn.common.suggestions import nearest as nearest
+
+
+class RawnnError(Exception):
+    """Base of every error that rawnn raises on purpose."""
+
+    exit_code = 1
+    speaks = True
+    """Whether the command line says it: of several ranks one does."""
+
+
+class ConfigError(RawnnError):
+    """An option, configuration key or combination that cannot be run; says the cure."""
+
+    exit_code = 2
+
+
+class DataError(RawnnError):
+    """A data set that is missing, corrupt, or does not fit the network."""
+
+
+class CheckpointError(RawnnError):
+    """A checkpoint or state dict that cannot be read, written, or does not fit the network."""
+
+
+class DeviceError(RawnnError):
+    """No usable GPU, too old a driver, or a failed call of a CUDA library."""
+
+
+class MissingLibrary(DeviceError):
+    """A CUDA library or Python package is not installed; names the extra that brings it."""
+
+
+class OutOfMemory(DeviceError):
+    """Device memory is exhausted; says what was asked for and what was free."""
+
+
+class CompileError(DeviceError):
+    """NVRTC refused a kernel; carries the numbered source lines, options and version."""
+
+
+class RanksError(RawnnError):
+    """Another rank of the run is lost, differs, or never came; says which."""
+
+    def __init__(self, said: str, speaks: bool = True) -> None:
+        super().__init__(said)
+        self.speaks = speaks
+
+
+class TrainingDiverged(RawnnError):
+    """The loss became NaN or infinite; says at which step."""
+
+
+def unknown(what: str, name: object, known: Iterable[str],
+            there_are: str = "there are") -> ConfigError:
+    """That a name is none of the known ones: with the nearest, or all where none is near."""
+    names = list(known)
+    return ConfigError(f"unknown {what} '{name}'"
+                       + (nearest(str(name), names) or f"; {there_are} {', '.join(names)}"))

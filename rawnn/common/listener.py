@@ -1,0 +1,73 @@
+"""What a caller may hear of a run while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rawnn.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rawnn.engine.result import Report
+    from rawnn.engine.training import Session
+
+
+class Listener:
+    """Hears of a run; every method may be overridden. `reads` says whether it may ask for
+    parameters or state before the run has ended: then ranks that keep a part each make them whole
+    behind every epoch."""
+
+    reads = True
+
+    def notify(self, message: str) -> None:
+        """One sentence that the user should read."""
+
+    def started(self, session: Session) -> None:
+        """Everything is ready; the clock starts after this."""
+
+    def reported(self, report: Report) -> None:
+        """A report is due."""
+
+    def epoch_done(self, epoch: int) -> None:
+        """An epoch was enqueued (on a GPU it may still run)."""
+
+    def settled(self, epoch: int) -> None:
+        """The epoch was reported, too, if that was due: the moment to ask `session.checkpoint`,
+        within `session.paused()`, or to `session.stop`."""
+
+    def ended(self, epoch: int) -> None:
+        """The last epoch was `epoch`; parameters may still be kept, or replaced."""
+
+
+METHODS = tuple(name for name, value in vars(Listener).items()
+                if callable(value) and not name.startswith("_"))
+
+
+class _Heard(Listener):
+    """A listener that is no Listener: those methods that it has are called."""
+
+    def __init__(self, given: object) -> None:
+        self.reads = bool(getattr(given, "reads", True))
+        for name in METHODS:
+            if hasattr(given, name):
+                setattr(self, name, getattr(given, name))
+
+
+def listeners_of(given: object) -> list[Listener]:
+    """One listener or several; an object of another class counts as one by the methods that it has.
+    Raises ConfigError, with the cure, for what has none."""
+    several = given if isinstance(given, Sequence) and not _hears(given) else [given]
+    for each in several:
+        if isinstance(each, type) and issubclass(each, Listener):
+            raise ConfigError(f"listener = {each.__name__}: that is the class; give an object of "
+                              f"it, {each.__name__}()")
+        if not _hears(each):
+            raise ConfigError(f"listener = {given!r}: give a rawnn.Listener or several; your own "
+                              f"is a subclass, or has one or more of its methods: "
+                              f"{', '.join(METHODS)}")
+    return [each if isinstance(each, Listener) else _Heard(each) for each in several]
+
+
+def _hears(given: object) -> bool:
+    return not isinstance(given, type) and \
+        any(callable(getattr(given, name, None)) for name in METHODS)

@@ -1,0 +1,185 @@
+"""What a launch may know of the GPU that it is for.
+
+Plans are made for a target, kernels are configured for one. Nothing here knows of a driver: a
+target comes of an open device (rawnn/engine/machine.py), or is one of those that are known by name,
+for plans that are only looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from rawnn.common.errors import unknown
+
+FEATURES: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "asynchronous copies": {"from": (8, 0)},
+    "bfloat16": {"from": (8, 0)},
+    "tf32": {"from": (8, 0)},
+    "8-bit products": {"from": (8, 9)},
+    "clusters": {"from": (9, 0)},
+    "bulk copies": {"from": (9, 0)},
+    "programmatic launches": {"from": (9, 0)},
+    "wgmma": {"from": (9, 0), "to": (9, 0)},
+}
+"""What not every architecture has, with the first compute capability that has it, and the last one
+where it was taken away again. Source: CUDA C++ Programming Guide, appendix "Compute Capabilities",
+and the PTX ISA's target notes."""
+
+
+def features_of(capability: tuple[int, int]) -> frozenset[str]:
+    """The features of a compute capability."""
+    return frozenset(name for name, span in FEATURES.items()
+                     if span["from"] <= capability <= span.get("to", capability))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU as launches see it, or the host, which has no multiprocessors.
+
+    `shared_per_block` (with the opt-in) and `shared_per_multiprocessor` are bytes of shared memory,
+    `registers` 32-bit registers and `threads` threads of a multiprocessor. `at_once` maps the size
+    of a cluster to the blocks that run at once where one takes a multiprocessor for itself, as the
+    driver's occupancy calculator says: groups of multiprocessors are not all whole, so that larger
+    clusters leave some idle. Without clusters it has the size 1 alone. `clock` is the greatest of
+    the multiprocessors in MHz, `costs` what was fitted to this very GPU of what cost models take;
+    0 and empty where nothing is known.
+    """
+
+    name: str
+    capability: tuple[int, int] = (0, 0)
+    multiprocessors: int = 0
+    shared_per_block: int = 0
+    shared_per_multiprocessor: int = 0
+    registers: int = 0
+    threads: int = 0
+    at_once: Mapping[int, int] = field(default_factory=dict, hash=False)
+    features: frozenset[str] = frozenset()
+    clock: float = 0.0
+    costs: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        if not self.gpu:
+            return self.name
+        return (f"{self.name}, compute capability {'.'.join(map(str, self.capability))}, "
+                f"{self.multiprocessors} multiprocessors with {self.shared_per_block >> 10} KiB of "
+                f"shared memory a block")
+
+    @property
+    def gpu(self) -> bool:
+        return self.multiprocessors > 0
+
+    @property
+    def largest_cluster(self) -> int:
+        """Blocks of the largest cluster that fits; 1 without clusters."""
+        return max((size for size, blocks in self.at_once.items() if blocks), default=1)
+
+    def has(self, *features: str) -> bool:
+        """Whether it has all of `features`, which are names in FEATURES."""
+        unknown = set(features) - set(FEATURES)
+        if unknown:
+            raise KeyError(f"no GPU has a feature '{min(unknown)}'")
+        return self.features >= set(features)
+
+    def lacks(self, *features: str) -> str:
+        """Why what needs `features` cannot run on it, in words; "" where it can."""
+        missing = [name for name in features if not self.has(name)]
+        return f"needs {' and '.join(missing)}, which {self.name} has not" if missing else ""
+
+    def without(self, *features: str) -> Target:
+        """The same GPU, some of whose features are left unused."""
+        self.has(*features)
+        at_once = {1: self.multiprocessors} if "clusters" in features and self.gpu \
+            else self.at_once
+        return replace(self, features=self.features - set(features), at_once=at_once)
+
+
+HOST = Target("the host")
+"""Plans that no GPU runs; no kernel is configured for it."""
+
+
+def _known(name: str, capability: tuple[int, int], multiprocessors: int, block: int, whole: int,
+           threads: int, clock: float, at_once: Mapping[int, int] | None = None) -> Target:
+    return Target(name, capability, multiprocessors, block << 10, whole << 10, 65536, threads,
+                  at_once or {1: multiprocessors}, features_of(capability), clock)
+
+
+def _clusters(multiprocessors: int) -> dict[int, int]:
+    """As many clusters of each size as multiprocessors would allow, were all groups of them whole:
+    for GPUs on which nobody has asked the driver."""
+    return {size: multiprocessors // size * size for size in (1, 2, 4, 8)}
+
+
+KNOWN: Mapping[tuple[int, int], Target] = {target.capability: target for target in (
+    _known("T4", (7, 5), 40, 64, 64, 1024, 1590),
+    _known("A100", (8, 0), 108, 163, 164, 2048, 1410),
+    _known("A40", (8, 6), 84, 99, 100, 1536, 1740),
+    _known("L40", (8, 9), 142, 99, 100, 1536, 2490),
+    _known("H200", (9, 0), 132, 227, 228, 2048, 1980, {1: 132, 2: 132, 4: 124, 8: 120, 16: 112}),
+    _known("B200", (10, 0), 148, 227, 228, 2048, 1965, _clusters(148)),
+    _known("RTX PRO 6000", (12, 0), 188, 99, 100, 1536, 2617, _clusters(188)),
+)}
+"""A GPU of each architecture, by compute capability; that of Hopper is as its driver says."""
+
+
+NAMED: tuple[Target, ...] = (
+    *KNOWN.values(),
+    replace(KNOWN[9, 0], name="H100"),
+    _known("A10", (8, 6), 72, 99, 100, 1536, 1695),
+    _known("L4", (8, 9), 58, 99, 100, 1536, 2040),
+    _known("RTX 3090", (8, 6), 82, 99, 100, 1536, 1695),
+    _known("RTX 4090", (8, 9), 128, 99, 100, 1536, 2520),
+    _known("RTX 5090", (12, 0), 170, 99, 100, 1536, 2407, _clusters(170)),
+)
+"""GPUs that plans can be asked for by name; multiprocessors and clocks as NVIDIA's data sheets
+say. An H100 (SXM) has the multiprocessors of an H200."""
+
+
+def gpu_named(name: str) -> Target:
+    """The GPU of a name, in which case, spaces and signs do not count, nor words that one GPU alone
+    goes without: "h100", "rtx-4090", "4090", "NVIDIA H200". Raises ConfigError."""
+    plain = {_plain(target.name): target for target in NAMED}
+    wanted = _plain(name).removeprefix("nvidia").removeprefix("tesla").removeprefix("geforce")
+    found = [wanted] if wanted in plain else \
+        [each for each in plain if wanted and each.endswith(wanted)]
+    if len(found) != 1:
+        raise unknown("GPU", name, [target.name for target in NAMED])
+    return plain[found[0]]
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.casefold() if c.isalnum())
+
+
+def known(capability: tuple[int, int]) -> Target:
+    """The target by which plans for a compute capability are made where no device says more: the
+    one of KNOWN with the nearest compute capability that is not above it; HOST below all."""
+    below = [key for key in KNOWN if key <= capability]
+    if not below:
+        return HOST
+    return replace(KNOWN[max(below)], capability=capability, features=features_of(capability))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What toggles need to know of the machine: whether there is a GPU, its compute capability,
+    the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
+    whether the driver can allocate in the order of a stream, and what the GPU is called.
+    `gpu` is None where there is one, else the sentence that says why not. `measure` asks an open
+    device for its target."""
+
+    gpu: str | None
+    compute_capability: tuple[int, int] = (0, 0)
+    driver: int = 0
+    has_package: Callable[[str], bool] = lambda package: False
+    memory_pools: bool = True
+    name: str = ""
+    measure: Callable[[], Target] | None = None
+
+    @property
+    def target(self) -> Target:
+        """What launches may know of the GPU; where no device is open, of one of its compute
+        capability."""
+        if self.gpu is not None:
+            return HOST
+        return self.measure() if self.measure else known(self.compute_capability)

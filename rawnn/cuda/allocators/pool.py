@@ -1,0 +1,250 @@
+"""`pool`: a caching allocator. Memory that is freed is kept and given out again.
+
+Sizes are rounded up to 512 bytes (with a byte to spare). Below 1 MiB blocks are cut from segments
+of 2 MiB; from there on a request gets a segment of its own, rounded up to 2 MiB. A request takes
+the smallest free block that fits; what is left over stays a block if it is of use. A freed block
+waits for a request of just its size, and is joined with its free neighbours as soon as one of
+another size comes: a training step repeats its requests, so that most cost a look-up, no search.
+
+A block is given out again on its own stream at once: whatever used it comes before, in the order
+of the stream. Another stream gets it only once an event says that the device is past its last use.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from rawnn.common.errors import OutOfMemory
+from rawnn.cuda.allocators.base import Statistics
+from rawnn.cuda.allocators.blocks import Block, Lane
+from rawnn.cuda.memory import Allocation, Memory, room_for
+from rawnn.cuda.stream import Mark, Stream
+
+SMALL_UNIT = 512
+SEGMENT = 2 << 20
+LARGE = 1 << 20
+"""Bytes from which a request has a segment of its own, and below which nothing is split off one."""
+
+
+class Pool:
+    """The caching allocator over `memory`. `stream` is used where a request names none."""
+
+    def __init__(self, driver: Any, memory: Memory, stream: Stream) -> None:
+        self._driver, self._memory, self._stream = driver, memory, stream
+        self._lanes: dict[int, Lane] = {}
+        self._out: dict[int, Block] = {}
+        self._deferred: list[tuple[Block, list[Mark]]] = []
+        self._spare: list[Mark] = []
+        self._segments: dict[int, Allocation] = {}
+        self._current = self._peak = 0
+        self._hits = self._misses = self._splits = self._merges = self._retries = 0
+
+    # -- giving out -------------------------------------------------------------------------------
+    def allocate(self, nbytes: int, purpose: str, stream: Stream | None = None) -> Allocation:
+        """At least `nbytes` for work on `stream`. Raises OutOfMemory, once everything cached was
+        given back and the driver still has no room; CallFailed."""
+        nbytes = max(nbytes, 1)
+        need = room_for(nbytes, SMALL_UNIT)
+        lane = self._lane(stream or self._stream)
+        if self._deferred:
+            self._reclaim()
+        waiting = lane.quick.get(need)
+        if waiting:
+            block = waiting.pop()
+            self._hits += 1
+        else:
+            block = self._search(lane, nbytes >= LARGE, need, purpose)
+        block.out = Allocation(block.address, nbytes, purpose)
+        self._out[block.address] = block
+        self._current += nbytes
+        self._peak = max(self._peak, self._current)
+        return block.out
+
+    def _lane(self, stream: Stream) -> Lane:
+        key = int(stream.handle)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(stream)
+        return lane
+
+    def _search(self, lane: Lane, large: bool, need: int, purpose: str) -> Block:
+        """A block of `need` bytes: the smallest that fits, of this stream or one that another is
+        done with, else a new one; what is too much of it is split off."""
+        self._join_all()
+        block = lane.free[large].best(need)
+        if block is None and len(self._lanes) > 1:
+            block = self._from_others(lane, large, need)
+        if block is not None:
+            self._hits += 1
+            block.lane.free[large].remove(block)
+            block.lane = lane
+        else:
+            self._misses += 1
+            block = self._grow(lane, large, need, purpose)
+        if block.nbytes - need >= (LARGE if large else SMALL_UNIT):
+            self._put_back(block.split(need))
+            self._splits += 1
+        block.need = need
+        return block
+
+    def _grow(self, lane: Lane, large: bool, need: int, purpose: str) -> Block:
+        nbytes = -(-need // SEGMENT) * SEGMENT
+        what = f"pool, for {purpose}"
+        try:
+            segment = self._memory.allocate(nbytes, what)
+        except OutOfMemory:
+            if not self.release_cached():
+                raise
+            self._retries += 1
+            segment = self._memory.allocate(nbytes, what)
+        self._segments[segment.address] = segment
+        return Block(segment, segment.address, nbytes, large, lane)
+
+    def _from_others(self, lane: Lane, large: bool, need: int) -> Block | None:
+        """A free block of another stream that the device is done with."""
+        for other in self._lanes.values():
+            if other is lane:
+                continue
+            if other.pending is None:
+                wanted = other.free[large].best(need)
+                if wanted is None:
+                    continue
+                if wanted.ticket > other.done:
+                    other.pending = self._mark(other.stream), other.ticket
+            if other.pending is not None and other.pending[0].reached():
+                mark, other.done = other.pending
+                self._spare.append(mark)
+                other.pending = None
+            found = other.free[large].best(need, other.done)
+            if found is not None:
+                return found
+        return None
+
+    def _mark(self, stream: Stream) -> Mark:
+        """An event recorded on `stream` now."""
+        mark = self._spare.pop() if self._spare else Mark(self._driver)
+        try:
+            mark.record(stream)
+        except BaseException:
+            self._spare.append(mark)
+            raise
+        return mark
+
+    # -- taking back ------------------------------------------------------------------------------
+    def used_on(self, allocation: Allocation, stream: Stream) -> None:
+        """Say that another stream than its own works on the memory, too."""
+        block = self._out.get(allocation.address)
+        if block is not None and block.out is allocation and stream is not block.lane.stream:
+            block.users[int(stream.handle)] = stream
+
+    def free(self, allocation: Allocation) -> None:
+        """Keep the memory for the next request. Harmless where it was taken back already."""
+        block = self._out.get(allocation.address)
+        if block is None or block.out is not allocation:
+            return
+        marks = self._marks(block) if block.users else []
+        del self._out[allocation.address]
+        block.out = None
+        self._current -= allocation.nbytes
+        lane = block.lane
+        lane.ticket += 1
+        block.ticket = lane.ticket
+        if marks:
+            block.users = {}
+            self._deferred.append((block, marks))
+        else:
+            lane.quick.setdefault(block.need, []).append(block)
+
+    def _marks(self, block: Block) -> list[Mark]:
+        """Events on all other streams that use the block."""
+        marks: list[Mark] = []
+        try:
+            for stream in block.users.values():
+                marks.append(self._mark(stream))
+        except BaseException:
+            self._spare += marks
+            raise
+        return marks
+
+    def _reclaim(self) -> None:
+        """Put back the blocks whose other users the device is past by now."""
+        waiting = []
+        for block, marks in self._deferred:
+            left = [mark for mark in marks if not mark.reached()]
+            self._spare += [mark for mark in marks if mark not in left]
+            if left:
+                waiting.append((block, left))
+            else:
+                block.lane.quick.setdefault(block.need, []).append(block)
+        self._deferred = waiting
+
+    def _join_all(self) -> None:
+        """Put every block that waits for a request of its size among the others."""
+        for lane in self._lanes.values():
+            for blocks in lane.quick.values():
+                while blocks:
+                    self._put_back(blocks.pop())
+            lane.quick = {}
+
+    def _put_back(self, block: Block) -> None:
+        """Join a free block with its free neighbours, and list what comes of it."""
+        free = block.lane.free[block.large]
+        if block.behind is not None and block.behind in free:
+            free.remove(block.behind)
+            block.absorb(block.behind)
+            self._merges += 1
+        if block.before is not None and block.before in free:
+            free.remove(block.before)
+            block, gone = block.before, block
+            block.absorb(gone)
+            self._merges += 1
+        free.add(block)
+
+    def release_cached(self) -> int:
+        """Give every segment back that nothing is in; waits for blocks that other streams still
+        use, and cuMemFree for the rest. Returns the bytes."""
+        for _, marks in self._deferred:
+            for mark in marks:
+                mark.synchronize()
+        self._reclaim()
+        self._join_all()
+        pieces: dict[int, list[Block]] = {}
+        for block in self._free_blocks():
+            pieces.setdefault(block.segment.address, []).append(block)
+        released = 0
+        for address, blocks in pieces.items():
+            segment = self._segments[address]
+            if sum(block.nbytes for block in blocks) == segment.nbytes:
+                for block in blocks:
+                    block.lane.free[block.large].remove(block)
+                del self._segments[address]
+                self._memory.free(segment)
+                released += segment.nbytes
+        return released
+
+    def _free_blocks(self) -> list[Block]:
+        return [b for lane in self._lanes.values() for f in lane.free.values() for b in f]
+
+    # -- what there is ----------------------------------------------------------------------------
+    def statistics(self) -> Statistics:
+        self._join_all()
+        free = [block.nbytes for block in self._free_blocks()]
+        return Statistics(
+            self._current, self._peak, sum(s.nbytes for s in self._segments.values()), self._hits,
+            self._misses, self._splits, self._merges, self._retries, sum(free),
+            max(free, default=0),
+        )
+
+    def close(self) -> None:
+        """Give back everything, whether or not somebody still holds a part of it."""
+        marks = [*self._spare, *(m for _, found in self._deferred for m in found),
+                 *(lane.pending[0] for lane in self._lanes.values() if lane.pending)]
+        segments = list(self._segments.values())
+        self._lanes, self._out, self._segments = {}, {}, {}
+        self._deferred, self._spare = [], []
+        with ExitStack() as closing:
+            for mark in marks:
+                closing.callback(mark.close)
+            for segment in segments:
+                closing.callback(self._memory.free, segment)

@@ -1,0 +1,63 @@
+"""The set of libraries that a device is driven through: the real ones, or simulated ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rawnn.cuda.compiling.headers import cudadevrt_library
+from rawnn.cuda.driver import Driver
+from rawnn.cuda.nvrtc import Nvrtc
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Seam objects, each made when it is first needed: a library that no toggle asks for is
+    neither imported nor loaded. `device_runtime` gives the content of libcudadevrt.a; `provides`
+    says whether a library's Python package is there; `cache` whether compiled kernels may be kept
+    on disk; `parallel` whether NVRTC may be called from several threads at once; `caution` is what
+    a user should know before trusting a time."""
+
+    name: str
+    driver: Callable[[], Any]
+    nvrtc: Callable[[], Any]
+    cublaslt: Callable[[], Any]
+    cudnn: Callable[[], Any]
+    nccl: Callable[[], Any]
+    device_runtime: Callable[[], bytes]
+    provides: Callable[[str], bool]
+    cache: bool = True
+    parallel: bool = False
+    caution: str = ""
+
+
+def real_backend() -> Backend:
+    """The CUDA driver and libraries of this machine."""
+
+    def cublaslt() -> Any:
+        from rawnn.cuda.libs.cublaslt import CublasLt
+
+        return CublasLt()
+
+    def cudnn() -> Any:
+        from rawnn.cuda.libs.cudnn import Cudnn
+
+        return Cudnn()
+
+    def nccl() -> Any:
+        from rawnn.cuda.libs.nccl import Nccl
+
+        return Nccl()
+
+    return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn, nccl,
+                   lambda: cudadevrt_library().read_bytes(), has_package, parallel=True)
+
+
+def has_package(name: str) -> bool:
+    """Whether a package can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,83 @@
+"""Several kernels compiled beside each other, and beside whatever else the caller has to do.
+
+NVRTC gives up Python's lock while it compiles and may be called from several threads, so that a
+first run takes as long as its slowest kernel and not as all of them (784-10 with
+graphs,cublas,cudnn: 1.9 s one after another). The largest source begins: NVRTC reads one source
+after another, and what it then does beside the others takes longest there (loss.cu: four times the
+median).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rawnn.common.cuda_text import CudaText
+from rawnn.cuda.compiling.compile import Compiled
+from rawnn.ptx import SOURCES
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+
+@dataclass(frozen=True)
+class Job:
+    """Kernels of one of rawnn's .cu files: instances `expressions`, as `compile_source` takes
+    them. A `specific` source has instructions that one architecture alone has. What is no file of
+    rawnn's brings its `code`."""
+
+    file: str
+    expressions: tuple[str, ...]
+    relocatable: bool = False
+    programmatic: bool = False
+    specific: bool = False
+    code: CudaText | None = None
+
+    def apart(self) -> list[Job]:
+        """A job for each instance."""
+        return [replace(self, expressions=(expression,)) for expression in self.expressions]
+
+
+class Batch:
+    """Jobs being compiled. With `parallel` each instance is compiled by itself and threads work
+    beside the caller; else each job when its result is asked for, in this thread.
+
+    Iterate over it once for each job with its result; a job that failed raises there. `close` lets
+    go of what nobody asked for any more.
+    """
+
+    def __init__(self, jobs: Sequence[Job], compiled: Callable[[Job], Compiled],
+                 parallel: bool) -> None:
+        self._compiled = compiled
+        self._jobs = [each for job in jobs for each in job.apart()] if parallel else list(jobs)
+        self._pool: Executor | None = None
+        self._futures: list[Future[Compiled]] = []
+        if parallel and len(self._jobs) > 1:
+            from concurrent.futures import ThreadPoolExecutor
+
+            workers = min(len(self._jobs), os.cpu_count() or 1)
+            self._pool = ThreadPoolExecutor(workers, "rawnn compiler")
+            begun = {place: self._pool.submit(compiled, self._jobs[place])
+                     for place in sorted(range(len(self._jobs)), key=self._size, reverse=True)}
+            self._futures = [begun[place] for place in range(len(self._jobs))]
+
+    def _size(self, place: int) -> int:
+        """Of a job's source, in characters."""
+        job = self._jobs[place]
+        if job.code is not None:
+            return len(job.code.text)
+        file = SOURCES / job.file
+        return file.stat().st_size if file.is_file() else 0
+
+    def __iter__(self) -> Iterator[tuple[Job, Compiled]]:
+        for place, job in enumerate(self._jobs):
+            yield job, self._futures[place].result() if self._futures else self._compiled(job)
+        self.close()
+
+    def close(self) -> None:
+        """Compile nothing that has not begun, and wait for what has; a second call is harmless."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None

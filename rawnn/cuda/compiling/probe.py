@@ -1,0 +1,159 @@
+"""The parameters that a kernel was compiled with, as the compiler knows them.
+
+The source may say something else: an `#if` in a parameter list, two definitions of which one was
+compiled, types with other names. So a variable template is compiled beside the kernel, in the same
+NVRTC program, for the type of the kernel's address: its mangled name says each parameter's type.
+Number, size and alignment come from the kernel's `.param` lines in the PTX (PTX ISA, "Kernel
+Function Parameters").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rawnn.cuda.compiling.c_types import FORMATS
+from rawnn.cuda.compiling.mangled import CType, read_variable
+
+_NAMESPACE = "rawnn_probe"
+PROBE = f"""\
+namespace {_NAMESPACE} {{
+template <typename, typename> struct Enum;
+template <typename Rawnn_T, bool = __is_enum(Rawnn_T)> struct Value {{ using type = Rawnn_T; }};
+template <typename Rawnn_T> struct Value<Rawnn_T, true> {{
+  using type = Enum<Rawnn_T, __underlying_type(Rawnn_T)>;
+}};
+template <typename Rawnn_T> struct Value<const Rawnn_T, false> {{
+  using type = const typename Value<Rawnn_T>::type;
+}};
+template <typename Rawnn_T> struct Value<const Rawnn_T, true> {{
+  using type = const typename Value<Rawnn_T>::type;
+}};
+template <typename Rawnn_T> struct Value<Rawnn_T*, false> {{
+  using type = typename Value<Rawnn_T>::type*;
+}};
+template <typename...> struct List;
+template <typename> struct Of;
+template <typename Rawnn_R, typename... Rawnn_T> struct Of<Rawnn_R (*)(Rawnn_T...)> {{
+  using type = List<typename Value<Rawnn_T>::type...>;
+}};
+template <typename> __device__ char seen;
+}}
+"""
+"""Text ahead of the source and its macros. An enumeration is seen with its underlying type."""
+_ENUM = f"{_NAMESPACE}::Enum"
+_PARAM = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\b[^,\n]*?_param_\d+"
+                    r"(?:\[(\d+)\])?")
+_FUNCTION = re.compile(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)")
+_WORKSPACE = "%envreg"
+
+
+@dataclass(frozen=True)
+class CompiledParameter:
+    """A parameter as it was compiled: `size` and `align` in bytes. `ctype` is the type's canonical
+    name ("" where it is not known); for a `pointer` that of what it points at, and `const` says
+    whether that is const. `code` is the `struct` code of an enumeration."""
+
+    ctype: str
+    pointer: bool
+    const: bool
+    size: int
+    align: int
+    code: str = ""
+    reference: bool = False
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """What the compiler made of a kernel's declaration. `waits_for_grid` says that all of its
+    blocks have to be on the GPU at once: grid.sync() of cooperative_groups."""
+
+    parameters: tuple[CompiledParameter, ...]
+    waits_for_grid: bool
+
+
+def probe_of(expression: str) -> str:
+    """The name expression whose lowered name says the types of the kernel `expression`."""
+    return f"&{_NAMESPACE}::seen<{_NAMESPACE}::Of<decltype(&{expression})>::type>"
+
+
+def probed(expression: str) -> str:
+    """The kernel that a name expression of `probe_of` is about; any other expression itself."""
+    before, _, behind = probe_of("\0").partition("\0")
+    inner = expression.removeprefix(before)
+    return expression if inner == expression else inner.removesuffix(behind)
+
+
+def compiled_kernel(ptx: str, lowered: str, probe: str) -> CompiledKernel | None:
+    """Of the kernel with the mangled name `lowered`, `probe` being that of its probe; None where
+    the PTX has no such kernel."""
+    functions = _functions(ptx)
+    if lowered not in functions:
+        return None
+    sizes = [(int(m[2]) // 8 * int(m[3] or 1), int(m[1] or int(m[2]) // 8))
+             for m in _PARAM.finditer(functions[lowered][0])]
+    try:
+        types = read_variable(probe).arguments[0].arguments
+    except (ValueError, IndexError):
+        types = ()
+    if len(types) != len(sizes):  # a type that has no readable name: sizes are known all the same
+        types = (CType(""),) * len(sizes)
+    return CompiledKernel(tuple(_parameter(kind, *size) for kind, size in
+                                zip(types, sizes, strict=True)), _waits(functions, lowered))
+
+
+def _functions(ptx: str) -> dict[str, tuple[str, str]]:
+    """(head, body) of every function that the PTX defines, by name; declarations may stand ahead of
+    a head."""
+    parts = (part.partition("\n{") for part in re.split(r"^\}", ptx, flags=re.MULTILINE))
+    return {found[-1][1]: (head[found[-1].end():], body) for head, _, body in parts
+            if (found := [*_FUNCTION.finditer(head)])}
+
+
+def _parameter(kind: CType, size: int, align: int) -> CompiledParameter:
+    target = kind.target
+    if target is None:
+        code = "Q" if kind.name == "nullptr_t" else ""
+        if kind.name == _ENUM:
+            code = FORMATS.get(kind.arguments[1].name, "")
+        return CompiledParameter(_name(kind), False, kind.const, size, align, code)
+    if target.name == "function":
+        return CompiledParameter("function pointer", False, False, size, align, "Q")
+    pointee = target.arguments[1] if target.name == _ENUM else target
+    return CompiledParameter(_name(pointee), True, target.const, size, align,
+                             reference=kind.name == "&")
+
+
+def _name(kind: CType) -> str:
+    """Without const of its own."""
+    if kind.name == _ENUM:
+        return kind.arguments[0].name
+    return str(kind).removesuffix(" const").removeprefix("const ") if kind.const else str(kind)
+
+
+def _waits(functions: dict[str, tuple[str, str]], lowered: str) -> bool:
+    """Whether a kernel, or a function that it calls, asks for the workspace of a cooperative
+    launch, which grid.sync() takes from a special register of the environment."""
+    todo, seen = [lowered], set[str]()
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        body = functions[name][1]
+        if _WORKSPACE in body:
+            return True
+        todo += [other for other in functions if other not in seen
+                 and re.search(rf"(?<![\w$]){re.escape(other)}(?![\w$])", body)]
+    return False
+
+
+def packed(kernel: CompiledKernel) -> list[object]:
+    """What JSON can hold."""
+    return [kernel.waits_for_grid, [list(vars(p).values()) for p in kernel.parameters]]
+
+
+def unpacked(stored: Sequence[object]) -> CompiledKernel:
+    """Of what `packed` made. Raises TypeError or ValueError for what it did not make."""
+    waits, parameters = stored
+    return CompiledKernel(tuple(CompiledParameter(*each) for each in parameters),  # type: ignore[attr-defined]
+                          bool(waits))

@@ -1,0 +1,380 @@
+"""Proves from a kernel's PTX what it does about programmatic dependent launch.
+
+A kernel at the end of a programmatic edge begins before its producers end. It is right only if
+
+- every path from its entry to an end passes `griddepcontrol.wait`: then its own end, too, comes
+  behind its producers' end, and whoever waits for it waits for them as well;
+- ahead of the wait it writes no global memory, and reads only what is reached from named pointer
+  parameters (`early`), or through the tensor maps of these, which the producers must not write;
+- where anything is read early, the producers trigger behind their own wait (`ordered`): they are
+  then the only kernels still at work when this one begins.
+
+The proof errs on the safe side. A wait under a predicate counts as none. An address counts as
+reached from every parameter that any instruction lets flow into it, whichever path is taken; an
+address that was itself loaded from memory refuses the kernel, and so does a call of a function
+that touches global memory or whose body is not there, and a box copied through a map that is no
+parameter's own. Three things are taken on trust: that pointer arithmetic stays inside the tensor it
+began in, as C++ demands, that the map `w_map` is one of the operand `w` (the simulated device sees
+to it), and that ptxas moves no access across `griddepcontrol.wait`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rawnn.common.errors import CompileError
+from rawnn.cuda.compiling.signature import KernelSignature
+
+WAIT, TRIGGER = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*\.(?:loc|file)\b[^\n]*", re.DOTALL | re.MULTILINE)
+_LABEL = re.compile(r"\s*([$A-Za-z_][\w$]*)\s*:(?!:)")
+_STATEMENT = re.compile(r"\s*([^;]*);")
+_PREDICATE = re.compile(r"@!?(\S+)\s+")
+_WORD = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$%]*")  # not what follows in %tid.x or 0f3F80
+_SPACES = {"param", "shared", "shared::cta", "shared::cluster", "local", "const", "global"}
+_LOADS = {"ld", "ldu", "wmma"}
+_STORES = {"st", "atom", "red", "multimem", "discard", "applypriority", "sust", "sured"}
+_OPAQUE = {"tex", "tld4", "suld", "tensormap"}
+_HARMLESS_CALLS = {"vprintf", "__assertfail"}
+_LOADED = "a loaded value"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is true of one kernel.
+
+    `waits`: it may be at the end of a programmatic edge; `reason` says why not. `triggers`: it may
+    let its consumers begin before it ends; `ordered`: never ahead of its own wait. `early` are the
+    pointer parameters through which it reads ahead of its wait.
+    """
+
+    waits: bool = False
+    triggers: bool = False
+    ordered: bool = True
+    early: tuple[str, ...] = ()
+    reason: str = "its PTX was not looked at"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter lies, as a root: not its value."""
+
+    number: int
+
+
+@dataclass
+class _Instruction:
+    """One statement: `parts` of the opcode, the operands' text, whether a predicate guards it, and
+    where it goes on (indices; the number of instructions stands for the end)."""
+
+    parts: tuple[str, ...]
+    operands: str
+    guarded: bool
+    scope: tuple[int, ...]
+    following: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.parts)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.operands}".strip()
+
+
+def prove(ptx: str, lowered: str, signature: KernelSignature) -> Proof:
+    """The proof for the entry `lowered` (its mangled name) of `ptx`, whose parameters are those of
+    `signature` in order. Raises CompileError where the PTX has no such entry."""
+    parameter = re.compile(re.escape(lowered) + r"_param_(\d+)$")
+    text = _COMMENT.sub("", ptx)
+    instructions = _parse(_body(text, ".entry", lowered))
+    early = _ahead_of_wait(instructions)
+    triggers = [i for i, found in enumerate(instructions) if found.name == TRIGGER]
+    known = Proof(triggers=bool(triggers), ordered=not early.intersection(triggers))
+    reads: set[str] = set()
+    roots: _Roots | None = None
+    for index in sorted(early):
+        if index == len(instructions):
+            return _refused(known, "a path through it ends without griddepcontrol.wait")
+        instruction = instructions[index]
+        if _leaves(instruction):
+            return _refused(known, f"'{instruction}' ends it ahead of griddepcontrol.wait")
+        base = instruction.parts[0]
+        if base == "call":
+            callee = _called(instruction)
+            if callee not in _HARMLESS_CALLS and not _harmless(text, callee, ()):
+                return _refused(known, f"it calls {callee} ahead of griddepcontrol.wait")
+        access = _global_access(instruction)
+        if access is None:
+            continue
+        kind, address = access
+        roots = roots or _Roots(text, instructions, parameter)
+        found = {root for root in roots.of(address) if not _is_number(root, signature)}
+        if kind == "box":
+            mapped = _mapped(found, signature)
+            if mapped is None:
+                return _refused(known, f"it reads through a map that is no parameter's ahead of "
+                                       f"griddepcontrol.wait: {instruction}")
+            reads |= mapped
+            continue
+        if found and found <= roots.on_chip:
+            continue  # a generic access to shared or local memory
+        if kind == "write":
+            return _refused(known, f"it writes global memory ahead of griddepcontrol.wait: "
+                                   f"{instruction}")
+        names = _pointers(found - roots.on_chip, signature)
+        if names is None:
+            return _refused(known, f"it reads an address that is no parameter's ahead of "
+                                   f"griddepcontrol.wait: {instruction}")
+        reads |= names
+    return Proof(True, known.triggers, known.ordered, tuple(sorted(reads)), "")
+
+
+def _refused(known: Proof, reason: str) -> Proof:
+    return Proof(False, known.triggers, known.ordered, (), reason)
+
+
+def _pointers(found: Iterable[object], signature: KernelSignature) -> set[str] | None:
+    """Names of the pointer parameters among the roots of an address; None where there is none, or
+    where something else is a root as well."""
+    names = set()
+    for root in found:
+        if not isinstance(root, int) or not signature.parameters[root].pointer:
+            return None
+        names.add(signature.parameters[root].name)
+    return names or None
+
+
+def _mapped(found: Iterable[object], signature: KernelSignature) -> set[str] | None:
+    """Names of the operands whose maps are the roots of a map's address; None where something else
+    is a root."""
+    pointers = {p.name for p in signature.parameters if p.pointer}
+    names = {signature.parameters[root.number].mapped if isinstance(root, _Place) else ""
+             for root in found}
+    return names if names and names <= pointers else None
+
+
+def _is_number(root: object, signature: KernelSignature) -> bool:
+    """Whether a root is a parameter that holds no address: an index, say."""
+    return isinstance(root, int) and signature.parameters[root].number
+
+
+# -- reading PTX ----------------------------------------------------------------------------------
+def _body(text: str, kind: str, name: str) -> str:
+    """What stands between the braces of an entry or function."""
+    found = re.search(rf"\{kind}\b[^;{{]*?(?<![\w$]){re.escape(name)}(?![\w$])[^;{{]*\{{", text)
+    if found is None:
+        raise CompileError(f"the PTX has no {kind} {name}")
+    depth, at = 1, found.end()
+    while depth:
+        step = re.compile(r"[{}]").search(text, at)
+        if step is None:
+            raise CompileError(f"the braces of {kind} {name} do not close")
+        depth, at = depth + (1 if step[0] == "{" else -1), step.end()
+    return text[found.end():at - 1]
+
+
+def _parse(body: str) -> list[_Instruction]:
+    """The statements of a body with their successors. Raises CompileError for a branch to a label
+    that is not there."""
+    instructions: list[_Instruction] = []
+    labels: dict[tuple[tuple[int, ...], str], int] = {}
+    tables: dict[str, list[str]] = {}
+    scope: tuple[int, ...] = ()
+    scopes = at = 0
+    pending = ""
+    while at < len(body):
+        if body[at].isspace():
+            at += 1
+        elif body[at] == "{":
+            scopes += 1
+            scope = (*scope, scopes)
+            at += 1
+        elif body[at] == "}":
+            scope = scope[:-1]
+            at += 1
+        elif label := _LABEL.match(body, at):
+            pending = label[1]
+            labels[scope, pending] = len(instructions)
+            at = label.end()
+        else:
+            statement = _STATEMENT.match(body, at)
+            if statement is None:
+                raise CompileError(f"cannot read the PTX: {body[at:at + 60]!r}")
+            at = statement.end()
+            words = " ".join(statement[1].split())
+            if words.startswith(".branchtargets"):
+                tables[pending] = _WORD.findall(words.partition(" ")[2])
+            elif words and not words.startswith("."):
+                guard = _PREDICATE.match(words)
+                opcode, _, operands = words[guard.end() if guard else 0:].partition(" ")
+                instructions.append(
+                    _Instruction(tuple(opcode.split(".")), operands, bool(guard), scope))
+    for index, instruction in enumerate(instructions):
+        instruction.following = _successors(index, instruction, labels, tables)
+    return instructions
+
+
+def _successors(index: int, instruction: _Instruction,
+                labels: Mapping[tuple[tuple[int, ...], str], int],
+                tables: Mapping[str, list[str]]) -> list[int]:
+    base = instruction.parts[0]
+    if base == "bra":
+        targets = [instruction.operands.strip()]
+    elif base == "brx":
+        targets = tables[instruction.operands.rpartition(",")[2].strip()]
+    elif base == "trap" or _leaves(instruction):
+        targets = []
+    else:
+        return [index + 1]
+    found = [_target(target, instruction.scope, labels) for target in targets]
+    return [*found, index + 1] if instruction.guarded else found
+
+
+def _target(label: str, scope: tuple[int, ...],
+            labels: Mapping[tuple[tuple[int, ...], str], int]) -> int:
+    """Where a label of this scope, or of the nearest one around it, stands."""
+    for depth in range(len(scope), -1, -1):
+        found = labels.get((scope[:depth], label))
+        if found is not None:
+            return found
+    raise CompileError(f"the PTX branches to {label}, which is not there")
+
+
+def _leaves(instruction: _Instruction) -> bool:
+    return instruction.parts[0] in ("ret", "exit")
+
+
+def _ahead_of_wait(instructions: list[_Instruction]) -> set[int]:
+    """Indices of what some path reaches without having waited; the number of instructions stands
+    for the end of the body."""
+    found: set[int] = set()
+    todo = [0]
+    while todo:
+        index = todo.pop()
+        if index in found:
+            continue
+        if index < len(instructions):
+            instruction = instructions[index]
+            if instruction.name == WAIT and not instruction.guarded:
+                continue
+            todo += instruction.following
+        found.add(index)
+    return found
+
+
+# -- what an instruction touches ------------------------------------------------------------------
+def _global_access(instruction: _Instruction) -> tuple[str, str] | None:
+    """("read" or "write", the address) of an access that may be to global memory, or ("box", the
+    map's address) of one that reads through a tensor map; None for any other instruction."""
+    parts, addresses = instruction.parts, re.findall(r"\[([^\]]*)\]", instruction.operands)
+    base = parts[0]
+    if base == "prefetch" or base == "prefetchu" or (base == "cp" and "prefetch" in parts):
+        # Into L2, where all SMs look: harmless. Into L1 it would bring what is old by then.
+        return ("read", addresses[0]) if "L1" in parts else None
+    if base in ("st", "red") and "async" in parts:
+        return None  # to shared memory of the cluster
+    if base == "cp":
+        if "global" not in parts:  # a commit, a wait, an arrival, or from SM to SM
+            return ("write", "") if "tensor" in parts else None
+        spaces = [part for part in parts if part in _SPACES]
+        if "tensor" in parts:
+            # Coordinates are no addresses: beyond the tensor there is nothing to be read.
+            return ("write", "") if spaces[0] == "global" or "reduce" in parts \
+                else ("box", addresses[1].partition(",")[0])
+        if "reduce" in parts or spaces[0] == "global":
+            return "write", addresses[0]
+        return "read", addresses[1]
+    if base in _OPAQUE:
+        return "write", addresses[0] if addresses else ""
+    if base not in _LOADS | _STORES:
+        return None
+    space = next((part for part in parts if part in _SPACES), "generic")
+    if space not in ("global", "generic") or (base == "wmma" and "mma" in parts):
+        return None
+    write = base in _STORES or (base == "wmma" and "store" in parts)
+    return "write" if write else "read", addresses[0] if addresses else ""
+
+
+def _called(instruction: _Instruction) -> str:
+    """The function that a call names; "" for a call through a pointer."""
+    operands = re.sub(r"\([^)]*\)", " ", instruction.operands).replace(",", " ").split()
+    return operands[0] if operands and not operands[0].startswith("%") else ""
+
+
+def _harmless(text: str, function: str, callers: tuple[str, ...]) -> bool:
+    """Whether a function touches no global memory, nor does any that it calls."""
+    if not function or function in callers:
+        return False
+    try:
+        instructions = _parse(_body(text, ".func", function))
+    except CompileError:
+        return False
+    return all(
+        _global_access(i) is None and i.parts[0] != "griddepcontrol"
+        and (i.parts[0] != "call" or _called(i) in _HARMLESS_CALLS
+             or _harmless(text, _called(i), (*callers, function)))
+        for i in instructions
+    )
+
+
+class _Roots:
+    """From which parameters (their numbers, or a _Place), variables and loads the value of each
+    register may come, whatever path is taken. `parameter` matches the entry's parameters."""
+
+    def __init__(self, text: str, instructions: list[_Instruction],
+                 parameter: re.Pattern[str]) -> None:
+        self._parameter = parameter
+        self.on_chip: set[object] = set(
+            re.findall(r"\.(?:shared|local)\b[^;=]*?\s([$\w]+)\s*(?:\[[^\]]*\])?\s*;", text))
+        self._found: dict[str, set[object]] = {}
+        flows: list[tuple[list[str], set[str], set[object]]] = []
+        for instruction in instructions:
+            base = instruction.parts[0]
+            destination, _, sources = _first_operand(instruction.operands)
+            into = _WORD.findall(destination)
+            if base == "ld" and "param" in instruction.parts:
+                number = parameter.match(sources.strip(" []").partition("+")[0])
+                flows.append((into, set(), {int(number[1])} if number else {_LOADED}))
+            elif base in ("ld", "ldu", "atom", "ldmatrix"):
+                wide = instruction.parts[-1] in ("u64", "s64", "b64", "b128")
+                flows.append((into, set(), {_LOADED} if wide else set()))
+            elif base not in ("st", "red", "bra", "brx", "call", "ret", "exit"):
+                flows.append((into, set(_WORD.findall(sources)), set()))
+        registers = {name for into, _, _ in flows for name in into}
+        changed = True
+        while changed:
+            changed = False
+            for into, sources_of, roots in flows:
+                value = set(roots)
+                for source in sources_of:
+                    if source in registers:
+                        value |= self._found.get(source, set())
+                    elif not source.startswith("%"):  # not %tid and its like
+                        value.add(self._named(source))
+                for name in into:
+                    known = self._found.setdefault(name, set())
+                    if not value <= known:
+                        known |= value
+                        changed = True
+
+    def of(self, address: str) -> set[object]:
+        """The roots of an address as it stands between brackets."""
+        found: set[object] = set()
+        for word in _WORD.findall(address):
+            found |= self._found.get(word, set() if word.startswith("%") else {self._named(word)})
+        return found
+
+    def _named(self, word: str) -> object:
+        """The root that a name stands for."""
+        number = self._parameter.match(word)
+        return _Place(int(number[1])) if number else word
+
+
+def _first_operand(operands: str) -> tuple[str, str, str]:
+    """Split behind the first operand, which may be a list in braces."""
+    if operands.startswith("{"):
+        head, brace, rest = operands.partition("}")
+        return head + brace, ",", rest.lstrip(", ")
+    return operands.partition(",")

@@ -1,0 +1,108 @@
+"""Variables of a CUDA C source: `__constant__` and `__device__` ones, which the host can set, and
+how many bytes a kernel declares `__shared__`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.c_types import canonical, code_of, type_words
+from rawnn.cuda.compiling.structs import Struct, layout_of
+
+_VARIABLE = r"\s+((?:[\w:]+\s+)*?[\w:]+[\s*]+)(\w+)\s*((?:\[[^\]]*\]\s*)*)"
+_DECLARED = re.compile(rf"\b__(?:constant|device|managed)__{_VARIABLE}(?=[;={{])")
+_SHARED = re.compile(
+    rf"\b__shared__(?:\s+(?:alignas|__align__)\s*\([^)]*\))?{_VARIABLE}(?=[;,])")
+_DEEP = 4
+"""Constants of constants that an extent may be made of."""
+_QUALIFIERS = {"static", "extern", "inline", "constexpr", "__constant__", "__device__",
+               "__managed__", "alignas"}
+
+
+@dataclass(frozen=True)
+class SymbolType:
+    """A variable's name, the type of its elements in canonical words and that type's layout, None
+    where it is not known; `shape` where the source says it in numbers, constants and macros, else
+    None."""
+
+    name: str
+    ctype: str
+    layout: Struct | None
+    shape: tuple[int, ...] | None
+
+    @property
+    def nbytes(self) -> int | None:
+        """None where it is not known from the source."""
+        if self.layout is None or self.shape is None:
+            return None
+        return self.layout.size * prod(self.shape)
+
+
+def symbols(text: str) -> Iterator[SymbolType]:
+    """Every variable that `text` declares with __constant__ or __device__."""
+    code = code_of(text)
+    yield from _variables(_DECLARED, code, code, text)
+
+
+@cache
+def static_shared(text: str, kernel: str) -> int:
+    """Bytes that the body of a kernel declares `__shared__`, as far as the source says them in
+    numbers, constants and macros; not those of functions that it calls."""
+    code = code_of(text) if "__shared__" in text else ""
+    return sum(each.nbytes or 0
+               for each in _variables(_SHARED, body_of(code, kernel), code, text))
+
+
+def body_of(code: str, kernel: str) -> str:
+    """What stands between the braces of a kernel, whose name has no namespaces here; "" of one that
+    is not defined in the code, which is free of comments (code_of)."""
+    named = re.search(rf"\b__global__\b[^;{{]*\b{kernel}\s*\([^{{;]*{{", code)
+    if named is None:
+        return ""
+    depth, end = 1, named.end()
+    while depth and (brace := re.compile(r"[{}]").search(code, end)):
+        depth, end = depth + (1 if brace[0] == "{" else -1), brace.end()
+    return code[named.end():end]
+
+
+def _variables(pattern: re.Pattern[str], part: str, code: str, text: str) -> Iterator[SymbolType]:
+    """The variables that a part of the code declares."""
+    for match in pattern.finditer(part):
+        words = [word for word in type_words(match[1]) if word not in _QUALIFIERS]
+        pointer = "*" in match[1]
+        ctype = canonical(words)
+        extents = [_number(e, code, text) for e in re.findall(r"\[([^\]]*)\]", match[3])]
+        shape = None if None in extents else tuple(e for e in extents if e is not None)
+        try:
+            layout = layout_of("unsigned long long" if pointer else ctype, [code])
+        except ConfigError:
+            layout = None
+        yield SymbolType(match[2], ctype + "*" * pointer, layout, shape)
+
+
+def find_symbol(text: str, name: str) -> SymbolType | None:
+    """The variable `name` of `text`; None where it declares none."""
+    return next((each for each in symbols(text) if each.name == name), None)
+
+
+def _number(extent: str, code: str, text: str) -> int | None:
+    """Of "6", or of arithmetic with numbers, constants and macros: "2 * RADIUS + 1"."""
+    def value(match: re.Match[str]) -> str:
+        name = re.escape(match[0])
+        found = re.search(rf"\b{name}\s*=\s*([^;{{}}]+);", code) \
+            or re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+([^\n]+?)[ \t]*(?://.*)?$", text,
+                         re.MULTILINE)
+        return f"({found[1]})" if found else match[0]
+
+    for _ in range(_DEEP):
+        extent = re.sub(r"\b[A-Za-z_]\w*", value, extent)
+    if not re.fullmatch(r"[\d\s+\-*/()]+", extent) or "**" in extent:
+        return None
+    try:
+        return int(eval(extent.replace("/", "//"), {"__builtins__": {}}))
+    except (SyntaxError, ArithmeticError, TypeError):
+        return None

@@ -1,0 +1,114 @@
+"""From a CUDA file as nvcc compiles it to what NVRTC can: the device's part, of the source and of
+the project's headers, with empty headers for those of the host.
+
+It is tried where NVRTC refuses the source as it is, and never before.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rawnn.cuda.compiling.cures import DECLARED
+from rawnn.cuda.compiling.declarations import UnbalancedBrackets
+from rawnn.cuda.compiling.device_part import find_device_part
+from rawnn.cuda.compiling.headers import HOST_HEADERS, STANDARD
+from rawnn.cuda.compiling.host_headers import is_helper, is_of_the_host, replace_header
+from rawnn.cuda.compiling.includes import IncludedFiles, find_included_files
+from rawnn.cuda.compiling.translation import Omission, Translation
+from rawnn.ptx import SOURCES
+
+_UNDEFINED = re.compile(r'(?:identifier|name) "(\w+)" is undefined')
+_CUDAS = ("cuda_fp16.h", "nv/target", "curand_kernel.h", "crt/mma.h")
+"""A header of each folder of CUDA's own: what lies there is compiled as it is."""
+
+_SYSTEM = "#define __linux__ 1\n#define __unix__ 1\n" if sys.platform == "linux" else ""
+"""What nvcc's host compiler defines, and NVRTC does not."""
+_OPTIONS = ("--device-as-default-execution-space",)
+"""For what stays without a mark: constexpr functions, and the declarations of cuda.h."""
+
+
+def translate(text: str, paths: Sequence[Path], cuda: Sequence[Path], expressions: Sequence[str],
+              log: str) -> Translation | None:
+    """Another form of a source that NVRTC refused with `log`; None where there is none."""
+    return remove_host_code(text, paths, cuda, expressions) or add_implied_headers(text, log)
+
+
+def add_implied_headers(text: str, log: str) -> Translation | None:
+    """The source with the headers that nvcc includes by itself and that declare what NVRTC's log
+    says is undefined; None where there are none."""
+    preamble = _implied(set(_UNDEFINED.findall(log)))
+    return Translation(text, preamble=preamble) if preamble else None
+
+
+def remove_host_code(text: str, paths: Sequence[Path], cuda: Sequence[Path],
+                      expressions: Sequence[str]) -> Translation | None:
+    """The device's part of the source, and of the headers that `paths` have; `cuda` are the folders
+    of CUDA's headers. None where there is no function and no header of the host's, and where
+    brackets do not match."""
+    files = find_included_files(text, paths, _is_foreign, is_of_the_host)
+    try:
+        part = find_device_part(files.texts, expressions)
+    except UnbalancedBrackets:
+        return None
+    is_whole = any(each.what == "function" for each in part.left_out)
+    emptied = _emptied(files, cuda, is_whole, part.texts)
+    if not (is_whole or emptied or files.encoded):
+        return None
+    headers = {file: files.rewrite(file, each) for file, each in part.texts.items() if file}
+    headers |= {name: replace_header(name) for name in emptied}
+    words = {word for each in part.texts.values() for word in re.findall(r"[A-Za-z_]\w*", each)}
+    spaces = "".join(map(_declared, dict.fromkeys(("std", *part.namespaces))))
+    left = (*part.left_out, *(Omission("header", f"<{name}>") for name in emptied))
+    return Translation(files.rewrite("", part.texts[""]), headers,
+                      _SYSTEM + spaces + _implied(words), _OPTIONS, left)
+
+
+def _declared(namespace: str) -> str:
+    """Code that declares a namespace, which `using namespace` needs; its header may be empty."""
+    names = namespace.removeprefix("::").split("::")
+    if not all(name.isidentifier() for name in names):
+        return ""
+    return "".join(f"namespace {name} {{ " for name in names) + "}" * len(names) + "\n"
+
+
+def _implied(names: set[str]) -> str:
+    """The directives that declare those of the names that nvcc knows without any."""
+    found = sorted({header for name in names if (header := DECLARED.get(name))
+                    and (HOST_HEADERS / header).is_file()})
+    return "".join(f"#include <{header}>\n" for header in found)
+
+
+def _is_foreign(folder: str) -> bool:
+    """Whether a folder has CUDA's headers, or rawnn's."""
+    return Path(folder).is_relative_to(SOURCES) or any(
+        (Path(folder) / name).is_file() for name in _CUDAS)
+
+
+def _emptied(files: IncludedFiles, cuda: Sequence[Path], is_whole: bool,
+             texts: dict[str, str]) -> list[str]:
+    """The headers to be empty: the host's, what is nowhere and stands in angle brackets in a file
+    with code of the host, and C++'s own where the device's part does not name `std`."""
+    uses_std = any(re.search(r"\bstd\s*::|\busing\s+namespace\s+std\b", each)
+                   for each in texts.values())
+    found = []
+    for name, in_quotes in files.missing.items():
+        if name in STANDARD:
+            empty = is_whole and not uses_std
+        elif (HOST_HEADERS / name).is_file():
+            empty = False
+        else:
+            is_found = any((folder / name).is_file() for folder in cuda)
+            empty = is_of_the_host(name) or is_helper(name) or (
+                is_whole and not (is_found or in_quotes or _is_device_header(name)))
+        if empty:
+            found.append(name)
+    return sorted(found)
+
+
+def _is_device_header(name: str) -> bool:
+    """Whether device code needs a header that is not installed: its wheel is the cure."""
+    return name.startswith(("cuda/", "cub/", "nv/", "thrust/", "crt/", "cooperative_groups",
+                            "curand_", "mma.h", "cuda_", "math_constants"))

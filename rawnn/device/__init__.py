@@ -1,1 +1,0 @@
-"""The GPU, or a simulated one: the driver, compiled kernels, NVIDIA's libraries."""

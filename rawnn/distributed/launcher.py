@@ -1,0 +1,122 @@
+"""Starting ranks of a command on this host, and ending them together: what torchrun and mpirun do,
+for those who have neither PyTorch nor MPI."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic, sleep
+from types import FrameType
+
+from rawnn.common.words import counted
+from rawnn.distributed.place import SECRET
+
+PATIENCE = 10.0
+"""Seconds in which ranks end by themselves once one has; then they are ended."""
+TIMED_OUT = 124
+"""The status of ranks that had to be ended, as that of timeout(1)."""
+FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+def run(command: Sequence[str], ranks: int, say: Callable[[str], None],
+        seconds: float = math.inf, hear: Callable[[int], object] = lambda number: None) -> int:
+    """Start them, wait for all, and return the exit status: of the rank that failed first. `say` is
+    told of a rank that a signal ended, and of those that had to be ended: because one has, or all
+    after so many `seconds` (TIMED_OUT). `hear` is told of the number of a signal that asks this
+    process to end; the ranks are told of it, too."""
+    port, threads = _free_port(), str(threads_of(ranks))
+    secret = secrets.token_hex(32)
+    processes = []
+    try:
+        for rank in range(ranks):
+            processes.append(subprocess.Popen(command, env={
+                "OMP_NUM_THREADS": threads, SECRET: secret, **os.environ,
+                "RANK": str(rank), "WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RAWNN_LAUNCH": "1"}))
+        with _forwarding(processes, hear):
+            return _wait(processes, say, seconds)
+    finally:
+        _end(processes)
+
+
+def threads_of(ranks: int) -> int:
+    """Threads that each of the ranks may compute with on the host: its share of the cores that this
+    process may use. OpenBLAS, MKL and PyTorch take it from OMP_NUM_THREADS. Without it each takes
+    all cores, and threads that wait for one another without sleeping take them from each other: two
+    ranks on four cores took 6 to 8 times as long for an epoch."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max((cores or 1) // ranks, 1)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def _forwarding(processes: Sequence[subprocess.Popen[bytes]],
+                hear: Callable[[int], object]) -> Iterator[None]:
+    """What asks the launcher to end asks the ranks. A terminal's Ctrl-C has reached them already,
+    as they are of one process group with it."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        hear(number)
+        if number == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
+            return
+        for process in processes:
+            with suppress(OSError):
+                process.send_signal(number)
+
+    before = {getattr(signal, name): signal.getsignal(getattr(signal, name)) for name in FORWARDED
+              if hasattr(signal, name)}
+    for number in before:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], say: Callable[[str], None],
+          seconds: float) -> int:
+    """Until all have ended, or for so many seconds; where one fails the others get PATIENCE."""
+    left, first, until, last = dict(enumerate(processes)), 0, 0.0, monotonic() + seconds
+    while left:
+        for rank, process in list(left.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            del left[rank]
+            if not status or first:
+                continue
+            first, until = status if status > 0 else 128 - status, monotonic() + PATIENCE
+            if status < 0:
+                say(f"rank {rank} was ended by {signal.Signals(-status).name}")
+        if left and until and monotonic() > until:
+            say(f"{counted(len(left), 'rank')} did not end within {PATIENCE:g} s of it: ended")
+            _end(processes)
+            break
+        if left and monotonic() > last:
+            say(f"{counted(len(left), 'rank')} had not ended after {seconds:g} s: ended")
+            _end(processes)
+            return first or TIMED_OUT
+        sleep(0.02)
+    return first
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()

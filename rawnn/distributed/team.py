@@ -1,0 +1,253 @@
+"""The ranks of a run, joined in a star over TCP: rank 0 hears of every other, and tells them all.
+
+What goes this way is small or rare: where to meet on the GPUs, what is compared at the start,
+metrics, and that a rank has failed. On the host gradients go this way, too.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.errors import RanksError
+from rawnn.distributed.meeting import meet
+from rawnn.distributed.place import Place
+
+NOTICE = 1.0
+"""Seconds in which a rank notices by itself that another is lost, before what waits for it on the
+device is broken off: a communicator that is aborted must not be used any more."""
+GRACE = 5.0
+"""Seconds after that in which it has to come back from a call, and release what it has."""
+QUIET = 0.2
+"""Least seconds between two words on what a rank is doing."""
+
+
+class Team:
+    """This rank and the others. Every method but `fail`, `check` and `doing` is called by all
+    ranks, in the same order, and raises RanksError where one of them is lost.
+
+    With `guard`, a process that does not come back from a library's call, or does not get to
+    `close`, within NOTICE and GRACE seconds of a rank's loss ends at once.
+    """
+
+    def __init__(self, place: Place, facts: Mapping[str, str], guard: bool = False) -> None:
+        self.place, self.rank, self.size = place, place.rank, place.size
+        self._guard, self._acts = guard, list[Callable[[], None]]()
+        self._inboxes: dict[int, queue.Queue[Any]] = {}
+        self._failure: RanksError | None = None
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._leaving = self._broken = False
+        self._last_words = ""
+        self._doing, self._told = "making ready", 0.0
+        self.who = f"{socket.gethostname()}, pid {os.getpid()}"
+        self._wires, self._names = meet(place, self.who)
+        self._doings = dict.fromkeys(self._wires, self._doing)
+        self._left: set[int] = set()
+        for rank in self._wires:
+            self._inboxes[rank] = queue.Queue()
+            threading.Thread(target=self._listen, args=(rank,), daemon=True,
+                             name=f"rank {rank}").start()
+        self.compare("the start", facts)
+
+    # -- what is done together --------------------------------------------------------------------
+    def exchange(self, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """`combine` of the values of all ranks, in their order, on every rank; rank 0 computes it.
+        Values are what MessagePack holds."""
+        self.check()
+        if self.rank:
+            self._send(0, [what, value])
+            return self._next(0, what)
+        values = [value, *(self._next(rank, what) for rank in range(1, self.size))]
+        result = combine(values)
+        for rank in range(1, self.size):
+            self._send(rank, [what, result])
+        return result
+
+    def broadcast(self, value: bytes | None) -> bytes:
+        """Rank 0's value, on every rank."""
+        found: bytes = self.exchange("broadcast", value, lambda values: values[0])
+        return found
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """The values of all ranks, in their order."""
+        found: list[Any] = self.exchange(what, value, lambda values: values)
+        return found
+
+    def any(self, what: str, value: str) -> str:
+        """The first value that is not empty, in the order of the ranks."""
+        found: str = self.exchange(what, value, lambda values: next(filter(None, values), ""))
+        return found
+
+    def reduce(self, arrays: Sequence[NDArray[Any]], weight: float, reduce: str = "sum") -> None:
+        """Each array becomes the sum over ranks of its elements times their weight, in the order of
+        the ranks, or ("max") the largest."""
+        def combine(values: list[list[bytes]]) -> list[bytes]:
+            found = []
+            for i, array in enumerate(arrays):
+                parts = [np.frombuffer(each[i], array.dtype) for each in values]
+                total = parts[0]
+                for part in parts[1:]:
+                    total = np.maximum(total, part) if reduce == "max" else total + part
+                found.append(total.tobytes())
+            return found
+
+        mine = [(a if reduce == "max" else a * a.dtype.type(weight)).tobytes() for a in arrays]
+        result = self.exchange(f"{reduce} of {', '.join(str(a.size) for a in arrays)}", mine,
+                               combine)
+        for array, data in zip(arrays, result, strict=True):
+            array[...] = np.frombuffer(data, array.dtype).reshape(array.shape)
+
+    def compare(self, what: str, facts: Mapping[str, str]) -> None:
+        """Raise RanksError, on every rank, where one has other facts than rank 0."""
+        def combine(values: list[dict[str, str]]) -> str:
+            for rank, theirs in enumerate(values):
+                for name in sorted(values[0].keys() | theirs.keys()):
+                    here, there = values[0].get(name, "none"), theirs.get(name, "none")
+                    if here != there:
+                        return (f"rank {rank} ({self._names.get(rank, self.who)}) differs from "
+                                f"rank 0 in {name}: {there}, not {here}")
+            return ""
+
+        if said := self.exchange(what, dict(facts), combine):
+            raise RanksError(said, self.rank == 0)
+
+    # -- what a rank is about, and its end --------------------------------------------------------
+    @property
+    def doing(self) -> str:
+        return self._doing
+
+    @doing.setter
+    def doing(self, what: str) -> None:
+        """Told to rank 0, but no more often than every QUIET seconds."""
+        self._doing = what
+        if self.rank and monotonic() - self._told > QUIET:
+            self._told = monotonic()
+            self._send(0, {"doing": what})
+
+    def on_failure(self, act: Callable[[], None]) -> None:
+        """Have `act` called, in whatever thread, once some rank is lost or this one has failed."""
+        with self._lock:
+            self._acts.append(act)
+            late = self._broken
+        if late:
+            act()
+
+    def check(self) -> None:
+        """Raise RanksError where some rank is lost."""
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def failed(self) -> bool:
+        """Whether some rank is lost, or this one."""
+        return self._failure is not None or self._leaving
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this rank cannot go on, and why. What waits for them on the device
+        is broken off, for they do not come any more."""
+        if self._failure is None:
+            self._tell(f"rank {self.rank} ({self.who}) failed while {self._doing}: "
+                       f"{str(error) or type(error).__name__}", set())
+            self._last_words = str(error) if self.rank == 0 else ""
+        self._leaving = True
+        self._break_off(0.0)
+
+    def close(self) -> None:
+        """Leave; a second call is harmless."""
+        self._leaving = True
+        self._over.set()
+        for rank, wire in self._wires.items():
+            self._send(rank, {"bye": True})
+            wire.close()
+
+    # -- inside -----------------------------------------------------------------------------------
+    def _send(self, rank: int, message: Any) -> None:
+        with suppress(OSError):  # that it is gone is heard by the thread that listens
+            self._wires[rank].send(message)
+
+    def _next(self, rank: int, what: str) -> Any:
+        while True:
+            try:
+                theirs, value = self._inboxes[rank].get(timeout=0.1)
+            except queue.Empty:  # what came ahead of a loss counts: all see the same then
+                self.check()
+                continue
+            if theirs != what:
+                self._lost(f"rank {rank} is at '{theirs}' while rank {self.rank} is at '{what}'")
+                continue
+            return value
+
+    def _listen(self, rank: int) -> None:
+        wire = self._wires[rank]
+        try:
+            while True:
+                message = wire.receive()
+                if isinstance(message, list):
+                    self._inboxes[rank].put(message)
+                elif "doing" in message:
+                    self._doings[rank] = message["doing"]
+                elif "failed" in message:
+                    self._lost(message["failed"], {rank})
+                elif "bye" in message:
+                    self._left.add(rank)
+        except EOFError:
+            if not self._leaving and rank not in self._left:
+                about = f"it was last heard of {self._doings[rank]}" if self.rank == 0 else \
+                    f"rank {self.rank} was {self._doing}"
+                self._lost(f"rank {rank} ({self._names.get(rank, 'unknown')}) ended without a "
+                           f"word: {about}", {rank}, silent=rank == 0)
+            elif not self._leaving:
+                self._inboxes[rank].put([f"the end of rank {rank}", None])
+
+    def _tell(self, said: str, but: set[int]) -> None:
+        for rank in self._wires.keys() - but:
+            self._send(rank, {"failed": said})
+
+    def _lost(self, said: str, known: set[int] | None = None, silent: bool = False) -> None:
+        """Some rank is lost: tell the others, and break off what waits for it here. Rank 0 says
+        it, or rank 1 where rank 0 is `silent` for ever."""
+        with self._lock:
+            if self._failure is not None or self._leaving:
+                return
+            speaker = 1 if silent else 0
+            self._failure = RanksError(said, self.rank == speaker)
+        if self.rank == speaker:
+            self._last_words = said
+        self._tell(said, known or set())
+        self._break_off(NOTICE)
+
+    def _break_off(self, seconds: float) -> None:
+        """After so many seconds; a process with a guard then has GRACE seconds to end."""
+        if not self._guard:
+            self._act()
+            return
+        threading.Thread(target=self._watch, args=(seconds,), daemon=True, name="guard").start()
+
+    def _watch(self, seconds: float) -> None:
+        self._over.wait(seconds)
+        self._act()
+        if not self._over.wait(GRACE):
+            if self._last_words:
+                with suppress(OSError):
+                    os.write(2, f"rawnn: error: {self._last_words}\n".encode())
+            with suppress(Exception):
+                sys.stdout.flush()
+            os._exit(1)
+
+    def _act(self) -> None:
+        with self._lock:
+            acts, self._broken = ([] if self._broken else list(self._acts)), True
+        for act in acts:
+            with suppress(Exception):  # the loss is what is reported
+                act()

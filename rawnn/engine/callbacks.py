@@ -1,0 +1,266 @@
+"""Listeners that come with rawnn: checkpoints, early stopping, a log as CSV."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.common.files import SideOutput, check_output
+from rawnn.common.listener import Listener
+from rawnn.engine.checkpoint import BEST, EARLY_STOPPING, Checkpoint, Store, is_of_run, read, write
+from rawnn.engine.result import Report
+
+if TYPE_CHECKING:
+    from rawnn.engine.config import Config
+    from rawnn.engine.training import Session
+
+
+class Listeners(Listener):
+    """Several listeners as one: each hears everything, in order. Messages go to the logger "rawnn",
+    too, as information."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = list(listeners)
+        self.reads = any(listener.reads for listener in self._listeners)
+
+    def notify(self, message: str) -> None:
+        logging.getLogger("rawnn").info(message)
+        for listener in self._listeners:
+            listener.notify(message)
+
+    def started(self, session: Session) -> None:
+        for listener in self._listeners:
+            listener.started(session)
+
+    def reported(self, report: Report) -> None:
+        for listener in self._listeners:
+            listener.reported(report)
+
+    def epoch_done(self, epoch: int) -> None:
+        for listener in self._listeners:
+            listener.epoch_done(epoch)
+
+    def settled(self, epoch: int) -> None:
+        for listener in self._listeners:
+            listener.settled(epoch)
+
+    def ended(self, epoch: int) -> None:
+        for listener in self._listeners:
+            listener.ended(epoch)
+
+
+def asked_for(config: Config, lock: Callable[[Path], bool]) -> list[Listener]:
+    """The listeners that a configuration asks for. Checkpoints go first: they hold what training
+    reached, not the best parameters that early stopping brings back at the end. `lock` is given the
+    directory to save in, and says whether it could lock it. Raises ConfigError for one that another
+    run writes to, or that holds another run's checkpoints, before anything is fetched for this."""
+    made: list[Listener] = []
+    if config.save is not None:
+        kept = Checkpoints(config.save, config.save_every, config.keep)
+        is_locked = lock(kept.directory)
+        if config.resume is None:
+            kept.expect(0, is_locked)
+        made.append(kept)
+    if config.patience is not None:
+        made.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
+                                  directory=config.save))
+    return made
+
+
+def writing_nothing(given: Sequence[Listener], config: Config) -> list[Listener]:
+    """The listeners of a rank other than the first: those that write files are left to that one."""
+    kept = [each for each in given if not isinstance(each, Checkpoints | CsvLog)]
+    if config.patience is not None:
+        kept.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
+                                  directory=config.save, writes=False))
+    return kept
+
+
+class Checkpoints(Listener):
+    """Writes a checkpoint after every `every` epochs and at the end, and keeps the newest `keep`.
+
+    Raises CheckpointError for a directory that cannot be used, ConfigError (when training starts)
+    for one that another run writes to, or that holds checkpoints of later epochs. Where one cannot
+    be written the run ends after the epoch, with its result.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], every: int = 1,
+                 keep: int | None = None) -> None:
+        if every < 1:
+            raise ConfigError(f"save_every = {every}: it must be at least 1")
+        self._store, self._every = Store(directory, keep), every
+        self._last = -1
+
+    @property
+    def directory(self) -> Path:
+        return self._store.directory
+
+    def expect(self, epoch: int, is_locked: bool) -> None:
+        """Refuse a directory that holds checkpoints of later epochs. Raises ConfigError."""
+        self._store.expect(epoch, is_locked)
+
+    def started(self, session: Session) -> None:
+        self._session, self._last = session, session.resumed
+        self.expect(session.resumed, session.lock(self.directory))
+
+    def settled(self, epoch: int) -> None:
+        if epoch % self._every == 0:
+            with self._session.paused():
+                self._save(epoch)
+
+    def ended(self, epoch: int) -> None:
+        if epoch != self._last:
+            self._save(epoch)
+
+    def _save(self, epoch: int) -> None:
+        checkpoint = self._session.checkpoint(epoch)
+        try:
+            self._store.save(checkpoint)
+        except CheckpointError as error:
+            self._session.stop_unsaved(error, self._store.directory)
+        self._last = epoch
+
+
+_HIGHER_IS_BETTER = ("test_accuracy", "train_accuracy")
+
+
+class EarlyStopping(Listener):
+    """Ends training after `patience` reports in a row whose figure `monitor` is not better than the
+    best so far by more than `min_delta`; with `restore_best` the parameters of the best report
+    come back at the end, however training ends. With a `directory` they are kept there, too, as
+    `best.safetensors`, so that a resumed run still has them; one that does not write, of a rank
+    other than the first, only takes them from there."""
+
+    def __init__(self, patience: int = 5, min_delta: float = 0.0, monitor: str = "test_loss",
+                 restore_best: bool = True, directory: str | os.PathLike[str] | None = None,
+                 writes: bool = True) -> None:
+        names = [field.name for field in fields(Report) if field.name not in ("epoch", "epoch_ms")]
+        if monitor not in names:
+            raise ConfigError(f"monitor = '{monitor}': use one of {', '.join(names)}")
+        if patience < 1:
+            raise ConfigError(f"patience = {patience}: it must be at least 1")
+        if not 0 <= min_delta < math.inf:
+            raise ConfigError(f"min_delta = {min_delta}: it must be a finite number >= 0")
+        self._patience, self._min_delta = patience, min_delta
+        self._monitor, self._restore = monitor, restore_best
+        self._file = None if directory is None else Path(directory) / BEST
+        self._writes = writes
+
+    def started(self, session: Session) -> None:
+        self._session = session
+        if self._file is not None:
+            session.lock(self._file.parent)
+        self.best, self.best_epoch, self._waited = math.nan, 0, 0
+        self._state: dict[str, Any] | None = None
+        before = session.facts.pop(EARLY_STOPPING, None)
+        if before and before["monitor"] == self._monitor:
+            self.best, self.best_epoch = float(before["best"]), int(before["epoch"])
+            self._waited = int(before["waited"])
+            self._state = self._kept_best()
+            self._note()
+
+    def _kept_best(self) -> dict[str, Any] | None:
+        """The best state of the run that is continued."""
+        if not self._restore:
+            return None
+        reason = "it kept none"
+        if self._file is not None:
+            try:
+                kept = read(self._file)
+                its = is_of_run(kept, self._session.lineage)
+                if its and kept.epoch == self.best_epoch:
+                    return {**kept.parameters, **kept.state}
+                reason = f"{self._file} is of " + (f"epoch {kept.epoch}" if its else "another run")
+            except CheckpointError as error:
+                reason = str(error)
+        self._session.listener.notify(f"the best parameters of the run before, of epoch "
+                                      f"{self.best_epoch}, are lost: {reason}")
+        return None
+
+    def reported(self, report: Report) -> None:
+        self._judge(report)
+        self._note()
+
+    def _note(self) -> None:
+        """What checkpoints keep of it."""
+        self._session.facts[EARLY_STOPPING] = {
+            "monitor": self._monitor, "best": self.best, "epoch": self.best_epoch,
+            "waited": self._waited,
+            "saved": self._file is not None and self._state is not None}
+
+    def _judge(self, report: Report) -> None:
+        value = float(getattr(report, self._monitor))
+        if math.isnan(value):
+            raise ConfigError(f"monitor = '{self._monitor}': the loss "
+                              f"{self._session.config.loss} gives no such figure")
+        gain = value - self.best if self._monitor in _HIGHER_IS_BETTER else self.best - value
+        if math.isnan(self.best) or gain > self._min_delta:
+            self.best, self.best_epoch, self._waited = value, report.epoch, 0
+            if self._restore:
+                self._state = self._session.runner.state()
+                if self._file is not None and self._writes:
+                    self._note()
+                    self._write(self._session.checkpoint(report.epoch), self._file)
+            return
+        self._waited += 1
+        if self._waited >= self._patience:
+            self._session.stop(
+                f"{self._monitor} has not been better than {self.best:.4g} of epoch "
+                f"{self.best_epoch} for {self._waited} reports")
+
+    def _write(self, best: Checkpoint, file: Path) -> None:
+        try:
+            write(file, best)
+        except CheckpointError as error:
+            self._session.stop_unsaved(error, file.parent)
+
+    def ended(self, epoch: int) -> None:
+        if self._state is not None and self.best_epoch != epoch:
+            self._session.restore(self._state)
+            self._session.listener.notify(f"the parameters of epoch {self.best_epoch}, the best by "
+                                          f"{self._monitor} ({self.best:.4g}), are back")
+
+
+class CsvLog(Listener):
+    """Writes every report as a row of a CSV file, as soon as it is there. Continues a file where a
+    resumed run continues training."""
+
+    reads = False
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+
+    def started(self, session: Session) -> None:
+        names = [field.name for field in fields(Report)]
+        check_output("CsvLog", self._path)
+        try:
+            kept = self._kept(session.resumed) if session.resumed else []
+        except OSError as error:
+            raise RawnnError(f"cannot read {self._path}: {error.strerror or error}") from None
+        self._file = SideOutput(self._path, session.listener.notify)
+        self._rows = csv.writer(self._file)
+        self._rows.writerows([names, *kept])
+        self._file.flush()
+
+    def _kept(self, epochs: int) -> list[list[str]]:
+        """The rows of the run that is continued, up to where it is taken up."""
+        with contextlib.suppress(FileNotFoundError), \
+                open(self._path, newline="", encoding="utf-8") as file:
+            return [row for row in csv.reader(file)
+                    if row and row[0].isdecimal() and int(row[0]) <= epochs]
+        return []
+
+    def reported(self, report: Report) -> None:
+        self._rows.writerow([getattr(report, field.name) for field in fields(Report)])
+        self._file.flush()
+
+    def ended(self, epoch: int) -> None:
+        self._file.close()

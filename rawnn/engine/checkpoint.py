@@ -1,0 +1,446 @@
+"""Checkpoints: one safetensors file holds all that a run needs to go on as if it had never
+stopped, and all that a model needs to predict.
+
+Parameters stand under their own names, optimizer state and clocks under `state.`, the
+normalisation under `normalisation.` (of target values `target_normalisation.`); network,
+configuration and labels are JSON in the metadata, with a SHA-256 over everything. A file appears
+under its name only when all of it is on the disk, and it is verified whenever it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
+from rawnn.common.files import write_atomically
+from rawnn.data.normalise import Normalisation, TargetNormalisation
+from rawnn.model.layers import Network, Parameters
+from rawnn.version import __version__
+
+FORMAT = 1
+"""The newest version of the layout that this rawnn reads; the one it writes."""
+
+_DTYPES: dict[str, Any] = {
+    "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64,
+    "I32": np.int32, "I64": np.int64, "U8": np.uint8, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+}
+_STATE, _NORMALISATION, _TARGETS = "state.", "normalisation.", "target_normalisation."
+PARTIALS = ".*.safetensors*.partial"
+_NAME = re.compile(r"rawnn-([0-9]{6,12})\.safetensors")
+BEST = "best.safetensors"
+"""What early stopping calls the checkpoint of the best report."""
+EARLY_STOPPING = "early_stopping"
+"""Under this name `facts` hold what early stopping knows: `epoch` of the best report, `best`, its
+figure by `monitor`, `waited`, and whether the parameters are `saved` as `BEST`."""
+_MAX_HEADER = 100 << 20  # what the safetensors library itself allows
+
+Notify = Callable[[str], None]
+Arrays = dict[str, NDArray[Any]]
+Lineage = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What a file holds. `epoch` epochs are done; `state` is what the runner keeps besides the
+    parameters (optimizer state, clock, loss scale), by tensor name; `config` is the run's Config as
+    plain values; `facts` are numbers of the listeners, such as the best loss so far; `taken` says
+    what the run took of what was open (rawnn/engine/taken.py), {} where nobody wrote it down; `data`
+    which data it was trained on (rawnn/engine/resumption.py), {} where that is not known; `lineage`
+    has a random name and the first epoch of the run and of each that continued it, () in older
+    files; `label_dtype` and `autoencoder` are those of a Model."""
+
+    network: Network
+    parameters: Parameters
+    epoch: int = 0
+    state: Arrays = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    normalisation: Normalisation = field(default_factory=Normalisation)
+    label_names: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    taken: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    lineage: Lineage = ()
+    target_normalisation: TargetNormalisation | None = None
+    label_dtype: str = ""
+    autoencoder: bool = False
+
+
+# -- content ---------------------------------------------------------------------------------------
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """The content of a checkpoint file."""
+    import safetensors.numpy
+
+    network, normalisation = checkpoint.network, checkpoint.normalisation
+    metadata = {
+        "rawnn_format": str(FORMAT),
+        "rawnn": __version__,
+        "network": _json({"layers": network.layers, "bias": network.bias, "init": network.init,
+                          "activation": network.activation, "loss": network.loss}),
+        "epoch": str(checkpoint.epoch),
+        "config": _json(checkpoint.config),
+        "scale": repr(float(normalisation.scale)),
+        "label_names": _json(checkpoint.label_names),
+        "facts": _json(checkpoint.facts),
+        **({"taken": _json(checkpoint.taken)} if checkpoint.taken else {}),
+        **({"data": _json(checkpoint.data)} if checkpoint.data else {}),
+        **({"lineage": _json(checkpoint.lineage)} if checkpoint.lineage else {}),
+        **({"label_dtype": checkpoint.label_dtype} if checkpoint.label_dtype else {}),
+        **({"autoencoder": _json(True)} if checkpoint.autoencoder else {}),
+    }
+    tensors: Arrays = {**checkpoint.parameters}
+    tensors |= {_STATE + name: array for name, array in checkpoint.state.items()}
+    if normalisation.mean is not None and normalisation.std is not None:
+        tensors |= {_NORMALISATION + "mean": normalisation.mean,
+                    _NORMALISATION + "std": normalisation.std}
+    if (targets := checkpoint.target_normalisation) is not None:
+        tensors |= {_TARGETS + "mean": targets.mean, _TARGETS + "std": targets.std}
+    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    metadata["sha256"] = _digest(metadata, tensors)
+    return safetensors.numpy.save(tensors, metadata)
+
+
+def decode(content: bytes, where: str) -> Checkpoint:
+    """The checkpoint in a file's content. Raises CheckpointError, starting with `where`."""
+    metadata, tensors = unpack(content, where)
+    try:
+        newest = int(metadata["rawnn_format"])
+        recorded = metadata.pop("sha256")
+    except KeyError:
+        raise CheckpointError(f"{where} is a safetensors file, but no checkpoint of rawnn: its "
+                              f"metadata say nothing of one") from None
+    except ValueError:
+        raise CheckpointError(f"{where} is corrupt: its format version is no number") from None
+    if newest > FORMAT:
+        raise CheckpointError(f"{where} was written by a newer rawnn (format {newest}; this one "
+                              f"reads up to {FORMAT}): update rawnn")
+    if recorded != _digest(metadata, tensors):
+        raise CheckpointError(f"{where} is corrupt: the SHA-256 of its content is not the one it "
+                              f"records")
+    try:
+        return _made(metadata, tensors, where)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where} is not a valid checkpoint ({_line(error)})") from None
+    except ConfigError as error:
+        raise CheckpointError(f"{where} does not fit this rawnn: {error}") from None
+
+
+def _made(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoint:
+    described = json.loads(metadata["network"])
+    described["layers"] = tuple(int(n) for n in described["layers"])
+    network = Network(**described)
+    parts: dict[str, Arrays] = {"": {}, _STATE: {}, _NORMALISATION: {}, _TARGETS: {}}
+    for name, array in tensors.items():
+        prefix = next((p for p in parts if p and name.startswith(p)), "")
+        parts[prefix][name.removeprefix(prefix)] = array
+    wanted = {t.name: t.shape for t in network.parameters()}
+    found = {name: array.shape for name, array in parts[""].items()}
+    if wanted != found:
+        raise CheckpointError(f"{where} is inconsistent: it is of the network {network}, but the "
+                              f"shapes of its parameters are others")
+    means, targets = parts[_NORMALISATION], parts[_TARGETS]
+    normalisation = Normalisation(float(metadata["scale"]), means.get("mean"), means.get("std"))
+    return Checkpoint(
+        network, {name: parts[""][name] for name in wanted}, int(metadata["epoch"]), parts[_STATE],
+        dict(json.loads(metadata["config"])), normalisation,
+        tuple(str(name) for name in json.loads(metadata["label_names"])),
+        dict(json.loads(metadata["facts"])), dict(json.loads(metadata.get("taken", "{}"))),
+        dict(json.loads(metadata.get("data", "{}"))),
+        tuple((str(name), int(epoch)) for name, epoch in json.loads(metadata.get("lineage", "[]"))),
+        TargetNormalisation(targets["mean"], targets["std"]) if targets else None,
+        np.dtype(metadata["label_dtype"]).name if "label_dtype" in metadata else "",
+        "autoencoder" in metadata or bool(json.loads(metadata["config"]).get("autoencoder")))
+
+
+def unpack(content: bytes, where: str) -> tuple[dict[str, str], Arrays]:
+    """Metadata and tensors of a safetensors file, whoever wrote it. Raises CheckpointError,
+    starting with `where`."""
+    import safetensors
+
+    size = len(content)
+    length = int.from_bytes(content[:8], "little")
+    if size < 8 or (length <= _MAX_HEADER and 8 + length > size and content[8:9] in (b"", b"{")):
+        raise CheckpointError(f"{where} is truncated: {size:,} bytes do not hold its header")
+    if content[8:9] != b"{" or length > _MAX_HEADER:
+        raise CheckpointError(f"{where} is not a safetensors file")
+    try:
+        header = json.loads(content[8 : 8 + length])
+        metadata = dict(header.pop("__metadata__", {}))
+        end = 8 + length + max((int(t["data_offsets"][1]) for t in header.values()), default=0)
+        strings = all(isinstance(v, str) for v in metadata.values())
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        strings, end = False, 0
+    if not strings:
+        raise CheckpointError(f"{where} is corrupt: its header is not that of a safetensors file")
+    if end > size:
+        raise CheckpointError(f"{where} is truncated: its header declares {end:,} bytes, but it "
+                              f"holds {size:,}")
+    try:
+        found = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
+        tensors = {name: _array(t) for name, t in found}
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{where} is corrupt: {_line(error)}") from None
+    except (KeyError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{where} holds a tensor that rawnn cannot read "
+                              f"({_line(error)})") from None
+    return metadata, tensors
+
+
+def _array(tensor: Mapping[str, Any]) -> NDArray[Any]:
+    array: NDArray[Any] = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]])
+    return array.reshape(tensor["shape"])
+
+
+def _digest(metadata: Mapping[str, str], tensors: Arrays) -> str:
+    """SHA-256 over all that matters, in an order that does not depend on the file's layout."""
+    sha = hashlib.sha256(_json(sorted(metadata.items())).encode())
+    for name in sorted(tensors):
+        array = tensors[name]
+        sha.update(_json([name, array.dtype.name, array.shape]).encode())
+        sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+    """Write a checkpoint so that the name holds either what it held before or all of the new, also
+    after a power failure. Raises CheckpointError."""
+    try:
+        write_atomically(path, encode(checkpoint), durable=True)
+    except RawnnError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def read(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read and verify a checkpoint file. Raises CheckpointError with one clear sentence."""
+    return decode(read_content(path), os.fspath(path))
+
+
+def read_content(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a regular file. Raises CheckpointError."""
+    try:
+        if not os.path.isfile(path) and os.path.exists(path):
+            raise OSError(0, "it is not a regular file")
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except MemoryError:
+        raise CheckpointError(f"{path} does not fit in memory") from None
+
+
+def name_of(epoch: int) -> str:
+    """The name of the checkpoint behind an epoch."""
+    return f"rawnn-{epoch:06d}.safetensors"
+
+
+def listed(directory: str | os.PathLike[str]) -> list[tuple[int, Path]]:
+    """Epoch and path of every checkpoint in a directory, oldest first. Raises CheckpointError."""
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be read: {error.strerror or error}") from None
+    return sorted((int(match[1]), Path(directory, name)) for name in names
+                  if (match := _NAME.fullmatch(name)))
+
+
+def cure_of_unsaved(directory: str | os.PathLike[str]) -> str:
+    """What to do where a checkpoint could not be written: how to go on from the newest of the
+    directory that can be read."""
+    whole = None
+    with contextlib.suppress(CheckpointError):
+        whole = next((path for _, path in reversed(listed(directory)) if _good(path)), None)
+    return f"{whole} is whole: make room, and continue with --resume {directory}" if whole \
+        else f"{directory} holds no whole checkpoint"
+
+
+def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
+    """The checkpoint at `path`: the file itself, or the newest good one of a directory.
+
+    One that cannot be read is passed over in a directory, and `notify` told. Raises
+    CheckpointError.
+    """
+    if not os.path.isdir(path):
+        return Path(path), read(path)
+    reason = ""
+    for _, file in reversed(listed(path)):
+        try:
+            return file, read(file)
+        except CheckpointError as error:
+            notify(f"{error}; looking for an older one")
+            reason = f"; the last that was tried: {error}"
+    raise CheckpointError(f"{path} holds no checkpoint that can be read{reason}")
+
+
+def find_model(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
+    """The checkpoint of the model at `path`: the file itself; of a directory the one that training
+    ended with, which is `best.safetensors` where early stopping of the same run wrote it, else the
+    newest good one. `notify` gets a sentence where it is not the newest.
+
+    Raises CheckpointError.
+    """
+    best = Path(path, BEST)
+    if not os.path.isdir(path) or not best.exists():
+        return find(path, notify)
+    try:
+        stored = read(best)
+    except CheckpointError as error:
+        notify(f"{error}; looking for another checkpoint")
+        return find(path, notify)
+    if not listed(path):
+        notify(f"{best} is used, of epoch {stored.epoch}: {path} holds no other checkpoint")
+        return best, stored
+    newest, found = find(path, notify)
+    known = found.facts.get(EARLY_STOPPING, {})
+    ahead = bool(stored.lineage) and stored.epoch > found.epoch
+    if not (is_of_run(stored, found.lineage) or is_of_run(found, stored.lineage)):
+        notify(f"{best} is of another run than {newest.name}: {newest.name} is used")
+    elif not ahead and (known.get("epoch") != stored.epoch or not known.get("saved", True)):
+        notify(f"{best} is not what training ended with: {newest.name} is used")
+    else:
+        other = "" if newest.name == name_of(stored.epoch) else \
+            f"; the newest, of epoch {found.epoch}, is {newest.name}"
+        notify(f"{best} is used, the best parameters, of epoch {stored.epoch}{other}")
+        return best, stored
+    return newest, found
+
+
+def is_of_run(stored: Checkpoint, lineage: Lineage) -> bool:
+    """Whether the checkpoint was written by the run of `lineage`, or by one that it continues and
+    no later than it was resumed."""
+    shared = len(stored.lineage)
+    return lineage[:shared] == stored.lineage and \
+        all(stored.epoch <= first for _, first in lineage[shared:])
+
+
+def continued(values: Mapping[str, Any], arrays: bool = False,
+              found: tuple[Path, Checkpoint] | None = None) -> dict[str, Any]:
+    """Options of a run, and where they name a checkpoint to `resume` (which may be `found` already)
+    under them the options of the run that wrote it, which then goes on saving in its directory.
+    `arrays` says that the data are given apart from the options.
+
+    Raises CheckpointError, also where that run's data were named relative to another folder,
+    ConfigError where they were arrays, which no option names.
+    """
+    if not values.get("resume"):
+        return dict(values)
+    path, stored = found or find(values["resume"], lambda message: None)  # said when it is loaded
+    before = {k: v for k, v in stored.config.items() if k != "resume"}
+    if not arrays and "dataset" not in stored.config and values.get("data") is None \
+            and values.get("dataset") is None:
+        what = "was trained on arrays of a Python program, which no checkpoint holds" \
+            if stored.config else "is a model alone, which names no data"
+        raise ConfigError(f"{path} {what}: give them, as in rawnn.train(data=(X, y), "
+                          f"resume={os.fspath(values['resume'])!r}), or name a file of the same "
+                          f"examples with data= (--data)")
+    if before.get("save"):
+        before["save"] = os.fspath(path.parent)
+    if values.get("data") is None:
+        check_data_found(path, before.get("data"), "continue it")
+    return {**before, **values}
+
+
+def check_data_found(path: str | os.PathLike[str], data: str | None, action: str) -> None:
+    """Raise CheckpointError, with what to do, where the `data` of the run that wrote a checkpoint
+    are not where it read them. `action` is what they are wanted for."""
+    if not data or os.path.exists(os.path.expanduser(data)):
+        return
+    there, cure = ("they are not there any more", "") if os.path.isabs(os.path.expanduser(data)) \
+        else (f"from the folder in which it was started; there is none in {os.getcwd()}",
+              f"{action} in that folder, or ")
+    raise CheckpointError(f"the run of {path} read --data {data}, {there}: {cure}say with --data "
+                          f"where it is now")
+
+
+class Store:
+    """A directory of checkpoints, of which the newest `keep` are kept (None keeps all)."""
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int | None = None) -> None:
+        """Makes the directory. Raises CheckpointError where it cannot be used."""
+        self.directory = Path(directory)
+        self._keep = keep
+        if keep is not None and keep < 1:
+            raise ConfigError(f"keep = {keep}: at least one checkpoint must be kept")
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make the directory {directory}: "
+                                  f"{error.strerror or error}") from None
+        if not os.access(self.directory, os.W_OK | os.X_OK):
+            raise CheckpointError(f"the directory {directory} cannot be written")
+
+    def expect(self, epoch: int, is_locked: bool = True) -> None:
+        """Refuse a directory that holds good checkpoints behind `epoch`, where this run begins:
+        resuming would take them for its own. Torn ones stay until this run gets there. Leftovers
+        of a killed process are removed, unless no lock excludes that they are of a live one."""
+        later = [path for number, path in listed(self.directory) if number > epoch and _good(path)]
+        if later:
+            cure = "continue from it with --resume" if epoch == 0 else \
+                f"continue from the newest with --resume {self.directory}"
+            raise ConfigError(f"{later[-1]} is of a later epoch than this run begins with: {cure}, "
+                              f"or save to another directory with --save")
+        for left in self.directory.glob(PARTIALS) if is_locked else ():
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint under its epoch's name, then delete what is too old; never the one
+        just written. Raises CheckpointError."""
+        path = self.directory / name_of(checkpoint.epoch)
+        write(path, checkpoint)
+        if self._keep is not None:
+            self._delete(p for _, p in listed(self.directory)[: -self._keep] if p != path)
+        return path
+
+    def _delete(self, old: Iterable[Path]) -> None:
+        for path in old:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise CheckpointError(f"cannot delete {path}: {error.strerror or error}") from None
+
+
+def _good(path: Path) -> bool:
+    try:
+        read(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def check_fits(checkpoint: Checkpoint, network: Network, where: str) -> None:
+    """Raise CheckpointError unless the checkpoint is of this network."""
+    kept = checkpoint.network
+    for what, ours, theirs in (
+        ("layers are", str(network), str(kept)),
+        ("activation is", network.activation, kept.activation),
+        ("loss is", network.loss, kept.loss),
+        ("biases are", *("on" if n.bias else "off" for n in (network, kept))),
+    ):
+        if ours != theirs:
+            raise CheckpointError(f"{where} is of another network: its {what} {theirs}, but {ours} "
+                                  f"was asked for")

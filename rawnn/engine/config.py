@@ -1,0 +1,302 @@
+"""What a run is. The command line, a TOML file and `rawnn.Config(...)` all make this object."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, Self, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from rawnn.common.csvformat import CsvFormat, joined_columns
+from rawnn.common.errors import ConfigError, nearest, unknown
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
+from rawnn.model.schedules import parse
+from rawnn.model.workloads import workload
+from rawnn.plan.recipe import Recipe
+
+MAX_COUNT = 2**31 - 1
+DEFAULT_BATCH = 128
+Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A validated training run.
+
+    layers    sizes from the input features to the outputs
+    bias      whether layers have biases
+    activation  between layers: "relu", "tanh" or "gelu"
+    loss      "cross_entropy", "mse" or "bce" (binary cross-entropy on logits)
+    init      how parameters start: "uniform" (PyTorch's default), "he", "glorot" or "zeros"
+    epochs    passes over the training set
+    batch     examples per step; None: 128, or fewer for a small set of the user's own
+    partial   keep the last partial batch of an epoch; None: with data of the user's own
+    shuffle   a new order of the examples for each epoch
+    optimizer "sgd", "adam" or "adamw"
+    lr        learning rate
+    momentum, nesterov, weight_decay, beta1, beta2, eps  of the optimizer; None: its default
+    schedule  of the learning rate: "constant", "step:30:0.1", "cosine", "warmup:5,cosine"
+    seed      of the initial weights and of the order of examples
+    opt       toggles and presets, as after --opt: "graphs=epoch,cublas" (which starts from preload
+              and arena), "best,-cudnn", "none"
+    device    "auto", "gpu", "gpu:N", "host" or "sim"
+    dataset   "mnist", "fashion-mnist", "idx", "table" or "synthetic"
+    data      directory of the data set's files, or a .csv, .tsv or .npz file; None looks in
+              RAWNN_DATA and the user's cache
+    target    columns of a table to be predicted, by name or index, in a list or behind commas
+    encoding  of a CSV file; None: utf-8
+    decimal   the decimal mark of a CSV file, "." or ","
+    skip      columns of a CSV file that are not read, given as `target` is
+    validation  fraction of a table that is taken out for testing, where it has no test part
+    normalise "learned", "pixels", "none" or a mapping of scale, mean, std; None: bytes by 1/255
+              unless none of an array's exceeds 1
+    normalise_targets  "learned": mean 0 and deviation 1 of every column of target values (loss
+              mse), undone in predictions and in the losses shown; None or "none": as they are
+    autoencoder  whether the inputs themselves are the targets
+    save      directory for checkpoints; None keeps none
+    save_every  epochs between checkpoints
+    keep      how many checkpoints are kept; None keeps all
+    resume    checkpoint, or directory of checkpoints, to continue from
+    patience  reports without improvement after which training stops; None never stops
+    min_delta how much `monitor` must improve to count
+    monitor   what is watched: "test_loss", "test_accuracy" or "train_loss"
+
+    Numbers may be NumPy's, layers "784-128-10", toggles a list: `opt=["best", "-cudnn"]`.
+
+    Raises ConfigError with one clear sentence for a value of the wrong type or out of range.
+    """
+
+    layers: Annotated[tuple[Positive, ...], Meta(min_length=2)] = (784, 10)
+    bias: bool = True
+    activation: str = "relu"
+    loss: str = "cross_entropy"
+    init: str = "uniform"
+    epochs: Positive = 20
+    batch: Positive | None = None
+    partial: bool | None = None
+    shuffle: bool = False
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float | None = None
+    nesterov: bool | None = None
+    weight_decay: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+    schedule: str = "constant"
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    opt: str = "best"
+    device: str = "auto"
+    dataset: str = "mnist"
+    data: str | None = None
+    target: str | None = None
+    encoding: str | None = None
+    decimal: str = "."
+    skip: str | None = None
+    validation: float = 0.2
+    normalise: str | dict[str, float | list[float]] | None = None
+    normalise_targets: Literal["learned", "none"] | None = None
+    autoencoder: bool = False
+    save: str | None = None
+    save_every: Positive = 1
+    keep: Positive | None = None
+    resume: str | None = None
+    patience: Positive | None = None
+    min_delta: float = 0.0
+    monitor: Literal["test_loss", "test_accuracy", "train_loss"] = "test_loss"
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        for name in named:
+            if name not in cls.known():
+                raise unknown("option", name, cls.known())
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self), include_extras=True)
+        for field in fields(self):
+            value = _plain(getattr(self, field.name))
+            if field.name == "layers" and isinstance(value, str):
+                value = parse_layers(value)
+            if field.name == "opt" and isinstance(value, list):
+                value = _joined(value, "opt")
+            if field.name in ("target", "skip") and isinstance(value, list):
+                value = joined_columns(value) if value else None
+            try:
+                object.__setattr__(self, field.name, msgspec.convert(value, hints[field.name]))
+            except msgspec.ValidationError:
+                raise ConfigError(f"{field.name} = {_shown(value)}: {_meant(field.name)}") from None
+        if not math.isfinite(self.lr) or self.lr < 0:
+            raise ConfigError(f"lr = {self.lr}: the learning rate must be a finite number >= 0")
+        if not 0 < self.validation < 1:
+            raise ConfigError(f"validation = {self.validation}: give a fraction between 0 and 1")
+        if not 0 <= self.min_delta < math.inf:
+            raise ConfigError(f"min_delta = {self.min_delta}: it must be a finite number >= 0")
+        CsvFormat(self.encoding, self.decimal, self.skip)
+        self._check_company()
+        self._check_targets()
+        self.network()
+        self.recipe()
+        parse(self.schedule)
+        check_device(self.device)
+
+    def _check_company(self) -> None:
+        """Refuse what plays no part without another option. Raises ConfigError."""
+        for name, other in (("save_every", "save"), ("keep", "save"), ("min_delta", "patience"),
+                            ("monitor", "patience")):
+            if getattr(self, name) != getattr(type(self), name) and getattr(self, other) is None:
+                raise ConfigError(f"{name} = {getattr(self, name)} plays no part without {other} "
+                                  f"(--{other}): give that, too, or leave it out")
+
+    def _check_targets(self) -> None:
+        """Refuse to normalise targets that must stay as they are. Raises ConfigError."""
+        if self.normalise_targets != "learned":
+            return
+        loss = self.network().answers
+        if not loss.unit_power:
+            what = "class labels, which have no mean and deviation" if loss.labelled else \
+                "numbers from 0 to 1, which it could not do once they are normalised" \
+                if loss.link == "sigmoid" else "targets as they are"
+            raise ConfigError(f"normalise_targets = learned is for target values (--loss mse): the "
+                              f"loss {self.loss} compares with {what}")
+        if self.autoencoder:
+            raise ConfigError("normalise_targets = learned plays no part with autoencoder: its "
+                              "targets are the normalised inputs, for which --normalise learned is")
+
+    def network(self) -> Network:
+        """The network that is trained. Raises ConfigError for an unknown name."""
+        return Network(self.layers, self.bias, self.activation, self.loss, self.init)
+
+    def recipe(self) -> Recipe:
+        """How it is trained. Raises ConfigError for what the optimizer does not have."""
+        given = {"momentum": self.momentum, "nesterov": self.nesterov,
+                 "decay": self.weight_decay, "beta1": self.beta1, "beta2": self.beta2,
+                 "eps": self.eps}
+        optimizer = Optimizer(self.optimizer, self.lr,
+                              {k: float(v) for k, v in given.items() if v is not None})
+        return Recipe(self.batch or DEFAULT_BATCH, optimizer, self.schedule, self.shuffle,
+                      bool(self.partial), self.seed, self.epochs)
+
+    @classmethod
+    def known(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> Config:
+        """Make a Config from keys and values; unknown keys are refused with the nearest name.
+
+        The key `workload` names a set of values to start from (rawnn.model.workloads).
+        """
+        values = dict(values)
+        defaults = workload(values.pop("workload")) if values.get("workload") else {}
+        for key in values:
+            if key not in cls.known():
+                raise ConfigError(f"{source}: unknown key '{key}'"
+                                  + nearest(str(key), (*cls.known(), "workload")))
+        return cls(**{**defaults, **values})
+
+
+def check_device(device: str) -> None:
+    """Raise ConfigError for what names no device."""
+    if not re.fullmatch(r"auto|gpu(:[0-9]{1,4})?|host|sim", device):
+        raise ConfigError(f"device = '{device}': use auto, gpu, gpu:N, host or sim"
+                          + nearest(device.partition(":")[0], ("auto", "gpu", "host", "sim")))
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy as Python's, tuples as lists, paths as text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple | range):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()  # a number, of a scalar
+    return value
+
+
+def _joined(words: Sequence[Any], where: str) -> str:
+    """Toggles in a list as one text. Raises ConfigError for others than strings."""
+    if not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"{where} must be a string or a list of strings")
+    return ",".join(words)
+
+
+_MEANT = {
+    **dict.fromkeys(("epochs", "batch", "save_every", "keep", "patience"),
+                    f"it must be a whole number from 1 to {MAX_COUNT:,}"),
+    **dict.fromkeys(("bias", "partial", "shuffle", "nesterov", "autoencoder"),
+                    "it must be true or false"),
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "beta1", "beta2", "eps", "validation",
+                     "min_delta"), "it must be a number"),
+    "layers": f"give two sizes or more, from inputs to outputs, each a whole number from 1 to "
+              f"{MAX_COUNT:,}",
+    "seed": "it must be a whole number from 0 to 2**63 - 1",
+    "opt": "it must be a text, or a list of texts",
+    "normalise": "use learned, pixels, none or a mapping of scale, mean, std",
+    "normalise_targets": "use learned or none",
+    "monitor": "use test_loss, test_accuracy or train_loss",
+}
+
+
+def _meant(name: str) -> str:
+    """What a value of the field must be."""
+    return _MEANT.get(name, "it must be a text")
+
+
+def _shown(value: object) -> str:
+    """The value, as short as a sentence can bear."""
+    try:
+        plain = isinstance(value, str | int | float | list | dict | None)
+        text = repr(value) if plain else str(value)  # a date of TOML
+    except ValueError:  # an integer of more digits than Python converts
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The keys and values of a TOML configuration file. Paths in it are relative to its folder:
+    data, save, resume, and kernels in opt.
+
+    `opt` may be a list of strings. Raises ConfigError for a missing or malformed file.
+    """
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # int() refuses thousands of digits, too
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    if isinstance(values.get("opt"), list):
+        values["opt"] = _joined(values["opt"], f"{path}: opt")
+    folder = os.path.dirname(os.fspath(path))
+
+    def from_here(name: str) -> str:
+        return os.path.join(folder, os.path.expanduser(name))
+
+    for name in ("data", "save", "resume"):
+        if isinstance(values.get(name), str) and values[name]:
+            values[name] = from_here(values[name])
+    if isinstance(values.get("opt"), str):
+        words = [word.strip().partition("=") for word in values["opt"].split(",")]
+        values["opt"] = ",".join(
+            name + sign + (from_here(value) if value.endswith(".cu") else value)
+            for name, sign, value in words)
+    return values
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layer sizes from "784-128-10" or "784,128,10"."""
+    try:
+        return tuple(int(part) for part in re.split(r"[-,]", text))
+    except ValueError:
+        raise ConfigError(
+            f"layers = '{text}': give sizes from inputs to classes, such as 784-128-10"
+        ) from None

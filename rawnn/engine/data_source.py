@@ -1,0 +1,208 @@
+"""The data set of a run: the one that its Config names, or the one that the caller brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from rawnn.common.csvformat import CsvFormat
+from rawnn.common.errors import ConfigError
+from rawnn.data import Dataset, from_arrays, load_dataset
+from rawnn.data.arrays import check_fractions
+from rawnn.data.base import Kind
+from rawnn.data.catalog import is_table
+from rawnn.data.normalise import TargetNormalisation
+from rawnn.engine.config import DEFAULT_BATCH, Config
+from rawnn.plan.recipe import Recipe
+
+ROWS = 4096  # of inputs that are normalised at a time, to be checked
+LEAST_STEPS = 8
+"""A small set is cut into at least so many batches: with fewer steps an epoch learns little."""
+
+
+def named(config: Config, notify: Callable[[str], None], stand_in: bool = False,
+          offline: bool = False, **instead: Any) -> Dataset:
+    """Load what the Config names; `stand_in` and `offline` are explained at `load_dataset`, of
+    which `instead` are arguments that win over the Config's. Raises ConfigError and DataError."""
+    found = load_dataset(config.dataset, config.data, **{
+        "target": config.target, "fraction": config.validation, "normalise": config.normalise,
+        "normalise_targets": config.normalise_targets, "outputs": config.layers[-1],
+        "kind": _kind(config) if is_table(config.data) else None, "seed": config.seed,
+        "notify": notify, "offline": offline, "stand_in": stand_in, "encoding": config.encoding,
+        "decimal": config.decimal, "skip": config.skip, **instead})
+    for note in () if is_table(config.data) else found.notes:  # a table's are said as it is read
+        notify(note)
+    return found
+
+
+class ReadAhead:
+    """The data set that the Config names, being read in a thread beside what the caller does.
+    Nothing is fetched: whether there is a GPU is found out before a download begins."""
+
+    def __init__(self, config: Config, **instead: Any) -> None:
+        """`instead` is explained at `named`."""
+        self._said: list[str] = []
+        self._found: Dataset | None = None
+        # One that ends with the process: an error of the caller's need not wait for it.
+        self._thread = Thread(target=self._read, args=(config, instead), name="rawnn data",
+                              daemon=True)
+        self._thread.start()
+
+    def _read(self, config: Config, instead: Mapping[str, Any]) -> None:
+        with suppress(Exception):  # `named` meets the same, where its user is told
+            self._found = named(config, self._said.append, offline=True, **instead)
+
+    def result(self, notify: Callable[[str], None]) -> Dataset | None:
+        """The data set, with what there was to say of it; None where it has to be loaded by
+        `named`."""
+        self._thread.join()
+        if self._found is not None:
+            for message in self._said:
+                notify(message)
+        return self._found
+
+
+def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Dataset]:
+    """The Config with what its data decide, and the data, which fit it. Raises ConfigError and
+    DataError."""
+    data = named(config, notify)
+    if config.autoencoder:
+        data = data.reconstructing()
+    config, _ = settled(config, data)
+    check_fit(config, data)
+    return config, data
+
+
+def given(data: Any, config: Config, validation: Any, normalise: Any,
+          seed: int | None = None, unseen_classes: bool = False) -> Dataset:
+    """A Dataset as it is, or one of arrays (X, y) as `from_arrays` takes them; what is None is
+    taken from the Config. Raises ConfigError and DataError."""
+    option = CsvFormat(config.encoding, config.decimal, config.skip).given()
+    if option and config.resume is None:
+        raise ConfigError(f"{option} is for a CSV file and plays no part with arrays: leave it out")
+    if isinstance(data, Dataset):
+        if validation is not None or normalise is not None:
+            raise ConfigError("a Dataset brings its own validation data and normalisation")
+        found = _with_named_labels(data, config.layers[-1])
+        if config.normalise_targets != "learned" or found.target_normalisation is not None:
+            return found
+        return found.with_targets("learned")
+    return from_arrays(
+        data, config.validation if validation is None else validation,
+        seed=config.seed if seed is None else seed,
+        normalise=config.normalise if normalise is None else normalise,
+        normalise_targets=config.normalise_targets, kind=_kind(config), outputs=config.layers[-1],
+        unseen_classes=unseen_classes)
+
+
+def _with_named_labels(data: Dataset, outputs: int) -> Dataset:
+    """Labels of the user's that are too high for a network's outputs, but not too many, such as
+    1, 2, 3 for three outputs, become names of classes."""
+    if not data.own or data.train_labels is None or data.test_labels is None \
+            or data.label_names or data.classes <= outputs:
+        return data
+    parts = (data.train_labels, data.test_labels)
+    found = np.unique(np.concatenate(parts))
+    if len(found) > outputs or found[-1] != data.classes - 1:
+        return data
+    train, test = (np.searchsorted(found, part).astype(part.dtype) for part in parts)
+    resident = {name: where for name, where in data.resident.items() if "labels" not in name}
+    return replace(data, train_labels=train, test_labels=test, classes=len(found),
+                   label_names=tuple(map(str, found.tolist())), resident=resident)
+
+
+def with_targets_of(data: Dataset, before: TargetNormalisation | None,
+                    where: Path) -> Dataset:
+    """The data with target values normalised as those of the run in the checkpoint `where` were.
+    Raises ConfigError where only one of both has them normalised."""
+    if before is None and data.target_normalisation is not None:
+        raise ConfigError(f"the run of {where} has targets as they are, so that it cannot go on "
+                          f"with normalised ones: leave normalise_targets out")
+    if before is not None and data.target_normalisation is None:
+        raise ConfigError(f"the run of {where} has normalised targets: continue it with "
+                          f"normalise_targets = learned (--normalise-targets learned)")
+    return data if before is None else data.with_targets(before)
+
+
+def _check_fractions(data: Dataset) -> None:
+    for part, targets, inputs in (("training", data.train_targets, data.train_images),
+                                  ("test", data.test_targets, data.test_images)):
+        if targets is not None:
+            check_fractions(targets, f"the {part} targets")
+            continue
+        for start in range(0, len(inputs), ROWS):  # of an autoencoder
+            check_fractions(data.normalisation.apply(inputs[start : start + ROWS]),
+                            f"the normalised {part} inputs")
+
+
+def _kind(config: Config) -> Kind:
+    """What the loss compares with."""
+    return "labels" if config.network().answers.labelled else "values"
+
+
+def settled(config: Config, data: Dataset) -> tuple[Config, str]:
+    """The Config with the batch that is not given, and whether a partial one is kept, decided by
+    the data; and a sentence on the batch, if there is something to be said."""
+    examples, batch, said = len(data.train_images), config.batch or DEFAULT_BATCH, ""
+    if config.batch is None and data.own and examples < LEAST_STEPS * batch:
+        batch = 1 << max(examples // LEAST_STEPS, 1).bit_length() - 1
+        said = f"batch {batch}, since the training set has {examples:,} examples; --batch sets " \
+               f"another"
+    partial = data.own if config.partial is None else config.partial
+    return replace(config, batch=batch, partial=partial), said
+
+
+def left_out(recipe: Recipe, examples: int) -> str:
+    """What an epoch leaves out because it fills no batch, and the cure; an empty text for
+    nothing."""
+    count = 0 if recipe.partial else examples % recipe.batch
+    if not count:
+        return ""
+    which = f"{count:,} an epoch" if recipe.shuffle else f"the last {count:,}"
+    return f"{which} fill no batch and are left out; --partial keeps them"
+
+
+def spare_outputs(config: Config, data: Dataset) -> str:
+    """A sentence on outputs that the data have no class for; "" where there are none."""
+    spare = config.layers[-1] - data.outputs
+    return f"the network has {spare} more output{'s' if spare > 1 else ''} than {data.name} has " \
+           f"classes ({data.outputs}): nothing is learned there but to stay low" \
+        if spare > 0 else ""
+
+
+def check_fit(config: Config, data: Dataset) -> None:
+    """Raise ConfigError unless network, batch and data fit each other."""
+    features, outputs = config.layers[0], config.layers[-1]
+    if features != data.features:
+        raise ConfigError(f"the network takes {features} features, but {data.name} has "
+                          f"{data.features}: use --layers {data.features}-...-{data.outputs}")
+    answers = config.network().answers
+    labelled = answers.labelled
+    if labelled and data.autoencoder and not config.autoencoder:
+        raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "
+                          f"none: they are the array y of an .npz file, or what --target names; "
+                          f"--loss mse --autoencoder reproduces the inputs")
+    if labelled and data.train_labels is None:
+        raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "
+                          f"target values: use --loss mse or --loss bce")
+    if not labelled and data.train_targets is None and not data.autoencoder:
+        raise ConfigError(f"the loss {config.loss} compares with target values, but {data.name} "
+                          f"has class labels: use --loss cross_entropy, or give targets")
+    if data.target_normalisation is not None and not answers.unit_power:
+        raise ConfigError(f"the targets of {data.name} are normalised, but the loss {config.loss} "
+                          f"compares with others: use --loss mse, or targets as they are")
+    if answers.link == "sigmoid":
+        _check_fractions(data)
+    if outputs < data.outputs or (not labelled and outputs != data.outputs):
+        raise ConfigError(f"the network ends in {outputs} outputs, but {data.name} has "
+                          f"{data.outputs}: use --layers {features}-...-{data.outputs}")
+    examples = len(data.train_images)
+    if config.batch is not None and config.batch > examples:
+        raise ConfigError(f"batch = {config.batch} is larger than the training set ({examples} "
+                          f"examples): use --batch {examples} or less")

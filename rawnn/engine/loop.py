@@ -1,0 +1,254 @@
+"""The epochs of a run: trained one by one, measured where a report falls due, broken off by a
+signal, and timed without what is not training."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.errors import TrainingDiverged
+from rawnn.common.interrupts import LONG_SECONDS, BrokenOff, Signals
+from rawnn.engine.parallel import metrics
+from rawnn.engine.result import Report
+from rawnn.engine.runners.base import Evaluation, State
+from rawnn.engine.units import LossUnits
+
+if TYPE_CHECKING:
+    from rawnn.distributed import Team
+    from rawnn.engine.training import Session
+
+
+LARGE_TARGETS = 10.0
+"""Beyond it the first errors are so large that usual learning rates make them larger."""
+
+
+class _Stopwatch:
+    """Milliseconds of training: `total`, and since the last `lap`."""
+
+    def __init__(self) -> None:
+        self.total = self._lap = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        self._since = perf_counter()
+
+    def stop(self) -> None:
+        if self._since is not None:
+            elapsed = (perf_counter() - self._since) * 1e3
+            self.total += elapsed
+            self._lap += elapsed
+            self._since = None
+
+    def lap(self) -> float:
+        elapsed, self._lap = self._lap, 0.0
+        return elapsed
+
+
+class Loop:
+    """The epochs of a run, and the reports that fall due."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._runner = session, session.runner
+        self._config, self._listener = session.config, session.listener
+        self._interval = session.work.policy.report
+        self._units = LossUnits(session.work.network, session.data)
+        self.history: list[Report] = []
+        self.reached = Evaluation(math.nan, math.nan)
+        self.evaluation_ms = 0.0
+        self._watch = _Stopwatch()
+        self._whole = True  # whether no epoch was broken off
+        self._kept: tuple[int, State] = (0, {})  # an epoch, and the state behind it
+        self._long = False  # whether epochs are so long that the state behind each is kept
+        self.stale = False  # whether parameters were replaced since they were last measured
+        self.broken_epoch = 0  # the epoch of which the parameters have a part
+
+    @property
+    def training_ms(self) -> float:
+        return self._watch.total
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs of this run the parameters have behind them."""
+        return self._epoch - self._session.resumed
+
+    def run(self) -> int:
+        """Train; returns the number of the signal that cut it short, 0 for none. What is broken off
+        ends at once: the test set is not measured then."""
+        with Signals(self._listener.notify) as self._signals:
+            broken = self._epochs()
+            at_once = broken and bool(self._signals.number or not self._whole)
+            with self.paused():
+                if broken:
+                    self._runner.keep_apart()
+                if broken and not self._whole:
+                    self._go_back()
+                self._runner.assemble()
+                if self._whole:
+                    self._listener.ended(self._epoch)
+                measured = self._reached == self._epoch and self._whole and not self.stale
+                if not measured:
+                    self.reached = Evaluation(math.nan, math.nan) if at_once else \
+                        self._units.evaluation(self._runner)
+            return self._signals.number or (signal.SIGINT if broken else 0)
+
+    def _epochs(self) -> bool:
+        """Train epoch by epoch; returns whether one was broken off."""
+        session, signals, total = self._session, self._signals, self._config.epochs
+        self._epoch = self._reported = session.resumed
+        self._reached = -1  # the epoch behind which the test set was measured
+        if session.resumed and signals.installed:
+            self._keep()
+        parted = session.team if session.work.assemble.ops else None
+        read = bool(parted and parted.any("what is read", self._listener.reads * "state"))
+        self._watch.start()
+        try:
+            while self._epoch < total and not self._stops():
+                due = (self._epoch + 1) % self._interval == 0 or self._epoch + 1 == total
+                self._whole = False
+                signals.inside = True
+                begun = perf_counter()
+                self._runner.epoch(measured=due)
+                seconds = perf_counter() - begun
+                signals.inside = False
+                self._epoch += 1
+                self._whole = True
+                if read:
+                    self._runner.assemble()
+                self._listener.epoch_done(self._epoch)
+                if due:
+                    self._report(self._epoch, self._epoch - self._reported)
+                    self._reported = self._epoch
+                self._listener.settled(self._epoch)
+                if signals.kept or self._long or self._epoch == session.resumed + 1 \
+                        or (seconds > LONG_SECONDS and not parted):
+                    self._keep_if_long(parted, seconds)
+        except (BrokenOff, KeyboardInterrupt):
+            return True
+        finally:
+            signals.inside = False
+        return False
+
+    def _stops(self) -> bool:
+        """Whether training ends here; all ranks stop where one does."""
+        session, number = self._session, self._signals.number
+        if session.team is None:
+            return bool(session.stopped or number)
+        session.team.doing = f"training epoch {self._epoch + 1}"
+        why = session.stopped or (f"a signal ({number}) asked rank {session.team.rank} to end"
+                                  if number else "")
+        said = session.team.any(f"epoch {self._epoch}", why)
+        if said and not number and not session.stopped:
+            session.stop(said)
+        return bool(said)
+
+    def _keep_if_long(self, parted: Team | None, seconds: float) -> None:
+        """Keep the state behind an epoch if epochs are long, and so may have to be given up: this
+        one took the host so many `seconds`. Ranks that are `parted`, each with parts of it, do so
+        together.
+
+        This waits for the first epoch, which costs some 20 us once, and for all long ones: where
+        reports are rare, a GPU would be given ten of them at a time.
+        """
+        if self._epoch == self._config.epochs or not (self._signals.installed or parted):
+            return
+        with self.paused():
+            self._long = max(seconds, self._runner.epoch_milliseconds()[-1] / 1e3) > LONG_SECONDS
+            if parted:
+                self._long = bool(parted.any("how long epochs are", self._long * "long"))
+            if self._long:
+                self._runner.assemble()
+            self._signals.kept = self._long and self._signals.installed
+            if self._signals.kept:
+                self._keep()
+
+    def _keep(self) -> None:
+        self._kept = self._epoch, self._runner.state()
+        self._signals.kept = True
+
+    def _go_back(self) -> None:
+        """To the end of the last epoch, if it is kept; otherwise, as in the first, parameters stay
+        as the epoch was broken off, and `broken_epoch` says so."""
+        if self._signals.kept:
+            self._epoch, state = self._kept
+            self._runner.load(state)
+            self._whole = True
+        else:
+            self.broken_epoch = self._epoch + 1
+            self._listener.notify(f"epoch {self.broken_epoch} was broken off: the parameters are "
+                                  f"those in the midst of it, and their test loss was not measured")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out of the training time what is done within."""
+        self._runner.epoch_milliseconds()  # waits for what was enqueued
+        self._watch.stop()
+        try:
+            yield
+        finally:
+            self._watch.start()
+
+    def _report(self, epoch: int, epochs: int) -> None:
+        losses, correct = self._runner.metrics()
+        team, ranks = self._session.team, list[int]()
+        if team is not None:
+            losses, correct, ranks = metrics(team, self._session.work, losses, correct)
+        self._watch.stop()
+        elapsed = self._watch.lap()
+        self._check_losses(losses, epoch, ranks)
+        work = self._session.work
+        examples = np.array([work.examples_of(s) for s in range(work.updates)])
+        begun = perf_counter()
+        mean = float(np.average(losses.astype(np.float64), weights=examples))
+        self.reached = test = self._units.evaluation(self._runner)
+        self._reached = epoch
+        train_loss = self._units.train_loss(mean, self._runner)
+        self.evaluation_ms += (perf_counter() - begun) * 1e3
+        answers = int(examples.sum()) * work.answers
+        report = Report(
+            epoch=epoch,
+            train_loss=train_loss,
+            train_accuracy=float(correct.sum() / answers) if answers else math.nan,
+            test_loss=test.loss,
+            test_accuracy=test.accuracy,
+            epoch_ms=elapsed / epochs,
+        )
+        self.history.append(report)
+        self._listener.reported(report)
+        self._watch.start()
+
+    def _check_losses(self, losses: NDArray[np.float32], epoch: int,
+                      ranks: list[int]) -> None:
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if not bad.size:
+            return
+        step = int(bad[0])
+        last = self.history[-1] if self.history else None
+        kept = f"the last good report is of epoch {last.epoch} (test accuracy " \
+               f"{last.test_accuracy:.4f})" if last else "no report was reached before"
+        earlier = "" if self._interval == 1 or epoch == 1 else \
+            " or in an epoch before it that was not measured"
+        where = f", first on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" \
+            if ranks else ""
+        raise TrainingDiverged(
+            f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}{where}: "
+            f"{self._large_targets()}use a smaller learning rate than {self._config.lr:g}; {kept}"
+        )
+
+    def _large_targets(self) -> str:
+        """What helps where target values are far from those that networks begin with, else ""."""
+        data = self._session.data
+        if data.train_targets is None or data.target_normalisation is not None \
+                or not self._session.work.network.answers.unit_power:
+            return ""
+        low, high = float(data.train_targets.min()), float(data.train_targets.max())
+        if max(abs(low), abs(high)) <= LARGE_TARGETS:
+            return ""
+        return f"the targets reach from {low:,.6g} to {high:,.6g}, which normalise_targets = " \
+               f"learned (--normalise-targets learned) standardises; else "

@@ -1,0 +1,355 @@
+"""A trained network without its training: predict, score, save, load.
+
+Forward passes run with NumPy in float32, a batch at a time, so that memory stays small and no
+device is opened; `device` runs them on the engine instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.errors import CheckpointError, ConfigError, DataError
+from rawnn.data.arrays import check_fractions
+from rawnn.data.columns import fix_of, read_answers, read_inputs
+from rawnn.data.dlpack import DeviceArray
+from rawnn.data.labels import (
+    are_whole,
+    check_labels,
+    check_words,
+    given_labels,
+    label_indices,
+)
+from rawnn.data.normalise import Normalisation, TargetNormalisation
+from rawnn.data.precision import check_finite
+from rawnn.engine import checkpoint
+from rawnn.engine.state_dict import from_torch, layers_of, to_torch
+from rawnn.model.activations import activation
+from rawnn.model.layers import Network, Parameters
+from rawnn.model.losses import Link
+
+BATCH = 4096
+"""Rows at a time: 13 MB of inputs for MNIST."""
+
+Output = Literal["classes", "labels", "probabilities", "logits", "values"]
+OUTPUTS: dict[Link, tuple[str, ...]] = {
+    "softmax": ("classes", "labels", "probabilities", "logits"),
+    "sigmoid": ("classes", "probabilities", "logits"),
+    "identity": ("values",),
+}
+"""What `predict` gives for networks by the link of their loss; the first is the default. An
+autoencoder gives "values" after any loss, by default."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss over a data set, as in training, and the fraction that is right (NaN for mse)."""
+
+    loss: float
+    accuracy: float
+
+
+@dataclass(eq=False)
+class Model:
+    """A network with its parameters (float32, by name), the normalisation of its inputs, and the
+    names of its classes where they have any. Values are undone by the `target_normalisation`
+    where they were normalised for training; `target_names` are those of their columns in a table.
+    `label_dtype` is the NumPy type of labels that were numbers in training; an `autoencoder`
+    reproduces its inputs. Raises CheckpointError where shapes do not fit."""
+
+    network: Network
+    parameters: Parameters
+    normalisation: Normalisation = field(default_factory=Normalisation)
+    label_names: tuple[str, ...] = ()
+    target_normalisation: TargetNormalisation | None = None
+    target_names: tuple[str, ...] = ()
+    label_dtype: str = ""
+    autoencoder: bool = False
+
+    def __post_init__(self) -> None:
+        wanted = {t.name: t.shape for t in self.network.parameters()}
+        found = {name: array.shape for name, array in self.parameters.items()}
+        if wanted != found:
+            raise CheckpointError(f"the parameters do not fit the network {self.network}: their "
+                                  f"shapes are {found}")
+        targets = self.target_normalisation
+        if targets is not None and (not self.network.answers.unit_power
+                                    or len(targets.mean) != self.network.outputs):
+            raise CheckpointError(f"the normalisation of {len(targets.mean)} targets does not fit "
+                                  f"the network {self.network} with the loss {self.network.loss}")
+        self.parameters = {name: np.asarray(self.parameters[name], np.float32) for name in wanted}
+
+    def __repr__(self) -> str:
+        count = sum(array.size for array in self.parameters.values())
+        network = self.network
+        words = [f"{network}", network.activation, network.loss, f"{count:,} parameters",
+                 *([f"{len(self.label_names)} named classes"] if self.label_names else [])]
+        return f"rawnn.Model({', '.join(words)})"
+
+    # -- predictions -------------------------------------------------------------------------------
+    def predict(self, inputs: Any, output: Output | None = None, *, batch: int = BATCH,
+                device: str = "host") -> NDArray[Any]:
+        """What the network says of `inputs` [N, ...], given as the training data were (bytes stay
+        bytes: the normalisation is applied here).
+
+        After cross-entropy: "classes" (int32 [N], the default), "labels" (as in training: words, or
+        numbers of their type), "probabilities" or "logits" (float32 [N, C]). After binary
+        cross-entropy: "classes" (uint8 [N, C], 0 or 1), "probabilities" or "logits". After mean
+        squared error: "values", float32 [N, C], or float64 in the targets' units where they were
+        normalised. Of an autoencoder "values" are in the units of its inputs, after either loss
+        (float64 where float32 cannot hold the inputs). No rows give an empty array.
+
+        Raises ConfigError, DataError.
+        """
+        wanted = self._output(output)
+        parts: list[NDArray[Any]] = []
+        rows = 0
+        for z in self._logits(self._inputs(inputs), batch, device):
+            bad = np.isnan(z).any(axis=1)
+            if bad.any():
+                raise DataError(f"the outputs of the network for row {rows + int(bad.argmax())} "
+                                f"are NaN: its inputs, or the parameters, are too large for "
+                                f"float32")
+            rows += len(z)
+            parts.append(self.shaped(z, wanted))
+        return np.concatenate(parts)
+
+    def _output(self, output: str | None) -> str:
+        known = OUTPUTS[self.network.answers.link]
+        if self.autoencoder and "values" not in known:
+            known = ("values", *known)
+        wanted = output or known[0]
+        if wanted not in known:
+            raise ConfigError(f"output = '{wanted}': a network trained with {self.network.loss} "
+                              f"gives {', '.join(known)}")
+        return wanted
+
+    def _inputs(self, inputs: Any) -> NDArray[Any]:
+        columns = read_inputs(inputs, "the inputs")
+        found = columns.array
+        host = found.numpy() if isinstance(found, DeviceArray) else found
+        if host.ndim < 2 or 0 in host.shape[1:]:
+            raise DataError(f"the inputs are of shape {list(host.shape)}, but must be [examples, "
+                            f"features], or [examples, ...] to be flattened")
+        flat = host.reshape(len(host), math.prod(host.shape[1:]))
+        features = self.network.layers[0]
+        if flat.shape[1] != features:
+            raise DataError(f"the inputs have {flat.shape[1]} features, but the network takes "
+                            f"{features}")
+        if flat.dtype.kind not in "biuf" and flat.dtype.name != "bfloat16":
+            raise DataError(f"the inputs are of type {flat.dtype}: only numbers can be predicted "
+                            f"from; {fix_of(flat)}")
+        if flat.dtype.kind not in "biu":
+            check_finite(flat, "the inputs", names=columns.names)
+        return flat
+
+    def _logits(self, inputs: NDArray[Any], batch: int, device: str
+                ) -> Iterator[NDArray[np.float32]]:
+        """z of the last layer, float32 [<= batch, C], batch by batch."""
+        if batch < 1:
+            raise ConfigError(f"batch = {batch}: it must be at least 1")
+        if not len(inputs):
+            yield np.zeros((0, self.network.outputs), np.float32)
+            return
+        if device != "host":
+            from rawnn.engine.runners.forward import forward
+
+            yield from forward(self.network, self.parameters, self.normalisation, inputs, device)
+            return
+        between = _FAST.get(self.network.activation, activation(self.network.activation).function)
+        for start in range(0, len(inputs), batch):
+            a = self.normalisation.apply(inputs[start : start + batch])
+            for layer in range(1, self.network.depth + 1):
+                a = a @ self.parameters[f"fc{layer}.weight"].T
+                if self.network.bias:
+                    a += self.parameters[f"fc{layer}.bias"]
+                if layer < self.network.depth:
+                    a = between(a)
+            yield a
+
+    def shaped(self, z: NDArray[np.float32], output: str) -> NDArray[Any]:
+        """Logits [N, C] as another output of `predict`."""
+        several = self.network.answers.link == "softmax"
+        if output == "values" and self.target_normalisation is not None:
+            return self.target_normalisation.undo(z)
+        if output == "values" and self.autoencoder:
+            return self.normalisation.invert(
+                sigmoid(z) if self.network.answers.link == "sigmoid" else z)
+        if output in ("logits", "values"):
+            return z
+        if output == "probabilities":
+            return softmax(z) if several else sigmoid(z)
+        if not several:
+            return (z > 0).astype(np.uint8)
+        classes: NDArray[Any] = z.argmax(axis=1).astype(np.int32)
+        return self.labels[classes] if output == "labels" else classes
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The label of each output [C]: a number of the type of the training's, or a name."""
+        if self.label_names and not self._has_number_labels:
+            return np.asarray(self.names)
+        numbers = np.array([int(name) for name in self.names])
+        is_boolean = self.label_dtype == "bool" and set(numbers.tolist()) <= {0, 1}
+        return numbers.astype(self.label_dtype if self.label_dtype not in ("", "bool")
+                              or is_boolean else np.int64)
+
+    @property
+    def _has_number_labels(self) -> bool:
+        """Whether the names of its classes are numbers that were labels."""
+        return bool(self.label_dtype) and are_whole(self.label_names)
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each output: the class's own, or its index."""
+        known = len(self.label_names)
+        return [*self.label_names, *map(str, range(known, self.network.outputs))]
+
+    # -- how good they are -------------------------------------------------------------------------
+    def score(self, inputs: Any, answers: Any = None, *, batch: int = BATCH,
+              device: str = "host") -> Score:
+        """Loss and accuracy on `inputs` with `answers` as training takes them: labels [N], one-hot
+        rows [N, C], or values [N, C]; None compares with the normalised inputs, as an autoencoder
+        is trained. Numbers are indices of classes whose names are words. The loss is in the units
+        of the values, also where they were normalised for training.
+
+        Raises DataError.
+        """
+        flat = self._inputs(inputs)
+        targets = self.target_normalisation
+        if answers is None and targets is not None:
+            raise DataError("this network was trained on target values: give them as the answers")
+        wanted = None if answers is None else self._answers(answers, len(flat))
+        if not len(flat):
+            raise DataError("there are no examples to score")
+        total = right = 0.0
+        done = 0
+        for z in self._logits(flat, batch, device):
+            part = slice(done, done + len(z))
+            done += len(z)
+            t = self.normalisation.apply(flat[part]) if wanted is None else wanted[part]
+            y = z if targets is None else targets.undo(z)
+            total += self.network.answers.total(y, t)
+            right += self.network.answers.right(y, t)
+        counts = len(flat) * self.network.answers.counts(self.network.outputs)
+        per_example = 1 if self.network.answers.labelled else self.network.outputs
+        return Score(total / (len(flat) * per_example), right / counts if counts else math.nan)
+
+    def _answers(self, answers: Any, count: int) -> NDArray[Any]:
+        columns = read_answers(answers, "the answers")
+        found = columns.array
+        host = found.numpy() if isinstance(found, DeviceArray) else found
+        if not host.shape or len(host) != count:
+            raise DataError(f"there are {count:,} inputs, but the answers are of shape "
+                            f"{list(host.shape)}")
+        outputs = self.network.outputs
+        if not self.network.answers.labelled:
+            values = host.reshape(count, -1)
+            if values.shape[1] != outputs:
+                raise DataError(f"the answers have {values.shape[1]} columns, but the network has "
+                                f"{outputs} outputs")
+            if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
+                raise DataError(f"the answers are of type {values.dtype}, but must be numbers; "
+                                f"{fix_of(values)}")
+            check_finite(values, "the answers", names=columns.names)
+            if self.network.answers.link == "sigmoid":
+                check_fractions(values, "the answers")
+            return values.astype(np.float32 if self.target_normalisation is None else np.float64)
+        given = given_labels(host, "the answers'", columns=columns.names)
+        check_words(given, self.label_names, "answers")
+        by_number = self._has_number_labels and given.columns is None
+        labels = label_indices(given.values, self.names, "answers") \
+            if given.are_words or by_number else given.values
+        check_labels(labels, outputs, "answers")
+        return labels
+
+    def confusion(self, inputs: Any, labels: Any, *, device: str = "host") -> NDArray[np.int64]:
+        """How often class i (rows) was taken for class j (columns): int64 [C, C]."""
+        if not self.network.answers.labelled:
+            raise ConfigError(f"a network trained with {self.network.loss} has no classes to "
+                              f"confuse")
+        flat = self._inputs(inputs)
+        truth = self._answers(labels, len(flat)).astype(np.int64)
+        said = self.predict(flat, "classes", device=device)
+        count = self.network.outputs
+        return np.bincount(truth * count + said, minlength=count * count).reshape(count, count)
+
+    # -- keeping -----------------------------------------------------------------------------------
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint file with no training state, atomically. Raises CheckpointError."""
+        checkpoint.write(path, checkpoint.Checkpoint(
+            self.network, self.parameters, normalisation=self.normalisation,
+            label_names=self.label_names, target_normalisation=self.target_normalisation,
+            facts={"targets": self.target_names} if self.target_names else {},
+            label_dtype=self.label_dtype, autoencoder=self.autoencoder))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Model:
+        """Read a checkpoint, or the model of a directory of them: `best.safetensors` where early
+        stopping left it there, else the newest good one. Which it is is said to the logger "rawnn"
+        where it is not the newest. Raises CheckpointError."""
+        return cls.of(checkpoint.find_model(path, logging.getLogger("rawnn").info)[1])
+
+    @classmethod
+    def of(cls, found: checkpoint.Checkpoint) -> Model:
+        """The model in a checkpoint."""
+        return cls(found.network, found.parameters, found.normalisation, found.label_names,
+                   found.target_normalisation, tuple(map(str, found.facts.get("targets", ()))),
+                   found.label_dtype, found.autoencoder)
+
+    # -- PyTorch -----------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """The parameters as torch.nn.Sequential names them (rawnn.engine.state_dict)."""
+        return to_torch(self.parameters, self.network)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the parameters of a state dict of the same layers. Raises CheckpointError."""
+        self.parameters = from_torch(state, self.network)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any], *, activation: str = "relu",
+                        loss: str = "cross_entropy",
+                        normalisation: Normalisation | None = None) -> Model:
+        """A model of a state dict; its shapes say the layers. Raises CheckpointError."""
+        layers, bias = layers_of(state)
+        network = Network(layers, bias, activation, loss)
+        return cls(network, from_torch(state, network), normalisation or Normalisation())
+
+
+def softmax(z: NDArray[np.float32]) -> NDArray[np.float32]:
+    """exp(z - max z) / sum, along each row."""
+    e: NDArray[np.float32] = np.exp(z - z.max(axis=1, keepdims=True))
+    e /= e.sum(axis=1, keepdims=True)
+    return e
+
+
+def sigmoid(z: NDArray[np.float32]) -> NDArray[np.float32]:
+    """1 / (1 + exp(-z)), without overflow."""
+    e = np.exp(-np.abs(z))
+    return np.where(z >= 0, 1 / (1 + e), e / (1 + e)).astype(np.float32)
+
+
+def _gelu(z: NDArray[np.float32]) -> NDArray[np.float32]:
+    """GELU with the error function of Abramowitz and Stegun, 7.1.26, at most 1.5e-7 off: NumPy has
+    none, and Python's takes 100 ns a value."""
+    x = np.abs(z) * np.float32(1 / math.sqrt(2))
+    t = 1 / (1 + np.float32(0.3275911) * x)
+    polynomial = np.full_like(t, 1.061405429)
+    for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        polynomial *= t
+        polynomial += np.float32(factor)
+    tail = np.float32(0.5) * polynomial * t * np.exp(-x * x)  # 1 - the distribution at |z|
+    result: NDArray[np.float32] = z * np.where(z >= 0, 1 - tail, tail)
+    return result
+
+
+_FAST: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+    "gelu": _gelu, "relu": lambda z: np.maximum(z, 0, out=z), "tanh": np.tanh,
+}

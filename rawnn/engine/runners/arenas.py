@@ -1,0 +1,115 @@
+"""Where tensors lie: in arenas, one of what ranks gather, in memory that all of them map, and one
+of everything else; or where an allocator puts each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from numpy.typing import NDArray
+
+from rawnn.cuda.allocators import Allocator, Pool, StreamOrdered
+from rawnn.cuda.device import Device, padded
+from rawnn.cuda.memory import Source
+from rawnn.cuda.pinned import PinnedMemory
+from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.feed import contents, resident
+from rawnn.engine.runners.lowering import Lowering
+from rawnn.plan.ops.collectives import GATHER
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
+
+
+def shared_by_ranks(plans: Iterable[Plan]) -> dict[str, str]:
+    """The tensors that ranks gather, which are of the same size on all of them, and the
+    communicator that does it."""
+    return {plan.whole(name): plan[op.operands["turn"]].communicator for plan in plans
+            for op in plan.ops if op.kind == GATHER for role, name in op.operands.items()
+            if role != "turn"}
+
+
+class Places:
+    """Memory for the tensors of a Work. `allocator` gives temporaries theirs at each use; where
+    they are placed once, it is None. All goes back when `closing` ends."""
+
+    def __init__(self, device: Device, work: Work, lowering: Lowering, closing: ExitStack) -> None:
+        self._device, self._work, self._lowering, self._closing = device, work, lowering, closing
+        self._trained: dict[str, int] = {}
+        self.allocator = self._allocator(work.policy.allocator)
+        self.pinned = PinnedMemory(device.driver)
+        closing.callback(self.pinned.close)
+
+    def _allocator(self, kind: str) -> Allocator | None:
+        device = self._device
+        if kind == "arena":
+            return None
+        if kind == "each-use":
+            return device.memory
+        allocator: Allocator = Pool(device.driver, device.memory, device.stream) \
+            if kind == "pool" else \
+            StreamOrdered(device.driver, device.handle, device.memory, device.stream)
+        self._closing.callback(allocator.close)
+        return allocator
+
+    def place(self, purpose: str, tensors: Mapping[str, Tensor], part: str, first: int = 0,
+              shared: Mapping[str, str] = {}) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
+        """Give every tensor an address and fill in the data set's `part` from example `first` on.
+        Those that are `shared` (tensor -> communicator) lie in symmetric memory.
+
+        Parameters are placed by the first call and shared by later ones. Temporaries get no
+        address here when the policy allocates them at each use, except batches that a second
+        stream fills.
+        """
+        work, allocator = self._work, self.allocator
+        placed_once = [Role.BATCH] if work.policy.streams else []
+        addresses = {n: self._trained[n] for n in tensors if n in self._trained}
+        lying = resident(work.data, tensors, part, first, self._device.info.ordinal)
+        addresses |= lying
+        wanted = [t for n, t in tensors.items()
+                  if n not in addresses and t.role not in (Role.HOST, Role.VIEW)
+                  and (allocator is None or not t.role.temporary or t.role in placed_once)]
+        if allocator is None:
+            addresses |= self._arenas(wanted, purpose, shared)
+        else:
+            for tensor in wanted:
+                allocation = allocator.allocate(tensor.nbytes, tensor.name)
+                self._closing.callback(allocator.free, allocation)
+                addresses[tensor.name] = allocation.address
+        addresses |= {n: addresses[t.source] + (t.first * t.ld + t.column) * t.itemsize
+                      for n, t in tensors.items() if t.role is Role.VIEW}
+        self._trained |= {n: addresses[n] for n, t in tensors.items()
+                          if t.role in (Role.PARAMETER, Role.COPY)}
+        host: dict[str, NDArray[Any]] = {}
+        for name, tensor in tensors.items():
+            if name in lying:
+                continue
+            if tensor.role is Role.DATA:
+                array = contents(work.data, tensor, part, first)
+                fill(self._device, tensor, addresses[name], array)
+            elif tensor.role is Role.HOST:
+                array = contents(work.data, tensor, part, first, work.shuffles_host)
+                laid_out = padded(array, tensor.padded_shape, tensor.dtype)
+                host[name] = self.pinned.copy_of(laid_out, name) \
+                    if work.policy.pinned else laid_out
+            elif tensor.role.zeroed and tensor in wanted:
+                self._device.fill(addresses[name], 0, tensor.nbytes, name)
+        return addresses, host
+
+    def _arenas(self, tensors: Sequence[Tensor], purpose: str,
+                shared: Mapping[str, str]) -> dict[str, int]:
+        memory, lowering = self._device.memory, self._lowering
+        addresses: dict[str, int] = {}
+        for communicator in (*dict.fromkeys(shared.values()), ""):
+            group = [(t.name, t.nbytes) for t in tensors if shared.get(t.name, "") == communicator]
+            if group:
+                source: Source = lowering.symmetric(communicator) if communicator else memory
+                block, placed = memory.arena(group, purpose, source)
+                self._closing.callback(source.free, block)
+                addresses |= placed
+        return addresses
+
+
+def fill(device: Device, tensor: Tensor, address: int, array: NDArray[Any]) -> None:
+    """Copy a host array to where a tensor lies, its rows padded as the tensor's."""
+    device.to_device(address, padded(array, tensor.padded_shape, tensor.dtype), tensor.name)

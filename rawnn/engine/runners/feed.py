@@ -1,0 +1,89 @@
+"""From a data set to the tensors of a plan: their form, their contents, and their order where
+batches come from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common import random
+from rawnn.common.dtypes import LARGEST, numpy_dtype, rounded
+from rawnn.common.errors import ConfigError
+from rawnn.data import Dataset, Normalisation
+from rawnn.plan.recipe import Form
+from rawnn.plan.tensor import ROW_ALIGNMENT, Role, Tensor
+
+Array = NDArray[Any]
+
+
+def form_of(data: Dataset, part: str, first: int = 0) -> Form:
+    """The form of the examples of `part` ("train" or "test") from `first` on."""
+    images = getattr(data, f"{part}_images")
+    labels, targets = getattr(data, f"{part}_labels"), getattr(data, f"{part}_targets")
+    normalisation = Normalisation() if data.normalisation.is_double else data.normalisation
+    return Form(
+        len(images) - first,
+        inputs="float32" if data.normalisation.is_double else images.dtype.name,
+        labels="" if labels is None else labels.dtype.name,
+        targets=0 if targets is None else targets.shape[1], scale=normalisation.scale,
+        normalised=normalisation.mean is not None, reconstruct=data.autoencoder,
+    )
+
+
+def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
+             writable: bool = False) -> Array:
+    """What a tensor of the data set holds. HOST tensors are ready to be copied: normalised, in
+    their own type; with `writable` they share no memory with the data set. Inputs that are
+    normalised in float64 are so here, before they become float32."""
+    kind = tensor.symbol or tensor.name
+    if kind == "mean" and data.normalisation.mean is not None:
+        return data.normalisation.mean
+    if kind == "inverse_std" and data.normalisation.inverse_std is not None:
+        return data.normalisation.inverse_std
+    array = getattr(data, f"{part}_{kind}", None)
+    if array is None:
+        raise ConfigError(f"the data set {data.name} has no {kind}")
+    array = array[first:]
+    if kind == "images" and (tensor.role is Role.HOST or data.normalisation.is_double):
+        array = data.normalisation.apply(array)
+        # Beyond the largest NumPy's conversion would make NaN.
+        if tensor.role is Role.HOST and tensor.dtype in LARGEST:
+            array = rounded(array, tensor.dtype)
+    if tensor.role is not Role.HOST:
+        return array
+    dtype = numpy_dtype(tensor.dtype)
+    return np.array(array, dtype) if writable else np.asarray(array, dtype)
+
+
+def resident(data: Dataset, tensors: Mapping[str, Tensor], part: str, first: int,
+             ordinal: int) -> dict[str, int]:
+    """Addresses of the tensors that lie on GPU `ordinal` already, in the caller's own memory and in
+    the layout that kernels read: they are used where they are."""
+    found: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        array = data.resident.get(f"{part}_{name}")
+        if tensor.role is Role.DATA and array is not None \
+                and array.fits(tensor.dtype, tensor.ld, ordinal):
+            address = array.address + first * array.pitch * tensor.itemsize
+            if address % ROW_ALIGNMENT == 0:
+                found[name] = address
+    return found
+
+
+class HostOrder:
+    """Host copies of a data set in the order of the epoch at hand, for plans that upload batches
+    from the host and shuffle. `arrays` are what the plan's HOST tensors point at."""
+
+    def __init__(self, arrays: dict[str, Array], seed: int) -> None:
+        self._arrays, self._seed = arrays, seed
+        self._unshuffled = {name: array.copy() for name, array in arrays.items()}
+
+    def shuffle(self, epoch: int) -> None:
+        """Put the examples into the order of `epoch`. The arrays must not be in use."""
+        examples = len(next(iter(self._arrays.values())))
+        order = random.permutation(self._seed, epoch, examples)
+        for name, array in self._arrays.items():
+            np.take(self._unshuffled[name], order, axis=0, out=array)

@@ -1,0 +1,90 @@
+"""Forward passes on a device: the plan of an evaluation up to the logits, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.dtypes import numpy_dtype
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device, padded
+from rawnn.data.base import INPUT_TYPES
+from rawnn.data.normalise import Normalisation
+from rawnn.engine.config import check_device
+from rawnn.engine.machine import machine_of, open_device
+from rawnn.engine.runners.lowering import Lowering
+from rawnn.engine.runners.programs import StreamProgram
+from rawnn.model.layers import Network, Parameters
+from rawnn.opts import TOGGLES, select
+from rawnn.plan.build import Builder, used_tensors
+from rawnn.plan.plan import Plan
+from rawnn.plan.recipe import Form
+
+BATCH = 2048
+"""Examples at a time, as in evaluations: enough to fill a GPU."""
+
+
+def forward(network: Network, parameters: Parameters, normalisation: Normalisation,
+            inputs: NDArray[Any], device: str) -> Iterator[NDArray[np.float32]]:
+    """The logits of `inputs` [N, F], float32 [<= BATCH, C] at a time, from the device that the name
+    means ("gpu", "gpu:1", "sim", ...). Raises DeviceError and ConfigError."""
+    check_device(device)
+    if normalisation.is_double:  # on the host, as in training
+        inputs, normalisation = normalisation.apply(inputs), Normalisation()
+    opened = open_device(device, lambda message: None).device
+    if opened is None:
+        raise ConfigError(f"device = '{device}' is no GPU")
+    with ExitStack() as closing:
+        closing.callback(opened.close)
+        yield from _run(opened, network, parameters, normalisation, inputs, closing)
+
+
+def _run(device: Device, network: Network, parameters: Parameters, normalisation: Normalisation,
+         inputs: NDArray[Any], closing: ExitStack) -> Iterator[NDArray[np.float32]]:
+    examples, features = inputs.shape
+    batch = min(BATCH, examples)
+    steps = -(-examples // batch)
+    plan = _plan(device, network, normalisation, inputs, batch, steps)
+    lowering = Lowering(device)
+    closing.callback(lowering.close)
+    lowering.compile([plan])
+    tensors = used_tensors([plan])
+    block, addresses = device.memory.arena([(t.name, t.nbytes) for t in tensors.values()],
+                                           "forward passes")
+    closing.callback(device.memory.free, block)
+    images = np.zeros((steps * batch, features), numpy_dtype(tensors["images"].dtype))
+    images[:examples] = inputs
+    filled = {**parameters, "images": images, "cursor": np.zeros(1, np.int32),
+              "mean": normalisation.mean, "inverse_std": normalisation.inverse_std}
+    for name, array in filled.items():
+        if name in tensors and array is not None:
+            tensor = tensors[name]
+            device.to_device(addresses[name], padded(array, tensor.padded_shape, tensor.dtype),
+                             name)
+    program = StreamProgram(lowering, plan, addresses, {})
+    logits = tensors[f"z{network.depth}"]
+    device.fill(addresses[logits.name], 0, logits.nbytes, logits.name)  # its padding is read, too
+    for step in range(steps):
+        program.step(step)
+        found = np.empty(logits.padded_shape, np.float32)
+        device.to_host(found, addresses[logits.name], logits.name)
+        yield found[: min(batch, examples - step * batch), : network.outputs].copy()
+
+
+def _plan(device: Device, network: Network, normalisation: Normalisation, inputs: NDArray[Any],
+          batch: int, steps: int) -> Plan:
+    kind = inputs.dtype.name if inputs.dtype.name in INPUT_TYPES else "float32"
+    # As for an autoencoder, so that the batch has neither labels nor targets.
+    form = Form(steps * batch, inputs=kind, scale=normalisation.scale, reconstruct=True,
+                normalised=normalisation.mean is not None)
+    builder = Builder(replace(network, loss="mse"), batch, form, steps, batch)
+    builder.forward()
+    machine = machine_of(device)
+    cublas = [] if TOGGLES["cublas"].needs(machine) else ["cublas"]
+    selection = select(",".join(["preload", "arena", "fuse", *cublas]), network, steps, machine)
+    return selection.apply(builder.plan("forward"))[0]

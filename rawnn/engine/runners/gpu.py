@@ -1,0 +1,370 @@
+"""The GPU runner: data, parameters and metrics in device memory, and a program for each kind of
+epoch. How the epoch runs (stream or graph) and where temporaries live follow the policy."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.dtypes import numpy_dtype
+from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.cuda.launch import Command
+from rawnn.engine.runners.arenas import Places, fill, shared_by_ranks
+from rawnn.engine.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
+from rawnn.engine.runners.feed import HostOrder
+from rawnn.engine.runners.lowering import Lowering
+from rawnn.engine.runners.metrics import Metrics
+from rawnn.engine.runners.overlap import OverlappedProgram, fetching, turns
+from rawnn.engine.runners.programs import (
+    GraphProgram,
+    Program,
+    RepeatProgram,
+    StreamProgram,
+    TurningProgram,
+    WholeProgram,
+    make_program,
+)
+from rawnn.engine.runners.times import EpochTimes, microseconds
+from rawnn.graphs.unrolling import alone, epoch_graphs, graph_plans, holds_between
+from rawnn.model.layers import Parameters
+from rawnn.plan.build import used_tensors
+from rawnn.plan.joining import spans
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from rawnn.cuda.libs.collectives import Meeting
+
+
+TRIED = 16
+"""Steps that are timed at most, ahead of a run of several ranks."""
+
+
+class GpuRunner:
+    """Runs a Work on one device, as one of a `team` where there are several ranks. It does not own
+    the device, but frees all it took there when it is closed.
+
+    Raises OutOfMemory, CompileError, MissingLibrary, CallFailed; whatever the constructor had
+    made is released when it raises.
+    """
+
+    def __init__(self, device: Device, work: Work, team: Meeting | None = None) -> None:
+        if work.policy.tune:
+            from rawnn.tuning.launches import tuned
+
+            work = tuned(device, work)
+        self._device, self._work, self._team = device, work, team
+        self._closing = ExitStack()
+        self._times = EpochTimes(device.driver, device.stream)
+        self._closing.callback(self._times.close)
+        try:
+            self._build()
+        except BaseException:
+            self._closing.close()
+            raise
+
+    @property
+    def work(self) -> Work:
+        """As it runs: with the launches that `tune` found."""
+        return self._work
+
+    # -- making ready -----------------------------------------------------------------------------
+    def _build(self) -> None:
+        device, work = self._device, self._work
+        device.memory.reset_peak()
+        self._lowering = Lowering(device, work.policy.pdl, self._team)
+        self._closing.callback(self._lowering.close)
+        self._places = Places(device, work, self._lowering, self._closing)
+        self._allocator = self._places.allocator
+        graphs = [] if not work.policy.graph or alone(work.train, work.policy) else \
+            [epoch_graphs(p, work.policy, work.steps, work.begin, work.end, work.rest is not None)
+             for p in (work.train, work.quiet)]
+        between = replace(work.between, ops=()) if work.turned or holds_between(
+            work.train, work.policy, work.end, work.rest is not None) else work.between
+        around = [work.start, work.refresh, work.begin, between, work.assemble]
+        steps = work.of_steps
+        if work.policy.streams and not graphs:
+            steps += [turns(p)[1] for p in (work.train, work.quiet)]
+        plans = [*(g.plan for group in graphs for g in group), *steps, *around]
+        tests = [part.plan.advancing() if work.policy.graph else part.plan
+                 for part in work.evaluate]
+        compiling = self._lowering.begin([*plans, *tests])
+        self._closing.callback(compiling.close)
+        self._tensors = used_tensors(plans)
+        shared = shared_by_ranks(plans)
+        self._addresses, self._host = self._places.place("training", self._tensors, "train", 0,
+                                                         shared)
+        self._lowering.prepare([*plans, *tests])
+        device.finish(compiling)
+        self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
+        self._metrics = Metrics(device, self._places.pinned, self._tensors, self._addresses,
+                                work.updates)
+        self._epochs = 0
+        self._begun = False  # whether what the next epoch begins with is made
+        self._parted = False  # whether this rank has steps behind it whose results others keep
+        if graphs:
+            self._train = self._graph(graphs[0], "measured epoch")
+            self._quiet = self._train if work.quiet is work.train \
+                else self._graph(graphs[1], "unmeasured epoch")
+        else:
+            self._train = self._steps(work.train)
+            self._quiet = self._train if work.quiet is work.train else self._steps(work.quiet)
+        self._moves = isinstance(self._train, GraphProgram) and self._train.moves
+        self._rest = self._stream(work.rest) if work.rest is not None else None
+        start, self._refresh, self._begin, self._between, self._assemble = \
+            map(self._stream, around)
+        self._tests: list[tuple[Part, Program, dict[str, int]]] = [
+            self._test(part, plan) for part, plan in zip(work.evaluate, tests, strict=True)
+        ]
+        for name, value in initial_state(work.train).items():
+            self._write(name, value)
+        start.run(1)
+        self._refresh.run(1)
+        device.stream.synchronize("making ready")
+
+    def _graph(self, graphs: Any, label: str) -> Program:
+        program = GraphProgram(self._lowering, graphs, self._addresses, self._host, label)
+        self._closing.callback(program.close)
+        return program
+
+    def trial(self, plan: Plan, steps: int) -> Program:
+        """A program of `steps` steps of another plan of the same tensors, for the caller to time
+        and to close. It trains this runner's parameters on."""
+        self._pause()
+        policy = self._work.policy
+        if not policy.graph:
+            self._lowering.compile([plan])
+            return make_program(self._lowering, plan, self._addresses, self._host, self._allocator)
+        graphs = graph_plans(plan, policy, steps)
+        self._lowering.compile([g.plan for g in graphs])
+        return GraphProgram(self._lowering, graphs, self._addresses, self._host, "trial")
+
+    def commands(self, plan: Plan) -> list[tuple[Op, list[Command]]]:
+        """The commands of each op of a plan of the same tensors, in order, for the caller to run
+        at the steps of an epoch, from the first on. Raises ConfigError where temporaries have no
+        place of their own."""
+        if self._allocator is not None:
+            raise ConfigError("ops can be run one by one only where every tensor has its place: "
+                              "add arena to the toggles")
+        self._pause()
+        self._lowering.compile([plan])
+        self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
+        self._begin.run(1)
+        return [(op, self._lowering.commands(op, plan, self._addresses, self._host))
+                for op in plan.ops]
+
+    def timed(self) -> float:
+        """Microseconds that a step takes. All ranks call it; parameters and state are as before."""
+        before, steps = self.state(), min(self._work.steps, TRIED)
+        try:
+            return microseconds(self._device, self.trial(self._work.train, steps), steps)
+        finally:
+            self.load(before)
+
+    def timed_apart(self) -> tuple[float, float]:
+        """Microseconds that a step takes without what it does together with other ranks, and those
+        that this takes by itself. All ranks call it; parameters and state are as before."""
+        before, work = self.state(), self._work
+        steps = min(work.steps, TRIED)
+        inside, together = (replace(work.train, ops=tuple(
+            op for op in work.train.ops if (op.impl == "nccl") is shared))
+            for shared in (False, True))
+        try:
+            return (microseconds(self._device, self.trial(inside, steps), steps),
+                    microseconds(self._device, make_program(
+                        self._lowering, together, self._addresses, self._host, self._allocator),
+                        steps))
+        finally:
+            self.load(before)
+
+    def _stream(self, plan: Plan) -> StreamProgram:
+        program = make_program(self._lowering, plan, self._addresses, self._host, self._allocator)
+        self._closing.callback(program.close)
+        return program
+
+    def _steps(self, plan: Plan) -> Program:
+        """A program of the epoch's steps: one launch where one op does all of them; with a second
+        stream for batches that are fetched by ops of their own, if the policy says so."""
+        work = self._work
+        if work.turned:
+            turned = work.turned[plan is not work.train]
+            turning = TurningProgram(self._lowering, turned.unrolled(work.steps), self._addresses,
+                                     self._host, lambda: self._epochs + 1)
+            self._closing.callback(turning.close)
+            return turning
+        if work.steps and spans(plan) and work.policy.sync == "report":
+            whole = WholeProgram(self._lowering, plan.unrolled(work.steps), self._addresses,
+                                 self._host)
+            self._closing.callback(whole.close)
+            return whole
+        if not work.policy.streams or not fetching(plan):
+            return self._stream(plan)
+        addresses, host = self._addresses, self._host
+        program = OverlappedProgram(
+            self._lowering, plan, addresses, host, self._work.steps,
+            lambda rest: make_program(self._lowering, rest, addresses, host, self._allocator))
+        self._closing.callback(program.close)
+        return program
+
+    def _test(self, part: Part, plan: Plan) -> tuple[Part, Program, dict[str, int]]:
+        addresses, host = self._places.place("evaluation", used_tensors([plan]), "test", part.first)
+        program: Program
+        if self._work.policy.graph and not plan.find(kind="upload"):
+            program = RepeatProgram(self._lowering, part.plan, part.steps, addresses,
+                                    not self._work.policy.streams)
+        else:
+            program = make_program(self._lowering, part.plan, addresses, host, self._allocator)
+        self._closing.callback(program.close)
+        return part, program, addresses
+
+    def _write(self, name: str, array: NDArray[Any]) -> None:
+        fill(self._device, self._tensors[name], self._addresses[name], array)
+
+    def _read(self, name: str) -> NDArray[Any]:
+        tensor = self._tensors[name]
+        array = np.zeros(tensor.padded_shape, numpy_dtype(tensor.dtype))
+        self._times.pause()
+        self._device.to_host(array, self._addresses[name], name)
+        return array[tuple(slice(n) for n in tensor.shape)].copy()
+
+    def workspace(self, name: str) -> NDArray[Any]:
+        """What a kernel left in a workspace of the plan, once all that was asked for has run."""
+        self._device.stream.synchronize("epoch")
+        return self._read(name)
+
+    # -- running ----------------------------------------------------------------------------------
+    def epoch(self, measured: bool) -> None:
+        """What it begins with is made behind the epoch before: the device goes from one to the
+        next by as few launches as can be. Its metrics stay on the device until they are asked
+        for."""
+        log = self._device.memory.log
+        if not measured and self._metrics.unfetched:
+            self._pause()
+        if log is not None:
+            log.begin_epoch(self._epochs + 1)
+        self._times.begin()
+        program = self._train if measured else self._quiet
+        if self._order:
+            self._device.stream.synchronize("the copies of the last epoch")
+            self._order.shuffle(self._epochs)
+        if not self._begun:
+            self._begin.run(1)
+        self._begun = False
+        if self._work.policy.sync == "step" and measured:
+            self._epoch_with_waits(program)
+        else:
+            program.run(self._work.steps)
+            if self._rest:
+                if self._moves:
+                    self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
+                self._rest.step(self._work.steps)
+            self._metrics.unfetched = measured
+        self._epochs += 1
+        self._parted = bool(self._work.assemble.ops)
+        self._between.step(self._epochs)
+        self._begun = True
+        if log is not None:
+            log.begin_epoch(0)
+        self._times.end()
+
+    def _epoch_with_waits(self, program: Any) -> None:
+        """The baseline's epoch: loss and accuracy are copied and waited for after every step."""
+        for index in range(self._work.updates):
+            (self._rest if self._rest and index == self._work.steps else program).step(index)
+            self._metrics.fetch_step(index)
+
+    def _pause(self) -> None:
+        """Something else comes behind the epochs that the device was given: it sees their metrics
+        copied, which counts to the last, and is in no epoch's time."""
+        if self._metrics.unfetched:
+            with self._times.also():
+                self._metrics.fetch()
+        self._times.pause()
+
+    def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        self._pause()
+        self._device.stream.synchronize("epoch")
+        return self._metrics.read()
+
+    def evaluate(self) -> Evaluation:
+        self._pause()
+        measured = []
+        for part, program, addresses in self._tests:
+            program.run(part.steps)
+            loss = np.zeros(part.steps, np.float32)
+            correct = np.zeros(part.steps, np.int32)
+            self._device.to_host(loss, addresses["loss"], "test losses")
+            if "correct" in addresses:
+                self._device.to_host(correct, addresses["correct"], "test counts")
+            measured.append((part, loss, correct))
+        return evaluation_of(self._work, measured)
+
+    def assemble(self) -> None:
+        if self._parted:
+            self._pause()
+            self._assemble.run(1)
+            self._parted = False
+
+    def keep_apart(self) -> None:
+        self._parted = False
+
+    def parameters(self) -> Parameters:
+        self.assemble()
+        return {t.name: self._read(t.name).astype(np.float32)
+                for t in self._work.network.parameters()}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        self.assemble()
+        return {name: self._read(name) for name in self._work.state if name in self._addresses}
+
+    def load(self, state: State) -> None:
+        self._pause()
+        for name, value in state.items():
+            if value.shape != self._tensors[name].shape:
+                raise ConfigError(
+                    f"{name} has the shape {value.shape}, not {self._tensors[name].shape}")
+            self._write(name, value)
+        if "clock" in state:
+            self._epochs = int(state["clock"][0])
+        self._begun = self._parted = False
+        self._refresh.run(1)
+        self._device.stream.synchronize("loading")
+
+    def time_each_epoch(self) -> None:
+        """From now on no epoch shares its time with those that follow it without a pause."""
+        self._times.together = 1
+
+    def epoch_milliseconds(self) -> list[float]:
+        return self._times.milliseconds()
+
+    def peak_memory(self) -> int:
+        return self._device.memory.peak
+
+    def describe(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "driver_allocations": self._device.memory.calls,
+            "kernels_compiled": self._device.compiled,
+            "kernels_cached": self._device.cached,
+            "compile_ms": self._device.compile_ms,
+            "libraries": dict(self._lowering.libraries),
+        }
+        if self._work.policy.tune:
+            from rawnn.engine.launch_choices import chosen
+
+            facts["choices"] = chosen(self._work.train)
+        if self._allocator is not None:
+            statistics = self._allocator.statistics()
+            facts["memory"] = {**asdict(statistics), "fragmentation": statistics.fragmentation}
+        if isinstance(self._train, GraphProgram):
+            facts["graph_nodes"], facts["graph_edges"] = self._train.nodes, self._train.edges
+        elif self._work.policy.graph:
+            facts["graph_nodes"], facts["graph_edges"] = 1, 0
+        return facts
+
+    def close(self) -> None:
+        self._closing.close()

@@ -1,0 +1,108 @@
+"""How long epochs take on the device, between events on its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rawnn.cuda.device import Device
+from rawnn.cuda.stream import Event, Stream
+
+if TYPE_CHECKING:
+    from rawnn.engine.runners.programs import Program
+
+
+TOGETHER = 16
+"""Epochs timed together: an event behind an epoch takes 2 to 4 us of an H200, 3 % of 64 steps of a
+small network, and keeps the first kernel of the next from beginning early."""
+
+
+class EpochTimes:
+    """Epochs given one behind the other are timed from the first one's start to the last one's end,
+    up to `together` at a time, each then with an equal share; the very first of all by itself. So
+    what the device does from one to the next counts, and so does the time that it waits for the
+    host. `pause` says that something else comes between; the next epoch then has a start of its
+    own. What is done within `also` counts to the epoch before, however much later it is."""
+
+    def __init__(self, driver: Any, stream: Stream) -> None:
+        self._driver, self._stream = driver, stream
+        self._closing = ExitStack()
+        self.together = TOGETHER
+        self._free: list[Event] = []
+        self._spans: list[tuple[Event, Event, int]] = []  # with the number of epochs
+        self._also: list[tuple[int, Event, Event]] = []  # with the epoch, counted from 0
+        self._start: Event | None = None
+        self._waiting = self._epochs = 0
+        self._milliseconds: list[float] = []
+
+    def begin(self) -> None:
+        if self._start is None:
+            self._start = self._recorded()
+
+    def end(self) -> None:
+        self._waiting += 1
+        self._epochs += 1
+        if self._waiting >= self.together or self._epochs == 1:
+            self._stop()
+
+    def pause(self) -> None:
+        if self._waiting:
+            self._stop()
+        self._start = None
+
+    @contextmanager
+    def also(self) -> Iterator[None]:
+        self.pause()
+        start = self._recorded()
+        yield
+        self._also.append((self._epochs - 1, start, self._recorded()))
+
+    def _stop(self) -> None:
+        """Time what was given up to here; what follows goes on from here."""
+        assert self._start is not None
+        end = self._recorded()
+        self._spans.append((self._start, end, self._waiting))
+        self._start, self._waiting = end, 0
+
+    def _recorded(self) -> Event:
+        event = self._free.pop() if self._free else self._made()
+        event.record(self._stream)
+        return event
+
+    def _made(self) -> Event:
+        event = Event(self._driver)
+        self._closing.callback(event.close)
+        return event
+
+    def milliseconds(self) -> list[float]:
+        """Of every epoch so far; waits for the last."""
+        self.pause()
+        self._stream.synchronize("epoch")
+        for start, end, epochs in self._spans:
+            self._milliseconds += [end.milliseconds_since(start) / epochs] * epochs
+        for epoch, start, end in self._also:
+            self._milliseconds[epoch] += end.milliseconds_since(start)
+        events = [event for start, end, _ in self._spans for event in (start, end)]
+        events += [event for _, start, end in self._also for event in (start, end)]
+        self._free += {id(event): event for event in events}.values()
+        self._spans, self._also = [], []
+        return list(self._milliseconds)
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def microseconds(device: Device, program: Program, steps: int) -> float:
+    """What a step of a program takes on the device, of so many that it runs; closes the program."""
+    with ExitStack() as closing:
+        closing.callback(program.close)
+        start, end = (Event(device.driver) for _ in range(2))
+        closing.callback(start.close)
+        closing.callback(end.close)
+        program.run(steps)  # which warms up
+        start.record(device.stream)
+        program.run(steps)
+        end.record(device.stream)
+        device.stream.synchronize("timing steps")
+        return end.milliseconds_since(start) * 1e3 / steps

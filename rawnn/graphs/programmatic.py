@@ -1,0 +1,85 @@
+"""Which edges of a plan may be programmatic: the kernel behind begins before the one ahead ends.
+
+What a kernel does is proved from its PTX (rawnn.cuda.compiling.programmatic); what it must not
+read early is known from the plan. Both have to agree, or the edge stays a full one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role
+
+BESIDE = 2
+"""From so many ops on that follow one another beside an op, before any waits for it, it begins when
+what it needs has ended. Begun early its blocks hold shared memory while they wait, which those on
+the way to the next step want: the gather of a step to come beside the products of this one, and the
+updates of a third layer and those above beside input gradients. What is waited for sooner, a second
+layer's update, has no time to spare for a launch."""
+
+
+def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
+                       proofs: Sequence[Proof | None]) -> list[tuple[int, ...]]:
+    """For each op those of its `edges` that may be programmatic. `proofs` are its kernel's, None
+    where it is a copy or a library's call, whose edges stay full on either side.
+
+    Completion stays transitive: a kernel that gets such an edge waits on every path, so that it
+    ends behind its producers, and they behind theirs. Reads ahead of the wait are safe from all
+    but the producers themselves if these trigger behind their own wait, or if all of their own
+    edges are full. Ops with time to spare have full edges (`BESIDE`).
+    """
+    found: list[tuple[int, ...]] = []
+    for op, before, proof, time in zip(ops, edges, proofs, spare(edges), strict=True):
+        if proof is None or not proof.waits or time >= BESIDE:
+            found.append(())
+            continue
+        early, turn = _early(op, proof), op.attributes.get("behind")
+        found.append(tuple(
+            index for index in before
+            if ops[index].own_name != turn
+            and _may_be_overtaken(ops[index], proofs[index], bool(found[index]), early)
+        ))
+    return found
+
+
+def spare(edges: Sequence[tuple[int, ...]]) -> list[int]:
+    """For each op how many ops follow one another beside it, at least, until one waits for it: all
+    take the same time, and each begins as soon as it may. At the end all are waited for."""
+    begins: list[int] = []
+    for before in edges:
+        begins.append(1 + max((begins[index] for index in before), default=-1))
+    needed = [1 + max(begins, default=0)] * len(begins)
+    for op, before in enumerate(edges):
+        for index in before:
+            needed[index] = min(needed[index], begins[op])
+    return [wanted - begun - 1 for begun, wanted in zip(begins, needed, strict=True)]
+
+
+def _may_be_overtaken(producer: Op, proof: Proof | None, begins_early: bool,
+                      read_early: set[str]) -> bool:
+    if proof is None:
+        return False
+    if not read_early:
+        return True
+    if begins_early and not proof.ordered:
+        return False
+    return not read_early & {name for name, _ in producer.writes}
+
+
+def follows_anything(op: Op, plan: Plan, proof: Proof) -> bool:
+    """Whether a kernel may overtake whatever kernel is ahead of it on a stream: it waits, and
+    reads nothing ahead of that but what no kernel writes: the data set, and the cursor where no op
+    of the plan moves it."""
+    written = {name for other in plan.ops for name, _ in other.writes}
+    return proof.waits and all(
+        plan[name].role in (Role.DATA, Role.CURSOR) and name not in written
+        for name in _early(op, proof)
+    )
+
+
+def _early(op: Op, proof: Proof) -> set[str]:
+    """The tensors that the op's kernel reads ahead of its wait."""
+    return {op.operands[role] for role in proof.early if role in op.operands}

@@ -1,0 +1,7 @@
+"""Hyperbolic tangent. Its slope is 1 - a^2, from the output."""
+
+import numpy as np
+
+from rawnn.model.activations import Activation, register
+
+register(Activation("tanh", "Tanh", "output", np.tanh, lambda a: 1 - a * a))

@@ -1,0 +1,89 @@
+"""Losses: each is one small file that defines its ops and says how a plan is built from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.errors import unknown
+
+if TYPE_CHECKING:
+    from rawnn.plan.build import Builder
+
+Array = NDArray[Any]
+Link = Literal["identity", "sigmoid", "softmax"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss on the network's last outputs z.
+
+    `answers` says what it compares with: "labels" (y, class indices) or "targets" (t, as wide as
+    z). `measure(builder)` adds the ops that give loss (and correct), `backward(builder)` those that
+    give the last dz. `fused` names the op that does the work of all `parts` in one pass. `counts`
+    is how many answers an example of `outputs` outputs has that can be right (0: the loss has no
+    accuracy). `total(z, answers)` is the sum of a batch's losses in float64, of examples where it
+    compares with labels, else of elements. `link` is what makes the network's answers of z: the
+    softmax of a row, of which one class is right, the sigmoid of each element, which compares with
+    numbers from 0 to 1, or nothing. `functor` is the CUDA functor (ptx/losses/losses.cuh) of a loss that
+    is a mean over all elements, else ""; `of_rows` that of one which takes whole rows, of which a
+    product's epilogue knows (ptx/gemm/mma_loss.cuh). `unit_power` is that of the targets' unit in a loss
+    of z - t alone: 2 for squares, as z and t that are both c times as large make it c**2 times as
+    large. Targets of such a loss can be normalised; 0 is any other loss.
+    """
+
+    name: str
+    answers: Literal["labels", "targets"]
+    measure: Callable[[Builder], None]
+    backward: Callable[[Builder], None]
+    parts: tuple[str, ...]
+    fused: str
+    counts: Callable[[int], int]
+    total: Callable[[Array, Array], float]
+    link: Link = "identity"
+    functor: str = ""
+    of_rows: str = ""
+    unit_power: int = 0
+
+    @property
+    def labelled(self) -> bool:
+        """Whether an example has one right class, not an answer for each output."""
+        return self.answers == "labels"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of its ops."""
+        return (*self.parts, self.fused)
+
+    def right(self, z: Array, answers: Array) -> int:
+        """How many of a batch's answers are right; 0 where none can be."""
+        if self.link == "identity":
+            return 0
+        said = z.argmax(axis=1) == answers if self.link == "softmax" else (z > 0) == (answers > 0.5)
+        return int(np.count_nonzero(said))
+
+
+LOSSES: dict[str, Loss] = {}
+
+
+def register(loss: Loss) -> Loss:
+    LOSSES[loss.name] = loss
+    return loss
+
+
+def loss(name: str) -> Loss:
+    """The loss `name`. Raises ConfigError for an unknown one."""
+    if name not in LOSSES:
+        raise unknown("loss", name, sorted(LOSSES))
+    return LOSSES[name]
+
+
+from rawnn.model.losses import bce as _bce  # noqa: E402
+from rawnn.model.losses import cross_entropy as _cross_entropy  # noqa: E402
+from rawnn.model.losses import mse as _mse  # noqa: E402
+
+del _bce, _cross_entropy, _mse

@@ -1,7 +1,0 @@
-"""Hyperbolic tangent. Its slope is 1 - a^2, from the output."""
-
-import numpy as np
-
-from rawnn.network.activations import Activation, register
-
-register(Activation("tanh", "Tanh", "output", np.tanh, lambda a: 1 - a * a))

@@ -1,0 +1,82 @@
+"""The table of measured best toggles: a small one in the package, and the user's own beside the
+kernel cache, which wins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from rawnn.common.errors import ConfigError
+from rawnn.common.files import cache_directory
+
+PACKAGED = Path(__file__).with_name("best.json")
+ENVIRONMENT = "RAWNN_BEST"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What was fastest for one network on one kind of GPU.
+
+    `numbers` are the number toggles it was measured with ("" for float32), `toggles` the fastest
+    set besides them, `us` its median time a step in microseconds by the device's clock, `others`
+    those of the sets it was compared with.
+    """
+
+    gpu: str
+    layers: tuple[int, ...]
+    batch: int
+    numbers: str
+    toggles: str
+    us: float
+    others: dict[str, float]
+    driver: str
+    commit: str
+    date: str
+
+
+def user_file() -> Path:
+    """Where the user's own entries are kept: RAWNN_BEST, or a file beside the kernel cache."""
+    given = os.environ.get(ENVIRONMENT)
+    return Path(given).expanduser() if given else cache_directory() / "best.json"
+
+
+def read(path: Path) -> list[Entry]:
+    """The entries of a table; none where there is no file. Raises ConfigError for a broken one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Entry])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"the table of measured toggles {path} cannot be read: {error}; remove "
+                          f"it, or measure anew with `rawnn tune`") from None
+
+
+def write(path: Path, entries: Sequence[Entry]) -> None:
+    """Write a table whole, atomically, one entry a line."""
+    from rawnn.common.files import write_atomically
+
+    lines = ",\n".join(msgspec.json.encode(e).decode() for e in entries)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, f"[\n{lines}\n]\n".encode())
+
+
+def remember(path: Path, entry: Entry) -> None:
+    """Add an entry, in place of one of the same GPU, network, batch and numbers."""
+    write(path, [*(e for e in read(path) if _key(e) != _key(entry)), entry])
+
+
+def _key(e: Entry) -> tuple[object, ...]:
+    return e.gpu, e.layers, e.batch, e.numbers
+
+
+def exact(gpu: str, layers: Sequence[int], batch: int, numbers: str) -> Entry | None:
+    """The entry of this network, batch and numbers on this GPU; the user's own before the
+    package's. None where it was not measured: what is fastest for a network that is like it may be
+    slow for this one. Raises ConfigError for a broken table."""
+    for path in (user_file(), PACKAGED):
+        for entry in read(path):
+            if _key(entry) == (gpu, tuple(layers), batch, numbers):
+                return entry
+    return None

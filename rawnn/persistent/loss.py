@@ -1,0 +1,113 @@
+"""The text of a step's loss: the gradient of the outputs, and what is reported."""
+
+from __future__ import annotations
+
+from rawnn.persistent.cost import SHARED_SOFTMAX
+from rawnn.persistent.decompose import GATHERED, SLICED
+from rawnn.persistent.exchanges import Exchange
+from rawnn.persistent.inputs import InputWriter
+from rawnn.persistent.layout import keeps_tallies
+from rawnn.persistent.tiles import slices_floats, softmax_of
+from rawnn.persistent.writer import literal
+
+
+class LossWriter(InputWriter):
+    """Writes what makes gradients of the last layer's outputs."""
+
+    def loss(self) -> None:
+        d, p, w = self.d, self.p, self.w
+        w("// the loss")
+        if p.scheduled:
+            w("if (u + 1 < span) {")
+            w(f"if (thread == {d.threads - 1}) rate = {self.rate('u + 1')};")
+            w("}")
+        if p.labelled:
+            self.softmax()
+            w("__syncthreads();")
+            self.stamp("softmax")
+        if not self.meets_ahead and not keeps_tallies(d):
+            self.tally()
+
+    @property
+    def made(self) -> str:
+        """What becomes of gradients, if it is not what they are."""
+        return "ScaledGradient{scaling->scale, found}" if self.p.scaled else ""
+
+    def loss_of_outputs(self) -> str:
+        """What the last product ends in where the loss is a mean over elements: writes it, and
+        returns its name."""
+        d, p, w, last = self.d, self.p, self.w, self.p.depth
+        if p.reconstruct:
+            offset = f" + rank * {d.slices[last]}" \
+                if d.types[0] != SLICED and d.types[last] == SLICED else ""
+            targets, pitch = f"x{offset}", self.layout.input_pitch
+        else:
+            pitch = self.layout.target_pitch
+            targets = f"{self.at('y')} + ({self.turn} & 1) * {d.columns * pitch}"
+        made = f", {self.type_of(last)}" + (", ScaledGradient" if p.scaled else "")
+        w("Tally tallied = {0.0f, 0};")
+        w(f"const OutputsLoss<Shape, {p.loss}, {pitch}, {d.outs(last - 1)}{made}> of_outputs = {{"
+          f"{self.z(last)}, {targets}, {self.count(last)}, present, "
+          f"{self.share(p.batch * p.outputs)}, &tallied, {self.made or '{}'}}};")
+        return "of_outputs"
+
+    def softmax(self) -> None:
+        """Of logits that lie in shared memory."""
+        d, p, w, last = self.d, self.p, self.w, self.p.depth
+        made = f", {self.made}" if self.made else ""
+        if d.slices_softmax or softmax_of(d).warps > 1:
+            self.softmax_of_slices(made)
+            return
+        gathered = d.types[last] == GATHERED
+        first = f"rank * {d.slices[last]}" if gathered else "0"
+        w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({self.logits}, {self.z(last)}, "
+          f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, "
+          f"{self.places()}{made});")
+
+    def softmax_of_slices(self, made: str) -> None:
+        """Warps share the softmax, or blocks, each of its own outputs: they tell each other the
+        sums."""
+        d, p, w = self.d, self.p, self.w
+        last, warps = p.depth, softmax_of(d).warps
+        slices = f"reinterpret_cast<float4*>{self.at('scratch')}"
+        shape = f"{d.outs(last - 1)}, {softmax_of(d).lanes}, {warps}"
+        first = f"rank * {d.slices[last]}" if d.slices_softmax else "0"
+        mine = f"{first}, {self.count(last)}, {slices}"
+        told, parts, columns, tell = slices, warps, d.columns, "TellNobody{}"
+        w("{")
+        if d.slices_softmax:
+            message = self.exchange(d.slices_told.rows, d.slices_told.to_all)
+            message.expect(d.slices_told.rows * d.sent * 4)
+            tell = f"to_blocks<Shape, {softmax_of(d).lanes}>({message.mail}, {message.first})"
+        w(f"powers_of_slice<Shape, {shape}>({self.logits}, {mine}, {tell});")
+        self.stamp("softmax", "slice")
+        if d.slices_softmax:
+            told, parts, columns = self.hear_slices(message), d.ranks, d.sent
+        else:
+            w("__syncthreads();")
+        w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
+          f"{literal(keeps_tallies(d))}>({self.logits}, {self.z(last)}, {mine}, {told}, y, "
+          f"present, {self.share(p.batch)}, {self.places()}{made});")
+        w("}")
+
+    def places(self) -> str:
+        """Where tallies of examples go, and of how many."""
+        d = self.d
+        if not keeps_tallies(d):
+            return f"tallies, {d.columns}"
+        mine = str(d.share) if d.slices_softmax or d.ranks == 1 else f"rank == 0 ? {d.share} : 0"
+        return f"reinterpret_cast<Tally*>(tally) + {self.turn} * {d.share}ll, {mine}"
+
+    def hear_slices(self, message: Exchange) -> str:
+        """Returns where what all blocks told lies, once it has come."""
+        d, w, rows = self.d, self.w, self.d.slices_told.rows
+        self.fetch_once()
+        if d.far:
+            w(f"float* const told = {self.at('scratch')} + {slices_floats(d)};")
+            message.add(message.received(), 1, rows, rows, "[=](int row, int column, float4 v) {\n"
+                        f"*reinterpret_cast<float4*>(told + row * {d.sent} + column) = v;\n}}")
+            w("__syncthreads();")
+        else:
+            w(f"const float* const told = {message.received()};")
+        self.stamp(SHARED_SOFTMAX, "wait")
+        return "reinterpret_cast<const float4*>(told)"

@@ -1,0 +1,405 @@
+"""The text of a training kernel: constants, and calls of the templates in ptx/onchip_*.cuh."""
+
+from __future__ import annotations
+
+from rawnn.common.dtypes import c_type
+from rawnn.model.activations import functor
+from rawnn.persistent.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
+from rawnn.persistent.layout import (
+    ALL,
+    AT_ONCE,
+    BY_FIRST,
+    BY_LAST,
+    COUNTS,
+    RULE_BYTES,
+    SHARE,
+    TILE,
+    Layout,
+    keeps_tallies,
+)
+from rawnn.persistent.problem import Problem
+from rawnn.persistent.steps import StepWriter
+from rawnn.persistent.writer import Stamp, literal
+
+LONG_FROM = 3
+"""Layers from which on a kernel compiles for a second and more, and is written to take less: one
+function for all layers loads and stores them, which is written out for each of fewer, and NVVM does
+not see the loop over steps."""
+NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "float16": "kFloat16"}
+
+
+def source(layout: Layout, name: str) -> str:
+    """The CUDA C of the kernel `name`."""
+    return _Kernel(layout, name).text()
+
+
+def stamps(layout: Layout) -> list[Stamp]:
+    """What a kernel of the layout stamps in each step, in order; nothing where it is not traced."""
+    kernel = _Kernel(layout, "stamped")
+    kernel.text()
+    return kernel.stamps_of_step()
+
+
+def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
+    """(type, name) of every parameter, pointers by the roles of their operands."""
+    found = [(f"const {p.input_type}*", "images"), ("int", "ldimages")]
+    if p.labelled:
+        found.append((f"const {c_type(p.labels)}*", "labels"))
+    elif not p.reconstruct:
+        found += [("const float*", "targets"), ("int", "ldtargets")]
+    made = "" if layout.turning else "const "
+    found += [(f"{made}int*", "order")] if p.ordered else []
+    found += [("const float*", "mean"), ("const float*", "inverse_std")] if p.normalised else []
+    found += [("const float*", "rates")] if p.scheduled else []
+    found += [(f"{made}int*", "clock")] if p.timed or layout.turning else []
+    found += [("float*", "loss_scale"), ("int*", "overflow")] if p.scaled else []
+    found.append(("const int*", "cursor"))
+    for layer in range(1, p.depth + 1):
+        for role in (f"w{layer}", *(f"w{layer}_{s}" for s in p.states)):
+            kind = c_type(p.weights) if role == f"w{layer}" else "float"
+            found += [(f"{kind}*", role), ("int", f"ld{role}")]
+        if p.copies:
+            found += [(f"{c_type(p.copies)}*", f"c{layer}"), ("int", f"ldc{layer}")]
+        if p.bias:
+            found += [("float*", role) for role in (f"b{layer}",
+                                                    *(f"b{layer}_{s}" for s in p.states))]
+    found += [("unsigned int*" if name in COUNTS else "float*", name)
+              for name in layout.workspaces(1)]
+    found.append(("float*", "loss"))
+    if p.measured:
+        found.append(("int*", "correct"))
+    found += [("unsigned long long", "seed")] if p.streams else []
+    found += [("unsigned long long", "turn_seed"), ("int", "count"), ("int", "steps")] \
+        if layout.turning else []
+    found += [("int", "whole"), ("int", "left")] if p.partial else []
+    return [*found, ("int", "offset"), ("int", "span")]
+
+
+class _Kernel(StepWriter):
+    def __init__(self, layout: Layout, name: str) -> None:
+        super().__init__(layout)
+        self.name = name
+        self.shares_moves = self.p.depth >= LONG_FROM  # code of loads and stores
+
+    # -- the whole ---------------------------------------------------------------------------------
+    def text(self) -> str:
+        d, p, w = self.d, self.p, self.w
+        w(f"// {'-'.join(map(str, p.layers))}, batch {p.batch}, {p.numbers}: {d}")
+        w('#include "persistent/kernel.cuh"')
+        if self.layout.traced:
+            w('#include "persistent/trace.cuh"')
+        w("struct Shape {")
+        for constant, value in (("Threads", d.threads), ("Ranks", d.ranks), ("Groups", d.groups),
+                                ("Columns", d.columns), ("Sent", d.sent), ("Pitch", d.pitch),
+                                ("Numbers", NUMBERS[p.numbers]),
+                                ("Copies", 2 * (self.layout.copies or 0))):
+            w(f"static constexpr int k{constant} = {value};")
+        w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")
+        w("};")
+        head = len(w.lines)
+        w(f"using Between = {functor(p.activation)};")
+        rule = f"OnChip<{p.rule}>::Rule"
+        w(f"using Rule = {f'Unscaled<{rule}>' if p.scaled else rule};")
+        w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
+        arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
+                              else f"{kind} {name}" for kind, name in parameters(p, self.layout))
+        w(f"__global__ void __launch_bounds__({d.threads}, 1) {self.name}({arguments}) {{")
+        self.begin()
+        self.stamp_launch(1)
+        self.begin_steps()
+        self.step()
+        w("}")
+        self.stamp_launch(2)
+        self.end()
+        self.stamp_launch(3)
+        w("}")
+        if self.layout.traced:
+            turn, every = len(self.of_turn), self.stamps_of_step()
+            w.lines[head:head] = [
+                f"constexpr int kStampsOfTurn = {turn};",
+                f"using Stamps = Trace<Shape, {len(every)}, {self.layout.traced}>;"]
+        return w.text()
+
+    def begin_steps(self) -> None:
+        """The loop over steps. NVVM's passes over loops know none that is entered in two places: of
+        13 such kernels each compiles in 0.95 to 0.76 of the time, the longest in the least. ptxas,
+        which knows the 0, has one place and a loop, and steps take as long."""
+        if self.p.depth < LONG_FROM:
+            self.w("for (int u = 0; u < span; ++u) {")
+            return
+        self.w("int u = 0;")
+        self.w("if (ptx::unknown_zero() != 0) goto inside;  // never: so that NVVM sees no loop")
+        self.w("for (; u < span; ++u) {")
+        self.w("inside:;")
+
+    def stamps_of_step(self) -> list[Stamp]:
+        """All of a step, in their order, once its text is written."""
+        return [*self.of_turn * self.d.turns, *self.behind_turns]
+
+    # -- ahead of the steps ------------------------------------------------------------------------
+    def begin(self) -> None:
+        d, p, w = self.d, self.p, self.w
+        if self.layout.traced:
+            w("const Stamps stamps = {trace};")
+        w("float* const shared = ptx::dynamic_shared<float>();")
+        if p.halved:
+            w("[[maybe_unused]] Half* const halves = ptx::dynamic_shared<Half>();")
+        w("const int rank = rank_of_block<Shape>();")
+        w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
+        w("const int thread = thread_index();")
+        self.ahead_of_wait()
+        w("pdl_wait();")
+        w("pdl_trigger();")
+        self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
+        if self.layout.sync:
+            w("const unsigned int meetings_before = meetings[blockIdx.x];")
+        if p.timed:
+            w("const int steps_of_epochs = clock[1];")
+        if d.turns > 1:
+            w(f"const int turns = span * {d.turns};")
+            self.turns_of_steps()
+        elif p.partial:
+            w("// The step behind the whole ones has the examples that are left.")
+            w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
+              f" : left; }};")
+            w(f"const auto present_in = [=](int step) {{ return max(0, min({d.share}, "
+              f"batch_of(step) - group * {d.share})); }};")
+        else:
+            w(f"const int present = max(0, min({d.share}, {p.batch} - group * {d.share}));")
+        for boundary, n in enumerate(p.layers):
+            size = d.slices[boundary]
+            w(f"[[maybe_unused]] const int n{boundary} = max(0, min({size}, {n} - rank * {size}));")
+        if d.turns == 1:
+            w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + "
+              f"step) * {p.stride} + group * {d.share}; }};")
+        for layer in range(p.depth):
+            self.load_layer(layer)
+        self.load_first_input()
+        for layer in range(p.depth):
+            self.move_states(layer, "load", far=True)
+        self.tell_places()
+        w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
+        w(f"[[maybe_unused]] Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        if p.scaled:
+            w(f"LossScale* const scaling = reinterpret_cast<LossScale*>({self.at('scaling')});")
+            w("if (thread == 0) *scaling = {loss_scale[0], loss_scale[1], {overflow[0], 0}};")
+        if p.scheduled:
+            w(f"float rate = thread == {d.threads - 1} ? {self.rate('0')} : 0.0f;")
+        if p.timed:
+            w("const int steps_before = steps_of_epochs + cursor_now;")
+        self.wait_for_input("0")
+        if p.labelled:
+            w("labels_ahead.store(y);")
+        w("__syncthreads();")
+        if self.layout.copies is not None:
+            w(f"copy_weights<Shape>({self.layout.copied});")
+            w("__syncthreads();")
+        self.mailboxes()
+
+    def ahead_of_wait(self) -> None:
+        """While the launch ahead may still run: what touches shared memory alone, and the cursor,
+        which nobody moves where that matters."""
+        d, w = self.d, self.w
+        w(f"clear_shared<Shape>(shared, {self.layout.dynamic_bytes // 4});")
+        w("__syncthreads();")
+        w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
+        w("if (kBulk && thread == 0) {")
+        w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
+        w("ptx::publish_barriers();")
+        w("}")
+        w("if constexpr (kBulk) ptx::fence_proxy_async();")
+        if d.ranks > 1 and not d.far:
+            w("cluster_arrive<Shape>();")
+        w("const int cursor_now = *cursor" + (";" if self.layout.turning else " + offset;"))
+
+    def load_first_input(self) -> None:
+        """Asks for the examples of the first turn, and finds those of the second, while weights are
+        on their way."""
+        d, p, w = self.d, self.p, self.w
+        if p.normalised:
+            start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
+            for name in ("mean", "inverse_std"):
+                w(f"load_floats<Shape>({self.at(name)}, {name} + {start}, {self.count(0)});")
+        self.places_in_turn()
+        if p.labelled:
+            w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
+            w(f"NextLabels<Shape, {self.free}, kBehindRows> labels_ahead;")
+        if p.ordered:
+            w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
+            w(f"first_orders<Shape>(fetched, order, first_of(0), {self.present('0')}, first_of(1), "
+              f"{self.turns} > 1 ? {self.present('1')} : 0);")
+        w("__syncthreads();")
+        w(f"if (thread >= {self.free}) {{" if self.free else "{")
+        self.fetch("0")
+        w("}")
+        w("ptx::commit_copies();")
+
+    def turns_of_steps(self) -> None:
+        """Which examples a turn has: a part of its step's."""
+        d, p, w = self.d, self.p, self.w
+        batch = str(p.batch)
+        if p.partial:
+            w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
+              f" : left; }};")
+            batch = f"batch_of(turn / {d.turns})"
+        w("const auto present_in = [=](int turn) {")
+        w(f"const int here = min({d.share}, {batch} - group * {d.share});")
+        w(f"return max(0, min({d.turn_share}, here - turn % {d.turns} * {d.turn_share}));")
+        w("};")
+        w("const auto first_of = [=](int turn) {")
+        w(f"return static_cast<long long>(cursor_now + turn / {d.turns}) * {p.stride} + group * "
+          f"{d.share} + turn % {d.turns} * {d.turn_share};")
+        w("};")
+
+    def load_layer(self, layer: int) -> None:
+        p, w, part = self.p, self.w, self.layout.layers[layer]
+        n = layer + 1
+        w(f"const Part part{n} = {self.part_of(layer)};")
+        w(f"[[maybe_unused]] float* const weights{n} = shared + {part.weights};")
+        w(f"[[maybe_unused]] float* const biases{n} = shared + {part.bias};")
+        if self.shares_moves:
+            w(f"load_layer<Shape>({part.weights}, {part.pitch}, w{n}, ldw{n}, part{n});")
+        else:
+            w(f"load_weights<Shape>(weights{n}, {part.pitch}, w{n}, ldw{n}, part{n});")
+        if p.bias:
+            w(f"load_biases<Shape>(biases{n}, b{n}, part{n});")
+        self.move_states(layer, "load", far=False)
+
+    def part_of(self, layer: int) -> str:
+        kind, below, above = self.d.kinds[layer], self.d.slices[layer], self.d.slices[layer + 1]
+        outs, ins = self.p.layers[layer + 1], self.p.layers[layer]
+        if kind == BY_OUTPUTS:
+            return f"{{rank * {above}, n{layer + 1}, 0, {ins}}}"
+        if kind == BY_INPUTS:
+            return f"{{0, {outs}, rank * {below}, n{layer}}}"
+        return f"{{0, {outs}, 0, {ins}}}"
+
+    def move_states(self, layer: int, way: str, far: bool | None = None) -> None:
+        """Loads or stores a layer's state, if it lies as `far` says."""
+        found, part, n = self.layout, self.layout.layers[layer], layer + 1
+        share = found.sync == SHARE
+        base = part.base if found.sync else 0
+        near = found.shared_state if found.sync else part.near
+        if far not in (None, near is None):
+            return
+        ahead = base * len(self.p.states) * TILE if found.sync == ALL else 0
+        place = f"reinterpret_cast<float*>({self.states_at(layer)}) + {ahead}"
+        for number, state in enumerate(self.p.states):
+            bias = f"b{n}_{state}" if self.p.bias else "static_cast<float*>(nullptr)"
+            turn = ""
+            if way == "store":
+                turn = f", {self.turn_to_store(layer, own=share)}"
+                if self.p.bias and self.d.kinds[layer] == BY_INPUTS:
+                    bias = f"rank == 0 ? {bias} : nullptr"  # all blocks have it
+            what = f"{part.across}, {part.tiles}, {part.all_tiles}, {base if share else 0}, " \
+                   f"group, {number}, w{n}_{state}, ldw{n}_{state}, {bias}, part{n}{turn}"
+            is_far = literal(near is None)
+            kinds = f"{len(self.p.states)}, {self.d.groups if share else 1}"
+            if self.shares_moves:
+                at = f"{place}, 0" if near is None else f"nullptr, {near + ahead}"
+                self.w(f"{way}_state<Shape, {is_far}, {kinds}>({at}, {what});")
+            else:
+                kinds = f"{is_far}, {kinds}" if way == "load" else kinds
+                self.w(f"{way}_states<Shape, {kinds}>({place}, {what});")
+
+    def turn_to_store(self, layer: int, own: bool = False) -> str:
+        """Who stores what of a layer: blocks that hold the same share it, unless groups hold each
+        their `own`."""
+        everywhere = self.d.kinds[layer] == EVERYWHERE and self.d.ranks > 1
+        if own:
+            return f"{{rank, {self.d.ranks}}}" if everywhere else "kAlone"
+        return "of_blocks" if everywhere else "of_groups"
+
+    # -- behind the steps --------------------------------------------------------------------------
+    def end(self) -> None:
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        if found.counters and (d.far or found.turning):
+            w("// Blocks that exchange nothing have met nobody, or those of their rank alone: all "
+              "have loaded what one stores.")
+            w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
+        self.arrive_at_end()
+        self.report_ahead()
+        w(f"[[maybe_unused]] const Turn of_groups = {{group, {d.groups}}};")
+        w(f"[[maybe_unused]] const Turn of_blocks = {{group * {d.ranks} + rank, {d.blocks}}};")
+        for layer in range(p.depth):
+            part, n, turn = found.layers[layer], layer + 1, self.turn_to_store(layer)
+            for to in [f"w{n}, ldw{n}"] + [f"c{n}, ldc{n}"] * bool(p.copies):
+                if self.shares_moves:
+                    w(f"store_layer<Shape>({to}, {part.weights}, {part.pitch}, part{n}, {turn});")
+                else:
+                    w(f"store_weights_as<Shape>({to}, weights{n}, {part.pitch}, part{n}, {turn});")
+            if p.bias:
+                turn = "of_blocks" if d.kinds[layer] == BY_INPUTS else turn  # all blocks have them
+                w(f"store_biases<Shape>(b{n}, biases{n}, part{n}, {turn});")
+            self.move_states(layer, "store")
+        if p.scaled:
+            w("if (blockIdx.x == 0 && thread == 0) {")
+            w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
+            w("overflow[0] = 0;")
+            w("}")
+        self.keep_generation()
+        if found.sync:
+            w("if (thread == 0) meetings[blockIdx.x] = meetings_before + span;")
+        if found.turning:
+            w("NextOrder<Shape> order_to_come(turn_seed, offset, count);")
+        if self.clustered:
+            w(f"cluster_wait<Shape>();{'' if self.tells_at_end else '  // none has left sooner'}")
+        if found.turning:  # all blocks have read this epoch's order
+            w("order_to_come.store(order);")
+        self.report()
+        if found.turning and found.reports != BY_LAST:
+            w("if (blockIdx.x == 0 && thread == 0) tick_clock(clock, steps);")
+
+    @property
+    def clustered(self) -> bool:
+        """Whether groups are clusters of several blocks."""
+        return self.d.ranks > 1 and not self.d.far
+
+    def arrive_at_end(self) -> None:
+        """No block of a cluster ends before the others are as far: nothing of theirs comes to one
+        that is gone, and the first sees what all left of the losses. Where steps exchange nothing,
+        this is how all have loaded what one stores."""
+        d, w, found = self.d, self.w, self.layout
+        if not self.clustered:
+            return
+        if not found.exchange and EVERYWHERE in d.kinds:
+            w("cluster_arrive<Shape>();")
+            w("cluster_wait<Shape>();")
+        w(f"cluster_arrive{'' if self.tells_at_end else '_relaxed'}<Shape>();")
+
+    @property
+    def tells_at_end(self) -> bool:
+        """Whether blocks of a cluster need more of each other than that they are as far."""
+        found = self.layout
+        return (found.reports == BY_FIRST and found.told_by_all) or (
+            found.turning and not found.exchange and not found.counters)
+
+    def report_ahead(self) -> None:
+        """Who comes last is found out while weights are stored."""
+        if self.layout.reports == BY_LAST:
+            self.w(f"int* const last = reinterpret_cast<int*>{self.at('tallies')};")
+            self.w("take_ticket<Shape>(counters, last);")
+
+    def report(self) -> None:
+        """The losses of all steps, where they are not in memory yet."""
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        if found.reports == AT_ONCE:
+            return
+        w("const auto report = [=](int step, const Tally& total) {")
+        w(f"loss[cursor_now + step] = total.loss / {self.terms('step')};")
+        if p.measured:
+            w("correct[cursor_now + step] = total.right;")
+        w("};")
+        left, parts = "reinterpret_cast<const float2*>(tally)", found.parts * d.turns
+        total = f"sum_kept<Shape>({left}, {parts}, span, report);" if keeps_tallies(d) else \
+            f"sum_parts<Shape, {parts}, {found.dynamic_bytes // 4}>({left}, shared, span, report);"
+        if found.reports == BY_FIRST:
+            w(f"{'if (rank == 0) ' * (d.ranks > 1)}{total}")
+            return
+        w("__syncthreads();")
+        w("if (*last != 0) {")
+        w(total)
+        w(f"if (thread <= {found.counters}) counters[thread] = 0u;")
+        if found.turning:
+            w("if (thread == 0) tick_clock(clock, steps);")
+        w("}")

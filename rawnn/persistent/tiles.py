@@ -1,0 +1,164 @@
+"""How the warps of a block share a product, and what that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from rawnn.persistent.decompose import FULL, Decomposition, ceil, pitch
+
+SCRATCH_FLOATS = 6144
+"""Most floats of partial sums of a product that is split."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A task is `down` x `across` tiles of 16 x 8 over one of `split` parts of the inner dimension;
+    the block has `tasks` of them. `cycles` is what the product is expected to take."""
+
+    down: int
+    across: int
+    split: int
+    tasks: int
+    cycles: float
+
+
+@dataclass(frozen=True)
+class ProductCosts:
+    """Cycles of a warp's step of 8 along the inner dimension, a + b for each of its tiles, of the
+    start and end of a task likewise, and of adding up split sums; what the shared memory, the
+    tensor cores and the issue of instructions take at least is counted beside (H200). Those of 16
+    bits are about the least squares of 48 steps of 22 networks in up to three forms each, of which
+    4.5 + 8 and 9 + 6 a tile say as much; float16 is taken to be as bfloat16."""
+
+    step: float
+    step_tile: float
+    task: float = 100.0
+    task_tile: float = 30.0
+    splitting: float = 220.0
+    splitting_part: float = 20.0
+    products: int = 1
+    instructions: float = 2.0
+
+
+COSTS = {
+    "float32": ProductCosts(15.0, 38.0, products=3, instructions=3.5),
+    "tf32": ProductCosts(22.0, 10.0),
+    "bfloat16": ProductCosts(7.0, 6.0, instructions=0.5),
+    "float16": ProductCosts(7.0, 6.0, instructions=0.5),
+}
+TASK_INSTRUCTIONS, TILE_INSTRUCTIONS = 40, 20
+"""Of a task, and of each of its tiles, besides the steps."""
+MMA_CYCLES = 6.5
+"""Of one product of 16 x 8 x 8 (or x 16 of bfloat16) on one of the four sub-cores (H200)."""
+
+
+@cache
+def tiling(rows: int, columns: int, steps: int, warps: int, numbers: str, *,
+           may_split: bool = True, most_tiles: int = 8) -> Tiling:
+    """The fastest way to share `rows` x `columns` tiles with `steps` steps each."""
+    costs, best = COSTS[numbers], None
+    for down in (1, 2):
+        for across in (1, 2, 4):
+            if down > rows or (across > columns and across > 1) or down * across > most_tiles:
+                continue
+            for split in (1, 2, 4, 8, 16) if may_split else (1,):
+                if split > 1 and (ceil(steps, split) < 3 or split * rows * 16
+                                  * pitch(columns * 8) > SCRATCH_FLOATS):
+                    continue
+                found = _tiling(costs, rows, columns, steps, warps, down, across, split)
+                if best is None or found.cycles < best.cycles - 1e-9:
+                    best = found
+    assert best is not None
+    return best
+
+
+def _tiling(costs: ProductCosts, rows: int, columns: int, steps: int, warps: int, down: int,
+            across: int, split: int) -> Tiling:
+    tiles, depth = down * across, ceil(steps, split)
+    tasks = ceil(rows, down) * ceil(columns, across) * split
+    loads = 4 * down + 2 * across
+    chain = ceil(tasks, warps) * (depth * (costs.step + costs.step_tile * tiles)
+                                  + costs.task + costs.task_tile * tiles)
+    shared = 1.3 * loads * tasks * depth
+    tensor = 1.5 * tasks * depth * tiles * costs.products * MMA_CYCLES / 4
+    issue = 1.2 * tasks * (depth * (loads * costs.instructions + tiles * costs.products + 3)
+                           + TASK_INSTRUCTIONS + TILE_INSTRUCTIONS * tiles) / 4
+    cycles = max(chain, shared, tensor, issue)
+    if split > 1:
+        cycles += costs.splitting + costs.splitting_part * split
+    return Tiling(down, across, split, tasks, cycles)
+
+
+def far_tiling(rows: int, columns: int, warps: int) -> Tiling:
+    """The same for gradients whose tiles' state comes from the L2 cache ahead of the product: more
+    tiles a task are more loads at once."""
+    found = [Tiling(down, across, 1, tasks,
+                    ceil(tasks, warps) * (FAR_ROUND + FAR_TILE * down * across))
+             for down in (1, 2) for across in (1, 2, 4)
+             if down <= rows and across <= columns
+             for tasks in (ceil(rows, down) * ceil(columns, across),)]
+    return min(found, key=lambda tiling: tiling.cycles)
+
+
+FAR_ROUND, FAR_TILE = 600.0, 150.0
+"""Cycles of a round of tasks, and more for each of a task's tiles (H200)."""
+
+
+SOFTMAX_ROW, SOFTMAX_AGAIN, SOFTMAX_STEP, SOFTMAX_MEETING = 70.0, 30.0, 75.0, 800.0
+"""Cycles of an output of a lane in the softmax: of one of the first MOST_UNROLLED, whose
+instructions are read for it alone, and of another; of a step of the sums that lanes pass each
+other, and of a meeting of warps or blocks that share it (H200)."""
+MOST_UNROLLED = 12
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """`lanes` of a warp share the outputs of an example that a block has of it, or of each of so
+    many `warps`. `cycles` is what that is expected to take."""
+
+    lanes: int
+    warps: int
+    cycles: float
+
+
+def softmax_of(d: Decomposition) -> Softmax:
+    """The fastest way to share a labelled loss: of outputs that are sliced or gathered, an example
+    is one warp's."""
+    outputs = d.slices[-1] if d.slices_softmax else d.problem.outputs
+    told = d.ranks if d.slices_softmax else 1
+    return _softmax(d.columns, outputs, told, d.warps, d.types[-1] == FULL)
+
+
+@cache
+def _softmax(columns: int, outputs: int, told: int, warps: int, many: bool) -> Softmax:
+    ways = [(lanes, shared) for lanes in (4, 8, 16) for shared in ((1, 2, 4, 8) if many else (1,))]
+    return min((Softmax(*way, _softmax_cycles(columns, outputs, told, warps, *way))
+                for way in ways), key=lambda found: found.cycles)
+
+
+def _softmax_cycles(columns: int, outputs: int, told: int, warps: int, lanes: int,
+                    shared: int) -> float:
+    """What it takes where `told` blocks tell each other, and of a block `shared` warps. More than
+    four lanes read rows of an example from the same banks."""
+    tasks, parts = columns * lanes // 32 * shared, told * shared
+    rows = ceil(outputs, lanes * shared) + (ceil(parts, lanes) if parts > 1 else 0)
+    cycles = SOFTMAX_ROW * min(rows, MOST_UNROLLED) + SOFTMAX_AGAIN * max(rows - MOST_UNROLLED, 0)
+    steps = SOFTMAX_STEP * (lanes.bit_length() - 1) * (2 if parts > 1 else 1)
+    banks = outputs * columns / 32 * (lanes // 4 - 1) * 2
+    meeting = SOFTMAX_MEETING if parts > 1 else 0.0
+    return ceil(tasks, warps) * (cycles + steps) + banks + meeting
+
+
+def softmax_floats(d: Decomposition) -> int:
+    """Floats of scratch memory by which warps or blocks that share an example's softmax tell each
+    other what they found."""
+    if not d.problem.labelled:
+        return 0
+    told = d.slices_told.rows * d.sent if d.slices_softmax and d.far else 0
+    return told + (slices_floats(d) if d.slices_softmax or softmax_of(d).warps > 1 else 0)
+
+
+def slices_floats(d: Decomposition) -> int:
+    """Floats of what a block's warps have found."""
+    return 4 * softmax_of(d).warps * d.columns

@@ -1,0 +1,150 @@
+"""The text of a step's updates: weight gradients, sums of clusters, and whether a step counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rawnn.persistent.decompose import ceil
+from rawnn.persistent.exchanges import ExchangeWriter
+from rawnn.persistent.layout import ALL, TILE, LayerLayout
+from rawnn.persistent.writer import literal
+
+
+class UpdateWriter(ExchangeWriter):
+    """Writes what becomes of gradients."""
+
+    @property
+    def told_as(self) -> str:
+        """Four numbers that clusters tell each other, in C++."""
+        return "uint2" if self.d.tells_halves else "float4"
+
+    def gradients(self, layers: list[int], first: int = 0) -> None:
+        """The weight gradients of `layers`, with their updates or for the other clusters to see;
+        the warps from `first` on begin."""
+        d, p, w = self.d, self.p, self.w
+        for layer in layers:
+            n, part, tiles = layer + 1, self.layout.layers[layer], self.layout.layers[layer].update
+            pitch = d.pitch if layer else self.layout.input_pitch
+            w("{")
+            w(f"// gradient {n}")
+            if self.layout.sync:
+                turn = "(meeting & 1)" if self.layout.sync == ALL else "0"
+                many = self.layout.tiles
+                way, adds = "PublishTiles", ""
+                if d.turns > 1:
+                    way, adds = "AddTiles", f" ^ (part < {d.turns - 1} ? 1u : 0u), part > 0"
+                told = self.told_as
+                kind = f", {told}" if d.tells_halves else ""
+                w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
+                  f"reinterpret_cast<{told}*>(gradients) + ((({turn} * {d.groups} + group) * "
+                  f"{d.ranks}ll + rank) * {many} + {part.base})"
+                  f" * {TILE // 4}, mark{adds}}};")
+            else:
+                far = literal(part.near is None and bool(p.states))
+                w("const Rule rule = *rule_of_step;")
+                chance = bool(self.p.streams)
+                how = f", ByChance<{self.p.layers[layer]}>" if chance else ""
+                w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, "
+                  f"{part.across}, {part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
+                  f"{self.states_at(layer)}{f', chance{n}' if chance else ''}}};")
+            w(f"Product<Shape, {literal(layer > 0)}, true, {ceil(d.ins(layer), 16)}, "
+              f"{ceil(d.outs(layer), 8)}, {d.columns // 8}, 1, {tiles.down}, {tiles.across}, "
+              f"{pitch}, {d.pitch}, {literal(p.bias)}, {self.type_of(layer)}, "
+              f"{self.type_of(layer + 1)}>::run({self.a(layer)}, "
+              f"{self.z(layer + 1)}, {first}, finish);")
+            w("}")
+            self.stamp(f"gradient {n}")
+            sums = ceil(ceil(d.outs(layer), 8), tiles.across) if p.bias else 0
+            first = (first + tiles.tasks + sums) % d.warps
+        layers.clear()
+
+    def hear_overflow(self) -> None:
+        """Whether the step is left out; of several clusters, what this one tells the others."""
+        d, w = self.d, self.w
+        said = self.overflowed()
+        if not self.layout.sync:
+            w(f"const bool left_out = {said};")
+            return
+        w(f"const bool seen = {said};")
+        w("const unsigned int said_mark = ~(meeting >> 1) & 1u;")
+        w("float4* const said = reinterpret_cast<float4*>(overflows) + (meeting & 1) * "
+          f"{d.blocks} + rank;")
+        w(f"if (thread == 0) tell(said + group * {d.ranks}, "
+          "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), said_mark);")
+
+    def mark(self) -> None:
+        """The number of the step since the workspaces were made, and the mark of what clusters tell
+        each other in it: another one than what lies there has."""
+        if self.layout.sync:
+            self.w("const unsigned int meeting = meetings_before + u;")
+            uses = "(meeting >> 1)" if self.layout.sync == ALL else "meeting"
+            self.w(f"const unsigned int mark = ~{uses} & 1u;")
+
+    def tell_places(self) -> None:
+        """Where each tile lies, for the meetings of clusters."""
+        d, w, found = self.d, self.w, self.layout
+        if not found.sync:
+            return
+        assert found.nbytes <= 4 << 16, "an entry has 16 bits for a float's place"
+        w(f"uint2* const places = reinterpret_cast<uint2*>{self.at('places')};")
+        w("const auto place_of_tile = [](int tile) {")
+        self.by_layer(lambda part, n: f"place_of<{part.pitch}, {part.rows}, {part.across}, "
+                                      f"{part.tiles}>(tile - {part.base}, {part.weights}u, "
+                                      f"{part.bias}u)")
+        w("};")
+        w(f"for (int i = thread; i < {found.tiles}; i += {d.threads}) "
+          "places[i] = place_of_tile(i);")
+
+    def meet(self, meanwhile: Callable[[bool], None]) -> None:
+        """Clusters that share the batch add up their gradients. `meanwhile(last)` writes what is
+        done while those are on their way, for the last time or not."""
+        d, w, found = self.d, self.w, self.layout
+        if not found.sync:
+            return
+        many, quads = found.tiles, TILE // 4
+        if self.p.scaled:
+            w("bool left_out;")
+        far = literal(found.shared_state is None and bool(self.p.states))
+        w("{")
+        w("// gradients of all clusters")
+        w("const auto place = [=](int tile) { return place_in(shared, places[tile]); };")
+        how = ""
+        if self.p.streams:
+            how = ", how"
+            w("const auto how = [=](int tile) {")
+            self.by_layer(lambda part, n: f"chance{n}.numbered<{part.across}, {part.tiles}>("
+                                          f"tile - {part.base})")
+            w("};")
+        w(f"float4* const states = {self.states_at(0)};")
+        w(f"const auto state = [=](int slot) {{ return states + slot * "
+          f"{len(self.p.states) * quads}; }};")
+        w("const Rule rule = *rule_of_step;")
+        stride = f"{d.ranks * many * quads}ll"
+        turn = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
+        told = self.told_as
+        w(f"const {told}* const parts = reinterpret_cast<const {told}*>(gradients) + ({turn}rank) "
+          f"* {many * quads};")
+        counts = "!left_out" if self.p.scaled else "true"
+        meanwhile(found.sync == ALL)
+        if self.p.scaled:
+            w("left_out = any_group<Shape>(said, said_mark);")
+        if found.sync == ALL:
+            w(f"update_all<Shape, Rule, {far}, {many}>(parts, {stride}, mark, {counts}, rule, "
+              f"place, state{how});")
+            self.stamp("all clusters sum")
+        else:
+            w(f"{told}* const changes = reinterpret_cast<{told}*>(fresh) + rank * {many * quads};")
+            w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, mark, "
+              f"{counts}, rule, group, {self.at('scratch')}, changes, place, state{how});")
+            self.stamp("clusters sum and share")
+            meanwhile(True)
+            w(f"hear_shares<Shape, {many}>(changes, mark, {counts}, group, place{how});")
+            self.stamp("clusters sum and share", "changes")
+        w("}")
+
+    def by_layer(self, text: Callable[[LayerLayout, int], str]) -> None:
+        """Returns text(layer, its number from 1 on) of the layer that a tile is of."""
+        parts = self.layout.layers
+        for n, part in enumerate(parts, 1):
+            found = f"return {text(part, n)};"
+            self.w(f"if (tile >= {part.base}) {found}" if n < len(parts) else found)

@@ -1,0 +1,210 @@
+"""The baseline plans of a network: one op at a time, batches copied from the host, as the report
+this project starts from describes it. Toggles rewrite what is built here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.recipe import Form, Recipe, Share
+from rawnn.plan.tensor import Role, Tensor
+
+if TYPE_CHECKING:
+    from rawnn.model.layers import Network
+
+CLOCK = Tensor("clock", (2,), "int32", Role.STATE)
+"""Epochs and steps done since training began."""
+
+ONE_BLOCK_ELEMENTS = 4096
+"""Outputs of a batch up to which one block measures it. One block against several on an H200: 12.8
+and 6.3 us for 128 x 128, 15.3 and 5.6 us for 4096 x 10."""
+METRIC_WORKSPACE = 1025
+"""Words: a count of blocks, and two sums of each of up to 512."""
+
+
+def training_step(network: Network, recipe: Recipe, form: Form, *, rest: bool = False) -> Plan:
+    """The plan of one optimizer step on a batch of the training examples.
+
+    With `rest` it is the step on the partial batch that ends an epoch. Metrics have an element a
+    step of the epoch.
+    """
+    share = recipe.share(recipe.rest(form.examples) if rest else recipe.batch)
+    builder = Builder(network, share.rows, form, max(recipe.updates(form.examples), 1),
+                      recipe.batch, shuffled=recipe.shuffle)
+    if recipe.ranks > 1:
+        builder.ranks, builder.rank, builder.share = recipe.ranks, recipe.rank, share
+    builder.forward()
+    network.answers.measure(builder)
+    builder.backward()
+    builder.update(recipe)
+    return builder.plan("rest" if rest else "train")
+
+
+def evaluation_step(network: Network, batch: int, form: Form) -> Plan:
+    """The plan that measures loss and accuracy on `batch` of the examples, updating nothing."""
+    builder = Builder(network, batch, form, max(form.examples // batch, 1), batch)
+    builder.forward()
+    network.answers.measure(builder)
+    return builder.plan("evaluate")
+
+
+class Builder:
+    """A plan under construction. Losses add their ops through it."""
+
+    def __init__(self, network: Network, batch: int, form: Form, steps: int, stride: int, *,
+                 shuffled: bool = False) -> None:
+        self.network, self.batch, self.form = network, batch, form
+        self.tensors: dict[str, Tensor] = {}
+        self._ops: list[Op] = []
+        self._stride = stride
+        self.ranks, self.rank, self.share = 1, 0, Share(0, batch, 1.0)
+        self.logits = f"z{network.depth}"
+        self.last_gradient = f"dz{network.depth}"
+        self.targets = "x" if form.reconstruct else "t"
+        features, examples = network.layers[0], form.examples
+        # Both homes of the data set: runners place only what some op reads (`used_tensors`).
+        self.on_host("images", (examples, features), "float32")
+        self.add(Role.DATA, form.inputs, images=(examples, features))
+        self.add(Role.BATCH, "float32", x=(batch, features))
+        if form.normalised:
+            self.add(Role.DATA, "float32", mean=(features,), inverse_std=(features,))
+        if network.answers.labelled:
+            self.on_host("labels", (examples,), "int32")
+            self.add(Role.DATA, form.labels, labels=(examples,))
+            self.add(Role.BATCH, "int32", y=(batch,))
+        elif not form.reconstruct:
+            self.on_host("targets", (examples, form.targets), "float32")
+            self.add(Role.DATA, "float32", targets=(examples, form.targets))
+            self.add(Role.BATCH, "float32", t=(batch, form.targets))
+        if shuffled:
+            self.add(Role.EPOCH, "int32", order=(examples,))
+        self.add(Role.METRIC, "float32", loss=(steps,))
+        self.add(Role.METRIC, "int32", correct=(steps,))
+        self.add(Role.CURSOR, "int32", cursor=(1,))
+        self.tensors.update({t.name: t for t in network.parameters()})
+
+    # -- what losses use --------------------------------------------------------------------------
+    def add(self, role: Role, dtype: str, **shapes: tuple[int, ...]) -> None:
+        self.tensors.update({n: Tensor(n, shape, dtype, role) for n, shape in shapes.items()})
+
+    def on_host(self, part: str, shape: tuple[int, ...], dtype: str) -> None:
+        """A part of the data set, ready to be copied batch by batch."""
+        name = f"host_{part}"
+        self.tensors[name] = Tensor(name, shape, dtype, Role.HOST, symbol=part)
+
+    def activation(self, name: str, shape: tuple[int, ...]) -> None:
+        self.add(Role.ACTIVATION, "float32", **{name: shape})
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def op(self, kind: str, name: str, operands: dict[str, str], **attributes: object) -> None:
+        impl = "memcpy" if kind == "upload" else "naive"
+        self._ops.append(Op(kind, name, operands, attributes, impl))
+
+    def measure(self, kind: str, operands: dict[str, str]) -> None:
+        """An op that writes metrics of the step; from some size on by several blocks, which count
+        themselves in a workspace."""
+        operands = {**operands, "cursor": "cursor"}
+        rows, cols = self.shape(self.logits)
+        if rows * cols > ONE_BLOCK_ELEMENTS:
+            scratch = f"{kind}.workspace"
+            self.add(Role.SCRATCH, "int32", **{scratch: (METRIC_WORKSPACE,)})
+            operands["workspace"] = scratch
+        self.op(kind, kind, operands, offset=0)
+
+    # -- the step ---------------------------------------------------------------------------------
+    def _product(self, name: str, layout: str, a: str, b: str, c: str) -> None:
+        rows, inner = self.shape(a) if layout[0] == "n" else self.shape(a)[::-1]
+        self.op("matmul", name, {"a": a, "b": b, "c": c}, layout=layout, m=rows,
+                n=self.shape(c)[1], k=inner, alpha=1.0, beta=0.0, bias=False, activation="",
+                slope="", compute="float32")
+
+    def _upload(self) -> None:
+        operands = {"images": "host_images", "cursor": "cursor", "x": "x"}
+        if "y" in self.tensors:
+            operands |= {"labels": "host_labels", "y": "y"}
+        if "t" in self.tensors:
+            operands |= {"targets": "host_targets", "t": "t"}
+        first = {"first": self.share.first} if self.ranks > 1 else {}
+        self.op("upload", "upload", operands, offset=0, stride=self._stride, **first)
+
+    def forward(self) -> None:
+        self._upload()
+        network, source = self.network, "x"
+        for layer in range(1, network.depth + 1):
+            width = (self.batch, network.layers[layer])
+            z = f"z{layer}"
+            self.activation(z, width)
+            self._product(f"fc{layer}.forward", "nt", source, f"fc{layer}.weight", z)
+            if network.bias:
+                self.op("bias_add", f"fc{layer}.bias_add", {"z": z, "bias": f"fc{layer}.bias"})
+            if layer < network.depth:
+                source = f"a{layer}"
+                self.activation(source, width)
+                self.op("activate", f"{network.activation}{layer}", {"z": z, "a": source},
+                        activation=network.activation)
+
+    def backward(self) -> None:
+        network = self.network
+        depth, activation = network.depth, network.activation
+        saved = "a" if network.between.saves == "output" else "z"
+        for layer in range(1, depth + 1):
+            width = (self.batch, network.layers[layer])
+            gradients = {f"dz{layer}": width, f"dw{layer}": network.weight(layer).shape}
+            if layer < depth:
+                gradients[f"da{layer}"] = width
+            if network.bias:
+                gradients[f"db{layer}"] = network.bias_of(layer).shape
+            self.add(Role.GRADIENT, "float32", **gradients)
+        network.answers.backward(self)
+        for layer in range(depth, 0, -1):
+            dz, below = f"dz{layer}", "x" if layer == 1 else f"a{layer - 1}"
+            self._product(f"fc{layer}.weight_grad", "tn", dz, below, f"dw{layer}")
+            if network.bias:
+                self.op("bias_grad", f"fc{layer}.bias_grad", {"dz": dz, "db": f"db{layer}"})
+            if layer > 1:
+                da = f"da{layer - 1}"
+                self._product(f"fc{layer}.input_grad", "nn", dz, f"fc{layer}.weight", da)
+                self.op("activate_backward", f"{activation}{layer - 1}.backward",
+                        {"da": da, "saved": f"{saved}{layer - 1}", "dz": f"dz{layer - 1}"},
+                        activation=activation)
+
+    def update(self, recipe: Recipe) -> None:
+        """One op a parameter, with the state its optimizer keeps."""
+        optimizer, scheduled = recipe.optimizer, recipe.schedule != "constant"
+        if scheduled:
+            self.add(Role.EPOCH, "float32", rates=self.shape("loss"))
+        if scheduled or optimizer.timed or recipe.shuffle:
+            self.tensors["clock"] = CLOCK
+        network = self.network
+        pairs = [pair for layer in range(1, network.depth + 1) for pair in (
+            (network.weight(layer), f"dw{layer}"),
+            *(((network.bias_of(layer), f"db{layer}"),) if network.bias else ()))]
+        for stream, (parameter, gradient) in enumerate(pairs):
+            operands = {"w": parameter.name, "dw": gradient}
+            for name in optimizer.state:
+                state = Tensor(f"{parameter.name}.{name}", parameter.shape, "float32", Role.STATE,
+                               layer=parameter.layer, symbol=f"{parameter.symbol}_{name}")
+                self.tensors[state.name] = state
+                operands[name] = state.name
+            if scheduled:
+                operands |= {"rates": "rates", "cursor": "cursor"}
+            if optimizer.timed:
+                operands |= {"clock": "clock", "cursor": "cursor"}
+            self.op(optimizer.kind, f"{parameter.name}.{optimizer.name}", operands,
+                    **optimizer.attributes(), copy_scale=1.0, stochastic=False, seed=recipe.seed,
+                    stream=stream, offset=0)
+
+    def plan(self, name: str) -> Plan:
+        return Plan(name, self.tensors, tuple(self._ops), self.batch,
+                    scale=self.form.scale, ranks=self.ranks, rank=self.rank,
+                    weight=self.share.weight).without_unused().check()
+
+
+def used_tensors(plans: Iterable[Plan]) -> dict[str, Tensor]:
+    """The tensors that the ops of any of the plans touch, with the sources of views."""
+    return {n: p[n] for p in plans for op in p.ops for name in op.tensors
+            for n in dict.fromkeys((p.whole(name), name))}

@@ -1,0 +1,101 @@
+"""What ranks do together: every one of them has the op, and it ends where all have come to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from rawnn.plan.op import OPS, Attributes, Op, OpSpec
+from rawnn.plan.tensor import Role, Tensor
+
+KIND = "all_reduce"
+SUMMARY = "Each operand becomes the sum over ranks of its values times a weight, or the largest."
+SCATTER, GATHER = "reduce_scatter", "all_gather"
+SUMMARIES = {SCATTER: "Each part becomes this rank's rows of the weighted sum over ranks.",
+             GATHER: "Each whole becomes the parts of all ranks, one behind the other."}
+TURN = Tensor("nccl.turn", (1,), "int32", Role.SCRATCH, communicator="sums")
+"""What every collective of a communicator reads and writes, so that they have one order, the same
+on all ranks. It holds nothing."""
+COPIES, EXCHANGES = (replace(TURN, name=f"nccl.{name}", communicator=name)
+                     for name in ("copies", "exchanges"))
+"""Those of communicators for what copy engines do, which wait for nobody else: weights that are
+gathered, and parts of gradients that two ranks send each other."""
+
+
+def all_reduce(name: str, tensors: Mapping[str, str], weight: float, reduce: str = "sum") -> Op:
+    """The op that reduces `tensors` (operand -> tensor) in place; `reduce` is "sum" or "max"."""
+    return Op(KIND, name, {**tensors, "turn": TURN.name}, {"weight": weight, "reduce": reduce},
+              "nccl")
+
+
+def reduce_scatter(name: str, parts: Sequence[tuple[str, str]], weight: float) -> Op:
+    """The op that sums each whole of (whole, part) and leaves this rank's rows in the part, a view
+    of it; the rest of the whole means nothing then."""
+    return Op(SCATTER, name, {**_paired(parts), "turn": TURN.name},
+              {"weight": weight, "reduce": "sum"}, "nccl")
+
+
+def all_gather(name: str, parts: Sequence[tuple[str, str]], turn: str = TURN.name) -> Op:
+    """The op that makes each whole of (whole, part) from the parts of all ranks."""
+    return Op(GATHER, name, {**_paired(parts), "turn": turn}, {}, "nccl")
+
+
+def _pairs(operands: int) -> list[tuple[str, str]]:
+    """The operands that are a whole and this rank's part of it, of an op of so many, `turn` among
+    them."""
+    return [(f"g{i}", f"p{i}") for i in range(operands // 2)]
+
+
+def _paired(parts: Sequence[tuple[str, str]]) -> dict[str, str]:
+    return {role: tensor for roles, tensors in zip(_pairs(2 * len(parts)), parts, strict=True)
+            for role, tensor in zip(roles, tensors, strict=True)}
+
+
+def pairs(op: Op) -> list[tuple[str, str]]:
+    """The operands (whole, this rank's part of it) of an op that has parts."""
+    return _pairs(len(op.operands))
+
+
+def wholes(op: Op) -> list[str]:
+    """The operands of a collective that are whole tensors."""
+    if op.kind == KIND:
+        return [role for role in op.operands if role != "turn"]
+    return [whole for whole, _ in pairs(op)]
+
+
+def _reference(t: SimpleNamespace, a: Attributes) -> None:
+    """The other ranks are reached through the attribute `team`, which a runner adds."""
+    arrays = [array for role, array in vars(t).items() if role != "turn"]
+    a["team"].reduce(arrays, a["weight"], a["reduce"])
+
+
+def _scattered(t: SimpleNamespace, a: Attributes) -> None:
+    """As `_reference`; a part is a view of its whole."""
+    a["team"].reduce([getattr(t, whole) for whole, _ in _pairs(len(vars(t)))], a["weight"],
+                     a["reduce"])
+
+
+def _gathered(t: SimpleNamespace, a: Attributes) -> None:
+    """As `_reference`."""
+    for role, part in _pairs(len(vars(t))):
+        whole = getattr(t, role)
+        parts = a["team"].gather(f"rows of {whole.size}", getattr(t, part).tobytes())
+        whole[...] = np.frombuffer(b"".join(parts), whole.dtype).reshape(whole.shape)
+
+
+def _spec(op: Op) -> OpSpec:
+    roles = tuple(op.operands)
+    if op.kind == KIND:
+        return OpSpec(KIND, roles, roles, _reference, summary=SUMMARY)
+    reads, parts = (*wholes(op), "turn"), (*(part for _, part in pairs(op)), "turn")
+    if op.kind == GATHER:
+        return OpSpec(GATHER, parts, reads, _gathered, summary=SUMMARIES[GATHER])
+    return OpSpec(SCATTER, reads, roles, _scattered, summary=SUMMARIES[SCATTER])
+
+
+OPS[KIND] = OpSpec(KIND, (), (), _reference, summary=SUMMARY, of=_spec)
+OPS[SCATTER] = OpSpec(SCATTER, (), (), _scattered, summary=SUMMARIES[SCATTER], of=_spec)
+OPS[GATHER] = OpSpec(GATHER, (), (), _gathered, summary=SUMMARIES[GATHER], of=_spec)

@@ -1,0 +1,144 @@
+"""One or more whole steps of training in one op: what a kernel that trains on the chip computes.
+
+The op's attribute `step` is the plan of one step that it stands for. Its operands are those
+tensors of that plan that live longer than a step, under the roles that `role_of` gives them, and
+workspaces of its kernel. Its meaning is that of the plan's ops, one behind the other. Where it has
+an attribute `rest`, the step `whole` of the epoch, counted from 0, is that plan's, on the `left`
+examples that the whole batches leave. One that is told the `steps` of an epoch also does what
+stands between that and the next, as the op `turn`: `offset` is then the epoch that comes, and the
+first step the cursor's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rawnn.common.dtypes import LOW_PRECISION, rounded
+from rawnn.plan.op import OPS, Attributes, Op, OpSpec
+from rawnn.plan.ops.common import Array
+from rawnn.plan.tensor import Role, Tensor
+
+if TYPE_CHECKING:
+    from rawnn.plan.plan import Plan
+
+KIND = "train_steps"
+SUMMARY = "Whole steps of training, one behind the other."
+WORKSPACE = "train_steps."
+"""What the names of the kernel's workspaces begin with; the rest is their symbol."""
+
+
+def role_of(tensor: Tensor) -> str:
+    """The role of a tensor, which the kernel's parameters are called by."""
+    return tensor.symbol or tensor.name
+
+
+def _inside(tensor: Tensor) -> bool:
+    """Whether the tensor is the step's own business."""
+    return tensor.role.temporary or tensor.role is Role.SCRATCH
+
+
+def train_steps(step: Plan, workspaces: tuple[Tensor, ...], impl: str,
+                **attributes: object) -> Op:
+    """The op that does one step of the plan `step`."""
+    touched = [step[name] for op in step.ops for name in op.tensors if not _inside(step[name])]
+    operands = {role_of(t): t.name for t in (*touched, *workspaces)}
+    return Op(KIND, KIND, operands, {"step": step, "offset": 0, "span": 1, **attributes}, impl)
+
+
+def spanning(op: Op, steps: int) -> Op:
+    """The op over so many steps, from its own on."""
+    return Op(op.kind, f"{op.own_name}@{op.offset}", op.operands,
+              {**op.attributes, "span": steps}, op.impl, op.own_name)
+
+
+def ending(op: Op, rest: Plan, whole: int) -> Op:
+    """The op that also does the step `rest`, on the partial batch behind `whole` whole ones."""
+    return replace(op, attributes={**op.attributes, "rest": rest, "whole": whole,
+                                   "left": rest.batch})
+
+
+def turning(op: Op, turn: Op) -> Op:
+    """The op that also does the op `turn` behind its steps, which are all of an epoch."""
+    numbers = {"turn_seed": turn.attributes["seed"], "count": turn.attributes["count"],
+               "steps": turn.attributes["steps"]}
+    return replace(op, operands={**op.operands, **turn.operands},
+                   attributes={**op.attributes, **numbers})
+
+
+def turns(op: Op) -> bool:
+    """Whether the op is one that `turning` made."""
+    return "turn_seed" in op.attributes
+
+
+def _spec(op: Op) -> OpSpec:
+    if "step" not in op.attributes:
+        return OPS[KIND]
+    step: Plan = op.attributes["step"]
+
+    def roles(names: list[str]) -> tuple[str, ...]:
+        kept = dict.fromkeys(role_of(step[n]) for n in names if not _inside(step[n]))
+        return tuple(kept)
+
+    reads = roles([name for inner in step.ops for name, _ in inner.reads])
+    writes = roles([name for inner in step.ops for name, _ in inner.writes])
+    if turns(op):
+        reads, writes = (tuple(dict.fromkeys((*names, "clock", *more))) for names, more in
+                         ((reads, ()), (writes, ("order",))))
+    known = {*reads, *writes}
+    workspaces = tuple(role for role in op.operands if role not in known)
+
+    def reference(t: SimpleNamespace, a: Attributes) -> None:
+        first, span = 0 if turns(op) else int(a["offset"]), int(a["span"])
+        _steps(t, a, first, span)
+        if turns(op):
+            OPS["turn"].reference(t, {**op.attributes, "seed": op.attributes["turn_seed"],
+                                      "offset": a["offset"]})
+
+    def _steps(t: SimpleNamespace, a: Attributes, first: int, span: int) -> None:
+        if "rest" not in op.attributes:
+            _run(step, t, first, span)
+            return
+        all_whole = int(a.get("whole", op.attributes["whole"]))
+        whole = max(min(all_whole - int(t.cursor[0]) - first, span), 0)
+        _run(step, t, first, whole)
+        _run(op.attributes["rest"], t, first + whole, span - whole)
+
+    return OpSpec(KIND, reads, (*writes, *workspaces), reference,
+                  tuple(r for r in ("loss", "correct") if r in writes),
+                  summary=SUMMARY)
+
+
+def _run(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
+    """`span` steps, the first of them `offset` behind the cursor."""
+    number = t.w1.dtype
+    arrays: dict[str, Array] = {}
+    for op in step.ops:
+        for name in op.tensors:
+            tensor = step[name]
+            if name not in arrays:
+                # The op has no parts of metrics: the rest's ops may leave some, and add them up.
+                inside = _inside(tensor) or (tensor.role is Role.METRIC
+                                             and not hasattr(t, role_of(tensor)))
+                arrays[name] = np.zeros(tensor.shape, number if tensor.floating else tensor.dtype) \
+                    if inside else getattr(t, role_of(tensor))
+    calls = [(op, SimpleNamespace(**{r: arrays[n] for r, n in op.operands.items()}),
+              {r: step[n].dtype for r, n in op.operands.items()},
+              [(arrays[n], step[n].dtype) for n, _ in op.writes
+               if step[n].dtype in LOW_PRECISION and arrays[n].dtype == np.float32])
+             for op in step.ops]
+    for s in range(offset, offset + span):
+        for op, operands, stored, low in calls:
+            op.spec.reference(operands, {**op.attributes, "offset": s, "stored": stored})
+            for array, dtype in low:
+                array[...] = rounded(array, dtype)
+
+
+def _undefined(t: SimpleNamespace, a: Attributes) -> None:
+    raise NotImplementedError("what train_steps means follows from each op")
+
+
+OPS[KIND] = OpSpec(KIND, (), (), _undefined, summary=SUMMARY, of=_spec)

@@ -1,0 +1,97 @@
+"""How much an op does: the products of matrices in it, their operations, and in what numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rawnn.plan.op import Op
+from rawnn.plan.ops.train_steps import KIND
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role
+
+Sizes = tuple[int, int, int]
+"""m, n and k of a product [m, k] [k, n]."""
+CLASSES = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8", "float8_e5m2": "fp8"}
+"""Storage types -> the number class of products of them."""
+
+
+def _of_attributes(op: Op, plan: Plan) -> Iterator[Sizes]:
+    a = op.attributes
+    yield a["m"], a["n"], a["k"]
+
+
+def _of_weights(times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
+    """As many products of the op's weights [n, k] as of the batch."""
+
+    def products(op: Op, plan: Plan) -> Iterator[Sizes]:
+        n, k = plan[op.operands["w"]].shape
+        yield from [(plan.batch, n, k)] * times
+
+    return products
+
+
+def _of_layers(first: int, times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
+    """The same of the layers from `first` on."""
+
+    def products(op: Op, plan: Plan) -> Iterator[Sizes]:
+        weights = {t.layer: t.shape for t in map(plan.__getitem__, op.tensors)
+                   if t.role in (Role.PARAMETER, Role.COPY) and len(t.shape) == 2}
+        for layer, (n, k) in weights.items():
+            if layer >= first:
+                yield from [(plan.batch, n, k)] * times
+        if "partial" in op.operands and "w1" in op.operands and op.kind == "narrow_update":
+            n, k = plan[op.operands["w1"]].shape  # the next step's first product
+            yield plan.batch, n, k
+
+    return products
+
+
+def _of_steps(op: Op, plan: Plan) -> Iterator[Sizes]:
+    step: Plan = op.attributes["step"]
+    inner = [sizes for each in step.ops for sizes in products(each, step)]
+    yield from inner * int(op.attributes["span"])
+
+
+PRODUCTS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
+    **dict.fromkeys(("matmul", "matmul_slices", "matmul_loss"), _of_attributes),
+    **dict.fromkeys(("weight_update", "weight_momentum", "weight_adam", "linear_forward",
+                     "linear_update"), _of_weights(1)),
+    "layer_backward": _of_weights(2), "softmax_head": _of_weights(3),
+    "narrow_input": _of_layers(1, 1), "narrow_inner": _of_layers(2, 2),
+    "narrow_update": _of_layers(1, 1), KIND: _of_steps,
+}
+"""Kinds of ops that multiply matrices."""
+
+
+def products(op: Op, plan: Plan) -> list[Sizes]:
+    """The products of an op; none of one that multiplies no matrices."""
+    return list(PRODUCTS[op.kind](op, plan)) if op.kind in PRODUCTS else []
+
+
+def operations(op: Op, plan: Plan) -> int:
+    """Multiplications and additions of an op's products; of other ops one for each element that
+    they write."""
+    if op.kind in PRODUCTS:
+        return sum(2 * m * n * k for m, n, k in products(op, plan))
+    written = {name for name, _ in op.writes if name != op.operands.get("workspace")}
+    return sum(_elements(plan, name) for name in written)
+
+
+def _elements(plan: Plan, name: str) -> int:
+    tensor = plan[name]
+    return 1 if tensor.role is Role.METRIC else tensor.nbytes // tensor.itemsize
+
+
+def numbers(op: Op, plan: Plan) -> str:
+    """The number class of what an op multiplies: "float32", "tf32", "bf16", "fp16" or "fp8"."""
+    if op.kind == KIND:
+        step: Plan = op.attributes["step"]
+        return next((numbers(each, step) for each in step.ops if each.kind in PRODUCTS), "float32")
+    if str(op.attributes.get("dtype", "")) in CLASSES:
+        return CLASSES[str(op.attributes["dtype"])]
+    stored = [plan[op.operands[role]].dtype for role in ("a", "b", "dz", "x")
+              if role in op.operands]
+    small = [CLASSES[dtype] for dtype in stored if dtype in CLASSES]
+    if small and len(small) == len(stored):
+        return small[0]
+    return "tf32" if op.attributes.get("compute") == "tf32" else "float32"

@@ -1,0 +1,89 @@
+"""What brings a batch, and what runs once in an epoch or once in a run."""
+
+from __future__ import annotations
+
+from rawnn.common.dtypes import c_type
+from rawnn.model.schedules import functor as schedule_functor
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.ptx.family import Family
+from rawnn.ptx.table import (
+    Geometry,
+    KernelImpl,
+    Scalars,
+    ceil,
+    elements,
+    matrix,
+    no_sizes,
+    plain,
+    typed,
+    types,
+)
+
+FAMILY = Family("epoch", "what brings a batch, and what runs once in an epoch or in a run")
+
+
+def _gather(op: Op, plan: Plan) -> list[str]:
+    labels = c_type(plan[op.operands["labels"]].dtype) if "labels" in op.operands else "int"
+    return [*types(op, plan, "images", "x"), labels]
+
+
+def _gather_sizes(op: Op, plan: Plan) -> Scalars:
+    batch, features = plan[op.operands["x"]].shape
+    outputs = plan[op.operands["t"]].shape[1] if "t" in op.operands else 0
+    return {"batch": batch, "features": features, "outputs": outputs}
+
+
+MOST = 768
+"""Blocks of a gather, which a large GPU runs at once: of more pieces a thread takes several, as a
+block that comes later would wait for the cursor and the order again."""
+
+
+def _gather_geometry(s: Scalars) -> Geometry:
+    """A thread for each piece of what is written: x, t and y (gather.cu)."""
+    blocks = ceil(s["batch"] * pieces(s), 256)
+    return (ceil(blocks, max(ceil(blocks, MOST), 1)), 1, 1), (256, 1, 1)
+
+
+def pieces(s: Scalars) -> int:
+    """Of a row: 16 bytes each of x and of t, and a label, whether there is one or not."""
+    return ceil(s["features"] * s["itemsize_x"], 16) + ceil(s["outputs"], 4) + 1
+
+
+FAMILY.register("gather", "naive", KernelImpl(
+    "elementwise/gather.cu", "gather", _gather, _gather_sizes, _gather_geometry,
+    {"images": ("@batch", "features"), "labels": ("@batch",), "targets": ("@batch", "outputs"),
+     "order": ("@batch",), "mean": ("features",), "inverse_std": ("features",), "cursor": ("1",),
+     "x": ("batch", "features"), "y": ("batch",), "t": ("batch", "outputs")}))
+
+
+def _one_thread(s: Scalars) -> Geometry:
+    return (1, 1, 1), (1, 1, 1)
+
+
+FAMILY.register("initialise", "naive", KernelImpl(
+    "elementwise/initialise.cu", "initialise", typed("w"), matrix("w"), elements(256, 4),
+    {"w": ("rows", "cols")}))
+FAMILY.register("shuffle", "naive", KernelImpl(
+    "elementwise/shuffle.cu", "shuffle", plain, no_sizes,
+    lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
+    {"clock": ("2",), "order": ("count",)}))
+FAMILY.register("turn", "naive", KernelImpl(
+    "elementwise/turn.cu", "turn", plain, no_sizes,
+    lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
+    {"clock": ("2",), "order": ("count",)}))
+FAMILY.register("schedule", "naive", KernelImpl(
+    "elementwise/schedule.cu", "schedule", lambda op, plan: [schedule_functor(op.attributes["kind"])], no_sizes,
+    lambda s: ((ceil(s["steps"], 256), 1, 1), (256, 1, 1)),
+    {"clock": ("2",), "rates": ("steps",)}))
+FAMILY.register("tick", "naive", KernelImpl(
+    "elementwise/cursor.cu", "tick", plain, no_sizes, _one_thread, {"clock": ("2",)}))
+FAMILY.register("adjust_scale", "naive", KernelImpl(
+    "optimizers/loss_scale.cu", "adjust_scale", plain, no_sizes, _one_thread,
+    {"overflow": ("1",), "loss_scale": ("2",)}))
+FAMILY.register("advance", "naive", KernelImpl(
+    "elementwise/cursor.cu", "advance", plain, no_sizes, _one_thread,
+    {"cursor": ("1",)}))
+FAMILY.register("advance", "while", KernelImpl(
+    "elementwise/while.cu", "advance_while", plain, no_sizes, _one_thread,
+    {"cursor": ("1",)}, relocatable=True))

@@ -1,0 +1,37 @@
+// initialise: a parameter's start, uniform in [-bound, bound); bound 0 writes zeros.
+//
+//   w: [rows, cols], leading dimension ldw (a vector is one row). Element i, counted row by row
+//   without padding, is word i % 4 of draw i / 4 of (seed, stream), the same number on every device
+//   and in rawnn/common/random.py, rounded to T. Padding is left alone.
+//
+// Used once, at the start of training.
+// Launch: one dimension, any size (grid-stride over draws): ceil(rows * cols / 4) threads cover it
+// in one pass; 256 threads a block.
+// Limit: device-memory traffic, sizeof(T) written an element.
+#include "primitives/random.cuh"
+#include "primitives/types.cuh"
+
+template <typename T>
+__global__ void initialise(T* __restrict__ w, int ldw, int rows, int cols, unsigned long long seed,
+                           unsigned int stream, float bound) {
+  const long long count = static_cast<long long>(rows) * cols;
+  const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
+  long long draw = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (; 4 * draw < count; draw += stride) {
+    const Words bits = philox(seed, stream, static_cast<unsigned long long>(draw));
+    long long row = 4 * draw / cols;
+    int col = static_cast<int>(4 * draw - row * cols);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (4 * draw + i < count) {
+        // Not a product where bound is 0: that would write -0 half of the time.
+        const float value = bound != 0.0f ? uniform_of(bits.word[i], bound) : 0.0f;
+        w[row * ldw + col] = from_float<T>(value);
+      }
+      if (++col == cols) {
+        col = 0;
+        ++row;
+      }
+    }
+  }
+}

@@ -1,0 +1,54 @@
+// schedule: the learning rate of every step of the epoch that begins.
+//
+//   rates[s] = rule(t), t = clock[1] + s, for s = 0 .. steps-1
+//   while t < warmup: lr * (t + 1) / warmup instead
+//   clock: int32[2], epochs and steps done; rates: float32 [steps]
+//
+// RULE is Constant, StepDecay (lr * value^(t / period)) or Cosine (from lr down to value over the
+// `period` steps behind the warm-up). rawnn/model/schedules has the same functions in NumPy.
+// Launch: one dimension, any size (grid-stride over the steps), once an epoch; 256 threads a block.
+// Limit: the launch.
+#include "primitives/pdl.cuh"
+
+// Its own loop of products, not powf: the host multiplies the same numbers in the same order.
+struct StepDecay {
+  static __device__ __forceinline__ float rate(float lr, float value, int period, int step, int) {
+    float power = 1.0f;
+    float square = value;
+    for (int left = step / period; left > 0; left /= 2) {
+      if (left % 2 != 0) power *= square;
+      square *= square;
+    }
+    return lr * power;
+  }
+};
+
+struct Constant {
+  static __device__ __forceinline__ float rate(float lr, float, int, int, int) { return lr; }
+};
+
+// The squared cosine of half the angle: 1 + cos cancels where the rate nears its end.
+struct Cosine {
+  static __device__ __forceinline__ float rate(float lr, float value, int period, int step,
+                                               int warmup) {
+    const int behind = step - warmup;
+    const float part = static_cast<float>(behind) / static_cast<float>(period);
+    const float half = cospif(0.5f * (part < 1.0f ? part : 1.0f));
+    return value + (lr - value) * (half * half);
+  }
+};
+
+template <typename RULE>
+__global__ void schedule(const int* __restrict__ clock, float* __restrict__ rates, float lr,
+                         float value, int period, int warmup, int steps) {
+  pdl_wait();
+  pdl_trigger();
+  const int first = clock[1];
+  const int stride = static_cast<int>(gridDim.x * blockDim.x);
+  for (int s = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); s < steps; s += stride) {
+    const int step = first + s;
+    rates[s] = step < warmup
+                   ? lr * (static_cast<float>(step + 1) / static_cast<float>(warmup))
+                   : RULE::rate(lr, value, period, step, warmup);
+  }
+}

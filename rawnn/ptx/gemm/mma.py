@@ -1,0 +1,209 @@
+"""Matrix products on tensor cores: by mma.sync (sm_80), and by wgmma (sm_90a) large ones, those of
+float32 by kernels of their own."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product as combinations
+
+from rawnn.common.target import Target
+from rawnn.ptx.family import Family
+from rawnn.ptx.gemm.pace import (
+    PACES,
+    SCALED,
+    cycles,
+    cycles_wgmma,
+    cycles_wgmma_scaled,
+    cycles_wgmma_tf32,
+    shared,
+)
+from rawnn.ptx.gemm.tiles import UPDATE, Product, Tile, register_family, spanning, with_sums
+from rawnn.ptx.table import Scalars, ceil
+
+SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
+              ("asynchronous copies",))
+WGMMA = Family("wgmma", "large matrix products on tensor cores by wgmma", ("wgmma",))
+
+TILES = (
+    Tile(16, 32, 1, 1, 4, 2, bytes=128), Tile(16, 32, 1, 1, 8, 4, bytes=256),
+    Tile(32, 32, 1, 1, 4, 4, bytes=256), Tile(32, 32, 2, 1, 4, 4, bytes=128),
+    Tile(64, 64, 2, 2, 1, 4, bytes=128), Tile(64, 64, 2, 2, 2, 4, bytes=128),
+    Tile(128, 64, 4, 2, 2, 3, bytes=128), Tile(128, 128, 2, 4, 1, 3, bytes=128),
+    *(Tile(32, 32, 1, 1, 8, 3, cluster, bytes=256) for cluster in (1, 2, 4, 8)),
+    *(Tile(64, 64, 2, 2, 2, 4, cluster, bytes=128) for cluster in (2, 4, 8)),
+    Tile(16, 32, 1, 1, 8, 4, 4, bytes=256),
+)
+"""What a product's tile is chosen from: of 36 tried, those without which any of 29 products was
+slower by a hundredth in the mean (H200; float32, tf32 and bfloat16), and one for large products.
+With clusters of all sizes up to eight to choose from, and with tiles that hold less of the GPU
+while other branches of the step run, steps took from 4 % less to 15 % more: more in 31 of 36."""
+
+ROWS = (Tile(32, 64, 1, 2, 4, 4, 8, bytes=256),)
+"""And where a tile has to span rows. Elsewhere this one was chosen for small batches and layers of
+400 to 800; with 32 x 32 in clusters of four in its place, alone as fast, steps of 12 networks took
+from 5.3 % less to 1.2 % more, less in ten, 2.5 % in the mean (H200, bfloat16 and tf32)."""
+
+
+@cache
+def choose(p: Product, target: Target) -> Tile:
+    """The tile with the fewest predicted cycles of those that the GPU's shared memory and the
+    number format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
+    return min(spanning(p, (
+        tile for tile in (*TILES, *(ROWS if p.rows else ()))
+        if shared(tile) <= target.shared_per_block
+        and (p.times == 1 or (tile.bm * tile.bn <= 1024 * tile.wm * tile.wn
+                              and tile.wm * tile.wn * tile.wk <= 8)))),
+               key=lambda tile: cycles(p, tile, target))
+
+
+def _shared(s: Scalars) -> int:
+    return with_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]))
+
+
+OTHERS = (
+    Tile(16, 32, 1, 1, 8, 4, bytes=256), Tile(16, 32, 1, 1, 4, 2, bytes=128),
+    Tile(16, 64, 1, 2, 4, 4, bytes=128), Tile(32, 32, 1, 1, 4, 4, bytes=256),
+    Tile(32, 32, 2, 1, 4, 4, bytes=128), Tile(32, 64, 2, 2, 1, 2, bytes=128),
+    Tile(32, 64, 1, 2, 4, 3, bytes=256), Tile(64, 64, 2, 2, 1, 4, bytes=128),
+    Tile(64, 64, 2, 2, 2, 4, bytes=128), Tile(128, 64, 4, 2, 1, 4, bytes=128),
+)
+"""What `tune` tries besides."""
+CUT = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128), Tile(64, 64, 2, 2, 2, 4, 4, bytes=128))
+"""The same where blocks form clusters."""
+UPDATES = {**UPDATE, "weight_momentum": "product_momentum", "weight_adam": "product_adam"}
+
+register_family(SYNC, "mma", "gemm/mma.cu", "Mma", choose, _shared, others=OTHERS + CUT, updates=UPDATES,
+                losses=True)
+
+
+def _shared_wgmma(s: Scalars) -> int:
+    return with_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]) + 1024)
+
+
+WGMMA_TILES = (
+    Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 6, bytes=128),
+    Tile(128, 64, 8, 1, 1, 5, bytes=128), Tile(128, 128, 8, 1, 1, 5, bytes=128),
+    Tile(256, 128, 16, 1, 1, 4, bytes=128),
+    *(Tile(*tile, cluster, bytes=128)
+      for tile, cluster in combinations(((64, 64, 4, 1, 1, 6), (64, 128, 4, 1, 1, 6),
+                                         (128, 64, 8, 1, 1, 5), (128, 128, 8, 1, 1, 4)),
+                                        (2, 4, 8))),
+)
+"""What a tile of 16- and 8-bit operands is chosen from."""
+
+
+@cache
+def choose_wgmma(p: Product, target: Target) -> Tile:
+    """The fastest of the tiles, as predicted."""
+    return min(spanning(p, WGMMA_TILES), key=lambda tile: cycles_wgmma(p, tile, target))
+
+
+WGMMA_OTHERS = (
+    Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 4, bytes=128),
+    Tile(128, 64, 8, 1, 1, 4, bytes=128), Tile(128, 128, 8, 1, 1, 4, bytes=128),
+    Tile(256, 128, 16, 1, 1, 4, bytes=128), Tile(64, 64, 4, 1, 1, 6, 4, bytes=128),
+    Tile(128, 128, 8, 1, 1, 4, 2, bytes=128),
+)
+
+register_family(WGMMA, "wgmma", "gemm/wgmma.cu", "Wgmma", choose_wgmma, _shared_wgmma,
+                others=WGMMA_OTHERS, updates=UPDATES, losses=True, specific=True)
+
+
+LONGEST_SUM = 32
+"""Stages of a float32 sum in one block: the rounding of its 64 additions leaves an error of at most
+twice that of cuBLAS's float32."""
+
+
+def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
+    """128 rows of the operand that comes from registers; nn's is that of the transpose."""
+    stages = ceil(p.k, 32)
+    return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
+                 bytes=128)
+            for times, other in PACES if times == p.times
+            for cluster in (1, 2, 3, 4, 8)
+            if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
+
+
+@cache
+def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
+    """The fastest of the tiles, as predicted."""
+    return min(spanning(p, _tiles_wgmma_tf32(p)),
+               key=lambda tile: cycles_wgmma_tf32(p, tile, target))
+
+
+WORTH, WORTH_OF_EIGHT = 0.9, 0.87
+"""Of mma.sync's time, what wgmma may take at most where it does one product for one: its blocks
+leave a multiprocessor less room for those of another kernel. For results in clusters of eight: few
+rows are predicted too well there (docs/toggles/mma.md)."""
+
+
+def wgmma_is_faster(p: Product, target: Target) -> bool:
+    """Whether a product is predicted to take less by wgmma than by mma.sync, on a GPU that has
+    both; and, of float32, whether its sums are short enough for that, where it must be as exact."""
+    if p.times == 3 and ceil(p.k, 32) > 8 * LONGEST_SUM:
+        return False
+    tile = (choose_wgmma_tf32 if p.size == 4 else choose_wgmma)(p, target)
+    by_wgmma = (cycles_wgmma_tf32 if p.size == 4 else cycles_wgmma)(p, tile, target)
+    of_eight = tile.cluster == 8 and p.layout != "tn"
+    worth = 1.0 if p.times != 1 else WORTH_OF_EIGHT if of_eight else WORTH
+    return by_wgmma < worth * cycles(p, choose(p, target), target)
+
+
+def _shared_wgmma_tf32(s: Scalars) -> int:
+    prepared = 4 * min(s["BM"], s["BN"])  # two, of two parts each
+    operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
+    return max(operands, with_sums(s, 0))
+
+
+register_family(WGMMA, "wgmma_tf32", "gemm/wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_tf32,
+                _shared_wgmma_tf32, updates=UPDATES, losses=True, specific=True)
+
+
+def _tiles_wgmma_scaled(p: Product) -> list[Tile]:
+    stages = ceil(p.k, 32)  # and as many additions of float32, half of those by tf32
+    return [Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
+            for columns in SCALED for cluster in (1, 2, 3, 4, 8)
+            if stages <= 2 * LONGEST_SUM * cluster or cluster == 8]
+
+
+@cache
+def choose_wgmma_scaled(p: Product, target: Target) -> Tile:
+    """The fastest of the tiles, as predicted."""
+    return min(spanning(p, _tiles_wgmma_scaled(p)),
+               key=lambda tile: cycles_wgmma_scaled(p, tile, target))
+
+
+def scaled_is_faster(p: Product, target: Target) -> bool:
+    """Whether a product of float32 that has to be as exact is predicted to take less by scaled
+    float16 than otherwise, on a GPU that has both; and whether its sums are short enough."""
+    if p.times != 3 or ceil(p.k, 32) > 16 * LONGEST_SUM:
+        return False
+    otherwise = min(cycles(p, choose(p, target), target),
+                    cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target))
+    return cycles_wgmma_scaled(p, choose_wgmma_scaled(p, target), target) < otherwise
+
+
+def _shared_wgmma_scaled(s: Scalars) -> int:
+    prepared = 2 * s["BN"]  # two, of two parts each
+    operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
+    return int(max(operands, with_sums(s, 0)) + 3 * 4 * s["BN"])
+
+
+SCALED_OTHERS = tuple(Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
+                      for cluster in (1, 2) for columns in (64, 128))
+
+register_family(WGMMA, "wgmma_scaled", "gemm/wgmma_scaled.cu", "WgmmaScaled", choose_wgmma_scaled,
+                _shared_wgmma_scaled, others=SCALED_OTHERS, updates=UPDATES, losses=True,
+                specific=True, three="f16x3")
+
+
+PREDICTED = {"mma": (choose, cycles), "wgmma": (choose_wgmma, cycles_wgmma),
+             "wgmma_tf32": (choose_wgmma_tf32, cycles_wgmma_tf32),
+             "wgmma_scaled": (choose_wgmma_scaled, cycles_wgmma_scaled)}
+"""By implementation: its tile, and about how many cycles a product takes in one."""
+
+
+def predicted(impl: str, p: Product, target: Target) -> float:
+    """About how many cycles a product takes in the tile chosen for it."""
+    chosen, taking = PREDICTED[impl]
+    return taking(p, chosen(p, target), target)

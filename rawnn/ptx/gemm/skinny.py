@@ -1,0 +1,285 @@
+"""Kernels of a layer with a small batch, whose weights stream from memory (ptx/gemm/skinny.cu).
+
+`choose_nt` and `choose_backward` say how they are launched. They need the copy engine of compute
+capability 9.0.
+
+Such a layer takes the time of its bytes. The product that passes the gradient on reads the weights,
+and the update reads them again and writes them. The gradient is wanted first, so layer_backward
+does both at the product's place: nothing behind that reads the old weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+from rawnn.common.dtypes import itemsize
+from rawnn.common.target import Target
+from rawnn.model.activations import activation, functor
+from rawnn.plan.op import Attributes, Op, define
+from rawnn.plan.ops.updates import weight_update
+from rawnn.plan.plan import Plan
+from rawnn.ptx.family import Family, Fusion
+from rawnn.ptx.optimizers.updates import CONTEXT
+from rawnn.ptx.table import Geometry, KernelImpl, Scalars, ceil, flag, types
+
+LARGEST_CLUSTER = 8
+"""Blocks that can share the rounds of the inner dimension; one more cluster than the GPU runs at
+once would wait for the others to end."""
+
+_BARRIERS = 512  # bytes of shared memory, beside what a launch asks for
+_ALIGNMENT = 1024  # bytes that the ring's start may be moved by
+_DEEPEST = 16
+_WARPS = 8
+_STRIP = 64  # columns of weights that a block passes back and updates
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Template parameters and grid of a kernel: `tiles` of 8 rows of the batch, `shape` what
+    follows them (WM, WK or V), `width` elements of the long side a block, `splits` blocks that
+    share the rounds of the inner dimension with `share` each, `depth` slots of the ring, `shared`
+    bytes."""
+
+    tiles: int
+    shape: tuple[int, ...]
+    width: int
+    splits: int
+    share: int
+    depth: int
+    shared: int
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of a tile of the weights."""
+        return 16 * self.shape[0]
+
+    def template(self) -> list[str]:
+        """The last template arguments."""
+        return [str(number) for number in (self.tiles, *self.shape)]
+
+    def scalars(self) -> Scalars:
+        """What the kernel and its geometry ask for."""
+        return {"share": self.share, "depth": self.depth, "SPLITS": self.splits,
+                "WIDTH": self.width, "SHARED": self.shared, "TILES": self.tiles,
+                ("WM" if len(self.shape) == 2 else "V"): self.shape[0]}
+
+
+def _tiles(batch: int) -> int:
+    return next(tiles for tiles in (2, 4, 8) if 8 * tiles >= batch)
+
+
+def _splits(target: Target, blocks: int, rounds: int, least: int) -> int:
+    """As many as leave no block without a round, give the others `least`, and let all clusters run
+    at once."""
+    return max(s for s, most in target.at_once.items()
+               if s == 1 or (s <= LARGEST_CLUSTER and s * blocks <= most
+                             and ceil(rounds, s) >= least and (s - 1) * ceil(rounds, s) < rounds))
+
+
+def _launch(target: Target, tiles: int, shape: tuple[int, ...], width: int, splits: int,
+            rounds: int, slot: int, sums: int, beside: int = 0) -> Launch:
+    """The deepest ring that fits. Bytes: `slot` of a ring's slot, `sums` of the partial sums that
+    take its place, 0 where there are none, `beside` of what lies behind the ring."""
+    inbox = 4 * 8 * tiles * width if sums and splits > 1 else 0
+    share = ceil(rounds, splits)
+    beside += _ALIGNMENT
+    depth = min(_DEEPEST, share, (target.shared_per_block - _BARRIERS - beside - inbox) // slot)
+    shared = max(depth * slot + beside, sums) + inbox
+    return Launch(tiles, shape, width, splits, share, depth, shared)
+
+
+def choose_nt(target: Target, m: int, n: int, k: int) -> Launch:
+    """The forward product: a [m, k] with b [n, k]. Rounds of 64 * WK columns of b. 4096 x 4096 at
+    batch 32 takes 10.9 us in blocks of 64 rows and two splits, 11.1 in blocks of 32."""
+    tiles = _tiles(m)
+    wm, wk = (4, 2) if n >= 64 * 64 else (2, 4)
+    width, rounds = 16 * wm, ceil(k, 64 * wk)
+    slot = wk * 128 * (width + 8 * tiles)
+    sums = wk * 8 * tiles * (width + 4) * 4
+    splits = _splits(target, ceil(n, width), rounds, 8)
+    return _launch(target, tiles, (wm, wk), width, splits, rounds, slot, sums)
+
+
+def choose_backward(target: Target, batch: int, rows: int, cols: int, size: int, *, gradient: bool,
+                    update: bool, ragged: bool = False) -> Launch:
+    """Input gradient, update or both for w [rows, cols] of `size` bytes an element, `ragged` where
+    draws for rounding by chance do not fit its rows. Blocks that only update share no sums: any
+    number of them will do."""
+    tiles = _tiles(batch)
+    v = 8 if size == 2 and tiles <= 4 and not ragged else 4
+    down = 8 * v * _WARPS // _STRIP
+    box_rows = 16 * down
+    rounds, strips = ceil(rows, box_rows), ceil(cols, _STRIP)
+    tile = box_rows * 128
+    slot = tile * size // 2 + (tile if size == 4 and update else 0) \
+        + box_rows // 64 * 8 * tiles * 128
+    sums = down * 8 * tiles * (_STRIP + 4) * 4 if gradient else 0
+    if gradient:
+        splits = _splits(target, strips, rounds, 1)
+    else:
+        share = ceil(rounds, min(rounds, max(target.multiprocessors // strips, 1)))
+        splits = ceil(rounds, share)
+    return _launch(target, tiles, (v,), _STRIP, splits, rounds, slot, sums,
+                   beside=1024 * tiles if update else 0)
+
+
+def _of_product(op: Op, plan: Plan) -> Launch:
+    m, n, k = (int(op.attributes[name]) for name in ("m", "n", "k"))
+    if op.attributes["layout"] == "nt":
+        return choose_nt(plan.target, m, n, k)
+    return choose_backward(plan.target, m, k, n, 2, gradient=True, update=False)
+
+
+def _by_chance(op: Op, plan: Plan) -> tuple[bool, bool]:
+    """Whether weights are rounded by chance, and in rows that draws do not fit."""
+    w = plan[op.operands["w"]]
+    chance = bool(op.attributes["stochastic"]) and w.dtype == "bfloat16"
+    return chance, chance and w.shape[1] % 8 != 0
+
+
+def _of_weights(op: Op, plan: Plan) -> Launch:
+    w = plan[op.operands["w"]]
+    rows, cols = w.shape
+    return choose_backward(plan.target, plan[op.operands["dz"]].shape[0], rows, cols,
+                           itemsize(w.dtype), gradient="dx" in op.operands, update=True,
+                           ragged=_by_chance(op, plan)[1])
+
+
+def _geometry(s: Scalars) -> Geometry:
+    long_side = s["cols"] if "cols" in s else s["n"]
+    return ((int(s["SPLITS"]), ceil(long_side, int(s["WIDTH"])), 1), (32 * (_WARPS + 1), 1, 1))
+
+
+def _shared(s: Scalars) -> int:
+    return int(s["SHARED"])
+
+
+def _cluster(s: Scalars) -> int:
+    return int(s["SPLITS"])
+
+
+def _boxes(batch: tuple[str, ...], weights: tuple[str, ...]) -> Callable[[Scalars], dict[str, int]]:
+    """Boxes of operands of the batch and of weights, from the kernel's template parameters."""
+
+    def boxes(s: Scalars) -> dict[str, int]:
+        rows = 16 * int(s["WM"] if "WM" in s else s["V"])
+        return {**dict.fromkeys(batch, 8 * int(s["TILES"])), **dict.fromkeys(weights, rows)}
+
+    return boxes
+
+
+def _nt_template(op: Op, plan: Plan) -> list[str]:
+    return [*types(op, plan, "a", "c"), functor(op.attributes["activation"]),
+            *_of_product(op, plan).template()]
+
+
+def _nn_template(op: Op, plan: Plan) -> list[str]:
+    return [*types(op, plan, "a"), functor(op.attributes["slope"]),
+            *_of_product(op, plan).template()]
+
+
+def _weights_template(op: Op, plan: Plan) -> list[str]:
+    slope = [functor(op.attributes["slope"])] if "dx" in op.operands else []
+    flags = (*_by_chance(op, plan), op.attributes["decay"] != 0)
+    chance, ragged, decay = map(flag, flags)
+    return [*types(op, plan, "dz", "w"), *slope, chance, decay, ragged,
+            *_of_weights(op, plan).template()]
+
+
+def _product_sizes(op: Op, plan: Plan) -> Scalars:
+    return _of_product(op, plan).scalars()
+
+
+def _weights_sizes(op: Op, plan: Plan) -> Scalars:
+    rows, cols = plan[op.operands["w"]].shape
+    return {**_of_weights(op, plan).scalars(), "batch": plan[op.operands["dz"]].shape[0],
+            "rows": rows, "cols": cols}
+
+
+# -- the op, and where it takes others' place ------------------------------------------------------
+
+
+@define("layer_backward",
+        reads=("dz", "x", "w", "bias", "copy", "rates", "cursor", "clock"),
+        writes=("w", "bias", "copy", "dx"),
+        optional=("bias", "copy", "rates", "cursor", "clock"))
+def layer_backward(t: SimpleNamespace, a: Attributes) -> None:
+    """dx = (dz w) * slope(x), x being the layer's input, and weight_update, with w read once.
+
+    The gradient is that of the weights before the update: of their copy, where there is one."""
+    dx = t.dz @ (t.copy if hasattr(t, "copy") else t.w)
+    t.dx[...] = dx * activation(a["slope"]).slope(t.x) if a["slope"] else dx
+    weight_update(t, a)
+
+
+def _rewrite(plan: Plan) -> Plan | str:
+    """`plan` with layer_backward in place of each streamed layer's input gradient and plain SGD."""
+    streamed = plan.find(kind="matmul", impl="skinny")
+    if not streamed:
+        return "no product streams its weights"
+    both: dict[int, Op] = {}
+    gone: set[int] = set()
+    for product in streamed:
+        update = _update_of(plan, product)
+        if update is None:
+            continue
+        gone.add(id(update))
+        both[id(product)] = Op("layer_backward", update.name,
+                               {**update.operands, "dx": product.operands["c"]},
+                               {**update.attributes, "slope": product.attributes["slope"]},
+                               "skinny")
+    if not both:
+        return "no layer's input gradient and plain SGD stream its weights without a loss scale"
+    return replace(plan, ops=tuple(both.get(id(op), op) for op in plan.ops
+                                   if id(op) not in gone)).without_unused()
+
+
+def _update_of(plan: Plan, product: Op) -> Op | None:
+    """The update that an input gradient can be one kernel with; None where there is none.
+
+    Updates with a loss scale stay where they are: whether a gradient of the step has overflowed, so
+    that no weight may change, is known when the first layer has its own. Done beside an input
+    gradient, an update would come ahead of the gradients of all layers below, and of the very one
+    that it is done beside.
+    """
+    slope = product.attributes["slope"]
+    for update in plan.consumers(product.operands["a"], "weight_update"):
+        if update.impl == "skinny" and product.attributes["layout"] == "nn" \
+                and product.operands["b"] == update.operands.get("copy", update.operands["w"]) \
+                and product.operands["a"] == update.operands["dz"] \
+                and "loss_scale" not in update.operands \
+                and (not slope or product.operands["saved"] == update.operands["x"]):
+            return update
+    return None
+
+
+# -- launches --------------------------------------------------------------------------------------
+
+
+_SHAPES = {
+    "nt": {"a": ("m", "k"), "b": ("n", "k"), "bias": ("n",), "c": ("m", "n"), "overflow": ("1",)},
+    "nn": {"a": ("m", "k"), "b": ("k", "n"), "saved": ("m", "n"), "c": ("m", "n"),
+           "overflow": ("1",)},
+}
+_WEIGHTS = {"dz": ("batch", "rows"), "x": ("batch", "cols"), "w": ("rows", "cols"),
+            "bias": ("rows",), "copy": ("rows", "cols"), **CONTEXT}
+_WEIGHTS_BOXES = _boxes(("dz", "x"), ("w", "copy"))
+
+FAMILY = Family("skinny", "layers of a batch of up to 64, whose weights stream from memory",
+                ("bulk copies", "clusters"), Fusion(
+    "layers", "input gradient and update of a layer whose weights stream from memory", _rewrite))
+
+FAMILY.register("matmul", "skinny", KernelImpl(
+    "gemm/skinny.cu", "skinny_nt", _nt_template, _product_sizes, _geometry, _SHAPES["nt"], _shared,
+    _cluster, boxes=_boxes(("a",), ("b",))), "nt")
+FAMILY.register("matmul", "skinny", KernelImpl(
+    "gemm/skinny.cu", "skinny_nn", _nn_template, _product_sizes, _geometry, _SHAPES["nn"], _shared,
+    _cluster, boxes=_boxes(("a",), ("b",))), "nn")
+FAMILY.register("weight_update", "skinny", KernelImpl(
+    "gemm/skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS, _shared,
+    boxes=_WEIGHTS_BOXES))
+FAMILY.register("layer_backward", "skinny", KernelImpl(
+    "gemm/skinny.cu", "skinny_backward", _weights_template, _weights_sizes, _geometry,
+    {**_WEIGHTS, "dx": ("batch", "cols")}, _shared, _cluster, boxes=_WEIGHTS_BOXES))

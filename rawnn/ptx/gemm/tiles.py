@@ -1,0 +1,263 @@
+"""Tiles of matrix products: what the families `tiled`, `mma` and `wgmma` have in common.
+
+A block computes a tile of the result. Its size, and how warps, stages and clusters share the work,
+are template parameters of the kernels (Tile in ptx/gemm/mma_copy.cuh), which carry the same names here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rawnn.common.dtypes import itemsize
+from rawnn.common.errors import ConfigError
+from rawnn.common.target import Target
+from rawnn.model.activations import functor
+from rawnn.model.losses import LOSSES
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role
+from rawnn.ptx.family import Family
+from rawnn.ptx.losses.losses import PART_SHAPES, parts_of
+from rawnn.ptx.optimizers.updates import CONTEXT
+from rawnn.ptx.table import (
+    Geometry,
+    KernelImpl,
+    Scalars,
+    Shape,
+    ceil,
+    flag,
+    types,
+)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`bm` x `bn` elements of the result by `wm` x `wn` warps side by side, times `wk` that share
+    the inner dimension of each of `stages`, `bytes` of an operand's row long (0: as the family has
+    it); `cluster` blocks cut the inner dimension among them."""
+
+    bm: int
+    bn: int
+    wm: int
+    wn: int
+    wk: int
+    stages: int
+    cluster: int = 1
+    bytes: int = 0
+
+    def scalars(self) -> Scalars:
+        """The template parameters by name."""
+        return {"BM": self.bm, "BN": self.bn, "WM": self.wm, "WN": self.wn, "WK": self.wk,
+                "STAGES": self.stages, "CLUSTER": self.cluster, "BYTES": self.bytes}
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a tile is chosen by: the layout, c [m, n] from k, bytes of an operand's element,
+    products that tensor cores do for one (`times`), and whether a tile has to span `rows`."""
+
+    layout: str
+    m: int
+    n: int
+    k: int
+    size: int
+    times: int = 1
+    rows: bool = False
+
+
+def spanning(p: Product, tiles: Iterable[Tile]) -> list[Tile]:
+    """Those that the product can be computed in. Raises ConfigError where a tile has to span rows
+    and none does."""
+    found = [tile for tile in tiles if not p.rows or tile.bn >= p.n]
+    if not found:
+        raise ConfigError(f"no tile spans rows of {p.n}")
+    return found
+
+
+Choose = Callable[[Product, Target], Tile]
+
+
+MULTIPLYING = ("matmul", "matmul_loss")
+"""Kinds of ops that multiply a and b."""
+
+
+def product_of(op: Op, plan: Plan) -> Product:
+    """The product inside a `matmul`, one with its loss, or an update that makes its own gradient.
+    """
+    left, right = (plan[name] for name in operands_of(op))
+    if op.kind in MULTIPLYING:
+        a = op.attributes
+        layout, m, n, k = str(a.get("layout", "nt")), int(a["m"]), int(a["n"]), int(a["k"])
+    else:
+        layout, (m, n), k = "tn", plan[op.operands["w"]].shape, left.shape[0]
+    three = (left.dtype, right.dtype, op.attributes["compute"]) == ("float32",) * 3
+    return Product(layout, m, n, k, left.itemsize, 3 if three else 1,
+                   op.kind == "matmul_loss" and bool(LOSSES[op.attributes["loss"]].of_rows))
+
+
+def operands_of(op: Op) -> tuple[str, str]:
+    """Names of the tensors that are multiplied."""
+    roles = ("a", "b") if op.kind in MULTIPLYING else ("dz", "x")
+    return op.operands[roles[0]], op.operands[roles[1]]
+
+
+def _sum(op: Op, plan: Plan, three: str) -> str:
+    """How tensor cores multiply and add up (mma_fragments.cuh)."""
+    if op.attributes["compute"] == "float16":
+        return "float16"
+    return three if product_of(op, plan).times == 3 else "float"
+
+
+def _aligned(op: Op, plan: Plan) -> bool:
+    """Whether the rows of both operands begin at multiples of 16 bytes."""
+    tensors = [plan[name] for name in operands_of(op)]
+    return all(t.ld * itemsize(t.dtype) % 16 == 0 for t in tensors)
+
+
+def early_operand(op: Op, plan: Plan) -> str:
+    """The operand that a product asks for while the kernel directly ahead of it still runs (its b,
+    or x of an update), or "": weights, but for those of a step's first product, which stands right
+    behind the updates; and a layer's input, when the gradient of its weights is computed."""
+    if op.kind not in MULTIPLYING:
+        return "x"
+    first, second = (plan[name].role for name in operands_of(op))
+    computed = first in (Role.ACTIVATION, Role.GRADIENT)
+    return "b" if computed and second in (Role.PARAMETER, Role.COPY) else ""
+
+
+def _geometry(s: Scalars) -> Geometry:
+    rows, cols = (s["rows"], s["cols"]) if "rows" in s else (s["m"], s["n"])
+    grid = ceil(cols, int(s["BN"])) * int(s.get("CLUSTER", 1)), ceil(rows, int(s["BM"])), 1
+    return grid, (32 * int(s["WM"]) * int(s["WN"]) * int(s["WK"]), 1, 1)
+
+
+def operand_bytes(s: Scalars) -> tuple[int, int]:
+    """Bytes of an element of each operand that is multiplied."""
+    left, right = ("a", "b") if "itemsize_a" in s else ("dz", "x")
+    return int(s[f"itemsize_{left}"]), int(s[f"itemsize_{right}"])
+
+
+def with_sums(s: Scalars, operands: float) -> int:
+    """Bytes of shared memory of a block whose `operands` take so many: its warps add up their parts
+    in the same place, and the blocks of a cluster leave theirs in an inbox behind it."""
+    part, cluster = int(s["BM"] * (s["BN"] + 8) * 4), int(s["CLUSTER"])
+    inbox = ceil(int(s["BM"]), cluster) * cluster * int(s["BN"] + 8) * 4 + 16 if cluster > 1 else 0
+    return max(int(operands), int(s["WK"]) * part) + inbox
+
+
+_MATRIX: Shape = ("m", "n")
+_SHAPES: dict[str, dict[str, Shape]] = {
+    layout: {"a": a, "b": b, "bias": ("n",), "saved": _MATRIX, "pre": _MATRIX, "c": _MATRIX,
+             "overflow": ("1",)}
+    for layout, a, b in (("nt", ("m", "k"), ("n", "k")), ("nn", ("m", "k"), ("k", "n")),
+                         ("tn", ("k", "m"), ("k", "n")))
+}
+_LOSS_SHAPES: dict[str, Shape] = {
+    "a": ("m", "k"), "b": ("n", "k"), "bias": ("n",), "t": _MATRIX, "y": ("m",), "cursor": ("1",),
+    "dz": _MATRIX, "loss_scale": ("2",), "overflow": ("1",), **PART_SHAPES}
+_WEIGHTS: Shape = ("rows", "cols")
+_UPDATE_SHAPES: dict[str, Shape] = {
+    "dz": ("batch", "rows"), "x": ("batch", "cols"), **CONTEXT,
+    **dict.fromkeys(("w", "m", "v", "copy"), _WEIGHTS),
+    **dict.fromkeys(("bias", "bias_m", "bias_v"), ("rows",)),
+}
+
+UPDATE = {"weight_update": "product_update"}
+"""The kernel that every main loop has for an op that steps weights."""
+
+
+LOOPS: dict[str, bool] = {}
+"""Implementations of products that share ptx/gemm/product_kernels.cuh, a main loop each, and whether
+tensor cores multiply in it."""
+
+
+def register_family(family: Family, impl: str, source: str, loop: str, choose: Choose,
+                    shared: Callable[[Scalars], int], *, tensor_cores: bool = True,
+                    others: Sequence[Tile] = (), updates: Mapping[str, str] = UPDATE,
+                    losses: bool = False, specific: bool = False,
+                    three: str = "tf32x3") -> None:
+    """Add the kernels of ptx/gemm/product_kernels.cuh with the main loop `loop` of `source` to a family,
+    as `impl`: product_nt, _nn, _tn, those of `updates` (kind of op -> kernel), and product_loss
+    where it has `losses`.
+
+    `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
+    have the tile's parameters). Without `tensor_cores` sums are those of float. `others` are the
+    tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in KernelImpl.
+    `three` is how a product of float32 becomes three.
+    """
+    LOOPS[impl] = tensor_cores
+
+    def chosen(op: Op, plan: Plan) -> Tile:
+        # The parts that a loss leaves are as many as blocks of the usual tile.
+        choice = int(op.attributes.get("choice", 0)) if op.kind != "matmul_loss" else 0
+        return others[choice - 1] if choice else choose(product_of(op, plan), plan.target)
+
+    def choices(s: Scalars) -> int:
+        return 1 + len(others)
+
+    def tile(op: Op, plan: Plan) -> Scalars:
+        return chosen(op, plan).scalars()
+
+    def last(op: Op, plan: Plan) -> list[str]:
+        numbers = map(str, chosen(op, plan).scalars().values())
+        sums = _sum(op, plan, three) if tensor_cores else "float"
+        early = [flag(True)] if tensor_cores and early_operand(op, plan) else []
+        return [sums, *numbers, flag(_aligned(op, plan)), *early]
+
+    def product(op: Op, plan: Plan) -> list[str]:
+        a = op.attributes
+        saved = next((r for r in ("saved", "pre") if r in op.operands), "c")
+        return [loop, *types(op, plan, "a", "b", "c"), flag(bool(a["bias"])),
+                functor(a["activation"]), functor(a["slope"]), *types(op, plan, saved),
+                *last(op, plan)]
+
+    def update(op: Op, plan: Plan) -> list[str]:
+        return [loop, *types(op, plan, "dz", "x", "w", "copy"), flag("bias" in op.operands),
+                *last(op, plan)]
+
+    def update_sizes(op: Op, plan: Plan) -> Scalars:
+        rows, cols = plan[op.operands["w"]].shape
+        return {**tile(op, plan), "batch": plan[op.operands["dz"]].shape[0], "rows": rows,
+                "cols": cols}
+
+    def loss(op: Op, plan: Plan) -> list[str]:
+        entry = LOSSES[op.attributes["loss"]]
+        return [loop, *types(op, plan, "a", "b", "dz", "t"), flag(bool(op.attributes["bias"])),
+                entry.functor or entry.of_rows, *last(op, plan)]
+
+    def loss_sizes(op: Op, plan: Plan) -> Scalars:
+        return {**tile(op, plan), "parts": parts_of(op, plan)}
+
+    def cluster(s: Scalars) -> int:
+        return int(s["CLUSTER"])
+
+    for layout, shapes in _SHAPES.items():
+        family.register("matmul", impl, KernelImpl(
+            source, f"product_{layout}", product, tile, _geometry, shapes, shared, cluster,
+            choices, specific=specific), layout)
+    if losses:
+        family.register("matmul_loss", impl, KernelImpl(
+            source, "product_loss", loss, loss_sizes, _geometry, _LOSS_SHAPES, shared, cluster,
+            specific=specific))
+    for kind, name in updates.items():
+        family.register(kind, impl, KernelImpl(
+            source, name, update, update_sizes, _geometry,
+            _UPDATE_SHAPES, shared, cluster, choices, specific=specific))
+
+
+def blocks(product: Product, bm: int, bn: int) -> int:
+    """Tiles of bm x bn that cover the result."""
+    return ceil(product.m, bm) * ceil(product.n, bn)
+
+
+MANY, SOME = 1.51, 0.755
+"""Tiles a multiprocessor from which on a GPU is filled twice over, and filled: as measured on an
+H200, which has 132 of them."""
+
+
+def filling(product: Product, target: Target, bm: int, bn: int) -> float:
+    """Tiles of bm x bn for each multiprocessor. Raises ConfigError for the host, which has none."""
+    if not target.gpu:
+        raise ConfigError("a plan of kernels is for a GPU, and this one is for the host")
+    return blocks(product, bm, bn) / target.multiprocessors

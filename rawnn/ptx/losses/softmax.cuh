@@ -1,0 +1,101 @@
+// The softmax of a row, whichever way it lies: in the registers of neighbouring lanes, in quads or in
+// turns, or in memory. All kernels that have one take it from here, but for those that are written
+// for a network, whose rows are columns of shared memory (onchip_loss.cuh).
+//
+// A value of -infinity stands for a column that does not exist. A NaN is ignored by the largest value
+// and comes back through the sum: all probabilities are NaN then, and the first maximum is at 0, as
+// NumPy's argmax has it.
+#pragma once
+#include "primitives/common.cuh"
+
+// Of a row whose values have become exp(value - largest): their sum, and the column of the first
+// maximum. A probability is such a value over `total`.
+struct RowSoftmax {
+  float total;
+  int first;
+};
+
+// The largest value of a row in QUADS quads of each of LANES lanes.
+template <int LANES, int QUADS>
+__device__ __forceinline__ float largest_of_quads(const float (&values)[QUADS][4]) {
+  float largest = -infinity();
+#pragma unroll
+  for (int q = 0; q < QUADS; ++q) {
+    largest = fmaxf(largest, fmaxf(fmaxf(values[q][0], values[q][1]),
+                                   fmaxf(values[q][2], values[q][3])));
+  }
+  return warp_max<LANES>(largest);
+}
+
+// The first column that holds `largest`; the columns of lane `part` of the LANES begin at 4 * QUADS *
+// part. Some large number where none does.
+template <int LANES, int QUADS>
+__device__ __forceinline__ int first_of_quads(const float (&values)[QUADS][4], float largest,
+                                              int part) {
+  int first = 0x7fffffff;
+#pragma unroll
+  for (int i = 4 * QUADS - 1; i >= 0; --i) {
+    if (values[i / 4][i % 4] == largest) first = 4 * QUADS * part + i;
+  }
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    first = min(first, __shfl_xor_sync(kFullWarp, first, step));
+  }
+  return first;
+}
+
+// Of a row in quads, in place.
+template <int LANES, int QUADS>
+__device__ __forceinline__ RowSoftmax softmax_of_quads(float (&values)[QUADS][4], int part) {
+  const float largest = largest_of_quads<LANES>(values);
+  const int first = first_of_quads<LANES>(values, largest, part);
+  float total = 0.0f;
+#pragma unroll
+  for (int q = 0; q < QUADS; ++q) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[q][i] = expf(values[q][i] - largest);
+    total += (values[q][0] + values[q][1]) + (values[q][2] + values[q][3]);
+  }
+  total = warp_sum<LANES>(total);
+  return {total, total == total ? first : 0};
+}
+
+// Of a row that a warp holds in turns, in place: column 32 * i + lane is a lane's value i. LANES, a
+// power of two, are those that hold any.
+template <int LANES, int N>
+__device__ __forceinline__ RowSoftmax softmax_in_turns(float (&values)[N]) {
+  float largest = -infinity();
+#pragma unroll
+  for (int i = 0; i < N; ++i) largest = fmaxf(largest, values[i]);
+  largest = warp_max<LANES>(largest);
+  int first = 0;
+  float total = 0.0f;
+#pragma unroll
+  for (int i = N - 1; i >= 0; --i) {
+    const unsigned int here = __ballot_sync(kFullWarp, values[i] == largest);
+    if (here != 0u) first = 32 * i + __ffs(static_cast<int>(here)) - 1;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    values[i] = expf(values[i] - largest);
+    total += values[i];
+  }
+  total = warp_sum<LANES>(total);
+  return {total, total == total ? first : 0};
+}
+
+// The sum of exp(value(column) - largest) over the `cols` columns of a row that LANES neighbouring
+// lanes walk together.
+template <int LANES, typename VALUE>
+__device__ __forceinline__ float sum_of_powers(VALUE value, int cols, float largest, int lane) {
+  float total = 0.0f;
+#pragma unroll 4
+  for (int column = lane; column < cols; column += LANES) total += expf(value(column) - largest);
+  return warp_sum<LANES>(total);
+}
+
+// What the cross-entropy of a row adds to the gradient at a column of probability p: `share` is what
+// the row counts for.
+__device__ __forceinline__ float cross_entropy_slope(float p, bool labelled, float share) {
+  return (p - (labelled ? 1.0f : 0.0f)) * share;
+}

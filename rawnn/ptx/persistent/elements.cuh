@@ -1,0 +1,76 @@
+// A loss that is a mean over all elements, where the last layer's product ends.
+#pragma once
+#include "persistent/loss.cuh"
+
+// A loss that is a mean over all elements, of which each becomes its gradient where a product or the sum of
+// its parts ends (pairs, by_pairs): z is never stored, and nobody waits for all of it. Targets are
+// [example][PITCH] in shared memory; of the outputs, at most ROWS, `count` are there. `seen` is what the
+// thread adds up, by address, as products copy what they end in.
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE = AsItIs>
+struct OutputsLoss {
+  T* dz;
+  const float* targets;
+  int count, present;
+  float share;
+  Tally* seen;
+  MADE made;
+
+  // Pairs of outputs, each of two neighbouring examples from column[] on. Their targets are all asked for
+  // ahead of the first store, which the compiler takes no load across.
+  template <int PAIRS>
+  __device__ __forceinline__ void of(const int (&row)[PAIRS], const int (&column)[PAIRS],
+                                     const float2 (&z)[PAIRS]) const {
+    float2 target[PAIRS] = {}, slope[PAIRS];
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      const float* const from = targets + column[i] * PITCH + row[i];
+      if (row[i] < count) target[i] = make_float2(from[0], from[PITCH]);
+    }
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      slope[i].x = slope_of(row[i] < count && column[i] < present, z[i].x, target[i].x);
+      slope[i].y = slope_of(row[i] < count && column[i] + 1 < present, z[i].y, target[i].y);
+    }
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      T* const to = dz + row[i] * SHAPE::kPitch + column[i];
+      if (row[i] < count) store_two<SHAPE>(to, slope[i].x, slope[i].y);
+    }
+  }
+  __device__ __forceinline__ float slope_of(bool there, float z, float target) const {
+    const float loss = LOSS::loss(z, target);
+    const float gradient = LOSS::gradient(z, target) * share;
+    seen->loss += there ? loss : 0.0f;
+    seen->right += there && LOSS::right(z, target) ? 1 : 0;
+    if (!there) return 0.0f;
+    return made(gradient);
+  }
+};
+
+// Of a tile of 16 rows the lower half is left out where there are no such outputs.
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE>
+__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE>& loss) {
+  return finish([=](int, int mt, int nt, const float (&sum)[4]) {
+    const int row = mt * 16 + lane_index() / 4;
+    const int column = nt * 8 + lane_index() % 4 * 2;
+    const float2 upper = make_float2(sum[0], sum[1]);
+    if constexpr (ROWS > 8) {
+      loss.template of<2>({row, row + 8}, {column, column}, {upper, make_float2(sum[2], sum[3])});
+    } else {
+      loss.template of<1>({row}, {column}, {upper});
+    }
+  });
+}
+
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE>
+struct ByPairs<OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE>> {
+  OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE> loss;
+
+  __device__ __forceinline__ void operator()(int row, int column, float2 v) const {
+    loss.template of<1>({row}, {column}, {v});
+  }
+  __device__ __forceinline__ void operator()(int row, int column, float4 v) const {
+    loss.template of<2>({row, row}, {column, column + 2},
+                        {make_float2(v.x, v.y), make_float2(v.z, v.w)});
+  }
+};

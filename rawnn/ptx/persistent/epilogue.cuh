@@ -1,0 +1,202 @@
+// What becomes of the tiles of a product (onchip_product.cuh): told four, two or one number at a time where
+// they lie, or left as parts of sums in scratch memory, which are added up in their order.
+#pragma once
+#include "persistent/block.cuh"
+
+// What is done with the tiles of a product: `early(mt, nt)` is called ahead of the product, for
+// loads that are to come in beside it, store() behind it, sums() for two columns' sums.
+template <typename F>
+struct Finish {
+  struct Early {};
+  F body;
+  __device__ __forceinline__ Early early(int, int) const { return {}; }
+  __device__ __forceinline__ void store(int part, int mt, int nt, const float (&sum)[4],
+                                        const Early&) const {
+    body(part, mt, nt, sum);
+  }
+  __device__ __forceinline__ void sums(int, float, float) const {}
+};
+
+template <typename F>
+__device__ __forceinline__ Finish<F> finish(F body) {
+  return {body};
+}
+
+// Two numbers of a tile of 16 x 8 in each half: body(row, column, value, value of the next column).
+template <typename F>
+__device__ __forceinline__ auto pairs(F body) {
+  return finish([=](int, int mt, int nt, const float (&sum)[4]) {
+    const int lane = lane_index();
+    const int row = mt * 16 + lane / 4;
+    const int column = nt * 8 + lane % 4 * 2;
+    body(row, column, sum[0], sum[1]);
+    body(row + 8, column, sum[2], sum[3]);
+  });
+}
+
+// Four numbers: lanes give their neighbour half of what they have. body(row, column, four values).
+template <typename F>
+__device__ __forceinline__ auto quads(F body) {
+  return finish([=](int, int mt, int nt, const float (&sum)[4]) {
+    const int lane = lane_index();
+    const bool odd = lane % 2 != 0;
+    const float x = __shfl_xor_sync(kFullWarp, odd ? sum[0] : sum[2], 1);
+    const float y = __shfl_xor_sync(kFullWarp, odd ? sum[1] : sum[3], 1);
+    body(mt * 16 + lane / 4 + (odd ? 8 : 0), nt * 8 + lane % 4 / 2 * 4,
+         odd ? make_float4(x, y, sum[2], sum[3]) : make_float4(sum[0], sum[1], x, y));
+  });
+}
+
+// The same of sums to which the biases of `count` rows are added. They are asked for ahead of the product:
+// behind it each would be waited for behind the store ahead of it, which may be to the same place for all
+// that the compiler knows.
+template <typename F>
+struct Biased {
+  struct Early {
+    float upper, lower;
+  };
+  const float* biases;
+  int count;
+  F finish;
+
+  __device__ __forceinline__ Early early(int mt, int) const {
+    const int row = mt * 16 + lane_index() / 4;
+    return {row < count ? biases[row] : 0.0f, row + 8 < count ? biases[row + 8] : 0.0f};
+  }
+  __device__ __forceinline__ void store(int part, int mt, int nt, const float (&sum)[4],
+                                        const Early& bias) const {
+    const float all[4] = {sum[0] + bias.upper, sum[1] + bias.upper, sum[2] + bias.lower,
+                          sum[3] + bias.lower};
+    finish.store(part, mt, nt, all, {});
+  }
+  __device__ __forceinline__ void sums(int, float, float) const {}
+};
+
+template <typename F>
+__device__ __forceinline__ Biased<F> biased(const float* biases, int count, F finish) {
+  return {biases, count, finish};
+}
+
+// A body that takes numbers of a row, four or two, of one that takes them with its bias.
+template <typename F>
+struct WithBias {
+  const float* biases;
+  F body;
+
+  __device__ __forceinline__ void operator()(int row, int column, float4 v) const {
+    const float bias = biases[row];
+    body(row, column, make_float4(v.x + bias, v.y + bias, v.z + bias, v.w + bias));
+  }
+  __device__ __forceinline__ void operator()(int row, int column, float2 v) const {
+    const float bias = biases[row];
+    body(row, column, make_float2(v.x + bias, v.y + bias));
+  }
+};
+
+template <typename F>
+__device__ __forceinline__ WithBias<F> with_bias(const float* biases, F body) {
+  return {biases, body};
+}
+
+// The sums of two neighbouring columns, of which the lanes 0 to 3 have two each, as the quads of
+// those with an even number: body(place among the layer's biases, quad).
+template <typename F>
+__device__ __forceinline__ void by_quads(int nt, float first, float second, F body) {
+  constexpr unsigned int four = 0xfu;
+  const float third = __shfl_xor_sync(four, first, 1);
+  const float fourth = __shfl_xor_sync(four, second, 1);
+  const int lane = lane_index();
+  if (lane % 2 == 0) body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
+}
+
+// A body that takes four numbers or two, of one that takes two.
+template <typename F>
+struct ByPairs {
+  F body;
+
+  __device__ __forceinline__ void operator()(int row, int column, float2 v) const {
+    body(row, column, v.x, v.y);
+  }
+  __device__ __forceinline__ void operator()(int row, int column, float4 v) const {
+    body(row, column, v.x, v.y);
+    body(row, column + 2, v.z, v.w);
+  }
+};
+
+template <typename F>
+__device__ __forceinline__ ByPairs<F> by_pairs(F body) {
+  return {body};
+}
+
+// What add_parts gives a body at once: a pair, if it takes pairs and there are threads for all.
+template <typename F>
+constexpr bool kTakesPairs = false;
+template <typename F>
+constexpr bool kTakesPairs<ByPairs<F>> = true;
+template <typename F>
+constexpr bool kTakesPairs<WithBias<F>> = kTakesPairs<F>;
+
+template <bool TWO>
+struct Several {
+  using Numbers = float4;
+};
+template <>
+struct Several<true> {
+  using Numbers = float2;
+};
+
+__device__ __forceinline__ void add_to(float4& sum, const float4& more) {
+  sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+}
+
+__device__ __forceinline__ void add_to(float2& sum, const float2& more) {
+  sum.x += more.x, sum.y += more.y;
+}
+
+// The parts of a product that was split, in scratch memory [SPLIT][ROWS][pitch]: store_parts puts
+// them there.
+template <typename SHAPE, int ROWS>
+__device__ __forceinline__ auto store_parts(float* scratch) {
+  return finish([=](int part, int mt, int nt, const float (&sum)[4]) {
+    const int lane = lane_index();
+    float* p = scratch + (part * ROWS + mt * 16 + lane / 4) * SHAPE::kPitch + nt * 8 + lane % 4 * 2;
+    *reinterpret_cast<float2*>(p) = make_float2(sum[0], sum[1]);
+    *reinterpret_cast<float2*>(p + 8 * SHAPE::kPitch) = make_float2(sum[2], sum[3]);
+  });
+}
+
+// The first `count` of ROWS rows of PITCH floats, each the sum of PARTS parts ROWS rows apart, in their
+// order: body(row, column, four values), or two where there are threads enough. A thread has several loads
+// under way, as no load is moved ahead of a store to what may be the same place; where it has fewer rows, it
+// reads the first again.
+template <typename SHAPE, int PARTS, int ROWS, int PITCH = SHAPE::kPitch, typename F>
+__device__ __forceinline__ void add_parts(const float* parts, int count, F body) {
+  constexpr int columns = smaller(PITCH, SHAPE::kColumns);
+  constexpr bool two = kTakesPairs<F> && ROWS * columns / 2 <= SHAPE::kThreads;
+  using Numbers = typename Several<two>::Numbers;
+  constexpr int wide = two ? 2 : 4;
+  constexpr int across = columns / wide;
+  constexpr int each = smaller(ceil_div(ROWS * across, SHAPE::kThreads), ceil_div(4, PARTS));
+  const int all = count * across;
+#pragma unroll 1
+  for (int first = thread_index(); first < all; first += each * SHAPE::kThreads) {
+    Numbers v[each];
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const int next = first + i * SHAPE::kThreads;
+      const int item = next < all ? next : first;
+      const float* p = parts + item / across * PITCH + item % across * wide;
+      v[i] = *reinterpret_cast<const Numbers*>(p);
+#pragma unroll
+      for (int part = 1; part < PARTS; ++part) {
+        add_to(v[i], *reinterpret_cast<const Numbers*>(p + part * ROWS * PITCH));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const int item = first + i * SHAPE::kThreads;
+      if (item < all) body(item / across, item % across * wide, v[i]);
+    }
+    if constexpr (ROWS * across <= each * SHAPE::kThreads) break;
+  }
+}

@@ -1,0 +1,203 @@
+// A task of a product (onchip_product.cuh) of float32 or tf32 along k: fragments of its operands from shared
+// memory, made the numbers that tensor cores take, and the sums of its tiles, of which there are several
+// chains, so that products do not wait for one another.
+#pragma once
+#include "persistent/block.cuh"
+
+// MT x NT tiles of 16 x 8 over STEPS eights of K8.
+template <typename SHAPE, bool DEEP_A, bool DEEP_B, int K8, int STEPS, int MT, int NT, int LDA, int LDB>
+struct Fragments {
+  static constexpr bool kPaired = DEEP_A || DEEP_B;  // a lane takes k = 2t, 2t + 1, not t, t + 4
+  static constexpr int kTiles = MT * NT;
+  static constexpr int kUnrolled = 6;
+  // Sums that do not wait for one another.
+  static constexpr int kChains = SHAPE::kNumbers == kFloat32 ? (kTiles <= 2 ? 3 : kTiles <= 4 ? 2 : 1)
+                                 : SHAPE::kNumbers == kTf32 && kTiles <= 2 ? 2 : 1;
+
+  struct Step {
+    float a[MT][4];
+    float b[NT][2];
+  };
+
+  const float* a[MT];
+  const float* b[NT];
+  float sum[kChains][MT][NT][4];
+
+  // The task's tiles: the i-th from above is down(i), the j-th from the left across(j).
+  template <typename F, typename G>
+  __device__ __forceinline__ void aim(const float* left, const float* right, F down, G across) {
+    const int g = lane_index() / 4;
+    const int t = lane_index() % 4;
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+      a[i] = DEEP_A ? left + (down(i) * 16 + g) * LDA + 2 * t
+                    : left + (kPaired ? 2 * t : t) * LDA + down(i) * 16 + g;
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      b[j] = DEEP_B ? right + (across(j) * 8 + g) * LDB + 2 * t
+                    : right + (kPaired ? 2 * t : t) * LDB + across(j) * 8 + g;
+    }
+  }
+
+  __device__ __forceinline__ void load(int k, Step& to) const {
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+      if constexpr (DEEP_A) {
+        const float2 upper = *reinterpret_cast<const float2*>(a[i] + k * 8);
+        const float2 lower = *reinterpret_cast<const float2*>(a[i] + 8 * LDA + k * 8);
+        to.a[i][0] = upper.x, to.a[i][2] = upper.y, to.a[i][1] = lower.x, to.a[i][3] = lower.y;
+      } else {
+        const float* p = a[i] + k * 8 * LDA;
+        constexpr int next = (kPaired ? 1 : 4) * LDA;
+        to.a[i][0] = p[0], to.a[i][1] = p[8], to.a[i][2] = p[next], to.a[i][3] = p[next + 8];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      if constexpr (DEEP_B) {
+        const float2 both = *reinterpret_cast<const float2*>(b[j] + k * 8);
+        to.b[j][0] = both.x, to.b[j][1] = both.y;
+      } else {
+        const float* p = b[j] + k * 8 * LDB;
+        to.b[j][0] = p[0], to.b[j][1] = p[(kPaired ? 1 : 4) * LDB];
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void mma(float (&to)[4], const unsigned int (&x)[4],
+                                             const unsigned int (&y)[2]) {
+    ptx::multiply<float>(to, x, y[0], y[1]);
+  }
+
+  // The same of tf32 numbers, of a sum that has just begun (BEGINS) or goes on.
+  template <bool BEGINS>
+  static __device__ __forceinline__ void add_to(float (&to)[4], const unsigned int (&x)[4],
+                                                const unsigned int (&y)[2]) {
+    if constexpr (BEGINS) {
+      ptx::multiply_from_zero(to, x, y[0], y[1]);
+    } else {
+      mma(to, x, y);
+    }
+  }
+
+  // to += x y in float32: a tensor core cuts its sums off, and so drifts where it goes on with one
+  // for many steps (up to nine times float32's error in tests/persistent/arithmetic.py's model of it);
+  // here it adds up one step, and the sum of the steps is rounded.
+  static __device__ __forceinline__ void add_rounded(float (&to)[4], const unsigned int (&x)[4],
+                                                     const unsigned int (&y)[2]) {
+    float fresh[4];
+    ptx::multiply_from_zero(fresh, x, y[0], y[1]);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) to[q] += fresh[q];
+  }
+
+  // One step of 8, in tf32 numbers. ODD steps of kTf32 go to another chain. The chains that a step
+  // BEGINS need not be cleared.
+  template <bool ODD, bool BEGINS = false>
+  __device__ __forceinline__ void add(const Step& step) {
+    unsigned int high_a[MT][4], high_b[NT][2];
+    if constexpr (SHAPE::kNumbers == kFloat32) {
+      unsigned int low_a[MT][4], low_b[NT][2];
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) ptx::split_tf32(step.a[i][q], high_a[i][q], low_a[i][q]);
+      }
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+#pragma unroll
+        for (int q = 0; q < 2; ++q) ptx::split_tf32(step.b[j][q], high_b[j][q], low_b[j][q]);
+      }
+      constexpr int second = kChains > 1 ? 1 : 0;
+      constexpr int third = kChains > 2 ? 2 : second;
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) add_to<BEGINS>(sum[second][i][j], low_a[i], high_b[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+          add_to<BEGINS && third != second>(sum[third][i][j], high_a[i], low_b[j]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) high_a[i][q] = ptx::near_tf32(step.a[i][q]);
+      }
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+#pragma unroll
+        for (int q = 0; q < 2; ++q) high_b[j][q] = ptx::near_tf32(step.b[j][q]);
+      }
+    }
+    constexpr int chain = SHAPE::kNumbers == kTf32 && ODD && kChains > 1 ? 1 : 0;
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        if constexpr (SHAPE::kNumbers == kFloat32 && !(BEGINS && kChains > 1)) {
+          add_rounded(sum[chain][i][j], high_a[i], high_b[j]);
+        } else {
+          add_to<BEGINS>(sum[chain][i][j], high_a[i], high_b[j]);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void clear(float (&values)[4]) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) values[q] = 0.0f;
+  }
+
+  // The steps from `k` to `end`; loads run ahead of the products.
+  __device__ __forceinline__ void add_steps(int k, int end) {
+    if (k >= end) return;
+    Step first, second;
+    load(k, first);
+#pragma unroll 1
+    for (; k + 2 < end; k += 2) {
+      load(k + 1, second);
+      add<false>(first);
+      load(k + 2, first);
+      add<true>(second);
+    }
+    if (k + 1 < end) {
+      load(k + 1, second);
+      add<false>(first);
+      add<true>(second);
+    } else {
+      add<false>(first);
+    }
+  }
+
+  __device__ __forceinline__ void add_all() {
+    Step steps[2];
+    load(0, steps[0]);
+#pragma unroll
+    for (int k = 0; k < K8; k += 2) {
+      if (k + 1 < K8) load(k + 1, steps[1]);
+      if (k == 0) {
+        add<false, (kChains > 1)>(steps[0]);
+      } else {
+        add<false>(steps[0]);
+      }
+      if (k + 2 < K8) load(k + 2, steps[0]);
+      if (k + 1 < K8) add<true>(steps[1]);
+    }
+  }
+
+  // One of several parts of k, of STEPS each, unless the last has fewer.
+  template <bool WHOLE>
+  __device__ __forceinline__ void add_part(int part) {
+    if constexpr (STEPS == K8 && K8 <= kUnrolled) {
+      add_all();
+    } else {
+      add_steps(part * STEPS, min(part * STEPS + STEPS, K8));
+    }
+  }
+};

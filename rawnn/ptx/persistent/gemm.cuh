@@ -1,0 +1,164 @@
+// Matrix products of operands in shared memory, by the warps of one block on tensor cores.
+//
+// sum[m][n] = sum over k of a[m][k] b[k][n], in tiles of 16 x 8, k in eights. An operand is `deep`
+// where neighbours along k lie side by side, else wide; LDA, LDB are floats from one row to the
+// next. What a product makes of float32 says SHAPE::kNumbers; an operand may lie as Half (onchip_halves.cuh):
+//   kFloat32   each factor is cut into two tf32 numbers, and of their four products the smallest is
+//              left out: the error is that of float32 sums
+//   kTf32      factors are rounded to tf32;   kBfloat16, kFloat16   to these; what a float16 cannot hold
+//              becomes infinity
+// A task is MT x NT tiles over one of SPLIT parts of k. Tasks go round the warps from warp FIRST on.
+// k beyond the operands must hold zeros in one of them and finite numbers in the other; rows and
+// columns beyond them may hold anything: finish leaves them out.
+// With SUMS further tasks add up the rows of b, on the tensor cores too.
+// Limit: in float32 a step of a tile takes a sub-core 40 cycles with four warps, of which 18 are its tensor
+// core's and 18 the splitting, and a warp alone 55 (H200).
+#pragma once
+#include "persistent/epilogue.cuh"
+#include "persistent/fragments.cuh"
+#include "persistent/gemm_16bit.cuh"
+
+// The task of a product of operands of types TA and TB, of numbers in 16 bits or not.
+template <bool HALVES, typename SHAPE, typename TA, typename TB, bool DEEP_A, bool DEEP_B, int K8, int STEPS,
+          int MT, int NT, int LDA, int LDB>
+struct TaskOf {
+  using Type = HalfFragments<SHAPE, TA, TB, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB>;
+};
+
+template <typename SHAPE, bool DEEP_A, bool DEEP_B, int K8, int STEPS, int MT, int NT, int LDA, int LDB>
+struct TaskOf<false, SHAPE, float, float, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB> {
+  using Type = Fragments<SHAPE, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB>;
+};
+
+template <typename SHAPE, bool DEEP_A, bool DEEP_B, int M16, int N8, int K8, int SPLIT, int MT,
+          int NT, int LDA, int LDB, bool SUMS = false, typename TA = float, typename TB = float>
+struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil_div(K8, SPLIT), MT,
+                        NT, LDA, LDB>::Type {
+  using Base = typename TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil_div(K8, SPLIT),
+                               MT, NT, LDA, LDB>::Type;
+  using Base::kChains;
+  static constexpr int kWarps = SHAPE::kThreads / 32;
+  static constexpr int kDown = (M16 + MT - 1) / MT;
+  static constexpr int kAcross = (N8 + NT - 1) / NT;
+  static constexpr int kTasks = kDown * kAcross * SPLIT;
+  static constexpr int kAllTasks = kTasks + (SUMS ? kAcross : 0);
+
+  static __device__ __forceinline__ unsigned int two_of_row(const Half* from) {
+    return *reinterpret_cast<const unsigned int*>(from);
+  }
+  static __device__ __forceinline__ unsigned int two_of_row(const float* from) {
+    const float2 both = *reinterpret_cast<const float2*>(from);
+    return pack_halves<SHAPE>(both.x, both.y);
+  }
+
+  // The sums of b over all k, of NT tiles from `across` on: the product with a row of ones.
+  template <typename FINISH>
+  static __device__ __forceinline__ void sum_rows(const TB* right, int across,
+                                                  const FINISH& finish) {
+    static_assert(!SUMS || DEEP_B, "rows of b");
+    const int g = lane_index() / 4;
+    const int t = lane_index() % 4;
+    constexpr unsigned int unit = SHAPE::kNumbers == kBfloat16  ? 0x3f803f80u
+                                  : SHAPE::kNumbers == kFloat16 ? 0x3c003c00u
+                                                                : 0x3f800000u;
+    const unsigned int ones[4] = {unit, unit, unit, unit};
+    float high_sum[NT][4], low_sum[NT][4];
+    const TB* from[NT];
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      Base::clear(high_sum[j]), Base::clear(low_sum[j]);
+      from[j] = right + (min(across + j, N8 - 1) * 8 + g) * LDB + 2 * t;
+    }
+    if constexpr (in_halves<SHAPE>()) {
+#pragma unroll 1
+      for (int k = 0; k < K8; k += 4) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+          const auto word = [&](int i) { return k + i < K8 ? two_of_row(from[j] + (k + i) * 8) : 0u; };
+          const unsigned int first[2] = {word(0), word(1)}, second[2] = {word(2), word(3)};
+          Base::mma(high_sum[j], ones, first);
+          if constexpr (K8 > 2) Base::mma(low_sum[j], ones, second);
+        }
+        if constexpr (K8 <= 4) break;
+      }
+    } else {
+#pragma unroll 2
+      for (int k = 0; k < K8; ++k) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+          const float2 both = *reinterpret_cast<const float2*>(from[j] + k * 8);
+          unsigned int high[2], low[2];
+          ptx::split_tf32(both.x, high[0], low[0]);
+          ptx::split_tf32(both.y, high[1], low[1]);
+          Base::add_rounded(high_sum[j], ones, high);
+          Base::mma(low_sum[j], ones, low);
+        }
+      }
+    }
+    if (g == 0) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        if (across + j < N8) {
+          finish.sums(across + j, high_sum[j][0] + low_sum[j][0], high_sum[j][1] + low_sum[j][1]);
+        }
+      }
+    }
+  }
+
+  template <typename FINISH>
+  static __device__ __forceinline__ void run_task(const TA* left, const TB* right, int task,
+                                                  const FINISH& finish) {
+    if (SUMS && task >= kTasks) {
+      sum_rows(right, (task - kTasks) * NT, finish);
+      return;
+    }
+    const int part = task % SPLIT;
+    const int down = task / SPLIT % kDown * MT;
+    const int across = task / SPLIT / kDown * NT;
+    Product p;
+    typename FINISH::Early early[MT][NT];
+    p.aim(left, right, [=](int i) { return M16 % MT ? min(down + i, M16 - 1) : down + i; },
+          [=](int j) { return N8 % NT ? min(across + j, N8 - 1) : across + j; });
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        early[i][j] = finish.early(min(down + i, M16 - 1), min(across + j, N8 - 1));
+#pragma unroll
+        for (int chain = 0; chain < kChains; ++chain) Base::clear(p.sum[chain][i][j]);
+      }
+    }
+    p.template add_part<K8 % SPLIT == 0>(part);
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        float total[4];
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          total[q] = p.sum[0][i][j][q];
+          if constexpr (kChains == 2) total[q] += p.sum[1][i][j][q];
+          if constexpr (kChains == 3) total[q] += p.sum[1][i][j][q] + p.sum[2][i][j][q];
+          if constexpr (kChains == 4) {
+            total[q] += p.sum[1][i][j][q];
+            total[q] += p.sum[2][i][j][q] + p.sum[3][i][j][q];
+          }
+        }
+        if ((M16 % MT == 0 || down + i < M16) && (N8 % NT == 0 || across + j < N8)) {
+          finish.store(part, down + i, across + j, total, early[i][j]);
+        }
+      }
+    }
+  }
+
+  template <typename FINISH>
+  static __device__ __forceinline__ void run(const TA* left, const TB* right, int first,
+                                             const FINISH& finish) {
+    const int warp = warp_index();
+    int task = warp < first ? warp - first + kWarps : warp - first;
+    for (; task < kAllTasks; task += kWarps) {
+      run_task(left, right, task, finish);
+      if constexpr (kAllTasks <= kWarps) break;
+    }
+  }
+};

@@ -1,0 +1,15 @@
+// Everything that a generated training kernel is composed of (rawnn/persistent writes it).
+#pragma once
+#include "elementwise/activations.cuh"
+#include "persistent/elements.cuh"
+#include "persistent/exchange_dsmem.cuh"
+#include "persistent/exchange_l2.cuh"
+#include "persistent/gradient_all_reduce.cuh"
+#include "persistent/input.cuh"
+#include "persistent/loss.cuh"
+#include "persistent/gemm.cuh"
+#include "persistent/loss_scale.cuh"
+#include "persistent/shared_softmax.cuh"
+#include "persistent/epoch_boundary.cuh"
+#include "persistent/weights.cuh"
+#include "primitives/pdl.cuh"

@@ -1,0 +1,59 @@
+"""The kernel of whole steps of training, written for each op (rawnn/persistent)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from functools import cache
+
+from rawnn.common.cuda_text import CudaText
+from rawnn.persistent.choose import Choice
+from rawnn.persistent.layout import Layout
+from rawnn.persistent.source import source
+from rawnn.plan.op import Op
+from rawnn.plan.ops.train_steps import KIND, turns
+from rawnn.plan.plan import Plan
+from rawnn.ptx.table import GENERATED, KernelImpl, Shape, no_sizes, plain
+
+NAME = "train_steps"
+QUICK = ("--prec-div=false", "--prec-sqrt=false")
+"""Divisions and roots are off by two units in the last place at most, and take a fifth of the time:
+those of Adam are in every weight's update."""
+
+IN_ITS_STEP = ("loss", "correct")
+
+
+@cache
+def _written(layout: Layout) -> tuple[str, str]:
+    """The kernel's name and text. The name tells kernels apart, the text says all of them."""
+    digest = hashlib.sha256(source(layout, NAME).encode()).hexdigest()[:12]
+    name = f"{NAME}_{digest}"
+    return name, source(layout, name)
+
+
+def _shapes(op: Op) -> dict[str, Shape]:
+    step: Plan = op.attributes["step"]
+    chosen: Choice = op.attributes["chosen"]
+    words = chosen.layout.workspaces(step["loss"].shape[0])
+    sizes: dict[str, Shape] = {name: (str(count),) for name, count in words.items()}
+    if turns(op):
+        sizes |= {"clock": ("2",), "order": ("count",)}
+    return {role: sizes[role] if role in sizes else ("@span",) if role in IN_ITS_STEP
+            else tuple(map(str, step[tensor].shape)) for role, tensor in op.operands.items()}
+
+
+def _impl(op: Op) -> KernelImpl:
+    layout: Layout = op.attributes["chosen"].layout
+    if "rest" in op.attributes:
+        layout = layout.with_partial_batch()
+    if turns(op):
+        layout = replace(layout, turning=True)
+    d = layout.decomposition
+    name, text = _written(layout)
+    return KernelImpl(
+        f"{name}.cu", name, plain, no_sizes, lambda s: ((d.blocks, 1, 1), (d.threads, 1, 1)),
+        _shapes(op), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.cluster,
+        cooperative=d.groups > 1 or d.far, code=CudaText(text, QUICK))
+
+
+GENERATED[KIND] = _impl

@@ -1,0 +1,195 @@
+// Weights, biases and what the optimizer keeps of them, on the chip.
+//
+// A layer's weights lie transposed, [inputs, LDW] floats, its biases behind one another. A gradient
+// comes in tiles of 16 inputs x 8 outputs, as fragments: lane 4g + t has inputs g and g + 8, outputs
+// 2t and 2t + 1 of each; 128 biases are a tile too, in their order. State is kept in the order of
+// the tiles, [tile][state][lane] of float4, so that a lane finds its own in one access, near (shared
+// memory) or far (a workspace in global memory, which the L2 cache holds).
+//
+// Where products take 16 bits, a block keeps a copy of each weight in them, too: that of float number p of
+// shared memory is element number p + SHAPE::kCopies there, biases included. It has none where that is 0.
+#pragma once
+#include "persistent/pairs_16bit.cuh"
+#include "persistent/optimizer_steps.cuh"
+
+constexpr int kTileFloats = 128;
+constexpr int kTileQuads = 32;
+
+__device__ __forceinline__ void spread(float (&to)[4], const float4& from) {
+  to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
+}
+
+// A lane's two pairs of weights, the second of which lies `below` floats behind the first: 0 where it is
+// not there. (A pointer that may be null would no longer be known to be one of shared memory.)
+__device__ __forceinline__ void read_weights(float (&w)[4], const float* first, int below) {
+  const float2 upper = *reinterpret_cast<const float2*>(first);
+  const float2 lower = below != 0 ? *reinterpret_cast<const float2*>(first + below)
+                                  : make_float2(0.0f, 0.0f);
+  w[0] = upper.x, w[1] = upper.y, w[2] = lower.x, w[3] = lower.y;
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void write_weights(const float (&w)[4], float* first, int below) {
+  *reinterpret_cast<float2*>(first) = make_float2(w[0], w[1]);
+  if (below != 0) *reinterpret_cast<float2*>(first + below) = make_float2(w[2], w[3]);
+  if constexpr (SHAPE::kCopies != 0) {
+    Half* const copy = ptx::dynamic_shared<Half>() + SHAPE::kCopies +
+                       (first - ptx::dynamic_shared<float>());
+    store_two<SHAPE>(copy, w[0], w[1]);
+    if (below != 0) store_two<SHAPE>(copy + below, w[2], w[3]);
+  }
+}
+
+// Copies of the first `count` floats of shared memory.
+template <typename SHAPE>
+__device__ __forceinline__ void copy_weights(int count) {
+  const float* const from = ptx::dynamic_shared<float>();
+  Half* const to = ptx::dynamic_shared<Half>() + SHAPE::kCopies;
+#pragma unroll 1
+  for (int i = thread_index() * 4; i < count; i += SHAPE::kThreads * 4) {
+    store_four<SHAPE>(to + i, *reinterpret_cast<const float4*>(from + i));
+  }
+}
+
+// A lane's state of one tile, in registers.
+template <typename RULE, bool FAR>
+struct Kept {
+  static constexpr int kStates = RULE::kStates;
+  float of[kStates > 0 ? kStates : 1][4];
+
+  __device__ __forceinline__ void load(const float4* at) {
+#pragma unroll
+    for (int j = 0; j < kStates; ++j) {
+      spread(of[j], FAR ? __ldcg(at + j * kTileQuads) : at[j * kTileQuads]);
+    }
+  }
+  __device__ __forceinline__ void store(float4* at) const {
+#pragma unroll
+    for (int j = 0; j < kStates; ++j) {
+      const float4 v = make_float4(of[j][0], of[j][1], of[j][2], of[j][3]);
+      if constexpr (FAR) {
+        __stcg(at + j * kTileQuads, v);
+      } else {
+        at[j * kTileQuads] = v;
+      }
+    }
+  }
+  // New weights of old ones; the state is brought up to date. The four chains of the rule run side by
+  // side.
+  template <typename TILE = AsTheyAre>
+  __device__ __forceinline__ void apply(float (&next)[4], const RULE& rule, const float (&w)[4],
+                                        const float (&gradient)[4], const TILE& kept = {}) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      float state[kStates > 0 ? kStates : 1];
+#pragma unroll
+      for (int j = 0; j < kStates; ++j) state[j] = of[j][q];
+      next[q] = kept(rule(w[q], gradient[q], state), q);
+#pragma unroll
+      for (int j = 0; j < kStates; ++j) of[j][q] = state[j];
+    }
+  }
+  // The same of the lane's weights where they lie. All are read ahead of the first store.
+  template <typename SHAPE, typename TILE = AsTheyAre>
+  __device__ __forceinline__ void update(const RULE& rule, float* first, int below,
+                                         const float (&gradient)[4], const TILE& kept = {}) {
+    float w[4], next[4];
+    read_weights(w, first, below);
+    apply(next, rule, w, gradient, kept);
+    write_weights<SHAPE>(next, first, below);
+  }
+};
+
+// Finish of a weight gradient's product: the update at once, where no other cluster has a part.
+template <typename SHAPE, typename RULE, bool FAR, int LDW, int ROWS, int ACROSS, int TILES,
+          typename HOW = AsTheyAre>
+struct UpdateTiles {
+  using Early = Kept<RULE, FAR>;
+  const RULE& rule;
+  float* w;
+  float* bias;
+  float4* states;
+  HOW how = {};
+
+  __device__ __forceinline__ float4* state_of(int tile) const {
+    return states + tile * (RULE::kStates * kTileQuads);
+  }
+  __device__ __forceinline__ Early early(int mt, int nt) const {
+    Early kept = {};
+    if constexpr (FAR) kept.load(state_of(mt * ACROSS + nt) + lane_index());
+    return kept;
+  }
+  __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
+                                        const Early& early) const {
+    const int lane = lane_index();
+    Early kept = early;
+    float4* const state = state_of(mt * ACROSS + nt) + lane;
+    if constexpr (!FAR) kept.load(state);
+    float* const at = w + (mt * 16 + lane / 4) * LDW + nt * 8 + lane % 4 * 2;
+    const bool whole = ROWS % 16 == 0 || mt * 16 + 8 < ROWS;
+    kept.template update<SHAPE>(rule, at, whole ? 8 * LDW : 0, sum, how.tile(mt, nt));
+    kept.store(state);
+  }
+  __device__ __forceinline__ void sums(int nt, float first, float second) const {
+    const int place = nt * 8 + lane_index() % 4 * 2;
+    const float gradient[2] = {first, second};
+    float* const state = reinterpret_cast<float*>(state_of(TILES + place / kTileFloats)) +
+                         place % kTileFloats;
+    constexpr int states = RULE::kStates > 0 ? RULE::kStates : 1;
+    float kept[2][states];
+    float w[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      w[i] = bias[place + i];
+#pragma unroll
+      for (int j = 0; j < RULE::kStates; ++j) {
+        kept[i][j] = FAR ? __ldcg(state + j * kTileFloats + i) : state[j * kTileFloats + i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      bias[place + i] = rule(w[i], gradient[i], kept[i]);
+#pragma unroll
+      for (int j = 0; j < RULE::kStates; ++j) {
+        if constexpr (FAR) {
+          __stcg(state + j * kTileFloats + i, kept[i][j]);
+        } else {
+          state[j * kTileFloats + i] = kept[i][j];
+        }
+      }
+    }
+  }
+};
+
+// Where a lane's part of a tile lies: two pairs of weights, the second `below` floats behind the first; 0
+// where it would lie beyond the layer's rows. Of a tile of biases, only lanes whose quad has columns of the
+// layer's product are `there`: nobody has a gradient for the rest.
+struct Place {
+  float* first;
+  int below;
+  bool there;
+};
+
+// The same of a whole tile in eight bytes, for a table: finding a tile's layer, row and column takes some
+// 40 instructions of each warp that has a tile of several layers, and a meeting is bound by them.
+//   x: floats from the start of the shared memory, and from a row of the tile to the next << 16
+//   y: floats to the second pairs, lanes that have some << 16, and floats from pair to pair << 24
+template <int LDW, int ROWS, int ACROSS, int TILES>
+__device__ __forceinline__ uint2 place_of(int tile, unsigned int w, unsigned int bias) {
+  if (tile >= TILES) {
+    const unsigned int before = tile - TILES;
+    const unsigned int quads = min(kTileQuads, ACROSS * 2 - static_cast<int>(before) * kTileQuads);
+    return make_uint2((bias + before * kTileFloats) | 16u << 16, 2u | quads << 16 | 4u << 24);
+  }
+  const unsigned int row = tile / ACROSS * 16;
+  const bool whole = ROWS % 16 == 0 || row < ROWS - 8;
+  constexpr unsigned int pitch = LDW;
+  return make_uint2((w + row * pitch + tile % ACROSS * 8) | pitch << 16,
+                    (whole ? 8u * pitch : 0u) | 32u << 16 | 2u << 24);
+}
+
+__device__ __forceinline__ Place place_in(float* shared, uint2 tile) {
+  const unsigned int lane = lane_index();
+  const unsigned int at = (tile.x & 0xffffu) + lane / 4 * (tile.x >> 16) + lane % 4 * (tile.y >> 24);
+  return {shared + at, static_cast<int>(tile.y & 0xffffu), lane < (tile.y >> 16 & 0xffu)};
+}

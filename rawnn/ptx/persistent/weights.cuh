@@ -1,0 +1,205 @@
+// Weights and state that come to the chip at the beginning of a launch and leave it at the end: in the
+// places of onchip_update.cuh there, as matrices [outputs, inputs] in global memory.
+#pragma once
+#include "persistent/update.cuh"
+
+// A layer's part that this block holds: outputs from `out` on, `outs` of them, inputs from `in` on,
+// `ins` of them, of a matrix [outputs, inputs] with rows `ld` apart.
+struct Part {
+  int out, outs, in, ins;
+};
+
+// Who stores what several hold alike: of `of` the one with this number, counted from 0.
+struct Turn {
+  int number, of;
+};
+constexpr Turn kAlone = {0, 1};
+
+// body(output, input) for all of a part, or this one's share of it. Warps take 4 outputs x 8 inputs, so
+// that rows of the matrix are met by whole sectors and those of the image by all banks.
+template <typename SHAPE, typename F>
+__device__ __forceinline__ void for_weights(Part part, Turn turn, F body) {
+  const int warps = SHAPE::kThreads / 32 * turn.of;
+  const int across = ceil_div(part.ins, 8);
+  const int down = ceil_div(part.outs, 4);
+  if (across == 0) return;
+  const int lane = lane_index();
+  const int first = turn.number * (SHAPE::kThreads / 32) + warp_index();
+  int row = first / across;
+  int column = first % across;
+#pragma unroll 1
+  while (row < down) {
+    const int out = row * 4 + lane / 8;
+    const int in = column * 8 + lane % 8;
+    if (out < part.outs && in < part.ins) body(out, in);
+    row += warps / across, column += warps % across;
+    if (column >= across) ++row, column -= across;
+  }
+}
+
+// Asks for a part, where it is not read as another type: in shared memory behind wait_for_copies, so that
+// all layers' round trips to memory are one.
+template <typename SHAPE, typename T>
+__device__ __forceinline__ void load_weights(float* image, int pitch, const T* __restrict__ w,
+                                             int ld, Part part) {
+  for_weights<SHAPE>(part, kAlone, [=](int out, int in) {
+    const T* const from = w + static_cast<long long>(part.out + out) * ld + part.in + in;
+    float* const to = image + in * pitch + out;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      ptx::copy_async<4>(ptx::shared_address(to), from);
+    } else {
+      *to = to_float(*from);
+    }
+  });
+}
+
+// Zeros in `count` floats, a multiple of four.
+template <typename SHAPE>
+__device__ __forceinline__ void clear_shared(float* shared, int count) {
+  const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int i = thread_index(); i < count / 4; i += SHAPE::kThreads) {
+    reinterpret_cast<float4*>(shared)[i] = zero;
+  }
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void load_floats(float* to, const float* __restrict__ from, int count) {
+#pragma unroll 1
+  for (int i = thread_index(); i < count; i += SHAPE::kThreads) {
+    ptx::copy_async<4>(ptx::shared_address(to + i), from + i);
+  }
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void load_biases(float* to, const float* __restrict__ b, Part part) {
+  load_floats<SHAPE>(to, b + part.out, part.outs);
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void store_biases(float* __restrict__ b, const float* from, Part part,
+                                             Turn turn) {
+#pragma unroll 1
+  for (int i = turn.number * SHAPE::kThreads + thread_index(); i < part.outs;
+       i += SHAPE::kThreads * turn.of) {
+    b[part.out + i] = from[i];
+  }
+}
+
+template <typename SHAPE, typename T>
+__device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, const float* image,
+                                                 int pitch, Part part, Turn turn) {
+  for_weights<SHAPE>(part, turn, [=](int out, int in) {
+    w[static_cast<long long>(part.out + out) * ld + part.in + in] =
+        from_float<T>(image[in * pitch + out]);
+  });
+}
+
+// For a lane's part of each of a layer's `tiles` of state, `of_weights` of weights, `across` side by side,
+// the rest of biases, of which only each SHARES-th is kept, beginning with the one that is `share` when
+// counted from `base`, as far as it is this one's `turn`: body(the place of its first float, whether it is of
+// biases, the index of one in the tensor, how far behind it each of the four is, -1 for padding).
+template <typename SHAPE, int STATES, int SHARES, typename F>
+__device__ __forceinline__ void for_states(int across, int of_weights, int tiles, int base,
+                                           int share, int state, int ld, Part part, Turn turn,
+                                           F body) {
+  constexpr int warps = SHAPE::kThreads / 32;
+  const int lane = lane_index();
+  const int skipped = ((share - base) % SHARES + SHARES) % SHARES;
+#pragma unroll 1
+  for (int tile = skipped + (turn.number * warps + warp_index()) * SHARES; tile < tiles;
+       tile += warps * turn.of * SHARES) {
+    const bool of_bias = tile >= of_weights;
+    const int in = of_bias ? 0 : tile / across * 16 + lane / 4;
+    const int out = of_bias ? (tile - of_weights) * kTileFloats + lane * 4
+                            : tile % across * 8 + lane % 4 * 2;
+    const long long first =
+        of_bias ? part.out + out : static_cast<long long>(part.out + out) * ld + part.in + in;
+    int behind[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      // A block without inputs of its own has all biases, too.
+      const bool there = of_bias ? out + q < part.outs
+                                 : out + q % 2 < part.outs && in + q / 2 * 8 < part.ins;
+      behind[q] = !there ? -1 : of_bias ? q : q % 2 * ld + q / 2 * 8;
+    }
+    const int slot = SHARES > 1 ? (base + tile) / SHARES : tile;
+    body((slot * STATES + state) * kTileFloats + lane * 4, of_bias, first, behind);
+  }
+}
+
+// Asks for state that lies in shared memory, which holds zeros; fills up what lies in a workspace (FAR).
+template <typename SHAPE, bool FAR, int STATES, int SHARES>
+__device__ __forceinline__ void load_states(float* kept, int across, int of_weights, int tiles,
+                                            int base, int share, int state,
+                                            const float* __restrict__ w, int ld,
+                                            const float* __restrict__ bias, Part part) {
+  for_states<SHAPE, STATES, SHARES>(
+      across, of_weights, tiles, base, share, state, ld, part, kAlone,
+      [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
+        const float* const from = (of_bias ? bias : w) + first;
+        float values[4];
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          if constexpr (FAR) {
+            values[q] = behind[q] < 0 ? 0.0f : from[behind[q]];
+          } else if (behind[q] >= 0) {
+            ptx::copy_async<4>(ptx::shared_address(kept + place + q), from + behind[q]);
+          }
+        }
+        if constexpr (FAR) {
+          *reinterpret_cast<float4*>(kept + place) =
+              make_float4(values[0], values[1], values[2], values[3]);
+        }
+      });
+}
+
+// Null for `bias` leaves that to another block.
+template <typename SHAPE, int STATES, int SHARES>
+__device__ __forceinline__ void store_states(const float* kept, int across, int of_weights,
+                                             int tiles, int base, int share, int state,
+                                             float* __restrict__ w, int ld,
+                                             float* __restrict__ bias, Part part,
+                                             Turn turn) {
+  for_states<SHAPE, STATES, SHARES>(
+      across, of_weights, tiles, base, share, state, ld, part, turn,
+      [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
+        float* const to = of_bias ? bias : w;
+        float values[4];
+        spread(values, *reinterpret_cast<const float4*>(kept + place));
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          if (behind[q] >= 0 && to != nullptr) to[first + behind[q]] = values[q];
+        }
+      });
+}
+
+// The same by functions that all layers share: written out for each of many layers, what a launch loads and
+// stores is up to half of a kernel's code. Places are numbers of floats in shared memory; FAR state lies at
+// `far`.
+template <typename SHAPE, typename T>
+__device__ __noinline__ void load_layer(int image, int pitch, const T* __restrict__ w, int ld,
+                                        Part part) {
+  load_weights<SHAPE>(ptx::dynamic_shared<float>() + image, pitch, w, ld, part);
+}
+
+template <typename SHAPE, typename T>
+__device__ __noinline__ void store_layer(T* __restrict__ w, int ld, int image, int pitch, Part part,
+                                         Turn turn) {
+  store_weights_as<SHAPE>(w, ld, ptx::dynamic_shared<float>() + image, pitch, part, turn);
+}
+
+template <typename SHAPE, bool FAR, int STATES, int SHARES>
+__device__ __noinline__ void load_state(float* far, int near, int across, int of_weights, int tiles,
+                                        int base, int share, int state, const float* __restrict__ w,
+                                        int ld, const float* __restrict__ bias, Part part) {
+  load_states<SHAPE, FAR, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
+                                          of_weights, tiles, base, share, state, w, ld, bias, part);
+}
+
+template <typename SHAPE, bool FAR, int STATES, int SHARES>
+__device__ __noinline__ void store_state(float* far, int near, int across, int of_weights, int tiles,
+                                         int base, int share, int state, float* __restrict__ w, int ld,
+                                         float* __restrict__ bias, Part part, Turn turn) {
+  store_states<SHAPE, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
+                                      of_weights, tiles, base, share, state, w, ld, bias, part, turn);
+}

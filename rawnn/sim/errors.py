@@ -1,0 +1,27 @@
+"""What the simulated device raises, and how it refuses a call."""
+
+from __future__ import annotations
+
+from rawnn.common.errors import RawnnError
+
+
+class SimulationError(RawnnError):
+    """Work that a GPU would get wrong, perhaps silently: an access outside an allocation, a read of
+    memory never written, a use after free, two unordered operations on the same bytes, arguments
+    that do not fit the kernel, a leak."""
+
+
+class Race(SimulationError):
+    """Two operations touch the same bytes, one of them writing, and nothing orders them."""
+
+
+class ReadBeforeWrite(SimulationError):
+    """An operation reads bytes that nothing has written."""
+
+
+class Refused(Exception):
+    """Raised inside a simulated call; the seam turns it into the result code named `code`."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code

@@ -1,0 +1,272 @@
+"""The simulated NCCL: joins the simulated GPUs of one process, each driven by a thread of its own.
+
+A collective is a task of every rank, which the ranks meet for (`meeting.py`). Two collectives of a
+rank that nothing orders are a race: another rank may run them the other way round. Buffers are
+accessed as by any task, so that one reused too early is a race like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count as counter
+from typing import Any
+
+from rawnn.cuda.libs.nccl import DATA_TYPE, MAX, SUM, SYMMETRIC, UNIQUE_ID_BYTES
+from rawnn.sim.codes import describe
+from rawnn.sim.cublaslt import quiet
+from rawnn.sim.errors import Race, Refused, SimulationError
+from rawnn.sim.faults import seam
+from rawnn.sim.graphs import Node
+from rawnn.sim.meeting import ABORTED, STORED, Meeting, Part
+from rawnn.sim.memory import Region
+from rawnn.sim.order import Task
+from rawnn.sim.simulation import Simulation
+
+_INVALID, _USAGE = "ncclInvalidArgument", "ncclInvalidUsage"
+_NAMES = {number: name for name, number in DATA_TYPE.items()}
+_MEETINGS: dict[bytes, Meeting] = {}
+_NUMBERS = counter(1)
+
+
+@dataclass(eq=False)
+class _Communicator:
+    meeting: Meeting
+    rank: int
+    collectives: int = 0
+    latest: Task | None = None
+    sums: dict[int, float] = field(default_factory=dict)
+    windows: dict[int, _Window] = field(default_factory=dict)
+    registered: int = 0
+
+    def words(self, part: Part) -> str:
+        """Of a call: what all ranks must have in common, with the place of what the other ranks
+        read and write, where that is in a window."""
+        address = part.send if part.reduction == "scattered sum" else part.receive
+        places = [f" at byte {address - w.begin:,} of window {w.number}"
+                  for w in self.windows.values() if w.begin <= address < w.begin + w.size]
+        return part.words + "".join(places)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Number `number` of those that a communicator registered."""
+
+    number: int
+    begin: int
+    size: int
+
+
+class SimNccl:
+    """`rawnn.cuda.libs.nccl.Nccl` for a simulated GPU."""
+
+    library = "nccl"
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.path = "simulated NCCL"
+        self._group: list[tuple[_Communicator, int, Part]] | None = None
+
+    def error_text(self, code: Any) -> tuple[str, str]:
+        return describe("nccl", int(code))
+
+    def _communicator(self, comm: Any) -> _Communicator:
+        found: _Communicator = self.simulation.find(comm, "NCCL communicator", _INVALID)
+        return found
+
+    @seam(0)
+    def ncclGetVersion(self) -> tuple[int, int]:
+        return 0, 22809
+
+    @seam(b"")
+    def ncclGetUniqueId(self) -> tuple[int, bytes]:
+        return 0, next(_NUMBERS).to_bytes(UNIQUE_ID_BYTES, "little")
+
+    @seam(None)
+    def ncclCommInitRankConfig(self, nranks: int, commId: bytes, rank: int,
+                               CTAPolicy: int) -> tuple[int, Any]:
+        if not self.simulation.current or not 0 <= rank < nranks:
+            raise Refused(_INVALID)
+        meeting = _MEETINGS.setdefault(bytes(commId), Meeting(nranks))
+        if meeting.size != nranks or rank in meeting.present:
+            raise Refused(_USAGE)
+        meeting.join(rank)
+        _MEETINGS.pop(bytes(commId), None)
+        made = _Communicator(meeting, rank)
+        return 0, self.simulation.create("NCCL communicator", lambda handle: made)[0]
+
+    @seam()
+    def ncclCommDestroy(self, comm: Any) -> tuple[int]:
+        return self._end(comm, "has destroyed its communicator")
+
+    @seam()
+    def ncclCommAbort(self, comm: Any) -> tuple[int]:
+        return self._end(comm, ABORTED)
+
+    def _end(self, comm: Any, how: str) -> tuple[int]:
+        found = self._communicator(comm)
+        with found.meeting.changed:
+            for op in found.sums:
+                self.simulation.destroy(op, "NCCL reduction", _INVALID)
+            for window in found.windows:
+                self.simulation.destroy(window, "NCCL window", _INVALID)
+            self.simulation.destroy(comm, "NCCL communicator", _INVALID)
+            found.meeting.leave(found.rank, how)
+        return (0,)
+
+    @seam(0)
+    def ncclMemAlloc(self, size: int) -> tuple[int, int]:
+        self.simulation.unless_capturing()
+        if size > self.simulation.memory.total - self.simulation.memory.used:
+            raise Refused("ncclUnhandledCudaError")
+        return 0, self.simulation.memory.allocate(size, self.simulation.site())
+
+    @seam()
+    def ncclMemFree(self, ptr: int) -> tuple[int]:
+        """As cuMemFree: what is enqueued is done first."""
+        self.simulation.unless_capturing()
+        self.simulation.scheduler.run_all()
+        self.simulation.memory.free(ptr, self.simulation.site())
+        return (0,)
+
+    @seam(None)
+    def ncclCommWindowRegister(self, comm: Any, buff: int, size: int,
+                               winFlags: int) -> tuple[int, Any]:
+        """All ranks come to it: their windows must be of the same size."""
+        found = self._communicator(comm)
+        if not size or winFlags != SYMMETRIC:
+            raise Refused(_INVALID)
+        self.simulation.memory.region(buff, size, size, 1, "a window")
+        made = _Window(found.registered, buff, size)
+        found.registered += 1
+        found.meeting.reduce(found.rank, -found.registered,
+                             f"ncclCommWindowRegister of {size:,} bytes",
+                             f"a window of {size:,} bytes", [], [])
+        with found.meeting.changed:  # which another thread may abort
+            if found.rank in found.meeting.gone:
+                raise Refused(_INVALID)
+            handle, _ = self.simulation.create("NCCL window", lambda handle: made)
+            found.windows[handle] = made
+        return 0, handle
+
+    @seam()
+    def ncclCommWindowDeregister(self, comm: Any, win: Any) -> tuple[int]:
+        found = self._communicator(comm)
+        self.simulation.destroy(win, "NCCL window", _INVALID)
+        del found.windows[win]
+        return (0,)
+
+    @seam(0)
+    def ncclRedOpCreatePreMulSum(self, scalar: float, datatype: int,
+                                 comm: Any) -> tuple[int, int]:
+        found = self._communicator(comm)
+        if _NAMES.get(datatype) not in STORED:
+            raise Refused(_INVALID)
+        handle, _ = self.simulation.create("NCCL reduction", lambda handle: scalar)
+        found.sums[handle] = float(scalar)
+        return 0, handle
+
+    @seam()
+    def ncclRedOpDestroy(self, op: int, comm: Any) -> tuple[int]:
+        found = self._communicator(comm)
+        self.simulation.destroy(op, "NCCL reduction", _INVALID)
+        found.sums.pop(op, None)
+        return (0,)
+
+    @seam()
+    def ncclGroupStart(self) -> tuple[int]:
+        if self._group is not None:
+            raise Refused(_USAGE)
+        self._group = []
+        return (0,)
+
+    @seam()
+    def ncclAllReduce(self, sendbuff: int, recvbuff: int, count: int, datatype: int, op: int,
+                      comm: Any, stream: int) -> tuple[int]:
+        found = self._communicator(comm)
+        if datatype not in _NAMES or count < 1 or not sendbuff or not recvbuff \
+                or op not in (SUM, MAX, *found.sums):
+            raise Refused(_INVALID)
+        self._add(found, stream, Part(sendbuff, recvbuff, count, _NAMES[datatype],
+                                       "max" if op == MAX else "sum", found.sums.get(op, 1.0)))
+        return (0,)
+
+    @seam()
+    def ncclReduceScatter(self, sendbuff: int, recvbuff: int, recvcount: int, datatype: int,
+                          op: int, comm: Any, stream: int) -> tuple[int]:
+        found = self._communicator(comm)
+        if _NAMES.get(datatype) not in STORED or recvcount < 1 or not sendbuff or not recvbuff \
+                or op not in (SUM, *found.sums):
+            raise Refused(_INVALID)
+        self._add(found, stream, Part(sendbuff, recvbuff, recvcount, _NAMES[datatype],
+                                       "scattered sum", found.sums.get(op, 1.0)))
+        return (0,)
+
+    @seam()
+    def ncclAllGather(self, sendbuff: int, recvbuff: int, sendcount: int, datatype: int, comm: Any,
+                      stream: int) -> tuple[int]:
+        found = self._communicator(comm)
+        if datatype not in _NAMES or sendcount < 1 or not sendbuff or not recvbuff:
+            raise Refused(_INVALID)
+        self._add(found, stream, Part(sendbuff, recvbuff, sendcount, _NAMES[datatype], "gathering",
+                                       1.0))
+        return (0,)
+
+    def _add(self, found: _Communicator, stream: int, part: Part) -> None:
+        if self._group is None:
+            self._enqueue(found, stream, [part])
+        else:
+            self._group.append((found, stream, part))
+
+    @seam()
+    def ncclGroupEnd(self) -> tuple[int]:
+        group, self._group = self._group, None
+        if group is None:
+            raise Refused(_USAGE)
+        if len({(id(found), stream) for found, stream, _ in group}) > 1:
+            raise SimulationError("a group of collectives on several communicators or streams is "
+                                  "not simulated")
+        if group:
+            self._enqueue(group[0][0], group[0][1], [part for _, _, part in group])
+        return (0,)
+
+    def _enqueue(self, found: _Communicator, stream: int, parts: list[Part]) -> None:
+        capture = self.simulation.stream(stream).capture
+        if capture is not None and not capture.apart:
+            capture.invalid = True  # as NCCL 2.28 does: "dependency created on uncaptured work"
+            raise Refused("ncclUnhandledCudaError")
+        label = f"{parts[0].call} of {' + '.join(str(p.count) for p in parts)} elements"
+        memory = self.simulation.memory
+
+        def region(task: Task, what: str, address: int, nbytes: int) -> Region:
+            return memory.region(address, nbytes, nbytes, 1, f"{what} of {task}")
+
+        def run(task: Task) -> None:
+            if found.meeting.gone.get(found.rank) == ABORTED:
+                return  # as NCCL's kernels, which end where their communicator was aborted
+            _in_order(found, task)
+            size, brought = found.meeting.size, []
+            for i, part in enumerate(parts):
+                source = region(task, f"send buffer {i}", part.send, part.sent(size))
+                memory.read(task, source, f"send buffer {i}")
+                brought.append(part.values(source.bytes()))
+            found.collectives += 1
+            words = "; ".join(map(found.words, parts))
+            results = found.meeting.reduce(found.rank, found.collectives, str(task), words, parts,
+                                           brought, self.simulation.scheduler.run_another)
+            for i, (part, result) in enumerate(zip(parts, results, strict=True)):
+                target = region(task, f"receive buffer {i}", part.receive, part.received(size))
+                memory.write(task, target, f"receive buffer {i}")
+                raw = target.bytes()
+                raw[...] = part.stored(result, found.rank).reshape(raw.shape)
+                memory.mark_written(target)
+
+        self.simulation.enqueue(stream, Node("kernel", label, (), quiet(run)))
+
+
+def _in_order(found: _Communicator, task: Task) -> None:
+    """Collectives of a communicator run in the same order on every rank only where something
+    orders them. Raises Race naming both."""
+    before, found.latest = found.latest, task
+    if before is not None and not task.after(before.lane, before.index):
+        raise Race(f"nothing orders {task} and {before} on rank {found.rank}: another rank may "
+                   f"run these collectives the other way round")

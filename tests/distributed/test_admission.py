@@ -1,0 +1,218 @@
+"""Who may join a job: strangers at rank 0's port, and impostors that listen there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from rawnn.common.errors import RanksError
+from rawnn.distributed import Place, Team, admission, meeting, wire
+from rawnn.distributed.admission import PROTOCOL, introduce
+from rawnn.distributed.place import place_of
+from rawnn.distributed.wire import LENGTH, Wire
+from rawnn.engine import parallel
+from tests.distributed.runs import free_port
+from tests.together import all_fine, together
+
+JOB = Place(0, 2, 0, 2, "a test", "127.0.0.1", 0, 10.0, secret="known to two")
+
+
+def connected(port: int) -> socket.socket:
+    """A stranger's connection, as soon as rank 0 listens."""
+    for _ in range(200):
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            sleep(0.01)
+    raise AssertionError("rank 0 does not listen")
+
+
+def nothing(port: int) -> Any:
+    return connected(port)
+
+
+def four_gigabytes(port: int) -> Any:
+    stranger = connected(port)
+    stranger.sendall(LENGTH.pack(0xFFFFFFFF) + b"x" * 4096)
+    return stranger
+
+
+def a_rank(port: int, secret: str = "guessed") -> Any:
+    """Speaks the protocol, and claims to be rank 1."""
+    stranger = Wire(connected(port))
+    with pytest.raises(RanksError, match="does not know the job's secret"):
+        introduce(stranger, replace(JOB, rank=1, secret=secret), "a stranger", 5.0)
+    return stranger
+
+
+def no_secret(port: int) -> Any:
+    return a_rank(port, "")
+
+
+def replayed(port: int) -> Any:
+    """A proof that is none, from somebody who has read the challenge."""
+    stranger = Wire(connected(port))
+    protocol, challenge = stranger.receive(5.0)
+    stranger.send([protocol, 1, 2, "a stranger", challenge, challenge])
+    return stranger
+
+
+def another_protocol(port: int) -> Any:
+    stranger = connected(port)
+    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    return stranger
+
+
+@pytest.mark.parametrize("stranger", [nothing, four_gigabytes, a_rank, no_secret, replayed,
+                                      another_protocol])
+def test_a_stranger_that_comes_first_keeps_nobody_out(stranger: Callable[[int], Any]) -> None:
+    port, begun, there = free_port(), monotonic(), threading.Event()
+    held = []
+
+    def act(rank: int) -> Any:
+        if rank == 2:
+            held.append(stranger(port))
+            there.set()
+            return None
+        if rank == 1:
+            assert there.wait(10)
+        team = Team(replace(JOB, rank=rank, local_rank=rank, port=port), {})
+        found = team.gather("rank", team.rank)
+        team.close()
+        return found
+
+    assert all_fine(together(3, act)) == [[0, 1], [0, 1], None]
+    assert monotonic() - begun < 3
+    held[0].close()
+
+
+def test_many_that_say_nothing_do_not_keep_a_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are heard at a time: a rank that is sent away tries again."""
+    monkeypatch.setattr(meeting, "MOST_UNKNOWN", 3)
+    monkeypatch.setattr(admission, "SECONDS", 0.3)
+    port, there = free_port(), threading.Event()
+    held: list[socket.socket] = []
+
+    def act(rank: int) -> Any:
+        if rank == 2:
+            held.extend(connected(port) for _ in range(5))
+            there.set()
+            return None
+        if rank == 1:
+            assert there.wait(10)
+        team = Team(replace(JOB, rank=rank, local_rank=rank, port=port), {})
+        team.close()
+        return team.size
+
+    assert all_fine(together(3, act)) == [2, 2, None]
+    for each in held:
+        each.close()
+
+
+def test_who_did_not_belong_is_counted_where_a_rank_is_missing() -> None:
+    port = free_port()
+    found = together(2, lambda rank: a_rank(port) if rank else
+                     Team(replace(JOB, port=port, seconds=0.5), {}))
+    assert "rank 1 of 2 did not come" in str(found[0])
+    assert "(1 of those that connected did not belong)" in str(found[0])
+
+
+def test_a_rank_with_another_secret_says_so_itself() -> None:
+    port = free_port()
+    found = together(2, lambda rank: Team(replace(JOB, rank=rank, local_rank=rank, port=port,
+                                                  seconds=0.5, secret=f"secret {rank}"), {}))
+    assert "rank 1 (" in str(found[1])
+    assert "give all ranks the same RAWNN_JOB_SECRET" in str(found[1])
+    assert found[1].speaks
+
+
+def test_who_listens_in_rank_0s_place_gets_no_rank() -> None:
+    """It sends a challenge as rank 0 does, and cannot answer the rank's."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        port = impostor.getsockname()[1]
+
+        def act(rank: int) -> Any:
+            if rank == 1:
+                return Team(replace(JOB, rank=1, local_rank=1, port=port), {})
+            other = Wire(impostor.accept()[0])
+            other.send([PROTOCOL, b"0" * 32])
+            hello = other.receive(5.0)
+            other.send({"proof": hello[5]})  # all that it has seen
+            return hello
+
+        found = together(2, act)
+    assert "is not rank 0 of this job" in str(found[1])
+    assert b"known to two" not in b"".join(x for x in found[0] if isinstance(x, bytes))
+
+
+def test_rank_0_listens_where_the_ranks_meet_and_nowhere_else() -> None:
+    with meeting._listening(JOB) as door:
+        assert door.getsockname()[0] == "127.0.0.1"
+    with pytest.raises(RanksError, match=r"rank 0 cannot listen at 203\.0\.113\.7:"):
+        meeting._listening(replace(JOB, address="203.0.113.7", local_size=1))
+
+
+def test_a_loopback_that_other_hosts_are_to_reach_is_refused() -> None:
+    with pytest.raises(RanksError, match="give MASTER_ADDR as the address of rank 0's host"):
+        meeting._listening(replace(JOB, address="localhost", local_size=1))
+
+
+def test_a_message_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MOST_BYTES", 1000)
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with pytest.raises(OSError, match="not supported"):
+        Wire(ours)  # TCP alone
+    ours.close()
+    theirs.close()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        sender = Wire(socket.create_connection(door.getsockname()))
+        receiver = Wire(door.accept()[0])
+        with pytest.raises(RanksError, match="may send 1,000"):
+            sender.send(b"x" * 1001)
+        sender.send(b"x" * 900)
+        with pytest.raises(EOFError):
+            receiver.receive(5.0, 500)
+        for each in (sender, receiver):
+            each.close()
+
+
+SHOW = "import os; os.write(1, os.environ['RAWNN_JOB_SECRET'].encode() + b'\\n')"
+LAUNCH = "import sys; from rawnn.distributed.launcher import run\n" \
+         "sys.exit(run(sys.argv[2:], int(sys.argv[1]), print))"
+
+
+def test_each_launch_has_a_secret_of_its_own_but_for_yours() -> None:
+    def secrets(**more: str) -> list[str]:
+        environ = {key: value for key, value in os.environ.items() if key != "RAWNN_JOB_SECRET"}
+        done = subprocess.run([sys.executable, "-c", LAUNCH, "2", sys.executable, "-c", SHOW],
+                              capture_output=True, text=True, timeout=60, check=True,
+                              env={**environ, **more})
+        return done.stdout.split()
+
+    one, other = secrets(), secrets()
+    assert one[0] == one[1] != other[0]
+    assert len(one[0]) == 64
+    assert secrets(RAWNN_JOB_SECRET="mine") == ["mine", "mine"]
+
+
+def test_hosts_without_a_secret_are_warned() -> None:
+    torchrun = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
+    several, one = place_of(torchrun), place_of({**torchrun, "LOCAL_WORLD_SIZE": "4"})
+    kept = place_of({**torchrun, "RAWNN_JOB_SECRET": "known"})
+    assert several is not None
+    assert one is not None
+    assert kept is not None
+    assert (several.is_open, one.is_open, kept.is_open) == (True, False, False)
+    assert kept.secret == "known"
+    assert "known" not in repr(kept)
+    assert "RAWNN_JOB_SECRET" in parallel.OPEN_JOB

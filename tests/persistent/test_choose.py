@@ -1,0 +1,208 @@
+"""Which decomposition is taken, and what is expected of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from rawnn.common.target import HOST, known
+from rawnn.model.layers import Network
+from rawnn.persistent import cost
+from rawnn.persistent.chip import chip_of
+from rawnn.persistent.choose import MOST_WARPS, _candidates, _layer, _layers, choose
+from rawnn.persistent.decompose import (
+    CLUSTER,
+    FULL,
+    GATHERED,
+    L2,
+    SLICED,
+    Decomposition,
+    kinds,
+    last_types,
+)
+from rawnn.persistent.layout import layout_of, least_bytes
+from rawnn.persistent.problem import Unsupported, problem_of
+from rawnn.persistent.report import describe
+from tests.engine import step_plan
+from tests.persistent.problems import AMPERE, HOPPER, VARIETY, problem
+
+
+@pytest.mark.parametrize("name", VARIETY)
+@pytest.mark.parametrize("chip", [HOPPER, AMPERE], ids=["Hopper", "Ampere"])
+def test_what_is_chosen_fits_the_chip(name: str, chip: object) -> None:
+    found = choose(problem(**VARIETY[name]), chip)  # type: ignore[arg-type]
+    d = found.decomposition
+    assert found.layout.nbytes <= chip.shared  # type: ignore[attr-defined]
+    assert d.groups <= chip.most_groups(d.ranks, d.exchange)  # type: ignore[attr-defined]
+    assert d.groups <= d.problem.batch
+    assert 256 <= d.threads <= 512
+    assert 0 < found.us < 1000
+
+
+def test_without_clusters_blocks_share_layers_through_l2() -> None:
+    small = choose(problem((34, 27, 26), batch=25), AMPERE).decomposition
+    large = choose(problem((512, 512, 10), batch=8), AMPERE).decomposition
+    assert small.ranks == 1
+    assert large.ranks > 1
+    assert large.exchange == L2
+    assert large.cluster == 1
+
+
+def test_weights_that_fit_no_cluster_are_shared_by_more_blocks() -> None:
+    p = problem((200, 1024, 1024, 10), batch=16, form={"inputs": "float32", "scale": 1.0})
+    found = choose(p, HOPPER)
+    d = found.decomposition
+    assert d.exchange == L2
+    assert d.ranks > 16
+    assert d.blocks <= HOPPER.blocks
+    assert "through the L2 cache" in describe(found)
+    with pytest.raises(Unsupported, match="does not fit the chip"):
+        choose(p, replace(HOPPER, clusters=((1, 16), (16, 16))))
+
+
+def test_the_choice_is_the_cheapest_of_those_asked_for() -> None:
+    p = problem((64, 120, 10))
+    best = choose(p, HOPPER)
+    for ranks, groups in ((1, 1), (4, 1), (8, 2), (16, 1)):
+        assert choose(p, HOPPER, ranks, groups).us >= best.us
+
+
+def test_wide_layers_are_shared_and_large_batches_too() -> None:
+    assert choose(problem((512, 512, 10), batch=8), HOPPER).decomposition.ranks > 1
+    assert choose(problem((16, 32, 10), batch=4096), HOPPER).decomposition.groups > 1
+
+
+@pytest.mark.parametrize("chip", [HOPPER, AMPERE], ids=["Hopper", "Ampere"])
+def test_the_softmax_of_many_outputs_is_shared_and_that_of_few_is_not(chip: object) -> None:
+    many = choose(problem((400, 400, 900), batch=16), chip)  # type: ignore[arg-type]
+    few = choose(problem((400, 400, 10), batch=16), chip)  # type: ignore[arg-type]
+    assert many.decomposition.types[-1] == SLICED
+    assert few.decomposition.types[-1] == FULL
+    assert "exchange of softmax" in describe(many)
+    assert "exchange of softmax" not in describe(few)
+
+
+def test_a_batch_that_does_not_fit_is_taken_in_turns() -> None:
+    p = problem((160, 32, 48, 32, 432, 48), batch=2528,
+                form={"inputs": "float32", "scale": 1.0}, network={"loss": "bce"})
+    found = choose(p, HOPPER)
+    d = found.decomposition
+    assert d.turns > 1
+    assert d.groups > 1
+    assert found.layout.nbytes <= HOPPER.shared
+    assert cost.cycles(d) > cost.cycles(replace(d, turns=1))
+    assert f"in {d.turns} micro-batches" in describe(found)
+    with pytest.raises(Unsupported, match="does not fit the chip"):
+        choose(replace(p, numbers="float16", growth=2000), HOPPER)
+
+
+def test_more_work_is_expected_to_take_longer() -> None:
+    d = choose(problem((64, 64, 10)), HOPPER, 1, 1).decomposition
+    wider = choose(problem((64, 128, 10)), HOPPER, 1, 1).decomposition
+    assert cost.cycles(d) < cost.cycles(wider)
+    assert cost.cycles(d) == sum(phase.cycles for phase in cost.phases(d))
+
+
+@pytest.mark.parametrize("variety", ["softmax, SGD", "an autoencoder", "float16, Adam, tanh",
+                                     "mean squares, gelu, no bias"])
+def test_what_a_layer_takes_follows_from_what_lies_next_to_it(variety: str) -> None:
+    whole = problem(**{**VARIETY[variety], "layers": (33, 40, 24, 24, 24, 24, 24, 100, 33)})
+    depth = whole.depth
+    for ranks, groups, exchange in ((4, 1, CLUSTER), (8, 3, CLUSTER), (12, 2, L2)):
+        layers = _layers(whole, HOPPER.costs, ranks, groups, exchange)
+        for layer in range(depth):
+            for below, above in product(FULL + SLICED + GATHERED, repeat=2):
+                last = last_types(whole) if layer == depth - 1 else FULL + SLICED + GATHERED
+                if kinds(below + above) is not None and above in last and (
+                        layer or below != GATHERED):
+                    d = Decomposition(whole, ranks, groups, MOST_WARPS * 32, FULL * layer + below
+                                      + above + FULL * (depth - layer - 1), exchange=exchange)
+                    assert layers(layer, below, above) == _layer(d, layer, HOPPER.costs)
+
+
+@pytest.mark.parametrize("variety", VARIETY)
+def test_no_layout_takes_less_than_is_said_to_be_the_least(variety: str) -> None:
+    p = problem(**VARIETY[variety])
+    for chip in (HOPPER, AMPERE):
+        for d in _candidates(p, chip, 0, 0):
+            assert least_bytes(p, d.ranks, d.columns) <= layout_of(d, chip.shared).nbytes
+
+
+def test_deep_networks_that_cannot_fit_are_refused_and_others_are_not() -> None:
+    assert choose(problem((16,) * 66 + (10,), batch=16), HOPPER).decomposition.problem.depth == 66
+    with pytest.raises(Unsupported, match=r"would need 7\d\d KiB of shared memory or more"):
+        choose(problem((16,) * 400 + (10,)), HOPPER)
+
+
+def test_blocks_that_do_not_run_at_once_or_have_no_example_are_refused() -> None:
+    for ranks, groups, batch, most in ((4, 2, 1, "31 clusters"), (4, 40, 400, "31 clusters"),
+                                       (3, 50, 400, "44 groups")):
+        with pytest.raises(Unsupported, match=f"cannot be shared by {ranks} x {groups} blocks: "
+                                              f"{most} of {ranks} run at once here, for a batch of "
+                                              f"{batch}: write persistent alone"):
+            choose(problem(batch=batch), HOPPER, ranks, groups)
+
+
+def test_what_does_not_fit_says_how_much_is_missing() -> None:
+    with pytest.raises(Unsupported, match=r"would need \d+ KiB of shared memory or more, and has "
+                                          r"227 KiB on this GPU\): leave persistent out"):
+        choose(problem((2048, 2048, 2048)), HOPPER)
+
+
+@pytest.mark.parametrize(("numbers", "reason"), [
+    ("fp16=acc16", "sums products in float16: use fp16 in place of fp16=acc16"),
+    ("fp8", "stores 8-bit numbers: use bf16 or fp16 in place of fp8"),
+])
+def test_numbers_that_the_kernel_has_not_are_refused(numbers: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        problem(numbers=numbers)
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (4, 1), (4, 2)])
+def test_a_loss_scale_costs_its_decision(ranks: int, groups: int) -> None:
+    d = choose(problem((64, 120, 10), numbers="fp16"), HOPPER, ranks, groups).decomposition
+    plain = replace(d, problem=replace(d.problem, numbers="bfloat16", growth=0))
+    assert cost.cycles(d) > cost.cycles(plain)
+    assert "overflow" in [phase.name for phase in cost.phases(d)]
+
+
+def test_rounding_by_chance_costs_its_draws() -> None:
+    d = choose(problem((64, 120, 10), numbers="bf16,sr"), HOPPER).decomposition
+    assert cost.cycles(d) > cost.cycles(replace(d, problem=replace(d.problem, streams=())))
+
+
+def test_batches_from_the_host_are_refused() -> None:
+    with pytest.raises(Unsupported, match="takes its batches from the host: add preload"):
+        problem_of(step_plan(Network((20, 10)), 8, 64))
+
+
+def test_a_choice_is_told_in_words() -> None:
+    said = describe(choose(problem((784, 128, 10), batch=128), HOPPER))
+    assert "layer 1: 784 -> 128" in said
+    assert "shared memory:" in said
+    assert "expected:" in said
+
+
+def test_a_chip_is_what_the_target_says() -> None:
+    assert chip_of(known((9, 0))).sizes == (1, 2, 4, 8, 16)
+    assert chip_of(known((8, 0))).sizes == (1,)
+    assert chip_of(HOST).sizes == ()
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_launch_is_shared_by_its_steps(ranks: int) -> None:
+    """n steps take n times what a step takes by itself, and one launch: of 20,000 cycles, and of
+    its weights and biases at 8 bytes a cycle, at 1,760 cycles a microsecond."""
+    choice = choose(problem((64, 120, 10)), HOPPER, ranks, 1)
+    together = [n * choice.launched(n).us for n in (1, 2, 3, 64, 1000)]
+    step = together[1] - together[0]
+    launch = together[0] - step
+    assert together == pytest.approx([n * step + launch for n in (1, 2, 3, 64, 1000)])
+    assert together[3] == pytest.approx(64 * choice.us)
+    if ranks == 1:
+        assert launch == pytest.approx((20_000 + 4 * (64 * 120 + 120 * 10) / 8) / 1760)
+    assert launch > 20_000 / 1760
+    assert step > 0
+    assert choice.launched(1).us > choice.launched(8).us > choice.us > choice.launched(1000).us

@@ -1,0 +1,143 @@
+"""How blocks share layers, and where what they hold lies."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise, product
+
+import pytest
+
+from rawnn.persistent.decompose import (
+    BY_INPUTS,
+    BY_OUTPUTS,
+    CLUSTER,
+    EVERYWHERE,
+    FULL,
+    GATHERED,
+    L2,
+    SLICED,
+    Decomposition,
+    kinds,
+    last_types,
+    pitch,
+)
+from rawnn.persistent.layout import ALL, RULE_BYTES, SHARE, TILE, Layout, layout_of, summed_by_all
+from rawnn.persistent.problem import Problem
+from tests.persistent.problems import HOPPER, VARIETY, problem
+from tests.slices import SLICE
+
+
+@pytest.mark.parametrize(("types", "wanted"), [
+    ("FFF", (EVERYWHERE, EVERYWHERE)), ("FSF", (BY_OUTPUTS, BY_INPUTS)),
+    ("FGF", (BY_OUTPUTS, EVERYWHERE)), ("SFS", (BY_INPUTS, BY_OUTPUTS)), ("FSS", None),
+    ("SGF", None),
+])
+def test_the_types_of_boundaries_say_who_does_what(
+        types: str, wanted: tuple[str, ...] | None) -> None:
+    assert kinds(types) == wanted
+
+
+@pytest.mark.parametrize("features", [1, 7, 64, 100, 513])
+def test_rows_of_fragments_lie_in_all_banks(features: int) -> None:
+    step = pitch(features)
+    assert step >= features
+    assert len({(row * step + column) % 32 for row in range(4) for column in range(8)}) == 32
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_slices_cover_a_boundary_and_start_at_whole_chunks(ranks: int) -> None:
+    p = problem((41, 30, 10))
+    d = Decomposition(p, ranks, 1, 512, "SFF")
+    assert all(size * ranks >= n for size, n in zip(d.slices, p.layers, strict=True))
+    assert d.slices[0] * p.input_size % 16 == 0
+
+
+def test_ins_and_outs_follow_the_kind() -> None:
+    d = Decomposition(problem((40, 64, 17, 10)), 4, 1, 512, "FSFF")
+    assert [(d.outs(i), d.ins(i)) for i in range(3)] == [(16, 40), (17, 16), (10, 17)]
+
+
+def needed(found: Layout) -> dict[str, int]:
+    """Floats that each place has to have, from what lies there: counted by the network, the batch
+    and the pitches alone."""
+    d, p = found.decomposition, found.decomposition.problem
+    size, halves = 2 if p.halved else 4, 2 if p.rounded else 4
+    rows = p.outputs if d.types[-1] == GATHERED else d.outs(p.depth - 1)
+    needs = {
+        "x": (1 if p.converted else 2) * d.columns * found.input_pitch * halves // 4,
+        "raw": 2 * d.columns * found.raw_pitch * p.input_size // 4,
+        "mean": d.ins(0), "inverse_std": d.ins(0), "logits": rows * d.pitch,
+        "y": d.columns if p.labelled else 2 * d.columns * found.target_pitch,
+        "order": 2 * d.columns, "rules": RULE_BYTES // 4, "barriers": 8,
+        "places": 2 * found.tiles, "tallies": 2, "scaling": 4, "copies": found.copied // 2,
+        "exchange": 2 * max((m.rows for m in d.messages), default=0) * d.sent,
+        "state": (found.tiles if found.sync == ALL else found.owned) * len(p.states) * TILE}
+    scratch = [0]
+    for layer, part in enumerate(found.layers):
+        needs[f"w{layer}"] = part.rows * part.pitch
+        needs[f"b{layer}"] = d.outs(layer) if p.bias else 0
+        needs[f"m{layer}"] = part.all_tiles * len(p.states) * TILE
+        needs[f"a{layer}"] = d.ins(layer) * d.pitch * size // 4
+        needs[f"z{layer + 1}"] = d.outs(layer) * d.pitch * size // 4
+        for tiling, of in ((part.forward, d.outs(layer)), (part.backward, d.ins(layer))):
+            if tiling is not None and tiling.split > 1:
+                scratch.append(tiling.split * of * d.pitch)
+    return {**needs, "scratch": max(scratch)}
+
+
+def cut(p: Problem, draw: random.Random) -> str:
+    """Types of the boundaries that go together, any of those that there are."""
+    every = [t for t in map("".join, product(FULL + SLICED, *[FULL + SLICED + GATHERED] * (
+        p.depth - 1), last_types(p))) if kinds(t) is not None
+        and (not p.reconstruct or (t[0] == SLICED) == (t[-1] == SLICED))]
+    return draw.choice(every)
+
+
+@pytest.mark.parametrize("name", VARIETY)
+@pytest.mark.parametrize("turn", range(6))
+def test_nothing_overlaps_in_shared_memory(name: str, turn: int) -> None:
+    """What lies in a place ends where the next begins, or ahead of it."""
+    p = problem(**VARIETY[name])
+    draw = random.Random(f"{name}, {turn}, {SLICE}")
+    ranks, groups = ((1, 1), (1, 3), (4, 1), (8, 2), (3, 2), (33, 4))[turn]
+    types = FULL * (p.depth + 1) if ranks == 1 else cut(p, draw)
+    d = Decomposition(p, ranks, groups, 256, types, exchange=L2 if ranks in (3, 33) else CLUSTER)
+    for room in (HOPPER.shared, 30 << 10):
+        found = layout_of(d, room)
+        needs = needed(found)
+        assert set(found.places) <= set(needs)
+        places = sorted(found.places.items(), key=lambda item: item[1])
+        assert all(start % 4 == 0 for _, start in places)
+        for (here, start), (there, behind) in pairwise(
+                [*places, ("the end", found.dynamic_bytes // 4)]):
+            assert start + needs[here] <= behind, f"{here} reaches into {there}"
+        for layer, part in enumerate(found.layers):
+            assert part.rows >= d.ins(layer)
+            assert part.pitch >= d.outs(layer)
+        assert all(b.base + b.all_tiles == a.base for a, b in pairwise(found.layers))
+        assert (found.sync == "") == (groups == 1)
+
+
+def test_many_gradients_are_shared_and_few_summed_by_all() -> None:
+    small = Decomposition(problem((40, 16, 10)), 1, 2, 256, "FFF")
+    large = Decomposition(problem((400, 160, 10)), 1, 2, 256, "FFF")
+    assert [layout_of(d, HOPPER.shared).sync for d in (small, large)] == [ALL, SHARE]
+
+
+def test_state_that_finds_no_room_goes_to_a_workspace() -> None:
+    p = problem(**VARIETY["Adam in an order"])
+    d = Decomposition(p, 1, 1, 256, "F" * (p.depth + 1))
+    near, far = layout_of(d, HOPPER.shared), layout_of(d, 30 << 10)
+    assert near.far_tiles == 0
+    assert far.far_tiles == near.tiles
+    assert "far" in far.workspaces(9)
+    assert far.nbytes < near.nbytes
+
+
+def test_clusters_share_sums_where_each_would_take_in_much() -> None:
+    """More bytes, more clusters and more state all speak for shares."""
+    assert summed_by_all(2, 40_000, 0)
+    assert not summed_by_all(2, 40_000, 2)
+    assert not summed_by_all(2, 80_000, 0)
+    assert summed_by_all(16, 3_000, 0)
+    assert not summed_by_all(16, 6_000, 0)

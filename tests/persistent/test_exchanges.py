@@ -1,0 +1,154 @@
+"""Expressions that the generated kernels compute for every block, step and exchange, by themselves:
+evaluated in Python for all of them, or compiled into a kernel of one thread."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.persistent.decompose import CLUSTER, L2
+from rawnn.persistent.exchanges import share_of
+from rawnn.persistent.layout import BY_FIRST
+from tests.persistent.test_twin import FAR, FAR_STEPS, TURNS, Launch
+from tests.ptx.twin.twin import Kernels, compiler
+
+needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+
+MARKS = """
+#include "persistent/exchange_l2.cuh"
+struct Shape { static constexpr int kThreads = 32, kRanks = 2; };
+template <long long FLOATS, int MESSAGES, int NUMBER>
+__global__ void marks(float* boxes, unsigned int* mark, long long* place, int n) {
+  unsigned int exchanged = 0;
+  for (int i = 0; i < n; ++i, ++exchanged) {
+    const FarMail<Shape, FLOATS> mail = {boxes, 0, exchanged};
+    const auto message = mail.template of<MESSAGES, NUMBER>();
+    mark[i] = message.mark();
+    place[i] = reinterpret_cast<float*>(message.at(8)) - boxes;
+  }
+}
+"""
+KINDS = [(0, many, number) for many in (1, 2, 3, 4) for number in range(many)] + [(64, 1, 0)]
+"""Floats of a box, of which there are two unless that is 0; messages of a turn that share a place,
+and the number of one."""
+EXCHANGES = 6
+
+
+def alternates(marks: list[int]) -> bool:
+    """Whether each mark differs from the one before it at the same place, which holds 0 at first.
+    """
+    return marks == [(i + 1) % 2 for i in range(len(marks))]
+
+
+@needs_twin
+def test_each_message_through_the_l2_cache_changes_the_mark_of_its_place(tmp_path: Path) -> None:
+    (tmp_path / "marks.cu").write_text(MARKS)
+    twin = Kernels(("marks.cu",), tuple(f"marks<{f}ll,{m},{n}>" for f, m, n in KINDS),
+                   folders=(tmp_path,)).build()
+    found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+    for kind in KINDS:
+        mark, place = np.zeros(EXCHANGES, np.uint32), np.zeros(EXCHANGES, np.int64)
+        twin.call("marks<{}ll,{},{}>".format(*kind), (1,), (1,), boxes=np.zeros(256, np.float32),
+                  mark=mark, place=place, n=EXCHANGES)
+        found[kind] = mark.tolist(), place.tolist()
+    for many in (1, 2, 3, 4):
+        turns = zip(*(found[0, many, number][0] for number in range(many)), strict=True)
+        assert alternates([mark for turn in turns for mark in turn]), many
+        assert all(found[0, many, number][1] == [8] * EXCHANGES for number in range(many))
+    marks, places = found[64, 1, 0]
+    assert places == [8, 72] * (EXCHANGES // 2)
+    for box in (0, 1):
+        assert alternates(marks[box::2])
+
+
+def far_launches() -> list[Launch]:
+    return [*(Launch(*how, exchange=L2) for how in FAR), *(Launch(*how, L2) for how in FAR_STEPS)]
+
+
+def test_messages_that_share_a_place_are_numbered_in_their_order() -> None:
+    sharing = set()
+    for launch in far_launches():
+        of: dict[int, list[Any]] = {}
+        for place in launch.decomposition.places:
+            of.setdefault(place.first, []).append(place)
+        for places in of.values():
+            assert [place.number for place in places] == list(range(len(places)))
+            assert {place.messages for place in places} == {len(places)}
+            sharing.add(len(places))
+    assert sharing >= {1, 2}  # also an even number
+
+
+def test_a_first_block_that_reports_has_heard_of_all_parts_of_the_loss() -> None:
+    """Blocks of a cluster meet at its end; through the L2 cache nothing but the tickets of the last
+    block says that the parts of the others are in memory."""
+    reported = set()
+    for launch in far_launches():
+        found = launch.op.attributes["chosen"].layout
+        parts_of_others = found.decomposition.blocks > 1 and "S" in launch.decomposition.types[-1]
+        reported.add((found.decomposition.groups > 1, parts_of_others, found.reports))
+        assert not (parts_of_others and found.reports == BY_FIRST), launch.decomposition
+    assert {case[:2] for case in reported} == set(itertools.product((False, True), repeat=2))
+
+
+@pytest.mark.parametrize("features", [1, 7, 9, 12, 21, 40, 300])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 16, 32])
+def test_shares_cover_all_rows_once_and_none_is_negative(features: int, ranks: int) -> None:
+    size, mine = share_of(features, ranks)
+    shares = [eval(mine, {"max": max, "min": min, "rank": rank}) for rank in range(ranks)]
+    assert all(0 <= share <= size for share in shares)
+    rows = [rank * size + row for rank, share in enumerate(shares) for row in range(share)]
+    assert rows == list(range(features))
+
+
+def evaluated(text: str, **names: Any) -> int:
+    """An expression of C++ whose divisions are of numbers that are not negative."""
+    text = re.sub(r"static_cast<long long>", "", text).replace("/", "//")
+    text = re.sub(r"(\d)u\b", r"\1", text)
+    return int(eval(text, {"max": max, "min": min, **names}))
+
+
+def body_of(name: str, text: str) -> str:
+    """What a lambda of a kernel with one parameter, an int, consists of."""
+    (found,) = re.findall(rf"const auto {name} = \[=\]\(int \w+\) {{\s*(.*?)\s*}};", text, re.S)
+    return str(found)
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "turns", "left"), TURNS)
+def test_micro_batches_have_each_example_once(name: str, ranks: int, groups: int, types: str,
+                                              turns: int, left: int) -> None:
+    launch = Launch(name, ranks, groups, types, left=left, turns=turns)
+    text, problem = launch.impl.code.text, launch.decomposition.problem
+    present = re.fullmatch(r"const int here = (.*);\s*return (.*);", body_of("present_in", text))
+    first = re.fullmatch(r"return (.*);", body_of("first_of", text), re.S)
+    assert present
+    assert first
+    cursor = 3
+    for step, size in enumerate([problem.batch, left or problem.batch]):
+        examples: list[int] = []
+        for group, part in itertools.product(range(groups), range(turns)):
+            names: dict[str, Any] = {"group": group, "turn": step * turns + part,
+                                     "cursor_now": cursor, "batch_of": lambda _, size=size: size}
+            count = evaluated(present[2], here=evaluated(present[1], **names), **names)
+            begin = evaluated(first[1], **names)
+            examples += range(begin, begin + count)
+        assert sorted(examples) == [(cursor + step) * problem.stride + i for i in range(size)]
+
+
+@pytest.mark.parametrize("exchange", [CLUSTER, L2])
+@pytest.mark.parametrize(("ranks", "groups", "types"), [(4, 2, "FGFF"), (2, 3, "SFGF")])
+def test_what_clusters_say_of_overflows_changes_the_mark_of_its_place(
+        ranks: int, groups: int, types: str, exchange: str) -> None:
+    text = Launch("float16", ranks, groups, types, exchange=exchange).impl.code.text
+    (mark,) = re.findall(r"said_mark = (.*);", text)
+    (place,) = re.findall(r"\(overflows\) \+ ([^;]*?) \+ rank;", text)
+    marks: dict[int, list[int]] = {}
+    for meeting in range(8):
+        at = evaluated(place, meeting=meeting)
+        marks.setdefault(at, []).append(evaluated(mark, meeting=meeting))
+    assert sorted(marks) == [0, ranks * groups]  # a slot for each block, twice
+    assert all(map(alternates, marks.values()))

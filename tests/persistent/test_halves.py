@@ -1,0 +1,36 @@
+"""Products of 16 bits, which read copies of the weights where there is room for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rawnn.persistent import layout
+from rawnn.plan.tensor import Role
+from tests.persistent.problems import HOPPER
+from tests.persistent.test_twin import Launch
+from tests.ptx.twin.twin import compiler
+from tests.slices import sliced
+
+COPIED = [("bfloat16", 2, 2, "FSFS"), ("float16, Adam, tanh", 2, 1, "FGSF"),
+          ("float16, mean squares", 1, 3, "FFFF"), ("rounded by chance, Adam", 2, 2, "FSFF")]
+
+
+@pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(COPIED))
+def test_copies_of_weights_in_16_bits_change_no_bit(tmp_path: Path, name: str, ranks: int,
+                                                    groups: int, types: str) -> None:
+    """A product that rounds weights in registers, as there is no room for copies, has the same
+    sums: copies are rounded alike, and of every weight as it is now."""
+    copied = Launch(name, ranks, groups, types)
+    d = copied.decomposition
+    room = layout._layout(d, HOPPER.shared, False).nbytes
+    plain = Launch(name, ranks, groups, types, room=room)
+    assert copied.op.attributes["chosen"].layout.copies is not None
+    assert plain.op.attributes["chosen"].layout.copies is None
+    found, wanted = (launch.on_twin(tmp_path, 1) for launch in (copied, plain))
+    for role in copied.op.spec.writes:
+        if copied.plan[copied.op.operands[role]].role is not Role.SCRATCH:
+            assert np.array_equal(found[role].view(np.uint8), wanted[role].view(np.uint8)), role

@@ -1,0 +1,130 @@
+"""Kernels for what the cost model may choose, drawn from all that it tries: how many blocks share
+the widths and where they exchange, on GPUs of several sizes; and what a softmax, or an overflow,
+may meet in each of these layouts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rawnn.common.target import KNOWN
+from rawnn.persistent.chip import NEEDED, chip_of
+from rawnn.persistent.choose import _ways
+from rawnn.persistent.decompose import CLUSTER, FULL, GATHERED, L2, SLICED, kinds
+from tests.persistent.problems import HOPPER, VARIETY
+from tests.persistent.test_twin import STEPS, Launch, check
+from tests.ptx.twin.twin import compiler
+from tests.slices import SLICE, sliced
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+
+MOST_RANKS, MOST_BLOCKS = 20, 24
+"""Blocks that share the widths, and all, which run on the host in some seconds."""
+TYPES = [t for t in map("".join, product((FULL, SLICED), *[(FULL, SLICED, GATHERED)] * 3))
+         if kinds(t) is not None]
+"""Of the boundaries of a network of three layers whose last ones have labels."""
+NAMES = [name for name, options in VARIETY.items() if not {"layers", "network"} & {*options}]
+
+
+def offered() -> Iterator[tuple[str, int]]:
+    """Where blocks exchange, and how many share the widths: of the largest GPU of each size."""
+    for target in KNOWN.values():
+        chip = chip_of(target)
+        if target.has(*NEEDED):
+            yield from _ways(chip, 0)
+
+
+OFFERED = sorted((where, ranks) for where, ranks in set(offered()) if 1 < ranks <= MOST_RANKS)
+
+
+def test_more_is_offered_than_powers_of_two() -> None:
+    assert {(L2, 33), (L2, 44), (L2, 27), (L2, 47)} <= set(offered())
+    assert {(CLUSTER, 16), (L2, 18), (L2, 14)} <= {*OFFERED}
+    assert len(NAMES) > 8
+
+
+def drawn(exchange: str, ranks: int) -> tuple[str, int, str, int]:
+    """A problem, clusters, types and an order of the threads for so many blocks."""
+    draw = random.Random(f"{exchange}, {ranks}, {SLICE}")
+    most = min(HOPPER.most_groups(ranks, exchange) or 1, max(MOST_BLOCKS // ranks, 1))
+    types = [t for t in TYPES if set(t) != {FULL}]
+    return draw.choice(NAMES), draw.randint(1, most), draw.choice(types), draw.choice((0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(("exchange", "ranks"), sliced(OFFERED))
+def test_so_many_blocks_train_as_numpy_does(tmp_path: Path, exchange: str, ranks: int) -> None:
+    name, groups, types, run = drawn(exchange, ranks)
+    check(Launch(name, ranks, groups, types, exchange=exchange), tmp_path, run)
+
+
+PARTS = [(33, 1, "FSFS"), (11, 1, "SFSF"), (9, 1, "FSFF"), (13, 2, "SFGF")]
+"""Blocks that add up parts which threads share unevenly: some are left when all have as many."""
+
+
+@pytest.mark.parametrize(("ranks", "groups", "types"), sliced(PARTS))
+def test_parts_that_threads_share_unevenly_are_added_once(tmp_path: Path, ranks: int, groups: int,
+                                                          types: str) -> None:
+    check(Launch("softmax, SGD", ranks, groups, types, exchange=L2), tmp_path, 1)
+
+
+@pytest.mark.parametrize(("exchange", "last"),
+                         sliced(product((CLUSTER, L2), (FULL, SLICED, GATHERED)), 2))
+def test_what_a_softmax_may_meet(tmp_path: Path, exchange: str, last: str) -> None:
+    """Logits that are equal, of which the first counts as the largest; all far below 0; a label
+    that is none, which makes the step's loss no number, and changes nothing else; and at the end a
+    row that is no number, beside which others are counted. In softmaxes of whole rows in every
+    block, of slices, and of rows that are gathered."""
+    draw = random.Random(f"{exchange}, {last}, {SLICE}")
+    ranks = draw.choice((1, 2, 4, 8) if exchange == CLUSTER and last == FULL else
+                        (2, 4, 8) if exchange == CLUSTER else (2, 3, 5, 8))
+    types = FULL * 4 if ranks == 1 else draw.choice([t for t in TYPES if t[-1] == last])
+    groups = draw.choice((1, 3))
+    launch = Launch("float32 inputs, a schedule", ranks, groups, types, exchange=exchange)
+    batch, outputs = launch.decomposition.problem.batch, launch.decomposition.problem.outputs
+    arrays = launch.arrays
+    arrays["w3"][:], arrays["b3"][:] = 0, -100  # whose exponentials a float32 can hardly hold
+    steps = arrays["labels"][batch : batch * (1 + STEPS)].reshape(STEPS, batch)
+    steps[0, :4] = 0
+    poisoned, without = draw.randrange(batch), draw.randrange(batch)
+    label = steps[2, without]
+    wanted = launch.by_reference()
+    arrays["labels"][3 * batch + without] = outputs + draw.choice((0, 1, 255 - outputs))
+    arrays["images"][STEPS * batch + poisoned] = np.nan
+    found = launch.on_twin(tmp_path, draw.randrange(4))
+    assert np.flatnonzero(np.isnan(found["loss"])).tolist() == [3, STEPS]
+    good = [1, 2]
+    assert np.array_equal(found["correct"][good], wanted["correct"][good])
+    assert wanted["correct"][1] >= 4
+    np.testing.assert_allclose(found["loss"][good], wanted["loss"][good], rtol=2e-5)
+    assert 0 <= found["correct"][STEPS] <= batch - 1
+    assert label < outputs
+
+
+PLACES = [(exchange, ranks, groups, types) for exchange, ranks, groups, types in (
+    (CLUSTER, 1, 3, "FFFF"), (CLUSTER, 2, 3, "SFGF"), (CLUSTER, 4, 2, "FGFS"),
+    (CLUSTER, 4, 1, "FSFS"), (CLUSTER, 8, 1, "FSFG"), (CLUSTER, 2, 2, "FSFF"),
+    (L2, 5, 2, "FGFS"), (L2, 3, 3, "SFGF"), (L2, 9, 1, "FSFS"), (L2, 4, 2, "FGFF"))]
+
+
+@pytest.mark.parametrize(("exchange", "ranks", "groups", "types"), sliced(PLACES))
+def test_an_overflow_that_one_block_sees_stops_all(tmp_path: Path, exchange: str, ranks: int,
+                                                   groups: int, types: str) -> None:
+    """One example of one step, and two of the outputs: a cluster has the example, and some blocks
+    of it the outputs. All others are certain of the class that they have."""
+    launch = Launch("float16", ranks, groups, types, (2.0**20, 5.0), exchange=exchange)
+    draw = random.Random(f"{exchange}, {ranks}, {groups}, {types}, {SLICE}")
+    problem, arrays = launch.decomposition.problem, launch.arrays
+    batch = problem.batch
+    certain, other = draw.sample(range(problem.outputs), 2)
+    step, example = draw.randrange(STEPS), draw.randrange(batch)
+    arrays["b3"][certain] += 6
+    arrays["labels"][:] = certain
+    arrays["labels"][(1 + step) * batch + example] = other
+    wanted = launch.by_reference()
+    assert wanted["loss_scale"].tolist() == [2.0**19, STEPS - 1 - step]
+    check(launch, tmp_path, draw.randrange(4))

@@ -1,0 +1,106 @@
+"""The kernels that are written compile for every architecture that runs them, without a warning and
+with few spills. Needs NVRTC but no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rawnn.common.target import known
+from rawnn.cuda.compiling import resources
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.model.layers import Network
+from rawnn.opts.persistent import rewrite
+from rawnn.persistent.choose import choose
+from rawnn.persistent.layout import layout_of
+from rawnn.persistent.source import source
+from rawnn.plan.op import Op
+from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.persistent.persistent import QUICK
+from tests.persistent.problems import AMPERE, HOPPER, VARIETY, prepared, problem
+from tests.ptx.architectures import installed_nvrtc
+from tests.slices import sliced
+
+MOST_SPILLED = 256
+"""Bytes of a thread's spills: some around a division or an exponential cost less than fewer
+warps."""
+
+SHARED = [("softmax, SGD", 4, 1), ("Adam in an order", 16, 1), ("Adam in an order", 2, 3),
+          ("binary cross-entropy, tanh", 8, 2), ("bfloat16", 2, 2), ("an autoencoder", 2, 2),
+          ("float16, Adam, tanh", 1, 1), ("float16", 4, 1), ("float16", 2, 3),
+          ("rounded by chance, Adam", 1, 1), ("rounded by chance", 4, 2)]
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Nvrtc:
+    return installed_nvrtc()
+
+
+def built(nvrtc: Nvrtc, text: str, arch: str) -> int:
+    """Bytes spilled a thread. Fails where NVRTC says anything but what ptxas reports."""
+    found = compile_source(nvrtc, text, name="train_steps.cu", arch=arch,
+                           expressions=("train_steps",),
+                           options=(*QUICK, "--ptxas-options=-v"))
+    assert "warning" not in found.log, found.log
+    stores, loads = next(iter(resources.spills(found.log).values()))
+    return stores + loads
+
+
+@pytest.mark.parametrize("name", sliced(VARIETY))
+def test_a_kernel_of_one_block_compiles(nvrtc: Nvrtc, name: str) -> None:
+    for arch, chip in sliced([("sm_80", AMPERE), ("sm_90", HOPPER)]):
+        text = source(choose(problem(**VARIETY[name]), chip, 1, 1).layout, "train_steps")
+        assert built(nvrtc, text, arch) <= MOST_SPILLED
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups"), sliced(SHARED))
+def test_kernels_of_several_blocks_compile(nvrtc: Nvrtc, name: str, ranks: int,
+                                           groups: int) -> None:
+    text = source(choose(problem(**VARIETY[name]), HOPPER, ranks, groups).layout, "train_steps")
+    for arch in sliced(["sm_90", "sm_100"]):
+        assert built(nvrtc, text, arch) <= MOST_SPILLED
+
+
+def test_a_kernel_that_takes_turns_and_a_partial_batch_compiles(nvrtc: Nvrtc) -> None:
+    d = choose(problem(**VARIETY["Adam in an order"]), HOPPER, 4, 2).decomposition
+    layout = layout_of(replace(d, turns=2), HOPPER.shared).with_partial_batch()
+    assert built(nvrtc, source(layout, "train_steps"), "sm_90") <= MOST_SPILLED
+
+
+def op_of(name: str) -> Op:
+    keywords = dict(VARIETY[name])
+    network = Network(keywords.pop("layers", (40, 64, 17, 10)), **keywords.pop("network", {}))
+    plan = replace(prepared(network, **keywords), target=known((9, 0)))
+    return rewrite(plan).ops[0]
+
+
+@pytest.mark.parametrize("name", VARIETY)
+def test_the_kernel_takes_what_the_op_has(name: str) -> None:
+    op = op_of(name)
+    impl = kernel_for(op)
+    signature = parse_kernels(impl.code.text)[impl.name]
+    pointers = [p.name for p in signature.parameters if p.pointer]
+    assert sorted(pointers) == sorted(op.operands)
+    scalars = {p.name for p in signature.parameters if not p.pointer}
+    assert {"offset", "span"} <= scalars
+    assert scalars - {k for k, v in op.attributes.items() if isinstance(v, int)} <= {
+        f"ld{name}" for name in pointers}
+    assert set(impl.shapes) == set(op.operands)
+
+
+def test_another_network_is_another_kernel() -> None:
+    names = {kernel_for(op_of(name)).name for name in VARIETY}
+    assert len(names) == len(VARIETY)
+    assert kernel_for(op_of("bfloat16")).name == kernel_for(op_of("bfloat16")).name
+
+
+def test_blocks_that_wait_for_each_other_are_launched_together() -> None:
+    plan = replace(prepared(Network((16, 32, 10)), batch=4096), target=known((9, 0)))
+    together = rewrite(plan, 1, 64).ops[0]
+    small = replace(prepared(Network((16, 32, 10))), target=known((9, 0)))
+    alone = rewrite(small, 1, 1).ops[0]
+    assert kernel_for(together).cooperative
+    assert not kernel_for(alone).cooperative

@@ -1,0 +1,89 @@
+"""One op for whole steps: what it reads and writes, what it means, and how it is unrolled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
+from rawnn.opts.precision import with_copies
+from rawnn.plan.op import Op
+from rawnn.plan.ops.train_steps import role_of, spanning, train_steps
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
+from tests.engine import random_dataset, step_plan
+from tests.persistent.problems import prepared
+from tests.plan.execution import arrays_of, epoch, execute
+
+NETWORK = Network((29, 12, 7))
+
+
+def whole(plan: Plan) -> Plan:
+    """The plan as one op."""
+    workspace = Tensor("train_steps.tally", (4,), "float32", Role.SCRATCH, symbol="tally")
+    return plan.with_tensors(workspace).substitute(
+        plan.ops, [train_steps(plan, (workspace,), "persistent")])
+
+
+def test_tensors_have_roles() -> None:
+    made = prepared(NETWORK, shuffle=True, optimizer=Optimizer("adam", 1e-3))
+    plan = with_copies(made, "bfloat16")
+    roles = {name: role_of(tensor) for name, tensor in plan.tensors.items()
+             if tensor.role is not Role.HOST}
+    assert {name: roles[name] for name in (
+        "fc2.weight", "fc1.bias", "fc1.weight.m", "fc1.bias.v", "fc2.weight.bfloat16", "images")
+    } == {"fc2.weight": "w2", "fc1.bias": "b1", "fc1.weight.m": "w1_m", "fc1.bias.v": "b1_v",
+          "fc2.weight.bfloat16": "c2", "images": "images"}
+    assert len(set(roles.values())) == len(roles)
+
+
+def test_it_touches_what_outlives_a_step() -> None:
+    plan = whole(prepared(NETWORK, shuffle=True, optimizer=Optimizer("adam", 1e-3))).check()
+    op: Op = plan.ops[0]
+    assert {"images", "labels", "order", "cursor", "clock"} <= {n for n, _ in op.reads}
+    assert {"loss", "correct", "fc1.weight", "fc2.bias.v", "train_steps.tally"} <= {
+        n for n, _ in op.writes}
+    assert not any(plan[name].role.temporary for name in op.tensors)
+    assert dict(op.writes)["loss"] == range(1)
+    assert "Plan(" not in str(plan)
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), Optimizer("adam", 1e-2)])
+def test_it_means_what_the_ops_mean_one_after_another(optimizer: Optimizer) -> None:
+    data, steps = random_dataset(), 4
+    parameters = NETWORK.initial(0)
+    plain = prepared(NETWORK, 8, optimizer=optimizer, shuffle=True)
+    plain = replace(plain, tensors={**plain.tensors, "order": replace(plain["order"],
+                                                                      shape=(70,))})
+    wanted = arrays_of(plain, data, parameters)
+    epoch(plain, wanted, steps)
+    for spans in ((1,) * steps, (steps,), (3, 1)):
+        plan = whole(plain)
+        found = arrays_of(plan, data, parameters)
+        first = 0
+        for span in spans:
+            found["cursor"][0] = first
+            execute(replace(plan, ops=(spanning(plan.ops[0], span),)), found)
+            first += span
+        for name in ("fc1.weight", "fc2.bias", "loss", "correct"):
+            np.testing.assert_array_equal(found[name][:steps] if name in ("loss", "correct")
+                                          else found[name],
+                                          wanted[name][:steps] if name in ("loss", "correct")
+                                          else wanted[name])
+
+
+def test_an_unrolled_epoch_is_one_op() -> None:
+    plan = whole(prepared(NETWORK)).unrolled(1000)
+    assert len(plan.ops) == 1
+    assert plan.steps == 1000
+    assert plan.ops[0].slots == range(1000)
+    assert [op.kind for op in plan.advancing().ops] == ["train_steps", "advance"]
+
+
+def test_a_plan_without_metrics_trains_the_same() -> None:
+    plan = whole(prepared(NETWORK))
+    assert [op.kind for op in plan.without_metrics().ops] == ["train_steps"]
+    assert len(step_plan(NETWORK, 8, 64).ops) > 1
