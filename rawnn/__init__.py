@@ -21,7 +21,7 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ptx")):
                       "archive has not: install the wheel with pip, or unpack it")
 
 if TYPE_CHECKING:
-    from rawnn import engine as run
+    from rawnn import engine as engine
     from rawnn import lab as lab
     from rawnn import sim as sim
     from rawnn.common import errors as errors

@@ -97,7 +97,7 @@ def test_a_normalisation_in_float64_is_computed_in_float64() -> None:
 
 
 def test_it_is_reached_as_the_documentation_says(tmp_path: Path) -> None:
-    code = "import rawnn; rawnn.engine.export.export_onnx(rawnn.Model.load('m.safetensors'), 'm.onnx')"
+    code = "import rawnn; rawnn.export.export_onnx(rawnn.Model.load('m.safetensors'), 'm.onnx')"
     model_of().save(tmp_path / "m.safetensors")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
                           text=True, timeout=120, check=False,

@@ -192,7 +192,8 @@ def test_nvrtc_compiles_them(leaky: Activation, signs: Path) -> None:
     except MissingLibrary as error:
         pytest.skip(str(error))
     text = _with_declarations("elementwise/activation.cu", ["activate<float,bfloat16,Leaky>"])
-    for source, name, expression in ((text, "elementwise/activation.cu", "activate<float,bfloat16,Leaky>"),
+    for source, name, expression in ((text, "elementwise/activation.cu",
+                                      "activate<float,bfloat16,Leaky>"),
                                      (SIGN, str(signs), "signs<float,float,bfloat16>")):
         assert compile_source(Nvrtc, source, name=name, arch="sm_90",
                               expressions=(expression,)).cubin

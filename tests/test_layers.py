@@ -1,4 +1,4 @@
-"""Imports go one way: the rooms of the package in order, each of which knows only those before it.
+"""Imports go one way: the folders of the package in order, each of which knows only those before it.
 
 What is imported within a function, or for a type checker alone, loads nothing and does not count.
 """
@@ -6,6 +6,7 @@ What is imported within a function, or for a type checker alone, loads nothing a
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,26 +17,18 @@ import pytest
 import rawnn
 
 ROOT = Path(rawnn.__file__).parent
-ROOMS = (
-    # What knows of nothing, or of errors.
-    "version", "suggestions", "errors", "common", "device.target", "run.listener",
-    "run.interrupts", "run.policy", "ranks",
-    # What is trained, as data; "network" itself is but a docstring.
-    "network", "network.workloads", "network.activations", "network.optimizers",
-    "network.schedules", "step", "network.losses", "network.layers", "run.config",
-    # Kernels and toggles: no driver.
-    "onchip", "ptx", "tuning.table", "opts",
-    # The device.
-    "device", "device.cuda.errors", "device.compiling", "device.cuda", "graphs", "device.libs",
-    "device.sim",
+LAYERS = (
+    "version", "common", "errors",
+    # What is trained and how, as data; kernels and toggles: no driver.
+    "model", "plan", "persistent", "ptx", "opts",
+    # The device, or a simulated one.
+    "cuda", "graphs", "sim",
     # A run.
-    "data", "run.machine", "data.source", "runners", "tuning", "run.result", "run.checkpoint",
-    "run.resumption", "run.taken", "run.state_dict", "run.model", "run.export", "run.callbacks",
-    "run.parallel", "run.decided", "run.units", "run.loop", "run.training", "run",
+    "data", "distributed", "engine", "tuning",
     # What people use.
     "doctor", "lab", "bench", "cli",
 )  # fmt: skip
-"""Folders and modules of rawnn/, in order; a module with a place of its own is not its folder's."""
+"""Folders and modules of rawnn/, in order."""
 
 MODULES = {".".join(path.with_suffix("").relative_to(ROOT.parent).parts).removesuffix(".__init__"):
            path for path in sorted(ROOT.rglob("*.py"))}
@@ -43,11 +36,9 @@ OUTSIDE = ("rawnn", "rawnn.__main__")
 """The package itself, which loads the rest when it is asked for."""
 
 
-def room_of(module: str) -> str:
-    """The most particular room that a module is in."""
-    name = module.removeprefix("rawnn.")
-    found = [room for room in ROOMS if name == room or name.startswith(room + ".")]
-    return max(found, key=len, default="")
+def layer_of(module: str) -> str:
+    """The folder that a module is in, or the module itself if it is in none."""
+    return module.split(".")[1]
 
 
 def statements(body: Sequence[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -76,17 +67,15 @@ def imported(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name not in OUTSIDE])
 def test_a_module_imports_only_what_comes_before_it(module: str) -> None:
-    place = ROOMS.index(room_of(module)) if room_of(module) else -1
-    assert place >= 0, f"{module} is in no room: give it one"
-    later = {name for name in imported(module) if ROOMS.index(room_of(name)) > place}
-    assert not later, f"{module} ({room_of(module)}) imports {sorted(later)}"
+    assert layer_of(module) in LAYERS, f"{module} is in no layer: give its folder a place"
+    place = LAYERS.index(layer_of(module))
+    later = {name for name in imported(module) if LAYERS.index(layer_of(name)) > place}
+    assert not later, f"{module} imports {sorted(later)}"
 
 
 def test_the_test_sees_an_import_that_goes_the_other_way() -> None:
     assert "rawnn.cuda.device" in imported("rawnn.engine.runners.lowering")
-    assert ROOMS.index("device.cuda") > ROOMS.index("opts")
-    assert room_of("rawnn.cuda.errors") == "device.cuda.errors"
-    assert room_of("rawnn.cuda.device") == "device.cuda"
+    assert LAYERS.index("cuda") > LAYERS.index("opts")
     assert "rawnn.cuda.device" not in imported("rawnn.cuda.occupancy")  # types alone
 
 
@@ -113,18 +102,18 @@ def test_no_circle_but_that_of_a_registry_and_what_registers_in_it() -> None:
 
 
 @pytest.mark.parametrize(("module", "unloaded"), [
-    ("rawnn.opts", ("device.compiling", "device.cuda", "graphs", "device.libs", "runners",
-                    "device.sim")),
-    ("rawnn.ptx.kernels", ("device.compiling", "device.cuda", "graphs", "opts", "runners")),
-    ("rawnn.plan", ("network.losses", "network.layers", "opts", "ptx", "device.cuda")),
-    ("rawnn.lab", ("run.training", "opts", "step", "runners", "device.sim")),
+    ("rawnn.opts", ("cuda", "graphs", "engine", "sim")),
+    ("rawnn.ptx.kernels", ("cuda", "graphs", "opts", "engine")),
+    ("rawnn.plan", ("opts", "ptx", "cuda")),
+    ("rawnn.lab", ("engine.training", "engine.runners", "opts", "plan", "sim")),
 ])
 def test_what_is_not_loaded(module: str, unloaded: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print(*(m for m in sys.modules if m.startswith('rawnn.')))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                             check=True, cwd=ROOT.parent).stdout.split()
     assert module in loaded
-    assert not [m for m in loaded if room_of(m).startswith(unloaded)]
+    folders = tuple(f"rawnn.{folder}." for folder in unloaded)
+    assert not [m for m in loaded if f"{m}.".startswith(folders)]
 
 
 def test_kernel_files_tell_one_story_each() -> None:
@@ -134,24 +123,9 @@ def test_kernel_files_tell_one_story_each() -> None:
                 if len(file.read_text().splitlines()) > 300]
 
 
-def test_the_design_names_every_room() -> None:
+def test_the_design_has_the_layers_in_their_order() -> None:
     text = (ROOT.parent / "docs" / "design.md").read_text()
-    for room in ROOMS:
-        path = room.replace(".", "/")
-        assert f"`{path}/`" in text or f"`{path}.py`" in text, room
-
-
-def test_the_design_has_them_in_an_order_that_is_kept() -> None:
-    text = (ROOT.parent / "docs" / "design.md").read_text()
-    table = text[text.index("In more detail and in order"):text.index("## The way of a step")]
-    rows = [line for line in table.splitlines() if line.startswith("| `")]
-
-    def row_of(room: str) -> int:
-        path = room.replace(".", "/")
-        words = (f"`{path}/`", f"`{path}.py`")
-        return next(i for i, row in enumerate(rows) if any(word in row for word in words))
-
-    for module in MODULES:
-        if module not in OUTSIDE:
-            for other in imported(module):
-                assert row_of(room_of(other)) <= row_of(room_of(module)), (module, other)
+    table = text[text.index("## Where things are"):text.index("## The way of a step")]
+    rows = "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
+    named = [name.strip("/").removesuffix(".py") for name in re.findall(r"`([^`]+)`", rows)]
+    assert named == list(LAYERS)

@@ -149,7 +149,8 @@ from rawnn.ptx import SOURCES
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.nvrtc import Nvrtc
 text = (SOURCES / "fused/linear.cu").read_text()
-compile_source(Nvrtc(), text, name="fused/linear.cu", arch="sm_90", expressions=["linear_update<10>"])
+compile_source(Nvrtc(), text, name="fused/linear.cu", arch="sm_90",
+expressions=["linear_update<10>"])
 """
 
 

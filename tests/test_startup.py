@@ -47,7 +47,8 @@ def test_all_public_names_are_completed_and_exist() -> None:
     names = set(dir(rawnn))
     assert {"train", "Kernel", "lab", "sim", "errors", "export"} <= names
     assert not [name for name in names if not hasattr(rawnn, name)]
-    done = subprocess.run([sys.executable, "-c", "import rawnn; print(rawnn.common.errors.RawnnError)"],
+    done = subprocess.run([sys.executable, "-c",
+                           "import rawnn; print(rawnn.errors.RawnnError)"],
                           capture_output=True, text=True, timeout=60, check=True, cwd="/",
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert "RawnnError" in done.stdout

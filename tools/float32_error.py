@@ -3,8 +3,8 @@ float32, and keep the ratio of each draw in results/float32-error.json.
 
     python tools/float32_error.py
 
-The arithmetic on the chip is a model in NumPy (tests/persistent/arithmetic.py); no GPU is needed. Takes
-half a minute.
+The arithmetic on the chip is a model in NumPy (tests/persistent/arithmetic.py); no GPU is needed.
+Takes half a minute.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ PERSISTENT = """\
 ## Written for a network: `persistent`
 
 The kernel of [`persistent`]({pages}/persistent.md#measured-worth) stands in no file:
-[persistent.py](persistent.py) has [rawnn/persistent](../onchip) choose how the network at hand is laid
+[persistent.py](persistent.py) has [rawnn/persistent](../onchip) choose how the network at hand is
+laid
 out on the chip, and write the source of all steps of an epoch in one kernel, from the templates in
 `onchip_*.cuh`: product, loss, update and exchange between blocks. There is one for every network,
 batch, optimizer and GPU, so that it is not in the record; `python -m rawnn plan` names it. It

@@ -143,15 +143,18 @@ def _legal(opt: str, capability: tuple[int, int]) -> bool:
                  machine=Machine(None, capability, 13000, lambda package: True))
 
 
+_INCLUDED = re.compile(r'#include "([^"]+)"')
+
+
 def digest(source: str) -> str:
-    """What a kernel is made of: the text of its source and of what that includes, without comments
-    and spacing."""
+    """What a kernel is made of: the text of its source and of what that includes, without comments,
+    spacing and the lines that include it."""
     names = [source]
     made = hashlib.sha256()
     for name in names:
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", (ptx.SOURCES / name).read_text(), flags=re.DOTALL)
-        names += [n for n in re.findall(r'#include "([^"]+)"', text) if n not in names]
-        made.update(" ".join([name, *text.split()]).encode() + b"\0")
+        names += [n for n in _INCLUDED.findall(text) if n not in names]
+        made.update(" ".join(_INCLUDED.sub("", text).split()).encode() + b"\0")
     return made.hexdigest()[:16]
 
 

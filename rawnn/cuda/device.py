@@ -225,7 +225,7 @@ class Device:
                                        (job.file, e, job.programmatic) not in self._functions))]
         for job in missing:
             if job.code is not None:
-                folders = (Path(job.file).parent, *job.code.include, ptx.SOURCES)
+                folders = (Path(job.file).parent, *job.code.include, *ptx.INCLUDE)
                 self._sources[job.file] = job.code, _signatures(job.code, folders)
         codes = {job.file: self._source(job.file)[0] for job in missing}
         batch = Batch(missing, lambda job: self._built(codes[job.file], job), self.backend.parallel)

@@ -1,8 +1,8 @@
 """The CUDA driver as rawnn calls it: the one seam between the engine and `cuda.bindings.driver`.
 
 Every method carries the driver's own name and returns the driver's result code first, so that
-`check` (common/errors.py) can name the call that failed. Device addresses and sizes are Python ints,
-handles (streams, events, graphs, nodes, modules, functions) are opaque. Structures, which the
+`check` (common/errors.py) can name the call that failed. Device addresses and sizes are Python
+ints, handles (streams, events, graphs, nodes, modules, functions) are opaque. Structures, which the
 bindings build differently in CUDA 12 and 13, are built here and nowhere else. The simulated
 driver (rawnn/sim) implements the same methods, and nothing above this file can tell them
 apart.

@@ -1,4 +1,4 @@
-"""A run: what is asked for, how it goes, and what is kept of it."""
+"""From a configuration to a result: what is asked for, how the run goes, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rawnn.engine import export as export
+    from rawnn.engine import result as result
 else:  # to which it would say that every name exists
 
     def __getattr__(name: str) -> Any:
-        if name == "export":
-            return importlib.import_module("rawnn.engine.export")
+        if name in ("export", "result"):
+            return importlib.import_module(f"rawnn.engine.{name}")
         raise AttributeError(f"module 'rawnn.engine' has no attribute '{name}'")

@@ -145,9 +145,8 @@ def choices_of(work: Work) -> dict[str, Changes]:
 def sources() -> str:
     """A digest of what choices count through: the kernels and the tables of their launches."""
     digest = hashlib.sha256()
-    folders = (ptx.SOURCES, Path(__file__).parent)
-    for path in sorted(p for folder in folders for p in folder.glob("*.*")
-                       if p.suffix in (".cu", ".cuh", ".py")):
+    files = (p for p in ptx.SOURCES.rglob("*.*") if p.suffix in (".cu", ".cuh", ".py"))
+    for path in (*sorted(files), Path(__file__)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

@@ -236,7 +236,7 @@ class Model:
             done += len(z)
             t = self.normalisation.apply(flat[part]) if wanted is None else wanted[part]
             y = z if targets is None else targets.undo(z)
-            total += self.network.answers.total(y, t)
+            total += self.network.answers.sum_of(y, t)
             right += self.network.answers.right(y, t)
         counts = len(flat) * self.network.answers.counts(self.network.outputs)
         per_example = 1 if self.network.answers.labelled else self.network.outputs

@@ -19,8 +19,8 @@ from rawnn.opts.own import toggle
 class Taken:
     """`asked` is what stood after --opt, `toggles` what became of it, each with the value that it
     came to, as one types them; `machine` is the GPU that they were taken for, or "the host".
-    `choices` are the launches that `tune` found, as rawnn.engine.launch_choices.with_choices takes them;
-    None where it did not look."""
+    `choices` are the launches that `tune` found, as rawnn.engine.launch_choices.with_choices takes
+    them; None where it did not look."""
 
     asked: str
     toggles: str

@@ -16,7 +16,7 @@ from rawnn.lab.source import Source
 from rawnn.model.activations import functor
 from rawnn.plan.op import Op, OpSpec, Reference
 from rawnn.plan.plan import Plan
-from rawnn.ptx import SOURCES
+from rawnn.ptx import INCLUDE
 from rawnn.ptx.own import REPLACES, Own, base_of, shapes_of
 from rawnn.ptx.table import KERNELS, NEUTRAL, Geometry, KernelImpl, Scalars
 
@@ -38,7 +38,7 @@ class Implementation:
         self.spec, self.source, self.how, self.name = spec, source, how, name
         self.word = f"{spec.kind}={name}"
         kernels = parse_kernels(source.declarations,
-                                (Path(source.name).parent, *source.include, SOURCES))
+                                (Path(source.name).parent, *source.include, *INCLUDE))
         self.kernel, self.arguments = _named(kernels, expression, source.name)
         self.signature = kernels[self.kernel]
         self.pointers = {p.name: p for p in self.signature.parameters if p.pointer}

@@ -27,7 +27,7 @@ from rawnn.cuda.compiling.resources import (
 from rawnn.cuda.compiling.signature import KernelSignature
 from rawnn.cuda.compiling.translation import DYNAMIC
 from rawnn.lab.source import Source
-from rawnn.ptx import SOURCES
+from rawnn.ptx import INCLUDE
 
 _KNOWN = {*FORMATS, *TYPE_WORDS, "true", "false", "float2", "float4", "std"}
 """Words of template arguments that stand for themselves everywhere."""
@@ -48,7 +48,7 @@ def instances(source: Source, names: Sequence[str]) -> tuple[str, ...]:
     """The kernels meant: those named, else all of the source. Raises ConfigError for one that there
     is not, and for a template without its arguments."""
     declared = Declarations(source.declarations, (Path(source.name).parent, *source.include,
-                                                  SOURCES))
+                                                  *INCLUDE))
     if not declared.names and not names:
         raise ConfigError(f"{source.name} has no __global__ function")
     found = []
@@ -68,7 +68,7 @@ def list_instances(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
     the others): templates without arguments, and those that launch kernels from the device.
     Raises ConfigError where it has no kernel."""
     declared = Declarations(source.declarations, (Path(source.name).parent, *source.include,
-                                                  SOURCES))
+                                                  *INCLUDE))
     if not declared.names:
         raise ConfigError(f"{source.name} has no __global__ function")
     try:

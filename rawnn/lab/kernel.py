@@ -40,7 +40,7 @@ from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
 from rawnn.lab.quick import quick_launch, threads_take_turns
 from rawnn.lab.source import Source
 from rawnn.lab.symbols import Symbol, symbol
-from rawnn.ptx import SOURCES
+from rawnn.ptx import INCLUDE
 
 if TYPE_CHECKING:
     from rawnn.graphs import Graph
@@ -104,7 +104,7 @@ class Kernel:
         if not isinstance(expression, str):
             raise ConfigError(f"the name of a kernel is text, such as \"scale<float>\", not "
                               f"{expression!r}")
-        folders = (Path(made.name).parent, *made.include, SOURCES)
+        folders = (Path(made.name).parent, *made.include, *INCLUDE)
         self._declared = Declarations(made.declarations, folders)
         self._declared.check(expression)
         self.device = device or default_device()

@@ -22,7 +22,7 @@ from rawnn.cuda.compiling.headers import include_directories
 from rawnn.cuda.compiling.includes import follow_includes, read_source
 from rawnn.cuda.compiling.symbols import body_of
 from rawnn.cuda.device import Device
-from rawnn.ptx import SOURCES
+from rawnn.ptx import INCLUDE
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
@@ -73,7 +73,7 @@ class Source(CudaText):
         unknown = [n for n in names if not re.search(rf"\b{n}\b", self.text + others)]
         if not unknown or "##" in self.text:  # names may be put together
             return
-        folders = [Path(self.name).parent, *self.include, SOURCES]
+        folders = [Path(self.name).parent, *self.include, *INCLUDE]
         with suppress(MissingLibrary):
             folders += include_directories()
         texts = [content for _, content in follow_includes(self.text, folders)[0]]

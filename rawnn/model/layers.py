@@ -13,7 +13,6 @@ from rawnn.common import random
 from rawnn.common.errors import unknown
 from rawnn.model.activations import Activation, activation
 from rawnn.model.losses import Loss, loss
-from rawnn.plan.tensor import Role, Tensor
 
 Parameters = dict[str, NDArray[np.floating]]
 
@@ -27,6 +26,19 @@ INITIALISERS: dict[str, tuple[Bound, Bound]] = {
 }
 """Name -> bounds of the uniform distribution that weights and biases are drawn from, by the layer's
 inputs and outputs: PyTorch's default for linear layers, He et al. 2015, Glorot and Bengio 2010."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A weight, shaped [outputs, inputs] as in torch.nn.Linear, or a bias [outputs] of layer 1 ..
+    depth. It starts from the uniform distribution between -bound and bound. `symbol` is what
+    formulas call it: w1, b1."""
+
+    name: str
+    shape: tuple[int, ...]
+    bound: float
+    layer: int
+    symbol: str
 
 
 @dataclass(frozen=True)
@@ -65,17 +77,17 @@ class Network:
         """The activation, as its registration."""
         return activation(self.activation)
 
-    def weight(self, layer: int) -> Tensor:
-        """The weight of layer 1..depth, shaped [outputs, inputs] as in torch.nn.Linear."""
-        return Tensor(f"fc{layer}.weight", (self.layers[layer], self.layers[layer - 1]), "float32",
-                      Role.PARAMETER, bound=self._bound(layer, bias=False), layer=layer,
-                      symbol=f"w{layer}")
+    def weight(self, layer: int) -> Parameter:
+        """The weight of layer 1..depth."""
+        return Parameter(f"fc{layer}.weight", (self.layers[layer], self.layers[layer - 1]),
+                         self._bound(layer, bias=False), layer, f"w{layer}")
 
-    def bias_of(self, layer: int) -> Tensor:
-        return Tensor(f"fc{layer}.bias", (self.layers[layer],), "float32", Role.PARAMETER,
-                      bound=self._bound(layer, bias=True), layer=layer, symbol=f"b{layer}")
+    def bias_of(self, layer: int) -> Parameter:
+        """The bias of layer 1..depth."""
+        return Parameter(f"fc{layer}.bias", (self.layers[layer],), self._bound(layer, bias=True),
+                         layer, f"b{layer}")
 
-    def parameters(self) -> list[Tensor]:
+    def parameters(self) -> list[Parameter]:
         """All parameters, layer by layer, weight first."""
         return [t for i in range(1, self.depth + 1)
                 for t in ((self.weight(i), self.bias_of(i)) if self.bias else (self.weight(i),))]

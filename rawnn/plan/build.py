@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rawnn.plan.op import Op
+from rawnn.plan.ops.losses import builders
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import Form, Recipe, Share
 from rawnn.plan.tensor import Role, Tensor
 
 if TYPE_CHECKING:
-    from rawnn.model.layers import Network
+    from rawnn.model.layers import Network, Parameter
 
 CLOCK = Tensor("clock", (2,), "int32", Role.STATE)
 """Epochs and steps done since training began."""
@@ -36,7 +37,7 @@ def training_step(network: Network, recipe: Recipe, form: Form, *, rest: bool = 
     if recipe.ranks > 1:
         builder.ranks, builder.rank, builder.share = recipe.ranks, recipe.rank, share
     builder.forward()
-    network.answers.measure(builder)
+    builders(network.answers)[0](builder)
     builder.backward()
     builder.update(recipe)
     return builder.plan("rest" if rest else "train")
@@ -46,7 +47,7 @@ def evaluation_step(network: Network, batch: int, form: Form) -> Plan:
     """The plan that measures loss and accuracy on `batch` of the examples, updating nothing."""
     builder = Builder(network, batch, form, max(form.examples // batch, 1), batch)
     builder.forward()
-    network.answers.measure(builder)
+    builders(network.answers)[0](builder)
     return builder.plan("evaluate")
 
 
@@ -83,7 +84,7 @@ class Builder:
         self.add(Role.METRIC, "float32", loss=(steps,))
         self.add(Role.METRIC, "int32", correct=(steps,))
         self.add(Role.CURSOR, "int32", cursor=(1,))
-        self.tensors.update({t.name: t for t in network.parameters()})
+        self.tensors.update({p.name: tensor_of(p) for p in network.parameters()})
 
     # -- what losses use --------------------------------------------------------------------------
     def add(self, role: Role, dtype: str, **shapes: tuple[int, ...]) -> None:
@@ -159,7 +160,7 @@ class Builder:
             if network.bias:
                 gradients[f"db{layer}"] = network.bias_of(layer).shape
             self.add(Role.GRADIENT, "float32", **gradients)
-        network.answers.backward(self)
+        builders(network.answers)[1](self)
         for layer in range(depth, 0, -1):
             dz, below = f"dz{layer}", "x" if layer == 1 else f"a{layer - 1}"
             self._product(f"fc{layer}.weight_grad", "tn", dz, below, f"dw{layer}")
@@ -202,6 +203,12 @@ class Builder:
         return Plan(name, self.tensors, tuple(self._ops), self.batch,
                     scale=self.form.scale, ranks=self.ranks, rank=self.rank,
                     weight=self.share.weight).without_unused().check()
+
+
+def tensor_of(parameter: Parameter) -> Tensor:
+    """The tensor of a parameter, in float32."""
+    return Tensor(parameter.name, parameter.shape, "float32", Role.PARAMETER,
+                  bound=parameter.bound, layer=parameter.layer, symbol=parameter.symbol)
 
 
 def used_tensors(plans: Iterable[Plan]) -> dict[str, Tensor]:

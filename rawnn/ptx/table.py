@@ -1,6 +1,7 @@
 """The table of kernels.
 
-What an op's kernel is told follows from its signature and the plan (rawnn/engine/runners/arguments.py).
+What an op's kernel is told follows from its signature and the plan
+(rawnn/engine/runners/arguments.py).
 What is left are the source, the template arguments, the sizes, the geometry and the boxes of tensor
 maps, which an entry gives for every (kind, impl). Entries are data: nothing here loads a driver.
 """

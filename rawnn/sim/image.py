@@ -17,7 +17,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.c_text import split_expression
 from rawnn.cuda.compiling.compiled_signature import Instance, annotation
 from rawnn.cuda.compiling.signature import known_name, parse_kernels
-from rawnn.ptx import SOURCES
+from rawnn.ptx import INCLUDE
 
 MAGIC = b"rawnn simulated cubin\n"
 _DEVICE_RUNTIME = "cudaGraphSetConditional"
@@ -64,7 +64,7 @@ def instance(name: str, source: str, expression: str) -> Instance:
     known = annotation(source)
     if expression in known:
         return known[expression]
-    kernels = parse_kernels(source, (Path(name).parent, SOURCES))
+    kernels = parse_kernels(source, (Path(name).parent, *INCLUDE))
     declared = kernels[known_name(kernels, expression)]
     signature = declared.instantiate(expression)
     return Instance(signature, dict(zip(declared.template, signature.arguments, strict=True)))

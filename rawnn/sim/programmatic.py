@@ -3,8 +3,8 @@
 A consumer waits for its producers with cudaGridDependencySynchronize() (PTX: griddepcontrol.wait),
 a producer lets its consumers begin early with cudaTriggerProgrammaticLaunchCompletion() (PTX:
 griddepcontrol.launch_dependents). CUDA C++ Programming Guide, "Programmatic Dependent Launch".
-pdl_wait() and pdl_trigger() of rawnn/ptx/primitives/pdl.cuh are these where RAWNN_PDL is defined, else
-nothing.
+pdl_wait() and pdl_trigger() of rawnn/ptx/primitives/pdl.cuh are these where RAWNN_PDL is defined,
+else nothing.
 """
 
 from __future__ import annotations

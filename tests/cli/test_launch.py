@@ -74,7 +74,8 @@ def test_a_rank_that_is_killed_is_named_and_the_others_are_ended(
 
 
 def test_signals_reach_the_ranks(tmp_path: Path) -> None:
-    code = "import sys; from rawnn.distributed.launcher import run; sys.exit(run(sys.argv[1:], 2, print))"
+    code = ("import sys; from rawnn.distributed.launcher import run; "
+            "sys.exit(run(sys.argv[1:], 2, print))")
     text = f"signal.signal(signal.SIGTERM, lambda *a: sys.exit(5))\n" \
            f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w')\ntime.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code, *script(text)],

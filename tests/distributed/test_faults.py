@@ -21,7 +21,8 @@ from tests.slices import sliced
 from tests.together import all_fine
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = "import sys; from rawnn.distributed.launcher import run; from rawnn.cli.screen import say\n" \
+LAUNCH = "import sys; from rawnn.distributed.launcher import run\n" \
+         "from rawnn.cli.screen import say\n" \
          "sys.exit(run(sys.argv[2:], int(sys.argv[1]), say))"
 SECONDS = 10.0
 

@@ -21,9 +21,11 @@ EPS = float(np.finfo(np.float32).eps)
 def test_shuffle(seed: int, count: int) -> None:
     clock = rawnn.array(np.array([3, 1404], np.int32))
     order = rawnn.empty(count, np.int32)
-    rawnn.Kernel(SOURCES / "elementwise/shuffle.cu", "shuffle")[235, 256](clock, order, seed, count, 0)
+    rawnn.Kernel(SOURCES / "elementwise/shuffle.cu", "shuffle")[235, 256](clock, order, seed, count,
+                                                                          0)
     assert np.array_equal(order.numpy(), random.permutation(seed, 3, count))
-    rawnn.Kernel(SOURCES / "elementwise/turn.cu", "turn")[235, 256](clock, order, seed, count, 468, 4)
+    rawnn.Kernel(SOURCES / "elementwise/turn.cu", "turn")[235, 256](clock, order, seed, count, 468,
+                                                                    4)
     assert np.array_equal(order.numpy(), random.permutation(seed, 4, count))
     assert clock.numpy().tolist() == [4, 1872]
 

@@ -24,7 +24,8 @@ from tests.tolerances import of_run
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = "import sys; from rawnn.distributed.launcher import run; from rawnn.cli.screen import say\n" \
+LAUNCH = "import sys; from rawnn.distributed.launcher import run\n" \
+         "from rawnn.cli.screen import say\n" \
          "sys.exit(run(sys.argv[2:], int(sys.argv[1]), say))"
 FAST = "preload,arena,nosync,fuse,mma,streams,pdl,graphs"
 OPTS = ("none,preload,arena,nosync", "none,preload,arena,nosync,fuse", f"none,{FAST}=epoch",

@@ -107,7 +107,8 @@ ANY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bias_add": ("elementwise/bias.cu", "bias_add<{z}>", {"grid": "cdiv(rows * cols, 64)"}),
     "bias_grad": ("elementwise/bias.cu", "bias_grad<{dz}>", {"grid": "cols"}),
     "activate": ("elementwise/activation.cu", "activate<{z}, {a}, {activation}>", {"grid": 3}),
-    "activate_backward": ("elementwise/activation.cu", "activate_backward<{da}, {saved}, {dz}, {activation}>",
+    "activate_backward": ("elementwise/activation.cu",
+                          "activate_backward<{da}, {saved}, {dz}, {activation}>",
                           {"grid": 3}),
     "softmax": ("losses/softmax.cu", "softmax<{z}>", {"grid": "cdiv(rows, 2)"}),
     "softmax_backward": ("losses/softmax.cu", "softmax_backward<{dz}>", {"grid": 3}),
@@ -201,7 +202,8 @@ def test_the_plan_says_what_it_keeps_out(mine: Path, capsys: pytest.CaptureFixtu
     assert "epilogue     taken, but bias_relu=mine computes relu1" in said
     assert "best goes without persistent: bias_relu=" in said
     assert run(["plan", "--opt", f"best,bias_add={SOURCES / 'elementwise/bias.cu'}"]) == 2
-    rawnn.impl("bias_add", SOURCES / "elementwise/bias.cu", "bias_add<{z}>", name="mine", grid=9, block=64)
+    rawnn.impl("bias_add", SOURCES / "elementwise/bias.cu", "bias_add<{z}>", name="mine", grid=9,
+               block=64)
     capsys.readouterr()
     assert run(["plan", "--layers", "784-10", "--opt", "none,preload,fuse,bias_add=mine"]) == 0
     said = capsys.readouterr().out

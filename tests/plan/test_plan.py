@@ -132,7 +132,8 @@ def test_without_metrics_drops_what_only_measures(plan: Plan) -> None:
     assert kinds(quiet.without_metrics()) == kinds(quiet)
 
 
-@pytest.mark.parametrize("first", ["rawnn.model.losses", "rawnn.engine.training", "rawnn.plan.plan"])
+@pytest.mark.parametrize("first", ["rawnn.model.losses", "rawnn.engine.training",
+                                   "rawnn.plan.plan"])
 def test_quiet_plans_measure_nothing_whatever_is_imported_first(first: str) -> None:
     """In a process of its own: what is known of an op must not hang on the order of imports."""
     code = f"""

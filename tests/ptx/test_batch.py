@@ -105,7 +105,8 @@ def test_nvrtc_compiles_in_threads_what_it_compiles_alone() -> None:
         return compile_source(library, source_path(job.file).read_text(), name=job.file,
                               arch="sm_90", expressions=job.expressions)
 
-    jobs = [Job("losses/softmax.cu", ("softmax<float>",)), Job("elementwise/cursor.cu", ("advance", "tick")),
+    jobs = [Job("losses/softmax.cu", ("softmax<float>",)), Job("elementwise/cursor.cu", ("advance",
+                                                                                         "tick")),
             Job("losses/loss.cu", ("accuracy", "cross_entropy"))]
     alone = {job.expressions: built(job) for whole in jobs for job in whole.apart()}
     for job, found in Batch(jobs, built, parallel=True):

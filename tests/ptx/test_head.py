@@ -24,7 +24,8 @@ EXPRESSIONS = tuple(
 
 def built(arch: str, wanted: tuple[str, ...] = EXPRESSIONS) -> Compiled:
     supported(arch)
-    return compile_source(installed_nvrtc(), (ptx.SOURCES / "fused/head.cu").read_text(), name="fused/head.cu",
+    return compile_source(installed_nvrtc(), (ptx.SOURCES / "fused/head.cu").read_text(),
+                          name="fused/head.cu",
                           arch=arch, expressions=wanted, programmatic=arch.startswith("sm_9"),
                           options=("--ptxas-options=-v",))
 

@@ -67,7 +67,7 @@ def test_the_summary_is_that_of_the_table() -> None:
 def test_every_kernel_in_the_sources_is_an_instance() -> None:
     """A kernel that no toggle reaches would be dead code."""
     kernels = set()
-    for source in ptx.SOURCES.glob("*.cu"):
+    for source in ptx.SOURCES.rglob("*.cu"):
         kernels |= parse_kernels(source.read_text()).keys()
     assert kernels == {i.expression.partition("<")[0] for i in tool.instances()}
 

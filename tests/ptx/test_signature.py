@@ -216,7 +216,7 @@ def test_unresolved_template_type_has_no_format():
 
 
 def test_every_shipped_source_is_read():
-    paths = sorted(SOURCES.glob("*.cu"))
+    paths = sorted(SOURCES.rglob("*.cu"))
     products = (SOURCES / "gemm/product_kernels.cuh").read_text().count("__global__ void")
     for path in paths:
         kernels = parse_kernels(path.read_text())
@@ -242,7 +242,7 @@ def test_source_path_names_the_nearest():
 
 def test_the_page_on_compilation_names_instances_that_exist():
     text = (Path(__file__).resolve().parents[2] / "docs" / "kernel-compilation.md").read_text()
-    known = {name: kernel for file in SOURCES.glob("*.cu")
+    known = {name: kernel for file in SOURCES.rglob("*.cu")
              for name, kernel in parse_kernels(file.read_text(), (SOURCES,)).items()}
     named = re.findall(r"\b([a-z]\w+)<([^<>]+)>", text)
     instances = [(name, arguments) for name, arguments in named if name in known]

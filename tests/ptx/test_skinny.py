@@ -58,7 +58,8 @@ def _expressions() -> tuple[str, ...]:
 def built(arch: str, wanted: tuple[str, ...]) -> Compiled:
     supported(arch)
     return compile_source(
-        installed_nvrtc(), (ptx.SOURCES / "gemm/skinny.cu").read_text(), name="gemm/skinny.cu", arch=arch,
+        installed_nvrtc(), (ptx.SOURCES / "gemm/skinny.cu").read_text(), name="gemm/skinny.cu",
+        arch=arch,
         expressions=wanted, programmatic=True, options=("--ptxas-options=-v",))
 
 

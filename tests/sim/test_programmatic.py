@@ -77,7 +77,8 @@ def test_kernels_wait_in_their_headers_too(key: tuple[str, str]) -> None:
     device.compile(impl.source, (expression,), impl.source == "elementwise/while.cu", True)
     proof = device.function(impl.source, expression, True).proof
     once = impl.source in ("elementwise/initialise.cu", "elementwise/while.cu")
-    assert (proof.waits, proof.triggers) == (not once, not once and impl.source != "fused/linear.cu")
+    assert (proof.waits, proof.triggers) == (not once,
+                                             not once and impl.source != "fused/linear.cu")
     device.close()
 
 
@@ -89,7 +90,8 @@ def test_each_kernel_of_a_source_has_its_own_answer() -> None:
 
 
 def test_none_of_the_while_and_cursor_kernels_has_anything_to_do_with_it() -> None:
-    for file, name in (("elementwise/while.cu", "advance_while"), ("elementwise/cursor.cu", "advance")):
+    for file, name in (("elementwise/while.cu", "advance_while"), ("elementwise/cursor.cu",
+                                                                   "advance")):
         source = ptx.source_path(file).read_text()
         assert not waits(source, name)
         assert not triggers(source, name)

@@ -25,7 +25,7 @@ from rawnn.cuda.compiling.programmatic import Proof, prove
 from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.compiling.translation import DYNAMIC, Omission, Translation
 from rawnn.cuda.errors import check
-from rawnn.ptx import SOURCES
+from rawnn.ptx import INCLUDE
 
 if TYPE_CHECKING:  # what is needed of a user's kernels alone is imported when one is compiled
     from rawnn.cuda.compiling.probe import CompiledKernel
@@ -265,7 +265,7 @@ def _search_paths(
         for prefix in ("-I", "--include-path=")
         if option.startswith(prefix)
     ]
-    return list(dict.fromkeys([*beside, *given, *include_paths, SOURCES]))
+    return list(dict.fromkeys([*beside, *given, *include_paths, *INCLUDE]))
 
 
 def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:

@@ -25,7 +25,7 @@ from rawnn.cuda.compiling.signature import (
     parse_kernels,
 )
 from rawnn.cuda.compiling.structs import Member, Struct, read_struct
-from rawnn.ptx import SOURCES
+from rawnn.ptx import INCLUDE
 
 _SAME = {
     "half": "__half", "half2": "__half2", "nv_bfloat16": "__nv_bfloat16",
@@ -46,7 +46,7 @@ class Declarations:
     """What a source, and the headers that it includes in quotes from `folders`, declare of its
     kernels; reading it never fails, as the compiler has the last word."""
 
-    def __init__(self, text: str, folders: Sequence[Path] = (SOURCES,)) -> None:
+    def __init__(self, text: str, folders: Sequence[Path] = INCLUDE) -> None:
         self._text, self._folders = text, tuple(folders)
         found = declarations(text)
         if not found:

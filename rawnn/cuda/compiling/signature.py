@@ -40,7 +40,7 @@ from rawnn.cuda.compiling.c_types import (
 )
 from rawnn.cuda.compiling.includes import with_included
 from rawnn.cuda.compiling.structs import Struct, read_struct, resolved
-from rawnn.ptx import SOURCES
+from rawnn.ptx import INCLUDE
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class KernelSignature:
         return tuple(offsets), end
 
 
-def parse_kernels(text: str, folders: Sequence[Path] = (SOURCES,)) -> dict[str, KernelSignature]:
+def parse_kernels(text: str, folders: Sequence[Path] = INCLUDE) -> dict[str, KernelSignature]:
     """Signatures of every `__global__` function template or function in CUDA C `text`, by name.
 
     A text that has none takes those of the headers that it includes in quotes from `folders`, and

@@ -21,15 +21,14 @@ from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.metrics import Metrics
 from rawnn.engine.runners.overlap import OverlappedProgram, fetching, turns
 from rawnn.engine.runners.programs import (
-    GraphProgram,
     Program,
-    RepeatProgram,
     StreamProgram,
     TurningProgram,
     WholeProgram,
     make_program,
 )
 from rawnn.engine.runners.times import EpochTimes, microseconds
+from rawnn.graphs.programs import GraphProgram, RepeatProgram
 from rawnn.graphs.unrolling import alone, epoch_graphs, graph_plans, holds_between
 from rawnn.model.layers import Parameters
 from rawnn.plan.build import used_tensors

@@ -1,5 +1,6 @@
 """Learning-rate schedules: each is one small file with its NumPy function; the CUDA functor of the
-same name stands in ptx/elementwise/schedule.cu, which fills `rates` with the rates of a whole epoch.
+same name stands in ptx/elementwise/schedule.cu, which fills `rates` with the rates of a whole
+epoch.
 
 A schedule is written as text, in epochs: "constant", "step:30:0.1" (every 30 epochs times 0.1),
 "cosine", "cosine:0.001" (down to 0.001), each also behind a warm-up: "warmup:5,cosine". Steps are

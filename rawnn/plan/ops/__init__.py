@@ -2,17 +2,20 @@
 
 Operands are views without padding, of float32 (or float64, for the oracle): what an op wrote is
 rounded to its tensor's storage type behind it. Shapes: B rows of a batch, F features, C outputs.
-`s = cursor + offset` is the step in the epoch. Losses define their ops in rawnn/model/losses;
-ops that one family of kernels has made up stand with it in rawnn/ptx.
+`s = cursor + offset` is the step in the epoch. Ops that one family of kernels has made up stand
+with it in rawnn/ptx.
 """
 
 from rawnn.plan.ops import activations as _activations
 from rawnn.plan.ops import collectives as _collectives
+from rawnn.plan.ops import cross_entropy as _cross_entropy
 from rawnn.plan.ops import data as _data
 from rawnn.plan.ops import epoch as _epoch
+from rawnn.plan.ops import losses as _losses
 from rawnn.plan.ops import metrics as _metrics
 from rawnn.plan.ops import products as _products
 from rawnn.plan.ops import train_steps as _train_steps
 from rawnn.plan.ops import updates as _updates
 
-del _activations, _collectives, _data, _epoch, _metrics, _products, _train_steps, _updates
+del _activations, _collectives, _cross_entropy, _data, _epoch, _losses, _metrics, _products
+del _train_steps, _updates

@@ -73,7 +73,8 @@ FAMILY.register("turn", "naive", KernelImpl(
     lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
     {"clock": ("2",), "order": ("count",)}))
 FAMILY.register("schedule", "naive", KernelImpl(
-    "elementwise/schedule.cu", "schedule", lambda op, plan: [schedule_functor(op.attributes["kind"])], no_sizes,
+    "elementwise/schedule.cu", "schedule", lambda op,
+    plan: [schedule_functor(op.attributes["kind"])], no_sizes,
     lambda s: ((ceil(s["steps"], 256), 1, 1), (256, 1, 1)),
     {"clock": ("2",), "rates": ("steps",)}))
 FAMILY.register("tick", "naive", KernelImpl(

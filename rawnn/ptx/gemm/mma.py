@@ -72,7 +72,8 @@ CUT = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128), Tile(64, 64, 2, 2, 2, 4, 4, bytes
 """The same where blocks form clusters."""
 UPDATES = {**UPDATE, "weight_momentum": "product_momentum", "weight_adam": "product_adam"}
 
-register_family(SYNC, "mma", "gemm/mma.cu", "Mma", choose, _shared, others=OTHERS + CUT, updates=UPDATES,
+register_family(SYNC, "mma", "gemm/mma.cu", "Mma", choose, _shared, others=OTHERS + CUT,
+                updates=UPDATES,
                 losses=True)
 
 

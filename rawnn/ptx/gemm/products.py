@@ -53,7 +53,8 @@ for _layout, _shapes in SHAPES.items():
         in_blocks(*BLOCKS), _shapes), _layout)
 
 FAMILY.register("sum_slices", "naive", KernelImpl(
-    "gemm/slices.cu", "sum_slices", typed("partial", "c", flags=("bias",), functors=("activation",)),
+    "gemm/slices.cu", "sum_slices", typed("partial", "c", flags=("bias",), functors=("activation",
+                                                                                     )),
     lambda op, plan: {"rows": plan[op.operands["c"]].shape[0],
                       "cols": plan[op.operands["c"]].shape[1]},
     elements(64), {"partial": ("slices*rows", "cols"), "bias": ("cols",), "c": ("rows", "cols")}))

@@ -278,7 +278,8 @@ FAMILY.register("matmul", "skinny", KernelImpl(
     "gemm/skinny.cu", "skinny_nn", _nn_template, _product_sizes, _geometry, _SHAPES["nn"], _shared,
     _cluster, boxes=_boxes(("a",), ("b",))), "nn")
 FAMILY.register("weight_update", "skinny", KernelImpl(
-    "gemm/skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS, _shared,
+    "gemm/skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS,
+    _shared,
     boxes=_WEIGHTS_BOXES))
 FAMILY.register("layer_backward", "skinny", KernelImpl(
     "gemm/skinny.cu", "skinny_backward", _weights_template, _weights_sizes, _geometry,

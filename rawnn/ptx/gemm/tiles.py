@@ -1,7 +1,8 @@
 """Tiles of matrix products: what the families `tiled`, `mma` and `wgmma` have in common.
 
 A block computes a tile of the result. Its size, and how warps, stages and clusters share the work,
-are template parameters of the kernels (Tile in ptx/gemm/mma_copy.cuh), which carry the same names here.
+are template parameters of the kernels (Tile in ptx/gemm/mma_copy.cuh), which carry the same names
+here.
 """
 
 from __future__ import annotations
@@ -168,8 +169,8 @@ UPDATE = {"weight_update": "product_update"}
 
 
 LOOPS: dict[str, bool] = {}
-"""Implementations of products that share ptx/gemm/product_kernels.cuh, a main loop each, and whether
-tensor cores multiply in it."""
+"""Implementations of products that share ptx/gemm/product_kernels.cuh, a main loop each, and
+whether tensor cores multiply in it."""
 
 
 def register_family(family: Family, impl: str, source: str, loop: str, choose: Choose,
@@ -177,7 +178,8 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
                     others: Sequence[Tile] = (), updates: Mapping[str, str] = UPDATE,
                     losses: bool = False, specific: bool = False,
                     three: str = "tf32x3") -> None:
-    """Add the kernels of ptx/gemm/product_kernels.cuh with the main loop `loop` of `source` to a family,
+    """Add the kernels of ptx/gemm/product_kernels.cuh with the main loop `loop` of `source` to a
+    family,
     as `impl`: product_nt, _nn, _tn, those of `updates` (kind of op -> kernel), and product_loss
     where it has `losses`.
 

@@ -63,7 +63,8 @@ def _sync(name: str, numbers: str, depth: int, *needs: str) -> Probe:
 
 
 def _async(expression: str, depth: int, columns: int) -> Probe:
-    return Probe("limits/floors_wgmma.cu", expression, ("wgmma",), shared=PANEL_BYTES, specific=True,
+    return Probe("limits/floors_wgmma.cu", expression, ("wgmma",), shared=PANEL_BYTES,
+                 specific=True,
                  operations=2 * ROWS * columns * depth, meaning=meanings.PANELS)
 
 
@@ -73,7 +74,8 @@ WRITE = Probe("limits/floors.cu", "write_memory", meaning=meanings.WRITE)
 COPY = Probe("limits/floors.cu", "copy_memory", meaning=meanings.COPY)
 FMA = Probe("limits/floors.cu", "fma_chains", operations=2 * THREADS * CHAINS * STEPS,
             meaning=meanings.CHAINS)
-GRID_BARRIERS = Probe("limits/floors.cu", "grid_barriers", cooperative=True, meaning=meanings.BARRIERS)
+GRID_BARRIERS = Probe("limits/floors.cu", "grid_barriers", cooperative=True,
+                      meaning=meanings.BARRIERS)
 CLUSTER_BARRIERS = Probe("limits/floors.cu", "cluster_barriers", ("clusters",),
                          meaning=meanings.BARRIERS)
 EXCHANGES = Probe("limits/floors.cu", "exchanges", ("clusters",),

@@ -61,5 +61,6 @@ FAMILY.register("weight_update", "naive", KernelImpl(
     lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], product_sizes,
     in_blocks(*BLOCKS), WEIGHT_UPDATE_SHAPES))
 FAMILY.register("cast", "naive", KernelImpl(
-    "elementwise/cast.cu", "cast", typed("source", "copy"), matrix("copy"), vectors("source", "copy"),
+    "elementwise/cast.cu", "cast", typed("source", "copy"), matrix("copy"), vectors("source",
+                                                                                    "copy"),
     {"source": _MATRIX, "copy": _MATRIX}))

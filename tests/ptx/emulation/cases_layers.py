@@ -91,7 +91,7 @@ def check_activation(emulator: Emulator, rng: np.random.Generator) -> None:
     columns = (31,) if emulator.quick else (1, 8, 31, 33)
     pads = (7,) if emulator.quick else (0, 3, 7)  # 33 + 7: rows of whole vectors
     for rows, cols, pad in itertools.product((1, 33), columns, pads):
-        for expression in SOURCES_AND_EXPRESSIONS["activation"]:
+        for expression in SOURCES_AND_EXPRESSIONS["elementwise/activation"]:
             *names, activation = template(expression)
             types = [DTYPES[name] for name in names]
             first = filled(2 * rng.standard_normal((rows, cols)), pad, types[0])
@@ -181,7 +181,7 @@ def check_casts(emulator: Emulator, rng: np.random.Generator) -> None:
 
 
 def check_cast(emulator: Emulator, rng: np.random.Generator) -> None:
-    for expression in SOURCES_AND_EXPRESSIONS["cast"][-2:]:
+    for expression in SOURCES_AND_EXPRESSIONS["elementwise/cast"][-2:]:
         source_type, copy_type = (DTYPES[name] for name in template(expression))
         for rows, cols, pad in itertools.product((1, 5), (1, 8, 31), (0, 1, 8)):
             source = filled(rng.standard_normal((rows, cols)), pad, source_type)

@@ -37,7 +37,7 @@ def check_matmul(emulator: Emulator, rng: np.random.Generator) -> None:
     shapes = ((1, 1, 1), (31, 33, 17), (33, 10, 127), (1, 31, 784))
     if emulator.quick:
         shapes = ((9, 7, 5),)
-    for expression in SOURCES_AND_EXPRESSIONS["matmul"]:
+    for expression in SOURCES_AND_EXPRESSIONS["gemm/matmul"]:
         kind, names = expression[7:9], template(expression)
         ta, tb, tc = (DTYPES[name] for name in names[:3])
         functors = [name for name in names if name in ("None", "Relu", "Tanh", "Gelu")]
@@ -99,7 +99,7 @@ def check_matmul_overflow(emulator: Emulator, rng: np.random.Generator) -> None:
 def check_weight_update(emulator: Emulator, rng: np.random.Generator) -> None:
     shapes = ((1, 1, 1), (33, 31, 17)) if not emulator.quick else ((9, 7, 5),)
     lr, decay = 0.25, 0.125
-    for expression in SOURCES_AND_EXPRESSIONS["weight_update"]:
+    for expression in SOURCES_AND_EXPRESSIONS["optimizers/weight_update"]:
         names = template(expression)
         tx, tw, tc = (DTYPES[name] for name in names[:3])
         half = names[-1] == "float16" and len(names) == 5
@@ -137,7 +137,7 @@ def check_weight_update(emulator: Emulator, rng: np.random.Generator) -> None:
 
 def check_slices_sgd(emulator: Emulator, rng: np.random.Generator) -> None:
     shapes = ((1, 1, 1), (10, 31, 33))
-    for expression in SOURCES_AND_EXPRESSIONS["slices"][-2:]:
+    for expression in SOURCES_AND_EXPRESSIONS["gemm/slices"][-2:]:
         small = DTYPES[template(expression)[0]]
         for (rows, cols, batch), slices, pad in itertools.product(shapes, (1, 8, 9), (0, 2)):
             partial = filled(rng.standard_normal((slices * rows, cols)), pad)
@@ -186,7 +186,7 @@ def check_slices(emulator: Emulator, rng: np.random.Generator) -> None:
         partial = filled(rng.standard_normal((slices * rows, cols)), pad)
         bias = rng.standard_normal(cols).astype(np.float32)
         parts = f64(partial).reshape(slices, rows, cols)
-        for expression in SOURCES_AND_EXPRESSIONS["slices"][:3]:
+        for expression in SOURCES_AND_EXPRESSIONS["gemm/slices"][:3]:
             _, kind, biased, activation = template(expression)
             c = pitched(rows, cols, pad + 1, DTYPES[kind])
             emulator.call(

@@ -19,7 +19,7 @@ from tests.ptx.twin.twin import Kernels, Twin, signature_of, with_headers
 
 SMALL = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
 SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
-    "matmul": (
+    "gemm/matmul": (
         "matmul_nt<float,float,float,false,None>",
         "matmul_nt<float,float,float,true,Relu>",
         "matmul_nt<bfloat16,bfloat16,bfloat16,true,Gelu>",
@@ -34,26 +34,26 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
         "matmul_tn<bfloat16,bfloat16,float>",
         "matmul_tn<float16,float16,float16,float16>",
     ),
-    "weight_update": (
+    "optimizers/weight_update": (
         "weight_update<float,float,float>",
         "weight_update<float,bfloat16,float>",
         "weight_update<bfloat16,float,bfloat16>",
         "weight_update<bfloat16,bfloat16,float>",
         "weight_update<float16,float,float16,float16,float16>",
     ),
-    "slices": (
+    "gemm/slices": (
         "sum_slices<float,float,false,None>",
         "sum_slices<float,float,true,Relu>",
         "sum_slices<float,bfloat16,true,Gelu>",
         "slices_sgd<float>",
         "slices_sgd<bfloat16,bfloat16>",
     ),
-    "bias": tuple(
+    "elementwise/bias": tuple(
         f"{name}<{kind}>"
         for name in ("bias_add", "bias_grad", "bias_sgd")
         for kind in ("float", "bfloat16")
     ),
-    "activation": tuple(
+    "elementwise/activation": tuple(
         f"{name}<{kinds},{act}>"
         for act in ("Relu", "Tanh", "Gelu")
         for name, kinds in (
@@ -64,20 +64,20 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
             ("activate_backward", "float,bfloat16,float8_e5m2"),
         )
     ),
-    "softmax": (
+    "losses/softmax": (
         "softmax<float>", "softmax<bfloat16>", "softmax_backward<float>",
         "softmax_backward<float16>",
     ),
-    "loss": (
+    "losses/loss": (
         "cross_entropy", "accuracy", "loss_accuracy",
         *(f"{name}<{kind}>" for name in ("loss_gradient", "softmax_loss_gradient")
           for kind in ("float", "float16", "bfloat16", "float8_e5m2")),
     ),
-    "mse": (
+    "losses/mse": (
         "mse<float>", "mse<bfloat16>", "mse_backward<float,float16>", "mse_gradient<float,float>",
         "mse_gradient<float16,bfloat16>",
     ),
-    "bce": (
+    "losses/bce": (
         "bce<float>", "bce_accuracy<float>", "bce_accuracy<bfloat16>",
         "bce_backward<float,float16>", "bce_gradient<float,float>",
         "bce_gradient<float16,bfloat16>",
@@ -90,7 +90,7 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
         )
         for name in ("sgd", "momentum", "adam")
     },
-    "cast": (
+    "elementwise/cast": (
         *(f"cast<float,{kind}>" for kind in SMALL), *(f"cast<{kind},float>" for kind in SMALL),
         "cast<bfloat16,float16>", "cast<float16,float8_e5m2>",
     ),

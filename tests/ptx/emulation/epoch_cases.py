@@ -29,8 +29,9 @@ GATHERS = (
 )
 INITIALISED = ("float", "float16", "bfloat16")
 FILES = (
-    "epoch_probe", "gather", "cursor", "while", "shuffle", "turn", "schedule", "initialise",
-    "loss_scale", "linear",
+    "epoch_probe", "elementwise/gather", "elementwise/cursor", "elementwise/while",
+    "elementwise/shuffle", "elementwise/turn", "elementwise/schedule", "elementwise/initialise",
+    "optimizers/loss_scale", "fused/linear",
 )  # fmt: skip
 EXPRESSIONS = (
     *(f"gather<{','.join(types)}>" for types in GATHERS),

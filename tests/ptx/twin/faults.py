@@ -50,8 +50,8 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("Adam in an order", 12, 2, "FGFS", (1.0, 0.0), 0, 1, L2, True),
     ("bfloat16, float32 inputs in an order", 2, 3, "SFGF"), ("bfloat16, long rows", 2, 8, "SF"),
 )
-"""Some of them: a problem of tests/persistent, ranks, groups, and types of the boundaries, "" as the
-cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
+"""Some of them: a problem of tests/persistent, ranks, groups, and types of the boundaries, "" as
+the cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
 partial batch that ends it, how many micro-batches a batch is, where blocks exchange, whether the
 kernel goes on to the next epoch, and the room for copies of weights. Between them they take every
 template of onchip_*.cuh."""

@@ -19,7 +19,8 @@ HARMLESS: dict[str, str] = {
         "the last four gradients are stored one by one then, which takes time only",
     **dict.fromkeys(
         (f"{file}: index: if (bias != nullptr) load_part<4>(found.bias, bias + column, "
-         f"column + 4 <= n, n - column); [65]" for file in ("gemm/mma_loss.cuh", "gemm/mma_epilogue.cuh")),
+         f"column + 4 <= n, n - column); [65]" for file in ("gemm/mma_loss.cuh",
+                                                            "gemm/mma_epilogue.cuh")),
         "the last four biases are loaded one by one then, which takes time only"),
     "mma_epilogue.cuh: zero fill: float slope = 0.0f; [17]":
         "an activation without a slope does not use it; for others the saved one replaces it",

@@ -46,10 +46,10 @@ Faults = Mapping[str, Fault]
 
 @cache
 def digest(file: str) -> str:
-    """Of the code of a source, or of a kernel that is written: without comments and spacing, and
-    without the kernel's name, which has a digest of its text and comments."""
-    code = re.sub(rf"//[^\n]*|/\*.*?\*/|(?<={GENERATED}_)[0-9a-f]+", "", text_of(file),
-                  flags=re.DOTALL)
+    """Of the code of a source, or of a kernel that is written: without comments, spacing and the
+    names of headers, and without the kernel's name, which has a digest of its text and comments."""
+    code = re.sub(rf'//[^\n]*|/\*.*?\*/|(?<={GENERATED}_)[0-9a-f]+|#include "[^"]*"', "",
+                  text_of(file), flags=re.DOTALL)
     return _short(*code.split())
 
 

@@ -1,0 +1,3 @@
+"""What rawnn raises, by its public name."""
+
+from rawnn.common.errors import *  # noqa: F403
