@@ -1,4 +1,4 @@
-"""Imports go one way: the folders of the package in order, each of which knows only those before it.
+"""Imports go one way: the folders of the package in order, each of which knows only those before.
 
 What is imported within a function, or for a type checker alone, loads nothing and does not count.
 """

@@ -43,10 +43,10 @@ HEAD = """\
 Written by `python tools/kernel_table.py` from [results/kernels.json](../../results/kernels.json);
 not edited by hand.
 
-A family of kernels is a `.cu` file, whose head says what it computes and what limits it, and
-beside it a Python module with the object that says all else: ops with their references, what a GPU
-must have, where in a plan the kernels take others' place, how they are launched. *Instances* are
-the template instances that the engine can ask for, *registers* the fewest and most a thread over
+A family of kernels is a `.cu` file in a folder, whose head says what it computes and what limits
+it, and beside it a Python module with the object that says all else: ops with their references,
+what a GPU must have, where in a plan the kernels take others' place, how they are launched.
+*Instances* are the template instances that the engine can ask for, *registers* the fewest and most a thread over
 these and all architectures, *spills* the instances that spill on any architecture, and the most
 bytes stored and loaded a thread ({version}). *Toggles* are those without which no plan has the
 family, with their measured worth on their pages; kernels of "every run" need none. Where numbers
@@ -60,12 +60,10 @@ PERSISTENT = """\
 ## Written for a network: `persistent`
 
 The kernel of [`persistent`]({pages}/persistent.md#measured-worth) stands in no file:
-[persistent.py](persistent.py) has [rawnn/persistent](../onchip) choose how the network at hand is
-laid
-out on the chip, and write the source of all steps of an epoch in one kernel, from the templates in
-`onchip_*.cuh`: product, loss, update and exchange between blocks. There is one for every network,
-batch, optimizer and GPU, so that it is not in the record; `python -m rawnn plan` names it. It
-takes compute capability 8.0.
+[persistent.py](persistent/persistent.py) has [rawnn/persistent](../persistent) choose how blocks
+share the network at hand, and write the source of all steps of an epoch in one kernel, from the
+templates in `persistent/*.cuh`. There is one for every network, batch, optimizer and GPU, so that
+it is not in the record; `python -m rawnn plan` names it. It takes compute capability 8.0.
 """
 
 TAIL = """\
@@ -126,7 +124,7 @@ def _line(family: Family, record: Mapping[str, Any], toggles: set[str]) -> str:
 
 
 def _probes_line(probes: Sequence[Probe], record: Mapping[str, Any]) -> str:
-    return _row("floors", "floors.py", FLOORS_SUMMARY, "none",
+    return _row("floors", "limits/floors.py", FLOORS_SUMMARY, "none",
                 tuple(dict.fromkeys(p.source for p in probes)), {p.name for p in probes}, record,
                 "none: `rawnn bench floors`")
 
@@ -145,7 +143,7 @@ def _row(name: str, module: str, summary: str, ops: str, sources: Sequence[str],
     arguments = {argument for expression in entries
                  for argument in re.split(r"[<>,]", expression)[1:]}
     numbers = list(dict.fromkeys(said for word, said in TYPES.items() if word in arguments))
-    listed = ", ".join(f"[{source}]({source})" for source in sources)
+    listed = ", ".join(f"[{Path(source).name}]({source})" for source in sources)
     return " | ".join((
         f"| [{name}]({module}) ({listed})", summary, ops,
         ", ".join(numbers) or "float32", _gpus(list(entries.values()), record), str(len(entries)),
@@ -157,7 +155,7 @@ def _row(name: str, module: str, summary: str, ops: str, sources: Sequence[str],
 def _module(family: Family) -> str:
     """The Python file beside the sources that makes the family's object."""
     made = re.compile(rf'Family\(\s*"{family.name}"')
-    return next(path.name for path in sorted(PAGE.parent.glob("*.py"))
+    return next(str(path.relative_to(PAGE.parent)) for path in sorted(PAGE.parent.rglob("*.py"))
                 if made.search(path.read_text()))
 
 

@@ -28,7 +28,7 @@ COUNTS = ("counters", "generations", "meetings", "trace")
 
 LAUNCH_STAMPS, NANOSECOND_WORDS = 4, 4
 """Stamps of a warp ahead of and behind the steps, and words of a block's time by the GPU's clock
-(onchip_trace.cuh)."""
+(persistent/trace.cuh)."""
 
 RULE_BYTES = 64
 FIXED_BYTES = 1024

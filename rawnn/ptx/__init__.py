@@ -28,6 +28,6 @@ def source_path(name: str) -> Path:
         return path
     if not path.is_relative_to(SOURCES) or path.suffix not in (".cu", ".cuh") \
             or not path.is_file():
-        known = [str(file.relative_to(SOURCES)) for file in SOURCES.rglob("*.cu*")]
-        raise ConfigError(f"there is no kernel source '{name}' in rawnn{nearest(name, known)}")
+        known = [file.name for file in SOURCES.rglob("*.cu*")]
+        raise ConfigError(f"there is no kernel source '{name}' in rawnn{nearest(path.name, known)}")
     return path

@@ -195,7 +195,9 @@ class Simulation:
         while frame.f_back and frame.f_globals.get("__name__", "").startswith(_BY_THE_SIMULATION):
             frame = frame.f_back
         code = frame.f_code
-        file = "/".join(code.co_filename.split("/")[-3:])
+        path = code.co_filename
+        _, package, below = path.rpartition("/rawnn/")
+        file = f"rawnn/{below}" if package else "/".join(path.split("/")[-3:])
         return f"{file}:{frame.f_lineno} ({code.co_name})"
 
     # -- streams --------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_a_clock_that_is_put_back_once_it_was_read_is_found(
         monkeypatch.setattr(Event, "milliseconds_since", short)
 
     given: dict[str, Any] = {"shapes": SHAPES, "sizes": {"n": 1000}, "device": device}
-    with pytest.raises(Refused, match=r"replaced rawnn\.device\.cuda\.stream\.Event\.millisecond"):
+    with pytest.raises(Refused, match=r"replaced rawnn\.cuda\.stream\.Event\.millisecond"):
         rawnn.time(dishonest, lambda x: {"y": 2 * x}, **given, samples=2)
 
 

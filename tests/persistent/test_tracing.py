@@ -86,7 +86,7 @@ def test_a_kernel_that_is_not_traced_knows_nothing_of_it(
     assert "trace" not in plain
     assert "stamp" not in plain
     kept = [line.strip() for line in stamped.splitlines() if "stamp" not in line.lower()
-            and "onchip_trace" not in line]
+            and "persistent/trace" not in line]
     text = "\n".join(kept).replace("unsigned int* __restrict__ trace, ", "")
     # A wait is a statement of its own where what comes behind it is stamped.
     for number, line in enumerate(kept):

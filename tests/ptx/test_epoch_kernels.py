@@ -22,7 +22,7 @@ import epoch_cases  # noqa: E402
 
 from tests.ptx.twin.twin import Twin, compiler  # noqa: E402
 
-RELOCATABLE = {"while"}
+RELOCATABLE = {"elementwise/while"}
 INSTANCES = {
     source: tuple(
         e for e in epoch_cases.EXPRESSIONS
@@ -69,7 +69,7 @@ def bodies(ptx: bytes) -> dict[str, str]:
 def test_linear_forward_loads_are_wide(nvrtc):
     """What makes the fused forward fast: 16 bytes of each weight row and 4 pixels a load."""
     supported("sm_90")
-    ptx = compile_source(nvrtc, "linear", "sm_90", INSTANCES["linear"])[2]
+    ptx = compile_source(nvrtc, "fused/linear", "sm_90", INSTANCES["fused/linear"])[2]
     for name, body in bodies(ptx).items():
         assert "__local_depot" not in body, f"{name} keeps an array in local memory"
         if "linear_forwardILi10E" in name:
@@ -89,7 +89,7 @@ def test_linear_forward_loads_are_wide(nvrtc):
 )
 def test_gather_stores_sixteen_bytes_at_once(nvrtc, types, load, store):
     supported("sm_90")
-    ptx = compile_source(nvrtc, "gather", "sm_90", (f"gather<{types}>",))[2]
+    ptx = compile_source(nvrtc, "elementwise/gather", "sm_90", (f"gather<{types}>",))[2]
     (body,) = bodies(ptx).values()
     assert re.search(rf"ld\.global(?:\.nc)?\.{load}", body)
     assert re.search(rf"st\.global\.{store}", body)

@@ -49,7 +49,7 @@ def test_a_fault_drawn_at_random_is_caught(turn: int) -> None:
 def test_a_fault_in_a_whole_step_is_caught(kind: str) -> None:
     """In the text of a kernel that is written for a network, or in its headers."""
     among = [fault for fault in faults.every() if fault.kind == kind and not why_harmless(fault)
-             and (fault.file in faults.written_files() or fault.file.startswith("onchip"))]
+             and (fault.file in faults.written_files() or fault.file.startswith("persistent/"))]
     fault = faults.sample(1, SEED, among)[0]
     found = attempts.attempt(fault)
     assert found.what in ("caught", "invalid"), (fault.name, found.how)

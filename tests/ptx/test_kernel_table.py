@@ -133,7 +133,7 @@ def record(row: Any, major: str = "12", before: Any = tool.EMPTY) -> Any:
 def test_other_figures_and_a_missing_kernel_are_found() -> None:
     row, spilling = tool.Row(32, 0), tool.Row(32, 0, (8, 16))
     (missing,) = tool.complaints({INSTANCE: {"sm_90": row}}, tool.EMPTY, "12", "12.1")
-    assert missing == "a<float> (bias.cu) on sm_90 with NVRTC 12.1 is not in the record"
+    assert missing == "a<float> (elementwise/bias.cu) on sm_90 with NVRTC 12.1 is not in the record"
     (spill,) = tool.complaints({INSTANCE: {"sm_90": spilling}}, record(row), "12", "12.1")
     assert "has 32 registers, 0 bytes of shared memory and spills of 8 + 16 bytes; the record " \
         "says 32 registers, 0 bytes of shared memory and spills of 0 + 0 bytes" in spill

@@ -36,7 +36,7 @@ UPDATES = (
     "bfloat16,bfloat16,float",
 )  # fmt: skip
 INSTANCES = {
-    "matmul": [
+    "gemm/matmul": [
         *(f"matmul_nt<float,float,float,{b},{a}>"
           for b, a in itertools.product(FLAGS, ("None", *ACTIVATIONS))),
         *(f"matmul_nt<{t},true,Relu>" for t in PRODUCTS[1:]),
@@ -48,18 +48,18 @@ INSTANCES = {
         "matmul_nn<float16,float16,float16,Relu,float16,float16>",
         "matmul_tn<float16,float16,float16,float16>",
     ],
-    "weight_update": [
+    "optimizers/weight_update": [
         "weight_update<float,float,float>",
         *(f"weight_update<{t},float,{t}>" for t in HALVES),
         "weight_update<bfloat16,bfloat16,float>",
         "weight_update<float8_e4m3,float,float8_e4m3,float8_e5m2>",
         "weight_update<float16,float,float16,float16,float16>",
     ],
-    "bias": [
+    "elementwise/bias": [
         *(f"{n}<{t}>" for n in ("bias_add", "bias_grad", "bias_sgd") for t in ("float", *HALVES)),
         "bias_grad<float8_e5m2>", "bias_sgd<float8_e5m2>",
     ],
-    "activation": [
+    "elementwise/activation": [
         f"{name}<{types},{activation}>"
         for activation in ACTIVATIONS
         for name, types in (
@@ -69,28 +69,29 @@ INSTANCES = {
             ("activate_backward", "bfloat16,float8_e4m3,float8_e5m2"),
         )
     ],
-    "softmax": [
+    "losses/softmax": [
         *(f"softmax<{t}>" for t in ("float", *HALVES)),
         *(f"softmax_backward<{t}>" for t in ("float", *HALVES, "float8_e5m2")),
     ],
-    "loss": [
+    "losses/loss": [
         "cross_entropy", "accuracy", "loss_accuracy",
         *(f"{n}<{t}>" for n in ("loss_gradient", "softmax_loss_gradient")
           for t in ("float", "bfloat16", "float8_e5m2")),
     ],
-    "mse": [
+    "losses/mse": [
         "mse<float>", "mse<bfloat16>",
         *(f"{n}<float,{d}>" for n in ("mse_backward", "mse_gradient") for d in ("float", *HALVES)),
     ],
-    "bce": [
+    "losses/bce": [
         "bce<float>", "bce_accuracy<float>",
         *(f"{n}<float,{d}>" for n in ("bce_backward", "bce_gradient") for d in ("float", *HALVES)),
     ],
-    **{name: [f"{name}<{t}>" for t in UPDATES] for name in ("sgd", "momentum", "adam")},
-    "cast": [
+    **{f"optimizers/{name}": [f"{name}<{t}>" for t in UPDATES]
+       for name in ("sgd", "momentum", "adam")},
+    "elementwise/cast": [
         *(f"cast<float,{t}>" for t in FLOATS), *(f"cast<{t},float>" for t in SMALL),
     ],
-    "slices": [
+    "gemm/slices": [
         *(f"sum_slices<float,float,{b},{a}>"
           for b, a in itertools.product(FLAGS, ("None", "Relu"))),
         "sum_slices<float,bfloat16,true,Gelu>",
@@ -99,7 +100,7 @@ INSTANCES = {
     ],
 }  # fmt: skip
 # A block of 1,024 threads has 64 registers a thread; wide updates live on many warps as well.
-REGISTERS = {"slices": 128, "adam": 96}
+REGISTERS = {"gemm/slices": 128, "optimizers/adam": 96}
 PDL = "-DRAWNN_PDL"
 EIGHT_BIT_SPILL = 36
 """Bytes that NVRTC 13 spills at most in losses whose gradients are stored in 8 bits: they look for
@@ -166,10 +167,10 @@ def test_wide_accesses(nvrtc):
     """What the updates of wide layers live on: 16 bytes of each operand an access."""
     supported("sm_90")
     wanted = {
-        ("sgd", "sgd<float,float,float>"): (2, 1),
-        ("sgd", "sgd<bfloat16,bfloat16,float>"): (2, 1),
-        ("cast", "cast<float,float>"): (1, 1),
-        ("activation", "activate_backward<bfloat16,bfloat16,bfloat16,Relu>"): (2, 1),
+        ("optimizers/sgd", "sgd<float,float,float>"): (2, 1),
+        ("optimizers/sgd", "sgd<bfloat16,bfloat16,float>"): (2, 1),
+        ("elementwise/cast", "cast<float,float>"): (1, 1),
+        ("elementwise/activation", "activate_backward<bfloat16,bfloat16,bfloat16,Relu>"): (2, 1),
     }
     for (source, expression), (loads, stores) in wanted.items():
         ptx = compile_source(nvrtc, source, "sm_90", [expression])[2].decode()

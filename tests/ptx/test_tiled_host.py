@@ -52,7 +52,7 @@ SHAPES = ((1, 1, 1), (33, 70, 37), (16, 32, 128))
 @pytest.fixture(scope="module", params=["sm_75", "sm_90"])
 def emulator(request: pytest.FixtureRequest) -> emulated_kernels.Emulator:
     expressions = (*PRODUCTS, *UPDATES)
-    twin = emulated_kernels.kernels(("tiled",), expressions, request.param).build()
+    twin = emulated_kernels.kernels(("gemm/tiled",), expressions, request.param).build()
     return emulated_kernels.Emulator(twin, seed=3)
 
 

@@ -85,12 +85,13 @@ for _loss in ("mse", "bce"):
         "correct": _HERE, "workspace": _WORKSPACE, **_SCALING, **PART_SHAPES,
     }
     FAMILY.register(_loss, "naive", KernelImpl(
-        f"{_loss}.cu", _loss, typed("t"), matrix("z"), _by_elements, _shapes))
+        f"losses/{_loss}.cu", _loss, typed("t"), matrix("z"), _by_elements, _shapes))
     FAMILY.register(f"{_loss}_backward", "naive", KernelImpl(
-        f"{_loss}.cu", f"{_loss}_backward", typed("t", "dz"), matrix("z"), vectors("z"),
+        f"losses/{_loss}.cu", f"{_loss}_backward", typed("t", "dz"), matrix("z"), vectors("z"),
         _shapes))
     FAMILY.register(f"{_loss}_gradient", "fused", KernelImpl(
-        f"{_loss}.cu", f"{_loss}_gradient", typed("t", "dz"), _sizes("z"), _by_elements, _shapes))
+        f"losses/{_loss}.cu", f"{_loss}_gradient", typed("t", "dz"), _sizes("z"), _by_elements,
+        _shapes))
 FAMILY.register("bce_accuracy", "naive", KernelImpl(
     "losses/bce.cu", "bce_accuracy", typed("t"), matrix("z"), _by_elements, _shapes))
 _labelled("cross_entropy", "p", loss=_HERE)

@@ -83,7 +83,7 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
         "bce_gradient<float16,bfloat16>",
     ),
     **{
-        name: (
+        f"optimizers/{name}": (
             f"{name}<float,float,float>", f"{name}<float,float,bfloat16>",
             f"{name}<float,bfloat16,float8_e4m3>", f"{name}<bfloat16,float,float>",
             f"{name}<bfloat16,bfloat16,float>",
