@@ -28,7 +28,7 @@ def main(end: Callable[[int], object] = sys.exit) -> None:
     from rawnn.cli import load, run
 
     if takes_the_first_gpu(sys.argv[1:]):
-        from rawnn.cuda.wake import wake
+        from rawnn.cuda.driver_start import wake
 
         wake()
     load(sys.argv[1:])

@@ -19,14 +19,14 @@ from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
-from rawnn.plan import around
+from rawnn.plan import epoch_plans
 from rawnn.plan.build import evaluation_step, training_step
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import Recipe
 from rawnn.ptx.gemm.tiles import Product
+from rawnn.ptx.kernel_registry import Key, key_of
 from rawnn.ptx.kernels import kernel_for
-from rawnn.ptx.table import Key, key_of
 from tests.engine import CAPABLE, VALUES, form_for
 
 OPEN = ("max", "auto", "RxG[[@l2]:THREADS:TYPES[:TURNS]]")
@@ -98,10 +98,10 @@ class Variant:
         if recipe.rest(examples):
             yield selection.apply(rest)[0].apart("rest.")
         yield selection.apply(evaluate)[0]
-        yield around.start(train, network, 0)
-        yield around.refresh(train)
-        begin, end = around.begin(train, recipe, examples), around.end(train, steps)
-        yield from (begin, end, around.between(begin, end))
+        yield epoch_plans.start(train, network, 0)
+        yield epoch_plans.refresh(train)
+        begin, end = epoch_plans.begin(train, recipe, examples), epoch_plans.end(train, steps)
+        yield from (begin, end, epoch_plans.between(begin, end))
 
     @cached_property
     def _baseline(self) -> tuple[Network, Recipe, int, Plan, Plan, Plan]:

@@ -13,7 +13,7 @@ import pytest
 from rawnn.common.errors import DeviceError
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import open_gpu
-from rawnn.sim import Simulation, meanings
+from rawnn.sim import Simulation, kernel_references
 from tests import slices
 
 os.environ.pop("COLUMNS", None)  # with which xdist makes its workers 80 columns wide
@@ -69,4 +69,4 @@ def gpu() -> Iterator[Device]:
 @pytest.fixture
 def own_meanings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test registers of its own kernels is forgotten behind it."""
-    monkeypatch.setattr(meanings, "_registered", {})
+    monkeypatch.setattr(kernel_references, "_registered", {})

@@ -11,9 +11,9 @@ import numpy as np
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.data.normalise import PIXEL_SCALE
-from rawnn.engine.runners.base import Runner, Work, prepare
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.prepared_run import Runner, Work, prepare
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select

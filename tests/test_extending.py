@@ -31,12 +31,12 @@ from rawnn.plan.ops.common import write_gradient
 from rawnn.plan.ops.metrics import report
 from rawnn.ptx import source_path
 from rawnn.ptx.family import FAMILIES, Family
+from rawnn.ptx.kernel_registry import KERNELS
 from rawnn.ptx.optimizers.updates import register_update
-from rawnn.ptx.table import KERNELS
 from rawnn.sim import Simulation
-from rawnn.sim.meanings import meaning_of
+from rawnn.sim.kernel_references import meaning_of
 from tests.engine import make_work, random_dataset, run_on, same_parameters, trained
-from tests.ptx.twin.twin import Kernels, compiler
+from tests.ptx.emulator.emulator import Kernels, compiler
 
 LEAKY = """
 struct Leaky {  // z above 0, a tenth of it below

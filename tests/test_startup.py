@@ -13,7 +13,7 @@ import pytest
 import rawnn
 from rawnn.__main__ import takes_the_first_gpu
 from rawnn.cuda.device import Device
-from rawnn.cuda.wake import wake
+from rawnn.cuda.driver_start import wake
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset

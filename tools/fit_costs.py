@@ -50,7 +50,7 @@ from rawnn.bench.measured import read_measured
 from rawnn.bench.phases import PHASES, PhasesResult
 from rawnn.cli.plan import TARGETS, assumed
 from rawnn.common.errors import ConfigError, RawnnError
-from rawnn.cuda.fitted import keep
+from rawnn.cuda.fitted_constants import keep
 from rawnn.engine.config import Config
 from rawnn.opts import select
 from rawnn.persistent import cost

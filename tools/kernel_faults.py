@@ -1,4 +1,4 @@
-"""Plant every fault of tests/ptx/twin/faults.py in the kernels, and keep what became of each in
+"""Plant every fault of tests/ptx/emulator/faults.py in the kernels, and keep what became of each in
 results/kernel-faults.json.
 
     python tools/kernel_faults.py [--jobs N] [--sample N] [--again survived|all] [--part K/N]
@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.ptx.twin import attempts, faults, outcomes
+from tests.ptx.emulator import attempts, faults, outcomes
 
 
 def main() -> int:

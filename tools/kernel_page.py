@@ -13,8 +13,8 @@ from typing import Any
 
 from rawnn.opts import TOGGLES
 from rawnn.ptx.family import FAMILIES, Family
-from rawnn.ptx.limits.floors import Probe
-from rawnn.ptx.table import Key, key_of
+from rawnn.ptx.kernel_registry import Key, key_of
+from rawnn.ptx.limits.microbenchmarks import Probe
 from tests.catalogue import Case
 
 PAGE = Path(__file__).resolve().parents[1] / "rawnn" / "ptx" / "README.md"
@@ -46,11 +46,11 @@ not edited by hand.
 A family of kernels is a `.cu` file in a folder, whose head says what it computes and what limits
 it, and beside it a Python module with the object that says all else: ops with their references,
 what a GPU must have, where in a plan the kernels take others' place, how they are launched.
-*Instances* are the template instances that the engine can ask for, *registers* the fewest and most a thread over
-these and all architectures, *spills* the instances that spill on any architecture, and the most
-bytes stored and loaded a thread ({version}). *Toggles* are those without which no plan has the
-family, with their measured worth on their pages; kernels of "every run" need none. Where numbers
-are float32, tensor cores round them to tf32, unless they multiply by 3 x tf32.
+*Instances* are the template instances that the engine can ask for, *registers* the fewest and most
+a thread over these and all architectures, *spills* the instances that spill on any architecture,
+and the most bytes stored and loaded a thread ({version}). *Toggles* are those without which no plan
+has the family, with their measured worth on their pages; kernels of "every run" need none. Where
+numbers are float32, tensor cores round them to tf32, unless they multiply by 3 x tf32.
 """
 
 FLOORS = "What a GPU's limits are measured with"
@@ -124,7 +124,7 @@ def _line(family: Family, record: Mapping[str, Any], toggles: set[str]) -> str:
 
 
 def _probes_line(probes: Sequence[Probe], record: Mapping[str, Any]) -> str:
-    return _row("floors", "limits/floors.py", FLOORS_SUMMARY, "none",
+    return _row("floors", "limits/microbenchmarks.py", FLOORS_SUMMARY, "none",
                 tuple(dict.fromkeys(p.source for p in probes)), {p.name for p in probes}, record,
                 "none: `rawnn bench floors`")
 

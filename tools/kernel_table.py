@@ -46,9 +46,9 @@ from rawnn.cuda.errors import check  # noqa: E402
 from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
 from rawnn.ptx.fused.linear import MAX_FUSED_CLASSES  # noqa: E402
+from rawnn.ptx.kernel_registry import key_of  # noqa: E402
 from rawnn.ptx.kernels import KERNELS, kernel_for  # noqa: E402
-from rawnn.ptx.limits.floors import PROBES, Probe  # noqa: E402
-from rawnn.ptx.table import key_of  # noqa: E402
+from rawnn.ptx.limits.microbenchmarks import PROBES, Probe  # noqa: E402
 from tests.catalogue import Case, Variant, cases, legal  # noqa: E402
 from tools import kernel_page  # noqa: E402
 

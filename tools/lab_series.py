@@ -40,16 +40,16 @@ from rawnn.cuda.errors import check as check_call  # noqa: E402
 from rawnn.cuda.stream import Event  # noqa: E402
 from rawnn.engine.machine import Opened, open_device  # noqa: E402
 from rawnn.lab.arrays import Array  # noqa: E402
+from rawnn.lab.candidate_runner import Here  # noqa: E402
 from rawnn.lab.checking import check  # noqa: E402
 from rawnn.lab.comparison import allowed  # noqa: E402
 from rawnn.lab.expressions import evaluate  # noqa: E402
-from rawnn.lab.files import kernel_of  # noqa: E402
-from rawnn.lab.guarded import Image  # noqa: E402
 from rawnn.lab.kernel import Kernel  # noqa: E402
-from rawnn.lab.problem import Launching, Problem  # noqa: E402
-from rawnn.lab.rehearsal import Rehearsal  # noqa: E402
-from rawnn.lab.roles import problem_of  # noqa: E402
-from rawnn.lab.running import Here  # noqa: E402
+from rawnn.lab.kernel_files import kernel_of  # noqa: E402
+from rawnn.lab.kernel_problem import Launching, Problem  # noqa: E402
+from rawnn.lab.parameter_roles import problem_of  # noqa: E402
+from rawnn.lab.red_zones import Image  # noqa: E402
+from rawnn.lab.reference_run import Rehearsal  # noqa: E402
 from rawnn.lab.work import Work  # noqa: E402
 from tools.lab_tables import LAB, Candidate, LabResult, Topic, steps_of  # noqa: E402
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rawnn.cli import cli  # noqa: E402
-from rawnn.cli.grouped import grouped  # noqa: E402
+from rawnn.cli.option_groups import grouped  # noqa: E402
 
 PAGE = ROOT / "docs" / "options.md"
 HEAD = """# Every option

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import rawnn
 from rawnn.lab.arrays import default_device, simulated
-from rawnn.lab.files import kernel_of
 from rawnn.lab.inspection import resources
+from rawnn.lab.kernel_files import kernel_of
 
 HERE = Path(__file__).parent
 TOPICS = sorted(path.name for path in HERE.iterdir() if list(path.glob("1_*.cu")))

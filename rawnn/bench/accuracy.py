@@ -22,8 +22,8 @@ from rawnn.common.files import cache_directory, write_atomically
 from rawnn.data import Dataset, load_dataset
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import check_fit, settled
-from rawnn.engine.runners.base import prepare
 from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.prepared_run import prepare
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 

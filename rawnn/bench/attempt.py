@@ -22,17 +22,17 @@ from rawnn.cuda.stream import Event
 from rawnn.data import Dataset
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, open_device
-from rawnn.engine.runners.base import prepare
 from rawnn.engine.runners.lowering import Lowering
+from rawnn.engine.runners.prepared_run import prepare
 from rawnn.graphs.graph import Graph
 from rawnn.lab.inspection import Resources
+from rawnn.lab.kernel_source import Source
 from rawnn.lab.ops import Examined, examine, fill_operands
-from rawnn.lab.source import Source
 from rawnn.opts import select
-from rawnn.opts.numbers import numbers_of
+from rawnn.opts.precision_names import numbers_of
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
-from rawnn.ptx.own import REPLACES, Own, owned
+from rawnn.ptx.user_kernels import REPLACES, Own, owned
 
 NODES = 50
 """Launches in the graph by which an op is timed alone, one behind the other."""

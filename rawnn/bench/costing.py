@@ -15,11 +15,11 @@ import msgspec
 from rawnn.bench.floors import CROSSING, FloorsResult
 from rawnn.bench.moved import moved_by, touched
 from rawnn.plan.op import Op
+from rawnn.plan.op_flops import numbers, operations, products
 from rawnn.plan.ops.train_steps import KIND
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.tensor import Role
-from rawnn.plan.work import numbers, operations, products
 from rawnn.ptx.gemm.tiles import LOOPS
 
 OWN = "its own model"

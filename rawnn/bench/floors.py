@@ -21,7 +21,7 @@ from rawnn.bench.statistics import Spread
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import cache_directory
 from rawnn.engine.result import Environment
-from rawnn.ptx.limits.floors import LARGEST_CLUSTER
+from rawnn.ptx.limits.microbenchmarks import LARGEST_CLUSTER
 
 SCHEMA_VERSION = 1
 ENVIRONMENT = "RAWNN_FLOORS"

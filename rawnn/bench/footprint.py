@@ -11,7 +11,7 @@ from rawnn.bench.costing import Bound, least_time
 from rawnn.bench.floors import kept
 from rawnn.bench.moved import least, moved
 from rawnn.engine.machine import Opened
-from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.prepared_run import Work
 
 NO_FLOORS = "x floor: left out, as no limits of this GPU with this driver are kept; `python -m " \
             "rawnn bench floors` measures them"

@@ -35,8 +35,8 @@ from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.result import Result
 from rawnn.engine.training import Listener, Session
 from rawnn.opts import TOGGLES
-from rawnn.opts.own import is_op, toggle
 from rawnn.opts.presets import PRESETS
+from rawnn.opts.user_kernel_toggles import is_op, toggle
 
 _SUITE = read_suites().ladder
 BASE = tuple(_SUITE.base)

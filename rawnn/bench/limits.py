@@ -25,8 +25,8 @@ from rawnn.bench.statistics import spread
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.engine.machine import Opened
-from rawnn.ptx.limits import floors as probes
-from rawnn.ptx.limits.floors import Probe
+from rawnn.ptx.limits import microbenchmarks as probes
+from rawnn.ptx.limits.microbenchmarks import Probe
 
 TIMER = {"floors": "time between two events on the device, of many rounds less that of few, over "
                    "the rounds between; warmed up until three samples in a row lie within 2 %"}

@@ -20,12 +20,12 @@ from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.rawnn_system import dataset
 from rawnn.bench.records import place_of
 from rawnn.common.errors import ConfigError
-from rawnn.engine.decided import Decider
 from rawnn.engine.machine import Opened
+from rawnn.engine.resolved_options import taken_of
 from rawnn.engine.result import Environment
-from rawnn.engine.runners.base import Work
+from rawnn.engine.run_planner import Decider
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.taken import taken_of
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.persistent import cost
 from rawnn.persistent.choose import Choice
 from rawnn.persistent.tracing import Trace, read_trace, traced

@@ -17,8 +17,8 @@ from rawnn.cuda.launch import Arguments, KernelLaunch, Value
 from rawnn.cuda.pinned import PinnedBuffer
 from rawnn.cuda.stream import Event
 from rawnn.graphs.graph import ExecutableGraph, Graph
-from rawnn.ptx.limits import floors as probes
-from rawnn.ptx.limits.floors import PROBES, Probe
+from rawnn.ptx.limits import microbenchmarks as probes
+from rawnn.ptx.limits.microbenchmarks import PROBES, Probe
 
 Timed = Callable[[int], float]
 """Rounds -> the milliseconds that they take on the device."""

@@ -27,8 +27,8 @@ from rawnn.data import Dataset
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened
 from rawnn.engine.result import Environment
-from rawnn.engine.runners.base import Work
 from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.graphs.unrolling import graph_plans
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan

@@ -28,8 +28,8 @@ from rawnn.common.files import write_atomically
 from rawnn.cuda.errors import CallFailed
 from rawnn.data import Dataset
 from rawnn.engine.machine import Opened
-from rawnn.engine.runners.base import Runner, Work
 from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.prepared_run import Runner, Work
 from rawnn.model.layers import Parameters
 
 SLACK = 8.0

@@ -21,7 +21,7 @@ from rawnn.bench.statistics import Spread, spread
 from rawnn.common.errors import ConfigError
 from rawnn.common.words import counted
 from rawnn.distributed.launcher import TIMED_OUT, run
-from rawnn.distributed.place import VARIABLES
+from rawnn.distributed.rank_context import VARIABLES
 from rawnn.engine.config import Config
 from rawnn.engine.result import Environment, environment
 from rawnn.model.workloads import workload

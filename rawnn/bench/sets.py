@@ -29,15 +29,15 @@ from rawnn.common.errors import CompileError, ConfigError, RawnnError
 from rawnn.data import Dataset, load_dataset
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import check_fit, settled
-from rawnn.engine.decided import Decider
 from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.result import Environment, Result
-from rawnn.engine.runners.ahead import compile_ahead
-from rawnn.engine.runners.base import Work
+from rawnn.engine.run_planner import Decider
+from rawnn.engine.runners.precompile import compile_ahead
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.engine.training import Listener, Session
 from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES
-from rawnn.opts.numbers import NUMBERS
+from rawnn.opts.precision_names import NUMBERS
 
 HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "x floor", *WHY, "test accuracy",
             "device memory")

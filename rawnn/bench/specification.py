@@ -14,14 +14,14 @@ from rawnn.common.errors import ConfigError
 from rawnn.data import Dataset
 from rawnn.data.normalise import Normalisation
 from rawnn.engine.launch_choices import applied, key_of, variants
-from rawnn.engine.runners.base import Work, prepare
-from rawnn.engine.runners.feed import form_of
+from rawnn.engine.runners.plan_data import form_of
+from rawnn.engine.runners.prepared_run import Work, prepare
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import INITIALISERS, Network
 from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import RULES, Optimizer
 from rawnn.opts import TOGGLES, Selection, select
-from rawnn.opts.numbers import NUMBERS
+from rawnn.opts.precision_names import NUMBERS
 from rawnn.opts.registry import Machine, Toggle
 from rawnn.plan.build import training_step
 from rawnn.plan.recipe import Form, Recipe

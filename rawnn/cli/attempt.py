@@ -8,7 +8,7 @@ import click
 
 from rawnn.bench.duel import ROUNDS, duel
 from rawnn.cli.compare import show_duel
-from rawnn.cli.grouped import Command
+from rawnn.cli.option_groups import Command
 from rawnn.cli.options import PATH, TOGGLES, config_options, make_config, run_option, toggle_names
 from rawnn.cli.screen import say, sentences, table_console
 from rawnn.common.errors import MissingLibrary, RawnnError

@@ -9,9 +9,8 @@ import click
 from rawnn.bench.columns import TRAFFIC
 from rawnn.bench.duel import ROUNDS, Duel, duel
 from rawnn.bench.footprint import traffic, x_floor
-from rawnn.cli.ending import as_by_ctrl_c
-from rawnn.cli.grouped import Command
 from rawnn.cli.kept import Kept
+from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
     OUTPUT,
     PATH,
@@ -23,6 +22,7 @@ from rawnn.cli.options import (
 )
 from rawnn.cli.screen import say, table_console
 from rawnn.cli.tables import print_table
+from rawnn.cli.termination import as_by_ctrl_c
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output
 from rawnn.engine.data_source import fitted

@@ -9,10 +9,9 @@ import click
 import msgspec
 from rich.console import Console
 
-from rawnn.cli.described import loss_text
 from rawnn.cli.examples import Examples, given_examples, own_examples, say
 from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
-from rawnn.cli.grouped import Command
+from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
     DATA,
     DEVICE,
@@ -24,6 +23,7 @@ from rawnn.cli.options import (
     devices,
     run_option,
 )
+from rawnn.cli.run_summary import loss_text
 from rawnn.cli.screen import fitted, working
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output, write_atomically

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from rawnn.common.csvformat import CsvFormat
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import load_dataset
-from rawnn.data.base import Kind
 from rawnn.data.catalog import is_table
+from rawnn.data.dataset_types import Kind
 from rawnn.data.precision import check_finite
 from rawnn.data.tables import Table, read_table
 from rawnn.engine.checkpoint import Checkpoint, check_data_found

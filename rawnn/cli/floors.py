@@ -9,11 +9,11 @@ import click
 from rawnn.bench.floors import HEADINGS, Floor, FloorsResult, keep
 from rawnn.bench.limits import default_effort, measure
 from rawnn.bench.suites import read_suites
-from rawnn.cli.ending import as_by_ctrl_c
 from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option
 from rawnn.cli.screen import Screen, say
 from rawnn.cli.tables import print_table
+from rawnn.cli.termination import as_by_ctrl_c
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.common.files import check_output, write_atomically
 from rawnn.engine.config import check_device

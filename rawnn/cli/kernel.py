@@ -39,7 +39,7 @@ def _of_a_source(command: Callable[..., Any]) -> Callable[..., Any]:
 def _source(file: Path, defines: tuple[str, ...], include: tuple[str, ...],
             options: tuple[str, ...], arch: str | None) -> tuple[Any, str]:
     """(the source, the architecture)."""
-    from rawnn.lab.source import Source
+    from rawnn.lab.kernel_source import Source
 
     macros = compiler.macros(defines)
     source = Source.of(file, macros, options, include, arch)

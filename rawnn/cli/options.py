@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from rawnn.cli.grouped import Known, Option
+from rawnn.cli.option_groups import Known, Option
 from rawnn.common.csvformat import columns_of, joined_columns
 from rawnn.common.errors import ConfigError
 from rawnn.data.catalog import DATASETS, is_table

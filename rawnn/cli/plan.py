@@ -7,19 +7,19 @@ from typing import Any
 import click
 
 from rawnn.cli.costs import show_costs
-from rawnn.cli.grouped import Command, completed
+from rawnn.cli.option_groups import Command, completed
 from rawnn.cli.options import config_options, listed, make_config
 from rawnn.cli.screen import sentences, table_console
 from rawnn.common.errors import ConfigError
 from rawnn.common.target import NAMED, gpu_named
 from rawnn.common.words import counted
 from rawnn.cuda.compiling.programmatic import Proof
-from rawnn.engine.runners.base import read_across, with_near
+from rawnn.engine.runners.prepared_run import read_across, with_near
 from rawnn.graphs.unrolling import GraphPlan, epoch_graphs
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.persistent.report import describe
-from rawnn.plan import around
+from rawnn.plan import epoch_plans
 from rawnn.plan.build import training_step
 from rawnn.plan.dependencies import reason
 from rawnn.plan.op import Op
@@ -82,8 +82,8 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
     step, policy = selection.apply(baseline)
     step = with_near(step, read_across(step))
     graphs = epoch_graphs(
-        step, policy, steps, around.begin(step, recipe, examples),
-        around.end(step, max(recipe.updates(examples), 1)), bool(recipe.rest(examples))) \
+        step, policy, steps, epoch_plans.begin(step, recipe, examples),
+        epoch_plans.end(step, max(recipe.updates(examples), 1)), bool(recipe.rest(examples))) \
         if policy.graph else [GraphPlan(step, steps)]
     if dot:
         click.echo(_dot(graphs))

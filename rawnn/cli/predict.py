@@ -15,7 +15,7 @@ from rich.console import Console
 
 from rawnn.cli.eval import show
 from rawnn.cli.examples import given_examples, say
-from rawnn.cli.grouped import Command
+from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
     DATA,
     DEVICE,

@@ -10,7 +10,7 @@ from rawnn.bench.floors import missing
 from rawnn.bench.profiling import WAYS, ProfileResult, beside
 from rawnn.bench.profiling import profile as profiled
 from rawnn.bench.traces import write_trace
-from rawnn.cli.grouped import Command
+from rawnn.cli.option_groups import Command
 from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import say, sentences, table_console
 from rawnn.cli.tables import print_table

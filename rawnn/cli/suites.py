@@ -25,12 +25,12 @@ from rawnn.bench.peers.records import read_contests
 from rawnn.bench.peers.summary import network_line
 from rawnn.bench.sets import Progress, SetsResult, run_sets
 from rawnn.bench.suites import read_suites
-from rawnn.cli.ending import as_by_ctrl_c
 from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option, device_of, finish, hold, show_workloads
 from rawnn.cli.screen import say
 from rawnn.cli.sets import earlier_sets
 from rawnn.cli.tables import print_table
+from rawnn.cli.termination import as_by_ctrl_c
 from rawnn.common.errors import ConfigError, RawnnError, unknown
 from rawnn.common.files import check_output, write_atomically
 from rawnn.engine.config import check_device

@@ -15,15 +15,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rawnn.cli.described import (
+from rawnn.cli.option_groups import Command
+from rawnn.cli.options import KEEPING, OUTPUT, PATH, config_options, make_config, run_option
+from rawnn.cli.run_summary import (
     epoch_text,
     initialisation_text,
     loss_text,
     network_text,
     training_text,
 )
-from rawnn.cli.grouped import Command
-from rawnn.cli.options import KEEPING, OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
 from rawnn.common.errors import RawnnError
 from rawnn.common.files import SideOutput, TextSink, check_output

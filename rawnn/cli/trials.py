@@ -53,7 +53,7 @@ def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def described(file: Path, name: str | None, given: dict[str, Any]) -> tuple[Kernel, Work]:
     """The kernel and its work; takes from `given` what says them."""
-    from rawnn.lab.files import kernel_of, text_of
+    from rawnn.lab.kernel_files import kernel_of, text_of
 
     text_of(file)  # a file that is not there is said ahead of a GPU that is not
     work: dict[str, Any] = {key: given.pop(key) for key in ("reference", "length")}

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from rawnn.cli.grouped import Command
+from rawnn.cli.option_groups import Command
 from rawnn.cli.options import config_options, make_config
 from rawnn.cli.screen import sentences, table_console
 from rawnn.common.errors import ConfigError, DataError, DeviceError
@@ -20,8 +20,8 @@ from rawnn.engine.launch_choices import remembered
 from rawnn.engine.machine import open_device
 from rawnn.engine.result import environment
 from rawnn.opts.measured import PACKAGED, Entry, read, remember, user_file
-from rawnn.opts.numbers import numbers_of
-from rawnn.tuning.launches import described
+from rawnn.opts.precision_names import numbers_of
+from rawnn.tuning.launch_tuning import described
 from rawnn.tuning.search import Measured, Search, Task, fits
 
 

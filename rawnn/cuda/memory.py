@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rawnn.cuda.errors import check, check_memory
 
 if TYPE_CHECKING:
-    from rawnn.cuda.allocators.base import Statistics
     from rawnn.cuda.allocators.log import AllocationLog
+    from rawnn.cuda.allocators.protocol import Statistics
     from rawnn.cuda.stream import Stream
 
 ALIGNMENT = 256
@@ -100,7 +100,7 @@ class Memory:
         self.peak = max(self.peak, self.current)
 
     def statistics(self) -> Statistics:
-        from rawnn.cuda.allocators.base import Statistics
+        from rawnn.cuda.allocators.protocol import Statistics
 
         return Statistics(self.current, self.peak, self.current, misses=self.calls)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rawnn.common.target import Target, features_of
 from rawnn.cuda.compiling.signature import parse_kernels
 from rawnn.cuda.errors import check
-from rawnn.cuda.fitted import kept
+from rawnn.cuda.fitted_constants import kept
 
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device

@@ -13,11 +13,11 @@ from rawnn.data.catalog import DATASETS
 
 if TYPE_CHECKING:
     from rawnn.data.arrays import from_arrays
-    from rawnn.data.base import Dataset
     from rawnn.data.dataset import load_dataset
+    from rawnn.data.dataset_types import Dataset
     from rawnn.data.normalise import Normalisation
 
-_HOMES = {"Dataset": "base", "Normalisation": "normalise", "from_arrays": "arrays",
+_HOMES = {"Dataset": "dataset_types", "Normalisation": "normalise", "from_arrays": "arrays",
           "load_dataset": "dataset"}
 
 __all__ = ["DATASETS", "Dataset", "Normalisation", "from_arrays", "load_dataset"]

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.common.random import permutation
-from rawnn.data.base import (
+from rawnn.data.columns import NamedColumns, column_text, fix_of, read_answers, read_inputs
+from rawnn.data.dataset_types import (
     DEFAULT_FRACTION,
     INPUT_TYPES,
     LABEL_TYPES,
@@ -20,7 +21,6 @@ from rawnn.data.base import (
     Kind,
     Labels,
 )
-from rawnn.data.columns import NamedColumns, column_text, fix_of, read_answers, read_inputs
 from rawnn.data.dlpack import DeviceArray
 from rawnn.data.labels import (
     Rows,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_of, joined_columns
 from rawnn.common.errors import ConfigError, DataError, nearest
-from rawnn.data.base import Kind
+from rawnn.data.dataset_types import Kind
 from rawnn.data.labels import MISSING
 
 _DELIMITERS = ",;\t|"

@@ -13,7 +13,6 @@ from pathlib import Path
 from rawnn.common.csvformat import Columns, CsvFormat
 from rawnn.common.errors import ConfigError, DataError, unknown
 from rawnn.data import idx
-from rawnn.data.base import DEFAULT_FRACTION, Dataset, Kind
 from rawnn.data.catalog import (
     DATASETS,
     NAMED,
@@ -23,6 +22,7 @@ from rawnn.data.catalog import (
     is_table,
     spellings,
 )
+from rawnn.data.dataset_types import DEFAULT_FRACTION, Dataset, Kind
 from rawnn.data.idx import Bytes
 from rawnn.data.normalise import Normalisation, Normalise, NormaliseTargets
 from rawnn.data.store import RawStore, default_directory

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.data.base import Dataset, listed
+from rawnn.data.dataset_types import Dataset, listed
 
 SAMPLE = 1_000_000
 """Bytes of the examples that are read, at most, whatever the size of the set."""

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_of
 from rawnn.common.errors import ConfigError, DataError, nearest
 from rawnn.data.arrays import Pair, from_arrays
-from rawnn.data.base import DEFAULT_FRACTION, Dataset, Kind
 from rawnn.data.catalog import TABLES
 from rawnn.data.columns import NamedColumns
 from rawnn.data.csvfile import Sheet, not_decodable, open_text
+from rawnn.data.dataset_types import DEFAULT_FRACTION, Dataset, Kind
 from rawnn.data.normalise import Normalise, NormaliseTargets
 
 _SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rawnn.common.errors import RanksError
-from rawnn.distributed.place import SECRET, Place
+from rawnn.distributed.rank_context import SECRET, Place
 from rawnn.distributed.wire import Wire
 
 PROTOCOL = "rawnn ranks 2"

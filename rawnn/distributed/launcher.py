@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from types import FrameType
 
 from rawnn.common.words import counted
-from rawnn.distributed.place import SECRET
+from rawnn.distributed.rank_context import SECRET
 
 PATIENCE = 10.0
 """Seconds in which ranks end by themselves once one has; then they are ended."""

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import RanksError
-from rawnn.distributed.meeting import meet
-from rawnn.distributed.place import Place
+from rawnn.distributed.rank_context import Place
+from rawnn.distributed.rendezvous import meet
 
 NOTICE = 1.0
 """Seconds in which a rank notices by itself that another is lost, before what waits for it on the

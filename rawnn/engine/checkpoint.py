@@ -57,8 +57,8 @@ class Checkpoint:
     """What a file holds. `epoch` epochs are done; `state` is what the runner keeps besides the
     parameters (optimizer state, clock, loss scale), by tensor name; `config` is the run's Config as
     plain values; `facts` are numbers of the listeners, such as the best loss so far; `taken` says
-    what the run took of what was open (rawnn/engine/taken.py), {} where nobody wrote it down;
-    `data`
+    what the run took of what was open (rawnn/engine/resolved_options.py), {} where nobody wrote it
+    down; `data`
     which data it was trained on (rawnn/engine/resumption.py), {} where that is not known; `lineage`
     has a random name and the first epoch of the run and of each that continued it, () in older
     files; `label_dtype` and `autoencoder` are those of a Model."""

@@ -15,8 +15,8 @@ from rawnn.common.csvformat import CsvFormat
 from rawnn.common.errors import ConfigError
 from rawnn.data import Dataset, from_arrays, load_dataset
 from rawnn.data.arrays import check_fractions
-from rawnn.data.base import Kind
 from rawnn.data.catalog import is_table
+from rawnn.data.dataset_types import Kind
 from rawnn.data.normalise import TargetNormalisation
 from rawnn.engine.config import DEFAULT_BATCH, Config
 from rawnn.plan.recipe import Recipe

@@ -20,7 +20,7 @@ from rawnn import ptx
 from rawnn.common.errors import RawnnError
 from rawnn.common.files import cache_directory, write_atomically
 from rawnn.cuda.device import DeviceInfo
-from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx.kernels import kernel_for

@@ -17,7 +17,7 @@ from rawnn.common.errors import TrainingDiverged
 from rawnn.common.interrupts import LONG_SECONDS, BrokenOff, Signals
 from rawnn.engine.parallel import metrics
 from rawnn.engine.result import Report
-from rawnn.engine.runners.base import Evaluation, State
+from rawnn.engine.runners.prepared_run import Evaluation, State
 from rawnn.engine.units import LossUnits
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ import rawnn
 from rawnn.common.errors import ConfigError, OutOfMemory
 from rawnn.data import Dataset
 from rawnn.distributed import Team, place_in, place_of
-from rawnn.distributed.place import SECRET
+from rawnn.distributed.rank_context import SECRET
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened
-from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.plan.recipe import Recipe
 from rawnn.version import __version__
 

@@ -19,7 +19,7 @@ from rawnn.data.normalise import Normalisation, Normalise
 from rawnn.engine.checkpoint import Checkpoint, check_fits, find
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import given
-from rawnn.engine.runners.base import State
+from rawnn.engine.runners.prepared_run import State
 from rawnn.model.layers import Network
 from rawnn.plan.ops.epoch import count_after
 

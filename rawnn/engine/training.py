@@ -48,9 +48,9 @@ from rawnn.engine.data_source import (
     spare_outputs,
     with_targets_of,
 )
-from rawnn.engine.decided import Decider
 from rawnn.engine.loop import Loop
 from rawnn.engine.machine import Opened, open_device, since_import
+from rawnn.engine.resolved_options import taken_of
 from rawnn.engine.result import Result, Times, environment
 from rawnn.engine.resumption import (
     Resumption,
@@ -60,9 +60,9 @@ from rawnn.engine.resumption import (
     state_of,
     what_continues,
 )
-from rawnn.engine.runners.base import Runner, State
+from rawnn.engine.run_planner import Decider
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.taken import taken_of
+from rawnn.engine.runners.prepared_run import Runner, State
 from rawnn.engine.units import LossUnits
 
 OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiverged)

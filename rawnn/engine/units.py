@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.engine.model import Model
-from rawnn.engine.runners.base import Evaluation, Runner
+from rawnn.engine.runners.prepared_run import Evaluation, Runner
 
 if TYPE_CHECKING:
     from rawnn.data import Dataset

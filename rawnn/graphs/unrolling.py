@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rawnn.plan.around import behind
 from rawnn.plan.dependencies import dependencies
-from rawnn.plan.joining import spans
+from rawnn.plan.epoch_plans import behind
+from rawnn.plan.merging import spans
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan, advance
 from rawnn.plan.policy import Policy

@@ -2,9 +2,9 @@
 
 from rawnn.lab.arrays import Array, array, empty, simulated
 from rawnn.lab.checking import Checked, CheckFailed, check
-from rawnn.lab.files import kernel_of
 from rawnn.lab.integrity import Refused
 from rawnn.lab.kernel import Kernel
+from rawnn.lab.kernel_files import kernel_of
 from rawnn.lab.maps import TensorMap, tensor_map
 from rawnn.lab.sanitizer import Sanitized, sanitize
 from rawnn.lab.sweeping import Swept, sweep

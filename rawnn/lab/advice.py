@@ -12,7 +12,7 @@ from rawnn.common.words import counted
 from rawnn.cuda.compiling.resources import SM_LIMITS, Occupancy, occupancy
 from rawnn.lab.inspection import Resources, resources
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.problem import Launching
+from rawnn.lab.kernel_problem import Launching
 
 _WARP = 32
 

@@ -15,8 +15,8 @@ from rawnn.cuda.compiling.signature import Parameter
 from rawnn.cuda.compiling.structs import Struct, vector
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Value
+from rawnn.lab.array_exchange import imported, streams_before
 from rawnn.lab.arrays import Array
-from rawnn.lab.exchange import imported, streams_before
 from rawnn.lab.maps import TensorMap
 
 Streams = list[int]

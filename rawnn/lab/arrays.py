@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import open_gpu
-from rawnn.lab.exchange import capsule, exported, interface, order, stream_of
+from rawnn.lab.array_exchange import capsule, exported, interface, order, stream_of
 
 
 @cache

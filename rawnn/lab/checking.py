@@ -11,16 +11,16 @@ import numpy as np
 
 from rawnn.common.errors import ConfigError, DeviceError, OutOfMemory, RawnnError
 from rawnn.common.words import counted
+from rawnn.lab.candidate_runner import Runner
 from rawnn.lab.comparison import Comparison, Values, allowed, compare, is_nothing, sensitivity
-from rawnn.lab.draws import Sizes
-from rawnn.lab.guarded import Contents, Image, place
 from rawnn.lab.integrity import Integrity
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.problem import Launching, Operand, Problem, Trial
-from rawnn.lab.process import runner_for
-from rawnn.lab.rehearsal import NOTE, Rehearsal
-from rawnn.lab.roles import problem_of
-from rawnn.lab.running import Runner
+from rawnn.lab.kernel_problem import Launching, Operand, Problem, Trial
+from rawnn.lab.parameter_roles import problem_of
+from rawnn.lab.red_zones import Contents, Image, place
+from rawnn.lab.reference_run import NOTE, Rehearsal
+from rawnn.lab.sampling import Sizes
+from rawnn.lab.subprocess_runner import runner_for
 from rawnn.lab.work import Work
 
 _NUDGE = 2.0**-20

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError, nearest
 from rawnn.common.tolerances import FACTOR, SMALLEST, TENSOR_CORE, UNIT, of_op
-from rawnn.lab.guarded import place
+from rawnn.lab.red_zones import place
 
 Values = NDArray[Any]
 _NAMES = {"float8_e4m3fn": "float8_e4m3"}

@@ -13,7 +13,7 @@ from rawnn.cuda.device import Device, Function
 from rawnn.cuda.errors import check
 from rawnn.cuda.launch import PORTABLE_CLUSTER, Dim, allow
 from rawnn.cuda.occupancy import SIZES
-from rawnn.lab.exchange import Handle
+from rawnn.lab.array_exchange import Handle
 
 Extent = int | tuple[int, ...]
 _ANY = 65_535

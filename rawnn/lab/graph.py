@@ -19,8 +19,8 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.graphs.graph import ExecutableGraph
 from rawnn.graphs.graph import Graph as DriverGraph
+from rawnn.lab.array_exchange import Handle, order
 from rawnn.lab.arrays import Array
-from rawnn.lab.exchange import Handle, order
 from rawnn.lab.kernel import RECORDING, Launcher
 from rawnn.lab.maps import TensorMap
 from rawnn.lab.nodes import Edges, Node, edges_of, every, span_of

@@ -12,13 +12,13 @@ from rawnn.common.dtypes import CUDA_TYPES, c_type
 from rawnn.common.errors import ConfigError, nearest
 from rawnn.cuda.compiling.signature import KernelSignature, Parameter, parse_kernels
 from rawnn.lab.expressions import evaluate, names_in, whole
-from rawnn.lab.source import Source
+from rawnn.lab.kernel_source import Source
 from rawnn.model.activations import functor
 from rawnn.plan.op import Op, OpSpec, Reference
 from rawnn.plan.plan import Plan
 from rawnn.ptx import INCLUDE
-from rawnn.ptx.own import REPLACES, Own, base_of, shapes_of
-from rawnn.ptx.table import KERNELS, NEUTRAL, Geometry, KernelImpl, Scalars
+from rawnn.ptx.kernel_registry import KERNELS, NEUTRAL, Geometry, KernelImpl, Scalars
+from rawnn.ptx.user_kernels import REPLACES, Own, base_of, shapes_of
 
 _WITHOUT = {"seed", "stream", "offset", *NEUTRAL}
 """Numbers of an op that a kernel may do without: those of random roundings and of the step, of

@@ -26,7 +26,7 @@ from rawnn.cuda.compiling.resources import (
 )
 from rawnn.cuda.compiling.signature import KernelSignature
 from rawnn.cuda.compiling.translation import DYNAMIC
-from rawnn.lab.source import Source
+from rawnn.lab.kernel_source import Source
 from rawnn.ptx import INCLUDE
 
 _KNOWN = {*FORMATS, *TYPE_WORDS, "true", "false", "float2", "float4", "std"}

@@ -13,8 +13,9 @@ import numpy as np
 from rawnn.common.errors import RawnnError
 
 _MODULES = ("rawnn.bench.statistics", "rawnn.cuda.errors", "rawnn.cuda.stream",
-            "rawnn.lab.checking", "rawnn.lab.comparison", "rawnn.lab.guarded",
-            "rawnn.lab.measuring", "rawnn.lab.problem", "rawnn.lab.running", "rawnn.lab.timing")
+            "rawnn.lab.checking", "rawnn.lab.comparison", "rawnn.lab.red_zones",
+            "rawnn.lab.measuring", "rawnn.lab.kernel_problem", "rawnn.lab.candidate_runner",
+            "rawnn.lab.timing")
 _NUMPY = ("abs", "argmin", "array_equal", "dot", "flatnonzero", "isfinite", "isnan", "maximum",
           "median", "quantile", "where")
 

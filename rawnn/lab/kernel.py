@@ -34,11 +34,11 @@ from rawnn.lab.arguments import (
     elements_of,
     usual_of,
 )
+from rawnn.lab.array_exchange import Handle, order, stream_of
 from rawnn.lab.arrays import default_device
-from rawnn.lab.exchange import Handle, order, stream_of
+from rawnn.lab.fast_launch import quick_launch, threads_take_turns
 from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
-from rawnn.lab.quick import quick_launch, threads_take_turns
-from rawnn.lab.source import Source
+from rawnn.lab.kernel_source import Source
 from rawnn.lab.symbols import Symbol, symbol
 from rawnn.ptx import INCLUDE
 

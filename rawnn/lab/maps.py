@@ -15,8 +15,8 @@ from rawnn.common.words import counted
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
 from rawnn.cuda.tensormap import ALIGNMENT
+from rawnn.lab.array_exchange import imported
 from rawnn.lab.arrays import Array, default_device
-from rawnn.lab.exchange import imported
 
 _MOST_DIMENSIONS, _MOST_EXTENT = 5, 256
 SWIZZLES = {"128B": 128, "64B": 64, "32B": 32, "none": _MOST_EXTENT * 8}

@@ -12,11 +12,11 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.stream import Event
 from rawnn.graphs import Graph
 from rawnn.lab.arrays import Array
-from rawnn.lab.guarded import Contents, Images
+from rawnn.lab.candidate_runner import Here, released
 from rawnn.lab.integrity import Integrity, Refused
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.problem import Launching
-from rawnn.lab.running import Here, released
+from rawnn.lab.kernel_problem import Launching
+from rawnn.lab.red_zones import Contents, Images
 
 Sample = tuple[Images, Mapping[str, Any], Collection[str]]
 """Images, numbers, and the names of arrays with input in them."""

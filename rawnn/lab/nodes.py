@@ -13,8 +13,8 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.programmatic import Proof
 from rawnn.cuda.device import Device
 from rawnn.graphs.graph import Graph as DriverGraph
+from rawnn.lab.array_exchange import imported
 from rawnn.lab.arrays import Array
-from rawnn.lab.exchange import imported
 from rawnn.lab.kernel import Launcher
 
 

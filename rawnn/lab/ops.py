@@ -26,7 +26,7 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.fused import narrow
 from rawnn.ptx.gemm.tiles import LOOPS
-from rawnn.ptx.own import OWN
+from rawnn.ptx.user_kernels import OWN
 
 STEP = 1
 """Where the cursor stands: metrics and rates have an element for it, the data a batch."""

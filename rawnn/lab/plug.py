@@ -18,9 +18,9 @@ from rawnn.lab.expressions import Expression
 from rawnn.lab.header import header
 from rawnn.lab.implementation import Implementation
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.source import Source
+from rawnn.lab.kernel_source import Source
 from rawnn.plan.op import Reference
-from rawnn.ptx.own import OWN, Own, register, spec_of
+from rawnn.ptx.user_kernels import OWN, Own, register, spec_of
 
 Extents = Expression | Sequence[Expression]
 

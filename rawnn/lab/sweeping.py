@@ -17,7 +17,7 @@ from rawnn.common.words import counted
 from rawnn.lab.checking import check
 from rawnn.lab.expressions import evaluate
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.roles import problem_of
+from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.timing import SAMPLES, time
 from rawnn.lab.work import Work
 

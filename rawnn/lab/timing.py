@@ -25,14 +25,14 @@ from rawnn.lab.checking import (
     misdeeds,
     try_sizes,
 )
-from rawnn.lab.draws import Sizes
-from rawnn.lab.guarded import Contents, Image
 from rawnn.lab.integrity import Integrity, Refused
 from rawnn.lab.kernel import Kernel
+from rawnn.lab.kernel_problem import Launching, Problem, Trial
 from rawnn.lab.measuring import Sample, Stopwatch
-from rawnn.lab.problem import Launching, Problem, Trial
-from rawnn.lab.process import Apart, runner_for
-from rawnn.lab.roles import problem_of
+from rawnn.lab.parameter_roles import problem_of
+from rawnn.lab.red_zones import Contents, Image
+from rawnn.lab.sampling import Sizes
+from rawnn.lab.subprocess_runner import Apart, runner_for
 from rawnn.lab.work import Work
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import numpy as np
 
 from rawnn.common.errors import ConfigError, MissingLibrary, nearest
 from rawnn.lab.checking import check as checked
-from rawnn.lab.draws import Sizes
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.problem import Operand, Problem
-from rawnn.lab.roles import problem_of
+from rawnn.lab.kernel_problem import Operand, Problem
+from rawnn.lab.parameter_roles import problem_of
+from rawnn.lab.sampling import Sizes
 from rawnn.lab.work import Work
 
 

@@ -13,7 +13,7 @@ from rawnn.common.errors import RawnnError
 from rawnn.engine.machine import open_gpu
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.measuring import Stopwatch
-from rawnn.lab.process import Ended, serve
+from rawnn.lab.subprocess_runner import Ended, serve
 
 
 def main(number: int) -> None:

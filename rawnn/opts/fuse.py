@@ -30,9 +30,9 @@ from rawnn.plan.policy import Policy
 from rawnn.plan.tensor import Tensor
 from rawnn.ptx.family import Fusion
 from rawnn.ptx.fused import head, linear, narrow
-from rawnn.ptx.gemm import loss_products, skinny
+from rawnn.ptx.gemm import gemm_loss, skinny
 from rawnn.ptx.gemm.tiles import LOOPS
-from rawnn.ptx.own import claimed, kept_out, restored
+from rawnn.ptx.user_kernels import claimed, kept_out, restored
 
 Change = tuple[list[Op], list[Op]]
 """Ops of a plan, and those that take their place."""
@@ -247,8 +247,8 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
                      "allows of plain SGD: alpha = -lr, beta = 1, in place; or a sum of slices",
            _or(_update, "no update directly behind the gradient's product that it could do")),
     *(family.fusion for family in _FAMILIES if family.fusion is not None),
-    loss_products.PRODUCT,
-    loss_products.SUMS,
+    gemm_loss.PRODUCT,
+    gemm_loss.SUMS,
     Fusion("late_slope", "the slope of an activation that keeps its input, where no kernel above "
                          "wanted the product without",
            _or(partial(_slope, saves="input"), "no slope left that a product could apply")),

@@ -64,7 +64,7 @@ def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     """Evaluations are other plans, and stay as they are. So does the partial batch that ends an
-    epoch, which the op takes in where there are whole ones (rawnn/plan/joining.py)."""
+    epoch, which the op takes in where there are whole ones (rawnn/plan/merging.py)."""
     if plan.name not in ("train", "rest"):
         return plan, policy
     plan = with_rounded_inputs(plan)

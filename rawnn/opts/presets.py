@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from rawnn.common.errors import ConfigError
 from rawnn.model.layers import Network
-from rawnn.opts.earning import Verdict, judge, usual_form
 from rawnn.opts.measured import Entry, exact
-from rawnn.opts.own import reason
+from rawnn.opts.persistent_payoff import Verdict, judge, usual_form
 from rawnn.opts.registry import TOGGLES, Machine
+from rawnn.opts.user_kernel_toggles import reason
 from rawnn.plan.recipe import Form, Recipe
 from rawnn.ptx.fused.linear import MAX_FUSED_CLASSES
 

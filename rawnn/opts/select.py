@@ -9,13 +9,13 @@ from rawnn.common.errors import ConfigError, unknown
 from rawnn.common.target import HOST, Target
 from rawnn.model.layers import Network
 from rawnn.opts import presets
-from rawnn.opts.numbers import numbers_of
-from rawnn.opts.own import BEFORE, is_op, toggle, words_of_ops
+from rawnn.opts.precision_names import numbers_of
 from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
+from rawnn.opts.user_kernel_toggles import BEFORE, is_op, toggle, words_of_ops
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import Form, Recipe
-from rawnn.ptx.own import unused
+from rawnn.ptx.user_kernels import unused
 
 
 @dataclass(frozen=True)

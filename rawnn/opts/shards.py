@@ -2,7 +2,8 @@
 
 Of the sum of a gradient nobody has the whole then (Rajbhandari et al., ZeRO, 2020). Products read
 the copies of the weights, or the weights where they have none: those are gathered behind each
-update. Masters and the optimizer's state are gathered when they are asked for (plan/around.py).
+update. Masters and the optimizer's state are gathered when they are asked for
+(plan/epoch_plans.py).
 
 Two ranks send each other what the other updates, and the update adds it to their own. That computes
 nothing on the way, so that copy engines do it and products keep all multiprocessors: an all-gather

@@ -1,7 +1,7 @@
 """`tune`: kernels are launched in the form that was fastest in the step itself.
 
 Where nothing is remembered of this GPU, driver and source, the variants of every launch are
-measured before training (rawnn/tuning/launches.py); the next run only reads what was found.
+measured before training (rawnn/tuning/launch_tuning.py); the next run only reads what was found.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Costs:
     runs of draws in float32 and tf32 on an H200, which results/forms.csv keeps. Two in three took
     0.92 to 1.08 of what is expected, of networks that a fit had not seen 0.91 to 1.10. Where
     several forms of a network were timed, the one that is chosen took 2 % longer than the fastest
-    of them in the mean: tests/opts/test_earning.py.)"""
+    of them in the mean: tests/opts/test_persistent_payoff.py.)"""
 
     product: float = 1.46
     product_begin: float = 15.9

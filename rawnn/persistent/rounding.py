@@ -20,9 +20,9 @@ MOST_BYTES = 2 << 30
 
 def with_rounded_inputs(plan: Plan) -> Plan:
     """`plan`, a step, whose batch comes of inputs that are rounded already, as a tensor that is
-    made of the data set's at the start (plan/around.py); `plan` itself where nothing is to be done:
-    where products read inputs as float32, where they are compared with outputs, which is done in
-    float32, and where the copy is too large."""
+    made of the data set's at the start (plan/epoch_plans.py); `plan` itself where nothing is to be
+    done: where products read inputs as float32, where they are compared with outputs, which is done
+    in float32, and where the copy is too large."""
     gathers = plan.find(kind="gather")
     if len(gathers) != 1:
         return plan

@@ -11,7 +11,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.common.target import HOST, Target
 from rawnn.common.words import counted
 from rawnn.plan import ops as _ops  # noqa: F401  (registers the kinds of ops)
-from rawnn.plan.joining import DEFERRED, SPANS, joined, spans
+from rawnn.plan.merging import DEFERRED, SPANS, joined, spans
 from rawnn.plan.op import OPS, Access, Op
 from rawnn.plan.tensor import Role, Tensor
 
@@ -23,7 +23,7 @@ WITHOUT_TENSOR_CORES = ("naive", "tiled")
 class Plan:
     """Ops in an order that is valid to run one by one, spanning `steps` training steps. `scale`
     is what the data set's inputs are multiplied by, `target` the GPU that the plan is for. `own`
-    are the user's kernels that take the place of ops (rawnn.ptx.own). Of `ranks` that
+    are the user's kernels that take the place of ops (rawnn.ptx.user_kernels). Of `ranks` that
     share each batch, this one is number `rank`, and its examples are `weight` of it.
 
     Toggles rewrite it; runners execute it; neither changes one in place. What `find`, `producer`

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rawnn.common.target import Target
 from rawnn.plan.op import OPS, OpSpec
 from rawnn.plan.plan import Plan
-from rawnn.ptx.table import KERNELS, KernelImpl, Key
+from rawnn.ptx.kernel_registry import KERNELS, KernelImpl, Key
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from rawnn.cuda.backend import Backend
 from rawnn.sim.errors import Race, ReadBeforeWrite, SimulationError
 from rawnn.sim.faults import Fault, Faults
-from rawnn.sim.meanings import register
+from rawnn.sim.kernel_references import register
 from rawnn.sim.simulation import Leak, Simulation
 
 __all__ = ["Fault", "Faults", "Leak", "Race", "ReadBeforeWrite", "Simulation", "SimulationError",

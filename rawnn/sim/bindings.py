@@ -21,11 +21,11 @@ from rawnn.model.losses import LOSSES
 from rawnn.model.schedules import RULES
 from rawnn.plan import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.plan.ops.metrics import PARTS
+from rawnn.ptx.kernel_registry import NEUTRAL
 from rawnn.ptx.kernels import Scalars
-from rawnn.ptx.table import NEUTRAL
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Launcher
-from rawnn.sim.meanings import SET_CONDITION, Meaning
+from rawnn.sim.kernel_references import SET_CONDITION, Meaning
 from rawnn.sim.memory import Memory, Region
 from rawnn.sim.order import Task
 from rawnn.sim.tensormap import check_maps

@@ -15,7 +15,7 @@ from rawnn.cuda.compiling.compiled_signature import Instance
 from rawnn.sim.bindings import Binding
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Launcher
-from rawnn.sim.meanings import Meaning, meaning_of
+from rawnn.sim.kernel_references import Meaning, meaning_of
 from rawnn.sim.memory import Memory
 
 

@@ -17,8 +17,8 @@ from rawnn.sim.cublaslt import quiet
 from rawnn.sim.errors import Race, Refused, SimulationError
 from rawnn.sim.faults import seam
 from rawnn.sim.graphs import Node
-from rawnn.sim.meeting import ABORTED, STORED, Meeting, Part
 from rawnn.sim.memory import Region
+from rawnn.sim.nccl_rendezvous import ABORTED, STORED, Meeting, Part
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import Simulation
 

@@ -20,8 +20,8 @@ from rawnn.common.errors import RawnnError
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.data import Dataset
-from rawnn.engine.runners.base import Work, prepare
 from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.prepared_run import Work, prepare
 from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, presets, select
 from rawnn.opts.registry import Machine

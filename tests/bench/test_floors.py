@@ -23,7 +23,7 @@ from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.result import Environment
-from rawnn.ptx.limits import floors as probes
+from rawnn.ptx.limits import microbenchmarks as probes
 from rawnn.sim import Simulation
 from tests.bench.conftest import GPU
 

@@ -41,7 +41,7 @@ from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.result import environment
 from rawnn.lab.kernel import Kernel
 from rawnn.sim import register
-from rawnn.sim.meanings import forget
+from rawnn.sim.kernel_references import forget
 from tests.bench.test_docs import explained, keys
 from tests.cli.conftest import Rawnn, rawnn
 

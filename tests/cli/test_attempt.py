@@ -17,7 +17,7 @@ from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import machine_of
 from rawnn.lab.plug import load
-from rawnn.ptx.own import OWN, unregister
+from rawnn.ptx.user_kernels import OWN, unregister
 from rawnn.sim import Simulation
 from tests.engine import random_dataset
 

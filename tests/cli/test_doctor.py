@@ -96,7 +96,7 @@ class None_:
         if name.split(".")[0] in ("cuda", "nvidia", "nvmath", "pynvml"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, None_())
-from rawnn.cuda import places
+from rawnn.cuda import library_folders
 from rawnn.cuda.compiling import headers
 places.toolkits = lambda: iter(())
 from rawnn.cli import run

@@ -8,7 +8,7 @@ import pytest
 
 from rawnn.cli import run, trials
 from rawnn.sim import register
-from rawnn.sim.meanings import forget
+from rawnn.sim.kernel_references import forget
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

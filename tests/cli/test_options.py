@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rawnn.cli import cli
-from rawnn.cli.grouped import Option
+from rawnn.cli.option_groups import Option
 from rawnn.common.errors import ConfigError
 from rawnn.engine.config import Config
 from rawnn.engine.training import train

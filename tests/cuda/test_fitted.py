@@ -11,7 +11,7 @@ import pytest
 from rawnn.common.errors import ConfigError
 from rawnn.common.target import known
 from rawnn.cuda.device import Device
-from rawnn.cuda.fitted import keep, kept, path_of
+from rawnn.cuda.fitted_constants import keep, kept, path_of
 from rawnn.persistent.chip import chip_of
 from rawnn.persistent.choose import choose
 from rawnn.persistent.cost import FITTED, FITTED_AT, costs_of

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from rawnn.common.errors import RanksError
-from rawnn.distributed import Place, Team, admission, meeting, wire
+from rawnn.distributed import Place, Team, admission, rendezvous, wire
 from rawnn.distributed.admission import PROTOCOL, introduce
-from rawnn.distributed.place import place_of
+from rawnn.distributed.rank_context import place_of
 from rawnn.distributed.wire import LENGTH, Wire
 from rawnn.engine import parallel
 from tests.distributed.runs import free_port
@@ -97,7 +97,7 @@ def test_a_stranger_that_comes_first_keeps_nobody_out(stranger: Callable[[int], 
 
 def test_many_that_say_nothing_do_not_keep_a_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than are heard at a time: a rank that is sent away tries again."""
-    monkeypatch.setattr(meeting, "MOST_UNKNOWN", 3)
+    monkeypatch.setattr(rendezvous, "MOST_UNKNOWN", 3)
     monkeypatch.setattr(admission, "SECONDS", 0.3)
     port, there = free_port(), threading.Event()
     held: list[socket.socket] = []
@@ -155,15 +155,15 @@ def test_who_listens_in_rank_0s_place_gets_no_rank() -> None:
 
 
 def test_rank_0_listens_where_the_ranks_meet_and_nowhere_else() -> None:
-    with meeting._listening(JOB) as door:
+    with rendezvous._listening(JOB) as door:
         assert door.getsockname()[0] == "127.0.0.1"
     with pytest.raises(RanksError, match=r"rank 0 cannot listen at 203\.0\.113\.7:"):
-        meeting._listening(replace(JOB, address="203.0.113.7", local_size=1))
+        rendezvous._listening(replace(JOB, address="203.0.113.7", local_size=1))
 
 
 def test_a_loopback_that_other_hosts_are_to_reach_is_refused() -> None:
     with pytest.raises(RanksError, match="give MASTER_ADDR as the address of rank 0's host"):
-        meeting._listening(replace(JOB, address="localhost", local_size=1))
+        rendezvous._listening(replace(JOB, address="localhost", local_size=1))
 
 
 def test_a_message_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rawnn.sim.meeting.PATIENCE", 1.5)
+    monkeypatch.setattr("rawnn.sim.nccl_rendezvous.PATIENCE", 1.5)
 
 
 def edges_of_collectives(opt: str) -> list[tuple[int, int]]:

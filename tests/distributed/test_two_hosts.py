@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rawnn.common.errors import ConfigError
-from rawnn.distributed import Place, Team, meeting, place_in, place_of
+from rawnn.distributed import Place, Team, place_in, place_of, rendezvous
 from rawnn.engine.callbacks import EarlyStopping
 from rawnn.engine.checkpoint import listed
 from rawnn.engine.config import Config
@@ -117,13 +117,13 @@ def test_ranks_of_several_hosts_meet_where_all_can_come(
     """Rank 0 says where it listens, and the secret that it made; the others take both."""
     asked: list[tuple[str, int]] = []
     door = SimpleNamespace(getsockname=lambda: ("", 77))
-    monkeypatch.setattr(meeting, "_listening",
+    monkeypatch.setattr(rendezvous, "_listening",
                         lambda place: asked.append((place.address, place.port)) or door)
-    monkeypatch.setattr(meeting.socket, "getfqdn", lambda: "head.example")
+    monkeypatch.setattr(rendezvous.socket, "getfqdn", lambda: "head.example")
     carried: list[Any] = []
     world = SimpleNamespace(bcast=lambda value, root: carried.append(value) or
                             (value or carried[0]))
-    found = [meeting._by_mpi(replace(place, world=world)) for place in places(hosts)]
+    found = [rendezvous._by_mpi(replace(place, world=world)) for place in places(hosts)]
     assert [listener is door for listener, *_ in found] == [True] + [False] * (len(hosts) - 1)
     assert len({tuple(where) for _, *where in found}) == 1
     assert found[0][1:3] == (address, 77)

@@ -15,8 +15,8 @@ from rawnn.bench.limits import NUMBERS, Effort, measure, random_words
 from rawnn.bench.probing import Bed, Repeated
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened, machine_of
-from rawnn.ptx.limits import floors as probes
-from rawnn.ptx.limits.floors import PROBES, Probe
+from rawnn.ptx.limits import microbenchmarks as probes
+from rawnn.ptx.limits.microbenchmarks import PROBES, Probe
 
 pytestmark = pytest.mark.gpu
 

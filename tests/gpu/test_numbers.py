@@ -17,7 +17,7 @@ from rawnn.lab.ops import fill_operands
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.plan import around
+from rawnn.plan import epoch_plans
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from tests.engine import make_work, random_dataset, run_on, step_plan, trained
@@ -35,7 +35,7 @@ def rewritten(opt: str, network: Network, batch: int, machine: Machine) -> Plan:
     except ConfigError as error:
         pytest.skip(str(error))
     plan = selection.apply(step_plan(network, batch, 3 * batch))[0]
-    return replace(plan, ops=(*plan.ops, *around.refresh(plan).ops))
+    return replace(plan, ops=(*plan.ops, *epoch_plans.refresh(plan).ops))
 
 
 def in_memory(array: np.ndarray, shape: tuple[int, ...], dtype: str, padding: float) -> np.ndarray:

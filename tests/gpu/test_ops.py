@@ -9,8 +9,8 @@ from rawnn.cuda.device import Device
 from rawnn.engine.machine import machine_of
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.lab.ops import examine
+from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS
-from rawnn.ptx.table import Key
 from tests.catalogue import cases
 from tests.runners.test_ops import ALONE, OTHERS
 

@@ -10,7 +10,7 @@ from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.model.layers import Network
-from rawnn.plan.joining import DEFERRED
+from rawnn.plan.merging import DEFERRED
 from tests.engine import dataset_for
 
 pytestmark = pytest.mark.gpu

@@ -389,7 +389,7 @@ def test_defaults_of_a_reference_give_way(device: Device) -> None:
 
 
 def test_small_floats_are_inputs(device: Device) -> None:
-    from rawnn.lab.draws import draw
+    from rawnn.lab.sampling import draw
 
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16, np.complex64, bool):
         made = draw(None, np.random.default_rng(0), (1000,), np.dtype(dtype), {}, "x")

@@ -12,7 +12,7 @@ import pytest
 import rawnn
 from rawnn.cli import run
 from rawnn.lab import arrays, simulated
-from rawnn.ptx.own import OWN, unregister
+from rawnn.ptx.user_kernels import OWN, unregister
 from rawnn.sim import register
 
 PAGE = (Path(rawnn.__file__).parents[1] / "docs" / "lab.md").read_text()

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.lab.files import kernel_of
 from rawnn.lab.header import header
-from tests.lab.on_the_twin import check_of_nothing, check_on_the_twin
-from tests.ptx.twin.twin import Kernels, compiler
+from rawnn.lab.kernel_files import kernel_of
+from tests.lab.on_the_emulator import check_of_nothing, check_on_the_twin
+from tests.ptx.emulator.emulator import Kernels, compiler
 from tests.slices import sliced
 
 LAB = Path(rawnn.__file__).parents[1] / "examples" / "lab"

@@ -15,7 +15,7 @@ import rawnn
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.cuda.device import Device
 from rawnn.data.dlpack import _exported, _sweep, read
-from rawnn.lab.exchange import capsule
+from rawnn.lab.array_exchange import capsule
 from rawnn.sim import Simulation, register
 
 TWICE = "__global__ void lab_twice(const float* x, float* y, int n) {}\n"
@@ -147,7 +147,7 @@ def test_our_arrays_say_where_they_lie(sim: Simulation, device: Device,
     with pytest.raises(BufferError, match="simulated GPU cannot be shared"):
         x.__dlpack__()
     assert not hasattr(x, "__cuda_array_interface__")
-    monkeypatch.setattr("rawnn.lab.exchange._SIMULATED", "no backend")
+    monkeypatch.setattr("rawnn.lab.array_exchange._SIMULATED", "no backend")
     assert x.__dlpack_device__() == (2, 0)
     told = x.__cuda_array_interface__
     assert (told["shape"], told["typestr"], told["data"]) == ((8,), "<f4", (x.address, False))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.lab.guarded import Image, place
+from rawnn.lab.red_zones import Image, place
 
 
 def image(count: int, dtype: Any = np.uint8) -> Image:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rawnn.common.errors import CompileError
-from rawnn.cuda import places
+from rawnn.cuda import library_folders
 from rawnn.cuda.compiling import headers
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.nvrtc import Nvrtc
@@ -171,7 +171,7 @@ def test_curand_is_found_where_its_wheel_is_and_else_the_wheel_is_the_cure(
             "__device__ void curand_init(int, int, int, curandState* s) { s->n = 1; }\n"
             "__device__ float curand_uniform(curandState* s) { return s->n; }\n"
             "__device__ float curand_normal(curandState* s) { return s->n; }\n")
-        wheels = places.wheels
-        monkeypatch.setattr(places, "wheels", lambda package: [
+        wheels = library_folders.wheels
+        monkeypatch.setattr(library_folders, "wheels", lambda package: [
             *wheels(package), *([tmp_path / package] if package == "nvidia" else [])])
     assert compiled(CURAND)

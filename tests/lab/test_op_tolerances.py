@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.tolerances import TENSOR_CORE, of_op
 from rawnn.lab.ops import fill_operands, tolerance_of
-from rawnn.ptx.table import Key
+from rawnn.ptx.kernel_registry import Key
 from tests.catalogue import cases
 
 DRAWS = 64

@@ -237,7 +237,7 @@ def test_a_kernel_that_waits_for_the_grid_is_launched_cooperatively(
     asks = GRID.replace("cooperative_groups::this_grid().sync()",
                         "auto g = cooperative_groups::this_grid(); if (g.is_valid()) g.sync()")
     assert not rawnn.Kernel(asks, "meets", device=device).waits_for_grid
-    monkeypatch.setattr("rawnn.lab.source.Source.compile_for_real", lambda *a: None)
+    monkeypatch.setattr("rawnn.lab.kernel_source.Source.compile_for_real", lambda *a: None)
     assert rawnn.Kernel(GRID, "meets", device=device).waits_for_grid  # by its text alone
 
 

@@ -19,7 +19,7 @@ from rawnn.engine.runners.host import HostRunner
 from rawnn.lab.plug import load
 from rawnn.model.layers import Network
 from rawnn.ptx import SOURCES
-from rawnn.ptx.own import OWN, owned, unregister, vocabulary
+from rawnn.ptx.user_kernels import OWN, owned, unregister, vocabulary
 from rawnn.sim import Simulation, SimulationError
 from tests.engine import (
     dataset_for,

@@ -15,10 +15,10 @@ import pytest
 import rawnn
 from rawnn.cuda.device import Device
 from rawnn.lab import simulated, worker
-from rawnn.lab.guarded import Image
 from rawnn.lab.kernel import Recipe
-from rawnn.lab.problem import Launching
-from rawnn.lab.process import Apart, Ended
+from rawnn.lab.kernel_problem import Launching
+from rawnn.lab.red_zones import Image
+from rawnn.lab.subprocess_runner import Apart, Ended
 from rawnn.sim import register
 from tests.lab.cheats import WRITE, Cheat, doubled, plain
 

@@ -19,9 +19,9 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Event, Stream
 from rawnn.lab import CheckFailed, Refused, Work, timing
 from rawnn.lab.advice import Seen, Uses, advice
-from rawnn.lab.guarded import Image
-from rawnn.lab.problem import Launching
-from rawnn.lab.roles import problem_of
+from rawnn.lab.kernel_problem import Launching
+from rawnn.lab.parameter_roles import problem_of
+from rawnn.lab.red_zones import Image
 from rawnn.sim import Simulation, register
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, Meaning, caching, doubled, past, plain
 

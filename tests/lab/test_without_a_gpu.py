@@ -14,7 +14,7 @@ import rawnn
 from rawnn.common.errors import CompileError, DeviceError, MissingLibrary
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.engine.machine import open_device
-from rawnn.lab import arrays, simulated, source
+from rawnn.lab import arrays, kernel_source, simulated
 from rawnn.sim import register
 
 HALVE = "__global__ void lab_halve(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] /= 2; }"
@@ -74,7 +74,7 @@ def test_without_nvrtc_it_is_said_that_the_body_is_not_checked(
         raise MissingLibrary("cuda-bindings is needed")
 
     monkeypatch.setattr(Nvrtc, "__init__", missing)
-    monkeypatch.setattr(source, "CubinCache", lambda notify: None)
+    monkeypatch.setattr(kernel_source, "CubinCache", lambda notify: None)
     rawnn.Kernel(HALVE, "lab_halve", device=simulated())
     assert "the kernel's body is not checked" in capsys.readouterr().out
 

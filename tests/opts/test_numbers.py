@@ -23,7 +23,7 @@ from rawnn.model.optimizers import RULES, Optimizer, Rule
 from rawnn.opts import select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
-from rawnn.plan import around
+from rawnn.plan import epoch_plans
 from rawnn.plan.op import OPS, define
 from rawnn.plan.ops.common import flag_overflow
 from rawnn.plan.plan import Plan
@@ -175,7 +175,7 @@ def test_whatever_makes_or_reads_a_copy_knows_its_scale() -> None:
             assert op.attributes["alpha"] * np.prod(read) == 1.0
     for op in train.find(kind="weight_update"):
         assert op.attributes["copy_scale"] == scales[op.operands["copy"]]
-    for op in around.refresh(train).ops:
+    for op in epoch_plans.refresh(train).ops:
         assert op.attributes["copy_scale"] == scales[op.operands["copy"]]
     for op in plan_of("bf16").find(kind="sgd"):
         assert op.attributes["copy_scale"] == 1.0

@@ -11,7 +11,7 @@ from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, Selection, presets, select
 from rawnn.opts import measured as table
 from rawnn.opts.measured import Entry
-from rawnn.opts.numbers import NUMBERS, numbers_of
+from rawnn.opts.precision_names import NUMBERS, numbers_of
 from rawnn.opts.registry import Machine
 from tests.engine import CAPABLE
 

@@ -16,9 +16,9 @@ import pytest
 
 from rawnn.data import load_dataset
 from rawnn.engine.config import Config
-from rawnn.engine.runners.base import Work, prepare
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.prepared_run import Work, prepare
 from rawnn.model.workloads import workload
 from rawnn.opts import select
 from tests.engine import CAPABLE

@@ -14,8 +14,8 @@ import pytest
 from rawnn.persistent.decompose import CLUSTER, L2
 from rawnn.persistent.exchanges import share_of
 from rawnn.persistent.layout import BY_FIRST
-from tests.persistent.test_twin import FAR, FAR_STEPS, TURNS, Launch
-from tests.ptx.twin.twin import Kernels, compiler
+from tests.persistent.test_emulator import FAR, FAR_STEPS, TURNS, Launch
+from tests.ptx.emulator.emulator import Kernels, compiler
 
 needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 

@@ -20,8 +20,8 @@ from rawnn.persistent.decompose import CLUSTER, L2
 from rawnn.plan.ops.train_steps import role_of
 from tests.persistent import arithmetic, errors
 from tests.persistent.arithmetic import Arithmetic
-from tests.persistent.test_twin import STEPS, Launch
-from tests.ptx.twin.twin import compiler
+from tests.persistent.test_emulator import STEPS, Launch
+from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "float32-error.json"

@@ -10,8 +10,8 @@ import pytest
 from rawnn.persistent import layout
 from rawnn.plan.tensor import Role
 from tests.persistent.problems import HOPPER
-from tests.persistent.test_twin import Launch
-from tests.ptx.twin.twin import compiler
+from tests.persistent.test_emulator import Launch
+from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 COPIED = [("bfloat16", 2, 2, "FSFS"), ("float16, Adam, tanh", 2, 1, "FGSF"),

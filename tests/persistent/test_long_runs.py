@@ -20,8 +20,8 @@ from rawnn.persistent.decompose import L2
 from rawnn.plan.ops.epoch import MOST_STEPS, TURN, count_after
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset
-from tests.persistent.test_twin import Launch, check
-from tests.ptx.twin.twin import compiler
+from tests.persistent.test_emulator import Launch, check
+from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")

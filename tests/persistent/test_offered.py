@@ -17,8 +17,8 @@ from rawnn.persistent.chip import NEEDED, chip_of
 from rawnn.persistent.choose import _ways
 from rawnn.persistent.decompose import CLUSTER, FULL, GATHERED, L2, SLICED, kinds
 from tests.persistent.problems import HOPPER, VARIETY
-from tests.persistent.test_twin import STEPS, Launch, check
-from tests.ptx.twin.twin import compiler
+from tests.persistent.test_emulator import STEPS, Launch, check
+from tests.ptx.emulator.emulator import compiler
 from tests.slices import SLICE, sliced
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")

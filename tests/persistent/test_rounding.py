@@ -12,11 +12,11 @@ from rawnn.model.layers import Network
 from rawnn.persistent import rounding
 from rawnn.persistent.problem import problem_of
 from rawnn.persistent.rounding import with_rounded_inputs
-from rawnn.plan import around
+from rawnn.plan import epoch_plans
 from rawnn.plan.tensor import Role
 from tests.persistent.problems import prepared, problem
-from tests.persistent.test_twin import Launch
-from tests.ptx.twin.twin import compiler
+from tests.persistent.test_emulator import Launch
+from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 ALIKE = [
@@ -91,7 +91,7 @@ def test_inputs_are_rounded_as_the_gather_of_a_step_does(normalised: bool) -> No
     """All of them at the start, in their own order, whatever the step."""
     form = {"inputs": "uint8", "scale": 1 / 255, "normalised": normalised}
     plan = prepared(Network((40, 12)), 8, "bf16", shuffle=True, form=form)
-    start = around.start(plan, Network((40, 12)), 0)
+    start = epoch_plans.start(plan, Network((40, 12)), 0)
     op = start.find(kind="gather")[0]
     assert op.attributes == {"offset": 0, "stride": 0, "scale": plan.scale}
     assert ("mean" in op.operands) is normalised

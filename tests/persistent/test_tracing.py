@@ -17,12 +17,12 @@ from rawnn.persistent.decompose import CLUSTER, L2, Decomposition
 from rawnn.persistent.layout import layout_of
 from rawnn.persistent.source import source, stamps
 from rawnn.persistent.tracing import read_trace, traced
-from tests.persistent import test_twin
+from tests.persistent import test_emulator
 from tests.persistent.problems import HOPPER, VARIETY, problem
+from tests.persistent.test_emulator import STEPS, Launch
 from tests.persistent.test_source import built
-from tests.persistent.test_twin import STEPS, Launch
 from tests.ptx.architectures import installed_nvrtc
-from tests.ptx.twin.twin import compiler
+from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 KINDS = [
@@ -47,8 +47,8 @@ def test_each_phase_is_stamped_once_a_step_and_in_order(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, int, int, str, int, str]
 ) -> None:
     """The twin's clock counts its readings, so that no two stamps are the same."""
-    whole = test_twin.as_one_op
-    monkeypatch.setattr(test_twin, "as_one_op",
+    whole = test_emulator.as_one_op
+    monkeypatch.setattr(test_emulator, "as_one_op",
                         lambda plan, chosen: whole(plan, traced(chosen, STEPS)))
     name, ranks, groups, types, turns, exchange = kind
     launch = Launch(name, ranks, groups, types, turns=turns, exchange=exchange)

@@ -10,8 +10,8 @@ import pytest
 
 from rawnn.common import random
 from rawnn.persistent.decompose import CLUSTER, L2
-from tests.persistent.test_twin import STEPS_OF_EPOCH, Launch, check
-from tests.ptx.twin.twin import compiler
+from tests.persistent.test_emulator import STEPS_OF_EPOCH, Launch, check
+from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")

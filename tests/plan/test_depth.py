@@ -13,7 +13,7 @@ from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import select
 from rawnn.persistent.choose import choose
-from rawnn.plan import around
+from rawnn.plan import epoch_plans
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import Recipe
 from tests.engine import CAPABLE, step_plan
@@ -31,8 +31,8 @@ def planned(layers: int, opt: str) -> tuple[Plan, list[GraphPlan], float]:
     selection = select(f"none,{opt}", network, STEPS, CAPABLE, batch=BATCH,
                        recipe=Recipe(BATCH, Optimizer(lr=0.1)))
     step, policy = selection.apply(step_plan(network, BATCH, BATCH * STEPS))
-    around.start(step, network, 0)
-    around.refresh(step)
+    epoch_plans.start(step, network, 0)
+    epoch_plans.refresh(step)
     step.without_metrics()
     graphs = graph_plans(step, policy, STEPS) if policy.graph else [GraphPlan(step, STEPS)]
     for graph in graphs:

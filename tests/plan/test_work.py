@@ -9,9 +9,9 @@ import pytest
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.op import OPS
+from rawnn.plan.op_flops import PRODUCTS, numbers, operations, products
 from rawnn.plan.plan import Plan
-from rawnn.plan.work import PRODUCTS, numbers, operations, products
-from rawnn.ptx.table import KERNELS
+from rawnn.ptx.kernel_registry import KERNELS
 from tests.engine import CAPABLE, step_plan
 
 NETWORKS = [((784, 10), 128), ((64, 48, 32, 10), 32), ((784, 256, 256, 10), 32),

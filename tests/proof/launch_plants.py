@@ -12,7 +12,7 @@ from rawnn.cuda.compiling.signature import KernelSignature, Parameter, parse_ker
 from rawnn.cuda.device import Device
 from rawnn.cuda.memory import ALIGNMENT
 from rawnn.engine.runners import lowering
-from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan

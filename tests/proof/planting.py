@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 from rawnn.common.errors import RawnnError
-from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.sim import Simulation
 from tests.proof.runs import train
 

@@ -18,8 +18,8 @@ from rawnn.common.errors import RawnnError
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Stream
 from rawnn.engine.runners import programs
-from rawnn.engine.runners.base import Work, initial_state
 from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.prepared_run import Work, initial_state
 from rawnn.graphs import unrolling as graphplan
 from rawnn.plan.dependencies import dependencies
 from rawnn.plan.tensor import Role

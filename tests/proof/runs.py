@@ -14,8 +14,8 @@ from rawnn.common.errors import CompileError, OutOfMemory, RawnnError
 from rawnn.cuda.compiling import compile
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
-from rawnn.engine.runners.base import Work
 from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.model.optimizers import Optimizer
 from rawnn.sim import Fault, Faults, Simulation
 from rawnn.sim.codes import CODES

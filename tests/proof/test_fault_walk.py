@@ -24,7 +24,7 @@ from rawnn.common.errors import CompileError, ConfigError, OutOfMemory
 from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
-from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.engine.training import Listener, Session
 from rawnn.opts.registry import TOGGLES
 from rawnn.sim import Fault, Faults, Simulation

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
-from rawnn.engine.runners.base import Work, prepare
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.prepared_run import Work, prepare
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rawnn.common import random
 from rawnn.engine.checkpoint import listed, read
 from rawnn.engine.result import Report, Result
-from rawnn.engine.runners.base import prepare
+from rawnn.engine.runners.prepared_run import prepare
 from rawnn.engine.training import train
 from rawnn.model.layers import Network
 from tests.engine import random_dataset
@@ -206,7 +206,8 @@ def check_kept(directory: Path, wanted: list[Epoch], case: Case) -> None:
 def check(case: Case, device: str) -> None:
     data = random_dataset(12, 4, train=case.count, test=13, seed=case.seed)
     wanted = list(by_numpy(case, data))
-    small_parts = mock.patch("rawnn.engine.decided.prepare", partial(prepare, evaluation_batch=5))
+    small_parts = mock.patch("rawnn.engine.run_planner.prepare",
+                             partial(prepare, evaluation_batch=5))
     with tempfile.TemporaryDirectory() as folder, small_parts:
         kept = {"save": folder, "save_every": case.save_every, "keep": case.keep}
         if case.stop:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rawnn.common.errors import MissingLibrary
-from rawnn.cuda import places
+from rawnn.cuda import library_folders
 from rawnn.cuda.compiling import headers
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,9 +31,9 @@ LAYOUTS = {
 def site(tmp_path, monkeypatch):
     """A site-packages folder standing in for the real one; `install` puts wheels into it."""
     folders = {"cuda": [], "nvidia": []}
-    monkeypatch.setattr(places, "wheels", lambda package="nvidia": folders[package])
+    monkeypatch.setattr(library_folders, "wheels", lambda package="nvidia": folders[package])
     monkeypatch.setattr(headers, "_pathfinder_headers", lambda: iter(()))
-    monkeypatch.setattr(places, "toolkits", lambda: iter([tmp_path / "toolkit"]))
+    monkeypatch.setattr(library_folders, "toolkits", lambda: iter([tmp_path / "toolkit"]))
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     headers.cudadevrt_library.cache_clear()

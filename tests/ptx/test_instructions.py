@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rawnn.sim.tensormap import SimMap
-from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler, for_host
+from tests.ptx.emulator.emulator import Kernels, Twin, TwinError, compiler, for_host
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "emulation"))
 import emulated_kernels
 import kernel_cases
 
-from tests.ptx.twin.twin import Twin, compiler
+from tests.ptx.emulator.emulator import Twin, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 

@@ -12,11 +12,11 @@ from rawnn.cuda.compiling.signature import parse_kernels
 from rawnn.plan.ops.metrics import KIND as LOSS_SUMS
 from rawnn.plan.tensor import Role
 from rawnn.ptx import SOURCES
+from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.ptx.losses import losses
-from rawnn.ptx.table import Key
-from tests.ptx.twin.plans import Case, Memory, build, launch, refer
-from tests.ptx.twin.twin import Kernels, compiler
+from tests.ptx.emulator.emulator import Kernels, compiler
+from tests.ptx.emulator.plans import Case, Memory, build, launch, refer
 
 HERE = Path(__file__).resolve().parent / "twin"
 STEPS, PARTS = 20, 24

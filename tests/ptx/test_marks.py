@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rawnn.ptx import SOURCES
-from tests.ptx.twin.twin import Kernels, compiler
+from tests.ptx.emulator.emulator import Kernels, compiler
 
 HERE = Path(__file__).resolve().parent / "twin"
 ROUNDS = 5

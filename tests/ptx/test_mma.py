@@ -29,7 +29,7 @@ from rawnn.ptx.gemm.mma import (
     scaled_is_faster,
     wgmma_is_faster,
 )
-from rawnn.ptx.gemm.pace import shared
+from rawnn.ptx.gemm.tile_cost import shared
 from rawnn.ptx.gemm.tiled import choose as choose_tiled
 from rawnn.ptx.gemm.tiles import Product, Tile, with_sums
 from rawnn.ptx.kernels import kernel_for

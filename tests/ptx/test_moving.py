@@ -13,7 +13,7 @@ from rawnn.opts import select
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role
 from rawnn.ptx.elementwise.epoch import MOST
-from rawnn.ptx.table import kernel_for
+from rawnn.ptx.kernel_registry import kernel_for
 from tests.engine import CAPABLE, step_plan
 
 SUMS = ("matmul", "softmax", "bias_grad", "bias_sgd")

@@ -23,8 +23,8 @@ from rawnn.ptx.fused.narrow import shared_bytes
 from rawnn.ptx.kernels import kernel_for
 from tests.engine import CAPABLE, step_plan
 from tests.ptx.architectures import installed_nvrtc, some, supported
-from tests.ptx.twin.plans import Memory, check, launch
-from tests.ptx.twin.twin import Kernels, Twin, compiler
+from tests.ptx.emulator.emulator import Kernels, Twin, compiler
+from tests.ptx.emulator.plans import Memory, check, launch
 
 FILES = ("fused/narrow.cu", "fused/narrow_inner.cu")
 TEXT = "\n".join((SOURCES / name).read_text() for name in FILES)

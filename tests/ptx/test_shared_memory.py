@@ -14,8 +14,8 @@ from rawnn.common.target import known
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
+from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS
-from rawnn.ptx.table import Key
 
 Numbers = dict[str, int]
 

@@ -11,8 +11,8 @@ from rawnn.common.target import known
 from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.cuda.compiling.resources import spills
 from rawnn.ptx.gemm.skinny import Launch, choose_backward, choose_nt
+from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS
-from rawnn.ptx.table import Key
 from tests.ptx.architectures import installed_nvrtc, supported
 from tests.slices import sliced
 

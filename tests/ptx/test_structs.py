@@ -23,8 +23,8 @@ from rawnn.plan import OPS
 from rawnn.plan.op import Op, define
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
+from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS, KernelImpl
-from rawnn.ptx.table import Key
 from rawnn.sim import SimulationError, register
 from tests.sim.work import read, vector
 

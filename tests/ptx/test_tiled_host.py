@@ -15,7 +15,7 @@ sys.path.insert(0, str(EMULATION))
 import emulated_kernels  # noqa: E402
 from emulated_arrays import DTYPES, close, f64, filled, padding_untouched, pitched  # noqa: E402
 
-from tests.ptx.twin.twin import compiler  # noqa: E402
+from tests.ptx.emulator.emulator import compiler  # noqa: E402
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
 

@@ -12,8 +12,8 @@ import pytest
 
 from rawnn.common import random
 from rawnn.cuda.device import Device
-from rawnn.engine.runners.base import Work
 from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.model.optimizers import Optimizer
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset

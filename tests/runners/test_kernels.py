@@ -16,8 +16,8 @@ from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.op import OPS, Op
 from rawnn.plan.plan import Plan
+from rawnn.ptx.kernel_registry import EACH, NEUTRAL, SPREAD, Key
 from rawnn.ptx.kernels import KERNELS, kernel_for
-from rawnn.ptx.table import EACH, NEUTRAL, SPREAD, Key
 from tests.catalogue import cases
 from tests.engine import CAPABLE, LADDER, measuring_plan, step_plan
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rawnn.cuda.device import Device
-from rawnn.engine.runners.base import Work
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import Optimizer

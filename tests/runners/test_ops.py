@@ -9,8 +9,8 @@ import pytest
 
 from rawnn.cuda.device import Device
 from rawnn.engine.runners.lowering import Lowering
+from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS
-from rawnn.ptx.table import Key
 from rawnn.sim import Simulation
 from tests.catalogue import cases
 from tests.ops import check_op

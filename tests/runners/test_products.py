@@ -15,8 +15,8 @@ import pytest
 from threadpoolctl import threadpool_info
 
 import rawnn
-from rawnn.engine.runners import products
-from rawnn.engine.runners.products import LARGE, TRIED, Products, slices
+from rawnn.engine.runners import threaded_matmul
+from rawnn.engine.runners.threaded_matmul import LARGE, TRIED, Products, slices
 from tests.engine import random_dataset, same_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ SHAPES = [(128, 784, 1024), (1024, 128, 784), (600, 300, 600), (1, 2048, 8200), 
 
 def several(threads: int, monkeypatch: pytest.MonkeyPatch) -> Products:
     """Products of a machine with so many threads."""
-    monkeypatch.setattr(products, "threadpool_info",
+    monkeypatch.setattr(threaded_matmul, "threadpool_info",
                         lambda: [{"user_api": "blas", "num_threads": threads},
                                  {"user_api": "openmp", "num_threads": 99}])
     return Products()
@@ -107,7 +107,7 @@ def test_a_step_that_is_broken_off_leaves_nobody_writing(monkeypatch: pytest.Mon
         time.sleep(0.2)
         done.append("late")
 
-    monkeypatch.setattr(products, "_multiply", slow)
+    monkeypatch.setattr(threaded_matmul, "_multiply", slow)
     a = np.ones((512, 512), np.float32)
     with pytest.raises(KeyboardInterrupt):
         made.multiply(a, a)
@@ -127,7 +127,7 @@ def test_a_run_has_the_same_bits_with_any_number_and_resumes_to_them(
     """Whichever the timing takes, in a run that is whole and in one that is resumed."""
     def with_threads(threads: int, **changed: Any) -> rawnn.Result:
         with monkeypatch.context() as patched:
-            patched.setattr(products, "threadpool_info",
+            patched.setattr(threaded_matmul, "threadpool_info",
                             lambda: [{"user_api": "blas", "num_threads": threads}])
             return train(**changed)
 
@@ -137,7 +137,7 @@ def test_a_run_has_the_same_bits_with_any_number_and_resumes_to_them(
     parted = with_threads(4)
     assert parted.facts["threads"] in (1, 4)
     same_parameters(parted, whole)
-    monkeypatch.setattr(products, "median", lambda seconds: -len(seconds))
+    monkeypatch.setattr(threaded_matmul, "median", lambda seconds: -len(seconds))
     with_threads(4, epochs=2, save=tmp_path)
     same_parameters(with_threads(3, resume=tmp_path, epochs=4, data=random_dataset(
         features=784, classes=10, train=768, test=128)), whole)

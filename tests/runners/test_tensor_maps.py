@@ -19,8 +19,8 @@ from rawnn.model.layers import Network
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx import source_path
+from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS
-from rawnn.ptx.table import Key
 from rawnn.sim import Simulation, SimulationError
 from tests.engine import make_work, random_dataset, run_on, step_plan
 

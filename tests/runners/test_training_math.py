@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rawnn.common import random
-from rawnn.engine.runners.base import Work
 from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES

@@ -17,8 +17,8 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.engine.runners import lowering
 from rawnn.plan.op import OPS
+from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS
-from rawnn.ptx.table import Key
 from rawnn.sim import Simulation, SimulationError, register
 from rawnn.sim.image import decode
 from tests.engine import make_work, random_dataset, run_on

@@ -68,7 +68,7 @@ def ranks(size: int, act: Callable[[Rank, int], Any]) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rawnn.sim.meeting.PATIENCE", 1.0)
+    monkeypatch.setattr("rawnn.sim.nccl_rendezvous.PATIENCE", 1.0)
 
 
 def test_the_weighted_sum_is_on_every_rank_and_the_same_bits() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rawnn.bench.conditions import Conditions
 from rawnn.bench.floors import Floor, FloorsResult, Unit
 from rawnn.bench.statistics import spread
-from rawnn.cuda.fitted import kept as kept_costs
+from rawnn.cuda.fitted_constants import kept as kept_costs
 from rawnn.engine.result import Environment
 from rawnn.persistent import cost
 from rawnn.persistent.choose import choose

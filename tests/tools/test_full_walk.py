@@ -80,6 +80,6 @@ def test_the_table_says_what_failed_and_of_which_commit() -> None:
 
 def test_every_part_is_a_test_that_takes_slices() -> None:
     names = {step.name for step in steps()}
-    assert {"tests/persistent/test_twin.py", "tests/proof/test_planted.py",
+    assert {"tests/persistent/test_emulator.py", "tests/proof/test_planted.py",
             "tests/properties/test_runners.py (slice 9)"} <= names
     assert "tests/test_model.py" not in names

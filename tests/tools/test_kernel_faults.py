@@ -1,4 +1,4 @@
-"""What tools/kernel_faults.py keeps (tests/ptx/twin/outcomes.py): an outcome counts of the code
+"""What tools/kernel_faults.py keeps (tests/ptx/emulator/outcomes.py): an outcome counts of the code
 that it was found of, and of no other."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ptx.twin import faults, outcomes
-from tests.ptx.twin.faults import Fault
+from tests.ptx.emulator import faults, outcomes
+from tests.ptx.emulator.faults import Fault
 
 A, B = "a.cu", "train_steps b"
 ONE = "int f(int i) { return (i + 1) < rows; }\n"

@@ -16,8 +16,8 @@ from rawnn.engine.launch_choices import Found, chosen, key_of, variants, with_ch
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.plan import Plan
+from rawnn.ptx.kernel_registry import Forms, Key, elements
 from rawnn.ptx.kernels import KERNELS, kernel_for
-from rawnn.ptx.table import Forms, Key, elements
 from rawnn.sim import SimulationError
 from tests.engine import CAPABLE, dataset_for, make_work, run_on, step_plan
 

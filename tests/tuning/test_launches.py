@@ -11,14 +11,14 @@ from rawnn.common.errors import DeviceError
 from rawnn.cuda.device import Device
 from rawnn.engine import launch_choices as choices
 from rawnn.engine.launch_choices import chosen, key_of, with_choices
-from rawnn.engine.runners.base import Work
 from rawnn.engine.runners.gpu import GpuRunner
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.engine.runners.programs import Program
 from rawnn.model.layers import Network
 from rawnn.plan.plan import Plan
 from rawnn.sim import Simulation
-from rawnn.tuning import launches
-from rawnn.tuning.launches import tuned
+from rawnn.tuning import launch_tuning
+from rawnn.tuning.launch_tuning import tuned
 from tests.engine import dataset_for, make_work, run_on
 
 NETWORK = Network((24, 16, 5))
@@ -30,9 +30,9 @@ OPTS = ("tune,arena", "tune", "tune,pool,streams", "tune,preload,fuse,graphs=epo
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RAWNN_CACHE", str(tmp_path))
-    monkeypatch.setattr(launches, "has_a_clock", lambda device: True)
-    monkeypatch.setattr(launches, "SAMPLE_MS", 0.0)
-    monkeypatch.setattr(launches, "STEPS", 2)
+    monkeypatch.setattr(launch_tuning, "has_a_clock", lambda device: True)
+    monkeypatch.setattr(launch_tuning, "SAMPLE_MS", 0.0)
+    monkeypatch.setattr(launch_tuning, "STEPS", 2)
     return tmp_path
 
 
@@ -63,7 +63,8 @@ class Clock:
             return program
 
         monkeypatch.setattr(GpuRunner, "trial", made)
-        monkeypatch.setattr(launches._Trial, "_sample", lambda _, program: self.sample(program))
+        monkeypatch.setattr(launch_tuning._Trial, "_sample",
+                            lambda _, program: self.sample(program))
 
     def cost(self, plan: Plan) -> float:
         picked = {name: changes["choice"] for name, changes in chosen(plan).items()}
@@ -93,7 +94,8 @@ def test_the_fastest_variants_are_kept_and_remembered(
     said: list[str] = []
     monkeypatch.setattr(device, "_notify", said.append)
     clock = Clock(monkeypatch, {"fc1.forward": {1: -3, 2: -8, 3: -5}, "fc2.forward": {2: 4},
-                                "fc2.weight_grad": {4: -1}, "relu1": {1: None}})  # type: ignore[dict-item]
+                                "fc2.weight_grad": {4: -1},
+                                "relu1": {1: None}})  # type: ignore[dict-item]
     work = work_of("tune,preload,graphs=epoch")
     found = chosen(tuned(device, work).train)
     assert found == {"fc1.forward": {"choice": 2}, "fc2.weight_grad": {"choice": 4}}

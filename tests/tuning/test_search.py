@@ -10,7 +10,7 @@ import pytest
 from rawnn.common.errors import MissingLibrary
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import machine_of
-from rawnn.engine.runners.base import Work
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES

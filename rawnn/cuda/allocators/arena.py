@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.common.errors import OutOfMemory
-from rawnn.cuda.allocators.base import Statistics
+from rawnn.cuda.allocators.protocol import Statistics
 from rawnn.cuda.memory import Allocation, Memory, room_for
 from rawnn.cuda.stream import Stream
 

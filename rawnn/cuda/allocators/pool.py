@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from rawnn.common.errors import OutOfMemory
-from rawnn.cuda.allocators.base import Statistics
 from rawnn.cuda.allocators.blocks import Block, Lane
+from rawnn.cuda.allocators.protocol import Statistics
 from rawnn.cuda.memory import Allocation, Memory, room_for
 from rawnn.cuda.stream import Mark, Stream
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from rawnn.common.errors import DeviceError
-from rawnn.cuda.allocators.base import Statistics
+from rawnn.cuda.allocators.protocol import Statistics
 from rawnn.cuda.errors import check, check_memory
 from rawnn.cuda.memory import Allocation, Memory
 from rawnn.cuda.stream import Mark, Stream

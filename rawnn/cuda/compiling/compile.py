@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rawnn.common.errors import CompileError, MissingLibrary
 from rawnn.cuda.compiling import headers
 from rawnn.cuda.compiling.cache import CubinCache
-from rawnn.cuda.compiling.cures import NAMES, cures, misnamed
+from rawnn.cuda.compiling.fixes import NAMES, cures, misnamed
 from rawnn.cuda.compiling.includes import follow_includes, read_source
 from rawnn.cuda.compiling.programmatic import Proof, prove
 from rawnn.cuda.compiling.signature import find_kernel, parse_kernels

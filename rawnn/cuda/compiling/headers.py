@@ -2,7 +2,7 @@
 
 Wheels of CUDA 12 put each component in a folder of its own (`nvidia/cuda_runtime/include`), those
 of CUDA 13 all in one (`nvidia/cu13/include`, where `cuda_fp16.h` also needs `include/cccl`). The
-wheels come first, `cuda.pathfinder` second (cuda/places.py says why), and a toolkit last.
+wheels come first, `cuda.pathfinder` second (cuda/library_folders.py says why), and a toolkit last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rawnn.common.errors import MissingLibrary
-from rawnn.cuda import places
+from rawnn.cuda import library_folders
 
 _INCLUDE_FOLDERS = {
     # The compiler's wheel brings crt/mma.h, which CUDA 13 has in the same folder as the rest.
@@ -46,7 +46,7 @@ _NVRTC_FILES = ("libnvrtc.so.*", "libnvrtc-builtins.so.*", "nvrtc64_*.dll")
 def cuda_major() -> int | None:
     """Major CUDA version of the installed `cuda.bindings`, without importing them; None where
     they are not installed. Where wheels of two CUDA versions are installed, this says which."""
-    for folder in places.wheels("cuda"):
+    for folder in library_folders.wheels("cuda"):
         try:
             text = (folder / "bindings" / "_version.py").read_text()
         except OSError:
@@ -89,10 +89,10 @@ def include_directories() -> tuple[Path, ...]:
 def find_optional_directories(wanted: Iterable[str]) -> tuple[Path, ...]:
     """The folders of what comes in wheels of its own, as far as headers `wanted` are in it: cuRAND.
     They stand behind `include_directories()`."""
-    wheels = [root / folder for root in places.wheels("nvidia")
+    wheels = [root / folder for root in library_folders.wheels("nvidia")
               for folder in ("curand/include", "cu13/include")]
-    roots = [prefix / "include" for prefix in places.conda()]
-    roots += [root / "include" for root in places.toolkits()]
+    roots = [prefix / "include" for prefix in library_folders.conda()]
+    roots += [root / "include" for root in library_folders.toolkits()]
     found = {next((folder for folder in (*wheels, *roots) if (folder / header).is_file()), None)
              for header in wanted if header.startswith("curand")}
     return tuple(folder for folder in found if folder is not None)
@@ -103,9 +103,9 @@ def _header_places() -> Iterator[tuple[Path, ...]]:
     needed."""
     yield from _by_major(_INCLUDE_FOLDERS)
     yield tuple(dict.fromkeys(_pathfinder_headers()))
-    roots = [root for prefix in places.conda()
+    roots = [root for prefix in library_folders.conda()
              for root in (prefix / "targets/x86_64-linux", prefix)]
-    for root in (*roots, *places.toolkits()):
+    for root in (*roots, *library_folders.toolkits()):
         yield root / "include", root / "include/cccl"
 
 
@@ -141,7 +141,7 @@ def cudadevrt_library() -> Path:
     looked: list[Path] = []
     name = "cudadevrt.lib" if sys.platform == "win32" else "libcudadevrt.a"
     candidates = [folder for folders in _by_major(_DEVRT_FOLDERS) for folder in folders]
-    for root in places.toolkits():
+    for root in library_folders.toolkits():
         candidates += [root / "lib64", root / "targets/x86_64-linux/lib", root / "lib"]
     for folder in candidates:
         looked.append(folder)
@@ -183,8 +183,8 @@ def _nvrtc_files() -> list[Path]:
     """NVRTC's files in the first place that has them: wheels, conda, the loader's path, a
     toolkit (the order of `cuda.pathfinder`, which loads it)."""
     looked: list[Iterable[Path]] = list(_by_major(_NVRTC_FOLDERS))
-    looked += [[prefix / "lib" for prefix in places.conda()], places.loader()]
-    looked += [[root / "lib64", root / "lib"] for root in places.toolkits()]
+    looked += [[prefix / "lib" for prefix in library_folders.conda()], library_folders.loader()]
+    looked += [[root / "lib64", root / "lib"] for root in library_folders.toolkits()]
     for folders in looked:
         for folder in folders:
             found = [path for pattern in _NVRTC_FILES for path in sorted(folder.glob(pattern))]
@@ -197,7 +197,7 @@ def _by_major(table: Mapping[int, tuple[str, ...]]) -> Iterator[tuple[Path, ...]
     """Folders of `table` in each `nvidia` package folder, the bindings' own CUDA version first."""
     major = cuda_major()
     for version in sorted(table, key=lambda number: (number != major, -number)):
-        for root in places.wheels("nvidia"):
+        for root in library_folders.wheels("nvidia"):
             yield tuple(root / folder for folder in table[version])
 
 
@@ -225,10 +225,10 @@ def tool(name: str) -> Path | None:
 
 def tool_folders() -> tuple[Path, ...]:
     """Where CUDA's own tools may lie, besides PATH."""
-    wheels = (root / folder for root in places.wheels("nvidia")
+    wheels = (root / folder for root in library_folders.wheels("nvidia")
               for folder in ("cu13/bin", "cuda_nvdisasm/bin", "cuda_nvcc/bin"))
-    return (*wheels, *(prefix / "bin" for prefix in places.conda()),
-            *(root / folder for root in places.toolkits()
+    return (*wheels, *(prefix / "bin" for prefix in library_folders.conda()),
+            *(root / folder for root in library_folders.toolkits()
               for folder in ("bin", "compute-sanitizer")))
 
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rawnn.cuda.compiling.cures import DECLARED
 from rawnn.cuda.compiling.declarations import UnbalancedBrackets
 from rawnn.cuda.compiling.device_part import find_device_part
+from rawnn.cuda.compiling.fixes import DECLARED
 from rawnn.cuda.compiling.headers import HOST_HEADERS, STANDARD
 from rawnn.cuda.compiling.host_headers import is_helper, is_of_the_host, replace_header
 from rawnn.cuda.compiling.includes import IncludedFiles, find_included_files

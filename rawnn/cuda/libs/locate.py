@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rawnn.common.errors import MissingLibrary
-from rawnn.cuda import places
+from rawnn.cuda import library_folders
 
 SYSTEM_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 
@@ -16,11 +16,11 @@ def candidates(wheel_folders: tuple[str, ...]) -> Iterator[Path]:
 
     `wheel_folders` are paths below that of NVIDIA's wheels, as `cudnn/lib`. No package is imported.
     """
-    for root in places.wheels():
+    for root in library_folders.wheels():
         yield from (root / folder for folder in wheel_folders)
-    yield from (prefix / "lib" for prefix in places.conda())
-    yield from places.loader()
-    yield from (root / "lib64" for root in places.toolkits())
+    yield from (prefix / "lib" for prefix in library_folders.conda())
+    yield from library_folders.loader()
+    yield from (root / "lib64" for root in library_folders.toolkits())
     yield from map(Path, SYSTEM_FOLDERS)
 
 

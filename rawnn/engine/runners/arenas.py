@@ -13,9 +13,9 @@ from rawnn.cuda.allocators import Allocator, Pool, StreamOrdered
 from rawnn.cuda.device import Device, padded
 from rawnn.cuda.memory import Source
 from rawnn.cuda.pinned import PinnedMemory
-from rawnn.engine.runners.base import Work
-from rawnn.engine.runners.feed import contents, resident
 from rawnn.engine.runners.lowering import Lowering
+from rawnn.engine.runners.plan_data import contents, resident
+from rawnn.engine.runners.prepared_run import Work
 from rawnn.plan.ops.collectives import GATHER
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor

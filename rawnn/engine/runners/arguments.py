@@ -20,7 +20,7 @@ from rawnn.cuda.launch import Value
 from rawnn.cuda.tensormap import NO_MAP, MappedMatrix
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
-from rawnn.ptx.table import NEUTRAL, kernel_for
+from rawnn.ptx.kernel_registry import NEUTRAL, kernel_for
 
 PARTED = ("images", "labels", "targets")
 """Operands of which a batch is a part."""

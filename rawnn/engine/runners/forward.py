@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device, padded
-from rawnn.data.base import INPUT_TYPES
+from rawnn.data.dataset_types import INPUT_TYPES
 from rawnn.data.normalise import Normalisation
 from rawnn.engine.config import check_device
 from rawnn.engine.machine import machine_of, open_device

@@ -15,11 +15,18 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Command
 from rawnn.engine.runners.arenas import Places, fill, shared_by_ranks
-from rawnn.engine.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
-from rawnn.engine.runners.feed import HostOrder
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.metrics import Metrics
 from rawnn.engine.runners.overlap import OverlappedProgram, fetching, turns
+from rawnn.engine.runners.plan_data import HostOrder
+from rawnn.engine.runners.prepared_run import (
+    Evaluation,
+    Part,
+    State,
+    Work,
+    evaluation_of,
+    initial_state,
+)
 from rawnn.engine.runners.programs import (
     Program,
     StreamProgram,
@@ -32,7 +39,7 @@ from rawnn.graphs.programs import GraphProgram, RepeatProgram
 from rawnn.graphs.unrolling import alone, epoch_graphs, graph_plans, holds_between
 from rawnn.model.layers import Parameters
 from rawnn.plan.build import used_tensors
-from rawnn.plan.joining import spans
+from rawnn.plan.merging import spans
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 
@@ -54,7 +61,7 @@ class GpuRunner:
 
     def __init__(self, device: Device, work: Work, team: Meeting | None = None) -> None:
         if work.policy.tune:
-            from rawnn.tuning.launches import tuned
+            from rawnn.tuning.launch_tuning import tuned
 
             work = tuned(device, work)
         self._device, self._work, self._team = device, work, team

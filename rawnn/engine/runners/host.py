@@ -12,9 +12,16 @@ from numpy.typing import NDArray
 from rawnn.common.dtypes import LOW_PRECISION, numpy_dtype, rounded
 from rawnn.common.errors import ConfigError
 from rawnn.distributed import Team
-from rawnn.engine.runners.base import Evaluation, Part, State, Work, evaluation_of, initial_state
-from rawnn.engine.runners.feed import HostOrder, contents
-from rawnn.engine.runners.products import Products
+from rawnn.engine.runners.plan_data import HostOrder, contents
+from rawnn.engine.runners.prepared_run import (
+    Evaluation,
+    Part,
+    State,
+    Work,
+    evaluation_of,
+    initial_state,
+)
+from rawnn.engine.runners.threaded_matmul import Products
 from rawnn.model.layers import Parameters
 from rawnn.plan.build import used_tensors
 from rawnn.plan.op import Attributes, Reference

@@ -10,7 +10,7 @@ from rawnn.cuda.allocators import Allocator
 from rawnn.cuda.launch import Command
 from rawnn.cuda.memory import Allocation
 from rawnn.engine.runners.lowering import Addresses, HostArrays, Lowering
-from rawnn.plan.joining import DEFERRED
+from rawnn.plan.merging import DEFERRED
 from rawnn.plan.plan import Plan
 
 

@@ -11,9 +11,9 @@ from rawnn.plan.ops import collectives as _collectives
 from rawnn.plan.ops import cross_entropy as _cross_entropy
 from rawnn.plan.ops import data as _data
 from rawnn.plan.ops import epoch as _epoch
+from rawnn.plan.ops import gemm as _products
 from rawnn.plan.ops import losses as _losses
 from rawnn.plan.ops import metrics as _metrics
-from rawnn.plan.ops import products as _products
 from rawnn.plan.ops import train_steps as _train_steps
 from rawnn.plan.ops import updates as _updates
 

@@ -1,7 +1,7 @@
 // Shared memory: where it lies, and accesses by the 32-bit addresses that the other primitives take.
 //
 // The primitives in this folder are the only inline PTX of rawnn. Each header names the instruction
-// and says what it orders. Without a GPU they run on the CPU emulator (tests/ptx/twin), which compiles
+// and says what it orders. Without a GPU they run on the CPU emulator (tests/ptx/emulator), which compiles
 // their C++ and interprets their instructions; RAWNN_TWIN is defined there.
 #pragma once
 #include "primitives/types.cuh"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rawnn.ptx.family import Family
-from rawnn.ptx.table import (
+from rawnn.ptx.kernel_registry import (
     Forms,
     Geometry,
     KernelImpl,

@@ -7,7 +7,7 @@
 //
 // advance is used by every way of running that keeps the data set on the device, tick at the end of
 // an epoch where anything reads the clock (schedule, Adam, stochastic rounding) and no order is made
-// anew; where one is, turn.cu does both.
+// anew; where one is, epoch_boundary.cu does both.
 // Launch: one thread.
 // Limit: the launch.
 #include "elementwise/clock.cuh"

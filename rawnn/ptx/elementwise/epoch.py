@@ -7,7 +7,7 @@ from rawnn.model.schedules import functor as schedule_functor
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family
-from rawnn.ptx.table import (
+from rawnn.ptx.kernel_registry import (
     Geometry,
     KernelImpl,
     Scalars,
@@ -69,7 +69,7 @@ FAMILY.register("shuffle", "naive", KernelImpl(
     lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
     {"clock": ("2",), "order": ("count",)}))
 FAMILY.register("turn", "naive", KernelImpl(
-    "elementwise/turn.cu", "turn", plain, no_sizes,
+    "elementwise/epoch_boundary.cu", "turn", plain, no_sizes,
     lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
     {"clock": ("2",), "order": ("count",)}))
 FAMILY.register("schedule", "naive", KernelImpl(

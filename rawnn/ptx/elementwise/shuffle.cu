@@ -4,7 +4,7 @@
 //   clock: int32[2], epochs and steps done; order: int32 [count]
 //
 // A graph of an epoch has it behind the last of its gathers, beside the last step, for the epoch that
-// comes. Elsewhere it makes the order of a run's first epoch, and turn.cu those of the others.
+// comes. Elsewhere it makes the order of a run's first epoch, and epoch_boundary.cu those of the others.
 // No sorting and no memory but `order`: every element comes from its index alone (random.cuh).
 // Launch: one dimension, any size (grid-stride), once an epoch; 256 threads a block.
 // Limit: latency of the keys and of the rounds; 60,000 examples take 2.4 us on an H200.

@@ -22,8 +22,8 @@ from rawnn.plan.ops.common import step_of
 from rawnn.plan.ops.updates import weight_update
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family, Fusion
+from rawnn.ptx.kernel_registry import KernelImpl, Scalars, ceil, flag, types
 from rawnn.ptx.optimizers.updates import CONTEXT
-from rawnn.ptx.table import KernelImpl, Scalars, ceil, flag, types
 
 UNIT = 32
 """Features that a warp of the kernel takes at a time."""

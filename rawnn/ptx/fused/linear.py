@@ -11,7 +11,7 @@ from rawnn.plan.ops.common import Array, batch_rows, step_of
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.family import Family, Fusion
-from rawnn.ptx.table import KernelImpl, Scalars, Shape, ceil, typed
+from rawnn.ptx.kernel_registry import KernelImpl, Scalars, Shape, ceil, typed
 
 MAX_FUSED_CLASSES = 32
 """Classes that the kernels of linear.cu hold in registers, one accumulator each."""

@@ -1,5 +1,5 @@
 """A whole step of a network of narrow layers in three ops, straight from the data set (narrow.cu,
-narrow_inner.cu); the last of one step and the first of the next can be one (rawnn/plan/joining.py).
+narrow_inner.cu); the last of one step and the first of the next can be one (rawnn/plan/merging.py).
 
 Between a launch that holds the first layer's weights and one that does everything behind it, a
 16-bit step of 784-128-128-128-10 takes two hand-overs where one kernel a product takes nine. The
@@ -22,13 +22,13 @@ import numpy as np
 from rawnn.common.dtypes import c_type, rounded
 from rawnn.model.activations import activation, functor
 from rawnn.model.losses.cross_entropy import gradient, softmax_of
-from rawnn.plan.joining import JOINS
+from rawnn.plan.merging import JOINS
 from rawnn.plan.op import Attributes, Op, define
 from rawnn.plan.ops.common import Array, batch_rows, step_of
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.family import Family, Fusion
-from rawnn.ptx.table import Geometry, KernelImpl, Scalars, Shape, ceil
+from rawnn.ptx.kernel_registry import Geometry, KernelImpl, Scalars, Shape, ceil
 
 MAX_DEPTH = 6
 FEATURES_A_SHARE = 256

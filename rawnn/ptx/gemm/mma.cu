@@ -1,5 +1,5 @@
 // Mma: the main loop of products on the tensor cores by mma.sync; the kernels are those of
-// product_kernels.cuh.
+// gemm_kernels.cuh.
 //
 // Operands: float, float16, bfloat16, or any two 8-bit floats (sm_89). SUM is float, which rounds
 // float operands to tf32; float16 for float16 operands; or tf32x3 for float operands, each as two
@@ -19,7 +19,7 @@
 #include "gemm/mma_finish.cuh"
 #include "gemm/mma_sums.cuh"
 #include "primitives/pdl.cuh"
-#include "gemm/product_kernels.cuh"
+#include "gemm/gemm_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "mma.cu needs cp.async and mma.sync of 16 x 8 x 16: compute capability 8.0"

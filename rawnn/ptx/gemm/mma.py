@@ -8,7 +8,7 @@ from itertools import product as combinations
 
 from rawnn.common.target import Target
 from rawnn.ptx.family import Family
-from rawnn.ptx.gemm.pace import (
+from rawnn.ptx.gemm.tile_cost import (
     PACES,
     SCALED,
     cycles,
@@ -18,7 +18,7 @@ from rawnn.ptx.gemm.pace import (
     shared,
 )
 from rawnn.ptx.gemm.tiles import UPDATE, Product, Tile, register_family, spanning, with_sums
-from rawnn.ptx.table import Scalars, ceil
+from rawnn.ptx.kernel_registry import Scalars, ceil
 
 SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
               ("asynchronous copies",))

@@ -1,5 +1,5 @@
 // Tiles of the operands of a product in shared memory, and copies into them from matrices of any
-// extent: shared by all main loops of product_kernels.cuh.
+// extent: shared by all main loops of gemm_kernels.cuh.
 //
 // An operand is contiguous along the inner dimension (nt's a and b, nn's a: "deep") or along its
 // own extent (nn's b, tn's a and b: "wide"). A stage of the pipeline holds a part of the inner

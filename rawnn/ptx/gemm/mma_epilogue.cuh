@@ -1,4 +1,4 @@
-// What becomes of a product's sums: shared by all main loops of product_kernels.cuh.
+// What becomes of a product's sums: shared by all main loops of gemm_kernels.cuh.
 //
 //   ProductEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved), and pre, what act is of
 //   UpdateEpilogue:  the step of an optimizer with the gradient sum / loss_scale (mma_update.cuh)

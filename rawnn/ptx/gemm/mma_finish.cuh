@@ -1,5 +1,5 @@
 // A block's epilogue: its sums, which lie in shared memory (mma_sums.cuh), go through it, four
-// columns at a time. Shared by all main loops of product_kernels.cuh.
+// columns at a time. Shared by all main loops of gemm_kernels.cuh.
 //
 // Where rows allow it, what the epilogue reads is fetched ahead of use: of as many rows as EARLY
 // bytes hold while the product is computed, which is what a thread's registers can spare then, and

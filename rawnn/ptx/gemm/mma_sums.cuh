@@ -1,7 +1,7 @@
 // From the sums in the registers of a block's warps to its epilogue, through shared memory: parts
 // of the inner dimension, of other warps and of the other blocks of a cluster, are added up in a
 // fixed order, and the threads then take four neighbouring columns each. Shared by all main loops of
-// product_kernels.cuh.
+// gemm_kernels.cuh.
 //
 // Each block of a cluster finishes some rows of the tile. A block adds up its own warps' parts and
 // sends the rows that another finishes to that one's inbox, which nothing else uses: what arrives

@@ -1,10 +1,10 @@
 // The step of an optimizer behind the gradient's product, as an epilogue (mma_epilogue.cuh):
 //
-//   w = the step of a rule (rules.cuh) with the gradient sum / loss_scale,
+//   w = the step of a rule (step_functors.cuh) with the gradient sum / loss_scale,
 //   copy = round(w * copy_scale), and the bias, from the sums of dz's rows
 #pragma once
 #include "gemm/mma_epilogue.cuh"
-#include "optimizers/rules.cuh"
+#include "optimizers/step_functors.cuh"
 #include "optimizers/updates.cuh"
 
 // The state that RULE keeps for each weight, as matrices like w, and for each element of the bias.

@@ -21,8 +21,8 @@ from rawnn.plan.op import Attributes, Op, define
 from rawnn.plan.ops.updates import weight_update
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family, Fusion
+from rawnn.ptx.kernel_registry import Geometry, KernelImpl, Scalars, ceil, flag, types
 from rawnn.ptx.optimizers.updates import CONTEXT
-from rawnn.ptx.table import Geometry, KernelImpl, Scalars, ceil, flag, types
 
 LARGEST_CLUSTER = 8
 """Blocks that can share the rounds of the inner dimension; one more cluster than the GPU runs at

@@ -1,5 +1,5 @@
 // Tiled: the main loop of products through tiles in shared memory and in registers, with float
-// arithmetic, for operands of any types; the kernels are those of product_kernels.cuh.
+// arithmetic, for operands of any types; the kernels are those of gemm_kernels.cuh.
 //
 // SUM is float, CLUSTER 1, and BYTES 0: a stage is 32 elements of the inner dimension, whatever
 // their types. The lanes of a warp stand 4 down and 8 across, so a thread has BM / WM / 4 by
@@ -13,7 +13,7 @@
 #include "gemm/mma_finish.cuh"
 #include "gemm/mma_sums.cuh"
 #include "primitives/pdl.cuh"
-#include "gemm/product_kernels.cuh"
+#include "gemm/gemm_kernels.cuh"
 
 constexpr int kTiledDepth = 32;
 

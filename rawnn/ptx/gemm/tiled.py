@@ -13,7 +13,7 @@ from rawnn.ptx.gemm.tiles import (
     register_family,
     with_sums,
 )
-from rawnn.ptx.table import Scalars
+from rawnn.ptx.kernel_registry import Scalars
 
 FAMILY = Family("tiled", "matrix products of any shape through tiles in shared memory and "
                 "registers, in float")

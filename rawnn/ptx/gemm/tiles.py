@@ -19,9 +19,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role
 from rawnn.ptx.family import Family
-from rawnn.ptx.losses.losses import PART_SHAPES, parts_of
-from rawnn.ptx.optimizers.updates import CONTEXT
-from rawnn.ptx.table import (
+from rawnn.ptx.kernel_registry import (
     Geometry,
     KernelImpl,
     Scalars,
@@ -30,6 +28,8 @@ from rawnn.ptx.table import (
     flag,
     types,
 )
+from rawnn.ptx.losses.losses import PART_SHAPES, parts_of
+from rawnn.ptx.optimizers.updates import CONTEXT
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ UPDATE = {"weight_update": "product_update"}
 
 
 LOOPS: dict[str, bool] = {}
-"""Implementations of products that share ptx/gemm/product_kernels.cuh, a main loop each, and
+"""Implementations of products that share ptx/gemm/gemm_kernels.cuh, a main loop each, and
 whether tensor cores multiply in it."""
 
 
@@ -178,7 +178,7 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
                     others: Sequence[Tile] = (), updates: Mapping[str, str] = UPDATE,
                     losses: bool = False, specific: bool = False,
                     three: str = "tf32x3") -> None:
-    """Add the kernels of ptx/gemm/product_kernels.cuh with the main loop `loop` of `source` to a
+    """Add the kernels of ptx/gemm/gemm_kernels.cuh with the main loop `loop` of `source` to a
     family,
     as `impl`: product_nt, _nn, _tn, those of `updates` (kind of op -> kernel), and product_loss
     where it has `losses`.

@@ -1,5 +1,5 @@
 // Wgmma: the main loop of products on Hopper's tensor cores (sm_90a), each computed by warpgroups
-// from tiles in shared memory; the kernels are those of product_kernels.cuh.
+// from tiles in shared memory; the kernels are those of gemm_kernels.cuh.
 //
 // Operands: float16 or bfloat16 (both of one type), or, in nt, 8-bit floats. SUM is float, in one
 // order: results repeat bit for bit. A warpgroup computes 64 rows by BN columns (64, 128 or 256), so
@@ -15,7 +15,7 @@
 #include "gemm/mma_sums.cuh"
 #include "gemm/mma_warpgroup.cuh"
 #include "primitives/pdl.cuh"
-#include "gemm/product_kernels.cuh"
+#include "gemm/gemm_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "wgmma.cu needs the instructions of one architecture: compile it for sm_90a"

@@ -1,6 +1,6 @@
 // WgmmaScaled: the main loop of products of float32 on Hopper's tensor cores by three products of
 // float16, which take half the time of three of tf32 (sm_90a); each is computed by two warpgroups,
-// and the kernels are those of product_kernels.cuh.
+// and the kernels are those of gemm_kernels.cuh.
 //
 // Rows and columns have powers of two as scales (mma_scales.cuh). A number is the sum of two float16,
 // and a product is high * high + high * low + low * high: the same 22 bits as three products of tf32.
@@ -22,7 +22,7 @@
 #include "gemm/mma_sums.cuh"
 #include "primitives/pdl.cuh"
 #define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
-#include "gemm/product_kernels.cuh"
+#include "gemm/gemm_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "wgmma_scaled.cu needs the instructions of one architecture: compile it for sm_90a"

@@ -1,5 +1,5 @@
 // WgmmaTf32: the main loop of products of float32 on Hopper's tensor cores (sm_90a), each computed
-// by two warpgroups; the kernels are those of product_kernels.cuh.
+// by two warpgroups; the kernels are those of gemm_kernels.cuh.
 //
 // Operands are float. SUM is float, which rounds them to tf32, or tf32x3, each as two tf32 and
 // three products for one (mma_fragments.cuh).
@@ -24,7 +24,7 @@
 #include "gemm/mma_warpgroup.cuh"
 #include "primitives/pdl.cuh"
 #define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
-#include "gemm/product_kernels.cuh"
+#include "gemm/gemm_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "wgmma_tf32.cu needs the instructions of one architecture: compile it for sm_90a"

@@ -11,7 +11,7 @@ from rawnn.plan.ops.metrics import KIND as LOSS_SUMS
 from rawnn.plan.ops.metrics import PARTS
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family
-from rawnn.ptx.table import (
+from rawnn.ptx.kernel_registry import (
     Geometry,
     KernelImpl,
     Scalars,

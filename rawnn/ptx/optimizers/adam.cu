@@ -10,7 +10,7 @@
 // other_share, lr, decay, beta1, beta2 (double: 1 - beta is what counts), eps, decoupled (bool),
 // copy_scale, offset, stochastic (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 16 bytes a weight more than sgd.
-#include "optimizers/rules.cuh"
+#include "optimizers/step_functors.cuh"
 #include "optimizers/updates.cuh"
 
 template <typename TW, typename TG, typename TC>

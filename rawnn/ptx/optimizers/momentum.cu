@@ -8,7 +8,7 @@
 // template <TW, TG, TC>: storage types of w, dw (and other) and copy. Scalars: rows, cols, share,
 // other_share, lr, decay, momentum, nesterov (bool), copy_scale, offset, stochastic (bool), seed, stream.
 // Launch: as sgd. Limit: device-memory traffic, 8 bytes a weight more than sgd.
-#include "optimizers/rules.cuh"
+#include "optimizers/step_functors.cuh"
 #include "optimizers/updates.cuh"
 
 template <typename TW, typename TG, typename TC>

@@ -11,7 +11,7 @@
 // Launch: one dimension, any size (grid-stride); a thread takes 16 bytes of w: 4, 8 or 16 columns. More
 // threads than that find nothing to do, and a large matrix has tens of thousands of blocks of them.
 // Limit: device-memory traffic, what is read and written of w, dw and copy. rows * cols < 2^32.
-#include "optimizers/rules.cuh"
+#include "optimizers/step_functors.cuh"
 #include "optimizers/updates.cuh"
 
 template <typename TW, typename TG, typename TC>

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family
-from rawnn.ptx.gemm.products import BLOCKS, accumulator
-from rawnn.ptx.table import (
+from rawnn.ptx.gemm.plain_gemm import BLOCKS, accumulator
+from rawnn.ptx.kernel_registry import (
     KernelImpl,
     Scalars,
     Shape,

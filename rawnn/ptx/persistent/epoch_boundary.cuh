@@ -1,4 +1,4 @@
-// From one epoch to the next by the kernel that has done all steps of one: what turn.cu does in a launch of its
+// From one epoch to the next by the kernel that has done all steps of one: what epoch_boundary.cu does in a launch of its
 // own, for which all blocks have to leave the GPU first. The epoch that comes is the host's to say.
 #pragma once
 #include "elementwise/clock.cuh"

@@ -1,8 +1,8 @@
-// Rules of optimizers (rules.cuh) as they are taken on the chip, and how the weights that they give are kept.
+// Rules of optimizers (step_functors.cuh) as they are taken on the chip, and how the weights that they give are kept.
 #pragma once
 #include "persistent/block.cuh"
 #include "primitives/rounding.cuh"
-#include "optimizers/rules.cuh"
+#include "optimizers/step_functors.cuh"
 
 // An optimizer's rule as it is taken on the chip, where updates are bound by their instructions.
 template <typename RULE>

@@ -13,7 +13,7 @@ from rawnn.persistent.source import source
 from rawnn.plan.op import Op
 from rawnn.plan.ops.train_steps import KIND, turns
 from rawnn.plan.plan import Plan
-from rawnn.ptx.table import GENERATED, KernelImpl, Shape, no_sizes, plain
+from rawnn.ptx.kernel_registry import GENERATED, KernelImpl, Shape, no_sizes, plain
 
 NAME = "train_steps"
 QUICK = ("--prec-div=false", "--prec-sqrt=false")

@@ -1,6 +1,6 @@
 // What several kernels share: warp and block reductions in a fixed order, matrices walked in vectors,
 // and the numbers of the cross-entropy. Everything here also compiles for the host
-// (tests/ptx/twin), so it uses warp shuffles and barriers only: no instruction of one
+// (tests/ptx/emulator), so it uses warp shuffles and barriers only: no instruction of one
 // architecture.
 #pragma once
 #include "primitives/pdl.cuh"

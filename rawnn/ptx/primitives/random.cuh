@@ -3,7 +3,7 @@
 //
 // The generator is Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"). Its
 // key is the seed; its four counter words are the counter (two words), the stream and the purpose,
-// so that two uses never share a draw. It also compiles for the host (tests/ptx/twin).
+// so that two uses never share a draw. It also compiles for the host (tests/ptx/emulator).
 #pragma once
 #include "device/convert.cuh"
 

@@ -1,5 +1,5 @@
 // The storage types of tensors, and their conversions from and to float: exact, rounding to nearest
-// even, for every architecture from sm_75 and for the host (tests/ptx/twin), with no header of
+// even, for every architecture from sm_75 and for the host (tests/ptx/emulator), with no header of
 // CUDA's. Arithmetic is done in float.
 //
 //   float16        5 exponent bits, 10 mantissa bits; beyond 65504 infinity

@@ -1,0 +1,176 @@
+"""How ranks find each other: rank 0 listens, the others connect."""
+
+from __future__ import annotations
+
+import atexit
+import ipaddress
+import queue
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from time import monotonic, sleep
+from typing import Any
+
+from rawnn.common.errors import RanksError
+from rawnn.distributed.admission import Arrival, admit, introduce
+from rawnn.distributed.rank_context import Place
+from rawnn.distributed.wire import Wire
+
+MOST_UNKNOWN = 64
+"""Connections that may be proving at one time that they belong; more are closed at once, and a rank
+that was among them tries again."""
+
+
+def meet(place: Place, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
+    """Connections by rank (of rank 0 to all others, of the others to rank 0), and who is there.
+
+    Raises RanksError that names who did not come within the time of `place`.
+    """
+    listener = None
+    if not place.address:
+        listener, address, port, secret = _by_mpi(place)
+        place = replace(place, address=address, port=port, secret=secret)
+    if place.rank == 0:
+        with listener or _listening(place) as open_door:
+            return _receive_all(open_door, place)
+    return _reach(place, who)
+
+
+def _listening(place: Place) -> socket.socket:
+    """Listens on the interface of the address where the ranks meet, and on no other."""
+    try:
+        address = socket.gethostbyname(place.address)
+        if ipaddress.ip_address(address).is_loopback and place.local_size < place.size:
+            raise RanksError(f"on this host {place.address} means {address}, where no other host "
+                             f"can reach rank 0: give MASTER_ADDR as the address of rank 0's host "
+                             f"on the network of the ranks", True)
+        return socket.create_server((address, place.port), backlog=128)
+    except OSError as error:
+        raise RanksError(f"rank 0 cannot listen at {place.address}:{place.port} for the other "
+                         f"ranks: {error.strerror or error}", True) from None
+
+
+def _by_mpi(place: Place) -> tuple[socket.socket | None, str, int, str]:
+    """Where to meet, and a secret: rank 0 listens wherever there is a free port, and MPI carries
+    both to the others."""
+    world = place.world or _of_all(place)
+    listener, mine = None, None
+    if place.rank == 0:
+        address = "127.0.0.1" if place.local_size == place.size else socket.getfqdn()
+        listener = _listening(replace(place, address=address))
+        mine = (address, listener.getsockname()[1], place.secret or secrets.token_hex(32))
+    address, port, secret = world.bcast(mine, root=0)
+    return listener, address, port, secret
+
+
+def _of_all(place: Place) -> Any:
+    """MPI's communicator of all processes."""
+    brought = "mpi4py.MPI" in sys.modules  # by the user's program, which has more to do with it
+    try:
+        mpi: Any = import_module("mpi4py.MPI")
+    except ImportError as error:
+        raise RanksError(f"mpirun started ranks on several hosts, and without mpi4py ({error}) "
+                         f"they do not know where to meet: install mpi4py, or give the variables "
+                         f"MASTER_ADDR and MASTER_PORT (mpirun -x)", place.rank == 0) from None
+    if not brought:
+        atexit.register(_leave, mpi)
+    return mpi.COMM_WORLD
+
+
+def _leave(mpi: Any) -> None:
+    """mpi4py does it where Python takes itself apart, which the command line leaves out; mpirun
+    takes a process that ends without it for one that has failed."""
+    if not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def _receive_all(door: socket.socket,
+                 place: Place) -> tuple[dict[int, Wire], dict[int, str]]:
+    wires: dict[int, Wire] = {}
+    names: dict[int, str] = {}
+    arrivals: queue.Queue[Arrival | None] = queue.Queue()
+    until, unknown, strangers = monotonic() + place.seconds, 0, 0
+    while len(wires) < place.size - 1:
+        if monotonic() > until:
+            missing = _ranks(set(range(1, place.size)) - wires.keys())
+            others = f" ({strangers} of those that connected did not belong)" if strangers else ""
+            raise _refused(wires.values(), f"{missing} of {place.size} did not come to "
+                           f"{place.address}:{place.port} within {place.seconds:g} s{others}")
+        unknown += _accepted(door, place, until, arrivals, unknown)
+        while not arrivals.empty():
+            arrival = arrivals.get()
+            unknown -= 1
+            strangers += arrival is None
+            if arrival is None:
+                continue
+            if arrival.size != place.size:
+                raise _refused([*wires.values(), arrival.wire],
+                               f"rank {arrival.rank} ({arrival.who}) is one of {arrival.size}, "
+                               f"and rank 0 one of {place.size}")
+            if arrival.rank in wires or not 0 < arrival.rank < place.size:
+                arrival.wire.close()
+                continue
+            wires[arrival.rank], names[arrival.rank] = arrival.wire, arrival.who
+    for wire in wires.values():
+        wire.send({"all": True})
+    return wires, names
+
+
+def _accepted(door: socket.socket, place: Place, until: float,
+              arrivals: queue.Queue[Arrival | None], unknown: int) -> int:
+    """How many connections, none or one, have come within a moment; a thread of its own finds out
+    whose each is, so that nobody who says nothing keeps the others waiting."""
+    door.settimeout(0.02)
+    try:
+        connection, _ = door.accept()
+    except TimeoutError:
+        return 0
+    if unknown >= MOST_UNKNOWN:
+        connection.close()
+        return 0
+    threading.Thread(target=lambda: arrivals.put(admit(
+        Wire(connection), place, max(until - monotonic(), 0.001))), daemon=True,
+        name="admission").start()
+    return 1
+
+
+def _refused(wires: Iterable[Wire], said: str) -> RanksError:
+    """The error of rank 0, once the others have it, too."""
+    for wire in wires:
+        with suppress(OSError):
+            wire.send({"failed": said})
+        wire.close()
+    return RanksError(said, True)
+
+
+def _reach(place: Place, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
+    until = monotonic() + place.seconds
+    while True:
+        try:
+            wire = Wire(socket.create_connection((place.address, place.port),
+                                                 max(until - monotonic(), 0.01)))
+            try:
+                introduce(wire, place, who, max(until - monotonic(), 0.001))
+                answer = wire.receive(max(until - monotonic(), 0.001) + 1.0)  # who is missing
+            except BaseException:
+                wire.close()
+                raise
+            break
+        except (OSError, EOFError) as error:
+            if monotonic() > until:
+                raise RanksError(f"rank 0 did not come to {place.address}:{place.port} within "
+                                 f"{place.seconds:g} s ({error or 'it hung up'})",
+                                 place.rank == 1) from None
+            sleep(0.05)
+    if "failed" in answer:
+        raise RanksError(answer["failed"], False)
+    return {0: wire}, {}
+
+
+def _ranks(missing: set[int]) -> str:
+    return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, sorted(missing)))}"

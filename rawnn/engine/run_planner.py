@@ -1,0 +1,99 @@
+"""What a run is made of, decided ahead of it: the toggles, the batch, the plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rawnn.common.errors import ConfigError
+from rawnn.data import Dataset
+from rawnn.distributed import Team
+from rawnn.engine import parallel
+from rawnn.engine.checkpoint import Checkpoint
+from rawnn.engine.config import Config
+from rawnn.engine.launch_choices import applied
+from rawnn.engine.machine import Opened
+from rawnn.engine.resolved_options import Taken, kept_in, name_of
+from rawnn.engine.runners.plan_data import form_of
+from rawnn.engine.runners.prepared_run import Work, prepare
+from rawnn.model.layers import Network
+from rawnn.opts import Selection, batch, select
+from rawnn.plan.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Decider:
+    """Decides for one run; `notify` gets a line for what the user should know."""
+
+    config: Config
+    data: Dataset
+    opened: Opened
+    team: Team | None
+    notify: Callable[[str], object]
+
+    def decided(self, before: tuple[Path, Checkpoint] | None) -> tuple[Selection, Work]:
+        """The toggles of the run, and its plans: those of the run `before`, which is continued,
+        unless other toggles are asked for or they cannot run here."""
+        asked, here, notify = self.config.opt, name_of(self.opened.machine), self.notify
+        kept = kept_in(before[1].taken, str(before[0])) if before else None
+        if before is None or kept is None:
+            return self.made(asked)
+        if asked != kept.asked:
+            notify(f"--opt {asked} decides, in place of what the run before took: "
+                   f"{kept.toggles or 'nothing'}")
+            return self.made(asked)
+        words = kept.toggles.replace(",", ", ") or "no toggles"
+        reason = "its toggles are those of another kind of machine"
+        if kept.machine == here or "the host" not in (kept.machine, here):
+            try:
+                made = self.made(kept.opt, kept)
+            except ConfigError as error:
+                reason = str(error)
+            else:
+                notify(f"it takes what the run before took, as {before[0]} keeps it: {words}" + (
+                    "" if kept.machine == here else
+                    f"; that was on {kept.machine}, this is {here}, on which the last bits may "
+                    f"differ"))
+                return made
+        made = self.made(asked)
+        notify(f"what the run before took on {kept.machine} ({words}) is not taken on {here}: "
+               f"{reason}; --opt {asked} decides anew ({made[0]}), and the run goes on from the "
+               f"same state, though not bit for bit as it would have there")
+        return made
+
+    def made(self, opt: str, kept: Taken | None = None) -> tuple[Selection, Work]:
+        """The toggles that `opt` comes to here, and the run with them; its launches as `kept`."""
+        network, recipe = self.config.network(), self.config.recipe()
+        if self.team is not None:
+            recipe, opt = parallel.of_rank(recipe, self.team), parallel.reducing(opt)
+        selection = select(
+            opt, network, recipe.steps(len(self.data.train_images)), self.opened.machine,
+            batch=recipe.share(recipe.batch).rows, lenient=self.config.device == "auto",
+            recipe=recipe, form=form_of(self.data, "train"))
+        recipe = self._batched(network, recipe, selection)
+        work = prepare(network, self.data, selection, recipe)
+        if kept is not None and kept.choices is not None:
+            work = applied(replace(work, policy=replace(work.policy, tune=False)), kept.choices)
+        return selection, work
+
+    def by_one(self, selection: Selection, work: Work) -> Work:
+        """The run by one rank: its batches whole, with the same toggles but the one that reduces
+        gradients."""
+        values = {name: v for name, v in selection.values.items() if name != "nccl"}
+        return prepare(self.config.network(), self.data, replace(selection, values=values),
+                       replace(work.recipe, ranks=1, rank=0))
+
+    def _batched(self, network: Network, recipe: Recipe, selection: Selection) -> Recipe:
+        """The recipe with the batch that the toggle `batch` asks for."""
+        if "batch" not in selection.values:
+            return recipe
+        if self.team is not None and selection.values["batch"] == "max":
+            raise ConfigError("batch=max may differ from GPU to GPU: give several ranks batch=N")
+        device = self.opened.device
+        free = device.free_memory() if device else 0
+        recipe, note = batch.chosen(
+            selection.values["batch"], recipe, len(self.data.train_images), free,
+            lambda tried: prepare(network, self.data, selection, tried).device_bytes())
+        self.notify(note)
+        return recipe if self.team is None else parallel.of_rank(recipe, self.team)

@@ -1,0 +1,38 @@
+"""The kernels of several runs compiled beside each other, ahead of the first.
+
+A run compiles its own kernels side by side, but many have one that takes longest by itself (that of
+`persistent`: seconds), and runs of a measurement follow one another: all of their kernels at once
+keep every core busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.lowering import Lowering
+from rawnn.engine.runners.prepared_run import Work
+from rawnn.plan.plan import Plan
+
+
+def compile_ahead(device: Device, works: Iterable[Work]) -> None:
+    """Compile and load what the runs' steps, evaluations and what is around them need, each kernel
+    once, on all cores. What graphs need besides, and what `tune` tries, is left to the runs.
+    Does nothing on a simulated device. Raises CompileError."""
+    if not device.backend.parallel:
+        return
+    together = list(works)
+    for programmatic in (False, True):
+        plans = [plan for work in together if work.policy.pdl is programmatic
+                 for plan in _plans(work)]
+        lowering = Lowering(device, programmatic)
+        try:
+            lowering.compile(plans)
+        finally:
+            lowering.close()
+
+
+def _plans(work: Work) -> Iterator[Plan]:
+    yield from work.of_steps
+    yield from (work.start, work.refresh, work.begin, work.end, work.between, work.assemble)
+    yield from (part.plan for part in work.evaluate)

@@ -1,0 +1,317 @@
+"""A kernel with its work: what each parameter is, and one trial of it, with sizes, inputs, a launch
+and what has to come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.errors import ConfigError, RawnnError, nearest
+from rawnn.common.words import named_by
+from rawnn.cuda.compiling.signature import Parameter
+from rawnn.cuda.launch import Dim
+from rawnn.lab.arguments import ELEMENTS
+from rawnn.lab.expressions import evaluate, whole
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.sampling import Sizes, draw, draw_sizes, independent, largest, with_specials
+from rawnn.lab.work import Geometry, Reference, Work
+
+Host = NDArray[Any]
+_DRAWN = 12
+MULTIPROCESSORS = "sms"
+"""What expressions of a launch call the number of the GPU's multiprocessors."""
+_FURTHER = 1 << 16  # elements by which a long draw is longer, at least
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array of a kernel: `read` says that it has input in it, `written` that the kernel may
+    write it."""
+
+    name: str
+    dtype: np.dtype[Any]
+    extents: tuple[Any, ...]
+    read: bool
+    written: bool
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """What a tensor map is of: boxes of an operand, and how they are permuted."""
+
+    operand: str
+    box: tuple[int, ...]
+    swizzle: str
+
+
+@dataclass(frozen=True)
+class Launching:
+    """How a trial is launched; bytes of dynamic shared memory; what tensor maps it takes, by
+    parameter."""
+
+    grid: Dim
+    block: Dim
+    shared: int = 0
+    cluster: Dim | None = None
+    cooperative: bool = False
+    symbols: Mapping[str, Host] = field(default_factory=dict, compare=False)
+    maps: Mapping[str, Boxes] = field(default_factory=dict, compare=False)
+
+    def __str__(self) -> str:
+        def text(extent: Dim) -> str:
+            return " x ".join(map(str, extent if extent[2] > 1 else extent[:2]
+                                  if extent[1] > 1 else extent[:1]))
+
+        return f"grid {text(self.grid)}, block {text(self.block)}" + (
+            f", {self.shared:,} bytes of shared memory" if self.shared else "") + (
+            f", clusters of {text(self.cluster)}" if self.cluster else "")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of sizes with its inputs: `arrays` has one for each operand, in its type (zeros where
+    there is no input), `numbers` the others by name, in the order of the kernel's parameters."""
+
+    problem: Problem
+    sizes: Sizes
+    launching: Launching | None
+    arrays: dict[str, Host]
+    numbers: dict[str, Any]
+    known: dict[str, Any]
+
+    def expected(self, nudge: np.random.Generator | None = None, by: float = 0.0
+                 ) -> dict[str, Host | None]:
+        """What the reference says of what is written; None: anything goes. With `nudge` every
+        float that goes in is changed by the share `by` of itself, up or down."""
+        problem = self.problem
+        given: dict[str, Any] = {**self.known, **self.numbers}
+        problem.reference.check({*given, *self.arrays, *problem.work.symbols})
+        for operand in problem.operands:
+            if operand.read:
+                given[operand.name] = _exactly(self.arrays[operand.name], nudge, by)
+        if self.launching is not None:
+            given |= {n: _exactly(v, None, 0) for n, v in self.launching.symbols.items()}
+        try:
+            with np.errstate(all="ignore"):
+                found = problem.reference(given)
+        except RawnnError:
+            raise
+        except Exception as error:
+            sizes = ", ".join(f"{n} = {v}" for n, v in self.sizes.items())
+            raise ConfigError(f"the reference fails with {sizes or 'its only size'}: "
+                              f"{type(error).__name__}: {error}") from error
+        return problem.named(found, {n: a.shape for n, a in self.arrays.items()})
+
+
+def _exactly(values: Host, nudge: np.random.Generator | None, by: float) -> Host:
+    """A copy, floats as float64."""
+    kind = values.dtype.kind
+    if values.dtype.names or kind in "iub":
+        return values.copy()
+    exact = values.astype(np.complex128 if kind == "c" else np.float64)
+    return exact if nudge is None else exact * (1 + by * nudge.choice([-1.0, 1.0], exact.shape))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A kernel, or a function that launches several, with its work. `parameters` are the names that
+    it takes, in order; `together` is the most size names that one array has."""
+
+    candidate: Kernel | Callable[..., Any]
+    label: str
+    work: Work
+    reference: Reference
+    operands: tuple[Operand, ...]
+    parameters: tuple[str, ...]
+    scalars: Mapping[str, Parameter]
+    names: tuple[str, ...]
+    together: int
+    macros: Mapping[str, Any]
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.operands if o.written)
+
+    def sizes(self, trials: int, generator: np.random.Generator) -> list[Sizes]:
+        """What to try, the smallest first."""
+        return draw_sizes(self.names, self.work.sizes, self.work.require, self.together, trials,
+                          generator, self._constants())
+
+    def largest(self, at: Mapping[str, int]) -> Sizes:
+        """The largest of all sizes, but for those that `at` gives; where these do not meet what the
+        work requires, the largest of some drawn. Raises ConfigError for a name that is no size,
+        and where none is found that will do."""
+        for name in at:
+            if name not in self.names:
+                raise ConfigError(f"at: '{name}' is no size of {self.label}"
+                                  f"{nearest(name, self.names)} ({', '.join(self.names)})")
+        found = {**largest(self.names, self.work.sizes, self.together), **at}
+        if not self._fits(found):
+            drawn = self.sizes(_DRAWN, np.random.default_rng(0))[-1]
+            found = {**drawn, **at}
+        if not self._fits(found):
+            raise ConfigError(f"{', '.join(f'{n} = {v}' for n, v in found.items())} does not meet "
+                              f"require = {list(self.work.require)}: say at= sizes that do")
+        return found
+
+    def _fits(self, sizes: Sizes) -> bool:
+        return all(evaluate(each, {**self._constants(), **sizes}, "require")
+                   for each in self.work.require)
+
+    def _constants(self) -> dict[str, Any]:
+        plain = {n: v for n, v in self.work.values.items() if isinstance(v, int | float)}
+        sms = {MULTIPROCESSORS: self.candidate.device.attribute("MULTIPROCESSOR_COUNT")} \
+            if isinstance(self.candidate, Kernel) else {}
+        return {**sms, **self.macros, **plain}
+
+    def known(self, sizes: Sizes) -> dict[str, Any]:
+        """What expressions may ask for: macros, sizes and values."""
+        known = {**self._constants(), **sizes}
+        for name, value in self.work.values.items():
+            if isinstance(value, str):
+                known[name] = evaluate(value, known, f"values: {name}")
+        return known
+
+    def trial(self, sizes: Sizes, generator: np.random.Generator, special: bool = False,
+              pools: dict[str, Host] | None = None) -> Trial:
+        """Sizes with inputs drawn for them. With `pools`, which serve one set of sizes, inputs are
+        parts of longer draws, each from another place on: as fresh, in a fraction of the time."""
+        known = self.known(sizes)
+        arrays = {}
+        for operand in self.operands:
+            shape = self.shape(operand, known)
+            arrays[operand.name] = np.zeros(shape, operand.dtype)
+            if operand.read and pools is not None and self.rolls(operand):
+                arrays[operand.name] = self._part(operand, shape, known, generator, pools)
+            elif operand.read:
+                drawn = self._drawn(operand, shape, known, generator)
+                arrays[operand.name] = with_specials(drawn, generator) if special else drawn
+        numbers = {name: self._number(parameter, known, generator)
+                   for name, parameter in self.scalars.items() if not parameter.tensor_map}
+        return Trial(self, sizes, self.launching(known), arrays, numbers, known)
+
+    def _drawn(self, operand: Operand, shape: tuple[int, ...], known: Mapping[str, Any],
+               generator: np.random.Generator) -> Host:
+        return draw(self.work.inputs.get(operand.name), generator, shape, operand.dtype, known,
+                    operand.name)
+
+    def _part(self, operand: Operand, shape: tuple[int, ...], known: Mapping[str, Any],
+              generator: np.random.Generator, pools: dict[str, Host]) -> Host:
+        count = prod(shape)
+        more = max(_FURTHER, count // 8)
+        if operand.name not in pools:
+            pools[operand.name] = self._drawn(operand, (count + more,), known, generator)
+        begin = int(generator.integers(more + 1))
+        return pools[operand.name][begin : begin + count].reshape(shape)
+
+    def shape(self, operand: Operand, known: Mapping[str, Any]) -> tuple[int, ...]:
+        return tuple(whole(extent, known, f"shapes: {operand.name}") for extent in operand.extents)
+
+    def _number(self, parameter: Parameter, known: Mapping[str, Any],
+                generator: np.random.Generator) -> Any:
+        name, ctype = parameter.name, parameter.ctype
+        if name in known:
+            return known[name]
+        if name in self.work.values:
+            return self.work.values[name]
+        if ctype == "bool":
+            return bool(generator.integers(2))
+        dtype = np.dtype(ELEMENTS[ctype])
+        return np.asarray(generator.standard_normal()).astype(dtype).astype(np.float64).item()
+
+    def launching(self, known: Mapping[str, Any]) -> Launching | None:
+        """How it is launched with these sizes; None for a function, which launches by itself."""
+        work = self.work
+        if not isinstance(self.candidate, Kernel):
+            return None
+        grid, block = (_dim(getattr(work, what), known, what) for what in ("grid", "block"))
+        shared = work.shared(known) if callable(work.shared) else work.shared
+        return Launching(grid, block, whole(shared, known, "shared", 0),  # type: ignore[arg-type]
+                         _dim(work.cluster, known, "cluster") if work.cluster else None,
+                         work.cooperative, self._symbols(known), self._maps(known))
+
+    def _maps(self, known: Mapping[str, Any]) -> dict[str, Boxes]:
+        found = {}
+        for name, parameter in self.scalars.items():
+            if parameter.tensor_map:
+                told = self.work.maps[parameter.mapped]
+                swizzle = told.get("swizzle", "128B") if isinstance(told, Mapping) else "128B"
+                box = told["box"] if isinstance(told, Mapping) else told
+                found[name] = Boxes(parameter.mapped, tuple(
+                    whole(extent, known, f"maps: {parameter.mapped}") for extent in box), swizzle)
+        return found
+
+    def _symbols(self, known: Mapping[str, Any]) -> dict[str, Host]:
+        """What the kernel's variables hold: the same for every launch, as they are the kernel's."""
+        assert isinstance(self.candidate, Kernel)
+        found = {}
+        for number, (name, kind) in enumerate(self.work.symbols.items()):
+            symbol = self.candidate.symbol(name)
+            drawn = kind is None or callable(kind) or isinstance(kind, str | int | float)
+            found[name] = draw(kind, np.random.default_rng(number), symbol.shape, symbol.dtype,
+                               known, name) if drawn else np.broadcast_to(
+                np.asarray(kind).astype(symbol.dtype), symbol.shape)
+        return found
+
+    def named(self, found: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Host | None]:
+        """What the reference returned, by operand. Raises ConfigError where it does not fit."""
+        names = [o.name for o in self.outputs]
+        if found is None:
+            raise ConfigError("the reference returns None: let it return what the kernel writes")
+        if not isinstance(found, Mapping):
+            if len(names) != 1:
+                raise ConfigError(f"{self.label} may write {', '.join(names) or 'nothing'}: let "
+                                  f"the reference return a dictionary such as "
+                                  f"{{{', '.join(f'{n!r}: ...' for n in names)}}}, or name in "
+                                  f"writes= what is written")
+            found = {names[0]: found}
+        made: dict[str, Host | None] = {}
+        for name, values in found.items():
+            name = named_by(name, names)
+            if name not in names:
+                raise ConfigError(f"the reference returns '{name}', which is no array that "
+                                  f"{self.label} may write{nearest(name, names)} "
+                                  f"({', '.join(names) or 'it may write none'})")
+            made[name] = None if values is None else self._fitting(name, values, shapes[name])
+        return made
+
+    @staticmethod
+    def _fitting(name: str, values: Any, shape: tuple[int, ...]) -> Host:
+        array = np.asarray(values)
+        if array.size != prod(shape):
+            raise ConfigError(f"the reference returns '{name}' of shape {array.shape}, and the "
+                              f"kernel's is {shape}")
+        return array.reshape(shape)
+
+    def length(self, known: Mapping[str, Any]) -> float:
+        return float(evaluate(self.work.length, known, "length"))
+
+    def moved(self, trial: Trial) -> int:
+        """Bytes that the work has to move: as declared, else every input once and every output
+        once."""
+        if self.work.bytes is not None:
+            return int(evaluate(self.work.bytes, trial.known, "bytes"))
+        return sum(trial.arrays[o.name].nbytes * (o.read + o.written) for o in self.operands)
+
+    def computed(self, trial: Trial) -> int | None:
+        """Floating-point operations, where they are declared."""
+        flops = self.work.flops
+        return None if flops is None else int(evaluate(flops, trial.known, "flops"))
+
+    def rolls(self, operand: Operand) -> bool:
+        """Whether a part of a long draw is as good an input as any."""
+        return independent(self.work.inputs.get(operand.name), operand.dtype)
+
+
+def _dim(given: Geometry | None, known: Mapping[str, Any], what: str) -> Dim:
+    value: Any = given(known) if callable(given) else given
+    parts = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    if not 1 <= len(parts) <= 3:
+        raise ConfigError(f"{what} = {value!r}: give one to three extents")
+    x, y, z = (*(whole(part, known, what) for part in parts), 1, 1)[:3]
+    return x, y, z

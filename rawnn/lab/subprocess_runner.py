@@ -1,0 +1,178 @@
+"""A process of its own for a kernel that may never end, or break the GPU's context."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rawnn.common.errors import ConfigError, DeviceError, RawnnError
+from rawnn.lab.arrays import default_device
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.kernel_problem import Launching, Problem
+from rawnn.lab.measuring import Sample, Stopwatch
+from rawnn.lab.red_zones import Contents, Images
+from rawnn.lab.reference_run import Rehearsal, needed
+
+_START = 120.0
+"""Seconds for a process to open the GPU and compile its kernel."""
+
+
+class Ended(DeviceError):
+    """A kernel's process did not answer in time, or died."""
+
+
+def runner_for(problem: Problem, limit: float | None, device: Any = None
+               ) -> Stopwatch | Apart:
+    """What launches the candidate: in this process, or with a `limit` in seconds in one of its own.
+    Raises ConfigError for a function with a limit, which cannot be handed to another process;
+    DeviceError where the device can run nothing more, and why."""
+    if needed(problem):
+        _require_usable(problem.candidate, device)
+        return Rehearsal(problem)
+    if limit is None:
+        _require_usable(problem.candidate, device)
+        return Stopwatch(problem.candidate, problem.parameters, device)
+    if not isinstance(problem.candidate, Kernel):
+        raise ConfigError(f"limit: {problem.label} is a function, and only a rawnn.Kernel can run "
+                          f"in a process of its own")
+    if limit <= 0:
+        raise ConfigError(f"limit = {limit}: give seconds above 0")
+    if problem.candidate.device.backend.name == "sim":  # its copy is as this one is
+        _require_usable(problem.candidate, device)
+    return Apart(problem.candidate, problem.parameters, limit)
+
+
+def _require_usable(candidate: Any, device: Any) -> None:
+    """Raises DeviceError where an earlier error has ended the use of the device."""
+    device = candidate.device if isinstance(candidate, Kernel) else device or default_device()
+    try:
+        device.require_usable()
+    except RawnnError as error:
+        raise DeviceError(f"{device.info.name} is gone, and nothing can be launched on it: {error}"
+                          ) from None
+
+
+class Apart:
+    """Launches in a process of its own, which is made anew after one that failed. On the simulated
+    GPU it is a copy of this process, as what its kernels compute is known here alone."""
+
+    renewable = True
+
+    def __init__(self, kernel: Kernel, parameters: tuple[str, ...], limit: float) -> None:
+        self._kernel, self._parameters, self.limit = kernel, parameters, limit
+        self._connection: Connection[Any, Any] | None = None
+        self._process: Any = None
+
+    def run(self, launching: Launching | None, images: Images,
+            numbers: Mapping[str, Any]) -> Contents:
+        found: Contents = self.call("run", launching, dict(images), dict(numbers))
+        return found
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What the method `name` of the other process's worker returns. Raises Ended where it does
+        not within the limit, and what it raises itself."""
+        if self._connection is None:
+            self._start()
+        connection = self._connection
+        assert connection is not None
+        try:
+            connection.send((name, arguments))
+            if not connection.poll(self.limit):
+                raise Ended(f"{self._kernel.expression} did not end within {self.limit:g} s, and "
+                            f"its process was ended")
+            kind, value = connection.recv()
+        except (EOFError, OSError):
+            self.close()
+            raise Ended(f"the process of {self._kernel.expression} died") from None
+        except Ended:
+            self.close()
+            raise
+        if kind == "error":
+            self.close()  # the context may be of no more use
+            raise value
+        return value
+
+    def measure(self, launching: Launching | None, samples: Sequence[Sample], warm: bool
+                ) -> tuple[list[float], list[Contents]]:
+        """As Stopwatch.measure, there."""
+        found: tuple[list[float], list[Contents]] = self.call("measure", launching, samples, warm)
+        return found
+
+    def empty(self, samples: int) -> list[float]:
+        """As Stopwatch.empty, there."""
+        found: list[float] = self.call("empty", samples)
+        return found
+
+    def free(self) -> int:
+        """As Stopwatch.free, there."""
+        return int(self.call("free"))
+
+    def _start(self) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        kernel = self._kernel
+        if kernel.device.backend.name == "sim":
+            forked = multiprocessing.get_context("fork").Process(
+                target=_serve_copy, args=(theirs, kernel, self._parameters), daemon=True)
+            forked.start()
+            self._process = forked
+        else:
+            root = Path(__file__).parents[2]
+            paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rawnn.lab.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+            ours.send((kernel.recipe, kernel.device.info.ordinal, self._parameters))
+            try:
+                theirs.close()
+                kind, value = ours.recv() if ours.poll(_START) else ("error", Ended(
+                    f"the process of {kernel.expression} did not begin within {_START:g} s"))
+            except (EOFError, OSError):
+                kind, value = "error", Ended(f"the process of {kernel.expression} died at its "
+                                             f"beginning")
+            if kind == "error":
+                self._connection = ours
+                self.close()
+                raise value
+        theirs.close()
+        self._connection = ours
+
+    def close(self) -> None:
+        """End the process."""
+        connection, process = self._connection, self._process
+        self._connection = self._process = None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            process.kill()
+            process.join() if hasattr(process, "join") else process.wait()
+
+
+def _serve_copy(connection: Connection[Any, Any], kernel: Kernel,
+                parameters: tuple[str, ...]) -> None:
+    serve(connection, Stopwatch(kernel, parameters))
+
+
+def serve(connection: Connection[Any, Any], here: Stopwatch) -> None:
+    """Answer calls of `here`'s methods till the other side is gone."""
+    while True:
+        try:
+            name, arguments = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: tuple[str, Any] = "done", getattr(here, name)(*arguments)
+        except RawnnError as error:
+            answer = "error", Ended(str(error))
+        except BaseException as error:
+            answer = "error", Ended(f"{type(error).__name__}: {error}")
+        try:
+            connection.send(answer)
+        except OSError:
+            return

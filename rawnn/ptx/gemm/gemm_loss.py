@@ -1,0 +1,126 @@
+"""The loss in the product ahead of it, and what a step reports off the way of its gradients.
+
+Between the last product and the backward pass stands a kernel that reads the product's result,
+makes the gradient of it, and adds up the loss over its blocks. The product's epilogue has the same
+numbers in registers, and who waits for the gradient need not wait for the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from rawnn.common.errors import ConfigError
+from rawnn.model.losses import LOSSES, Loss
+from rawnn.plan.op import OPS, Attributes, Op, define
+from rawnn.plan.ops.common import product
+from rawnn.plan.ops.metrics import KIND as LOSS_SUMS
+from rawnn.plan.ops.metrics import PARTS
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Role, Tensor
+from rawnn.ptx.family import Fusion
+from rawnn.ptx.gemm.mma import PREDICTED, predicted
+from rawnn.ptx.gemm.tiles import product_of
+from rawnn.ptx.kernel_registry import kernel_for
+
+WORTH = 5000.0
+"""Cycles by which the product may take longer in a tile that spans whole rows: a loss by itself
+takes two to four times as long, from the end of the product ahead to its own."""
+_OPTIONAL = ("bias", "t", "y", "loss_scale", "overflow", *PARTS)
+
+
+@define("matmul_loss", reads=("a", "b", "bias", "t", "y", "cursor", "loss_scale", "overflow"),
+        writes=("dz", "overflow", *PARTS), slotted=PARTS, optional=_OPTIONAL)
+def matmul_loss(t: SimpleNamespace, a: Attributes) -> None:
+    """The last layer's product with bias, and of its loss the gradient and each block's parts."""
+    z = a["alpha"] * product(a, t.a, t.b.T)
+    if a["bias"]:
+        z += t.bias
+    OPS[LOSSES[a["loss"]].fused].reference(SimpleNamespace(**vars(t), z=z), a)
+
+
+# -- where it takes others' place ------------------------------------------------------------------
+
+
+def _with_parts(plan: Plan, op: Op, terms: int, metrics: Op) -> tuple[list[Op], list[Tensor]]:
+    """`op`, which measures as `metrics` do, leaving the parts of its blocks, with the op behind it
+    that adds them up; and the tensors between the two."""
+    columns, rows, _ = kernel_for(op).geometry(kernel_for(op).scalars(op, plan))[0]
+    counted = [name for name in ("loss", "correct") if name in metrics.operands]
+    tensors = [Tensor(f"{plan.name}.{name}_parts", (plan[name].shape[0], columns * rows),
+                      plan[name].dtype, Role.METRIC, packed=True) for name in counted]
+    parts = {f"{name}_parts": tensor.name for name, tensor in zip(counted, tensors, strict=True)}
+    sums = Op(LOSS_SUMS, LOSS_SUMS,
+              {**parts, "cursor": "cursor", **{name: metrics.operands[name] for name in counted}},
+              {"terms": float(terms), "offset": metrics.attributes["offset"], "span": 1})
+    return [replace(op, operands={**op.operands, **parts}), sums], tensors
+
+
+def _terms(loss: Loss, rows: int, cols: int) -> int:
+    """Of how many the loss is the mean."""
+    return rows if loss.labelled else rows * cols
+
+
+def _into_product(plan: Plan) -> Plan | str:
+    reason = "no loss in one pass behind a product by mma"
+    for name, loss in LOSSES.items():
+        for op in plan.find(kind=loss.fused):
+            product = plan.producer(op.operands["z"], op)
+            if product is None or product.kind != "matmul" or product.impl not in PREDICTED \
+                    or len(plan.consumers(op.operands["z"])) > 1 or not _plain(product):
+                continue
+            if found := _joined(plan, product, op, name):
+                return found
+            reason = f"no tile spans {product.attributes['n']} columns, whose softmax is one, or " \
+                     f"it would take longer than the loss by itself"
+    return reason
+
+
+def _plain(product: Op) -> bool:
+    """Whether the product's result is what the loss is of, with nothing kept beside it."""
+    a = product.attributes
+    return a["layout"] == "nt" and a["beta"] == 0.0 and not a["activation"] and not a["slope"] \
+        and a["compute"] != "float16" and "pre" not in product.operands
+
+
+def _joined(plan: Plan, product: Op, op: Op, name: str) -> Plan | None:
+    loss, a = LOSSES[name], product.attributes
+    if not (loss.functor or loss.of_rows):
+        return None
+    attributes = {key: a[key] for key in ("m", "n", "k", "alpha", "bias", "compute")}
+    operands = {role: of for role, of in (*product.operands.items(), *op.operands.items())
+                if role in OPS["matmul_loss"].reads or role == "dz"}
+    both = Op("matmul_loss", f"{product.name}.loss", operands,
+              {**attributes, "loss": name, "offset": op.attributes["offset"]}, product.impl)
+    try:
+        longer = predicted(both.impl, product_of(both, plan), plan.target) \
+            - predicted(product.impl, product_of(product, plan), plan.target)
+    except ConfigError:  # no tile spans so many columns
+        return None
+    if longer > WORTH:
+        return None
+    ops, tensors = _with_parts(plan, both, _terms(loss, a["m"], a["n"]), op)
+    return plan.with_tensors(*tensors).substitute([product, op], ops)
+
+
+def _deferred(plan: Plan) -> Plan | str:
+    if not plan.target.gpu:
+        return "the plan is for the host"
+    for loss in LOSSES.values():
+        for kind in dict.fromkeys((loss.fused, *(("loss_gradient",) if loss.of_rows else ()))):
+            for op in plan.find(kind=kind, impl="fused"):
+                if "workspace" not in op.operands:
+                    continue
+                operands = {role: name for role, name in op.operands.items()
+                            if role not in ("workspace", "loss", "correct")}
+                rows, cols = plan[op.operands["dz"]].shape
+                ops, tensors = _with_parts(plan, replace(op, operands=operands),
+                                           _terms(loss, rows, cols), op)
+                return plan.with_tensors(*tensors).substitute([op], ops)
+    return "no loss by several blocks that gives a gradient too"
+
+
+PRODUCT = Fusion("loss_product", "the loss and its gradient in the last product, by tensor cores",
+                 _into_product)
+SUMS = Fusion("loss_sums", "the loss of several blocks added up once for all steps of a graph",
+              _deferred)

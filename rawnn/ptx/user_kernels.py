@@ -1,0 +1,218 @@
+"""A user's kernels in the place of rawnn's: `--opt best,bias_relu=mine`.
+
+An op that such a kernel runs gets a kind of its own, "bias_relu=mine", which means what the op
+means. What looks for ops of a kind to make one of several (the fusions, the whole step as one
+kernel) or to have a library compute them does not find it, so it stays what the user wrote.
+`rawnn.lab.implementation` makes the entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+from rawnn.common.errors import ConfigError, nearest
+from rawnn.model.activations import ACTIVATIONS, Activation
+from rawnn.plan.op import OPS, Attributes, Op, OpSpec, Reference
+from rawnn.plan.plan import Plan
+from rawnn.ptx.kernel_registry import KERNELS, KernelImpl, Key, Scalars, Shape
+
+IMPL = "own"
+"""The implementation of an op that a user's kernel runs."""
+REPLACES = "replaces"
+"""The attribute that keeps the ops in whose place it stands."""
+_NOT_KERNELS = {"upload": "the driver copies batches", "train_steps": "its kernel is written anew "
+                "for every network", "advance": "graphs move the cursor by it",
+                "turn": "it is shuffle and tick in one: replace these"}
+
+_AROUND = ("initialise", "cast", "shuffle", "schedule", "tick")
+"""Ops that run before and after the steps (rawnn/plan/epoch_plans.py)."""
+
+Site = tuple[str, Scalars]
+"""An instance of a kernel, and every number of an op that it was asked to run."""
+
+
+@dataclass(eq=False)
+class Own:
+    """A kernel that runs ops of the kind `op`, chosen as `op`=`name`.
+
+    `where(op, plan)` says why an op keeps rawnn's kernel, "" where it is replaced; `fits(op, plan)`
+    raises ConfigError for one that the kernel cannot run. `reference` is what it means on the
+    simulated GPU. `sites` are the launches that plans have asked for, by which the simulated GPU
+    knows what a launch is to do.
+    """
+
+    op: str
+    name: str
+    kernel: KernelImpl
+    where: Callable[[Op, Plan], str]
+    fits: Callable[[Op, Plan], None]
+    reference: Reference
+    sites: dict[Any, Site] = field(default_factory=dict)
+
+    @property
+    def word(self) -> str:
+        """As one types it, and the kind of the ops that it runs."""
+        return f"{self.op}={self.name}"
+
+    def __call__(self, reference: Reference) -> Reference:
+        """As a decorator: what the kernel means on the simulated GPU and on the host."""
+        self.reference = reference
+        OPS[self.word] = replace(OPS[self.word], reference=reference)
+        return reference
+
+
+OWN: dict[str, Own] = {}
+"""Every such kernel, by its word."""
+
+
+def register(own: Own) -> Own:
+    """Make a kernel selectable; one that had the name before is replaced."""
+    OPS[own.word] = replace(spec_of(own.op), kind=own.word, reference=own.reference)
+    OWN[own.word] = own
+    KERNELS[Key(own.word, IMPL)] = own.kernel
+    return own
+
+
+def unregister(word: str) -> None:
+    """Forget a kernel."""
+    del OWN[word], OPS[word], KERNELS[Key(word, IMPL)]
+
+
+def own_kernel(source: str, name: str) -> Own | None:
+    """The entry of the kernel `name` in the source called so."""
+    return next((own for own in OWN.values()
+                 if own.kernel.source == source and own.kernel.name == name), None)
+
+
+# -- the vocabulary --------------------------------------------------------------------------------
+
+
+def vocabulary() -> tuple[str, ...]:
+    """The ops that a kernel can take the place of."""
+    return (*(kind for kind in OPS if kind not in OWN and kind not in _NOT_KERNELS),
+            *_biased_kinds())
+
+
+def _biased_kinds() -> dict[str, Activation]:
+    """Kinds that stand for bias_add and an activation behind it."""
+    return {f"bias_{name}": activation for name, activation in ACTIVATIONS.items()}
+
+
+def spec_of(kind: str) -> OpSpec:
+    """What is true of ops of a kind of the vocabulary. Raises ConfigError, with the nearest name,
+    for any other."""
+    if kind in _NOT_KERNELS:
+        raise ConfigError(f"no kernel can take the place of the op '{kind}': {_NOT_KERNELS[kind]}")
+    if kind in OPS and kind not in OWN:
+        return OPS[kind]
+    activation = _biased_kinds().get(kind)
+    if activation is None:
+        raise ConfigError(f"there is no op '{kind}'" + (
+            nearest(kind, vocabulary()) or f"; the ops are {', '.join(vocabulary())}"))
+    return _biased(activation)
+
+
+def _biased(activation: Activation) -> OpSpec:
+    """bias_add and activate in one: a = activation(z + bias). Where the slope needs the input of
+    the activation, z becomes that."""
+    keeps = activation.saves == "input"
+
+    def reference(t: SimpleNamespace, a: Attributes) -> None:
+        z = t.z + t.bias
+        if keeps:
+            t.z[...] = z
+        t.a[...] = activation.function(z)
+
+    return OpSpec(f"bias_{activation.name}", ("z", "bias"), ("z", "a") if keeps else ("a",),
+                  reference, summary=f"a = {activation.name}(z + bias)" + ("; z += bias" * keeps))
+
+
+def shapes_of(kind: str, layout: str = "") -> dict[str, Shape]:
+    """The extents of the operands of an op, as the table of kernels gives them."""
+    found = base_of(kind, layout)
+    if found is not None:
+        return dict(KERNELS[found].shapes)
+    if kind not in OPS:
+        return {"z": ("rows", "cols"), "bias": ("cols",), "a": ("rows", "cols")}
+    return {}
+
+
+def base_of(kind: str, layout: str = "") -> Key | None:
+    """A kernel of rawnn's for ops of the kind: what its sizes are called is what a user's are."""
+    found = [key for key in KERNELS if key.kind == kind and layout in ("", key.layout)]
+    order = ("naive", "fused", "tiled")
+    return min(found, key=lambda key: order.index(key.impl) if key.impl in order else len(order),
+               default=None)
+
+
+# -- in a plan -------------------------------------------------------------------------------------
+
+
+def claimed(plan: Plan) -> Plan:
+    """`plan` with the ops that `plan.own` names run by those kernels. Raises ConfigError for one
+    that its kernel cannot run."""
+    words = sorted(plan.own, key=lambda word: OWN[word].op in OPS)  # those of two ops first
+    for word in words:
+        own = OWN[word]
+        changes = []
+        for gone, op in candidates(plan, own.op):
+            if own.where(op, plan):
+                continue
+            own.fits(op, plan)
+            changes.append((gone, [replace(op, kind=word, impl=IMPL,
+                                           attributes={**op.attributes, REPLACES: gone})]))
+        plan = plan.substitute_all(changes)
+    return plan
+
+
+def candidates(plan: Plan, kind: str) -> list[tuple[tuple[Op, ...], Op]]:
+    """The ops of a kind of the vocabulary, each with the ops of the plan in whose place it stands:
+    itself, or the two that it is made of."""
+    if kind in OPS:
+        return [((op,), op) for op in plan.find(kind=kind)]
+    activation = _biased_kinds()[kind]
+    found: list[tuple[tuple[Op, ...], Op]] = []
+    for bias in plan.find(kind="bias_add"):
+        z = bias.operands["z"]
+        applied = [op for op in plan.consumers(z, "activate")
+                   if op.attributes["activation"] == activation.name]
+        if applied and (activation.saves == "input"  # z is stored then, as others read it
+                        or plan.consumers(z) == [bias, applied[0]]):
+            operands = {**bias.operands, "a": applied[0].operands["a"]}
+            found.append(((bias, applied[0]), Op(kind, applied[0].name, operands)))
+    return found
+
+
+def restored(plan: Plan) -> Plan:
+    """`plan` with rawnn's own ops in place of a user's."""
+    return plan.substitute_all([([op], op.attributes[REPLACES]) for op in owned(plan)])
+
+
+def owned(plan: Plan) -> list[Op]:
+    """The ops of the plan that a user's kernels run."""
+    return [op for op in plan.ops if op.kind in OWN]
+
+
+def kept_out(plan: Plan, without: Plan, rewritten: Plan) -> str:
+    """What of a user's ops in `plan` a rewrite would have taken in that made `rewritten` of
+    `without`, the same plan with rawnn's ops; "" for nothing."""
+    before, left = ({id(op) for op in each.ops} for each in (without, rewritten))
+    lost = [op for op in owned(plan)
+            if any(id(each) in before - left for each in op.attributes[REPLACES])]
+    words = ", ".join(dict.fromkeys(op.kind for op in lost))
+    return f"{words} computes {' and '.join(op.name for op in lost)}" if lost else ""
+
+
+def unused(plan: Plan, word: str) -> str:
+    """Why a user's kernel has nothing to do in a step; "" where it has."""
+    own = OWN[word]
+    if own.op in _AROUND or any(op.kind == word for op in plan.ops):
+        return ""
+    refused = [f"{op.name}: {own.where(op, plan)}" for _, op in candidates(plan, own.op)]
+    if refused:
+        return f"none of the ops '{own.op}' is one for it ({'; '.join(refused)})"
+    kinds = dict.fromkeys(op.kind for op in restored(plan).ops)
+    return f"the step has no op '{own.op}': its ops are {', '.join(kinds)}"

@@ -1,0 +1,92 @@
+"""Which NumPy reference a kernel has on the simulated GPU: that of rawnn's table of kernels, of a
+kernel written for an op, or what a user registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rawnn.plan import plan as _plan  # noqa: F401  (registers the kinds of ops)
+from rawnn.plan.op import OPS
+from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
+from rawnn.ptx.user_kernels import IMPL, own_kernel
+
+Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a kernel computes. `layout` is that of a product; `geometry`, where given, is the only
+    grid and block allowed, in any of its `variants`, `shared` the only bytes of dynamic shared
+    memory, `cluster` the only blocks of a cluster; `boxes` the only rows of boxes. `sites` are the
+    instances that plans ask for with all numbers of their ops, where the kernel does not take what
+    its meaning needs."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    shapes: Mapping[str, Shape]
+    reference: Reference
+    optional: tuple[str, ...] = ()
+    layout: str = ""
+    geometry: Callable[[Scalars], Any] | None = None
+    variants: Callable[[Scalars], int] = lambda scalars: 1
+    boxes: Callable[[Scalars], Mapping[str, int]] | None = None
+    shared: Callable[[Scalars], int] | None = None
+    cluster: Callable[[Scalars], int] | None = None
+    sites: Sequence[tuple[str, Scalars]] | None = None
+
+
+SET_CONDITION = "rawnn_set_condition"
+"""The kernel by which a user's graph (rawnn.lab.graph) decides on a conditional node: whether
+flag[0] is not 0."""
+
+_registered: dict[str, Meaning] = {
+    SET_CONDITION: Meaning(("flag",), (), {"flag": ("1",)}, lambda t, a: None)}
+
+
+def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
+             reads: tuple[str, ...], writes: tuple[str, ...],
+             boxes: Callable[[Scalars], Mapping[str, int]] | None = None) -> None:
+    """Give the kernel `name`, which is none of rawnn's own, a meaning on the simulated GPU.
+
+    `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` and
+    `boxes` are as in rawnn.ptx.kernel_registry.KernelImpl, None leaves boxes unchecked.
+    """
+    _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
+
+
+def forget(name: str) -> None:
+    """A user's kernel has no meaning any more."""
+    _registered.pop(name, None)
+
+
+def meaning_of(source: str, name: str) -> Meaning | None:
+    """Of the kernel `name` in a file called `source`: rawnn's own before a user's of that name.
+    None for one that nobody gave a meaning."""
+    own = own_kernel(source, name)
+    if own is not None:
+        spec = OPS[own.word]
+        return Meaning(spec.reads, spec.writes, own.kernel.shapes, spec.reference, spec.optional,
+                       geometry=own.kernel.geometry, shared=own.kernel.shared,
+                       cluster=own.kernel.cluster, sites=tuple(own.sites.values()))
+    found = _of_the_table(Path(source).name, name) or _registered.get(name)
+    if found is None and name in WRITTEN:
+        spec, impl = WRITTEN[name]
+        found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
+                        geometry=impl.geometry)
+    return found
+
+
+def _of_the_table(file: str, name: str) -> Meaning | None:
+    """Of a kernel of the table as it is now: kernels of users come and go in it."""
+    for key, impl in reversed(KERNELS.items()):
+        if impl.name == name and key.impl != IMPL and Path(impl.source).name == file:
+            spec = OPS[key.kind]
+            return Meaning(
+                spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
+                impl.geometry, impl.variants, impl.boxes, impl.shared, impl.cluster,
+            )
+    return None

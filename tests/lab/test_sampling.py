@@ -1,0 +1,66 @@
+"""Sizes to try: the edges where kernels go wrong are always among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.lab.sampling import _drawn, draw_sizes, largest
+
+
+def sizes(given: Any, trials: int, seed: int, *require: str) -> list[int]:
+    drawn = draw_sizes(["n"], {"n": given}, require, 1, trials, np.random.default_rng(seed), {})
+    return [each["n"] for each in drawn]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("given", ["1..20000", "300..5000", "1..1025", "1024..2048"])
+def test_one_above_one_below_and_a_multiple_are_tried(given: str, seed: int) -> None:
+    """Of 1,024, so of every smaller power of two, too."""
+    found = sizes(given, 5, seed)
+    assert {n % 1024 for n in found} >= {1, 0, 1023}
+    low, high = map(int, given.split(".."))
+    assert (found[0], found[-1]) == (low, high)
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize(("given", "edge"), [("1..600", 256), ("1..9", 8), ("5..40", 32)])
+def test_small_ranges_go_by_the_largest_that_fits(given: str, edge: int) -> None:
+    for seed in range(10):
+        assert {n % edge for n in sizes(given, 5, seed)} >= {1, 0, edge - 1}
+
+
+def test_later_draws_are_off_by_one_both_ways() -> None:
+    """Three in four are, or a multiple: each in a quarter of all, and in an eighth of the rest."""
+    generator = np.random.default_rng(0)
+    rest = np.array([_drawn(104, 100_000, generator, False) for _ in range(2000)])
+    shares = [np.mean(rest % 8 == k) for k in range(8)]
+    for k in (0, 1, 7):
+        assert shares[k] == pytest.approx(0.25 + 0.25 / 8, abs=0.04)
+    assert min(shares) > 0.015
+    whole = np.array([_drawn(104, 100_000, generator, True) for _ in range(200)])
+    assert not (whole % 8).any()
+    assert np.median(rest) == pytest.approx(np.sqrt(104 * 100_000), rel=0.25)  # over orders
+
+
+@pytest.mark.parametrize("given", ["1..2", "3..3", "2..7", "1..1"])
+def test_ranges_without_an_edge(given: str) -> None:
+    low, high = map(int, given.split(".."))
+    found = sizes(given, 12, 0)
+    assert found == list(range(low, high + 1))
+
+
+def test_conditions_hold_for_all() -> None:
+    found = sizes("1..5000", 12, 1, "n % 16 == 0", "n > 100")
+    assert len(found) == 12
+    assert all(n % 16 == 0 and n > 100 for n in found)
+
+
+def test_every_combination_of_lists_is_tried() -> None:
+    drawn = draw_sizes(["m", "n"], {"m": [3, 1], "n": [5, 2]}, (), 2, 1,
+                       np.random.default_rng(0), {})
+    assert [(each["m"], each["n"]) for each in drawn] == [(1, 2), (1, 5), (3, 2), (3, 5)]
+    assert largest(["m", "n"], {"m": [3, 1], "n": "2..9"}, 2) == {"m": 3, "n": 9}
+    assert largest(["m", "n"], {}, 2) == {"m": 512, "n": 512}
