@@ -24,7 +24,7 @@ from rawnn.plan.build import evaluation_step, training_step
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import Recipe
-from rawnn.ptx.gemm.tiles import Product
+from rawnn.ptx.gemm.tiles import GemmShape
 from rawnn.ptx.kernel_registry import Key, key_of
 from rawnn.ptx.kernels import kernel_for
 from tests.engine import CAPABLE, VALUES, form_for
@@ -126,7 +126,7 @@ WORTH_WGMMA = 1 << 24
 engine says of them."""
 
 
-def _is_worth_wgmma(product: Product, target: Target) -> bool:
+def _is_worth_wgmma(product: GemmShape, target: Target) -> bool:
     return product.size == 4 or product.m * product.n * product.k >= WORTH_WGMMA
 
 

@@ -17,7 +17,7 @@ from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.ptx.gemm.skinny import choose_nt
 from rawnn.ptx.gemm.tiled import choose
-from rawnn.ptx.gemm.tiles import Product
+from rawnn.ptx.gemm.tiles import GemmShape
 from rawnn.ptx.kernels import kernel_for
 from rawnn.sim import Simulation
 from tests.engine import CAPABLE, make_work, random_dataset, step_plan
@@ -94,7 +94,7 @@ def test_mma_sync_leaves_unused_what_only_hopper_has() -> None:
 
 
 def test_launches_follow_the_gpus_size() -> None:
-    product = Product("nt", 512, 512, 512, 4)
+    product = GemmShape("nt", 512, 512, 512, 4)
     assert choose(product, known((7, 5))).bm == 64  # 64 tiles fill the 40 of a T4
     assert choose(product, known((9, 0))).bm == 32
     small = replace(known((9, 0)), multiprocessors=32, at_once={1: 32, 2: 32, 4: 24, 8: 16})
@@ -107,7 +107,7 @@ def test_a_plan_of_no_gpu_is_not_launched() -> None:
     plan, _ = select("none,preload,tiled", Network((784, 10)), 4, CAPABLE).apply(
         step_plan(Network((784, 10)), 32, 128))
     (product,) = plan.find(kind="matmul", name="fc1.forward")
-    assert kernel_for(product).expression(product, plan).startswith("product_nt<Tiled,")
+    assert kernel_for(product).expression(product, plan).startswith("gemm_nt<Tiled,")
     with pytest.raises(ConfigError, match="this one is for the host"):
         kernel_for(product).expression(product, replace(plan, target=HOST))
 

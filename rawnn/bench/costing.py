@@ -15,12 +15,12 @@ import msgspec
 from rawnn.bench.floors import CROSSING, FloorsResult
 from rawnn.bench.moved import moved_by, touched
 from rawnn.plan.op import Op
-from rawnn.plan.op_flops import numbers, operations, products
+from rawnn.plan.op_flops import gemms_of, numbers, operations
 from rawnn.plan.ops.train_steps import KIND
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.tensor import Role
-from rawnn.ptx.gemm.tiles import LOOPS
+from rawnn.ptx.gemm.tiles import MAIN_LOOPS
 
 OWN = "its own model"
 
@@ -55,7 +55,7 @@ def op_costs(plan: Plan, policy: Policy, floors: FloorsResult | None) -> list[Op
 def _op_cost(op: Op, plan: Plan, policy: Policy, floors: FloorsResult | None,
              resident: bool) -> OpCost:
     plain = OpCost(op, moved_by(op, plan), operations(op, plan),
-                   numbers(op, plan) if products(op, plan) else "")
+                   numbers(op, plan) if gemms_of(op, plan) else "")
     if floors is None:
         return plain
     if op.kind == KIND:
@@ -103,10 +103,10 @@ def _rate(op: Op, plan: Plan, floors: FloorsResult) -> tuple[float | None, str]:
     tensor cores multiply float32, too, by three products of tf32 or float16."""
     number = numbers(op, plan)
     fma = floors.value("fma")
-    scalar = op.impl == "naive" or not LOOPS.get(op.impl, True) \
+    scalar = op.impl == "naive" or not MAIN_LOOPS.get(op.impl, True) \
         or op.kind in ("linear_forward", "linear_update")
-    if not products(op, plan) or scalar or (
-            number == "float32" and not LOOPS.get(op.impl, op.impl == "skinny")):
+    if not gemms_of(op, plan) or scalar or (
+            number == "float32" and not MAIN_LOOPS.get(op.impl, op.impl == "skinny")):
         return (fma * 1e6 if fma else None), "FMA"
     rate = _class_rate(number, floors, tensor=True)
     return (rate * 1e6 if rate else None), "tensor"
@@ -182,7 +182,7 @@ def _arithmetic_us(plan: Plan, floors: FloorsResult) -> float | None:
     """Of the products of a plan's ops a step."""
     total = 0.0
     for op in plan.ops:
-        work = sum(2 * m * n * k for m, n, k in products(op, plan))
+        work = sum(2 * m * n * k for m, n, k in gemms_of(op, plan))
         rate = _class_rate(numbers(op, plan), floors) if work else 1.0
         if rate is None:
             return None

@@ -257,7 +257,7 @@ def _arithmetic(bed: Bed) -> Iterator[_Asked]:
         partial(bed.kernel, probe=probes.FMA, blocks=blocks,
                 values={"scale": 0.5, "shift": 1.0}),
         work=float(probes.FMA.operations * blocks))
-    for numbers, several in probes.PRODUCTS.items():
+    for numbers, several in probes.TENSOR_CORE_PROBES.items():
         for probe in several:
             yield _product(bed, numbers, probe, whole if probe.specific else blocks)
 

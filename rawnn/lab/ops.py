@@ -25,7 +25,7 @@ from rawnn.plan.ops.metrics import KIND as LOSS_SUMS
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.fused import narrow
-from rawnn.ptx.gemm.tiles import LOOPS
+from rawnn.ptx.gemm.tiles import MAIN_LOOPS
 from rawnn.ptx.user_kernels import OWN
 
 STEP = 1
@@ -150,7 +150,7 @@ def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
     sums: str | float = "float16" if compute == "float16" else "float32"
     library = op.impl == "cublas" and (compute == "tf32" or factors != {"float32"})
     whole_layers = op.kind in _NARROW or op.kind == "softmax_head"
-    if LOOPS.get(op.impl) or library or whole_layers:
+    if MAIN_LOOPS.get(op.impl) or library or whole_layers:
         sums = tolerances.UNIT["float16"] if sums == "float16" else \
             tolerances.TENSOR_CORE_8_BIT if factors & _EIGHT_BITS else tolerances.TENSOR_CORE
     bound = tolerances.of_op(tensor.dtype, length_of(op, plan), compute, sums,

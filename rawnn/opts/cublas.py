@@ -59,7 +59,7 @@ def _slice_forward(plan: Plan) -> Plan:
         slices = slices_of(op)
         if op.attributes["layout"] != "nt" or slices == 1:
             continue
-        partial, product = sliced(plan, op, slices)
+        partial, gemm = sliced(plan, op, slices)
         operands = {"partial": partial.name, "c": op.operands["c"]}
         added = plan.consumers(op.operands["c"], "bias_add")  # its sum begins with the bias
         if added:
@@ -67,25 +67,25 @@ def _slice_forward(plan: Plan) -> Plan:
         total = Op("sum_slices", f"{op.name}.sum", operands,
                    {"slices": slices, "bias": bool(added), "activation": ""})
         partials.append(partial)
-        changes.append(([op, *added], [product, total]))
+        changes.append(([op, *added], [gemm, total]))
     return plan.with_tensors(*partials).substitute_all(changes)
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     plan = _slice_forward(plan)
-    products = plan.find(kind="matmul") + plan.find(kind="matmul_slices")
+    gemms = plan.find(kind="matmul") + plan.find(kind="matmul_slices")
     scratch = {
         op.name: Tensor(f"{op.name}.workspace", (WORKSPACE_BYTES,), "uint8", Role.ACTIVATION)
-        for op in products
+        for op in gemms
     }
 
-    def product(op: Op) -> Op:
+    def gemm(op: Op) -> Op:
         if op.name not in scratch:
             return op
         operands = {**op.operands, "workspace": scratch[op.name].name}
         return replace(op, impl="cublas", operands=operands)
 
-    return plan.with_tensors(*scratch.values()).map_ops(product), policy
+    return plan.with_tensors(*scratch.values()).map_ops(gemm), policy
 
 
 def needs(machine: Machine) -> str | None:

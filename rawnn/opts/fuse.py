@@ -31,7 +31,7 @@ from rawnn.plan.tensor import Tensor
 from rawnn.ptx.family import Fusion
 from rawnn.ptx.fused import head, linear, narrow
 from rawnn.ptx.gemm import gemm_loss, skinny
-from rawnn.ptx.gemm.tiles import LOOPS
+from rawnn.ptx.gemm.tiles import MAIN_LOOPS
 from rawnn.ptx.user_kernels import claimed, kept_out, restored
 
 Change = tuple[list[Op], list[Op]]
@@ -76,22 +76,22 @@ STATE = ("m", "v")
 """What optimizers keep for a parameter."""
 
 
-def _applies(product: Op, name: str) -> bool:
+def _applies(gemm: Op, name: str) -> bool:
     """Whether the product's code can apply the activation `name` in its epilogue, and keep what the
     backward pass needs of it."""
     if activation(name).saves == "input":
-        return product.impl in LOOPS
-    return product.impl != "cublas" or name == "relu"
+        return gemm.impl in MAIN_LOOPS
+    return gemm.impl != "cublas" or name == "relu"
 
 
 def _epilogue(plan: Plan) -> Plan:
     changes: list[Change] = []
-    for product in plan.find(kind="matmul") + plan.find(kind="sum_slices"):
-        if product.attributes.get("layout", "nt") != "nt":
+    for gemm in plan.find(kind="matmul") + plan.find(kind="sum_slices"):
+        if gemm.attributes.get("layout", "nt") != "nt":
             continue
-        gone, operands, attributes = [product], product.operands, product.attributes
+        gone, operands, attributes = [gemm], gemm.operands, gemm.attributes
         bias = next(iter(plan.consumers(operands["c"], "bias_add")), None)
-        if bias is not None and product.impl == "cublas" \
+        if bias is not None and gemm.impl == "cublas" \
                 and plan[operands["c"]].dtype != plan[bias.operands["bias"]].dtype:
             continue  # cuBLASLt adds a bias of the output's type only
         if bias is not None:
@@ -99,33 +99,33 @@ def _epilogue(plan: Plan) -> Plan:
             operands = {**operands, "bias": bias.operands["bias"]}
             attributes = {**attributes, "bias": True}
         applied = plan.consumers(operands["c"], "activate")
-        if applied and _applies(product, applied[0].attributes["activation"]):
+        if applied and _applies(gemm, applied[0].attributes["activation"]):
             gone.append(applied[0])
             kept = {"pre": operands["c"]} if activation(applied[0].attributes["activation"]).saves \
                 == "input" and len(plan.consumers(operands["c"])) > 1 else {}
             operands = {**operands, "c": applied[0].operands["a"], **kept}
             attributes = {**attributes, "activation": applied[0].attributes["activation"]}
         if len(gone) > 1:
-            changes.append((gone, [replace(product, operands=operands, attributes=attributes)]))
+            changes.append((gone, [replace(gemm, operands=operands, attributes=attributes)]))
     return plan.substitute_all(changes)
 
 
 def _slope(plan: Plan, saves: str) -> Plan:
     changes: list[Change] = []
-    for product in plan.find(kind="matmul"):
-        masks = [op for op in plan.consumers(product.operands["c"], "activate_backward")
-                 if op.operands["da"] == product.operands["c"]]
-        if not masks or product.impl == "cublas":
+    for gemm in plan.find(kind="matmul"):
+        masks = [op for op in plan.consumers(gemm.operands["c"], "activate_backward")
+                 if op.operands["da"] == gemm.operands["c"]]
+        if not masks or gemm.impl == "cublas":
             continue
         name = masks[0].attributes["activation"]
-        if activation(name).saves != saves or not _applies(product, name):
+        if activation(name).saves != saves or not _applies(gemm, name):
             continue
-        operands = {**product.operands, **masks[0].operands, "c": masks[0].operands["dz"]}
+        operands = {**gemm.operands, **masks[0].operands, "c": masks[0].operands["dz"]}
         for role in ("da", "dz"):
             del operands[role]
-        attributes = {**product.attributes, "slope": masks[0].attributes["activation"]}
-        changes.append(([product, masks[0]],
-                        [replace(product, operands=operands, attributes=attributes)]))
+        attributes = {**gemm.attributes, "slope": masks[0].attributes["activation"]}
+        changes.append(([gemm, masks[0]],
+                        [replace(gemm, operands=operands, attributes=attributes)]))
     return plan.substitute_all(changes)
 
 
@@ -141,7 +141,7 @@ def _update(plan: Plan) -> Plan:
             continue
         change: Change | None = None
         if update.kind != "sgd":
-            if gradient.kind == "matmul" and LOOPS.get(gradient.impl) \
+            if gradient.kind == "matmul" and MAIN_LOOPS.get(gradient.impl) \
                     and f"weight_{update.kind}" in OPS:  # not of an optimizer from elsewhere
                 change = _weight_update(plan, gradient, update)
         elif gradient.kind == "matmul" and gradient.impl == "cublas":
@@ -215,12 +215,12 @@ def _library_update(plan: Plan, gradient: Op,
         fused = replace(gradient, name=update.name, attributes=attributes,
                         operands={**gradient.operands, "c": weight})
         return ([gradient, update], [fused]), ()
-    parts, product = sliced(plan, gradient, slices)
+    parts, gemm = sliced(plan, gradient, slices)
     total = Op("slices_sgd", update.name,
                {"partial": parts.name, "w": weight, "dz": gradient.operands["a"],
                 "bias": biases[1].operands["w"]},
                {"slices": slices, "lr": lr, "decay": decay, "offset": 0, "steps": 0}, "fused")
-    return ([gradient, update, *biases], [product, total]), (parts,)
+    return ([gradient, update, *biases], [gemm, total]), (parts,)
 
 
 def _or(rewrite: Callable[[Plan], Plan], reason: str) -> Callable[[Plan], Plan | str]:
@@ -247,8 +247,8 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
                      "allows of plain SGD: alpha = -lr, beta = 1, in place; or a sum of slices",
            _or(_update, "no update directly behind the gradient's product that it could do")),
     *(family.fusion for family in _FAMILIES if family.fusion is not None),
-    gemm_loss.PRODUCT,
-    gemm_loss.SUMS,
+    gemm_loss.INTO_GEMM,
+    gemm_loss.DEFERRED_SUMS,
     Fusion("late_slope", "the slope of an activation that keeps its input, where no kernel above "
                          "wanted the product without",
            _or(partial(_slope, saves="input"), "no slope left that a product could apply")),

@@ -20,7 +20,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.ptx.gemm.mma import scaled_is_faster, wgmma_is_faster
-from rawnn.ptx.gemm.tiles import product_of
+from rawnn.ptx.gemm.tiles import gemm_shape
 
 VALUES = ("auto", "sync", "wgmma")
 KINDS = ("sync", "wgmma", "scaled", "skinny")
@@ -54,18 +54,18 @@ def _by_wgmma(plan: Plan, op: Op) -> bool:
     size = itemsize(plan[op.operands["a"]].dtype)
     if a["compute"] == "float16" or not (size == 2 or (size == 1 and a["layout"] == "nt")):
         return False
-    return wgmma_is_faster(product_of(op, plan), plan.target)
+    return wgmma_is_faster(gemm_shape(op, plan), plan.target)
 
 
 def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
     """Whether wgmma computes a product of float32, and faster."""
     return plan[op.operands["a"]].dtype == "float32" and \
-        wgmma_is_faster(product_of(op, plan), plan.target)
+        wgmma_is_faster(gemm_shape(op, plan), plan.target)
 
 
 def _by_wgmma_scaled(plan: Plan, op: Op) -> bool:
     """Whether wgmma computes a product of float32 as exactly by scaled float16, and faster."""
-    return scaled_is_faster(product_of(op, plan), plan.target)
+    return scaled_is_faster(gemm_shape(op, plan), plan.target)
 
 
 def streams_weights(plan: Plan, op: Op) -> bool:
@@ -88,7 +88,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if not plan.target.has(*HOPPERS):
         taken -= {"wgmma", "scaled", "skinny"}
 
-    def product(op: Op) -> Op:
+    def gemm(op: Op) -> Op:
         if op.kind != "matmul" or not fits(plan, op):
             return op
         impl = "skinny" if "skinny" in taken and streams_weights(plan, op) else \
@@ -97,7 +97,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
             "wgmma_tf32" if "wgmma" in taken and _by_wgmma_tf32(plan, op) else "mma"
         return op if impl == "mma" and "sync" not in taken else replace(op, impl=impl)
 
-    return plan.map_ops(product), policy
+    return plan.map_ops(gemm), policy
 
 
 _leaving_out = leaving_out("mma", "kinds of product", KINDS)

@@ -118,10 +118,10 @@ def delay(problem: Problem) -> float:
     kernels. The state of the cache does not count, so that a run is the same whether or not it was
     run before."""
     each = PRODUCT_COMPILED + (STATE_COMPILED if problem.states else 0.0)
-    return max(LEAST_DELAY, products(problem) * each - LAUNCHES_COMPILED)
+    return max(LEAST_DELAY, count_gemms(problem) * each - LAUNCHES_COMPILED)
 
 
-def products(problem: Problem) -> int:
+def count_gemms(problem: Problem) -> int:
     """Matrix products of a step: a layer's sums, weight gradient and, but for the first, input
     gradient."""
     return 3 * problem.depth - 1
@@ -137,24 +137,24 @@ def _step(network: Network, recipe: Recipe, form: Form, numbers: str) -> Plan:
 def launched(plan: Plan, numbers: str) -> float:
     """About what a step takes launch by launch, in microseconds: its launches one behind the other,
     what passes between them, its arithmetic and its updates."""
-    products = plan.find(kind="matmul")
+    gemms = plan.find(kind="matmul")
     work: float = sum(2.0 * op.attributes["m"] * op.attributes["n"] * op.attributes["k"]
-                      for op in products)
-    layers = sum(op.attributes["layout"] == "nt" for op in products)
+                      for op in gemms)
+    layers = sum(op.attributes["layout"] == "nt" for op in gemms)
     found = LAUNCHES[numbers]
     kept = sum(prod(t.shape) for t in plan.tensors.values()
                if t.role in (Role.PARAMETER, Role.STATE) and t.dtype in FLOATS)
-    widths = _widths(products)
+    widths = _widths(gemms)
     odd = sum(width for width in widths[1:] if width % EVEN)
     us: float = found.node * (3 * layers + 1) + plan.batch * sum(widths) / found.values \
         + plan.batch * odd / found.odd + work / found.rate + kept / found.kept
     return us
 
 
-def _widths(products: Sequence[Op]) -> list[int]:
+def _widths(gemms: Sequence[Op]) -> list[int]:
     """The numbers of an example that pass from launch to launch: what goes into the first layer,
     and what comes out of each."""
-    forward = [op.attributes for op in products if op.attributes["layout"] == "nt"]
+    forward = [op.attributes for op in gemms if op.attributes["layout"] == "nt"]
     return [int(forward[0]["k"]), *(int(a["n"]) for a in forward)]
 
 

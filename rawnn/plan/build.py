@@ -117,7 +117,7 @@ class Builder:
         self.op(kind, kind, operands, offset=0)
 
     # -- the step ---------------------------------------------------------------------------------
-    def _product(self, name: str, layout: str, a: str, b: str, c: str) -> None:
+    def _gemm(self, name: str, layout: str, a: str, b: str, c: str) -> None:
         rows, inner = self.shape(a) if layout[0] == "n" else self.shape(a)[::-1]
         self.op("matmul", name, {"a": a, "b": b, "c": c}, layout=layout, m=rows,
                 n=self.shape(c)[1], k=inner, alpha=1.0, beta=0.0, bias=False, activation="",
@@ -139,7 +139,7 @@ class Builder:
             width = (self.batch, network.layers[layer])
             z = f"z{layer}"
             self.activation(z, width)
-            self._product(f"fc{layer}.forward", "nt", source, f"fc{layer}.weight", z)
+            self._gemm(f"fc{layer}.forward", "nt", source, f"fc{layer}.weight", z)
             if network.bias:
                 self.op("bias_add", f"fc{layer}.bias_add", {"z": z, "bias": f"fc{layer}.bias"})
             if layer < network.depth:
@@ -163,12 +163,12 @@ class Builder:
         builders(network.answers)[1](self)
         for layer in range(depth, 0, -1):
             dz, below = f"dz{layer}", "x" if layer == 1 else f"a{layer - 1}"
-            self._product(f"fc{layer}.weight_grad", "tn", dz, below, f"dw{layer}")
+            self._gemm(f"fc{layer}.weight_grad", "tn", dz, below, f"dw{layer}")
             if network.bias:
                 self.op("bias_grad", f"fc{layer}.bias_grad", {"dz": dz, "db": f"db{layer}"})
             if layer > 1:
                 da = f"da{layer - 1}"
-                self._product(f"fc{layer}.input_grad", "nn", dz, f"fc{layer}.weight", da)
+                self._gemm(f"fc{layer}.input_grad", "nn", dz, f"fc{layer}.weight", da)
                 self.op("activate_backward", f"{activation}{layer - 1}.backward",
                         {"da": da, "saved": f"{saved}{layer - 1}", "dz": f"dz{layer - 1}"},
                         activation=activation)

@@ -23,17 +23,17 @@ def _of_attributes(op: Op, plan: Plan) -> Iterator[Sizes]:
 def _of_weights(times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
     """As many products of the op's weights [n, k] as of the batch."""
 
-    def products(op: Op, plan: Plan) -> Iterator[Sizes]:
+    def gemms_of(op: Op, plan: Plan) -> Iterator[Sizes]:
         n, k = plan[op.operands["w"]].shape
         yield from [(plan.batch, n, k)] * times
 
-    return products
+    return gemms_of
 
 
 def _of_layers(first: int, times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
     """The same of the layers from `first` on."""
 
-    def products(op: Op, plan: Plan) -> Iterator[Sizes]:
+    def gemms_of(op: Op, plan: Plan) -> Iterator[Sizes]:
         weights = {t.layer: t.shape for t in map(plan.__getitem__, op.tensors)
                    if t.role in (Role.PARAMETER, Role.COPY) and len(t.shape) == 2}
         for layer, (n, k) in weights.items():
@@ -43,16 +43,16 @@ def _of_layers(first: int, times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
             n, k = plan[op.operands["w1"]].shape  # the next step's first product
             yield plan.batch, n, k
 
-    return products
+    return gemms_of
 
 
 def _of_steps(op: Op, plan: Plan) -> Iterator[Sizes]:
     step: Plan = op.attributes["step"]
-    inner = [sizes for each in step.ops for sizes in products(each, step)]
+    inner = [sizes for each in step.ops for sizes in gemms_of(each, step)]
     yield from inner * int(op.attributes["span"])
 
 
-PRODUCTS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
+GEMMS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
     **dict.fromkeys(("matmul", "matmul_slices", "matmul_loss"), _of_attributes),
     **dict.fromkeys(("weight_update", "weight_momentum", "weight_adam", "linear_forward",
                      "linear_update"), _of_weights(1)),
@@ -63,16 +63,16 @@ PRODUCTS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
 """Kinds of ops that multiply matrices."""
 
 
-def products(op: Op, plan: Plan) -> list[Sizes]:
+def gemms_of(op: Op, plan: Plan) -> list[Sizes]:
     """The products of an op; none of one that multiplies no matrices."""
-    return list(PRODUCTS[op.kind](op, plan)) if op.kind in PRODUCTS else []
+    return list(GEMMS[op.kind](op, plan)) if op.kind in GEMMS else []
 
 
 def operations(op: Op, plan: Plan) -> int:
     """Multiplications and additions of an op's products; of other ops one for each element that
     they write."""
-    if op.kind in PRODUCTS:
-        return sum(2 * m * n * k for m, n, k in products(op, plan))
+    if op.kind in GEMMS:
+        return sum(2 * m * n * k for m, n, k in gemms_of(op, plan))
     written = {name for name, _ in op.writes if name != op.operands.get("workspace")}
     return sum(_elements(plan, name) for name in written)
 
@@ -86,7 +86,7 @@ def numbers(op: Op, plan: Plan) -> str:
     """The number class of what an op multiplies: "float32", "tf32", "bf16", "fp16" or "fp8"."""
     if op.kind == KIND:
         step: Plan = op.attributes["step"]
-        return next((numbers(each, step) for each in step.ops if each.kind in PRODUCTS), "float32")
+        return next((numbers(each, step) for each in step.ops if each.kind in GEMMS), "float32")
     if str(op.attributes.get("dtype", "")) in CLASSES:
         return CLASSES[str(op.attributes["dtype"])]
     stored = [plan[op.operands[role]].dtype for role in ("a", "b", "dz", "x")

@@ -221,15 +221,15 @@ class SimCublasLt:
         layouts = [self._find(i, "matrix layout")[0]
                    for i in (a_layout, b_layout, c_layout, d_layout)]
         label = f"cublasLtMatmul m={m} n={n} k={k}"
-        effect = self._product(label, attributes, scales, layouts, (a, b, c, d),
-                               (workspace, needed))
+        effect = self._matmul(label, attributes, scales, layouts, (a, b, c, d),
+                              (workspace, needed))
         self.simulation.enqueue(stream, Node("kernel", label, (), effect))
         return (0,)
 
     def _handle(self, handle: int) -> None:
         self.simulation.find(handle, "cuBLASLt handle", "CUBLAS_STATUS_NOT_INITIALIZED")
 
-    def _product(
+    def _matmul(
         self, label: str, attributes: dict[str, int], scales: tuple[float, float],
         layouts: list[_Layout], addresses: tuple[int, int, int, int], workspace: tuple[int, int],
     ) -> Effect:

@@ -27,7 +27,7 @@ from rawnn.opts import TOGGLES, presets, select
 from rawnn.opts.registry import Machine
 from rawnn.plan.recipe import Recipe
 
-PRODUCTS = ("mma", "cublas", "mma=sync", "tiled", "")
+GEMM_TOGGLES = ("mma", "cublas", "mma=sync", "tiled", "")
 FOLLOWING = ("", "streams", "pdl", "streams,pdl")
 FUSION = ("", "fuse")
 
@@ -136,7 +136,7 @@ class Search:
         varied = axes(machine)
         for products in varied[0]:
             for following in varied[1]:
-                self.measure(changed(changed(start, FOLLOWING, following), PRODUCTS, products))
+                self.measure(changed(changed(start, FOLLOWING, following), GEMM_TOGGLES, products))
         now = self.fastest()[0].toggles if self.fastest() else start
         before = None
         while before != now:
@@ -216,18 +216,18 @@ class Search:
         best, *rest = self.fastest()
         others: dict[str, Measured] = {}
         for m in rest:
-            way = products_of(m.toggles)
-            if way != products_of(best.toggles):
+            way = gemm_toggle(m.toggles)
+            if way != gemm_toggle(best.toggles):
                 others.setdefault(way, m)
         return {m.toggles: round(m.us, 2) for m in others.values()}
 
 
 def axes(machine: Machine) -> list[tuple[str, ...]]:
     """What is varied: of each tuple one is chosen. Toggles that cannot run here are left out."""
-    named = {word.partition("=")[0] for group in (PRODUCTS, FUSION) for word in group}
+    named = {word.partition("=")[0] for group in (GEMM_TOGGLES, FUSION) for word in group}
     others = [("", name) for name, t in TOGGLES.items()
               if t.group == "kernels" and name not in {*named, "tune"}]
-    wanted = [PRODUCTS, FOLLOWING, FUSION, *others]
+    wanted = [GEMM_TOGGLES, FOLLOWING, FUSION, *others]
     return [tuple(c for c in choices if _runs(c, machine)) for choices in wanted]
 
 
@@ -249,9 +249,9 @@ def spelled(words: Iterable[str]) -> str:
     return ",".join(sorted(filter(None, words), key=lambda w: order.index(w.partition("=")[0])))
 
 
-def products_of(toggles: str) -> str:
-    """Who computes products in a set: one of PRODUCTS."""
-    return next((word for word in toggles.split(",") if word in PRODUCTS), "")
+def gemm_toggle(toggles: str) -> str:
+    """Who computes products in a set: one of GEMM_TOGGLES."""
+    return next((word for word in toggles.split(",") if word in GEMM_TOGGLES), "")
 
 
 def fits(network: Network, data: Dataset) -> bool:

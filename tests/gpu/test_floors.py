@@ -50,7 +50,7 @@ def test_arithmetic_is_what_it_means(bed: Bed, probe: Probe) -> None:
     if lacking := probe.lacks(bed.target):
         pytest.skip(lacking)
     values: dict[str, Any] = {"scale": 0.5, "shift": 1.0} if probe is probes.FMA else {}
-    numbers = next((n for n, several in probes.PRODUCTS.items() if probe in several), "")
+    numbers = next((n for n, several in probes.TENSOR_CORE_PROBES.items() if probe in several), "")
     words = random_words(12288 if probe.specific else 192, NUMBERS[numbers]) if numbers else None
     with ExitStack() as stack:
         run = bed.kernel(stack, probe, 5, values, words=words)

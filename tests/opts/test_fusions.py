@@ -17,7 +17,7 @@ from rawnn.opts.fuse import FUSIONS
 from rawnn.opts.registry import left_out
 from rawnn.plan.op import OPS
 from rawnn.ptx.family import FAMILIES
-from rawnn.ptx.gemm.tiles import LOOPS
+from rawnn.ptx.gemm.tiles import MAIN_LOOPS
 from rawnn.ptx.kernels import KERNELS
 from tests.engine import CAPABLE, make_work, random_dataset, step_plan, trained
 
@@ -138,6 +138,6 @@ def test_every_kernel_is_one_familys_and_every_family_says_what_it_is() -> None:
 def test_products_that_share_kernels_are_those_that_say_so() -> None:
     """What bias, activation and update are taken into, tolerances and expected times go by the
     families of products as they are registered, whatever they are called."""
-    shared = {key.impl for key, kernel in KERNELS.items() if kernel.name == "product_nt"}
-    assert set(LOOPS) == shared
-    assert [impl for impl, tensor_cores in LOOPS.items() if not tensor_cores] == ["tiled"]
+    shared = {key.impl for key, kernel in KERNELS.items() if kernel.name == "gemm_nt"}
+    assert set(MAIN_LOOPS) == shared
+    assert [impl for impl, tensor_cores in MAIN_LOOPS.items() if not tensor_cores] == ["tiled"]

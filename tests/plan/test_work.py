@@ -9,7 +9,7 @@ import pytest
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.op import OPS
-from rawnn.plan.op_flops import PRODUCTS, numbers, operations, products
+from rawnn.plan.op_flops import GEMMS, gemms_of, numbers, operations
 from rawnn.plan.plan import Plan
 from rawnn.ptx.kernel_registry import KERNELS
 from tests.engine import CAPABLE, step_plan
@@ -33,7 +33,7 @@ def test_toggles_do_not_change_the_work(layers: tuple[int, ...], batch: int, opt
     if opt == "persistent" and max(layers[1:]) > 256:
         pytest.skip("does not fit the chip")
     plan = rewritten(layers, batch, opt)
-    found = sum(2 * m * n * k for op in plan.ops for m, n, k in products(op, plan))
+    found = sum(2 * m * n * k for op in plan.ops for m, n, k in gemms_of(op, plan))
     pairs = list(pairwise(layers))
     assert found == 2 * batch * (3 * sum(a * b for a, b in pairs)
                                  - pairs[0][0] * pairs[0][1])
@@ -43,8 +43,8 @@ def test_unrolled_steps_do_as_many_times_the_work() -> None:
     for opt in ("best,bf16,-persistent", "persistent"):
         once = rewritten((64, 48, 32, 10), 32, opt)
         several = once.unrolled(5)
-        first = sum(operations(op, once) for op in once.ops if op.kind in PRODUCTS)
-        assert sum(operations(op, several) for op in several.ops if op.kind in PRODUCTS) \
+        first = sum(operations(op, once) for op in once.ops if op.kind in GEMMS)
+        assert sum(operations(op, several) for op in several.ops if op.kind in GEMMS) \
             == 5 * first
 
 
@@ -55,7 +55,7 @@ def test_unrolled_steps_do_as_many_times_the_work() -> None:
     ("best,bf16,persistent", {"bf16"})])
 def test_numbers_are_those_that_products_are_of(opt: str, meant: set[str]) -> None:
     plan = rewritten((64, 48, 32, 16), 32, opt)
-    assert {numbers(op, plan) for op in plan.ops if products(op, plan)} == meant
+    assert {numbers(op, plan) for op in plan.ops if gemms_of(op, plan)} == meant
 
 
 def test_every_kind_of_op_that_multiplies_is_known() -> None:
@@ -66,12 +66,12 @@ def test_every_kind_of_op_that_multiplies_is_known() -> None:
                    or {"images", "w"} <= set(OPS[key.kind].reads)
                    or {"a", "w"} <= set(OPS[key.kind].reads)
                    or key.kind.startswith("narrow_")}
-    assert multiplying <= PRODUCTS.keys()
-    assert PRODUCTS.keys() <= OPS.keys()
+    assert multiplying <= GEMMS.keys()
+    assert GEMMS.keys() <= OPS.keys()
 
 
 def test_other_ops_do_one_operation_for_each_element_that_they_write() -> None:
     plan = rewritten((64, 48, 10), 32, "none")
     (relu,) = plan.find(kind="activate")
     assert operations(relu, plan) == 32 * 48
-    assert products(relu, plan) == []
+    assert gemms_of(relu, plan) == []

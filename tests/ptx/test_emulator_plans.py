@@ -63,7 +63,7 @@ def test_a_label_that_is_none_makes_the_loss_of_a_product_no_number(label: int) 
         if plan[name].role in (Role.BATCH, Role.PARAMETER):
             memory.view(name)[...] = 0
     memory.view(op.operands["y"])[17] = label
-    launch(build([plan], ("product_loss",))["gemm/mma.cu"], op, memory)
+    launch(build([plan], ("gemm_loss",))["gemm/mma.cu"], op, memory)
     assert np.isnan(memory.view(op.operands["loss_parts"])[0].sum())
     gradient = memory.view(op.operands["dz"])
     assert np.isfinite(gradient).all()

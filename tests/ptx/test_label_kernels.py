@@ -39,7 +39,7 @@ def kernels_of(name: str) -> set[str]:
 
 def test_all_kernels_with_labels_are_among_them() -> None:
     found = set().union(*map(kernels_of, NAMES))
-    assert {"linear_forward", "narrow_inner", "softmax_loss_gradient", "product_loss",
+    assert {"linear_forward", "narrow_inner", "softmax_loss_gradient", "gemm_loss",
             "softmax_head", "cross_entropy", "accuracy", "softmax_backward"} <= found
 
 

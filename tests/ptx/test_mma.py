@@ -31,7 +31,7 @@ from rawnn.ptx.gemm.mma import (
 )
 from rawnn.ptx.gemm.tile_cost import shared
 from rawnn.ptx.gemm.tiled import choose as choose_tiled
-from rawnn.ptx.gemm.tiles import Product, Tile, with_sums
+from rawnn.ptx.gemm.tiles import GemmShape, Tile, with_partial_sums
 from rawnn.ptx.kernels import kernel_for
 from tests.engine import CAPABLE, step_plan
 from tests.ptx.architectures import every_other, installed_nvrtc, some, supported
@@ -45,44 +45,44 @@ ARCHITECTURES = {"tiled": ("sm_75", "sm_80", "sm_90", "sm_120"),
                  "wgmma": ("sm_90a",), "wgmma_tf32": ("sm_90a",),
                  "wgmma_scaled": ("sm_90a",)}
 FP8 = (
-    "product_nt<Mma,float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,64,64,2,2,"
+    "gemm_nt<Mma,float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,64,64,2,2,"
     "1,4,1,128,true>",
-    "product_nn<Mma,float8_e5m2,float8_e4m3,float8_e5m2,false,None,Relu,float8_e4m3,float,64,"
+    "gemm_nn<Mma,float8_e5m2,float8_e4m3,float8_e5m2,false,None,Relu,float8_e4m3,float,64,"
     "64,2,2,1,4,1,128,true>",
-    "product_update<Mma,float8_e5m2,float8_e4m3,float,float8_e4m3,true,float,64,64,2,2,1,2,1,"
+    "gemm_update<Mma,float8_e5m2,float8_e4m3,float,float8_e4m3,true,float,64,64,2,2,1,2,1,"
     "128,true>",
 )
 FP8_WGMMA = (
-    "product_nt<Wgmma,float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,128,128,"
+    "gemm_nt<Wgmma,float8_e4m3,float8_e4m3,bfloat16,true,Relu,None,bfloat16,float,128,128,"
     "8,1,1,5,1,128,true>",
 )
 OPTIMIZERS = (
-    "product_momentum<Mma,float,float,float,float,true,tf32x3,32,32,1,1,4,4,1,256,true>",
-    "product_adam<Mma,float,float,float,float,true,tf32x3,64,64,2,2,2,4,1,128,true>",
-    "product_adam<Mma,bfloat16,bfloat16,float,bfloat16,true,float,16,32,1,1,8,4,1,256,true>",
+    "gemm_momentum<Mma,float,float,float,float,true,tf32x3,32,32,1,1,4,4,1,256,true>",
+    "gemm_adam<Mma,float,float,float,float,true,tf32x3,64,64,2,2,2,4,1,128,true>",
+    "gemm_adam<Mma,bfloat16,bfloat16,float,bfloat16,true,float,16,32,1,1,8,4,1,256,true>",
 )
 OPTIMIZERS_TF32 = (
-    "product_momentum<WgmmaTf32,float,float,float,float,false,float,128,128,8,1,1,3,1,128,true>",
-    "product_adam<WgmmaTf32,float,float,float,float,true,tf32x3,128,64,8,1,1,3,4,128,true>",
+    "gemm_momentum<WgmmaTf32,float,float,float,float,false,float,128,128,8,1,1,3,1,128,true>",
+    "gemm_adam<WgmmaTf32,float,float,float,float,true,tf32x3,128,64,8,1,1,3,4,128,true>",
 )
 OPTIMIZERS_SCALED = (
-    "product_momentum<WgmmaScaled,float,float,float,float,true,f16x3,128,64,8,1,1,3,2,128,true>",
-    "product_adam<WgmmaScaled,float,float,float,float,true,f16x3,128,128,8,1,1,3,4,128,true>",
-    "product_nn<WgmmaScaled,float,float,float,false,None,Relu,float,f16x3,128,128,8,1,1,3,1,128,"
+    "gemm_momentum<WgmmaScaled,float,float,float,float,true,f16x3,128,64,8,1,1,3,2,128,true>",
+    "gemm_adam<WgmmaScaled,float,float,float,float,true,f16x3,128,128,8,1,1,3,4,128,true>",
+    "gemm_nn<WgmmaScaled,float,float,float,false,None,Relu,float,f16x3,128,128,8,1,1,3,1,128,"
     "false>",
 )
 OPTIMIZERS_WGMMA = (
-    "product_momentum<Wgmma,float16,float16,float,float16,false,float,64,64,4,1,1,6,1,128,true>",
-    "product_adam<Wgmma,bfloat16,bfloat16,float,bfloat16,true,float,256,128,16,1,1,4,1,128,true>",
+    "gemm_momentum<Wgmma,float16,float16,float,float16,false,float,64,64,4,1,1,6,1,128,true>",
+    "gemm_adam<Wgmma,bfloat16,bfloat16,float,bfloat16,true,float,256,128,16,1,1,4,1,128,true>",
 )
 CLUSTERS_SYNC = (
-    "product_nt<Mma,float,float,float,true,Gelu,None,float,tf32x3,16,32,1,1,8,4,4,256,true>",
-    "product_adam<Mma,float,float,float,float,true,tf32x3,32,32,1,1,8,3,2,256,true>",
-    "product_update<Mma,bfloat16,bfloat16,float,bfloat16,true,float,64,64,2,2,2,4,4,128,true>",
+    "gemm_nt<Mma,float,float,float,true,Gelu,None,float,tf32x3,16,32,1,1,8,4,4,256,true>",
+    "gemm_adam<Mma,float,float,float,float,true,tf32x3,32,32,1,1,8,3,2,256,true>",
+    "gemm_update<Mma,bfloat16,bfloat16,float,bfloat16,true,float,64,64,2,2,2,4,4,128,true>",
 )
 CLUSTERS = (
-    "product_adam<Wgmma,bfloat16,bfloat16,float,bfloat16,true,float,128,128,8,1,1,4,2,128,true>",
-    "product_nt<Wgmma,bfloat16,bfloat16,bfloat16,true,Relu,None,bfloat16,float,64,64,4,1,1,6,"
+    "gemm_adam<Wgmma,bfloat16,bfloat16,float,bfloat16,true,float,128,128,8,1,1,4,2,128,true>",
+    "gemm_nt<Wgmma,bfloat16,bfloat16,bfloat16,true,Relu,None,bfloat16,float,64,64,4,1,1,6,"
     "2,128,true>",
 )
 
@@ -116,7 +116,7 @@ def built(impl: str, arch: str, wanted: tuple[str, ...]) -> Compiled:
 
 
 def _second(expression: str) -> str:
-    return "b" if expression.startswith(("product_nt", "product_nn", "product_loss")) else "x"
+    return "b" if expression.startswith(("gemm_nt", "gemm_nn", "gemm_loss")) else "x"
 
 
 @pytest.mark.parametrize(("impl", "arch"), [(i, a) for i, archs in ARCHITECTURES.items()
@@ -158,10 +158,10 @@ def test_compiles_without_spills(impl: str, arch: str) -> None:
 
 def _of_the_step(impl: str, expression: str) -> set[str]:
     """What says which step it is, where a kernel asks for it as early."""
-    plain = expression.startswith(("product_nt", "product_nn", "product_tn"))
+    plain = expression.startswith(("gemm_nt", "gemm_nn", "gemm_tn"))
     if plain or impl in ("tiled", "wgmma_tf32", "wgmma_scaled"):
         return set()
-    return {"cursor"} if expression.startswith("product_loss") else {"cursor", "rates", "clock"}
+    return {"cursor"} if expression.startswith("gemm_loss") else {"cursor", "rates", "clock"}
 
 
 CUT = [("mma", "Mma", tile) for tile in TILES if tile.cluster > 1] + \
@@ -172,9 +172,9 @@ CUT = [("mma", "Mma", tile) for tile in TILES if tile.cluster > 1] + \
 def test_kernels_take_every_tile_of_a_cluster(impl: str, loop: str, tile: Tile) -> None:
     """Forward, and an update with its bias."""
     numbers = ",".join(str(number) for number in tile.scalars().values())
-    wanted = (f"product_nt<{loop},bfloat16,bfloat16,bfloat16,true,Relu,None,bfloat16,float,"
+    wanted = (f"gemm_nt<{loop},bfloat16,bfloat16,bfloat16,true,Relu,None,bfloat16,float,"
               f"{numbers},true>",
-              f"product_update<{loop},bfloat16,bfloat16,float,bfloat16,true,float,{numbers},true>")
+              f"gemm_update<{loop},bfloat16,bfloat16,float,bfloat16,true,float,{numbers},true>")
     assert set(built(impl, "sm_90a" if impl == "wgmma" else "sm_90", wanted).lowered) == set(wanted)
 
 
@@ -236,11 +236,11 @@ def test_the_float32_products_are_three_of_tf32() -> None:
 
 
 def test_long_sums_of_few_tiles_are_cut_where_blocks_form_clusters() -> None:
-    product, target = Product("tn", 16, 64, 4096, 4, 3), known((9, 0))
+    product, target = GemmShape("tn", 16, 64, 4096, 4, 3), known((9, 0))
     assert choose(product, target).cluster > 1
     assert choose(product, target.without("clusters")).cluster == 1
     assert choose(replace(product, m=1024, n=1024), target).cluster == 1
-    fewer, more = (choose(Product("nt", 512, 512, 512, 4, 3),
+    fewer, more = (choose(GemmShape("nt", 512, 512, 512, 4, 3),
                           replace(target, multiprocessors=n, at_once={1: n})) for n in (8, 200))
     assert fewer.bm * fewer.bn > more.bm * more.bn
 
@@ -248,7 +248,7 @@ def test_long_sums_of_few_tiles_are_cut_where_blocks_form_clusters() -> None:
 def test_tiles_of_float32_by_wgmma_are_128_rows_of_one_operand() -> None:
     for layout in ("nt", "nn", "tn"):
         for times in (1, 3):
-            found = choose_wgmma_tf32(Product(layout, 2048, 1024, 512, 4, times), known((9, 0)))
+            found = choose_wgmma_tf32(GemmShape(layout, 2048, 1024, 512, 4, times), known((9, 0)))
             assert (found.bn if layout == "nn" else found.bm) == 128
             assert {found.bm, found.bn} <= {64, 128}
             assert times == 1 or found.bm * found.bn == 64 * 128
@@ -257,7 +257,7 @@ def test_tiles_of_float32_by_wgmma_are_128_rows_of_one_operand() -> None:
 
 
 def test_large_products_of_float32_are_for_wgmma() -> None:
-    large, small = Product("nt", 4096, 1024, 1024, 4, 3), Product("nt", 64, 784, 784, 4, 3)
+    large, small = GemmShape("nt", 4096, 1024, 1024, 4, 3), GemmShape("nt", 64, 784, 784, 4, 3)
     target = known((9, 0))
     assert wgmma_is_faster(large, target)
     assert not wgmma_is_faster(small, target)
@@ -273,19 +273,19 @@ def test_large_products_of_float32_are_for_wgmma() -> None:
 def test_tiles_of_scaled_products_fit_and_their_sums_are_not_longer() -> None:
     for layout in ("nt", "nn", "tn"):
         for k in (512, 4096, 16384):
-            found = choose_wgmma_scaled(Product(layout, 2048, 1024, k, 4, 3), known((9, 0)))
+            found = choose_wgmma_scaled(GemmShape(layout, 2048, 1024, k, 4, 3), known((9, 0)))
             assert found.bm == 128
             assert found.bn in (64, 128)
             operands = 128 * (found.stages * (128 + found.bn) + 2 * found.bn)
             room = (227 << 10) // (2 if found.bn == 64 else 1) - 1024
-            assert max(operands, with_sums(found.scalars(), 0)) + 12 * found.bn <= room
+            assert max(operands, with_partial_sums(found.scalars(), 0)) + 12 * found.bn <= room
             assert k / 32 / found.cluster <= 64  # additions of float32 in a block, one a stage
 
 
 def test_scaled_products_are_for_float32_and_no_sum_is_too_long_for_them() -> None:
-    large, target = Product("nt", 4096, 1024, 1024, 4, 3), known((9, 0))
+    large, target = GemmShape("nt", 4096, 1024, 1024, 4, 3), known((9, 0))
     assert scaled_is_faster(large, target)
-    assert not scaled_is_faster(Product("nt", 64, 784, 784, 4, 3), target)
+    assert not scaled_is_faster(GemmShape("nt", 64, 784, 784, 4, 3), target)
     assert not scaled_is_faster(replace(large, k=32768), target)
     assert not scaled_is_faster(replace(large, times=1), target)  # of tf32
     for opt in ("mma,bf16,fuse", "mma,tf32,fuse"):
@@ -300,7 +300,7 @@ def test_tiles_fit_every_product(layout: str, size: int) -> None:
     for m in SIZES:
         for n in SIZES:
             for k in SIZES:
-                product = Product(layout, m, n, k, size)
+                product = GemmShape(layout, m, n, k, size)
                 for target in KNOWN.values():
                     for times in (1, 3) if size == 4 else (1,):
                         found = choose(replace(product, times=times), target)
@@ -327,7 +327,7 @@ def _check_wgmma(tile: Tile) -> None:
     assert tile.wk == 1
     assert tile.stages >= 3
     operands = tile.stages * (tile.bm + tile.bn) * tile.bytes + 1024
-    assert with_sums(tile.scalars(), operands) <= 227 << 10
+    assert with_partial_sums(tile.scalars(), operands) <= 227 << 10
 
 
 def _check_tiled(tile: Tile) -> None:

@@ -44,7 +44,7 @@ TYPES = {"tiled": (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16"
 EXTENTS = (7, 128, 1000, 4096)
 
 
-def product_of(impl: str, layout: str, m: int, n: int, k: int,
+def gemm_shape(impl: str, layout: str, m: int, n: int, k: int,
                types: tuple[str, str]) -> tuple[Op, Plan]:
     shapes = {"a": (k, m) if layout[0] == "t" else (m, k),
               "b": (n, k) if layout[1] == "t" else (k, n)}
@@ -62,7 +62,7 @@ def test_the_table_gives_what_the_head_asks_for(impl: str, layout: str) -> None:
     entry = KERNELS[Key("matmul", impl, layout)]
     for m, n, k in product(EXTENTS, repeat=3):
         for types in TYPES[impl]:
-            op, plan = product_of(impl, layout, m, n, k, types)
+            op, plan = gemm_shape(impl, layout, m, n, k, types)
             for choice in range(entry.variants(entry.scalars(op, plan))):
                 chosen = replace(op, attributes={**op.attributes, "choice": choice})
                 scalars = entry.scalars(chosen, plan)

@@ -25,7 +25,7 @@ ALIGNED = {True: "true", False: "false"}
 
 
 def _product(layout: str, types: str, rest: str, tile: tuple[int, ...], aligned: bool) -> str:
-    return f"product_{layout}<Tiled,{types},{rest},float,{_tile(tile)},{ALIGNED[aligned]}>"
+    return f"gemm_{layout}<Tiled,{types},{rest},float,{_tile(tile)},{ALIGNED[aligned]}>"
 
 
 def _tile(tile: tuple[int, ...]) -> str:
@@ -43,8 +43,8 @@ PRODUCTS = [
     _product("tn", "bfloat16,bfloat16,float", "false,None,None,float", LARGE, False),
 ]
 UPDATES = [
-    f"product_update<Tiled,float,float,float,bfloat16,true,float,{_tile(SHARED)},true>",
-    f"product_update<Tiled,bfloat16,float16,bfloat16,float,true,float,{_tile(SMALL)},false>",
+    f"gemm_update<Tiled,float,float,float,bfloat16,true,float,{_tile(SHARED)},true>",
+    f"gemm_update<Tiled,bfloat16,float16,bfloat16,float,true,float,{_tile(SMALL)},false>",
 ]
 SHAPES = ((1, 1, 1), (33, 70, 37), (16, 32, 128))
 
@@ -87,7 +87,7 @@ def _launch(tile: tuple[int, ...], rows: int, cols: int) -> tuple[tuple[int, int
 def test_products(emulator: emulated_kernels.Emulator, expression: str) -> None:
     rng = np.random.default_rng(3)
     names, tile, aligned = _arguments(expression)
-    layout = expression.removeprefix("product_")[:2]
+    layout = expression.removeprefix("gemm_")[:2]
     ta, tb, tc, ts = (np.dtype(DTYPES[name]) for name in (*names[:3], names[6]))
     for m, n, k in SHAPES:
         a = _operand(rng.standard_normal((k, m) if layout == "tn" else (m, k)), ta, aligned)

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_info
 
 import rawnn
 from rawnn.engine.runners import threaded_matmul
-from rawnn.engine.runners.threaded_matmul import LARGE, TRIED, Products, slices
+from rawnn.engine.runners.threaded_matmul import LARGE, TRIED, ThreadedMatmul, slices
 from tests.engine import random_dataset, same_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,12 +24,12 @@ SHAPES = [(128, 784, 1024), (1024, 128, 784), (600, 300, 600), (1, 2048, 8200), 
           (3, 5, 7), (8200, 2048, 1)]
 
 
-def several(threads: int, monkeypatch: pytest.MonkeyPatch) -> Products:
+def several(threads: int, monkeypatch: pytest.MonkeyPatch) -> ThreadedMatmul:
     """Products of a machine with so many threads."""
     monkeypatch.setattr(threaded_matmul, "threadpool_info",
                         lambda: [{"user_api": "blas", "num_threads": threads},
                                  {"user_api": "openmp", "num_threads": 99}])
-    return Products()
+    return ThreadedMatmul()
 
 
 @pytest.mark.parametrize("shape", SHAPES)

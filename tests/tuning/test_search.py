@@ -52,7 +52,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float]) -> None:
 
 def test_sets_are_spelled_in_the_order_of_the_registry() -> None:
     assert spelled(["pdl", "fuse", "", "mma=sync"]) == "mma=sync,fuse,pdl"
-    assert changed("mma=sync,fuse,pdl", search.PRODUCTS, "cublas") == "cublas,fuse,pdl"
+    assert changed("mma=sync,fuse,pdl", search.GEMM_TOGGLES, "cublas") == "cublas,fuse,pdl"
     assert changed("cublas,fuse", search.FOLLOWING, "streams,pdl") == "cublas,fuse,streams,pdl"
     assert changed("cublas,fuse,streams,pdl", search.FOLLOWING, "") == "cublas,fuse"
     assert changed("fuse", search.FUSION, "") == ""
@@ -62,7 +62,7 @@ def test_what_cannot_run_here_is_not_varied() -> None:
     old = Machine(None, (7, 5), 13000, lambda package: False)
     assert axes(old)[:3] == [("tiled", ""), ("", "streams"), ("", "fuse")]
     wanted = axes(CAPABLE)
-    assert wanted[:3] == [search.PRODUCTS, search.FOLLOWING, search.FUSION]
+    assert wanted[:3] == [search.GEMM_TOGGLES, search.FOLLOWING, search.FUSION]
     varied = {word for choices in wanted for choice in choices for word in choice.split(",")}
     kernels = {n for n, t in TOGGLES.items() if t.group == "kernels"}
     assert kernels - {"tune"} <= varied
@@ -86,7 +86,7 @@ def test_the_fastest_set_is_found(device: Device, task: Task, monkeypatch: pytes
     assert fastest.low <= fastest.us <= fastest.high
     refused = [m for m in found.found.values() if m.refusal]
     assert bool(refused) == (-9999 in cost.values())
-    assert all(search.products_of(words) != search.products_of(fastest.toggles)
+    assert all(search.gemm_toggle(words) != search.gemm_toggle(fastest.toggles)
                for words in found.others())
 
 

@@ -21,7 +21,7 @@ from rawnn.engine.runners.prepared_run import (
     evaluation_of,
     initial_state,
 )
-from rawnn.engine.runners.threaded_matmul import Products
+from rawnn.engine.runners.threaded_matmul import ThreadedMatmul
 from rawnn.model.layers import Parameters
 from rawnn.plan.build import used_tensors
 from rawnn.plan.op import Attributes, Reference
@@ -38,7 +38,7 @@ class HostRunner:
 
     def __init__(self, work: Work, dtype: str = "float32", team: Team | None = None) -> None:
         self._work, self._team = work, team
-        self._products = Products()
+        self._matmul = ThreadedMatmul()
         self._dtype = np.dtype(dtype)
         around = (work.start, work.refresh, work.begin, work.end, work.assemble)
         steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
@@ -57,12 +57,12 @@ class HostRunner:
         self._tests: list[tuple[Part, _Program, Arrays]] = []
         for part in work.evaluate:
             arrays = self._place((part.plan,), "test", part.first)
-            self._tests.append((part, _Program(part.plan, arrays, self._products), arrays))
+            self._tests.append((part, _Program(part.plan, arrays, self._matmul), arrays))
         self._milliseconds: list[float] = []
-        self._products.open()
+        self._matmul.open()
 
     def _program(self, plan: Plan) -> _Program:
-        return _Program(plan, self._arrays, self._products, self._team)
+        return _Program(plan, self._arrays, self._matmul, self._team)
 
     def _place(self, plans: tuple[Plan, ...], part: str, first: int = 0) -> Arrays:
         """An array for every tensor of the plans; parameters are shared, the data set filled in."""
@@ -94,7 +94,7 @@ class HostRunner:
         self._begin.run(range(1))
         program = self._train if measured else self._quiet
         for step in range(work.steps):
-            with self._products.step():
+            with self._matmul.step():
                 program.run(range(step, step + 1))
         if self._rest is not None:
             self._rest.run(range(work.steps, work.steps + 1))
@@ -143,16 +143,16 @@ class HostRunner:
         return 0
 
     def describe(self) -> dict[str, Any]:
-        return {"dtype": self._dtype.name, "threads": self._products.threads}
+        return {"dtype": self._dtype.name, "threads": self._matmul.threads}
 
     def close(self) -> None:
-        self._products.close()
+        self._matmul.close()
 
 
 class _Program:
     """A plan bound to arrays: the references with their operands looked up once."""
 
-    def __init__(self, plan: Plan, arrays: Arrays, products: Products,
+    def __init__(self, plan: Plan, arrays: Arrays, matmul: ThreadedMatmul,
                  team: Team | None = None) -> None:
         self._cursor = arrays.get("cursor", np.zeros(1, np.int32))
         self._calls: list[tuple[Reference, SimpleNamespace, Attributes,
@@ -160,7 +160,7 @@ class _Program:
             (op.spec.reference,
              SimpleNamespace(**{role: arrays[name] for role, name in op.operands.items()}),
              {**op.attributes, "stored": {r: plan[n].dtype for r, n in op.operands.items()},
-              "team": team, "multiply": products.multiply},
+              "team": team, "multiply": matmul.multiply},
              [(arrays[name], plan[name].dtype) for name, _ in op.writes
               if _is_rounded(plan[name], arrays)])
             for op in plan.ops

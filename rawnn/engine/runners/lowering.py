@@ -67,7 +67,7 @@ class Lowering:
         for plan in plans:
             for op in plan.ops:
                 if op.impl == "cublas":
-                    self._product_plan(op, plan)
+                    self._gemm_plan(op, plan)
                 elif op.impl == "cudnn":
                     self._softmax_plan(op, plan)
 
@@ -112,7 +112,7 @@ class Lowering:
         if op.kind == "upload":
             return self._copies(op, plan, addresses, host, stream)
         if op.impl == "cublas":
-            return [self._product(op, plan, addresses)]
+            return [self._gemm(op, plan, addresses)]
         if op.impl == "cudnn":
             return [self._softmax(op, plan, addresses)]
         if op.impl == "nccl":
@@ -153,16 +153,16 @@ class Lowering:
             ))
         return commands
 
-    def _product(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
+    def _gemm(self, op: Op, plan: Plan, addresses: Addresses) -> Command:
         from rawnn.cuda.libs.calls import LibraryCall
 
-        product = self._product_plan(op, plan)
+        gemm = self._gemm_plan(op, plan)
         output = "c" if op.kind == "matmul" else "partial"
         operands = {r: addresses.get(op.operands.get(r, ""), 0)
                     for r in ("a", "b", output, "bias", "workspace")}
-        return LibraryCall(product, self.device.stream, f"{op.name} (cuBLASLt)", operands)
+        return LibraryCall(gemm, self.device.stream, f"{op.name} (cuBLASLt)", operands)
 
-    def _product_plan(self, op: Op, plan: Plan) -> MatmulPlan:
+    def _gemm_plan(self, op: Op, plan: Plan) -> MatmulPlan:
         """Made once for each shape."""
         from rawnn.cuda.libs.matmul import LtContext
 

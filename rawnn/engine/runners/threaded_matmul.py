@@ -45,7 +45,7 @@ def slices(rows: int, inner: int, columns: int) -> list[tuple[slice, slice]]:
     return [(part, slice(None)) if rows >= columns else (slice(None), part) for part in parts]
 
 
-class Products:
+class ThreadedMatmul:
     """Multiplies matrices by as many threads as were found to be fastest: at most those that BLAS
     would take, which OMP_NUM_THREADS and its kin limit. BLAS has one thread from `open` to
     `close`."""

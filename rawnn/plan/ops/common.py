@@ -19,7 +19,7 @@ def step_of(t: SimpleNamespace, a: Attributes) -> int:
     return int(t.cursor[0]) + int(a.get("offset", 0))
 
 
-def product(a: Attributes, left: Array, right: Array, out: Array | None = None) -> Array:
+def multiply(a: Attributes, left: Array, right: Array, out: Array | None = None) -> Array:
     """left @ right, by what a runner gives as the attribute `multiply`, or NumPy's."""
     found: Array = a.get("multiply", np.matmul)(left, right, out)
     return found

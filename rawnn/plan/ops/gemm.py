@@ -8,7 +8,7 @@ import numpy as np
 
 from rawnn.model.activations import activation
 from rawnn.plan.op import Attributes, define
-from rawnn.plan.ops.common import Array, flag_overflow, product
+from rawnn.plan.ops.common import Array, flag_overflow, multiply
 
 
 def factors(t: SimpleNamespace, a: Attributes) -> tuple[Array, Array]:
@@ -30,9 +30,9 @@ def matmul(t: SimpleNamespace, a: Attributes) -> None:
     left, right = factors(t, a)
     alpha, beta = a["alpha"], a["beta"]
     if alpha == 1.0 and beta == 0.0:
-        product(a, left, right, t.c)
+        multiply(a, left, right, t.c)
     else:
-        found = product(a, left, right)
+        found = multiply(a, left, right)
         found *= alpha
         t.c[...] = found if beta == 0.0 else found + beta * t.c
     if a["bias"]:

@@ -10,7 +10,7 @@ import numpy as np
 from rawnn.common import random
 from rawnn.common.dtypes import rounded
 from rawnn.plan.op import Attributes, Reference, define
-from rawnn.plan.ops.common import Array, matrix_view, product, step_of
+from rawnn.plan.ops.common import Array, matrix_view, multiply, step_of
 
 _CONTEXT = ("rates", "cursor", "clock", "loss_scale", "overflow")
 """Operands that any update may have: the schedule's rates, where and when this step is, and the
@@ -125,7 +125,7 @@ def weight_update(t: SimpleNamespace, a: Attributes) -> None:
         return
     number = t.w.dtype.type
     lr, decay = number(_rate(t, a)), number(a["decay"])
-    _store(t, a, t.w, t.w - lr * (_gradient(t, product(a, t.dz.T, t.x), a) + decay * t.w))
+    _store(t, a, t.w, t.w - lr * (_gradient(t, multiply(a, t.dz.T, t.x), a) + decay * t.w))
     if hasattr(t, "bias"):
         _update_bias(t, a)
 
@@ -133,7 +133,7 @@ def weight_update(t: SimpleNamespace, a: Attributes) -> None:
 def _with_bias(update: Reference, t: SimpleNamespace, a: Attributes, *state: str) -> None:
     """`update` of the weights with the gradient dz^T x, and of the bias with column sums of dz."""
     bias = SimpleNamespace(**{name: getattr(t, name) for name in _CONTEXT if hasattr(t, name)})
-    update(SimpleNamespace(**vars(t), dw=product(a, t.dz.T, t.x)), a)
+    update(SimpleNamespace(**vars(t), dw=multiply(a, t.dz.T, t.x)), a)
     if hasattr(t, "bias"):
         bias.w, bias.dw = t.bias, t.dz.sum(axis=0)
         for name in state:

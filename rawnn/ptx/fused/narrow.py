@@ -70,7 +70,7 @@ def _store(block: Array, value: Array) -> None:
     block[: value.shape[1]], block[value.shape[1] :] = value.T, 0
 
 
-def _product_of_first(t: SimpleNamespace, a: Attributes, pixels: Array) -> None:
+def _first_layer_gemm(t: SimpleNamespace, a: Attributes, pixels: Array) -> None:
     """partial = the first layer's product with a batch, share by share."""
     number = t.w1.dtype.type
     w, x = _rounded(t.w1, a), pixels.astype(number)
@@ -84,7 +84,7 @@ def _product_of_first(t: SimpleNamespace, a: Attributes, pixels: Array) -> None:
         optional=("order",))
 def narrow_input(t: SimpleNamespace, a: Attributes) -> None:
     """partial = the first layer's product with the batch, from the uint8 data set."""
-    _product_of_first(t, a, t.images[batch_rows(t, a, t.partial.shape[1])])
+    _first_layer_gemm(t, a, t.images[batch_rows(t, a, t.partial.shape[1])])
 
 
 @define("narrow_inner", reads=("partial", "labels", "order", "cursor", *_C[1:], *_B),
@@ -141,7 +141,7 @@ def narrow_update(t: SimpleNamespace, a: Attributes) -> None:
     t.correct[s] = t.row_correct.sum()
     if hasattr(t, "partial"):
         following = {**a, "offset": int(a.get("offset", 0)) + 1}
-        _product_of_first(t, a, t.images[batch_rows(t, following, rows)])
+        _first_layer_gemm(t, a, t.images[batch_rows(t, following, rows)])
 
 
 # -- where they take others' place -----------------------------------------------------------------

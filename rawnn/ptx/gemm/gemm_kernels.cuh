@@ -1,4 +1,4 @@
-// product_nt, product_nn, product_tn, product_loss, product_update, product_momentum, product_adam:
+// gemm_nt, gemm_nn, gemm_tn, gemm_loss, gemm_update, gemm_momentum, gemm_adam:
 // the kernels of matrix products, of any main loop.
 //
 //   c[m, n] = act(alpha * op(a) op(b) + beta * c + bias[n]) * slope(saved[m, n])
@@ -16,10 +16,10 @@
 //
 // LOOP is what computes a block's tile: mma.cu, tiled.cu, wgmma.cu, wgmma_tf32.cu and
 // wgmma_scaled.cu have one each, and include this file. It has
-//   product<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue): a block's sums go
+//   gemm<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue): a block's sums go
 //     to the epilogue; DEEP_A and DEEP_B say that op(a) and op(b) are contiguous along the inner
 //     dimension; where BIAS, blocks of the first column of tiles also add up the rows of op(a).
-// PRODUCT_BOUNDS are the bounds of a launch; to say that one block on a multiprocessor is enough is
+// GEMM_BOUNDS are the bounds of a launch; to say that one block on a multiprocessor is enough is
 // not to say nothing: ptxas then takes more registers.
 #pragma once
 #include "gemm/mma_copy.cuh"
@@ -27,55 +27,55 @@
 #include "gemm/mma_loss.cuh"
 #include "gemm/mma_update.cuh"
 
-#ifndef PRODUCT_BOUNDS
-#define PRODUCT_BOUNDS __launch_bounds__(32 * WM * WN * WK)
+#ifndef GEMM_BOUNDS
+#define GEMM_BOUNDS __launch_bounds__(32 * WM * WN * WK)
 #endif
 
 template <typename LOOP, typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION,
           typename SLOPE, typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK,
           int STAGES, int CLUSTER, int BYTES, bool ALIGNED, bool EARLY = false>
-__global__ void PRODUCT_BOUNDS
-    product_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+__global__ void GEMM_BOUNDS
+    gemm_nt(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TS* pre,
                int ldpre, TC* c, int ldc, int* overflow, int m, int n, int k, float alpha,
                float beta) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+  const GemmEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, pre, ldpre, overflow, m, n, alpha, beta};
-  LOOP::template product<TILE, SUM, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
+  LOOP::template gemm<TILE, SUM, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename LOOP, typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION,
           typename SLOPE, typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK,
           int STAGES, int CLUSTER, int BYTES, bool ALIGNED, bool EARLY = false>
-__global__ void PRODUCT_BOUNDS
-    product_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+__global__ void GEMM_BOUNDS
+    gemm_nn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
                int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+  const GemmEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
-  LOOP::template product<TILE, SUM, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
+  LOOP::template gemm<TILE, SUM, true, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename LOOP, typename TA, typename TB, typename TC, bool BIAS, typename ACTIVATION,
           typename SLOPE, typename TS, typename SUM, int BM, int BN, int WM, int WN, int WK,
           int STAGES, int CLUSTER, int BYTES, bool ALIGNED, bool EARLY = false>
-__global__ void PRODUCT_BOUNDS
-    product_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+__global__ void GEMM_BOUNDS
+    gemm_tn(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                const float* __restrict__ bias, const TS* __restrict__ saved, int ldsaved, TC* c,
                int ldc, int* overflow, int m, int n, int k, float alpha, float beta) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
-  const ProductEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
+  const GemmEpilogue<TC, TS, ACTIVATION, SLOPE> epilogue{
       c, ldc, BIAS ? bias : nullptr, saved, ldsaved, nullptr, 0, overflow, m, n, alpha, beta};
-  LOOP::template product<TILE, SUM, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
+  LOOP::template gemm<TILE, SUM, false, false, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename LOOP, typename TA, typename TB, typename TD, typename TT, bool BIAS,
           typename LOSS, typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES,
           int CLUSTER, int BYTES, bool ALIGNED, bool EARLY = false>
-__global__ void PRODUCT_BOUNDS
-    product_loss(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
+__global__ void GEMM_BOUNDS
+    gemm_loss(const TA* __restrict__ a, int lda, const TB* __restrict__ b, int ldb,
                  const float* __restrict__ bias, const TT* __restrict__ t, int ldt,
                  const int* __restrict__ y, const int* __restrict__ cursor, TD* dz, int lddz,
                  const float* __restrict__ loss_scale, int* overflow, float* loss_parts,
@@ -85,14 +85,14 @@ __global__ void PRODUCT_BOUNDS
       dz, lddz, BIAS ? bias : nullptr, t, ldt, y, loss_scale, overflow, cursor, offset,
       {loss_parts, correct_parts, parts},
       static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x), m, n, alpha};
-  LOOP::template product<TILE, SUM, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
+  LOOP::template gemm<TILE, SUM, true, true, false>(a, lda, b, ldb, m, n, k, epilogue);
 }
 
 template <typename LOOP, typename TD, typename TX, typename TW, typename TC, bool BIAS,
           typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES,
           bool ALIGNED, bool EARLY = false>
-__global__ void PRODUCT_BOUNDS
-    product_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+__global__ void GEMM_BOUNDS
+    gemm_update(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                    int ldw, float* bias, TC* copy, int ldcopy, const float* __restrict__ rates,
                    const int* __restrict__ cursor, const int* __restrict__ clock,
                    const float* __restrict__ loss_scale, const int* __restrict__ overflow,
@@ -102,15 +102,15 @@ __global__ void PRODUCT_BOUNDS
   const UpdateEpilogue<TW, TC, Sgd> epilogue{
       w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
       rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
-  LOOP::template product<TILE, SUM, false, false, BIAS>(
+  LOOP::template gemm<TILE, SUM, false, false, BIAS>(
       dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }
 
 template <typename LOOP, typename TD, typename TX, typename TW, typename TC, bool BIAS,
           typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES,
           bool ALIGNED, bool EARLY = false>
-__global__ void PRODUCT_BOUNDS
-    product_momentum(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+__global__ void GEMM_BOUNDS
+    gemm_momentum(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                      int ldw, float* v, int ldv, float* bias, float* bias_v, TC* copy, int ldcopy,
                      const float* __restrict__ rates, const int* __restrict__ cursor,
                      const int* __restrict__ clock, const float* __restrict__ loss_scale,
@@ -122,15 +122,15 @@ __global__ void PRODUCT_BOUNDS
       w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
       lr, {decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}};
-  LOOP::template product<TILE, SUM, false, false, BIAS>(
+  LOOP::template gemm<TILE, SUM, false, false, BIAS>(
       dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }
 
 template <typename LOOP, typename TD, typename TX, typename TW, typename TC, bool BIAS,
           typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES,
           bool ALIGNED, bool EARLY = false>
-__global__ void PRODUCT_BOUNDS
-    product_adam(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
+__global__ void GEMM_BOUNDS
+    gemm_adam(const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w,
                  int ldw, float* m, int ldm, float* v, int ldv, float* bias, float* bias_m,
                  float* bias_v, TC* copy, int ldcopy, const float* __restrict__ rates,
                  const int* __restrict__ cursor, const int* __restrict__ clock,
@@ -143,6 +143,6 @@ __global__ void PRODUCT_BOUNDS
       w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
       lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};
-  LOOP::template product<TILE, SUM, false, false, BIAS>(
+  LOOP::template gemm<TILE, SUM, false, false, BIAS>(
       dz, lddz, x, ldx, rows, cols, batch, epilogue);
 }

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 from rawnn.common.errors import ConfigError
 from rawnn.model.losses import LOSSES, Loss
 from rawnn.plan.op import OPS, Attributes, Op, define
-from rawnn.plan.ops.common import product
+from rawnn.plan.ops.common import multiply
 from rawnn.plan.ops.metrics import KIND as LOSS_SUMS
 from rawnn.plan.ops.metrics import PARTS
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.family import Fusion
 from rawnn.ptx.gemm.mma import PREDICTED, predicted
-from rawnn.ptx.gemm.tiles import product_of
+from rawnn.ptx.gemm.tiles import gemm_shape
 from rawnn.ptx.kernel_registry import kernel_for
 
 WORTH = 5000.0
@@ -33,7 +33,7 @@ _OPTIONAL = ("bias", "t", "y", "loss_scale", "overflow", *PARTS)
         writes=("dz", "overflow", *PARTS), slotted=PARTS, optional=_OPTIONAL)
 def matmul_loss(t: SimpleNamespace, a: Attributes) -> None:
     """The last layer's product with bias, and of its loss the gradient and each block's parts."""
-    z = a["alpha"] * product(a, t.a, t.b.T)
+    z = a["alpha"] * multiply(a, t.a, t.b.T)
     if a["bias"]:
         z += t.bias
     OPS[LOSSES[a["loss"]].fused].reference(SimpleNamespace(**vars(t), z=z), a)
@@ -61,46 +61,46 @@ def _terms(loss: Loss, rows: int, cols: int) -> int:
     return rows if loss.labelled else rows * cols
 
 
-def _into_product(plan: Plan) -> Plan | str:
+def _into_gemm(plan: Plan) -> Plan | str:
     reason = "no loss in one pass behind a product by mma"
     for name, loss in LOSSES.items():
         for op in plan.find(kind=loss.fused):
-            product = plan.producer(op.operands["z"], op)
-            if product is None or product.kind != "matmul" or product.impl not in PREDICTED \
-                    or len(plan.consumers(op.operands["z"])) > 1 or not _plain(product):
+            gemm = plan.producer(op.operands["z"], op)
+            if gemm is None or gemm.kind != "matmul" or gemm.impl not in PREDICTED \
+                    or len(plan.consumers(op.operands["z"])) > 1 or not _plain(gemm):
                 continue
-            if found := _joined(plan, product, op, name):
+            if found := _joined(plan, gemm, op, name):
                 return found
-            reason = f"no tile spans {product.attributes['n']} columns, whose softmax is one, or " \
+            reason = f"no tile spans {gemm.attributes['n']} columns, whose softmax is one, or " \
                      f"it would take longer than the loss by itself"
     return reason
 
 
-def _plain(product: Op) -> bool:
+def _plain(gemm: Op) -> bool:
     """Whether the product's result is what the loss is of, with nothing kept beside it."""
-    a = product.attributes
+    a = gemm.attributes
     return a["layout"] == "nt" and a["beta"] == 0.0 and not a["activation"] and not a["slope"] \
-        and a["compute"] != "float16" and "pre" not in product.operands
+        and a["compute"] != "float16" and "pre" not in gemm.operands
 
 
-def _joined(plan: Plan, product: Op, op: Op, name: str) -> Plan | None:
-    loss, a = LOSSES[name], product.attributes
+def _joined(plan: Plan, gemm: Op, op: Op, name: str) -> Plan | None:
+    loss, a = LOSSES[name], gemm.attributes
     if not (loss.functor or loss.of_rows):
         return None
     attributes = {key: a[key] for key in ("m", "n", "k", "alpha", "bias", "compute")}
-    operands = {role: of for role, of in (*product.operands.items(), *op.operands.items())
+    operands = {role: of for role, of in (*gemm.operands.items(), *op.operands.items())
                 if role in OPS["matmul_loss"].reads or role == "dz"}
-    both = Op("matmul_loss", f"{product.name}.loss", operands,
-              {**attributes, "loss": name, "offset": op.attributes["offset"]}, product.impl)
+    both = Op("matmul_loss", f"{gemm.name}.loss", operands,
+              {**attributes, "loss": name, "offset": op.attributes["offset"]}, gemm.impl)
     try:
-        longer = predicted(both.impl, product_of(both, plan), plan.target) \
-            - predicted(product.impl, product_of(product, plan), plan.target)
+        longer = predicted(both.impl, gemm_shape(both, plan), plan.target) \
+            - predicted(gemm.impl, gemm_shape(gemm, plan), plan.target)
     except ConfigError:  # no tile spans so many columns
         return None
     if longer > WORTH:
         return None
     ops, tensors = _with_parts(plan, both, _terms(loss, a["m"], a["n"]), op)
-    return plan.with_tensors(*tensors).substitute([product, op], ops)
+    return plan.with_tensors(*tensors).substitute([gemm, op], ops)
 
 
 def _deferred(plan: Plan) -> Plan | str:
@@ -120,7 +120,8 @@ def _deferred(plan: Plan) -> Plan | str:
     return "no loss by several blocks that gives a gradient too"
 
 
-PRODUCT = Fusion("loss_product", "the loss and its gradient in the last product, by tensor cores",
-                 _into_product)
-SUMS = Fusion("loss_sums", "the loss of several blocks added up once for all steps of a graph",
-              _deferred)
+INTO_GEMM = Fusion("loss_product", "the loss and its gradient in the last product, by tensor cores",
+                   _into_gemm)
+DEFERRED_SUMS = Fusion("loss_sums",
+                       "the loss of several blocks added up once for all steps of a graph",
+                       _deferred)

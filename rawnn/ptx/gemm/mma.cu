@@ -30,7 +30,7 @@ struct Mma {
   // epilogue. Where BIAS, blocks of the first column of tiles also add up the rows of op(a).
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
             typename TB, typename EPILOGUE>
-  static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
+  static __device__ __forceinline__ void gemm(const TA* a, int lda, const TB* b, int ldb, int m,
                                                  int n, int k, EPILOGUE epilogue) {
     static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
     constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));

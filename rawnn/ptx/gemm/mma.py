@@ -17,7 +17,14 @@ from rawnn.ptx.gemm.tile_cost import (
     cycles_wgmma_tf32,
     shared,
 )
-from rawnn.ptx.gemm.tiles import UPDATE, Product, Tile, register_family, spanning, with_sums
+from rawnn.ptx.gemm.tiles import (
+    UPDATE,
+    GemmShape,
+    Tile,
+    register_family,
+    spanning,
+    with_partial_sums,
+)
 from rawnn.ptx.kernel_registry import Scalars, ceil
 
 SYNC = Family("mma", "matrix products of any shape on tensor cores by mma.sync",
@@ -45,7 +52,7 @@ from 5.3 % less to 1.2 % more, less in ten, 2.5 % in the mean (H200, bfloat16 an
 
 
 @cache
-def choose(p: Product, target: Target) -> Tile:
+def choose(p: GemmShape, target: Target) -> Tile:
     """The tile with the fewest predicted cycles of those that the GPU's shared memory and the
     number format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
     return min(spanning(p, (
@@ -57,7 +64,7 @@ def choose(p: Product, target: Target) -> Tile:
 
 
 def _shared(s: Scalars) -> int:
-    return with_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]))
+    return with_partial_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]))
 
 
 OTHERS = (
@@ -70,7 +77,7 @@ OTHERS = (
 """What `tune` tries besides."""
 CUT = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128), Tile(64, 64, 2, 2, 2, 4, 4, bytes=128))
 """The same where blocks form clusters."""
-UPDATES = {**UPDATE, "weight_momentum": "product_momentum", "weight_adam": "product_adam"}
+UPDATES = {**UPDATE, "weight_momentum": "gemm_momentum", "weight_adam": "gemm_adam"}
 
 register_family(SYNC, "mma", "gemm/mma.cu", "Mma", choose, _shared, others=OTHERS + CUT,
                 updates=UPDATES,
@@ -78,7 +85,7 @@ register_family(SYNC, "mma", "gemm/mma.cu", "Mma", choose, _shared, others=OTHER
 
 
 def _shared_wgmma(s: Scalars) -> int:
-    return with_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]) + 1024)
+    return with_partial_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]) + 1024)
 
 
 WGMMA_TILES = (
@@ -94,7 +101,7 @@ WGMMA_TILES = (
 
 
 @cache
-def choose_wgmma(p: Product, target: Target) -> Tile:
+def choose_wgmma(p: GemmShape, target: Target) -> Tile:
     """The fastest of the tiles, as predicted."""
     return min(spanning(p, WGMMA_TILES), key=lambda tile: cycles_wgmma(p, tile, target))
 
@@ -115,7 +122,7 @@ LONGEST_SUM = 32
 twice that of cuBLAS's float32."""
 
 
-def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
+def _tiles_wgmma_tf32(p: GemmShape) -> list[Tile]:
     """128 rows of the operand that comes from registers; nn's is that of the transpose."""
     stages = ceil(p.k, 32)
     return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
@@ -126,7 +133,7 @@ def _tiles_wgmma_tf32(p: Product) -> list[Tile]:
 
 
 @cache
-def choose_wgmma_tf32(p: Product, target: Target) -> Tile:
+def choose_wgmma_tf32(p: GemmShape, target: Target) -> Tile:
     """The fastest of the tiles, as predicted."""
     return min(spanning(p, _tiles_wgmma_tf32(p)),
                key=lambda tile: cycles_wgmma_tf32(p, tile, target))
@@ -138,7 +145,7 @@ leave a multiprocessor less room for those of another kernel. For results in clu
 rows are predicted too well there (docs/toggles/mma.md)."""
 
 
-def wgmma_is_faster(p: Product, target: Target) -> bool:
+def wgmma_is_faster(p: GemmShape, target: Target) -> bool:
     """Whether a product is predicted to take less by wgmma than by mma.sync, on a GPU that has
     both; and, of float32, whether its sums are short enough for that, where it must be as exact."""
     if p.times == 3 and ceil(p.k, 32) > 8 * LONGEST_SUM:
@@ -153,14 +160,14 @@ def wgmma_is_faster(p: Product, target: Target) -> bool:
 def _shared_wgmma_tf32(s: Scalars) -> int:
     prepared = 4 * min(s["BM"], s["BN"])  # two, of two parts each
     operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
-    return max(operands, with_sums(s, 0))
+    return max(operands, with_partial_sums(s, 0))
 
 
 register_family(WGMMA, "wgmma_tf32", "gemm/wgmma_tf32.cu", "WgmmaTf32", choose_wgmma_tf32,
                 _shared_wgmma_tf32, updates=UPDATES, losses=True, specific=True)
 
 
-def _tiles_wgmma_scaled(p: Product) -> list[Tile]:
+def _tiles_wgmma_scaled(p: GemmShape) -> list[Tile]:
     stages = ceil(p.k, 32)  # and as many additions of float32, half of those by tf32
     return [Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
             for columns in SCALED for cluster in (1, 2, 3, 4, 8)
@@ -168,13 +175,13 @@ def _tiles_wgmma_scaled(p: Product) -> list[Tile]:
 
 
 @cache
-def choose_wgmma_scaled(p: Product, target: Target) -> Tile:
+def choose_wgmma_scaled(p: GemmShape, target: Target) -> Tile:
     """The fastest of the tiles, as predicted."""
     return min(spanning(p, _tiles_wgmma_scaled(p)),
                key=lambda tile: cycles_wgmma_scaled(p, tile, target))
 
 
-def scaled_is_faster(p: Product, target: Target) -> bool:
+def scaled_is_faster(p: GemmShape, target: Target) -> bool:
     """Whether a product of float32 that has to be as exact is predicted to take less by scaled
     float16 than otherwise, on a GPU that has both; and whether its sums are short enough."""
     if p.times != 3 or ceil(p.k, 32) > 16 * LONGEST_SUM:
@@ -187,7 +194,7 @@ def scaled_is_faster(p: Product, target: Target) -> bool:
 def _shared_wgmma_scaled(s: Scalars) -> int:
     prepared = 2 * s["BN"]  # two, of two parts each
     operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
-    return int(max(operands, with_sums(s, 0)) + 3 * 4 * s["BN"])
+    return int(max(operands, with_partial_sums(s, 0)) + 3 * 4 * s["BN"])
 
 
 SCALED_OTHERS = tuple(Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
@@ -204,7 +211,7 @@ PREDICTED = {"mma": (choose, cycles), "wgmma": (choose_wgmma, cycles_wgmma),
 """By implementation: its tile, and about how many cycles a product takes in one."""
 
 
-def predicted(impl: str, p: Product, target: Target) -> float:
+def predicted(impl: str, p: GemmShape, target: Target) -> float:
     """About how many cycles a product takes in the tile chosen for it."""
     chosen, taking = PREDICTED[impl]
     return taking(p, chosen(p, target), target)

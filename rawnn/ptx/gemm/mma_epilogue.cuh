@@ -1,6 +1,6 @@
 // What becomes of a product's sums: shared by all main loops of gemm_kernels.cuh.
 //
-//   ProductEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved), and pre, what act is of
+//   GemmEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved), and pre, what act is of
 //   UpdateEpilogue:  the step of an optimizer with the gradient sum / loss_scale (mma_update.cuh)
 //   LossEpilogue:    the gradient of a loss of alpha * sum + bias, and the block's sums of the loss
 //                    and of what is right (mma_loss.cuh)
@@ -97,7 +97,7 @@ __device__ __forceinline__ float poison_of(const Passes<STEP>& passes,
 // c [m, n] is TC, saved and pre [m, n] TS; bias, pre and overflow may be null, c is read where
 // beta != 0.
 template <typename TC, typename TS, typename ACTIVATION, typename SLOPE>
-struct ProductEpilogue {
+struct GemmEpilogue {
   static constexpr bool kTogether = false;
   static constexpr bool kReports = false;
   TC* c;

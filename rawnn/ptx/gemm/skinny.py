@@ -125,7 +125,7 @@ def choose_backward(target: Target, batch: int, rows: int, cols: int, size: int,
                    beside=1024 * tiles if update else 0)
 
 
-def _of_product(op: Op, plan: Plan) -> Launch:
+def _gemm_extents(op: Op, plan: Plan) -> Launch:
     m, n, k = (int(op.attributes[name]) for name in ("m", "n", "k"))
     if op.attributes["layout"] == "nt":
         return choose_nt(plan.target, m, n, k)
@@ -172,12 +172,12 @@ def _boxes(batch: tuple[str, ...], weights: tuple[str, ...]) -> Callable[[Scalar
 
 def _nt_template(op: Op, plan: Plan) -> list[str]:
     return [*types(op, plan, "a", "c"), functor(op.attributes["activation"]),
-            *_of_product(op, plan).template()]
+            *_gemm_extents(op, plan).template()]
 
 
 def _nn_template(op: Op, plan: Plan) -> list[str]:
     return [*types(op, plan, "a"), functor(op.attributes["slope"]),
-            *_of_product(op, plan).template()]
+            *_gemm_extents(op, plan).template()]
 
 
 def _weights_template(op: Op, plan: Plan) -> list[str]:
@@ -188,8 +188,8 @@ def _weights_template(op: Op, plan: Plan) -> list[str]:
             *_of_weights(op, plan).template()]
 
 
-def _product_sizes(op: Op, plan: Plan) -> Scalars:
-    return _of_product(op, plan).scalars()
+def _gemm_sizes(op: Op, plan: Plan) -> Scalars:
+    return _gemm_extents(op, plan).scalars()
 
 
 def _weights_sizes(op: Op, plan: Plan) -> Scalars:
@@ -221,22 +221,22 @@ def _rewrite(plan: Plan) -> Plan | str:
         return "no product streams its weights"
     both: dict[int, Op] = {}
     gone: set[int] = set()
-    for product in streamed:
-        update = _update_of(plan, product)
+    for gemm in streamed:
+        update = _update_of(plan, gemm)
         if update is None:
             continue
         gone.add(id(update))
-        both[id(product)] = Op("layer_backward", update.name,
-                               {**update.operands, "dx": product.operands["c"]},
-                               {**update.attributes, "slope": product.attributes["slope"]},
-                               "skinny")
+        both[id(gemm)] = Op("layer_backward", update.name,
+                            {**update.operands, "dx": gemm.operands["c"]},
+                            {**update.attributes, "slope": gemm.attributes["slope"]},
+                            "skinny")
     if not both:
         return "no layer's input gradient and plain SGD stream its weights without a loss scale"
     return replace(plan, ops=tuple(both.get(id(op), op) for op in plan.ops
                                    if id(op) not in gone)).without_unused()
 
 
-def _update_of(plan: Plan, product: Op) -> Op | None:
+def _update_of(plan: Plan, gemm: Op) -> Op | None:
     """The update that an input gradient can be one kernel with; None where there is none.
 
     Updates with a loss scale stay where they are: whether a gradient of the step has overflowed, so
@@ -244,13 +244,13 @@ def _update_of(plan: Plan, product: Op) -> Op | None:
     gradient, an update would come ahead of the gradients of all layers below, and of the very one
     that it is done beside.
     """
-    slope = product.attributes["slope"]
-    for update in plan.consumers(product.operands["a"], "weight_update"):
-        if update.impl == "skinny" and product.attributes["layout"] == "nn" \
-                and product.operands["b"] == update.operands.get("copy", update.operands["w"]) \
-                and product.operands["a"] == update.operands["dz"] \
+    slope = gemm.attributes["slope"]
+    for update in plan.consumers(gemm.operands["a"], "weight_update"):
+        if update.impl == "skinny" and gemm.attributes["layout"] == "nn" \
+                and gemm.operands["b"] == update.operands.get("copy", update.operands["w"]) \
+                and gemm.operands["a"] == update.operands["dz"] \
                 and "loss_scale" not in update.operands \
-                and (not slope or product.operands["saved"] == update.operands["x"]):
+                and (not slope or gemm.operands["saved"] == update.operands["x"]):
             return update
     return None
 
@@ -272,10 +272,10 @@ FAMILY = Family("skinny", "layers of a batch of up to 64, whose weights stream f
     "layers", "input gradient and update of a layer whose weights stream from memory", _rewrite))
 
 FAMILY.register("matmul", "skinny", KernelImpl(
-    "gemm/skinny.cu", "skinny_nt", _nt_template, _product_sizes, _geometry, _SHAPES["nt"], _shared,
+    "gemm/skinny.cu", "skinny_nt", _nt_template, _gemm_sizes, _geometry, _SHAPES["nt"], _shared,
     _cluster, boxes=_boxes(("a",), ("b",))), "nt")
 FAMILY.register("matmul", "skinny", KernelImpl(
-    "gemm/skinny.cu", "skinny_nn", _nn_template, _product_sizes, _geometry, _SHAPES["nn"], _shared,
+    "gemm/skinny.cu", "skinny_nn", _nn_template, _gemm_sizes, _geometry, _SHAPES["nn"], _shared,
     _cluster, boxes=_boxes(("a",), ("b",))), "nn")
 FAMILY.register("weight_update", "skinny", KernelImpl(
     "gemm/skinny.cu", "skinny_update", _weights_template, _weights_sizes, _geometry, _WEIGHTS,

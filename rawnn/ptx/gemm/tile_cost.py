@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rawnn.common.target import Target
 from rawnn.plan.tensor import LINE, LONG
-from rawnn.ptx.gemm.tiles import Product, Tile, blocks, with_sums
+from rawnn.ptx.gemm.tiles import GemmShape, Tile, blocks, with_partial_sums
 from rawnn.ptx.kernel_registry import Scalars, ceil
 
 FIRST, AGAIN = 1010.0, 740.0
@@ -46,7 +46,7 @@ def _paced(*paces: float) -> float:
     return slowest * math.pow(sum(math.pow(pace / slowest, 5.0) for pace in paces), 0.2)
 
 
-def _copied(p: Product, tile: Tile) -> float:
+def _copied(p: GemmShape, tile: Tile) -> float:
     """Cycles in which the L2 cache delivers a stage of a block."""
     lengths = {"nt": (p.k, p.k), "nn": (p.k, p.n), "tn": (p.m, p.n)}[p.layout]
     paces = (FROM_L2 if length * p.size >= LONG or length * p.size % LINE == 0 else ASTRIDE
@@ -74,7 +74,7 @@ PARTS = 20.0
 """Sums a cycle that warps which share the inner dimension leave in shared memory."""
 
 
-def cycles(p: Product, tile: Tile, target: Target) -> float:
+def cycles(p: GemmShape, tile: Tile, target: Target) -> float:
     """By mma.sync."""
     warps, steps = tile.wm * tile.wn * tile.wk, tile.bytes / 32 / tile.wk
     down, across = tile.bm // tile.wm // 16, tile.bn // tile.wn // 16
@@ -91,7 +91,7 @@ def cycles(p: Product, tile: Tile, target: Target) -> float:
                   parts=tile.wk / PARTS)
 
 
-def _resident(p: Product, tile: Tile, target: Target) -> int:
+def _resident(p: GemmShape, tile: Tile, target: Target) -> int:
     """Blocks on a multiprocessor at once. Registers are estimated."""
     warps, three = tile.wm * tile.wn * tile.wk, p.times == 3
     down, across = tile.bm // tile.wm // 16, tile.bn // tile.wn // 16
@@ -105,10 +105,10 @@ def _resident(p: Product, tile: Tile, target: Target) -> int:
 def shared(tile: Tile) -> int:
     """Bytes of shared memory of a block of mma.cu."""
     s: Scalars = tile.scalars()
-    return with_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]))
+    return with_partial_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]))
 
 
-def _whole(p: Product, tile: Tile, target: Target, fit: int, pace: Callable[[int], float],
+def _whole(p: GemmShape, tile: Tile, target: Target, fit: int, pace: Callable[[int], float],
            parts: float = 0.0, first: float = FIRST, handed: float = HANDED) -> float:
     """Cycles of all blocks, `fit` of which a multiprocessor runs at once, `beside` of them at
     `pace(beside)` cycles a stage; infinitely many for a cluster that the GPU does not have."""
@@ -154,12 +154,12 @@ ALONE = 250.0
 """A stage at least, besides its multiplications."""
 
 
-def cycles_wgmma(p: Product, tile: Tile, target: Target) -> float:
+def cycles_wgmma(p: GemmShape, tile: Tile, target: Target) -> float:
     """Of 16- and 8-bit operands, by wgmma."""
     busy = tile.bm * tile.bn * tile.bytes / 2 / RATE
     alone = max(ALONE + busy, _arriving(tile))
     copied = _copied(p, tile)
-    taken = with_sums(tile.scalars(), tile.stages * tile.bytes * (tile.bm + tile.bn) + 1024)
+    taken = with_partial_sums(tile.scalars(), tile.stages * tile.bytes * (tile.bm + tile.bn) + 1024)
     fit = max(min(target.shared_per_multiprocessor // (taken + 1024),
                   target.threads // (8 * tile.bm * tile.wn)), 1)
     return _whole(p, tile, target, fit,
@@ -196,17 +196,17 @@ SCALED: Mapping[int, Paces] = {
 stage."""
 
 
-def _by_paces(p: Product, tile: Tile, target: Target, paces: Paces) -> float:
+def _by_paces(p: GemmShape, tile: Tile, target: Target, paces: Paces) -> float:
     pace: tuple[float, ...] = getattr(paces, p.layout)
     return _whole(p, tile, target, len(pace), lambda beside: pace[beside - 1], first=paces.first,
                   handed=paces.handed)
 
 
-def cycles_wgmma_scaled(p: Product, tile: Tile, target: Target) -> float:
+def cycles_wgmma_scaled(p: GemmShape, tile: Tile, target: Target) -> float:
     """Of float32, by wgmma of float16."""
     return _by_paces(p, tile, target, SCALED[tile.bn])
 
 
-def cycles_wgmma_tf32(p: Product, tile: Tile, target: Target) -> float:
+def cycles_wgmma_tf32(p: GemmShape, tile: Tile, target: Target) -> float:
     """Of float32, by wgmma."""
     return _by_paces(p, tile, target, PACES[p.times, min(tile.bm, tile.bn)])

@@ -59,7 +59,7 @@ struct Quads {
 struct Tiled {
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
             typename TB, typename EPILOGUE>
-  static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
+  static __device__ __forceinline__ void gemm(const TA* a, int lda, const TB* b, int ldb, int m,
                                                  int n, int k, EPILOGUE epilogue) {
     constexpr int kRows = TILE::kM / TILE::kWarpsM / 4;   // of a thread
     constexpr int kColumns = TILE::kN / TILE::kWarpsN / 8;

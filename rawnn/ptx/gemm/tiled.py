@@ -6,12 +6,12 @@ from rawnn.common.target import Target
 from rawnn.ptx.family import Family
 from rawnn.ptx.gemm.tiles import (
     SOME,
-    Product,
+    GemmShape,
     Tile,
     filling,
     operand_bytes,
     register_family,
-    with_sums,
+    with_partial_sums,
 )
 from rawnn.ptx.kernel_registry import Scalars
 
@@ -22,7 +22,7 @@ DEPTH = 32
 """Elements of the inner dimension in a stage (kTiledDepth)."""
 
 
-def choose(p: Product, target: Target) -> Tile:
+def choose(p: GemmShape, target: Target) -> Tile:
     """Smaller tiles, and warps that share the inner dimension, where larger ones would leave most
     of a GPU without work. H200: 64 x 784 x 784 takes 8.1 us in tiles of 16 x 32 and 37 us in tiles
     of 64 x 64; 4096 cubed takes 3.4 ms in tiles of 64 x 64."""
@@ -36,7 +36,7 @@ def choose(p: Product, target: Target) -> Tile:
 def _shared(s: Scalars) -> int:
     left, right = operand_bytes(s)
     stages = int(s["STAGES"] * DEPTH * (s["BM"] * left + s["BN"] * right))
-    return with_sums(s, stages) if s["WK"] > 1 else stages
+    return with_partial_sums(s, stages) if s["WK"] > 1 else stages
 
 
 OTHERS = (

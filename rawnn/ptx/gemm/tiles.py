@@ -54,7 +54,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Product:
+class GemmShape:
     """What a tile is chosen by: the layout, c [m, n] from k, bytes of an operand's element,
     products that tensor cores do for one (`times`), and whether a tile has to span `rows`."""
 
@@ -67,7 +67,7 @@ class Product:
     rows: bool = False
 
 
-def spanning(p: Product, tiles: Iterable[Tile]) -> list[Tile]:
+def spanning(p: GemmShape, tiles: Iterable[Tile]) -> list[Tile]:
     """Those that the product can be computed in. Raises ConfigError where a tile has to span rows
     and none does."""
     found = [tile for tile in tiles if not p.rows or tile.bn >= p.n]
@@ -76,53 +76,53 @@ def spanning(p: Product, tiles: Iterable[Tile]) -> list[Tile]:
     return found
 
 
-Choose = Callable[[Product, Target], Tile]
+Choose = Callable[[GemmShape, Target], Tile]
 
 
-MULTIPLYING = ("matmul", "matmul_loss")
+GEMM_KINDS = ("matmul", "matmul_loss")
 """Kinds of ops that multiply a and b."""
 
 
-def product_of(op: Op, plan: Plan) -> Product:
+def gemm_shape(op: Op, plan: Plan) -> GemmShape:
     """The product inside a `matmul`, one with its loss, or an update that makes its own gradient.
     """
-    left, right = (plan[name] for name in operands_of(op))
-    if op.kind in MULTIPLYING:
+    left, right = (plan[name] for name in gemm_operands(op))
+    if op.kind in GEMM_KINDS:
         a = op.attributes
         layout, m, n, k = str(a.get("layout", "nt")), int(a["m"]), int(a["n"]), int(a["k"])
     else:
         layout, (m, n), k = "tn", plan[op.operands["w"]].shape, left.shape[0]
     three = (left.dtype, right.dtype, op.attributes["compute"]) == ("float32",) * 3
-    return Product(layout, m, n, k, left.itemsize, 3 if three else 1,
-                   op.kind == "matmul_loss" and bool(LOSSES[op.attributes["loss"]].of_rows))
+    return GemmShape(layout, m, n, k, left.itemsize, 3 if three else 1,
+                     op.kind == "matmul_loss" and bool(LOSSES[op.attributes["loss"]].of_rows))
 
 
-def operands_of(op: Op) -> tuple[str, str]:
+def gemm_operands(op: Op) -> tuple[str, str]:
     """Names of the tensors that are multiplied."""
-    roles = ("a", "b") if op.kind in MULTIPLYING else ("dz", "x")
+    roles = ("a", "b") if op.kind in GEMM_KINDS else ("dz", "x")
     return op.operands[roles[0]], op.operands[roles[1]]
 
 
-def _sum(op: Op, plan: Plan, three: str) -> str:
+def _sum_type(op: Op, plan: Plan, three: str) -> str:
     """How tensor cores multiply and add up (mma_fragments.cuh)."""
     if op.attributes["compute"] == "float16":
         return "float16"
-    return three if product_of(op, plan).times == 3 else "float"
+    return three if gemm_shape(op, plan).times == 3 else "float"
 
 
 def _aligned(op: Op, plan: Plan) -> bool:
     """Whether the rows of both operands begin at multiples of 16 bytes."""
-    tensors = [plan[name] for name in operands_of(op)]
+    tensors = [plan[name] for name in gemm_operands(op)]
     return all(t.ld * itemsize(t.dtype) % 16 == 0 for t in tensors)
 
 
-def early_operand(op: Op, plan: Plan) -> str:
+def prefetched_operand(op: Op, plan: Plan) -> str:
     """The operand that a product asks for while the kernel directly ahead of it still runs (its b,
     or x of an update), or "": weights, but for those of a step's first product, which stands right
     behind the updates; and a layer's input, when the gradient of its weights is computed."""
-    if op.kind not in MULTIPLYING:
+    if op.kind not in GEMM_KINDS:
         return "x"
-    first, second = (plan[name].role for name in operands_of(op))
+    first, second = (plan[name].role for name in gemm_operands(op))
     computed = first in (Role.ACTIVATION, Role.GRADIENT)
     return "b" if computed and second in (Role.PARAMETER, Role.COPY) else ""
 
@@ -139,7 +139,7 @@ def operand_bytes(s: Scalars) -> tuple[int, int]:
     return int(s[f"itemsize_{left}"]), int(s[f"itemsize_{right}"])
 
 
-def with_sums(s: Scalars, operands: float) -> int:
+def with_partial_sums(s: Scalars, operands: float) -> int:
     """Bytes of shared memory of a block whose `operands` take so many: its warps add up their parts
     in the same place, and the blocks of a cluster leave theirs in an inbox behind it."""
     part, cluster = int(s["BM"] * (s["BN"] + 8) * 4), int(s["CLUSTER"])
@@ -164,11 +164,11 @@ _UPDATE_SHAPES: dict[str, Shape] = {
     **dict.fromkeys(("bias", "bias_m", "bias_v"), ("rows",)),
 }
 
-UPDATE = {"weight_update": "product_update"}
+UPDATE = {"weight_update": "gemm_update"}
 """The kernel that every main loop has for an op that steps weights."""
 
 
-LOOPS: dict[str, bool] = {}
+MAIN_LOOPS: dict[str, bool] = {}
 """Implementations of products that share ptx/gemm/gemm_kernels.cuh, a main loop each, and
 whether tensor cores multiply in it."""
 
@@ -180,7 +180,7 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
                     three: str = "tf32x3") -> None:
     """Add the kernels of ptx/gemm/gemm_kernels.cuh with the main loop `loop` of `source` to a
     family,
-    as `impl`: product_nt, _nn, _tn, those of `updates` (kind of op -> kernel), and product_loss
+    as `impl`: gemm_nt, _nn, _tn, those of `updates` (kind of op -> kernel), and gemm_loss
     where it has `losses`.
 
     `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
@@ -188,12 +188,12 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
     tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in KernelImpl.
     `three` is how a product of float32 becomes three.
     """
-    LOOPS[impl] = tensor_cores
+    MAIN_LOOPS[impl] = tensor_cores
 
     def chosen(op: Op, plan: Plan) -> Tile:
         # The parts that a loss leaves are as many as blocks of the usual tile.
         choice = int(op.attributes.get("choice", 0)) if op.kind != "matmul_loss" else 0
-        return others[choice - 1] if choice else choose(product_of(op, plan), plan.target)
+        return others[choice - 1] if choice else choose(gemm_shape(op, plan), plan.target)
 
     def choices(s: Scalars) -> int:
         return 1 + len(others)
@@ -203,11 +203,11 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
 
     def last(op: Op, plan: Plan) -> list[str]:
         numbers = map(str, chosen(op, plan).scalars().values())
-        sums = _sum(op, plan, three) if tensor_cores else "float"
-        early = [flag(True)] if tensor_cores and early_operand(op, plan) else []
+        sums = _sum_type(op, plan, three) if tensor_cores else "float"
+        early = [flag(True)] if tensor_cores and prefetched_operand(op, plan) else []
         return [sums, *numbers, flag(_aligned(op, plan)), *early]
 
-    def product(op: Op, plan: Plan) -> list[str]:
+    def gemm(op: Op, plan: Plan) -> list[str]:
         a = op.attributes
         saved = next((r for r in ("saved", "pre") if r in op.operands), "c")
         return [loop, *types(op, plan, "a", "b", "c"), flag(bool(a["bias"])),
@@ -236,11 +236,11 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
 
     for layout, shapes in _SHAPES.items():
         family.register("matmul", impl, KernelImpl(
-            source, f"product_{layout}", product, tile, _geometry, shapes, shared, cluster,
+            source, f"gemm_{layout}", gemm, tile, _geometry, shapes, shared, cluster,
             choices, specific=specific), layout)
     if losses:
         family.register("matmul_loss", impl, KernelImpl(
-            source, "product_loss", loss, loss_sizes, _geometry, _LOSS_SHAPES, shared, cluster,
+            source, "gemm_loss", loss, loss_sizes, _geometry, _LOSS_SHAPES, shared, cluster,
             specific=specific))
     for kind, name in updates.items():
         family.register(kind, impl, KernelImpl(
@@ -248,9 +248,9 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
             _UPDATE_SHAPES, shared, cluster, choices, specific=specific))
 
 
-def blocks(product: Product, bm: int, bn: int) -> int:
+def blocks(gemm: GemmShape, bm: int, bn: int) -> int:
     """Tiles of bm x bn that cover the result."""
-    return ceil(product.m, bm) * ceil(product.n, bn)
+    return ceil(gemm.m, bm) * ceil(gemm.n, bn)
 
 
 MANY, SOME = 1.51, 0.755
@@ -258,8 +258,8 @@ MANY, SOME = 1.51, 0.755
 H200, which has 132 of them."""
 
 
-def filling(product: Product, target: Target, bm: int, bn: int) -> float:
+def filling(gemm: GemmShape, target: Target, bm: int, bn: int) -> float:
     """Tiles of bm x bn for each multiprocessor. Raises ConfigError for the host, which has none."""
     if not target.gpu:
         raise ConfigError("a plan of kernels is for a GPU, and this one is for the host")
-    return blocks(product, bm, bn) / target.multiprocessors
+    return blocks(gemm, bm, bn) / target.multiprocessors

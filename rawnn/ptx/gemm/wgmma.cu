@@ -90,7 +90,7 @@ struct Warpgroup {
 struct Wgmma {
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
             typename TB, typename EPILOGUE>
-  static __device__ __forceinline__ void product(const TA* a, int lda, const TB* b, int ldb, int m,
+  static __device__ __forceinline__ void gemm(const TA* a, int lda, const TB* b, int ldb, int m,
                                                  int n, int k, EPILOGUE epilogue) {
     using Group = Warpgroup<TILE, DEEP_A, DEEP_B, TA, TB>;
     using Parts = Sums<TILE, Group::kOperands>;

@@ -21,7 +21,7 @@
 #include "gemm/mma_finish.cuh"
 #include "gemm/mma_sums.cuh"
 #include "primitives/pdl.cuh"
-#define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+#define GEMM_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
 #include "gemm/gemm_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -29,7 +29,7 @@
 #endif
 
 template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
-__device__ __forceinline__ void block_product(const float* a, int lda, const float* b, int ldb,
+__device__ __forceinline__ void block_gemm(const float* a, int lda, const float* b, int ldb,
                                               int m, int n, int k, EPILOGUE epilogue) {
   constexpr int kColumns = TILE::kN;
   constexpr int kStages = TILE::kStages;
@@ -206,8 +206,8 @@ __device__ __forceinline__ void block_product(const float* a, int lda, const flo
 
 struct WgmmaScaled {
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
-  static __device__ __forceinline__ void product(const float* a, int lda, const float* b, int ldb,
+  static __device__ __forceinline__ void gemm(const float* a, int lda, const float* b, int ldb,
                                                  int m, int n, int k, EPILOGUE epilogue) {
-    block_product<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
+    block_gemm<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
   }
 };

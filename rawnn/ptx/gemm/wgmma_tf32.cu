@@ -23,7 +23,7 @@
 #include "gemm/mma_sums.cuh"
 #include "gemm/mma_warpgroup.cuh"
 #include "primitives/pdl.cuh"
-#define PRODUCT_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
+#define GEMM_BOUNDS __launch_bounds__(256, BM * BN > 8192 ? 1 : 2)
 #include "gemm/gemm_kernels.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -111,7 +111,7 @@ __device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, in
 // from shared memory. DEEP_L and DEEP_R say that they are contiguous along the inner dimension.
 template <typename TILE, typename SUM, bool DEEP_L, bool DEEP_R, bool SWAPPED, bool BIAS,
           typename EPILOGUE>
-__device__ __forceinline__ void block_product(const float* left, int ldleft, const float* right,
+__device__ __forceinline__ void block_gemm(const float* left, int ldleft, const float* right,
                                               int ldright, int m, int n, int k,
                                               EPILOGUE epilogue) {
   constexpr bool kThree = Same<SUM, tf32x3>::kValue;
@@ -267,12 +267,12 @@ __device__ __forceinline__ void block_product(const float* left, int ldleft, con
 
 struct WgmmaTf32 {
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
-  static __device__ __forceinline__ void product(const float* a, int lda, const float* b, int ldb,
+  static __device__ __forceinline__ void gemm(const float* a, int lda, const float* b, int ldb,
                                                  int m, int n, int k, EPILOGUE epilogue) {
     if constexpr (DEEP_A && !DEEP_B) {
-      block_product<TILE, SUM, false, true, true, BIAS>(b, ldb, a, lda, m, n, k, epilogue);
+      block_gemm<TILE, SUM, false, true, true, BIAS>(b, ldb, a, lda, m, n, k, epilogue);
     } else {
-      block_product<TILE, SUM, DEEP_A, DEEP_B, false, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
+      block_gemm<TILE, SUM, DEEP_A, DEEP_B, false, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
     }
   }
 };

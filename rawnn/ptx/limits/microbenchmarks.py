@@ -80,7 +80,7 @@ CLUSTER_BARRIERS = Probe("limits/microbenchmarks.cu", "cluster_barriers", ("clus
                          meaning=meanings.BARRIERS)
 EXCHANGES = Probe("limits/microbenchmarks.cu", "exchanges", ("clusters",),
                   shared=exchange_bytes(LARGEST_CLUSTER, MOST_QUADS), meaning=meanings.EXCHANGES)
-PRODUCTS: dict[str, tuple[Probe, ...]] = {
+TENSOR_CORE_PROBES: dict[str, tuple[Probe, ...]] = {
     "tf32": (_sync("float", "tf32", 8), _async("multiply_panels_tf32", 32, 128)),
     "bf16": (_sync("bfloat16", "bf16", 16, "bfloat16"),
              _async("multiply_panels<bfloat16>", 64, COLUMNS)),
@@ -92,5 +92,5 @@ PRODUCTS: dict[str, tuple[Probe, ...]] = {
 
 PROBES: tuple[Probe, ...] = (
     NOTHING, READ, WRITE, COPY, FMA, GRID_BARRIERS, CLUSTER_BARRIERS, EXCHANGES,
-    *(probe for several in PRODUCTS.values() for probe in several))
+    *(probe for several in TENSOR_CORE_PROBES.values() for probe in several))
 """All of them."""

@@ -44,7 +44,7 @@ register_update(FAMILY, "momentum", "optimizers/momentum.cu", "v")
 register_update(FAMILY, "adam", "optimizers/adam.cu", "m", "v")
 
 
-def product_sizes(op: Op, plan: Plan) -> Scalars:
+def gemm_sizes(op: Op, plan: Plan) -> Scalars:
     """Of a weight update: w [m, n] from k rows of a batch."""
     m, n = plan[op.operands["w"]].shape
     return {"m": m, "n": n, "k": plan[op.operands["dz"]].shape[0]}
@@ -58,7 +58,7 @@ WEIGHT_UPDATE_SHAPES: dict[str, Shape] = {
 
 FAMILY.register("weight_update", "naive", KernelImpl(
     "optimizers/weight_update.cu", "weight_update",
-    lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], product_sizes,
+    lambda op, plan: [*types(op, plan, "x", "w", "copy", "dz"), accumulator(op)], gemm_sizes,
     in_blocks(*BLOCKS), WEIGHT_UPDATE_SHAPES))
 FAMILY.register("cast", "naive", KernelImpl(
     "elementwise/cast.cu", "cast", typed("source", "copy"), matrix("copy"), vectors("source",

@@ -22,7 +22,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx import SOURCES
-from rawnn.ptx.gemm.tiles import early_operand
+from rawnn.ptx.gemm.tiles import prefetched_operand
 from rawnn.ptx.kernels import kernel_for
 from rawnn.sim.tensormap import SimMap
 from tests.engine import CAPABLE, step_plan
@@ -205,8 +205,8 @@ def launch(twin: Twin, op: Op, memory: Memory, run: int = 0, **change: Any) -> N
     scalars = impl.scalars(op, plan)
     grid, block = impl.geometry(scalars)
     early = EARLY | WEIGHTS.get(impl.name, set())
-    if impl.name.startswith("product_") and op.impl != "tiled":
-        early |= {early_operand(op, plan)}
+    if impl.name.startswith("gemm_") and op.impl != "tiled":
+        early |= {prefetched_operand(op, plan)}
     # An operand of the op is early if its tensor is; two operands may be one tensor.
     allowed = {name for role, name in op.operands.items() if role in early}
     # By the source as it is: a planted fault must not choose how it is looked at.
