@@ -165,9 +165,9 @@ def _too_much(plan: Plan, layer: _Layer) -> str:
     stored = {plan[name].dtype for name in (forward.operands["a"], forward.operands["b"],
                                             layer.loss.operands["dz"],
                                             layer.backward.operands["c"])}
-    master, chance = plan[update.operands["w"]].dtype, update.attributes["stochastic"]
-    copied = "copy" in update.operands and master == "float32" and not chance
-    alone = "copy" not in update.operands and master == "bfloat16" and chance
+    master, stochastic = plan[update.operands["w"]].dtype, update.attributes["stochastic"]
+    copied = "copy" in update.operands and master == "float32" and not stochastic
+    alone = "copy" not in update.operands and master == "bfloat16" and stochastic
     if len(stored) != 1 or not stored <= {"bfloat16", "float16"} or not (copied or alone):
         return "its operands are not all of one 16-bit type"
     batch, features = plan[forward.operands["a"]].shape

@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_new(TW* to, T* copy, const float (&values)
       }
     }
   } else {
-    round_by_chance(narrow, values, random);
+    round_stochastic(narrow, values, random);
     store_piece<RAGGED>(to, narrow, count);
   }
 }

@@ -142,8 +142,8 @@ struct UpdateEpilogue {
         for (int s = 0; s < kStates; ++s) state[s][i][j] = kept[s];
         scaled[i][j] = values[i][j] * copy_scale;
       }
-      if constexpr (RoundsByChance<TW>::kPossible) {
-        if (how.stochastic) round_by_chance(values[i], row, column);
+      if constexpr (RoundsStochastically<TW>::kPossible) {
+        if (how.stochastic) round_stochastic(values[i], row, column);
       }
       if constexpr (kStates > 0) {
 #pragma unroll
@@ -187,8 +187,8 @@ struct UpdateEpilogue {
         *at(copy, ldcopy, row, column + i) = from_float<TC>(values[i] * copy_scale);
       }
     }
-    if constexpr (RoundsByChance<TW>::kPossible) {
-      if (how.stochastic) round_by_chance(values, row, column);
+    if constexpr (RoundsStochastically<TW>::kPossible) {
+      if (how.stochastic) round_stochastic(values, row, column);
     }
     store_part<4>(at(w, ldw, row, column), values, false, count);
   }
@@ -224,11 +224,11 @@ struct UpdateEpilogue {
   }
 
   // Values become bfloat16s, still kept as floats. Elements count row by row without padding.
-  __device__ __forceinline__ void round_by_chance(float (&values)[4], int row, int column) const {
+  __device__ __forceinline__ void round_stochastic(float (&values)[4], int row, int column) const {
     const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(n) +
                                  static_cast<unsigned int>(column);
     unsigned int words[2];
-    ::round_by_chance(words, values, rounding_window<4>(how, element).word);
+    ::round_stochastic(words, values, rounding_window<4>(how, element).word);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float2 both = unpack_pair<bfloat16>(words[i]);

@@ -132,11 +132,11 @@ def _gemm_extents(op: Op, plan: Plan) -> Launch:
     return choose_backward(plan.target, m, k, n, 2, gradient=True, update=False)
 
 
-def _by_chance(op: Op, plan: Plan) -> tuple[bool, bool]:
+def _is_stochastic(op: Op, plan: Plan) -> tuple[bool, bool]:
     """Whether weights are rounded by chance, and in rows that draws do not fit."""
     w = plan[op.operands["w"]]
-    chance = bool(op.attributes["stochastic"]) and w.dtype == "bfloat16"
-    return chance, chance and w.shape[1] % 8 != 0
+    stochastic = bool(op.attributes["stochastic"]) and w.dtype == "bfloat16"
+    return stochastic, stochastic and w.shape[1] % 8 != 0
 
 
 def _of_weights(op: Op, plan: Plan) -> Launch:
@@ -144,7 +144,7 @@ def _of_weights(op: Op, plan: Plan) -> Launch:
     rows, cols = w.shape
     return choose_backward(plan.target, plan[op.operands["dz"]].shape[0], rows, cols,
                            itemsize(w.dtype), gradient="dx" in op.operands, update=True,
-                           ragged=_by_chance(op, plan)[1])
+                           ragged=_is_stochastic(op, plan)[1])
 
 
 def _geometry(s: Scalars) -> Geometry:
@@ -182,9 +182,9 @@ def _nn_template(op: Op, plan: Plan) -> list[str]:
 
 def _weights_template(op: Op, plan: Plan) -> list[str]:
     slope = [functor(op.attributes["slope"])] if "dx" in op.operands else []
-    flags = (*_by_chance(op, plan), op.attributes["decay"] != 0)
-    chance, ragged, decay = map(flag, flags)
-    return [*types(op, plan, "dz", "w"), *slope, chance, decay, ragged,
+    flags = (*_is_stochastic(op, plan), op.attributes["decay"] != 0)
+    stochastic, ragged, decay = map(flag, flags)
+    return [*types(op, plan, "dz", "w"), *slope, stochastic, decay, ragged,
             *_of_weights(op, plan).template()]
 
 

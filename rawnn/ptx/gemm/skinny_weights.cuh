@@ -116,7 +116,7 @@ struct LaneWeights {
         for (int odd = 0; odd < 2; ++odd) {
           unsigned int* const words = piece[2 * half + odd] + (kMaster ? 0 : first / 2);
           if constexpr (STOCHASTIC) {
-            round_by_chance(words, values[odd], random[odd].word + first / 2);
+            round_stochastic(words, values[odd], random[odd].word + first / 2);
           } else if constexpr (kMaster) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(values[odd][i]);

@@ -56,18 +56,18 @@ __device__ __forceinline__ Rounding rounding(bool stochastic, unsigned long long
 }
 
 template <typename T>
-struct RoundsByChance {
+struct RoundsStochastically {
   static constexpr bool kPossible = false;
 };
 template <>
-struct RoundsByChance<bfloat16> {
+struct RoundsStochastically<bfloat16> {
   static constexpr bool kPossible = true;
 };
 
 // One new weight; `element` is its index without padding.
 template <typename T>
 __device__ __forceinline__ T round_weight(float value, const Rounding& how, unsigned int element) {
-  if constexpr (RoundsByChance<T>::kPossible) {
+  if constexpr (RoundsStochastically<T>::kPossible) {
     if (how.stochastic) {
       return stochastic_round_bf16(value, rounding_bits(how.seed, how.stream, how.step, element));
     }
@@ -87,11 +87,11 @@ template <int N, typename T>
 __device__ __forceinline__ void store_weights(T* to, const float (&values)[N], bool whole,
                                               int count, const Rounding& how,
                                               unsigned int element) {
-  if constexpr (RoundsByChance<T>::kPossible) {
+  if constexpr (RoundsStochastically<T>::kPossible) {
     if (how.stochastic) {
       static_assert(N == 8, "a draw serves 8 weights");
       unsigned int words[N / 2];
-      round_by_chance(words, values, rounding_window<N>(how, element).word);
+      round_stochastic(words, values, rounding_window<N>(how, element).word);
       if (whole) {
         store_words(to, words);
       } else {

@@ -25,7 +25,7 @@ __device__ __forceinline__ bfloat16 stochastic_round_bf16(float value, unsigned 
 // value and no branch. The infinities stay, as what is added never carries out of their lower half.
 // A NaN that arithmetic made, 0x7fffffff, is brought to where that holds of it as well.
 template <int N>
-__device__ __forceinline__ void round_by_chance(unsigned int* rounded, const float (&values)[N],
+__device__ __forceinline__ void round_stochastic(unsigned int* rounded, const float (&values)[N],
                                                 const unsigned int* random) {
 #pragma unroll
   for (int i = 0; i < N; i += 2) {

@@ -26,6 +26,6 @@ extern "C" __global__ void round_values(const float* values, unsigned int* round
   float own[8];
   unsigned int words[4];
   for (int i = 0; i < 8; ++i) own[i] = values[8 * threadIdx.x + i];
-  round_by_chance(words, own, rounding_window<8>(how, first + 9u * threadIdx.x).word);
+  round_stochastic(words, own, rounding_window<8>(how, first + 9u * threadIdx.x).word);
   for (int i = 0; i < 4; ++i) rounded[4 * threadIdx.x + i] = words[i];
 }
