@@ -25,7 +25,7 @@ from rawnn.engine.runners.lowering import _with_declarations
 from rawnn.model import activations, losses, optimizers
 from rawnn.model.activations import ACTIVATIONS, Activation
 from rawnn.model.losses import LOSSES, Loss
-from rawnn.model.optimizers import RULES, Optimizer, Rule
+from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer, OptimizerSpec
 from rawnn.plan.op import OPS, define
 from rawnn.plan.ops.common import write_gradient
 from rawnn.plan.ops.metrics import report
@@ -100,14 +100,14 @@ def signs(tmp_path: Path) -> Iterator[Path]:
     path.write_text(SIGN)
     define("signs", reads=("w", "dw", "loss_scale", "overflow"), writes=("w", "copy"),
            optional=("copy", "loss_scale", "overflow"))(step)
-    optimizers.register(Rule(
+    optimizers.register(OptimizerSpec(
         "signs", {"bound": 0.01, "decay": 0.0}, kind=lambda s: "signs", state=lambda s: (),
         attributes=lambda s: {"bound": s["bound"]},
         ranges={"bound": (lambda v: v > 0, "above 0")}))
     family = Family("signs", "steps of clipped gradients")
     register_update(family, "signs", str(path))
     yield path
-    del RULES["signs"], OPS["signs"], FAMILIES["signs"]
+    del OPTIMIZER_SPECS["signs"], OPS["signs"], FAMILIES["signs"]
     for key in family.kernels:
         del KERNELS[key]
 

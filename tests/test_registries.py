@@ -13,9 +13,9 @@ from rawnn.engine.config import Config
 from rawnn.model.activations import ACTIVATIONS, Activation
 from rawnn.model.layers import INITIALISERS
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import RULES as OPTIMIZERS
-from rawnn.model.optimizers import Rule
-from rawnn.model.schedules import RULES as SCHEDULES
+from rawnn.model.optimizers import OPTIMIZER_SPECS as OPTIMIZERS
+from rawnn.model.optimizers import OptimizerSpec
+from rawnn.model.schedules import SCHEDULE_SPECS as SCHEDULES
 from rawnn.opts.registry import Machine
 from tests.catalogue import SHAPES, VARIANTS
 from tests.runners import torch_formulas
@@ -38,7 +38,7 @@ def test_help_follows_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert listed(["b", "a", "c"]) == "b, a or c"
     assert setting("beta1") == ("Of adam and adamw.", "0.9")
     assert setting("decay") == ("Of adam, adamw and sgd.", "adam 0; adamw 0.01; sgd 0")
-    monkeypatch.setitem(OPTIMIZERS, "lion", Rule(
+    monkeypatch.setitem(OPTIMIZERS, "lion", OptimizerSpec(
         "lion", {"beta1": 0.9, "decay": 0.0}, lambda s: "lion", lambda s: (), lambda s: {}))
     assert setting("beta1") == ("Of adam, adamw and lion.", "0.9")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rawnn.common.errors import ConfigError
-from rawnn.model.schedules import RULES, Schedule, functor, parse
+from rawnn.model.schedules import SCHEDULE_SPECS, Schedule, functor, parse
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -140,7 +140,7 @@ def test_attributes_make_the_schedule_again():
 
 
 def test_every_rule_has_a_functor():
-    assert {name: functor(name) for name in RULES} == {
+    assert {name: functor(name) for name in SCHEDULE_SPECS} == {
         "constant": "Constant", "step": "StepDecay", "cosine": "Cosine"}
 
 

@@ -16,8 +16,8 @@ from rawnn.engine.config import Config
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import INITIALISERS
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import RULES as OPTIMIZERS
-from rawnn.model.schedules import RULES as SCHEDULES
+from rawnn.model.optimizers import OPTIMIZER_SPECS as OPTIMIZERS
+from rawnn.model.schedules import SCHEDULE_SPECS as SCHEDULES
 from rawnn.opts import TOGGLES
 
 OURS = {*Config.known(), "listener", *LOSSES, *ACTIVATIONS, *OPTIMIZERS, *INITIALISERS, *SCHEDULES,

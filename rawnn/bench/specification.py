@@ -19,7 +19,7 @@ from rawnn.engine.runners.prepared_run import Work, prepare
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import INITIALISERS, Network
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import RULES, Optimizer
+from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer
 from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.precision_names import NUMBERS
 from rawnn.opts.registry import Machine, Toggle
@@ -205,7 +205,7 @@ def _within(layers: tuple[int, ...], batch: int, work: float) -> int:
 
 
 def _optimizer(generator: Generator) -> Optimizer:
-    name = _one(generator, _all(RULES, "sgd", "sgd", "adam", "adamw"))
+    name = _one(generator, _all(OPTIMIZER_SPECS, "sgd", "sgd", "adam", "adamw"))
     settings = {"decay": 0.01} if generator.random() < 0.3 else {}
     if name != "sgd":
         return Optimizer(name, 1e-3, settings)

@@ -16,8 +16,8 @@ from rawnn.engine.config import Config, parse_layers, read_toml
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import INITIALISERS
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import RULES as OPTIMIZERS
-from rawnn.model.schedules import RULES as SCHEDULES
+from rawnn.model.optimizers import OPTIMIZER_SPECS as OPTIMIZERS
+from rawnn.model.schedules import SCHEDULE_SPECS as SCHEDULES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -140,7 +140,7 @@ _RUN: dict[str, Callable[[Any], Any]] = {
     "beta2": _option(TRAINING, "--beta2", *setting("beta2"), type=float),
     "eps": _option(TRAINING, "--eps", *setting("eps"), type=float),
     "schedule": _option(TRAINING, "--schedule", "Of the learning rate: "
-                        + ", ".join(rule.form for rule in SCHEDULES.values())
+                        + ", ".join(rule.syntax for rule in SCHEDULES.values())
                         + "; behind a warm-up, warmup:EPOCHS,cosine.", "constant", metavar="TEXT",
                         values=_named("constant", "cosine", "step:30:0.1", "warmup:5,cosine")),
     "seed": _option(TRAINING, "--seed", "Seed of the initial weights, and of every random order.",

@@ -31,7 +31,7 @@ def network_text(work: Work, config: Config) -> str:
     words += [optimizer.name] if optimizer.name != plain.optimizer else []
     words += [f"lr {optimizer.lr:g}"]
     words += [f"{option(k)} {v:g}".replace("_", " ") for k, v in optimizer.given.items()
-              if v != optimizer.rule.settings[k]]
+              if v != optimizer.spec.settings[k]]
     if recipe.schedule != plain.schedule:
         words.append(f"schedule {recipe.schedule}")
     if recipe.shuffle:

@@ -178,7 +178,7 @@ class Builder:
         optimizer, scheduled = recipe.optimizer, recipe.schedule != "constant"
         if scheduled:
             self.add(Role.EPOCH, "float32", rates=self.shape("loss"))
-        if scheduled or optimizer.timed or recipe.shuffle:
+        if scheduled or optimizer.counts_steps or recipe.shuffle:
             self.tensors["clock"] = CLOCK
         network = self.network
         pairs = [pair for layer in range(1, network.depth + 1) for pair in (
@@ -193,7 +193,7 @@ class Builder:
                 operands[name] = state.name
             if scheduled:
                 operands |= {"rates": "rates", "cursor": "cursor"}
-            if optimizer.timed:
+            if optimizer.counts_steps:
                 operands |= {"clock": "clock", "cursor": "cursor"}
             self.op(optimizer.kind, f"{parameter.name}.{optimizer.name}", operands,
                     **optimizer.attributes(), copy_scale=1.0, stochastic=False, seed=recipe.seed,

@@ -18,7 +18,7 @@ from rawnn.cuda.compiling.signature import Parameter
 from rawnn.cuda.compiling.structs import vector
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.losses import LOSSES
-from rawnn.model.schedules import RULES
+from rawnn.model.schedules import SCHEDULE_SPECS
 from rawnn.plan import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.plan.ops.metrics import PARTS
 from rawnn.ptx.kernel_registry import NEUTRAL
@@ -55,7 +55,7 @@ def functors() -> dict[str, tuple[str, str]]:
     return {"None": ("activation", ""),
             **{a.functor: ("activation", a.name) for a in ACTIVATIONS.values()},
             **{loss.functor or loss.of_rows: ("loss", loss.name) for loss in LOSSES.values()},
-            **{rule.functor: ("schedule", rule.name) for rule in RULES.values()}}
+            **{rule.functor: ("schedule", rule.name) for rule in SCHEDULE_SPECS.values()}}
 
 
 _SLOTS = ("loss", "correct", "rates", *PARTS)

@@ -19,7 +19,7 @@ from rawnn.data import Dataset
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
 from rawnn.model.layers import INITIALISERS, Network
-from rawnn.model.optimizers import RULES, Optimizer, Rule
+from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer, OptimizerSpec
 from rawnn.opts import select
 from rawnn.opts.precision import HEADROOM
 from rawnn.opts.registry import Machine
@@ -112,7 +112,7 @@ def sign(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[str, ...]], Optimiz
 
         define("sign", reads=("w", "dw", "loss_scale", "overflow"), writes=writes,
                optional=("copy", "loss_scale", "overflow"))(step)
-        monkeypatch.setitem(RULES, "sign", Rule(
+        monkeypatch.setitem(OPTIMIZER_SPECS, "sign", OptimizerSpec(
             "sign", {"decay": 0.0}, lambda s: "sign", lambda s: (), lambda s: {}))
         return Optimizer("sign", 0.01)
 

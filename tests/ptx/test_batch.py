@@ -124,7 +124,7 @@ from rawnn.ptx.persistent.persistent import QUICK
 root = 'extern "C" __global__ void root(float* p) { p[0] = 1.0f / sqrtf(p[0]); }'
 rule = '#include "optimizers/step_functors.cuh"\\n' + '''extern "C" __global__ void rule(float* p,
 int t) {
-  const QuickAdam adam(0.001f, t, 0.0f, 0.9, 0.999, 1e-8f, false);
+  const ApproximateAdam adam(0.001f, t, 0.0f, 0.9, 0.999, 1e-8f, false);
   float state[2] = {p[1], p[2]};
   p[0] = adam(p[0], p[3], state), p[1] = state[0], p[2] = state[1];
 }'''

@@ -12,8 +12,8 @@ from rawnn.engine.runners.prepared_run import Work
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import RULES, Optimizer
-from rawnn.model.schedules import RULES as SCHEDULES
+from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer
+from rawnn.model.schedules import SCHEDULE_SPECS as SCHEDULES
 from tests.engine import dataset_for, make_work
 from tests.runners import torch_formulas as torch
 
@@ -115,7 +115,7 @@ def test_orders_and_partial_batches(shuffle: bool, partial: bool) -> None:
 
 
 def test_every_rule_is_compared() -> None:
-    assert {name for name, _ in OPTIMIZERS} == set(RULES) == set(torch.UPDATES)
+    assert {name for name, _ in OPTIMIZERS} == set(OPTIMIZER_SPECS) == set(torch.UPDATES)
     assert {text.split(":")[0] for text in TEXTS if "," not in text} >= set(SCHEDULES)
     assert set(torch.ACTIVATIONS) == set(ACTIVATIONS)
     assert set(torch.LOSSES) == set(LOSSES)

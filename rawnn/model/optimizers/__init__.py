@@ -12,13 +12,13 @@ Settings = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptimizerSpec:
     """What is true of every optimizer of one name.
 
     `settings` are its hyperparameters with their defaults; `kind(settings)` names the op of its
     step, `state(settings)` the tensors that it keeps for each parameter, `attributes(settings)`
-    what the op is told. `timed` says that the op counts steps. `ranges` says of a setting that no
-    other optimizer has which values are allowed, and in words.
+    what the op is told. `counts_steps` says that the op counts steps. `ranges` says of a setting
+    that no other optimizer has which values are allowed, and in words.
     """
 
     name: str
@@ -26,16 +26,16 @@ class Rule:
     kind: Callable[[Settings], str]
     state: Callable[[Settings], tuple[str, ...]]
     attributes: Callable[[Settings], dict[str, float | bool]]
-    timed: bool = False
+    counts_steps: bool = False
     ranges: Mapping[str, tuple[Callable[[float], bool], str]] = field(default_factory=dict)
 
 
-RULES: dict[str, Rule] = {}
+OPTIMIZER_SPECS: dict[str, OptimizerSpec] = {}
 
 
-def register(rule: Rule) -> Rule:
-    RULES[rule.name] = rule
-    return rule
+def register(spec: OptimizerSpec) -> OptimizerSpec:
+    OPTIMIZER_SPECS[spec.name] = spec
+    return spec
 
 
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -68,13 +68,13 @@ class Optimizer:
     given: Settings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in RULES:
-            raise unknown("optimizer", self.name, RULES)
+        if self.name not in OPTIMIZER_SPECS:
+            raise unknown("optimizer", self.name, OPTIMIZER_SPECS)
         for key, value in self.given.items():
-            if key not in self.rule.settings:
-                has = ", ".join(option(name) for name in self.rule.settings)
+            if key not in self.spec.settings:
+                has = ", ".join(option(name) for name in self.spec.settings)
                 raise ConfigError(f"the optimizer '{self.name}' has no {option(key)}; it has {has}")
-            allowed, words = {**_RANGES, **self.rule.ranges}.get(key, _ANY)
+            allowed, words = {**_RANGES, **self.spec.ranges}.get(key, _ANY)
             if not math.isfinite(value) or not allowed(value):
                 raise ConfigError(f"{option(key)} = {value:g}: it must be {words}")
         settings = self.settings
@@ -82,30 +82,30 @@ class Optimizer:
             raise ConfigError("nesterov needs a momentum above 0")
 
     @property
-    def rule(self) -> Rule:
-        return RULES[self.name]
+    def spec(self) -> OptimizerSpec:
+        return OPTIMIZER_SPECS[self.name]
 
     @property
     def settings(self) -> Settings:
-        return {**self.rule.settings, **self.given}
+        return {**self.spec.settings, **self.given}
 
     @property
     def kind(self) -> str:
         """The op of its step."""
-        return self.rule.kind(self.settings)
+        return self.spec.kind(self.settings)
 
     @property
     def state(self) -> tuple[str, ...]:
         """Operand names of the tensors that it keeps for each parameter."""
-        return self.rule.state(self.settings)
+        return self.spec.state(self.settings)
 
     @property
-    def timed(self) -> bool:
-        return self.rule.timed
+    def counts_steps(self) -> bool:
+        return self.spec.counts_steps
 
     def attributes(self) -> dict[str, float | bool]:
         return {"lr": self.lr, "decay": float(self.settings["decay"]),
-                **self.rule.attributes(self.settings)}
+                **self.spec.attributes(self.settings)}
 
     def __str__(self) -> str:
         words = [f"{option(k)} {v:g}".replace("_", " ") for k, v in self.settings.items() if v]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from rawnn.model.optimizers import Rule, Settings, register
+from rawnn.model.optimizers import OptimizerSpec, Settings, register
 
 
-def _rule(name: str, decay: float, decoupled: bool) -> Rule:
+def _adam(name: str, decay: float, decoupled: bool) -> OptimizerSpec:
     def attributes(s: Settings) -> dict[str, float | bool]:
         return {"beta1": s["beta1"], "beta2": s["beta2"], "eps": s["eps"], "decoupled": decoupled}
 
-    return Rule(name, {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": decay},
-                kind=lambda s: "adam", state=lambda s: ("m", "v"), attributes=attributes,
-                timed=True)
+    return OptimizerSpec(name, {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": decay},
+                         kind=lambda s: "adam", state=lambda s: ("m", "v"), attributes=attributes,
+                         counts_steps=True)
 
 
-register(_rule("adam", 0.0, decoupled=False))
-register(_rule("adamw", 0.01, decoupled=True))
+register(_adam("adam", 0.0, decoupled=False))
+register(_adam("adamw", 0.01, decoupled=True))

@@ -32,29 +32,29 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ScheduleSpec:
     """What is true of every schedule of one name.
 
-    `form` shows how it is written, `read(arguments)` makes its settings of the texts behind the
+    `syntax` shows how it is written, `read(arguments)` makes its settings of the texts behind the
     colons. `rates(lr, value, period, step)` gives the float32 rate of each step (int64): `period`
-    is `Settings.epochs` in steps. With `behind_warmup` its steps are counted from the end of the
+    is `Settings.epochs` in steps. With `after_warmup` its steps are counted from the end of the
     warm-up. `functor` is its name in CUDA C.
     """
 
     name: str
     functor: str
-    form: str
+    syntax: str
     read: Callable[[list[str]], Settings]
     rates: Callable[[np.float32, np.float32, int, NDArray[np.int64]], Floats]
-    behind_warmup: bool = False
+    after_warmup: bool = False
 
 
-RULES: dict[str, Rule] = {}
+SCHEDULE_SPECS: dict[str, ScheduleSpec] = {}
 
 
-def register(rule: Rule) -> Rule:
-    RULES[rule.name] = rule
-    return rule
+def register(spec: ScheduleSpec) -> ScheduleSpec:
+    SCHEDULE_SPECS[spec.name] = spec
+    return spec
 
 
 def number(text: str, what: str, *, positive: bool = True) -> float:
@@ -74,7 +74,7 @@ class Specification:
     """A schedule as it was written, in epochs."""
 
     text: str
-    rule: Rule
+    spec: ScheduleSpec
     settings: Settings
     warmup: float = 0.0
 
@@ -85,7 +85,7 @@ class Specification:
             period = round(self.settings.epochs * steps)
         else:
             period = epochs * steps - warmup
-        return Schedule(self.rule.name, lr, self.settings.value, max(1, period), warmup, steps)
+        return Schedule(self.spec.name, lr, self.settings.value, max(1, period), warmup, steps)
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class Schedule:
         return float(self._at([step])[0])
 
     def _at(self, steps: ArrayLike) -> Floats:
-        rule, step = RULES[self.kind], np.asarray(steps, np.int64)
+        spec, step = SCHEDULE_SPECS[self.kind], np.asarray(steps, np.int64)
         lr, value = np.float32(self.lr), np.float32(self.value)
-        behind = np.maximum(step - self.warmup, 0) if rule.behind_warmup else step
-        rates = rule.rates(lr, value, self.period, behind)
+        behind = np.maximum(step - self.warmup, 0) if spec.after_warmup else step
+        rates = spec.rates(lr, value, self.period, behind)
         if self.warmup:
             rising = lr * ((step + 1).astype(np.float32) / np.float32(self.warmup))
             rates = np.where(step < self.warmup, rising, rates)
@@ -135,7 +135,7 @@ class Schedule:
 
 def parse(text: str) -> Specification:
     """Read a schedule as it is typed. Raises ConfigError with one clear sentence."""
-    rule: Rule | None = None
+    spec: ScheduleSpec | None = None
     settings, warmup = Settings(), 0.0
     for part in (p.strip() for p in text.split(",")):
         name, *arguments = (p.strip() for p in part.split(":"))
@@ -145,23 +145,23 @@ def parse(text: str) -> Specification:
             if warmup:
                 raise ConfigError(f"schedule '{text}': warmup is given twice")
             warmup = number(arguments[0], "number of epochs")
-        elif name not in RULES:
-            known = (*RULES, "warmup")
+        elif name not in SCHEDULE_SPECS:
+            known = (*SCHEDULE_SPECS, "warmup")
             raise ConfigError(f"schedule '{text}': unknown schedule '{name}'" + (
                 nearest(name, known) or f"; there are {', '.join(known)}"))
-        elif rule is not None:
-            raise ConfigError(f"schedule '{text}': '{rule.name}' and '{name}' exclude each other; "
+        elif spec is not None:
+            raise ConfigError(f"schedule '{text}': '{spec.name}' and '{name}' exclude each other; "
                               f"only a warmup goes with another")
         else:
-            rule = RULES[name]
-            settings = rule.read(arguments)
-    rule = rule or RULES["constant"]
-    return Specification(text, rule, settings, warmup)
+            spec = SCHEDULE_SPECS[name]
+            settings = spec.read(arguments)
+    spec = spec or SCHEDULE_SPECS["constant"]
+    return Specification(text, spec, settings, warmup)
 
 
 def functor(kind: str) -> str:
     """The CUDA functor of the schedule `kind`: the kernel is `schedule<functor>`."""
-    return RULES[kind].functor
+    return SCHEDULE_SPECS[kind].functor
 
 
 from rawnn.model.schedules import constant as _constant  # noqa: E402

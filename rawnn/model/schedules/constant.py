@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError
-from rawnn.model.schedules import Floats, Rule, Settings, register
+from rawnn.model.schedules import Floats, ScheduleSpec, Settings, register
 
 
 def _read(arguments: list[str]) -> Settings:
@@ -21,4 +21,4 @@ def _rates(
     return np.full(step.shape, lr)
 
 
-register(Rule("constant", "Constant", "constant", _read, _rates))
+register(ScheduleSpec("constant", "Constant", "constant", _read, _rates))

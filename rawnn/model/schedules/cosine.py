@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError
-from rawnn.model.schedules import Floats, Rule, Settings, number, register
+from rawnn.model.schedules import Floats, ScheduleSpec, Settings, number, register
 
 
 def _read(arguments: list[str]) -> Settings:
@@ -27,5 +27,5 @@ def _rates(
     return rates
 
 
-register(Rule("cosine", "Cosine", "cosine or cosine:FINAL_RATE", _read, _rates,
-              behind_warmup=True))
+register(ScheduleSpec("cosine", "Cosine", "cosine or cosine:FINAL_RATE", _read, _rates,
+                      after_warmup=True))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError
-from rawnn.model.schedules import Floats, Rule, Settings, number, register
+from rawnn.model.schedules import Floats, ScheduleSpec, Settings, number, register
 
 _FORM = "step:EPOCHS:FACTOR"
 
@@ -32,4 +32,4 @@ def _rates(
         return lr * power
 
 
-register(Rule("step", "StepDecay", _FORM, _read, _rates))
+register(ScheduleSpec("step", "StepDecay", _FORM, _read, _rates))

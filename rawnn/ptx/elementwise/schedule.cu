@@ -4,7 +4,7 @@
 //   while t < warmup: lr * (t + 1) / warmup instead
 //   clock: int32[2], epochs and steps done; rates: float32 [steps]
 //
-// RULE is Constant, StepDecay (lr * value^(t / period)) or Cosine (from lr down to value over the
+// SCHEDULE is Constant, StepDecay (lr * value^(t / period)) or Cosine (from lr down to value over the
 // `period` steps behind the warm-up). rawnn/model/schedules has the same functions in NumPy.
 // Launch: one dimension, any size (grid-stride over the steps), once an epoch; 256 threads a block.
 // Limit: the launch.
@@ -38,7 +38,7 @@ struct Cosine {
   }
 };
 
-template <typename RULE>
+template <typename SCHEDULE>
 __global__ void schedule(const int* __restrict__ clock, float* __restrict__ rates, float lr,
                          float value, int period, int warmup, int steps) {
   pdl_wait();
@@ -49,6 +49,6 @@ __global__ void schedule(const int* __restrict__ clock, float* __restrict__ rate
     const int step = first + s;
     rates[s] = step < warmup
                    ? lr * (static_cast<float>(step + 1) / static_cast<float>(warmup))
-                   : RULE::rate(lr, value, period, step, warmup);
+                   : SCHEDULE::rate(lr, value, period, step, warmup);
   }
 }

@@ -139,7 +139,7 @@ __global__ void GEMM_BOUNDS
                  bool decoupled, float copy_scale, int offset, bool stochastic,
                  unsigned long long seed, unsigned int stream) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
-  const UpdateEpilogue<TW, TC, QuickAdam> epilogue{
+  const UpdateEpilogue<TW, TC, ApproximateAdam> epilogue{
       w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
       lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};

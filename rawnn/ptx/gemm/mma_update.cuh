@@ -7,7 +7,7 @@
 #include "optimizers/step_functors.cuh"
 #include "optimizers/updates.cuh"
 
-// The state that RULE keeps for each weight, as matrices like w, and for each element of the bias.
+// The state that OPTIMIZER keeps for each weight, as matrices like w, and for each element of the bias.
 template <int N>
 struct States {
   float* of_weights[N];
@@ -18,38 +18,38 @@ template <>
 struct States<0> {};
 
 // What an op says of its optimizer, besides the rate.
-template <typename RULE>
+template <typename OPTIMIZER>
 struct Settings;
 template <>
 struct Settings<Sgd> {
   float decay;
-  __device__ __forceinline__ Sgd rule(float rate, int t) const { return {rate, t, decay}; }
+  __device__ __forceinline__ Sgd optimizer(float rate, int t) const { return {rate, t, decay}; }
 };
 template <>
 struct Settings<Momentum> {
   float decay, momentum;
   bool nesterov;
-  __device__ __forceinline__ Momentum rule(float rate, int t) const {
+  __device__ __forceinline__ Momentum optimizer(float rate, int t) const {
     return {rate, t, decay, momentum, nesterov};
   }
 };
 template <>
-struct Settings<QuickAdam> {
+struct Settings<ApproximateAdam> {
   float decay;
   double beta1, beta2;
   float eps;
   bool decoupled;
-  __device__ __forceinline__ QuickAdam rule(float rate, int t) const {
+  __device__ __forceinline__ ApproximateAdam optimizer(float rate, int t) const {
     return {rate, t, decay, beta1, beta2, eps, decoupled};
   }
 };
 
 // w [m, n] is TW, its copy TC (null where there is none), bias [m] float.
-template <typename TW, typename TC, typename RULE>
+template <typename TW, typename TC, typename OPTIMIZER>
 struct UpdateEpilogue {
   static constexpr bool kTogether = false;
   static constexpr bool kReports = false;
-  static constexpr int kStates = RULE::kStates;
+  static constexpr int kStates = OPTIMIZER::kStates;
   TW* w;
   int ldw;
   TC* copy;
@@ -59,10 +59,10 @@ struct UpdateEpilogue {
   Moment when;
   int m, n;
   float lr;
-  Settings<RULE> settings;
+  Settings<OPTIMIZER> settings;
   float copy_scale;
   Rounding how;
-  RULE rule = settings.rule(0.0f, 1);  // until ahead()
+  OPTIMIZER optimizer = settings.optimizer(0.0f, 1);  // until ahead()
   float factor = 1.0f;                 // takes the loss scale out of the gradient
   bool skip = false;
 
@@ -76,7 +76,7 @@ struct UpdateEpilogue {
 
   // What follows from the step's number: Adam's corrections alone are 400 cycles behind two loads.
   __device__ __forceinline__ void ahead() {
-    rule = settings.rule(learning_rate(lr, when.rates, when.cursor, when.offset),
+    optimizer = settings.optimizer(learning_rate(lr, when.rates, when.cursor, when.offset),
                          total_step(when.cursor, when.offset, when.clock) + 1);
     how = rounding(how.stochastic, how.seed, how.stream, when.cursor, when.offset, when.clock);
   }
@@ -137,7 +137,7 @@ struct UpdateEpilogue {
         float kept[kKept];
 #pragma unroll
         for (int s = 0; s < kStates; ++s) kept[s] = state[s][i][j];
-        values[i][j] = rule(weights[j], factor * values[i][j], kept);
+        values[i][j] = optimizer(weights[j], factor * values[i][j], kept);
 #pragma unroll
         for (int s = 0; s < kStates; ++s) state[s][i][j] = kept[s];
         scaled[i][j] = values[i][j] * copy_scale;
@@ -178,7 +178,7 @@ struct UpdateEpilogue {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) kept[s] = state_of(s, row, column + i);
       }
-      values[i] = rule(values[i], factor * sums[i], kept);
+      values[i] = optimizer(values[i], factor * sums[i], kept);
       if constexpr (kStates > 0) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) state_of(s, row, column + i) = kept[s];
@@ -211,7 +211,7 @@ struct UpdateEpilogue {
 
   __device__ __forceinline__ void store_bias(int row, float sum, OfBias found) const {
     if (row >= m || skip) return;
-    bias[row] = rule(found.value, factor * sum, found.kept);
+    bias[row] = optimizer(found.value, factor * sum, found.kept);
     if constexpr (kStates > 0) {
 #pragma unroll
       for (int s = 0; s < kStates; ++s) states.of_bias[s][row] = found.kept[s];

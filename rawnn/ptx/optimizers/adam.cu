@@ -29,7 +29,7 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
-  const Adam rule(rate, total_step(cursor, offset, clock) + 1, decay, beta1, beta2, eps, decoupled);
+  const Adam optimizer(rate, total_step(cursor, offset, clock) + 1, decay, beta1, beta2, eps, decoupled);
   float first[N];
   float second[N];
   update_matrix(
@@ -41,7 +41,7 @@ __global__ void adam(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int
       },
       [&](float weight, float gradient, int i) {
         float state[2] = {first[i], second[i]};
-        weight = rule(weight, gradient, state);
+        weight = optimizer(weight, gradient, state);
         first[i] = state[0];
         second[i] = state[1];
         return weight;

@@ -27,7 +27,7 @@ __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw,
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
-  const Momentum rule(rate, 0, decay, momentum, nesterov);
+  const Momentum optimizer(rate, 0, decay, momentum, nesterov);
   float velocity[N];
   update_matrix(
       w, ldw, dw, lddw, other, ldother, share, other_share, copy, ldcopy, copy_scale,
@@ -36,7 +36,7 @@ __global__ void momentum(TW* __restrict__ w, int ldw, const TG* __restrict__ dw,
         load_part<N>(velocity, at(v, ldv, row, column), whole, count);
       },
       [&](float weight, float gradient, int i) {
-        return rule(weight, gradient, &velocity[i]);
+        return optimizer(weight, gradient, &velocity[i]);
       },
       [&](int row, int column, bool whole, int count) {
         store_part<N>(at(v, ldv, row, column), velocity, whole, count);

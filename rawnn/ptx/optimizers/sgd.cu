@@ -27,13 +27,13 @@ __global__ void sgd(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int 
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
-  const Sgd rule(rate, 0, decay);
+  const Sgd optimizer(rate, 0, decay);
   const auto nothing = [](int, int, bool, int) {};
   update_matrix(
       w, ldw, dw, lddw, other, ldother, share, other_share, copy, ldcopy, copy_scale, true,
       loss_scale, rows, cols, how, nothing,
       [&](float weight, float gradient, int) {
-        return rule(weight, gradient, nullptr);
+        return optimizer(weight, gradient, nullptr);
       },
       nothing);
 }

@@ -1,4 +1,4 @@
-// Rules of optimizers, as types for kernels' template parameters: Sgd, Momentum, Adam, QuickAdam.
+// Rules of optimizers, as types for kernels' template parameters: Sgd, Momentum, Adam, ApproximateAdam.
 //
 //   RULE(rate, t, decay, ...)   of one step: its learning rate, its number from 1 on since training
 //                               began, and the settings of its op in their order
@@ -82,4 +82,4 @@ struct Approximate {
     return ptx::approximate_quotient(a, b);
   }
 };
-using QuickAdam = AdamBy<Approximate>;
+using ApproximateAdam = AdamBy<Approximate>;

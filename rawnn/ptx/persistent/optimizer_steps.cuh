@@ -12,7 +12,7 @@ struct OnChip {
 
 template <>
 struct OnChip<Adam> {
-  using Rule = QuickAdam;
+  using Rule = ApproximateAdam;
 };
 
 // How new weights are kept. HOW says it for the tile (mt, nt) of a layer: with tile(mt, nt), which is

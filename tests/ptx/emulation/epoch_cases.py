@@ -16,7 +16,7 @@ from emulated_kernels import Emulator
 from linear_cases import threads_for
 
 from rawnn.common import random
-from rawnn.model.schedules import RULES, functor, parse
+from rawnn.model.schedules import SCHEDULE_SPECS, functor, parse
 from rawnn.plan.ops.epoch import MOST_STEPS, count_after
 
 GATHERS = (
@@ -40,7 +40,7 @@ EXPRESSIONS = (
     "advance_while",
     "shuffle",
     "turn",
-    *(f"schedule<{functor(kind)}>" for kind in RULES),
+    *(f"schedule<{functor(kind)}>" for kind in SCHEDULE_SPECS),
     *(f"initialise<{t}>" for t in INITIALISED),
     "adjust_scale",
     "draw_words",
