@@ -29,7 +29,7 @@ from rawnn.lab.inspection import Resources
 from rawnn.lab.kernel_source import Source
 from rawnn.lab.ops import Examined, examine, fill_operands
 from rawnn.opts import select
-from rawnn.opts.precision_names import numbers_of
+from rawnn.opts.precision_names import precision_of
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx.user_kernels import REPLACES, Own, owned
@@ -184,7 +184,7 @@ def _microseconds(device: Device, lowering: Lowering, ops: Sequence[Op], plan: P
 def curves(config: Config, beside: str, opt: str, data: Dataset, opened: Opened) -> Curves:
     """The first epoch with `opt` and with `beside`, step by step; what is usual is the difference
     that computing it op by op makes."""
-    numbers = numbers_of(beside.split(","))
+    numbers = precision_of(beside.split(","))
     plain = ",".join(filter(None, ["none", "preload", numbers]))
     losses: list[NDArray[np.float64]] = []
     for each in (beside, opt, plain):

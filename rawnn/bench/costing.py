@@ -15,7 +15,7 @@ import msgspec
 from rawnn.bench.floors import CROSSING, FloorsResult
 from rawnn.bench.moved import moved_by, touched
 from rawnn.plan.op import Op
-from rawnn.plan.op_flops import gemms_of, numbers, operations
+from rawnn.plan.op_flops import gemms_of, op_precision, operations
 from rawnn.plan.ops.train_steps import KIND
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
@@ -55,7 +55,7 @@ def op_costs(plan: Plan, policy: Policy, floors: FloorsResult | None) -> list[Op
 def _op_cost(op: Op, plan: Plan, policy: Policy, floors: FloorsResult | None,
              resident: bool) -> OpCost:
     plain = OpCost(op, moved_by(op, plan), operations(op, plan),
-                   numbers(op, plan) if gemms_of(op, plan) else "")
+                   op_precision(op, plan) if gemms_of(op, plan) else "")
     if floors is None:
         return plain
     if op.kind == KIND:
@@ -101,7 +101,7 @@ def _memory_us(op: Op, plan: Plan, floors: FloorsResult, resident: bool) -> floa
 def _rate(op: Op, plan: Plan, floors: FloorsResult) -> tuple[float | None, str]:
     """Operations a microsecond of what an op multiplies by, and which of the GPU's units it is:
     tensor cores multiply float32, too, by three products of tf32 or float16."""
-    number = numbers(op, plan)
+    number = op_precision(op, plan)
     fma = floors.value("fma")
     scalar = op.impl == "naive" or not MAIN_LOOPS.get(op.impl, True) \
         or op.kind in ("linear_forward", "linear_update")
@@ -183,7 +183,7 @@ def _arithmetic_us(plan: Plan, floors: FloorsResult) -> float | None:
     total = 0.0
     for op in plan.ops:
         work = sum(2 * m * n * k for m, n, k in gemms_of(op, plan))
-        rate = _class_rate(numbers(op, plan), floors) if work else 1.0
+        rate = _class_rate(op_precision(op, plan), floors) if work else 1.0
         if rate is None:
             return None
         total += work / rate / 1e6

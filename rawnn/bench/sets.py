@@ -37,12 +37,12 @@ from rawnn.engine.runners.prepared_run import Work
 from rawnn.engine.training import Listener, Session
 from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES
-from rawnn.opts.precision_names import NUMBERS
+from rawnn.opts.precision_names import PRECISIONS
 
 HEADINGS = ("workload", "toggles", "µs/step", "ms/epoch", "x floor", *WHY, "test accuracy",
             "device memory")
 
-EMULATED = frozenset(word.partition("=")[0] for word in NUMBERS)
+EMULATED = frozenset(word.partition("=")[0] for word in PRECISIONS)
 """Number formats, whose rounding NumPy carries out beside the arithmetic of float32."""
 
 Kind = Literal["workloads", "toggles", "ablation"]

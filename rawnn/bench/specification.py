@@ -21,7 +21,7 @@ from rawnn.model.layers import INITIALISERS, Network
 from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer
 from rawnn.opts import TOGGLES, Selection, select
-from rawnn.opts.precision_names import NUMBERS
+from rawnn.opts.precision_names import PRECISIONS
 from rawnn.opts.registry import Machine, Toggle
 from rawnn.plan.build import training_step
 from rawnn.plan.recipe import Form, Recipe
@@ -217,7 +217,7 @@ def _optimizer(generator: Generator) -> Optimizer:
 
 def _numbers(machine: Machine) -> tuple[str, ...]:
     """Number formats that the machine can run; float32 as often as all others together."""
-    there = tuple(word for word in NUMBERS if _runs(word.partition("=")[0], machine))
+    there = tuple(word for word in PRECISIONS if _runs(word.partition("=")[0], machine))
     return ("",) * max(len(there), 1) + there
 
 

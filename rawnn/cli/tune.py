@@ -20,7 +20,7 @@ from rawnn.engine.launch_choices import remembered
 from rawnn.engine.machine import open_device
 from rawnn.engine.result import environment
 from rawnn.opts.measured import PACKAGED, Entry, read, remember, user_file
-from rawnn.opts.precision_names import numbers_of
+from rawnn.opts.precision_names import precision_of
 from rawnn.tuning.launch_tuning import described
 from rawnn.tuning.search import Measured, Search, Task, fits
 
@@ -44,14 +44,14 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
             _show_launches()
         return
     config = make_config(config_file, options)
-    numbers = numbers_of(word.strip() for word in config.opt.split(","))
+    precision = precision_of(word.strip() for word in config.opt.split(","))
     opened = open_device(config.device, _say)
     if opened.device is None:
         raise ConfigError(f"tune measures on a GPU: {opened.machine.gpu}")
     try:
         data = _data(config)
         config = settled(config, data)[0] if data else config
-        task = Task.of(config.network(), config.recipe(), numbers, data, opened.machine)
+        task = Task.of(config.network(), config.recipe(), precision, data, opened.machine)
         search = Search(opened.device, task, _tell)
         interrupted = False
         try:
@@ -89,7 +89,7 @@ def _entry(search: Search, task: Task, driver: str) -> Entry:
     here = environment("cuda", None, {})
     best = search.fastest()[0]
     return Entry(gpu=task.machine.name, layers=task.network.layers, batch=task.recipe.batch,
-                 numbers=task.numbers, toggles=best.toggles, us=round(best.us, 2),
+                 precision=task.precision, toggles=best.toggles, us=round(best.us, 2),
                  others=search.others(), driver=driver, commit=here.commit, date=here.date)
 
 
@@ -122,7 +122,7 @@ def _report(search: Search, entry: Entry) -> None:
 
 def _what(entry: Entry) -> str:
     return f"{'-'.join(map(str, entry.layers))} at batch {entry.batch}, " \
-           f"{entry.numbers or 'float32'}"
+           f"{entry.precision or 'float32'}"
 
 
 def _show(path: Path) -> None:

@@ -19,7 +19,7 @@ ENVIRONMENT = "RAWNN_BEST"
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """What was fastest for one network on one kind of GPU.
 
-    `numbers` are the number toggles it was measured with ("" for float32), `toggles` the fastest
+    `precision` are the number toggles it was measured with ("" for float32), `toggles` the fastest
     set besides them, `us` its median time a step in microseconds by the device's clock, `others`
     those of the sets it was compared with.
     """
@@ -27,7 +27,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     layers: tuple[int, ...]
     batch: int
-    numbers: str
+    precision: str = msgspec.field(name="numbers")
     toggles: str
     us: float
     others: dict[str, float]
@@ -68,15 +68,15 @@ def remember(path: Path, entry: Entry) -> None:
 
 
 def _key(e: Entry) -> tuple[object, ...]:
-    return e.gpu, e.layers, e.batch, e.numbers
+    return e.gpu, e.layers, e.batch, e.precision
 
 
-def exact(gpu: str, layers: Sequence[int], batch: int, numbers: str) -> Entry | None:
+def exact(gpu: str, layers: Sequence[int], batch: int, precision: str) -> Entry | None:
     """The entry of this network, batch and numbers on this GPU; the user's own before the
     package's. None where it was not measured: what is fastest for a network that is like it may be
     slow for this one. Raises ConfigError for a broken table."""
     for path in (user_file(), PACKAGED):
         for entry in read(path):
-            if _key(entry) == (gpu, tuple(layers), batch, numbers):
+            if _key(entry) == (gpu, tuple(layers), batch, precision):
                 return entry
     return None

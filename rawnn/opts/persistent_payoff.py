@@ -77,14 +77,14 @@ class Verdict:
     why: str = ""
 
 
-def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: Machine,
+def judge(network: Network, recipe: Recipe, form: Form, precision: str, machine: Machine,
           measured: float | None = None) -> Verdict:
     """Whether the kernel is expected to be faster than the launches, and over the run's steps by
     more than its compilation takes. `measured` is what the launches are known to take, in
     microseconds a step."""
-    if numbers not in LAUNCHES or TOGGLES["persistent"].needs(machine):
+    if precision not in LAUNCHES or TOGGLES["persistent"].needs(machine):
         return Verdict(False)
-    plan = _step(network, recipe, form, numbers)
+    plan = _step(network, recipe, form, precision)
     try:
         problem = problem_of(plan)
         chosen = choose(problem, chip_of(machine.target))
@@ -96,7 +96,7 @@ def judge(network: Network, recipe: Recipe, form: Form, numbers: str, machine: M
                               f"than launches in all networks that were timed; {chosen.us:.0f} us "
                               f"a step are expected of it")
     clock = machine.target.clock or FITTED_AT  # what was timed is scaled as the kernel is
-    launches = measured or launched(plan, numbers) * FITTED_AT / clock
+    launches = measured or launched(plan, precision) * FITTED_AT / clock
     chosen = chosen.launched(recipe.updates(form.examples))
     if chosen.us >= launches:
         return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step are expected "
@@ -127,21 +127,21 @@ def count_gemms(problem: Problem) -> int:
     return 3 * problem.depth - 1
 
 
-def _step(network: Network, recipe: Recipe, form: Form, numbers: str) -> Plan:
+def _step(network: Network, recipe: Recipe, form: Form, precision: str) -> Plan:
     plan = training_step(network, recipe, form)
-    for name in ("preload", *((*TOGGLES[numbers].implies, numbers) if numbers else ())):
+    for name in ("preload", *((*TOGGLES[precision].implies, precision) if precision else ())):
         plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(None))
     return with_rounded_inputs(plan)
 
 
-def launched(plan: Plan, numbers: str) -> float:
+def launched(plan: Plan, precision: str) -> float:
     """About what a step takes launch by launch, in microseconds: its launches one behind the other,
     what passes between them, its arithmetic and its updates."""
     gemms = plan.find(kind="matmul")
     work: float = sum(2.0 * op.attributes["m"] * op.attributes["n"] * op.attributes["k"]
                       for op in gemms)
     layers = sum(op.attributes["layout"] == "nt" for op in gemms)
-    found = LAUNCHES[numbers]
+    found = LAUNCHES[precision]
     kept = sum(prod(t.shape) for t in plan.tensors.values()
                if t.role in (Role.PARAMETER, Role.STATE) and t.dtype in FLOATS)
     widths = _widths(gemms)

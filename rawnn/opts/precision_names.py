@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-NUMBERS = ("tf32", "fp16", "fp16=acc16", "bf16", "sr", "fp8")
+PRECISIONS = ("tf32", "fp16", "fp16=acc16", "bf16", "sr", "fp8")
 """The number formats besides float32, as one types them."""
 
 
-def numbers_of(words: Iterable[str]) -> str:
+def precision_of(words: Iterable[str]) -> str:
     """The number format that words after --opt ask for, "" for float32; the last of several counts,
     and `sr`, which stands on bfloat16, before `bf16`."""
     found: dict[str, str] = {}
@@ -16,7 +16,7 @@ def numbers_of(words: Iterable[str]) -> str:
         name, _, value = word.removeprefix("-").partition("=")
         if word.startswith("-"):
             found.pop(name, None)
-        elif any(name == known.partition("=")[0] for known in NUMBERS):
+        elif any(name == known.partition("=")[0] for known in PRECISIONS):
             found.pop(name, None)
             found[name] = f"{name}={value}" if value == "acc16" else name
     if "sr" in found:

@@ -58,16 +58,16 @@ def seed() -> Values:
             "fuse": None, "cudnn": None, "streams": None, "graphs": "auto"}
 
 
-def resolve(name: str, setting: Setting, numbers: str = "",
+def resolve(name: str, setting: Setting, precision: str = "",
             own: list[str] | None = None) -> tuple[Values, list[str]]:
-    """The toggles of a preset, and sentences on what it decided. `numbers` are those that are asked
-    for beside it, `own` the user's kernels."""
+    """The toggles of a preset, and sentences on what it decided. `precision` are those that are
+    asked for beside it, `own` the user's kernels."""
     if name == "best":
-        return best(setting, numbers, own or [])
+        return best(setting, precision, own or [])
     return (seed() if name == "seed" else none()), []
 
 
-def best(setting: Setting, numbers: str = "",
+def best(setting: Setting, precision: str = "",
          own: Sequence[str] = ()) -> tuple[Values, list[str]]:
     """What is fastest for this network with these numbers on this machine, and why, in a sentence
     each: as measured on a GPU of the same name, or else by rule. It never changes the numbers."""
@@ -75,14 +75,14 @@ def best(setting: Setting, numbers: str = "",
     if machine.gpu is not None:
         return {"preload": None, "fuse": None}, []
     values: Values = {"preload": None, "arena": None, "nosync": None}
-    entry, notes = _looked_up(setting, numbers)
+    entry, notes = _looked_up(setting, precision)
     taken, why = measured(entry, machine) if entry else (None, [])
     notes += why
     if taken is None:
-        taken, why = by_rule(setting, numbers)
+        taken, why = by_rule(setting, precision)
         notes += why
     verdict = Verdict(False, f"best goes without persistent: {reason(list(own))}") if own \
-        else _judge(setting, numbers, entry.us if entry else None)
+        else _judge(setting, precision, entry.us if entry else None)
     notes += [verdict.why] if verdict.why else []
     if verdict.taken:
         values["persistent"] = TOGGLES["persistent"].parse(None)
@@ -97,17 +97,17 @@ def best(setting: Setting, numbers: str = "",
     return values, notes
 
 
-def _judge(setting: Setting, numbers: str, measured: float | None) -> Verdict:
+def _judge(setting: Setting, precision: str, measured: float | None) -> Verdict:
     if setting.recipe is None or setting.recipe.ranks > 1:  # nobody says how many steps there are
         return Verdict(False)
     form = setting.form or usual_form(setting.network, setting.batch * setting.steps)
-    return judge(setting.network, setting.recipe, form, numbers, setting.machine, measured)
+    return judge(setting.network, setting.recipe, form, precision, setting.machine, measured)
 
 
-def _looked_up(setting: Setting, numbers: str) -> tuple[Entry | None, list[str]]:
+def _looked_up(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:
     """The table's entry of this very network, None where there is none."""
     try:
-        return exact(setting.machine.name, setting.network.layers, setting.batch, numbers), []
+        return exact(setting.machine.name, setting.network.layers, setting.batch, precision), []
     except ConfigError as error:
         return None, [f"best goes by rule: {error}"]
 
@@ -135,24 +135,24 @@ def measured(entry: Entry, machine: Machine) -> tuple[Values | None, list[str]]:
                    f"{entry.us:.1f} us a step{beside}"]
 
 
-def by_rule(setting: Setting, numbers: str) -> tuple[Values, list[str]]:
+def by_rule(setting: Setting, precision: str) -> tuple[Values, list[str]]:
     """What is fastest in most networks, for those that nobody has measured."""
     machine, network = setting.machine, setting.network
     values: Values = {"fuse": None}
     notes = []
 
     def refused(name: str) -> str | None:
-        numeric = numbers.partition("=")[0]
+        numeric = precision.partition("=")[0]
         return TOGGLES[name].needs(machine) or (
             TOGGLES[numeric].beside((name,), machine) if numeric else None)
 
     if refused("mma") is None:
         values["mma"] = TOGGLES["mma"].parse(None)
         notes.append("best takes mma: its products take bias, activation and update in" +
-                     ("" if numbers else "; in float32 each is three of tf32"))
+                     ("" if precision else "; in float32 each is three of tf32"))
         if TOGGLES["pdl"].needs(machine) is None:
             values["pdl"] = None
-    elif numbers == "fp8":
+    elif precision == "fp8":
         values["tiled"] = None
         notes.append(f"best takes tiled for these numbers: {refused('mma')}")
     elif _is_linear(network):

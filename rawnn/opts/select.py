@@ -9,7 +9,7 @@ from rawnn.common.errors import ConfigError, unknown
 from rawnn.common.target import HOST, Target
 from rawnn.model.layers import Network
 from rawnn.opts import presets
-from rawnn.opts.precision_names import numbers_of
+from rawnn.opts.precision_names import precision_of
 from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
 from rawnn.opts.user_kernel_toggles import BEFORE, is_op, toggle, words_of_ops
 from rawnn.plan.plan import Plan
@@ -126,7 +126,7 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
                 notes.append(f"the preset {word} replaces what stands before it: "
                              f"{', '.join(n for n in asked if n in given)}")
             behind = words[place + 1 :]
-            asked, why = presets.resolve(word, setting, numbers_of(behind), words_of_ops(behind))
+            asked, why = presets.resolve(word, setting, precision_of(behind), words_of_ops(behind))
             notes += why
             removed.clear()
             given.clear()

@@ -11,7 +11,7 @@ from rawnn.plan.tensor import Role
 
 Sizes = tuple[int, int, int]
 """m, n and k of a product [m, k] [k, n]."""
-CLASSES = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8", "float8_e5m2": "fp8"}
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8", "float8_e5m2": "fp8"}
 """Storage types -> the number class of products of them."""
 
 
@@ -82,16 +82,17 @@ def _elements(plan: Plan, name: str) -> int:
     return 1 if tensor.role is Role.METRIC else tensor.nbytes // tensor.itemsize
 
 
-def numbers(op: Op, plan: Plan) -> str:
+def op_precision(op: Op, plan: Plan) -> str:
     """The number class of what an op multiplies: "float32", "tf32", "bf16", "fp16" or "fp8"."""
     if op.kind == KIND:
         step: Plan = op.attributes["step"]
-        return next((numbers(each, step) for each in step.ops if each.kind in GEMMS), "float32")
-    if str(op.attributes.get("dtype", "")) in CLASSES:
-        return CLASSES[str(op.attributes["dtype"])]
+        return next((op_precision(each, step) for each in step.ops if each.kind in GEMMS),
+                    "float32")
+    if str(op.attributes.get("dtype", "")) in PRECISIONS:
+        return PRECISIONS[str(op.attributes["dtype"])]
     stored = [plan[op.operands[role]].dtype for role in ("a", "b", "dz", "x")
               if role in op.operands]
-    small = [CLASSES[dtype] for dtype in stored if dtype in CLASSES]
+    small = [PRECISIONS[dtype] for dtype in stored if dtype in PRECISIONS]
     if small and len(small) == len(stored):
         return small[0]
     return "tf32" if op.attributes.get("compute") == "tf32" else "float32"

@@ -66,24 +66,24 @@ class Task:
 
     network: Network
     recipe: Recipe
-    numbers: str
+    precision: str
     data: Dataset
     machine: Machine
 
     @classmethod
-    def of(cls, network: Network, recipe: Recipe, numbers: str, data: Dataset | None,
+    def of(cls, network: Network, recipe: Recipe, precision: str, data: Dataset | None,
            machine: Machine) -> Task:
         """Steps enough to be measured, of `data` or else of noise."""
         weights = sum(t.shape[0] * t.shape[-1] for t in network.parameters())
         steps = int(min(max(STEP_WORK / (6.0 * weights * recipe.batch), 5), STEPS))
         count = steps * recipe.batch
         data = shortened(data, count) if data is not None else noise(network, count)
-        return cls(network, replace(recipe, partial=False), numbers, data, machine)
+        return cls(network, replace(recipe, partial=False), precision, data, machine)
 
     def work(self, toggles: str) -> Work:
         """The training of these toggles, made ready. Raises ConfigError where they do not go."""
         graphs = ["graphs=epoch"] if TOGGLES["graphs"].needs(self.machine) is None else []
-        words = ["preload", "arena", "nosync", *toggles.split(","), self.numbers, *graphs]
+        words = ["preload", "arena", "nosync", *toggles.split(","), self.precision, *graphs]
         steps = self.recipe.steps(len(self.data.train_images))
         selection = select(",".join(filter(None, words)), self.network, steps, self.machine,
                            batch=self.recipe.batch)
@@ -129,7 +129,7 @@ class Search:
         """Search, then measure the fastest again. What was found stays where it is interrupted."""
         machine, recipe = self._task.machine, self._task.recipe
         setting = presets.Setting(self._task.network, recipe.batch, STEPS, machine)
-        rule, _ = presets.by_rule(setting, self._task.numbers)
+        rule, _ = presets.by_rule(setting, self._task.precision)
         start = spelled(name if value in (None, TOGGLES[name].parse(None)) else f"{name}={value}"
                         for name, value in rule.items())
         self.measure(start)

@@ -32,7 +32,7 @@ def test_the_fastest_set_is_remembered_and_then_taken(rawnn: Rawnn, mine: Path) 
     assert f"remembered in {mine}" in done.out
     assert "more sets make a plan that was measured already" in done.out
     entry, = table.read(mine)
-    assert (entry.layers, entry.batch, entry.numbers) == ((20, 16, 5), 8, "bf16")
+    assert (entry.layers, entry.batch, entry.precision) == ((20, 16, 5), 8, "bf16")
     assert entry.toggles
     assert entry.others
     shown = rawnn("tune", "--show")
@@ -46,7 +46,7 @@ def test_a_table_can_be_named(rawnn: Rawnn, mine: Path, tmp_path: Path) -> None:
     done = rawnn(*SMALL, "--table", str(other))
     assert done.status == 0, done.err
     assert not mine.exists()
-    assert table.read(other)[0].numbers == ""
+    assert table.read(other)[0].precision == ""
     shown = rawnn("tune", "--show", "--table", str(other))
     assert "float32" in shown.out
     assert "nothing is remembered" in rawnn("tune", "--show", "--table", str(mine)).out

@@ -55,8 +55,8 @@ def runs(kept: Path = KEPT) -> list[tuple[dict[str, Any], str, float, float]]:
             and entry["numbers"] in NUMBERS and entry["footprint"]]
 
 
-def step(problem: dict[str, Any], numbers: str) -> Plan:
-    return persistent_payoff._step(*setting(problem), numbers)
+def step(problem: dict[str, Any], precision: str) -> Plan:
+    return persistent_payoff._step(*setting(problem), precision)
 
 
 def off(kept: Path) -> list[float]:
@@ -64,9 +64,9 @@ def off(kept: Path) -> list[float]:
     what is expected now of kernels as they were then."""
     made = json.loads(kept.read_text())["environment"]["date"]
     longer = LONGER if made < SOONER else {}
-    return [us / persistent_payoff.launched(step(problem, numbers), numbers)
-            / longer.get(numbers, 1.0)
-            for problem, numbers, launches, us in runs(kept) if launches > 1]
+    return [us / persistent_payoff.launched(step(problem, precision), precision)
+            / longer.get(precision, 1.0)
+            for problem, precision, launches, us in runs(kept) if launches > 1]
 
 
 def test_launches_take_about_what_is_expected_of_them() -> None:
@@ -134,19 +134,19 @@ def asked(layers: tuple[int, ...], batch: int, loss: str, optimizer: str) -> dic
 SMALL_BATCH = asked((560, 448, 32, 26), 16, "cross_entropy", "sgd")
 
 
-@pytest.mark.parametrize(("problem", "numbers"), [
+@pytest.mark.parametrize(("problem", "precision"), [
     (SMALL_BATCH, ""), (SMALL_BATCH, "tf32"), (SMALL_BATCH, "bf16"),
     (asked((80, 80, 352, 96, 672, 144, 992), 16, "mse", "sgd"), "tf32"),
     (asked((575, 78, 336), 475, "cross_entropy", "adam"), "")])
 def test_networks_that_are_faster_on_the_chip_are_not_left_out(
-        problem: dict[str, Any], numbers: str) -> None:
+        problem: dict[str, Any], precision: str) -> None:
     """Launches took up to twice the time of the kernel: 18.1 us where it took 7.1 in tf32. The run
     is long, so that the 2 us of the last one earn its compilation."""
-    verdict = persistent_payoff.judge(*setting(problem, epochs=10_000), numbers, CAPABLE)
+    verdict = persistent_payoff.judge(*setting(problem, epochs=10_000), precision, CAPABLE)
     assert verdict.taken, verdict.why
 
 
-@pytest.mark.parametrize(("problem", "numbers", "near", "far"), [
+@pytest.mark.parametrize(("problem", "precision", "near", "far"), [
     (asked((170, 178, 581, 26), 332, "mse", "sgd"), "", 24.5, 22.9),
     (asked((170, 178, 581, 26), 332, "mse", "sgd"), "tf32", 20.3, 17.8),
     (asked((684, 60, 978, 135, 16, 25, 782), 4, "bce", "adam"), "", 16.9, 13.5),
@@ -155,10 +155,10 @@ def test_networks_that_are_faster_on_the_chip_are_not_left_out(
     (asked((91, 312, 35, 299, 160, 1017, 202), 17, "cross_entropy", "sgd"), "", 23.9, 21.5),
     (asked((304, 272, 9), 16, "cross_entropy", "adam"), "tf32", 4.8, 3.6)])
 def test_forms_through_l2_are_taken_where_they_were_faster(
-        problem: dict[str, Any], numbers: str, near: float, far: float) -> None:
+        problem: dict[str, Any], precision: str, near: float, far: float) -> None:
     """Timed in microseconds a step, beside the cheapest form in clusters; when what was expected
     through the L2 cache counted a tenth more, all of these trained in clusters."""
-    chosen = choose(problem_of(step(problem, numbers)), chip_of(CAPABLE.target))
+    chosen = choose(problem_of(step(problem, precision)), chip_of(CAPABLE.target))
     assert far < near
     assert chosen.decomposition.far
     assert far / 1.3 < chosen.us < far * 1.25
@@ -197,7 +197,7 @@ def test_state_that_an_optimizer_keeps_is_compiled_too() -> None:
 def test_small_networks_earn_it_soon(problem: dict[str, Any], steps: int) -> None:
     """Launches take 5 to 14 us a step there, the kernel a half or less: runs of 128,000 steps left
     it out as long as every compilation counted half a second."""
-    for numbers in NUMBERS.values():
-        verdict = persistent_payoff.judge(*setting(problem, epochs=steps // STEPS), numbers,
+    for precision in NUMBERS.values():
+        verdict = persistent_payoff.judge(*setting(problem, epochs=steps // STEPS), precision,
                                           CAPABLE)
         assert verdict.taken, verdict.why

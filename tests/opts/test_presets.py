@@ -11,13 +11,13 @@ from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, Selection, presets, select
 from rawnn.opts import measured as table
 from rawnn.opts.measured import Entry
-from rawnn.opts.precision_names import NUMBERS, numbers_of
+from rawnn.opts.precision_names import PRECISIONS, precision_of
 from rawnn.opts.registry import Machine
 from tests.engine import CAPABLE
 
 DEEP = Network((784, 784, 784, 784, 784, 10), bias=False)
 HOPPER = replace(CAPABLE, name="NVIDIA H200")
-ENTRY = Entry(gpu="NVIDIA H200", layers=DEEP.layers, batch=64, numbers="bf16",
+ENTRY = Entry(gpu="NVIDIA H200", layers=DEEP.layers, batch=64, precision="bf16",
               toggles="mma=sync,fuse,pdl", us=38.1, others={"cublas": 61.2, "cublas,fuse": 70.0},
               driver="580", commit="c", date="d")
 
@@ -35,17 +35,17 @@ def chosen(text: str, network: Network = DEEP, batch: int = 64, steps: int = 468
     return select(text, network, steps, machine, batch=batch)
 
 
-@pytest.mark.parametrize(("words", "numbers"), [
+@pytest.mark.parametrize(("words", "precision"), [
     ("", ""), ("fuse,mma", ""), ("bf16", "bf16"), ("bf16,sr", "sr"), ("sr,bf16", "sr"),
     ("fp16=acc16,-fuse", "fp16=acc16"), ("fp16=acc32", "fp16"), ("tf32,-tf32", ""),
     ("bf16,-bf16,tf32", "tf32"), ("fp16=acc16,fp16", "fp16"), ("fp8", "fp8"),
 ])
-def test_numbers_are_read_from_the_words(words: str, numbers: str) -> None:
-    assert numbers_of(words.split(",")) == numbers
+def test_numbers_are_read_from_the_words(words: str, precision: str) -> None:
+    assert precision_of(words.split(",")) == precision
 
 
 def test_the_numbers_are_toggles_of_their_group() -> None:
-    known = {word.partition("=")[0] for word in NUMBERS}
+    known = {word.partition("=")[0] for word in PRECISIONS}
     assert {n for n, t in TOGGLES.items() if t.group == "numbers"} <= known | {"batch"}
 
 
@@ -106,10 +106,10 @@ def test_a_broken_table_is_a_note(user: Path) -> None:
     assert "cannot be read" in found.notes[0]
 
 
-@pytest.mark.parametrize("numbers", ["", ",bf16", ",sr", ",fp16", ",fp16=acc16", ",tf32"])
-def test_the_rule_for_tensor_cores(numbers: str) -> None:
+@pytest.mark.parametrize("precision", ["", ",bf16", ",sr", ",fp16", ",fp16=acc16", ",tf32"])
+def test_the_rule_for_tensor_cores(precision: str) -> None:
     for network in (DEEP, Network((784, 10))):
-        words = chosen(f"best{numbers}", network).words()
+        words = chosen(f"best{precision}", network).words()
         behind = words[words.index("mma=wgmma") + 1 :]
         assert behind == ["fuse", "streams", "pdl", "graphs=epoch"]
 
@@ -122,10 +122,10 @@ def test_the_rule_where_tensor_cores_take_nothing() -> None:
 
 
 def test_best_never_changes_the_numbers(user: Path) -> None:
-    numbers = {n for n, t in TOGGLES.items() if t.group == "numbers"}
+    precision = {n for n, t in TOGGLES.items() if t.group == "numbers"}
     for asked in ("", ",bf16", ",tf32", ",sr"):
         found = chosen("best" + asked)
-        assert set(found.values) & numbers <= {asked[1:], "bf16" if asked == ",sr" else ""}
+        assert set(found.values) & precision <= {asked[1:], "bf16" if asked == ",sr" else ""}
 
 
 def test_what_is_typed_replaces_what_best_chose(user: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.op import OPS
-from rawnn.plan.op_flops import GEMMS, gemms_of, numbers, operations
+from rawnn.plan.op_flops import GEMMS, gemms_of, op_precision, operations
 from rawnn.plan.plan import Plan
 from rawnn.ptx.kernel_registry import KERNELS
 from tests.engine import CAPABLE, step_plan
@@ -55,7 +55,7 @@ def test_unrolled_steps_do_as_many_times_the_work() -> None:
     ("best,bf16,persistent", {"bf16"})])
 def test_numbers_are_those_that_products_are_of(opt: str, meant: set[str]) -> None:
     plan = rewritten((64, 48, 32, 16), 32, opt)
-    assert {numbers(op, plan) for op in plan.ops if gemms_of(op, plan)} == meant
+    assert {op_precision(op, plan) for op in plan.ops if gemms_of(op, plan)} == meant
 
 
 def test_every_kind_of_op_that_multiplies_is_known() -> None:

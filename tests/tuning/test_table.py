@@ -11,18 +11,18 @@ from rawnn.opts import measured as table
 from rawnn.opts.measured import Entry
 
 
-def entry(layers: tuple[int, ...] = (784, 128, 10), batch: int = 64, numbers: str = "",
+def entry(layers: tuple[int, ...] = (784, 128, 10), batch: int = 64, precision: str = "",
           toggles: str = "fuse", gpu: str = "G") -> Entry:
-    return Entry(gpu=gpu, layers=layers, batch=batch, numbers=numbers, toggles=toggles, us=1.0,
+    return Entry(gpu=gpu, layers=layers, batch=batch, precision=precision, toggles=toggles, us=1.0,
                  others={"": 2.0}, driver="d", commit="c", date="t")
 
 
 def test_an_entry_replaces_the_one_of_its_kind(tmp_path: Path) -> None:
     path = tmp_path / "new" / "best.json"
     for toggles in ("fuse", "mma"):
-        for numbers in ("", "bf16"):
-            table.remember(path, entry(numbers=numbers, toggles=toggles))
-    assert [(e.numbers, e.toggles) for e in table.read(path)] == [("", "mma"), ("bf16", "mma")]
+        for precision in ("", "bf16"):
+            table.remember(path, entry(precision=precision, toggles=toggles))
+    assert [(e.precision, e.toggles) for e in table.read(path)] == [("", "mma"), ("bf16", "mma")]
 
 
 def test_a_missing_table_is_empty_and_a_broken_one_an_error(tmp_path: Path) -> None:
@@ -54,5 +54,5 @@ def test_only_the_very_network_and_batch_are_found(tmp_path: Path,
     both = table.exact("G", (784, 128, 10), 64, "")
     assert both is not None
     assert both.toggles == "mine, too"
-    for gpu, batch, numbers in (("H", 64, ""), ("G", 65, ""), ("G", 64, "bf16")):
-        assert table.exact(gpu, (784, 128, 10), batch, numbers) is None
+    for gpu, batch, precision in (("H", 64, ""), ("G", 65, ""), ("G", 64, "bf16")):
+        assert table.exact(gpu, (784, 128, 10), batch, precision) is None
