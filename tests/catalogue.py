@@ -40,7 +40,7 @@ def forms(name: str) -> list[str]:
     parameter = TOGGLES[name].parameter
     if parameter is None or TOGGLES[name].group == "scale":  # of one rank, which it does not change
         return [name]
-    words = [w for w in parameter.form.split("|") if w not in OPEN and w[0] != "-"]
+    words = [w for w in parameter.syntax.split("|") if w not in OPEN and w[0] != "-"]
     return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words] or [name]
 
 

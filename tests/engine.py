@@ -20,7 +20,7 @@ from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.plan.build import evaluation_step, training_step
 from rawnn.plan.plan import Plan
-from rawnn.plan.recipe import Form, Recipe
+from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.sim import Simulation
 
 CAPABLE = Machine(None, (9, 0), 13000, lambda package: True)
@@ -79,11 +79,11 @@ def dataset_for(network: Network, train: int, test: int, seed: int = 0) -> Datas
                    train_targets=draw(train), test_targets=draw(test))
 
 
-def form_for(network: Network, examples: int, **options: Any) -> Form:
+def form_for(network: Network, examples: int, **options: Any) -> DataSpec:
     """uint8 pixels, with the answers that the network's loss compares with."""
     if network.answers.answers == "targets":
         options = {"labels": "", "targets": network.outputs, **options}
-    return Form(examples, **{"scale": PIXEL_SCALE, **options})
+    return DataSpec(examples, **{"scale": PIXEL_SCALE, **options})
 
 
 def step_plan(network: Network, batch: int, examples: int, lr: float = 0.1,

@@ -12,10 +12,10 @@ phase counts by itself, by how much of the step it is off.
 
 steps.csv has a line for each measured network, with a heading: `layers` (784-128-10), `batch`,
 `opt` (toggles with how `persistent` shared the work, as a result names them:
-"persistent=4x8:256:FSGF,bf16"; or `form` and `numbers`: 4x8:256:FSGF and bf16), `us` (microseconds
-a step), and optionally `loss`, `optimizer`, `activation`, `inputs` (uint8, the default, or
-float32), and the `reason` of what was not measured. Lines that are of no persistent kernel, or of
-one that this version does not make, are left out and said.
+"persistent=4x8:256:FSGF,bf16"; or `data_spec` and `numbers`: 4x8:256:FSGF and bf16), `us`
+(microseconds a step), and optionally `loss`, `optimizer`, `activation`, `inputs` (uint8, the
+default, or float32), and the `reason` of what was not measured. Lines that are of no persistent
+kernel, or of one that this version does not make, are left out and said.
 
 A constant that `bench floors` measures by itself is taken from there; the others are fitted: those
 that make the sum of the squared log ratios of expected and measured times least, where being off
@@ -58,7 +58,7 @@ from rawnn.persistent.choose import Choice
 from rawnn.persistent.cost import Costs
 from rawnn.plan.build import training_step
 from rawnn.plan.ops.train_steps import KIND
-from rawnn.plan.recipe import Form
+from rawnn.plan.recipe import DataSpec
 
 NOISE = 0.05
 """Of log times: what the model may be off in a network, whatever its constants."""
@@ -272,12 +272,13 @@ def _choice(layers: str, batch: int, opt: str, gpu: str, options: Mapping[str, A
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(EXAMPLES), 1)
     labelled = network.answers.answers == "labels"
-    form = Form(EXAMPLES, inputs=inputs, labels="uint8" if labelled else "",
-                scale=1 / 255 if inputs == "uint8" else 1.0,
-                targets=0 if labelled else network.outputs)
-    selection = select(opt, network, steps, assumed(gpu), batch=batch, recipe=recipe, form=form)
+    data_spec = DataSpec(EXAMPLES, inputs=inputs, labels="uint8" if labelled else "",
+                         scale=1 / 255 if inputs == "uint8" else 1.0,
+                         targets=0 if labelled else network.outputs)
+    selection = select(opt, network, steps, assumed(gpu), batch=batch, recipe=recipe,
+                       data_spec=data_spec)
     try:
-        plan, _ = selection.apply(training_step(network, recipe, form))
+        plan, _ = selection.apply(training_step(network, recipe, data_spec))
     except ConfigError as error:  # a form that this version does not make
         raise LeftOut(str(error)) from None
     ops = plan.find(kind=KIND)

@@ -16,7 +16,7 @@ from rawnn.engine.config import Config
 from rawnn.model.workloads import workload
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.plan.recipe import Form
+from rawnn.plan.recipe import DataSpec
 
 EXAMPLES = 60_000
 """Of the training set of MNIST."""
@@ -47,12 +47,12 @@ class Ablated(msgspec.Struct, frozen=True, kw_only=True):
 def ablated(suite: AblationSuite, machine: Machine) -> list[Ablated]:
     """The toggles that a fastest set has beyond its base on a machine. Raises ConfigError."""
     config = Config(**{**workload(suite.workload), "opt": suite.full, "epochs": suite.epochs})
-    recipe, form = config.recipe(), Form(EXAMPLES, labels="uint8", scale=1 / 255)
+    recipe, data_spec = config.recipe(), DataSpec(EXAMPLES, labels="uint8", scale=1 / 255)
     steps = recipe.steps(EXAMPLES)
 
     def words(opt: str) -> list[str]:
         return select(opt, config.network(), steps, machine, batch=recipe.batch,
-                      recipe=recipe, form=form).words()
+                      recipe=recipe, data_spec=data_spec).words()
 
     base = words(suite.base)
     return [Ablated(workload=suite.workload, toggle=word, base=suite.base, full=suite.full)

@@ -14,7 +14,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.data import Dataset
 from rawnn.data.normalise import Normalisation
 from rawnn.engine.launch_choices import applied, key_of, variants
-from rawnn.engine.runners.plan_data import form_of
+from rawnn.engine.runners.plan_data import data_spec_of
 from rawnn.engine.runners.prepared_run import Work, prepare
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import INITIALISERS, Network
@@ -24,7 +24,7 @@ from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.precision_names import PRECISIONS
 from rawnn.opts.registry import Machine, Toggle
 from rawnn.plan.build import training_step
-from rawnn.plan.recipe import Form, Recipe
+from rawnn.plan.recipe import DataSpec, Recipe
 
 EPOCHS = 2
 
@@ -88,7 +88,7 @@ class Specification:
         """The run made ready. Raises ConfigError for toggles that do not go together."""
         recipe = self.recipe
         selection = select(opt, self.network, recipe.steps(self.examples), machine,
-                           batch=self.batch, recipe=recipe, form=form_of(data, "train"))
+                           batch=self.batch, recipe=recipe, data_spec=data_spec_of(data, "train"))
         return prepare(self.network, data, selection, recipe, evaluation_batch=256)
 
     def in_other_forms(self, work: Work) -> Work:
@@ -259,11 +259,11 @@ def _spelled(generator: Generator, toggle: Toggle) -> str:
 def _trained_so(spec: Specification, selection: Selection) -> bool:
     """Whether the toggles take a step of this network and batch on data of its form."""
     labelled = spec.network.answers.answers == "labels"
-    form = Form(spec.examples, inputs=spec.inputs, labels="uint8" if labelled else "",
-                targets=0 if labelled or spec.autoencoder else spec.network.outputs,
-                normalised=spec.normalised, reconstruct=spec.autoencoder)
+    data_spec = DataSpec(spec.examples, inputs=spec.inputs, labels="uint8" if labelled else "",
+                         targets=0 if labelled or spec.autoencoder else spec.network.outputs,
+                         normalised=spec.normalised, reconstruct=spec.autoencoder)
     try:
-        selection.apply(training_step(spec.network, spec.recipe, form))
+        selection.apply(training_step(spec.network, spec.recipe, data_spec))
     except ConfigError:
         return False
     return True

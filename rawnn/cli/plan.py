@@ -23,7 +23,7 @@ from rawnn.plan import epoch_plans
 from rawnn.plan.build import training_step
 from rawnn.plan.dependencies import reason
 from rawnn.plan.op import Op
-from rawnn.plan.recipe import Form
+from rawnn.plan.recipe import DataSpec
 
 SHOWN_NODES = 60
 TARGETS = {target.name: target for target in NAMED}
@@ -74,11 +74,11 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(examples), 1)
     labelled = network.answers.labelled
-    form = Form(examples, labels="uint8" if labelled else "", scale=1 / 255,
-                targets=0 if labelled else network.outputs)
+    data_spec = DataSpec(examples, labels="uint8" if labelled else "", scale=1 / 255,
+                         targets=0 if labelled else network.outputs)
     selection = select(config.opt, network, steps, assumed(gpu), batch=recipe.batch,
-                       recipe=recipe, form=form)
-    baseline = training_step(network, recipe, form)
+                       recipe=recipe, data_spec=data_spec)
+    baseline = training_step(network, recipe, data_spec)
     step, policy = selection.apply(baseline)
     step = with_near(step, read_across(step))
     graphs = epoch_graphs(

@@ -41,7 +41,7 @@ def toggles(device: str) -> None:
 
 
 def _entry(toggle: Toggle, machine: Machine, width: int) -> str:
-    name = toggle.name + (f"={toggle.parameter.form}" if toggle.parameter else "")
+    name = toggle.name + (f"={toggle.parameter.syntax}" if toggle.parameter else "")
     default = f" (alone: {toggle.parameter.default})" \
         if toggle.parameter and toggle.parameter.default not in (None, "") else ""
     facts = [f"needs {toggle.needs_text}" if toggle.needs_text else "",

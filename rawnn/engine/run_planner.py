@@ -15,7 +15,7 @@ from rawnn.engine.config import Config
 from rawnn.engine.launch_choices import applied
 from rawnn.engine.machine import Opened
 from rawnn.engine.resolved_options import Taken, kept_in, name_of
-from rawnn.engine.runners.plan_data import form_of
+from rawnn.engine.runners.plan_data import data_spec_of
 from rawnn.engine.runners.prepared_run import Work, prepare
 from rawnn.model.layers import Network
 from rawnn.opts import Selection, batch, select
@@ -70,7 +70,7 @@ class Decider:
         selection = select(
             opt, network, recipe.steps(len(self.data.train_images)), self.opened.machine,
             batch=recipe.share(recipe.batch).rows, lenient=self.config.device == "auto",
-            recipe=recipe, form=form_of(self.data, "train"))
+            recipe=recipe, data_spec=data_spec_of(self.data, "train"))
         recipe = self._batched(network, recipe, selection)
         work = prepare(network, self.data, selection, recipe)
         if kept is not None and kept.choices is not None:

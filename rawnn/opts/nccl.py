@@ -27,7 +27,7 @@ BUCKET_MB = 25.0
 SMALL_MB = 1.0
 """Gradients below so many megabytes go with those of the first layer, which the next step needs
 first, and whose bucket is full with them."""
-FORM = "N|fp32|bf16|sharded|whole|backward"
+SYNTAX = "N|fp32|bf16|sharded|whole|backward"
 """One of these, or several with colons between them."""
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 SHARES = {"sharded": True, "whole": False}
@@ -209,5 +209,5 @@ register(Toggle(
     source="Li et al., PyTorch Distributed, 2020; Oh et al., Out-of-Order BackProp, 2022; "
            "Rajbhandari et al., ZeRO, 2020; NCCL through NVIDIA's nccl4py",
     group="scale", apply=apply, needs=needs, needs_text="nccl4py, NCCL", host=True,
-    parameter=Parameter(FORM, parse, ""), conflicts=("persistent", "tune"),
+    parameter=Parameter(SYNTAX, parse, ""), conflicts=("persistent", "tune"),
 ))

@@ -70,7 +70,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     plan = with_rounded_inputs(plan)
     if plan.name == "rest":
         return plan, policy
-    found = _FORM.fullmatch(str(value))
+    found = _SYNTAX.fullmatch(str(value))
     ranks, groups, exchange, threads, types, turns = found.groups("") if found else ("",) * 6
     try:
         return rewrite(plan, int(ranks or 0), int(groups or 0), int(threads or 0), types,
@@ -79,12 +79,12 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
         raise ConfigError(f"the toggle 'persistent' cannot run so: the step {reason}") from None
 
 
-_FORM = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
-                   r"(?:(?:@(l2|cluster))?:([1-9]\d{1,3}):([FSG]{2,})(?::([1-9]\d?))?)?")
+_SYNTAX = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
+                     r"(?:(?:@(l2|cluster))?:([1-9]\d{1,3}):([FSG]{2,})(?::([1-9]\d?))?)?")
 
 
 def parse(text: str) -> str:
-    if text != "auto" and not _FORM.fullmatch(text):
+    if text != "auto" and not _SYNTAX.fullmatch(text):
         raise ConfigError(f"persistent={text}: give auto, or blocks of a cluster by clusters, as "
                           f"in 4x8, with threads of a block and types of the boundaries as in "
                           f"4x8:256:FSGF, which may exchange through L2 as in 4x8@l2:256:FSGF, "

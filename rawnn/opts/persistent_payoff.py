@@ -19,7 +19,7 @@ from rawnn.plan.build import training_step
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
-from rawnn.plan.recipe import Form, Recipe
+from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.plan.tensor import Role
 
 PRODUCT_COMPILED, STATE_COMPILED = 0.11e6, 0.03e6
@@ -77,14 +77,14 @@ class Verdict:
     why: str = ""
 
 
-def judge(network: Network, recipe: Recipe, form: Form, precision: str, machine: Machine,
+def judge(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str, machine: Machine,
           measured: float | None = None) -> Verdict:
     """Whether the kernel is expected to be faster than the launches, and over the run's steps by
     more than its compilation takes. `measured` is what the launches are known to take, in
     microseconds a step."""
     if precision not in LAUNCHES or TOGGLES["persistent"].needs(machine):
         return Verdict(False)
-    plan = _step(network, recipe, form, precision)
+    plan = _step(network, recipe, data_spec, precision)
     try:
         problem = problem_of(plan)
         chosen = choose(problem, chip_of(machine.target))
@@ -97,11 +97,11 @@ def judge(network: Network, recipe: Recipe, form: Form, precision: str, machine:
                               f"a step are expected of it")
     clock = machine.target.clock or FITTED_AT  # what was timed is scaled as the kernel is
     launches = measured or launched(plan, precision) * FITTED_AT / clock
-    chosen = chosen.launched(recipe.updates(form.examples))
+    chosen = chosen.launched(recipe.updates(data_spec.examples))
     if chosen.us >= launches:
         return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step are expected "
                               f"of it, {launches:.0f} of launches")
-    steps = recipe.updates(form.examples) * recipe.epochs
+    steps = recipe.updates(data_spec.examples) * recipe.epochs
     later = delay(problem)
     needed = later / (launches - chosen.us)
     if steps < needed:
@@ -127,8 +127,8 @@ def count_gemms(problem: Problem) -> int:
     return 3 * problem.depth - 1
 
 
-def _step(network: Network, recipe: Recipe, form: Form, precision: str) -> Plan:
-    plan = training_step(network, recipe, form)
+def _step(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str) -> Plan:
+    plan = training_step(network, recipe, data_spec)
     for name in ("preload", *((*TOGGLES[precision].implies, precision) if precision else ())):
         plan, _ = TOGGLES[name].apply(plan, Policy(), TOGGLES[name].parse(None))
     return with_rounded_inputs(plan)
@@ -158,9 +158,9 @@ def _widths(gemms: Sequence[Op]) -> list[int]:
     return [int(forward[0]["k"]), *(int(a["n"]) for a in forward)]
 
 
-def usual_form(network: Network, examples: int) -> Form:
+def default_data_spec(network: Network, examples: int) -> DataSpec:
     """The form of data that nobody has told of."""
     labelled = network.answers.labelled
-    return Form(max(examples, 1), labels="uint8" if labelled else "", scale=1 / 255,
-                targets=0 if labelled else network.outputs)
+    return DataSpec(max(examples, 1), labels="uint8" if labelled else "", scale=1 / 255,
+                    targets=0 if labelled else network.outputs)
 

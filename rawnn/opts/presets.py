@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from rawnn.common.errors import ConfigError
 from rawnn.model.layers import Network
 from rawnn.opts.measured import Entry, exact
-from rawnn.opts.persistent_payoff import Verdict, judge, usual_form
+from rawnn.opts.persistent_payoff import Verdict, default_data_spec, judge
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.opts.user_kernel_toggles import reason
-from rawnn.plan.recipe import Form, Recipe
+from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.ptx.fused.linear import MAX_FUSED_CLASSES
 
 Values = dict[str, str | int | None]
@@ -38,7 +38,7 @@ class Setting:
     steps: int
     machine: Machine
     recipe: Recipe | None = None
-    form: Form | None = None
+    data_spec: DataSpec | None = None
 
 
 def none() -> Values:
@@ -100,8 +100,9 @@ def best(setting: Setting, precision: str = "",
 def _judge(setting: Setting, precision: str, measured: float | None) -> Verdict:
     if setting.recipe is None or setting.recipe.ranks > 1:  # nobody says how many steps there are
         return Verdict(False)
-    form = setting.form or usual_form(setting.network, setting.batch * setting.steps)
-    return judge(setting.network, setting.recipe, form, precision, setting.machine, measured)
+    data_spec = setting.data_spec or default_data_spec(setting.network, setting.batch
+                                                       * setting.steps)
+    return judge(setting.network, setting.recipe, data_spec, precision, setting.machine, measured)
 
 
 def _looked_up(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:

@@ -19,7 +19,7 @@ class Parameter:
     """The value after a toggle's "=": `parse` returns it or raises ConfigError, `default` is what
     the bare name means (None: a value must be given; "": it has none)."""
 
-    form: str
+    syntax: str
     parse: Callable[[str], str | int]
     default: str | int | None
 
@@ -78,7 +78,7 @@ class Toggle:
         if text is None:
             if self.parameter.default is None:
                 raise ConfigError(
-                    f"the toggle '{self.name}' needs a value: {self.name}={self.parameter.form}"
+                    f"the toggle '{self.name}' needs a value: {self.name}={self.parameter.syntax}"
                 )
             return self.parameter.default or None
         return self.parameter.parse(text)

@@ -14,7 +14,7 @@ from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
 from rawnn.opts.user_kernel_toggles import BEFORE, is_op, toggle, words_of_ops
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
-from rawnn.plan.recipe import Form, Recipe
+from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.ptx.user_kernels import unused
 
 
@@ -65,21 +65,21 @@ class Selection:
 
 def select(text: str, network: Network, steps: int, machine: Machine, *,
            batch: int = 1, lenient: bool = False, recipe: Recipe | None = None,
-           form: Form | None = None) -> Selection:
+           data_spec: DataSpec | None = None) -> Selection:
     """Resolve "best,-cudnn" or "graphs=epoch,cublas" for a machine.
 
     A list that begins with no preset starts from `preload` and `arena`: data and buffers are on the
     device before the clock starts, unless `-preload`, `-arena`, `pinned` or another allocator
     undoes that. Behind `none` there is nothing but what is typed.
 
-    `steps` is the number of steps in an epoch, `batch` the examples in each; `recipe` and `form`
-    say how and on what it is trained, by which a preset may decide. With `lenient`,
+    `steps` is the number of steps in an epoch, `batch` the examples in each; `recipe` and
+    `data_spec` say how and on what it is trained, by which a preset may decide. With `lenient`,
     toggles that mean nothing where there is no GPU are left out and named in the notes; otherwise
     they are refused. What is typed behind a preset wins over what the preset chose. Raises
     ConfigError for an unknown toggle, a bad value, a conflict, or a toggle the machine cannot run.
     """
     asked, removed, notes = _parse(text, presets.Setting(
-        network, batch, steps, machine, recipe, form))
+        network, batch, steps, machine, recipe, data_spec))
     if machine.gpu is not None:
         _keep_host_toggles(asked, notes, machine, lenient)
     implied = _add_implied(asked, removed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rawnn.plan.op import Op
 from rawnn.plan.ops.losses import builders
 from rawnn.plan.plan import Plan
-from rawnn.plan.recipe import Form, Recipe, Share
+from rawnn.plan.recipe import DataSpec, Recipe, Share
 from rawnn.plan.tensor import Role, Tensor
 
 if TYPE_CHECKING:
@@ -25,14 +25,15 @@ METRIC_WORKSPACE = 1025
 """Words: a count of blocks, and two sums of each of up to 512."""
 
 
-def training_step(network: Network, recipe: Recipe, form: Form, *, rest: bool = False) -> Plan:
+def training_step(network: Network, recipe: Recipe, data_spec: DataSpec, *, rest: bool
+                  = False) -> Plan:
     """The plan of one optimizer step on a batch of the training examples.
 
     With `rest` it is the step on the partial batch that ends an epoch. Metrics have an element a
     step of the epoch.
     """
-    share = recipe.share(recipe.rest(form.examples) if rest else recipe.batch)
-    builder = Builder(network, share.rows, form, max(recipe.updates(form.examples), 1),
+    share = recipe.share(recipe.rest(data_spec.examples) if rest else recipe.batch)
+    builder = Builder(network, share.rows, data_spec, max(recipe.updates(data_spec.examples), 1),
                       recipe.batch, shuffled=recipe.shuffle)
     if recipe.ranks > 1:
         builder.ranks, builder.rank, builder.share = recipe.ranks, recipe.rank, share
@@ -43,9 +44,9 @@ def training_step(network: Network, recipe: Recipe, form: Form, *, rest: bool = 
     return builder.plan("rest" if rest else "train")
 
 
-def evaluation_step(network: Network, batch: int, form: Form) -> Plan:
+def evaluation_step(network: Network, batch: int, data_spec: DataSpec) -> Plan:
     """The plan that measures loss and accuracy on `batch` of the examples, updating nothing."""
-    builder = Builder(network, batch, form, max(form.examples // batch, 1), batch)
+    builder = Builder(network, batch, data_spec, max(data_spec.examples // batch, 1), batch)
     builder.forward()
     builders(network.answers)[0](builder)
     return builder.plan("evaluate")
@@ -54,31 +55,31 @@ def evaluation_step(network: Network, batch: int, form: Form) -> Plan:
 class Builder:
     """A plan under construction. Losses add their ops through it."""
 
-    def __init__(self, network: Network, batch: int, form: Form, steps: int, stride: int, *,
-                 shuffled: bool = False) -> None:
-        self.network, self.batch, self.form = network, batch, form
+    def __init__(self, network: Network, batch: int, data_spec: DataSpec, steps: int, stride: int,
+                 *, shuffled: bool = False) -> None:
+        self.network, self.batch, self.data_spec = network, batch, data_spec
         self.tensors: dict[str, Tensor] = {}
         self._ops: list[Op] = []
         self._stride = stride
         self.ranks, self.rank, self.share = 1, 0, Share(0, batch, 1.0)
         self.logits = f"z{network.depth}"
         self.last_gradient = f"dz{network.depth}"
-        self.targets = "x" if form.reconstruct else "t"
-        features, examples = network.layers[0], form.examples
+        self.targets = "x" if data_spec.reconstruct else "t"
+        features, examples = network.layers[0], data_spec.examples
         # Both homes of the data set: runners place only what some op reads (`used_tensors`).
         self.on_host("images", (examples, features), "float32")
-        self.add(Role.DATA, form.inputs, images=(examples, features))
+        self.add(Role.DATA, data_spec.inputs, images=(examples, features))
         self.add(Role.BATCH, "float32", x=(batch, features))
-        if form.normalised:
+        if data_spec.normalised:
             self.add(Role.DATA, "float32", mean=(features,), inverse_std=(features,))
         if network.answers.labelled:
             self.on_host("labels", (examples,), "int32")
-            self.add(Role.DATA, form.labels, labels=(examples,))
+            self.add(Role.DATA, data_spec.labels, labels=(examples,))
             self.add(Role.BATCH, "int32", y=(batch,))
-        elif not form.reconstruct:
-            self.on_host("targets", (examples, form.targets), "float32")
-            self.add(Role.DATA, "float32", targets=(examples, form.targets))
-            self.add(Role.BATCH, "float32", t=(batch, form.targets))
+        elif not data_spec.reconstruct:
+            self.on_host("targets", (examples, data_spec.targets), "float32")
+            self.add(Role.DATA, "float32", targets=(examples, data_spec.targets))
+            self.add(Role.BATCH, "float32", t=(batch, data_spec.targets))
         if shuffled:
             self.add(Role.EPOCH, "int32", order=(examples,))
         self.add(Role.METRIC, "float32", loss=(steps,))
@@ -201,7 +202,7 @@ class Builder:
 
     def plan(self, name: str) -> Plan:
         return Plan(name, self.tensors, tuple(self._ops), self.batch,
-                    scale=self.form.scale, ranks=self.ranks, rank=self.rank,
+                    scale=self.data_spec.scale, ranks=self.ranks, rank=self.rank,
                     weight=self.share.weight).without_unused().check()
 
 

@@ -9,7 +9,7 @@ from rawnn.model.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
-class Form:
+class DataSpec:
     """What a set of examples looks like to a plan.
 
     `inputs` and `labels` are storage types (labels "" where there are none), `targets` the columns

@@ -31,14 +31,14 @@ gives: rows that `order` picks from."""
 
 
 @dataclass(frozen=True)
-class Forms:
+class GeometryVariants:
     """A geometry in several forms, of which the scalar `choice` picks one; the first is the usual
     one. Only for kernels that run in any of them."""
 
-    forms: tuple[Callable[[Scalars], Geometry], ...]
+    geometries: tuple[Callable[[Scalars], Geometry], ...]
 
     def __call__(self, s: Scalars) -> Geometry:
-        return self.forms[int(s.get("choice", 0))](s)
+        return self.geometries[int(s.get("choice", 0))](s)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class KernelImpl:
         """How many variants of a launch there are; 1 where there is nothing to choose."""
         if self.choices is not None:
             return self.choices(scalars)
-        return len(self.geometry.forms) if isinstance(self.geometry, Forms) else 1
+        return len(self.geometry.geometries) if isinstance(self.geometry, GeometryVariants) else 1
 
     def expression(self, op: Op, plan: Plan) -> str:
         """The instance that runs the op, such as "matmul_tn<float,float,float>"."""
@@ -188,13 +188,14 @@ THREADS = (64, 128, 256)
 """Threads of a block that elementwise kernels are tried with."""
 
 
-def elements(threads: int = 256, each: int = 1) -> Forms:
+def elements(threads: int = 256, each: int = 1) -> GeometryVariants:
     """One dimension over rows * cols, `each` elements a thread, in blocks of `threads`."""
 
-    def form(size: int) -> Callable[[Scalars], Geometry]:
+    def geometry_for(size: int) -> Callable[[Scalars], Geometry]:
         return lambda s: ((max(ceil(s["rows"] * s["cols"], size * each), 1), 1, 1), (size, 1, 1))
 
-    return Forms(tuple(form(n) for n in (threads, *(n for n in THREADS if n != threads))))
+    return GeometryVariants(tuple(geometry_for(n) for n
+                                  in (threads, *(n for n in THREADS if n != threads))))
 
 
 SPREAD, EACH = 2048, 4
@@ -202,13 +203,13 @@ SPREAD, EACH = 2048, 4
 there are more."""
 
 
-def vectors(*operands: str, threads: int = 256) -> Forms:
+def vectors(*operands: str, threads: int = 256) -> GeometryVariants:
     """One dimension over the rows of a matrix, in vectors of columns: 16 bytes of the widest of
     `operands` (float32 where an op leaves one out), as vector_length in common.cuh has them. With a
     thread for each element three of four blocks begin for nothing: an H200's update of 37 million
     weights took 133 us longer so."""
 
-    def form(size: int) -> Callable[[Scalars], Geometry]:
+    def geometry_for(size: int) -> Callable[[Scalars], Geometry]:
         def geometry(s: Scalars) -> Geometry:
             length = 16 // max(int(s.get(f"itemsize_{r}", 4)) for r in operands)
             blocks = ceil(s["rows"] * ceil(s["cols"], length), size)
@@ -218,13 +219,14 @@ def vectors(*operands: str, threads: int = 256) -> Forms:
 
         return geometry
 
-    return Forms(tuple(form(n) for n in (threads, *(n for n in THREADS if n != threads))))
+    return GeometryVariants(tuple(geometry_for(n) for n
+                                  in (threads, *(n for n in THREADS if n != threads))))
 
 
-def in_blocks(*shapes: tuple[int, int]) -> Forms:
+def in_blocks(*shapes: tuple[int, int]) -> GeometryVariants:
     """A thread for every element of an m x n result, in blocks of columns x rows."""
 
-    def form(x: int, y: int) -> Callable[[Scalars], Geometry]:
+    def geometry_for(x: int, y: int) -> Callable[[Scalars], Geometry]:
         return lambda s: ((ceil(s["n"], x), ceil(s["m"], y), 1), (x, y, 1))
 
-    return Forms(tuple(form(x, y) for x, y in shapes))
+    return GeometryVariants(tuple(geometry_for(x, y) for x, y in shapes))

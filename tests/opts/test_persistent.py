@@ -18,7 +18,7 @@ from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import Selection, select
 from rawnn.opts.registry import Machine
-from rawnn.plan.recipe import Form, Recipe
+from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.sim import sim_backend
 from tests.engine import (
     CAPABLE,
@@ -155,8 +155,8 @@ def test_older_gpus_have_no_such_kernel() -> None:
 
 def chosen(layers: tuple[int, ...] = (34, 27, 26), words: str = "best", epochs: int = 400,
            machine: Machine = CAPABLE) -> Selection:
-    form = Form(25 * 256, inputs="float32", labels="int32")
-    return select(words, Network(layers), 256, machine, batch=25, form=form,
+    data_spec = DataSpec(25 * 256, inputs="float32", labels="int32")
+    return select(words, Network(layers), 256, machine, batch=25, data_spec=data_spec,
                   recipe=Recipe(25, Optimizer("adam", 1e-3), epochs=epochs))
 
 
@@ -192,8 +192,8 @@ def test_best_takes_it_in_every_number_format_that_it_has(numbers: str) -> None:
 
 def test_best_leaves_out_micro_batches_which_nobody_has_timed() -> None:
     network, batch = Network((160, 32, 48, 32, 432, 48), loss="bce"), 2528
-    form = Form(batch * 256, inputs="float32", labels="", targets=48)
-    found = select("best", network, 256, CAPABLE, batch=batch, form=form,
+    data_spec = DataSpec(batch * 256, inputs="float32", labels="", targets=48)
+    found = select("best", network, 256, CAPABLE, batch=batch, data_spec=data_spec,
                    recipe=Recipe(batch, epochs=400))
     assert "persistent" not in found.values
     assert any("micro-batches only" in note for note in found.notes)

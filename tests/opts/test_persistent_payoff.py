@@ -20,7 +20,7 @@ from rawnn.persistent.choose import choose
 from rawnn.persistent.problem import Problem, problem_of
 from rawnn.persistent.source import source
 from rawnn.plan.plan import Plan
-from rawnn.plan.recipe import Form, Recipe
+from rawnn.plan.recipe import DataSpec, Recipe
 from tests.engine import CAPABLE
 from tools.fit_costs import Measured, expected, read_steps
 
@@ -34,15 +34,16 @@ NUMBERS = {"float32": "", "tf32": "tf32", "bf16": "bf16"}
 
 
 def setting(problem: dict[str, Any],
-            epochs: int = RUN_STEPS // STEPS) -> tuple[Network, Recipe, Form]:
+            epochs: int = RUN_STEPS // STEPS) -> tuple[Network, Recipe, DataSpec]:
     network = Network(tuple(problem["layers"]), bias=problem["bias"], loss=problem["loss"],
                       activation=problem["activation"])
     recipe = Recipe(problem["batch"], Optimizer(problem["optimizer"], problem["lr"]),
                     shuffle=problem["shuffle"], epochs=epochs)
     labelled = network.answers.answers == "labels"
-    form = Form(problem["batch"] * problem["steps"], inputs="float32", scale=1.0,
-                labels="uint8" if labelled else "", targets=0 if labelled else network.outputs)
-    return network, recipe, form
+    data_spec = DataSpec(problem["batch"] * problem["steps"], inputs="float32", scale=1.0,
+                         labels="uint8" if labelled else "", targets=0 if labelled
+                         else network.outputs)
+    return network, recipe, data_spec
 
 
 def runs(kept: Path = KEPT) -> list[tuple[dict[str, Any], str, float, float]]:

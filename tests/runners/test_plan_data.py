@@ -12,7 +12,7 @@ import pytest
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset, Normalisation
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.plan_data import HostOrder, contents, form_of, resident
+from rawnn.engine.runners.plan_data import HostOrder, contents, data_spec_of, resident
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset, run_on, trained
@@ -31,8 +31,8 @@ def as_kernels_read(data: Dataset) -> Dataset:
 
 def test_a_form_is_of_the_examples_from_the_first_on() -> None:
     data = random_dataset(train=70, test=23)
-    assert form_of(data, "train").examples == 70
-    assert (form_of(data, "test").examples, form_of(data, "test", 16).examples) == (23, 7)
+    assert data_spec_of(data, "train").examples == 70
+    assert (data_spec_of(data, "test").examples, data_spec_of(data, "test", 16).examples) == (23, 7)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])

@@ -16,7 +16,7 @@ from rawnn.engine.launch_choices import Found, chosen, key_of, variants, with_ch
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.plan import Plan
-from rawnn.ptx.kernel_registry import Forms, Key, elements
+from rawnn.ptx.kernel_registry import GeometryVariants, Key, elements
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.sim import SimulationError
 from tests.engine import CAPABLE, dataset_for, make_work, run_on, step_plan
@@ -71,7 +71,7 @@ def test_every_family_of_products_has_variants() -> None:
         if key.kind in ("matmul", "weight_update") \
                 and key.impl in ("naive", "tiled", "mma", "wgmma"):
             assert entry.variants({"m": 64, "n": 64, "rows": 64, "cols": 64}) > 3, key
-    assert isinstance(elements(), Forms)
+    assert isinstance(elements(), GeometryVariants)
     assert KERNELS[Key("tick", "naive")].variants({}) == 1
 
 
@@ -120,8 +120,8 @@ def test_the_simulated_device_takes_nothing_else(device: Device,
     network = Network((48, 7))
     work = make_work("preload,arena", network.layers, dataset_for(network, 32, 8))
     impl = kernel_for(work.train.find(kind="matmul")[0])
-    assert isinstance(impl.geometry, Forms)
-    undeclared = Forms(((lambda s: ((1, 2, 1), (48, 4, 1))),))
+    assert isinstance(impl.geometry, GeometryVariants)
+    undeclared = GeometryVariants(((lambda s: ((1, 2, 1), (48, 4, 1))),))
     made = KernelLaunch.__init__
 
     def launch(self: KernelLaunch, driver: Any, stream: Any, function: Any, label: str, grid: Any,

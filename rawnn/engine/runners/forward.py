@@ -23,7 +23,7 @@ from rawnn.model.layers import Network, Parameters
 from rawnn.opts import TOGGLES, select
 from rawnn.plan.build import Builder, used_tensors
 from rawnn.plan.plan import Plan
-from rawnn.plan.recipe import Form
+from rawnn.plan.recipe import DataSpec
 
 BATCH = 2048
 """Examples at a time, as in evaluations: enough to fill a GPU."""
@@ -80,9 +80,9 @@ def _plan(device: Device, network: Network, normalisation: Normalisation, inputs
           batch: int, steps: int) -> Plan:
     kind = inputs.dtype.name if inputs.dtype.name in INPUT_TYPES else "float32"
     # As for an autoencoder, so that the batch has neither labels nor targets.
-    form = Form(steps * batch, inputs=kind, scale=normalisation.scale, reconstruct=True,
-                normalised=normalisation.mean is not None)
-    builder = Builder(replace(network, loss="mse"), batch, form, steps, batch)
+    data_spec = DataSpec(steps * batch, inputs=kind, scale=normalisation.scale, reconstruct=True,
+                         normalised=normalisation.mean is not None)
+    builder = Builder(replace(network, loss="mse"), batch, data_spec, steps, batch)
     builder.forward()
     machine = machine_of(device)
     cublas = [] if TOGGLES["cublas"].needs(machine) else ["cublas"]

@@ -13,18 +13,18 @@ from rawnn.common import random
 from rawnn.common.dtypes import LARGEST, numpy_dtype, rounded
 from rawnn.common.errors import ConfigError
 from rawnn.data import Dataset, Normalisation
-from rawnn.plan.recipe import Form
+from rawnn.plan.recipe import DataSpec
 from rawnn.plan.tensor import ROW_ALIGNMENT, Role, Tensor
 
 Array = NDArray[Any]
 
 
-def form_of(data: Dataset, part: str, first: int = 0) -> Form:
+def data_spec_of(data: Dataset, part: str, first: int = 0) -> DataSpec:
     """The form of the examples of `part` ("train" or "test") from `first` on."""
     images = getattr(data, f"{part}_images")
     labels, targets = getattr(data, f"{part}_labels"), getattr(data, f"{part}_targets")
     normalisation = Normalisation() if data.normalisation.is_double else data.normalisation
-    return Form(
+    return DataSpec(
         len(images) - first,
         inputs="float32" if data.normalisation.is_double else images.dtype.name,
         labels="" if labels is None else labels.dtype.name,

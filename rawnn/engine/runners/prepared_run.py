@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.data import Dataset
-from rawnn.engine.runners.plan_data import form_of
+from rawnn.engine.runners.plan_data import data_spec_of
 from rawnn.graphs.unrolling import alone
 from rawnn.model.layers import Network, Parameters
 from rawnn.opts import Selection
@@ -133,31 +133,32 @@ class Work:
 def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recipe,
             evaluation_batch: int = EVALUATION_BATCH) -> Work:
     """Build the baseline plans of a run and apply its toggles."""
-    form = form_of(data, "train")
-    train, policy = selection.apply(training_step(network, recipe, form))
+    data_spec = data_spec_of(data, "train")
+    train, policy = selection.apply(training_step(network, recipe, data_spec))
     near = read_across(train)
     train = with_near(train, near)
-    rest = with_near(selection.apply(training_step(network, recipe, form, rest=True))[0],
+    rest = with_near(selection.apply(training_step(network, recipe, data_spec, rest=True))[0],
                      near).apart("rest.") \
-        if recipe.rest(form.examples) else None
-    steps = recipe.steps(form.examples)
+        if recipe.rest(data_spec.examples) else None
+    steps = recipe.steps(data_spec.examples)
     if rest is not None and steps and spans(train):
         train, rest, steps = with_rest(train, rest, steps), None, steps + 1
-    tests = form_of(data, "test").examples
+    tests = data_spec_of(data, "test").examples
     whole = min(evaluation_batch, tests)
     left = tests % whole
     parts = [(whole, 0, tests // whole)] + ([(left, tests - left, 1)] if left else [])
     evaluate = tuple(
         Part(with_near(selection.apply(
-            evaluation_step(network, size, form_of(data, "test", first)))[0], near), first, steps)
+            evaluation_step(network, size, data_spec_of(data, "test", first)))[0], near), first,
+             steps)
         for size, first, steps in parts
     )
     quiet = train.without_metrics() if policy.report > 1 else train
-    updates = recipe.updates(form.examples)
+    updates = recipe.updates(data_spec.examples)
     start, refresh, begin, end = (
         claimed(replace(plan, own=train.own)) for plan in (
             epoch_plans.start(train, network, recipe.seed), epoch_plans.refresh(train),
-            epoch_plans.begin(train, recipe, form.examples), epoch_plans.end(train, updates)))
+            epoch_plans.begin(train, recipe, data_spec.examples), epoch_plans.end(train, updates)))
     return Work(network, data, recipe, policy, train, quiet, rest, start, refresh, begin, end,
                 epoch_plans.between(begin, end), epoch_plans.assemble(train), evaluate, steps,
                 updates)

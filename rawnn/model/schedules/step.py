@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from rawnn.common.errors import ConfigError
 from rawnn.model.schedules import Floats, ScheduleSpec, Settings, number, register
 
-_FORM = "step:EPOCHS:FACTOR"
+_SYNTAX = "step:EPOCHS:FACTOR"
 
 
 def _read(arguments: list[str]) -> Settings:
     if len(arguments) != 2:
-        raise ConfigError(f"schedule: write {_FORM}, such as step:30:0.1")
+        raise ConfigError(f"schedule: write {_SYNTAX}, such as step:30:0.1")
     return Settings(number(arguments[1], "factor"), number(arguments[0], "number of epochs"))
 
 
@@ -32,4 +32,4 @@ def _rates(
         return lr * power
 
 
-register(ScheduleSpec("step", "StepDecay", _FORM, _read, _rates))
+register(ScheduleSpec("step", "StepDecay", _SYNTAX, _read, _rates))

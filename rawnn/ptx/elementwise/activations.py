@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from rawnn.ptx.family import Family
 from rawnn.ptx.kernel_registry import (
-    Forms,
     Geometry,
+    GeometryVariants,
     KernelImpl,
     Scalars,
     ceil,
@@ -36,7 +36,7 @@ def _sums(threads: int) -> Callable[[Scalars], Geometry]:
     return geometry
 
 
-_columns = Forms(tuple(map(_sums, (128, 32, 64, 256))))
+_columns = GeometryVariants(tuple(map(_sums, (128, 32, 64, 256))))
 
 
 FAMILY.register("bias_add", "naive", KernelImpl(
