@@ -32,7 +32,7 @@ from rawnn.opts import select
 from rawnn.opts.precision_names import precision_of
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
-from rawnn.ptx.user_kernels import REPLACES, Own, owned
+from rawnn.ptx.user_kernels import REPLACES, UserKernel, user_ops
 
 NODES = 50
 """Launches in the graph by which an op is timed alone, one behind the other."""
@@ -85,7 +85,7 @@ def step_of(config: Config, opt: str, data: Dataset, machine: Machine) -> Plan:
     return prepare(network, data, selection, recipe).train
 
 
-def compiled(own: Own, plan: Plan, arch: str) -> list[Resources]:
+def compiled(own: UserKernel, plan: Plan, arch: str) -> list[Resources]:
     """What each instance that the step asks for uses. Raises CompileError, MissingLibrary."""
     kernel = own.kernel
     expressions = tuple(dict.fromkeys(kernel.expression(op, plan) for op in ops_of(own, plan)))
@@ -120,7 +120,7 @@ def simulated(config: Config, opt: str, data: Dataset) -> str:
     return ""
 
 
-def right(device: Device, own: Own, plan: Plan) -> list[Examined]:
+def right(device: Device, own: UserKernel, plan: Plan) -> list[Examined]:
     """Each op that the kernel runs beside its reference."""
     lowering = Lowering(device)
     try:
@@ -130,7 +130,7 @@ def right(device: Device, own: Own, plan: Plan) -> list[Examined]:
         lowering.close()
 
 
-def alone(device: Device, own: Own, plan: Plan) -> list[Alone]:
+def alone(device: Device, own: UserKernel, plan: Plan) -> list[Alone]:
     """What each op takes by itself: the median of launches of a graph of many, data in the L2
     cache."""
     lowering = Lowering(device)
@@ -197,12 +197,12 @@ def curves(config: Config, beside: str, opt: str, data: Dataset, opened: Opened)
     return Curves(*(float(np.max(np.abs(each - first) / scale)) for each in (mine, usual)))
 
 
-def ops_of(own: Own, plan: Plan) -> list[Op]:
+def ops_of(own: UserKernel, plan: Plan) -> list[Op]:
     """The ops of a step that the kernel runs."""
-    return [op for op in owned(plan) if op.kind == own.word]
+    return [op for op in user_ops(plan) if op.kind == own.word]
 
 
-def _different(own: Own, plan: Plan) -> list[Op]:
+def _different(own: UserKernel, plan: Plan) -> list[Op]:
     """The ops of a kernel, those of the same shapes once."""
     found: dict[Any, Op] = {}
     for op in ops_of(own, plan):

@@ -18,7 +18,7 @@ from rawnn.plan.op import Op, OpSpec, Reference
 from rawnn.plan.plan import Plan
 from rawnn.ptx import INCLUDE
 from rawnn.ptx.kernel_registry import KERNELS, NEUTRAL, Geometry, KernelImpl, Scalars
-from rawnn.ptx.user_kernels import REPLACES, Own, base_of, shapes_of
+from rawnn.ptx.user_kernels import REPLACES, UserKernel, base_of, shapes_of
 
 _WITHOUT = {"seed", "stream", "offset", *NEUTRAL}
 """Numbers of an op that a kernel may do without: those of random roundings and of the step, of
@@ -249,14 +249,14 @@ class Implementation:
                                   f"take it: add a parameter {kind} {key}, or say for which it is "
                                   f"made, where = \"{key} == {value}\"")
 
-    def own(self, reference: Reference | None) -> Own:
+    def user_kernel(self, reference: Reference | None) -> UserKernel:
         source = self.source
         self.impl = KernelImpl(
             _label(source, self.word), self.kernel, self.template, self.sizes, self.geometry,
             self.shapes, self.shared, self.cluster, cooperative=bool(self.how.get("cooperative")),
             code=replace(source, include=(Path(source.name).resolve().parent, *source.include)))
-        return Own(self.spec.kind, self.name, self.impl, self.where, self.fits,
-                   reference or self.spec.reference, self.sites)
+        return UserKernel(self.spec.kind, self.name, self.impl, self.where, self.fits,
+                          reference or self.spec.reference, self.sites)
 
 
 def _named(kernels: Mapping[str, KernelSignature], expression: str | None,

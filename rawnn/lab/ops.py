@@ -26,7 +26,7 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.fused import narrow
 from rawnn.ptx.gemm.tiles import MAIN_LOOPS
-from rawnn.ptx.user_kernels import OWN
+from rawnn.ptx.user_kernels import USER_KERNELS
 
 STEP = 1
 """Where the cursor stands: metrics and rates have an element for it, the data a batch."""
@@ -174,7 +174,7 @@ cut off."""
 
 def _as_of(op: Op) -> Op:
     """The op by its kind in the vocabulary, where a user's kernel runs it."""
-    return replace(op, kind=OWN[op.kind].op) if op.kind in OWN else op
+    return replace(op, kind=USER_KERNELS[op.kind].op) if op.kind in USER_KERNELS else op
 
 
 def _roles(op: Op) -> set[str]:

@@ -20,7 +20,7 @@ from rawnn.lab.implementation import Implementation
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.kernel_source import Source
 from rawnn.plan.op import Reference
-from rawnn.ptx.user_kernels import OWN, Own, register, spec_of
+from rawnn.ptx.user_kernels import USER_KERNELS, UserKernel, register, spec_of
 
 Extents = Expression | Sequence[Expression]
 
@@ -35,7 +35,7 @@ def impl(op: str, source: str | os.PathLike[str] | Kernel, expression: str | Non
          where: str | None = None, require: str | Sequence[str] | None = None,
          defines: Mapping[str, object] | None = None, options: Sequence[str] | None = None,
          include: Sequence[str | os.PathLike[str]] | None = None,
-         arch: str | None = None, reference: Reference | None = None) -> Own:
+         arch: str | None = None, reference: Reference | None = None) -> UserKernel:
     """Make a kernel selectable as the implementation of an op: `--opt best,<op>=<name>`.
 
     `op` is a kind of the vocabulary, such as "bias_relu" or "sgd"; `source` text, a path or a
@@ -81,14 +81,15 @@ def impl(op: str, source: str | os.PathLike[str] | Kernel, expression: str | Non
         raise ConfigError(f"name = {called!r}: give letters, digits and _, as it stands behind "
                           f"--opt {op}=")
     return register(
-        Implementation(spec, made, expression or told.get("kernel"), called, how).own(reference))
+        Implementation(spec, made, expression or told.get("kernel"), called,
+                       how).user_kernel(reference))
 
 
 _WHAT = {"grid": "blocks", "block": "threads a block has"}
 _SUCH = {"grid": "\"cdiv(rows * cols, 256)\"", "block": "256"}
 
 
-def load(path: str | os.PathLike[str], op: str | None = None) -> Own:
+def load(path: str | os.PathLike[str], op: str | None = None) -> UserKernel:
     """Make the kernel of a file selectable, by what its header says; `op` where that does not say
     what it runs. Raises ConfigError as `impl`."""
     text, file = _text(path), str(path)
@@ -97,9 +98,9 @@ def load(path: str | os.PathLike[str], op: str | None = None) -> Own:
         raise ConfigError(f"{file} does not say which op it runs: write op = \"bias_relu\" in its "
                           f"header, or choose it as --opt bias_relu={file}")
     known = _LOADED.get((file, op))
-    if known is None or known[0] != text or known[1] not in OWN:
+    if known is None or known[0] != text or known[1] not in USER_KERNELS:
         _LOADED[file, op] = text, impl(op, path).word
-    return OWN[_LOADED[file, op][1]]
+    return USER_KERNELS[_LOADED[file, op][1]]
 
 
 def _is_text(source: str | os.PathLike[str]) -> bool:

@@ -32,7 +32,7 @@ from rawnn.ptx.family import Fusion
 from rawnn.ptx.fused import head, linear, narrow
 from rawnn.ptx.gemm import gemm_loss, skinny
 from rawnn.ptx.gemm.tiles import MAIN_LOOPS
-from rawnn.ptx.user_kernels import claimed, kept_out, restored
+from rawnn.ptx.user_kernels import lost_fusions, with_user_kernels, without_user_kernels
 
 Change = tuple[list[Op], list[Op]]
 """Ops of a plan, and those that take their place."""
@@ -260,19 +260,19 @@ def rewritten(plan: Plan, value: str | int | None) -> tuple[Plan, list[Outcome]]
     """The plan with every fusion that is not left out and finds a place, and what became of each.
     """
     outcomes = []
-    without = replace(restored(plan), own=()) if plan.own else plan
+    without = replace(without_user_kernels(plan), user_kernels=()) if plan.user_kernels else plan
     for name, fusion in FUSIONS.items():
         if name in left_out(value):
             outcomes.append(Outcome(name, f"{name} is left out by fuse={value}"))
             continue
         found, but = fusion.apply(plan), ""
-        if plan.own and isinstance(alone := fusion.apply(without), Plan):
-            but = kept_out(plan, without, alone)
+        if plan.user_kernels and isinstance(alone := fusion.apply(without), Plan):
+            but = lost_fusions(plan, without, alone)
             without = alone
             if isinstance(found, str):
-                found = f"{but or ', '.join(plan.own)}; it would find a place without"
+                found = f"{but or ', '.join(plan.user_kernels)}; it would find a place without"
         if isinstance(found, Plan):
-            plan, found = claimed(found), ""
+            plan, found = with_user_kernels(found), ""
         outcomes.append(Outcome(name, found, but))
     return plan, outcomes
 

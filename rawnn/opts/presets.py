@@ -10,7 +10,7 @@ from rawnn.model.layers import Network
 from rawnn.opts.measured import Entry, exact
 from rawnn.opts.persistent_payoff import Verdict, default_data_spec, judge
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.opts.user_kernel_toggles import reason
+from rawnn.opts.user_kernel_toggles import why_not_persistent
 from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.ptx.fused.linear import MAX_FUSED_CLASSES
 
@@ -59,16 +59,16 @@ def seed() -> Values:
 
 
 def resolve(name: str, setting: Setting, precision: str = "",
-            own: list[str] | None = None) -> tuple[Values, list[str]]:
+            user_kernels: list[str] | None = None) -> tuple[Values, list[str]]:
     """The toggles of a preset, and sentences on what it decided. `precision` are those that are
-    asked for beside it, `own` the user's kernels."""
+    asked for beside it, `user_kernels` the user's kernels."""
     if name == "best":
-        return best(setting, precision, own or [])
+        return best(setting, precision, user_kernels or [])
     return (seed() if name == "seed" else none()), []
 
 
 def best(setting: Setting, precision: str = "",
-         own: Sequence[str] = ()) -> tuple[Values, list[str]]:
+         user_kernels: Sequence[str] = ()) -> tuple[Values, list[str]]:
     """What is fastest for this network with these numbers on this machine, and why, in a sentence
     each: as measured on a GPU of the same name, or else by rule. It never changes the numbers."""
     machine = setting.machine
@@ -81,14 +81,17 @@ def best(setting: Setting, precision: str = "",
     if taken is None:
         taken, why = by_rule(setting, precision)
         notes += why
-    verdict = Verdict(False, f"best goes without persistent: {reason(list(own))}") if own \
-        else _judge(setting, precision, entry.us if entry else None)
+    if user_kernels:
+        verdict = Verdict(False, f"best goes without persistent: "
+                                 f"{why_not_persistent(list(user_kernels))}")
+    else:
+        verdict = _judge(setting, precision, entry.us if entry else None)
     notes += [verdict.why] if verdict.why else []
     if verdict.taken:
         values["persistent"] = TOGGLES["persistent"].parse(None)
     values |= taken
     if TOGGLES["graphs"].needs(machine) is None:
-        nodes = _nodes(setting, values, bool(own))
+        nodes = _nodes(setting, values, bool(user_kernels))
         whole = verdict.taken or nodes * setting.steps <= MAX_UNROLLED_NODES
         values["graphs"] = "epoch" if whole \
             else max(min(UNROLLED_NODES // nodes, UNROLLED_STEPS), 1)
@@ -176,7 +179,8 @@ def _is_linear(network: Network) -> bool:
     return network.depth == 1 and network.layers[-1] <= MAX_FUSED_CLASSES
 
 
-def _nodes(setting: Setting, values: Values, own: bool) -> int:
+def _nodes(setting: Setting, values: Values, user_kernels: bool) -> int:
     """About as many nodes as a step has."""
-    linear = _is_linear(setting.network) and "fuse" in values and "cublas" not in values and not own
+    linear = _is_linear(setting.network) and "fuse" in values and "cublas" not in values \
+        and not user_kernels
     return 2 if linear else 6 * setting.network.depth + 4

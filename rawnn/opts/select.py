@@ -11,7 +11,7 @@ from rawnn.model.layers import Network
 from rawnn.opts import presets
 from rawnn.opts.precision_names import precision_of
 from rawnn.opts.registry import TOGGLES, Machine, Outcome, Rewritten
-from rawnn.opts.user_kernel_toggles import BEFORE, is_op, toggle, words_of_ops
+from rawnn.opts.user_kernel_toggles import BEFORE, is_op, toggle, user_kernel_words
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import DataSpec, Recipe
@@ -38,7 +38,7 @@ class Selection:
         plan, policy = replace(plan, target=self.target), policy or Policy()
         for name, value in self.values.items():
             plan, policy = toggle(name).apply(plan, policy, value)
-        for word in plan.own:
+        for word in plan.user_kernels:
             if plan.name == "train" and (reason := unused(plan, word)):
                 raise ConfigError(f"{word} has nothing to do: {reason}")
         return plan.check(), policy
@@ -101,12 +101,12 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
 def _in_order(asked: Iterable[str]) -> list[str]:
     """The order in which toggles are applied: the table's, with kernels of one's own at their
     place."""
-    own = [name for name in asked if name not in TOGGLES]
+    user_kernels = [name for name in asked if name not in TOGGLES]
     wanted = {*asked}
     found: list[str] = []
     for name in TOGGLES:
         if name == BEFORE:
-            found += own
+            found += user_kernels
         if name in wanted:
             found.append(name)
     return found
@@ -126,7 +126,8 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
                 notes.append(f"the preset {word} replaces what stands before it: "
                              f"{', '.join(n for n in asked if n in given)}")
             behind = words[place + 1 :]
-            asked, why = presets.resolve(word, setting, precision_of(behind), words_of_ops(behind))
+            asked, why = presets.resolve(word, setting, precision_of(behind),
+                                         user_kernel_words(behind))
             notes += why
             removed.clear()
             given.clear()

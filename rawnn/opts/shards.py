@@ -65,7 +65,7 @@ class Shards:
                         if name != first and plan[name].shape[0] % plan.ranks == 0}
         self._turn = COPIES if policy.allocator == "arena" else TURN
         self._exchanged = {name for name in {*self._shared, first} - {""}
-                           if self._turn is COPIES and plan.ranks == 2 and not plan.own
+                           if self._turn is COPIES and plan.ranks == 2 and not plan.user_kernels
                            and self._is_exchanged(name)}
         self._first = first
         self._made: dict[str, Tensor] = {t.name: t for t in (self._turn, EXCHANGES)}

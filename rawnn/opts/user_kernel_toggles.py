@@ -12,23 +12,30 @@ from rawnn.common.errors import ConfigError, nearest
 from rawnn.opts.registry import TOGGLES, Outcome, Parameter, Rewritten, Toggle
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
-from rawnn.ptx.user_kernels import OWN, Own, candidates, claimed, spec_of, vocabulary
+from rawnn.ptx.user_kernels import (
+    USER_KERNELS,
+    UserKernel,
+    candidates,
+    spec_of,
+    vocabulary,
+    with_user_kernels,
+)
 
 BEFORE = "persistent"
 """The toggle ahead of which an op is taken: number formats come before, whatever replaces ops
 behind."""
 
 
-def chosen(op: str, value: str) -> Own:
+def find_kernel(op: str, value: str) -> UserKernel:
     """The kernel that `op`=`value` names. Raises ConfigError for a name that nobody registered, and
     for a file that is no such kernel."""
     if value.endswith(".cu"):
         from rawnn.lab.plug import load
 
         return load(value, op)
-    if f"{op}={value}" in OWN:
-        return OWN[f"{op}={value}"]
-    names = [own.name for own in OWN.values() if own.op == op]
+    if f"{op}={value}" in USER_KERNELS:
+        return USER_KERNELS[f"{op}={value}"]
+    names = [entry.name for entry in USER_KERNELS.values() if entry.op == op]
     known = nearest(value, names) or f"; there is {', '.join(names)}" if names else ""
     raise ConfigError(f"{op}={value}: there is no such kernel{known}; name a file with a header "
                       f"({op}=FILE.cu), or register one by rawnn.impl(\"{op}\", source, "
@@ -42,34 +49,34 @@ def is_op(name: str) -> bool:
 
 def toggle(name: str) -> Toggle:
     """The toggle of a name that is known: of the table, or an op's."""
-    return TOGGLES[name] if name in TOGGLES else _own_toggle(name)
+    return TOGGLES[name] if name in TOGGLES else _user_kernel_toggle(name)
 
 
-def words_of_ops(words: list[str]) -> list[str]:
+def user_kernel_words(words: list[str]) -> list[str]:
     """Those of `words` behind --opt that name a kernel of the user's."""
     return [word for word in words if is_op(word.partition("=")[0])]
 
 
-def reason(words: list[str]) -> str:
+def why_not_persistent(words: list[str]) -> str:
     """Why the whole step is not one kernel beside these words."""
     return (f"{', '.join(words)} {'is a kernel' if len(words) == 1 else 'are kernels'} of its own, "
             f"and persistent computes the whole step in one")
 
 
-def _own_toggle(name: str) -> Toggle:
+def _user_kernel_toggle(name: str) -> Toggle:
     spec_of(name)
 
     def parse(text: str) -> str:
-        chosen(name, text)
+        find_kernel(name, text)
         return text
 
     def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-        word = chosen(name, str(value)).word
-        return claimed(replace(plan, own=(*plan.own, word))), policy
+        word = find_kernel(name, str(value)).word
+        return with_user_kernels(replace(plan, user_kernels=(*plan.user_kernels, word))), policy
 
     def outcomes(plan: Plan, value: str | int | None) -> list[Outcome]:
-        own = chosen(name, str(value))
-        found = [Outcome(op.name, own.where(op, plan)) for _, op in candidates(plan, name)]
+        entry = find_kernel(name, str(value))
+        found = [Outcome(op.name, entry.where(op, plan)) for _, op in candidates(plan, name)]
         return found or [Outcome(name, "ops of this kind are made by fuse; the list of ops below "
                                        "says which")]
 

@@ -38,7 +38,7 @@ class Plan:
     steps: int = 1
     scale: float = 1.0
     target: Target = HOST
-    own: tuple[str, ...] = ()
+    user_kernels: tuple[str, ...] = ()
     ranks: int = 1
     rank: int = 0
     weight: float = 1.0

@@ -27,7 +27,7 @@ _NOT_KERNELS = {"upload": "the driver copies batches", "train_steps": "its kerne
                 "for every network", "advance": "graphs move the cursor by it",
                 "turn": "it is shuffle and tick in one: replace these"}
 
-_AROUND = ("initialise", "cast", "shuffle", "schedule", "tick")
+_OUTSIDE_STEPS = ("initialise", "cast", "shuffle", "schedule", "tick")
 """Ops that run before and after the steps (rawnn/plan/epoch_plans.py)."""
 
 Site = tuple[str, Scalars]
@@ -35,7 +35,7 @@ Site = tuple[str, Scalars]
 
 
 @dataclass(eq=False)
-class Own:
+class UserKernel:
     """A kernel that runs ops of the kind `op`, chosen as `op`=`name`.
 
     `where(op, plan)` says why an op keeps rawnn's kernel, "" where it is replaced; `fits(op, plan)`
@@ -64,27 +64,27 @@ class Own:
         return reference
 
 
-OWN: dict[str, Own] = {}
+USER_KERNELS: dict[str, UserKernel] = {}
 """Every such kernel, by its word."""
 
 
-def register(own: Own) -> Own:
+def register(entry: UserKernel) -> UserKernel:
     """Make a kernel selectable; one that had the name before is replaced."""
-    OPS[own.word] = replace(spec_of(own.op), kind=own.word, reference=own.reference)
-    OWN[own.word] = own
-    KERNELS[Key(own.word, IMPL)] = own.kernel
-    return own
+    OPS[entry.word] = replace(spec_of(entry.op), kind=entry.word, reference=entry.reference)
+    USER_KERNELS[entry.word] = entry
+    KERNELS[Key(entry.word, IMPL)] = entry.kernel
+    return entry
 
 
 def unregister(word: str) -> None:
     """Forget a kernel."""
-    del OWN[word], OPS[word], KERNELS[Key(word, IMPL)]
+    del USER_KERNELS[word], OPS[word], KERNELS[Key(word, IMPL)]
 
 
-def own_kernel(source: str, name: str) -> Own | None:
+def find_user_kernel(source: str, name: str) -> UserKernel | None:
     """The entry of the kernel `name` in the source called so."""
-    return next((own for own in OWN.values()
-                 if own.kernel.source == source and own.kernel.name == name), None)
+    return next((entry for entry in USER_KERNELS.values()
+                 if entry.kernel.source == source and entry.kernel.name == name), None)
 
 
 # -- the vocabulary --------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def own_kernel(source: str, name: str) -> Own | None:
 
 def vocabulary() -> tuple[str, ...]:
     """The ops that a kernel can take the place of."""
-    return (*(kind for kind in OPS if kind not in OWN and kind not in _NOT_KERNELS),
+    return (*(kind for kind in OPS if kind not in USER_KERNELS and kind not in _NOT_KERNELS),
             *_biased_kinds())
 
 
@@ -106,7 +106,7 @@ def spec_of(kind: str) -> OpSpec:
     for any other."""
     if kind in _NOT_KERNELS:
         raise ConfigError(f"no kernel can take the place of the op '{kind}': {_NOT_KERNELS[kind]}")
-    if kind in OPS and kind not in OWN:
+    if kind in OPS and kind not in USER_KERNELS:
         return OPS[kind]
     activation = _biased_kinds().get(kind)
     if activation is None:
@@ -151,17 +151,18 @@ def base_of(kind: str, layout: str = "") -> Key | None:
 # -- in a plan -------------------------------------------------------------------------------------
 
 
-def claimed(plan: Plan) -> Plan:
-    """`plan` with the ops that `plan.own` names run by those kernels. Raises ConfigError for one
-    that its kernel cannot run."""
-    words = sorted(plan.own, key=lambda word: OWN[word].op in OPS)  # those of two ops first
+def with_user_kernels(plan: Plan) -> Plan:
+    """`plan` with the ops that `plan.user_kernels` names run by those kernels. Raises ConfigError
+    for one that its kernel cannot run."""
+    words = sorted(plan.user_kernels, key=lambda word: USER_KERNELS[word].op
+                   in OPS)  # those of two ops first
     for word in words:
-        own = OWN[word]
+        entry = USER_KERNELS[word]
         changes = []
-        for gone, op in candidates(plan, own.op):
-            if own.where(op, plan):
+        for gone, op in candidates(plan, entry.op):
+            if entry.where(op, plan):
                 continue
-            own.fits(op, plan)
+            entry.fits(op, plan)
             changes.append((gone, [replace(op, kind=word, impl=IMPL,
                                            attributes={**op.attributes, REPLACES: gone})]))
         plan = plan.substitute_all(changes)
@@ -186,21 +187,21 @@ def candidates(plan: Plan, kind: str) -> list[tuple[tuple[Op, ...], Op]]:
     return found
 
 
-def restored(plan: Plan) -> Plan:
+def without_user_kernels(plan: Plan) -> Plan:
     """`plan` with rawnn's own ops in place of a user's."""
-    return plan.substitute_all([([op], op.attributes[REPLACES]) for op in owned(plan)])
+    return plan.substitute_all([([op], op.attributes[REPLACES]) for op in user_ops(plan)])
 
 
-def owned(plan: Plan) -> list[Op]:
+def user_ops(plan: Plan) -> list[Op]:
     """The ops of the plan that a user's kernels run."""
-    return [op for op in plan.ops if op.kind in OWN]
+    return [op for op in plan.ops if op.kind in USER_KERNELS]
 
 
-def kept_out(plan: Plan, without: Plan, rewritten: Plan) -> str:
+def lost_fusions(plan: Plan, without: Plan, rewritten: Plan) -> str:
     """What of a user's ops in `plan` a rewrite would have taken in that made `rewritten` of
     `without`, the same plan with rawnn's ops; "" for nothing."""
     before, left = ({id(op) for op in each.ops} for each in (without, rewritten))
-    lost = [op for op in owned(plan)
+    lost = [op for op in user_ops(plan)
             if any(id(each) in before - left for each in op.attributes[REPLACES])]
     words = ", ".join(dict.fromkeys(op.kind for op in lost))
     return f"{words} computes {' and '.join(op.name for op in lost)}" if lost else ""
@@ -208,11 +209,11 @@ def kept_out(plan: Plan, without: Plan, rewritten: Plan) -> str:
 
 def unused(plan: Plan, word: str) -> str:
     """Why a user's kernel has nothing to do in a step; "" where it has."""
-    own = OWN[word]
-    if own.op in _AROUND or any(op.kind == word for op in plan.ops):
+    entry = USER_KERNELS[word]
+    if entry.op in _OUTSIDE_STEPS or any(op.kind == word for op in plan.ops):
         return ""
-    refused = [f"{op.name}: {own.where(op, plan)}" for _, op in candidates(plan, own.op)]
+    refused = [f"{op.name}: {entry.where(op, plan)}" for _, op in candidates(plan, entry.op)]
     if refused:
-        return f"none of the ops '{own.op}' is one for it ({'; '.join(refused)})"
-    kinds = dict.fromkeys(op.kind for op in restored(plan).ops)
-    return f"the step has no op '{own.op}': its ops are {', '.join(kinds)}"
+        return f"none of the ops '{entry.op}' is one for it ({'; '.join(refused)})"
+    kinds = dict.fromkeys(op.kind for op in without_user_kernels(plan).ops)
+    return f"the step has no op '{entry.op}': its ops are {', '.join(kinds)}"

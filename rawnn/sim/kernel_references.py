@@ -12,7 +12,7 @@ from typing import Any
 from rawnn.plan import plan as _plan  # noqa: F401  (registers the kinds of ops)
 from rawnn.plan.op import OPS
 from rawnn.ptx.kernels import KERNELS, WRITTEN, Scalars, Shape
-from rawnn.ptx.user_kernels import IMPL, own_kernel
+from rawnn.ptx.user_kernels import IMPL, find_user_kernel
 
 Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 
@@ -66,12 +66,12 @@ def forget(name: str) -> None:
 def meaning_of(source: str, name: str) -> Meaning | None:
     """Of the kernel `name` in a file called `source`: rawnn's own before a user's of that name.
     None for one that nobody gave a meaning."""
-    own = own_kernel(source, name)
-    if own is not None:
-        spec = OPS[own.word]
-        return Meaning(spec.reads, spec.writes, own.kernel.shapes, spec.reference, spec.optional,
-                       geometry=own.kernel.geometry, shared=own.kernel.shared,
-                       cluster=own.kernel.cluster, sites=tuple(own.sites.values()))
+    entry = find_user_kernel(source, name)
+    if entry is not None:
+        spec = OPS[entry.word]
+        return Meaning(spec.reads, spec.writes, entry.kernel.shapes, spec.reference, spec.optional,
+                       geometry=entry.kernel.geometry, shared=entry.kernel.shared,
+                       cluster=entry.kernel.cluster, sites=tuple(entry.sites.values()))
     found = _of_the_table(Path(source).name, name) or _registered.get(name)
     if found is None and name in WRITTEN:
         spec, impl = WRITTEN[name]

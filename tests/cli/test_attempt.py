@@ -17,7 +17,7 @@ from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import machine_of
 from rawnn.lab.plug import load
-from rawnn.ptx.user_kernels import OWN, unregister
+from rawnn.ptx.user_kernels import USER_KERNELS, unregister
 from rawnn.sim import Simulation
 from tests.engine import random_dataset
 
@@ -42,7 +42,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = Path("mine.cu")
     path.write_text(MINE)
     yield path
-    for word in list(OWN):
+    for word in list(USER_KERNELS):
         unregister(word)
 
 

@@ -18,7 +18,7 @@ from rawnn.engine.machine import machine_of
 from rawnn.lab.kernel_files import kernel_of
 from rawnn.lab.plug import load
 from rawnn.opts import TOGGLES
-from rawnn.ptx.user_kernels import OWN, unregister
+from rawnn.ptx.user_kernels import USER_KERNELS, unregister
 from tests.engine import make_work, random_dataset, run_on
 from tests.lab.test_examples import LAB, SERIES
 from tests.lab.test_third_party import BROUGHT
@@ -31,7 +31,7 @@ LAYERS = (29, 18, 12, 7)
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     yield
-    for word in list(OWN):
+    for word in list(USER_KERNELS):
         unregister(word)
 
 

@@ -12,7 +12,7 @@ import pytest
 import rawnn
 from rawnn.cli import run
 from rawnn.lab import arrays, simulated
-from rawnn.ptx.user_kernels import OWN, unregister
+from rawnn.ptx.user_kernels import USER_KERNELS, unregister
 from rawnn.sim import register
 
 PAGE = (Path(rawnn.__file__).parents[1] / "docs" / "lab.md").read_text()
@@ -25,7 +25,7 @@ template <typename T> __global__ void scale(T* x) { x[blockIdx.x * TILE + thread
 def _forgotten() -> Iterator[None]:
     """The page's kernels for the training step are no business of other tests."""
     yield
-    for word in list(OWN):
+    for word in list(USER_KERNELS):
         unregister(word)
 
 

@@ -19,7 +19,7 @@ from rawnn.engine.runners.host import HostRunner
 from rawnn.lab.plug import load
 from rawnn.model.layers import Network
 from rawnn.ptx import SOURCES
-from rawnn.ptx.user_kernels import OWN, owned, unregister, vocabulary
+from rawnn.ptx.user_kernels import USER_KERNELS, unregister, user_ops, vocabulary
 from rawnn.sim import Simulation, SimulationError
 from tests.engine import (
     dataset_for,
@@ -59,7 +59,7 @@ DATA, LAYERS = random_dataset(), (29, 18, 12, 7)
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     yield
-    for word in list(OWN):
+    for word in list(USER_KERNELS):
         unregister(word)
 
 
@@ -98,7 +98,7 @@ def test_training_with_it_is_training_without(opt: str, mine: Path) -> None:
 
 def test_it_stays_itself_in_whatever_else_computes_the_step(mine: Path) -> None:
     plan = make_work(f"preload,mma,fuse,pdl,bias_relu={mine}", LAYERS, DATA).train
-    assert [op.name for op in owned(plan)] == ["relu1", "relu2"]
+    assert [op.name for op in user_ops(plan)] == ["relu1", "relu2"]
     assert len(plan.find(kind="weight_update")) == 3
     assert not any(op.attributes["activation"] for op in plan.find(kind="matmul"))
 
@@ -218,8 +218,8 @@ def test_nvrtc_compiles_it_for_what_the_plan_asks(mine: Path) -> None:
     from rawnn.cuda.nvrtc import Nvrtc
 
     plan = make_work(f"preload,bf16,bias_relu={mine}", LAYERS, DATA).train
-    kernel = OWN["bias_relu=mine"].kernel
-    for op in owned(plan):
+    kernel = USER_KERNELS["bias_relu=mine"].kernel
+    for op in user_ops(plan):
         built = compile_source(Nvrtc, kernel.code.text, name=kernel.source, arch="sm_90",
                                expressions=(kernel.expression(op, plan),), programmatic=True,
                                preamble=kernel.code.preamble)
@@ -236,7 +236,7 @@ def test_a_file_that_changes_while_a_device_is_open(mine: Path) -> None:
         mine.write_text(text.replace("TILE = 64", f"TILE = {tile}"))
         found = run_on(device, make_work(f"preload,bias_relu={mine}", LAYERS, DATA))
         np.testing.assert_array_equal(found.loss, wanted.loss)
-    assert len({own.kernel.source for own in OWN.values()}) == 1
+    assert len({own.kernel.source for own in USER_KERNELS.values()}) == 1
     device.close()
 
 
@@ -244,7 +244,7 @@ def test_one_file_for_two_ops(mine: Path) -> None:
     mine.write_text(mine.read_text().replace('op = "bias_relu"\n', ""))
     for op, activation in (("bias_relu", "relu"), ("bias_tanh", "tanh")):
         same("preload", f"{op}={mine}", network_options={"activation": activation})
-    assert len({own.kernel.source for own in OWN.values()}) == 2
+    assert len({own.kernel.source for own in USER_KERNELS.values()}) == 2
 
 
 def test_a_changed_file_is_read_again(mine: Path) -> None:

@@ -130,7 +130,7 @@ template <typename T> __global__ void twice(const T* x, T* y, int n) {
 """
 
 
-def own_kernel(device: Device, x: int, y: int) -> KernelLaunch:
+def find_user_kernel(device: Device, x: int, y: int) -> KernelLaunch:
     device.load(SOURCE, "own.cu", parse_kernels(SOURCE), ("twice<float>",))
     function = device.function("own.cu", "twice<float>")
     return KernelLaunch(device.driver, device.stream, function.handle, "twice", (1, 1, 1),
@@ -139,7 +139,7 @@ def own_kernel(device: Device, x: int, y: int) -> KernelLaunch:
 
 def test_kernels_of_others_need_a_reference(device: Device, own_meanings: None) -> None:
     x, y = vector(device, 3.0), vector(device)
-    launch = own_kernel(device, x, y)
+    launch = find_user_kernel(device, x, y)
     with pytest.raises(SimulationError, match=r"twice<float> of own\.cu has no NumPy reference"):
         launch.run(0)
 

@@ -22,7 +22,7 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import Recipe
 from rawnn.plan.tensor import Role
-from rawnn.ptx.user_kernels import claimed
+from rawnn.ptx.user_kernels import with_user_kernels
 
 EVALUATION_BATCH = 2000
 """Test examples measured at a time: large enough to fill a GPU, 6 MB of activations for MNIST."""
@@ -156,7 +156,7 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
     quiet = train.without_metrics() if policy.report > 1 else train
     updates = recipe.updates(data_spec.examples)
     start, refresh, begin, end = (
-        claimed(replace(plan, own=train.own)) for plan in (
+        with_user_kernels(replace(plan, user_kernels=train.user_kernels)) for plan in (
             epoch_plans.start(train, network, recipe.seed), epoch_plans.refresh(train),
             epoch_plans.begin(train, recipe, data_spec.examples), epoch_plans.end(train, updates)))
     return Work(network, data, recipe, policy, train, quiet, rest, start, refresh, begin, end,
