@@ -36,7 +36,7 @@ class Finding:
     found: str = ""
     version: str = ""
     looked: tuple[str, ...] = ()
-    cure: str = ""
+    fix: str = ""
     required: bool = False
 
     @property
@@ -50,7 +50,7 @@ class Lack:
 
     toggle: str
     reason: str
-    cure: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ def _python() -> Finding:
 def _gpu(opened: Opened) -> Finding:
     if opened.device is None:
         reason = opened.machine.gpu or ""
-        cure = f"pip install 'rawnn[{_extra()}]'" if "package" in reason else \
+        fix = f"pip install 'rawnn[{_extra()}]'" if "package" in reason else \
             _newer_driver() if "supports CUDA" in reason else \
             "install NVIDIA's driver (nvidia-smi must list a GPU), in a container with " \
             "--gpus all; until then: --device host, --device sim"
-        return Finding("driver and GPU", looked=(reason,), cure=cure, required=True)
+        return Finding("driver and GPU", looked=(reason,), fix=fix, required=True)
     info = opened.device.info
     return Finding("driver and GPU", info.name, required=True, version=(
         f"driver {info.driver}, CUDA {info.cuda}, compute capability "
@@ -120,10 +120,10 @@ def _driver_version() -> int:
 
 
 def _newer_driver() -> str:
-    cure = "update the NVIDIA driver"
+    fix = "update the NVIDIA driver"
     if headers.cuda_major() == 13 and _driver_version() >= MINIMUM_DRIVER[12]:
-        return f"{cure}, or pip install 'rawnn[cu12]'"
-    return cure
+        return f"{fix}, or pip install 'rawnn[cu12]'"
+    return fix
 
 
 def _libraries() -> Iterable[Finding]:
@@ -136,9 +136,10 @@ def _libraries() -> Iterable[Finding]:
     yield _looked_up("CUDA's headers", headers.include_directories, "cuda_fp16.h",
                      "nvidia-cuda-runtime", install)
     yield _looked_up("CCCL's headers", headers.include_directories, "cuda/std/cstdint",
-                     "nvidia-cuda-cccl", headers.cure("cuda/std/cstdint").rpartition(": ")[2])
+                     "nvidia-cuda-cccl",
+                     headers.install_hint("cuda/std/cstdint").rpartition(": ")[2])
     yield _looked_up("the compiler's headers", headers.include_directories, "crt/mma.h",
-                     "nvidia-cuda-nvcc", headers.cure("crt/mma.h").rpartition(": ")[2])
+                     "nvidia-cuda-nvcc", headers.install_hint("crt/mma.h").rpartition(": ")[2])
     yield _looked_up("libcudadevrt", lambda: (headers.cudadevrt_library(),), "",
                      "nvidia-cuda-runtime", install)
     for name, module, wheel in (("cuBLASLt", cublaslt, "nvidia-cublas"),
@@ -152,31 +153,31 @@ def _libraries() -> Iterable[Finding]:
 
 
 def _tools() -> Iterable[Finding]:
-    for name, cure in (("nvdisasm", "pip install nvidia-cuda-nvdisasm"),
-                       ("compute-sanitizer", "install the CUDA toolkit")):
+    for name, fix in (("nvdisasm", "pip install nvidia-cuda-nvdisasm"),
+                      ("compute-sanitizer", "install the CUDA toolkit")):
         yield Finding(name, str(headers.tool(name) or ""), "",
-                      ("PATH", *map(str, headers.tool_folders())), cure)
+                      ("PATH", *map(str, headers.tool_folders())), fix)
 
 
-def _package(distribution: str, module: str, cure: str, required: bool = False) -> Finding:
+def _package(distribution: str, module: str, fix: str, required: bool = False) -> Finding:
     try:
         found = has_package(module)
         version = metadata.version(distribution) if found else ""
     except (metadata.PackageNotFoundError, ValueError):
         version = "of unknown version"
     return Finding(distribution, f"package {module}" if found else "", version,
-                   ("Python's path",), cure, required)
+                   ("Python's path",), fix, required)
 
 
 def _looked_up(name: str, places: Callable[[], tuple[Path, ...]], file: str, wheel: str,
-               cure: str) -> Finding:
+               fix: str) -> Finding:
     try:
         folders = places()
     except MissingLibrary as error:
         looked = re.search(r"looked in (.*)\)", str(error))
-        return Finding(name, looked=(looked[1],) if looked else (), cure=cure)
+        return Finding(name, looked=(looked[1],) if looked else (), fix=fix)
     found = next((folder for folder in folders if not file or (folder / file).is_file()), None)
-    return Finding(name, str(found or ""), _version(found, wheel), tuple(map(str, folders)), cure)
+    return Finding(name, str(found or ""), _version(found, wheel), tuple(map(str, folders)), fix)
 
 
 def _version(path: Path | None, wheel: str) -> str:

@@ -21,13 +21,13 @@ def doctor() -> int:
         if each.missing:
             need = "MISSING" if each.required else "not found"
             sentences(console, [f"{each.name}: {need}; looked at: {', '.join(each.looked)}",
-                                f"    cure: {each.cure}"])
+                                f"    cure: {each.fix}"])
         else:
             sentences(console, [f"{each.name}: {each.version or 'found'} ({each.found})"])
     click.echo()
     for lack in found.lacks:
         sentences(console, [f"toggle {lack.toggle} cannot run: {lack.reason}",
-                            f"    cure: {lack.cure}"])
+                            f"    cure: {lack.fix}"])
     sentences(console, ["Training on the GPU works here." if found.healthy else
                         "Training on the GPU does not work here: see MISSING above."])
     return 0 if found.healthy else 1

@@ -52,11 +52,11 @@ def not_decodable(path: Path, csv_format: CsvFormat, why: str) -> DataError:
     if not named and b"\0" in head:  # ASCII of two bytes a character
         named = "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
     asked = csv_format.encoding or "UTF-8"
-    cure = f"it is in {named.upper()}: read it with --encoding {named}" \
+    fix = f"it is in {named.upper()}: read it with --encoding {named}" \
         if named and named != csv_format.encoding else \
         "name its encoding with --encoding, such as latin-1, or cp1252 for files of Windows" \
         if csv_format.encoding is None else "name another --encoding"
-    return DataError(f"{path} is not a text file in {asked}: {why}; {cure}")
+    return DataError(f"{path} is not a text file in {asked}: {why}; {fix}")
 
 
 class Sheet:

@@ -269,7 +269,7 @@ def listed(directory: str | os.PathLike[str]) -> list[tuple[int, Path]]:
                   if (match := _NAME.fullmatch(name)))
 
 
-def cure_of_unsaved(directory: str | os.PathLike[str]) -> str:
+def how_to_continue(directory: str | os.PathLike[str]) -> str:
     """What to do where a checkpoint could not be written: how to go on from the newest of the
     directory that can be read."""
     whole = None
@@ -370,10 +370,10 @@ def check_data_found(path: str | os.PathLike[str], data: str | None, action: str
     are not where it read them. `action` is what they are wanted for."""
     if not data or os.path.exists(os.path.expanduser(data)):
         return
-    there, cure = ("they are not there any more", "") if os.path.isabs(os.path.expanduser(data)) \
+    there, fix = ("they are not there any more", "") if os.path.isabs(os.path.expanduser(data)) \
         else (f"from the folder in which it was started; there is none in {os.getcwd()}",
               f"{action} in that folder, or ")
-    raise CheckpointError(f"the run of {path} read --data {data}, {there}: {cure}say with --data "
+    raise CheckpointError(f"the run of {path} read --data {data}, {there}: {fix}say with --data "
                           f"where it is now")
 
 
@@ -400,9 +400,9 @@ class Store:
         of a killed process are removed, unless no lock excludes that they are of a live one."""
         later = [path for number, path in listed(self.directory) if number > epoch and _good(path)]
         if later:
-            cure = "continue from it with --resume" if epoch == 0 else \
+            fix = "continue from it with --resume" if epoch == 0 else \
                 f"continue from the newest with --resume {self.directory}"
-            raise ConfigError(f"{later[-1]} is of a later epoch than this run begins with: {cure}, "
+            raise ConfigError(f"{later[-1]} is of a later epoch than this run begins with: {fix}, "
                               f"or save to another directory with --save")
         for left in self.directory.glob(PARTIALS) if is_locked else ():
             with contextlib.suppress(OSError):

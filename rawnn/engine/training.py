@@ -37,7 +37,7 @@ from rawnn.data import Dataset
 from rawnn.distributed import Team
 from rawnn.engine import parallel
 from rawnn.engine.callbacks import Listeners, asked_for, writing_nothing
-from rawnn.engine.checkpoint import EARLY_STOPPING, Checkpoint, Lineage, continued, cure_of_unsaved
+from rawnn.engine.checkpoint import EARLY_STOPPING, Checkpoint, Lineage, continued, how_to_continue
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import (
     ReadAhead,
@@ -324,7 +324,7 @@ class Session:
     def stop_unsaved(self, error: CheckpointError, directory: str | os.PathLike[str]) -> None:
         """End the run after this epoch as its state could not be kept. `unsaved` then says so."""
         if self.unsaved is None:
-            self.unsaved = CheckpointError(f"{error}; {cure_of_unsaved(directory)}")
+            self.unsaved = CheckpointError(f"{error}; {how_to_continue(directory)}")
             self.stop("a checkpoint could not be written")
 
     @contextmanager

@@ -45,10 +45,10 @@ class Finding:
     what: str
     operand: str
     sentence: str
-    cure: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
-        return self.sentence + (f"\n    -> {self.cure}" if self.cure else "")
+        return self.sentence + (f"\n    -> {self.fix}" if self.fix else "")
 
 
 @dataclass(frozen=True)
@@ -372,15 +372,15 @@ def _wrong(each: Comparison, images: Mapping[str, Image], other: Mapping[str, Im
             f"{name}{where} on{' to the end' if tail else ''}",
             "does the grid cover sizes that are no multiple of the block? Round it up: "
             "cdiv(n, threads)" if tail else "which threads should have written them?")
-    cure = ""
+    fix = ""
     if "NaN where" in each.reason and not np.array_equal(first.inside(), second.inside()):
-        cure = "outputs hold NaN before the launch: is one read, or added to, before it is set? " \
+        fix = "outputs hold NaN before the launch: is one read, or added to, before it is set? " \
                "One that is meant to hold something has to be asked for by the reference"
     elif not each.reason and each.error < _NEAR * each.tolerance and (
             not each.wrong or each.wrong * 10 > each.count):
-        cure = "if each element is a sum of many products, say so: length=\"k\"; tensor cores on " \
+        fix = "if each element is a sum of many products, say so: length=\"k\"; tensor cores on " \
                "float32 round factors: compute=\"tf32\""
-    return Finding("wrong", name, f"wrong: {each}", cure)
+    return Finding("wrong", name, f"wrong: {each}", fix)
 
 
 def _different(outputs: Sequence[Operand], images: Mapping[str, Image],

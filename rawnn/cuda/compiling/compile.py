@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rawnn.common.errors import CompileError, MissingLibrary
 from rawnn.cuda.compiling import headers
 from rawnn.cuda.compiling.cache import CubinCache
-from rawnn.cuda.compiling.fixes import NAMES, cures, misnamed
+from rawnn.cuda.compiling.fixes import NAMES, misnamed_expressions, suggest_fixes
 from rawnn.cuda.compiling.includes import follow_includes, read_source
 from rawnn.cuda.compiling.programmatic import Proof, prove
 from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
@@ -390,7 +390,7 @@ def _explain(
     code, major, minor = nvrtc.nvrtcVersion()
     version = "NVRTC of unknown version" if code else f"NVRTC {major}.{minor}"
     located = list(_LOCATED.finditer(log))
-    misnaming = misnamed(log) if {match["file"] for match in located} == {NAMES} else ""
+    misnaming = misnamed_expressions(log) if {match["file"] for match in located} == {NAMES} else ""
     part = "the device's part of " if source.left_out else ""
     lines = [f"{version} cannot compile {part}{name} for {arch}"]
     code, archs = nvrtc.nvrtcGetSupportedArchs()
@@ -413,7 +413,7 @@ def _explain(
     if len(located) > _ERRORS_SHOWN:
         lines += ["", f"(and {len(located) - _ERRORS_SHOWN} more: see the log below)"]
     lines += [
-        *cures(log, arch, expressions, source.left_out),
+        *suggest_fixes(log, arch, expressions, source.left_out),
         "",
         f"kernels: {', '.join(expressions) or 'none named'}",
         f"options: {' '.join(flags)}",

@@ -40,7 +40,7 @@ DECLARED = {
 headers are included where NVRTC misses a name (whole_file.py)."""
 
 
-def misnamed(log: str) -> str:
+def misnamed_expressions(log: str) -> str:
     """Which name expressions fit no kernel, and why; "" where the log does not say."""
     from rawnn.cuda.compiling.probe import probed
 
@@ -58,12 +58,12 @@ def misnamed(log: str) -> str:
     return "; ".join(parts)
 
 
-def cures(log: str, arch: str, expressions: Sequence[str],
-          left_out: Sequence[Omission] = ()) -> list[str]:
+def suggest_fixes(log: str, arch: str, expressions: Sequence[str],
+                  left_out: Sequence[Omission] = ()) -> list[str]:
     """What to do about the headers that the log says cannot be opened, about names of CUDA's and
     C's headers that nvcc includes by itself, about functions of the host and whatever else
     was left out for the host's, and about more shared memory than a kernel may declare."""
-    found = [headers.cure(name) for name in dict.fromkeys(
+    found = [headers.install_hint(name) for name in dict.fromkeys(
         re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]
     found += [f"{name} is of a header that nvcc includes by itself, and NVRTC does not: "
               f"#include <{DECLARED[name]}>" for name in dict.fromkeys(

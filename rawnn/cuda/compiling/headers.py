@@ -109,7 +109,7 @@ def _header_places() -> Iterator[tuple[Path, ...]]:
         yield root / "include", root / "include/cccl"
 
 
-def cure(header: str) -> str:
+def install_hint(header: str) -> str:
     """One line on how to have a header that could not be opened."""
     if (HOST_HEADERS / header).is_file():
         return f"'{header}' needs CCCL: {_install('cccl')}"

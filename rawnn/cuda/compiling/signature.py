@@ -174,10 +174,10 @@ class KernelSignature:
             declared = f"<{', '.join(self.template)}>" if wanted else "no template parameters"
             example = ", ".join("float" if p.kind == "typename" else "1"
                                 for p in self.template_parameters)
-            cure = f'"{self.name}<{example}>"' if wanted else f'"{self.name}"'
+            fix = f'"{self.name}<{example}>"' if wanted else f'"{self.name}"'
             raise ConfigError(
                 f"'{expression}' gives {counted(len(arguments), 'template argument')}, but kernel "
-                f"'{self.name}' has {declared}: write it such as {cure}"
+                f"'{self.name}' has {declared}: write it such as {fix}"
             )
         types = {p.name: values[p.name] for p in self.template_parameters if p.kind == "typename"}
         return replace(
