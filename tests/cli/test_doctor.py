@@ -121,7 +121,7 @@ def test_a_tool_is_looked_for_on_the_path_and_then_where_nvidia_puts_it(
     monkeypatch.setenv("PATH", str(tmp_path / "first"))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
-    monkeypatch.setattr(headers.places, "wheels", lambda package: [])
+    monkeypatch.setattr(headers.library_folders, "wheels", lambda package: [])
     assert headers.tool("made-up-tool") is None
     for folder in ("toolkit/compute-sanitizer", "toolkit/bin", "first"):
         place = tmp_path / folder / "made-up-tool"
