@@ -38,7 +38,7 @@ class Waiting:
     """A team of threads: what rank 0 has is handed to the others."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.world_size = size
         self._value: Any = None
         self._there = threading.Event()
 
@@ -50,7 +50,7 @@ class Member:
     """One of them, as rawnn.cuda.libs.collectives wants it."""
 
     def __init__(self, waiting: Waiting, rank: int) -> None:
-        self._waiting, self.rank, self.size = waiting, rank, waiting.size
+        self._waiting, self.rank, self.world_size = waiting, rank, waiting.world_size
 
     def broadcast(self, value: Any) -> Any:
         if self.rank == 0:

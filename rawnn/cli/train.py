@@ -173,7 +173,8 @@ class _Screen(Listener):
         else:
             self._line("device    host (NumPy)")
         if session.team is not None:
-            self._line(f"ranks     {session.team.size}, started by {session.team.place.launcher}")
+            team = session.team
+            self._line(f"ranks     {team.world_size}, started by {team.place.launcher}")
         self._line(f"data      {data.name}, {len(data.train_images):,} + "
                    f"{len(data.test_images):,} examples, from {data.source}")
         if session.left_out:

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from rawnn.common.errors import RanksError
-from rawnn.distributed.rank_context import SECRET, Place
+from rawnn.distributed.rank_context import SECRET, RankContext
 from rawnn.distributed.wire import Wire
 
 PROTOCOL = "rawnn ranks 2"
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 """The largest message that is read from somebody who has not been admitted."""
 SECONDS = 5.0
 """What somebody who connects may take to prove that it belongs."""
@@ -42,13 +42,13 @@ def _proof(secret: str, role: str, mine: bytes, theirs: bytes, more: Any = None)
     return hmac.new(secret.encode(), message, hashlib.sha256).digest()
 
 
-def admit(wire: Wire, place: Place, seconds: float) -> Arrival | None:
+def admit(wire: Wire, place: RankContext, seconds: float) -> Arrival | None:
     """Rank 0's side: who is at the other end of a new connection, None for a stranger, whose
     connection is closed."""
     challenge = secrets.token_bytes(32)
     try:
         wire.send([PROTOCOL, challenge])
-        protocol, rank, size, who, theirs, proof = wire.receive(min(seconds, SECONDS), MOST_BYTES)
+        protocol, rank, size, who, theirs, proof = wire.receive(min(seconds, SECONDS), MAX_BYTES)
         fits = protocol == PROTOCOL and type(rank) is int and type(size) is int \
             and isinstance(who, str) and isinstance(theirs, bytes) and isinstance(proof, bytes)
         if fits and hmac.compare_digest(proof, _proof(place.secret, "rank", challenge, theirs,
@@ -65,14 +65,14 @@ def admit(wire: Wire, place: Place, seconds: float) -> Arrival | None:
     return None
 
 
-def introduce(wire: Wire, place: Place, who: str, seconds: float) -> None:
+def introduce(wire: Wire, place: RankContext, who: str, seconds: float) -> None:
     """The other ranks' side: prove to rank 0 that this one belongs. Raises RanksError where rank 0
     refuses, or cannot prove that it is of this job; OSError and EOFError where the connection
     ends."""
-    theirs, mine = _challenge(wire.receive(seconds, MOST_BYTES)), secrets.token_bytes(32)
-    wire.send([PROTOCOL, place.rank, place.size, who, mine,
-               _proof(place.secret, "rank", theirs, mine, [place.rank, place.size, who])])
-    answer = wire.receive(seconds, MOST_BYTES)
+    theirs, mine = _challenge(wire.receive(seconds, MAX_BYTES)), secrets.token_bytes(32)
+    wire.send([PROTOCOL, place.rank, place.world_size, who, mine,
+               _proof(place.secret, "rank", theirs, mine, [place.rank, place.world_size, who])])
+    answer = wire.receive(seconds, MAX_BYTES)
     if isinstance(answer, dict) and isinstance(answer.get("failed"), str):
         raise RanksError(answer["failed"])
     proof = answer.get("proof") if isinstance(answer, dict) else None

@@ -25,12 +25,12 @@ TIMED_OUT = 124
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
-def run(command: Sequence[str], ranks: int, say: Callable[[str], None],
-        seconds: float = math.inf, hear: Callable[[int], object] = lambda number: None) -> int:
-    """Start them, wait for all, and return the exit status: of the rank that failed first. `say` is
-    told of a rank that a signal ended, and of those that had to be ended: because one has, or all
-    after so many `seconds` (TIMED_OUT). `hear` is told of the number of a signal that asks this
-    process to end; the ranks are told of it, too."""
+def run(command: Sequence[str], ranks: int, notify: Callable[[str], None],
+        seconds: float = math.inf, on_signal: Callable[[int], object] = lambda number: None) -> int:
+    """Start them, wait for all, and return the exit status: of the rank that failed first. `notify`
+    is told of a rank that a signal ended, and of those that had to be ended: because one has, or
+    all after so many `seconds` (TIMED_OUT). `on_signal` is told of the number of a signal that asks
+    this process to end; the ranks are told of it, too."""
     port, threads = _free_port(), str(threads_of(ranks))
     secret = secrets.token_hex(32)
     processes = []
@@ -41,8 +41,8 @@ def run(command: Sequence[str], ranks: int, say: Callable[[str], None],
                 "RANK": str(rank), "WORLD_SIZE": str(ranks),
                 "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RAWNN_LAUNCH": "1"}))
-        with _forwarding(processes, hear):
-            return _wait(processes, say, seconds)
+        with _forwarding(processes, on_signal):
+            return _wait(processes, notify, seconds)
     finally:
         _end(processes)
 
@@ -64,12 +64,12 @@ def _free_port() -> int:
 
 @contextmanager
 def _forwarding(processes: Sequence[subprocess.Popen[bytes]],
-                hear: Callable[[int], object]) -> Iterator[None]:
+                on_signal: Callable[[int], object]) -> Iterator[None]:
     """What asks the launcher to end asks the ranks. A terminal's Ctrl-C has reached them already,
     as they are of one process group with it."""
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        hear(number)
+    def forward(number: int, frame: FrameType | None) -> None:
+        on_signal(number)
         if number == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
             return
         for process in processes:
@@ -80,7 +80,7 @@ def _forwarding(processes: Sequence[subprocess.Popen[bytes]],
               if hasattr(signal, name)}
     for number in before:
         if before[number] is not signal.SIG_IGN:
-            signal.signal(number, pass_on)
+            signal.signal(number, forward)
     try:
         yield
     finally:
@@ -88,7 +88,7 @@ def _forwarding(processes: Sequence[subprocess.Popen[bytes]],
             signal.signal(number, handler)
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], say: Callable[[str], None],
+def _wait(processes: Sequence[subprocess.Popen[bytes]], notify: Callable[[str], None],
           seconds: float) -> int:
     """Until all have ended, or for so many seconds; where one fails the others get PATIENCE."""
     left, first, until, last = dict(enumerate(processes)), 0, 0.0, monotonic() + seconds
@@ -102,13 +102,13 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], say: Callable[[str], Non
                 continue
             first, until = status if status > 0 else 128 - status, monotonic() + PATIENCE
             if status < 0:
-                say(f"rank {rank} was ended by {signal.Signals(-status).name}")
+                notify(f"rank {rank} was ended by {signal.Signals(-status).name}")
         if left and until and monotonic() > until:
-            say(f"{counted(len(left), 'rank')} did not end within {PATIENCE:g} s of it: ended")
+            notify(f"{counted(len(left), 'rank')} did not end within {PATIENCE:g} s of it: ended")
             _end(processes)
             break
         if left and monotonic() > last:
-            say(f"{counted(len(left), 'rank')} had not ended after {seconds:g} s: ended")
+            notify(f"{counted(len(left), 'rank')} had not ended after {seconds:g} s: ended")
             _end(processes)
             return first or TIMED_OUT
         sleep(0.02)

@@ -22,14 +22,14 @@ STEP_PORTS = 1009
 
 
 @dataclass(frozen=True)
-class Place:
+class RankContext:
     """Rank `rank` of `size`, number `local_rank` of `local_size` on this host, started by
     `launcher`. They meet at `address`:`port` within `seconds`; "": `world`, a communicator of
     mpi4py, tells where, that of all processes where none is given. They prove to each other that
     they know `secret`; "" is one that everybody knows."""
 
     rank: int
-    size: int
+    world_size: int
     local_rank: int
     local_size: int
     launcher: str
@@ -42,7 +42,7 @@ class Place:
     @property
     def is_open(self) -> bool:
         """Whether ranks of several hosts take whoever connects for one of theirs."""
-        return not self.secret and self.local_size < self.size and bool(self.address)
+        return not self.secret and self.local_size < self.world_size and bool(self.address)
 
 
 VARIABLES = (
@@ -56,7 +56,7 @@ VARIABLES = (
 """Of each launcher: rank, number of ranks, and the same on this host."""
 
 
-def place_of(environ: Mapping[str, str], parent: int = 0) -> Place | None:
+def rank_from_environment(environ: Mapping[str, str], parent: int = 0) -> RankContext | None:
     """The place that a launcher has given this process, None where it is alone. `parent` is the
     id of the process that started it.
 
@@ -77,14 +77,14 @@ def place_of(environ: Mapping[str, str], parent: int = 0) -> Place | None:
         here = _number(environ, local_rank) if local_rank in environ else 0
         together = _number(environ, local_size) if local_size in environ else \
             _slurm_tasks(environ) if launcher == "srun" else 1
-        address, port = _meeting(environ, launcher, together == count, parent)
+        address, port = _rendezvous_address(environ, launcher, together == count, parent)
         default = 10.0 if together == count else 60.0
-        return Place(number, count, here, together, launcher, address, port,
-                     _seconds(environ, default), secret=environ.get(SECRET, ""))
+        return RankContext(number, count, here, together, launcher, address, port,
+                           _seconds(environ, default), secret=environ.get(SECRET, ""))
     return None
 
 
-def place_in(communicator: Any, environ: Mapping[str, str]) -> Place | None:
+def rank_from_communicator(communicator: Any, environ: Mapping[str, str]) -> RankContext | None:
     """The place in a communicator of mpi4py, or one with its `Get_rank`, `Get_size`, `allgather`
     and `bcast`, which all ranks call here; None where it has one rank. Raises ConfigError."""
     if any(not hasattr(communicator, name) for name in ("Get_rank", "Get_size", "allgather",
@@ -95,9 +95,9 @@ def place_in(communicator: Any, environ: Mapping[str, str]) -> Place | None:
         return None
     hosts = communicator.allgather(socket.gethostname())
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    return Place(rank, size, here.index(rank), len(here), "a communicator",
-                 seconds=_seconds(environ, 60.0), world=communicator,
-                 secret=environ.get(SECRET, ""))
+    return RankContext(rank, size, here.index(rank), len(here), "a communicator",
+                       seconds=_seconds(environ, 60.0), world=communicator,
+                       secret=environ.get(SECRET, ""))
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -115,8 +115,8 @@ def _seconds(environ: Mapping[str, str], default: float) -> float:
         raise ConfigError(f"{SECONDS}={environ[SECONDS]} is no number of seconds") from None
 
 
-def _meeting(environ: Mapping[str, str], launcher: str, one_host: bool,
-             parent: int) -> tuple[str, int]:
+def _rendezvous_address(environ: Mapping[str, str], launcher: str, one_host: bool,
+                        parent: int) -> tuple[str, int]:
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         port = _number(environ, "MASTER_PORT")
         # torchrun's own store listens at MASTER_PORT for as long as the ranks run.

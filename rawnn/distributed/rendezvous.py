@@ -18,34 +18,34 @@ from typing import Any
 
 from rawnn.common.errors import RanksError
 from rawnn.distributed.admission import Arrival, admit, introduce
-from rawnn.distributed.rank_context import Place
+from rawnn.distributed.rank_context import RankContext
 from rawnn.distributed.wire import Wire
 
-MOST_UNKNOWN = 64
+MAX_PENDING = 64
 """Connections that may be proving at one time that they belong; more are closed at once, and a rank
 that was among them tries again."""
 
 
-def meet(place: Place, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
+def connect_ranks(place: RankContext, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
     """Connections by rank (of rank 0 to all others, of the others to rank 0), and who is there.
 
     Raises RanksError that names who did not come within the time of `place`.
     """
     listener = None
     if not place.address:
-        listener, address, port, secret = _by_mpi(place)
+        listener, address, port, secret = _rendezvous_by_mpi(place)
         place = replace(place, address=address, port=port, secret=secret)
     if place.rank == 0:
-        with listener or _listening(place) as open_door:
-            return _receive_all(open_door, place)
+        with listener or _listening(place) as server:
+            return _receive_all(server, place)
     return _reach(place, who)
 
 
-def _listening(place: Place) -> socket.socket:
+def _listening(place: RankContext) -> socket.socket:
     """Listens on the interface of the address where the ranks meet, and on no other."""
     try:
         address = socket.gethostbyname(place.address)
-        if ipaddress.ip_address(address).is_loopback and place.local_size < place.size:
+        if ipaddress.ip_address(address).is_loopback and place.local_size < place.world_size:
             raise RanksError(f"on this host {place.address} means {address}, where no other host "
                              f"can reach rank 0: give MASTER_ADDR as the address of rank 0's host "
                              f"on the network of the ranks", True)
@@ -55,29 +55,30 @@ def _listening(place: Place) -> socket.socket:
                          f"ranks: {error.strerror or error}", True) from None
 
 
-def _by_mpi(place: Place) -> tuple[socket.socket | None, str, int, str]:
+def _rendezvous_by_mpi(place: RankContext) -> tuple[socket.socket | None, str, int, str]:
     """Where to meet, and a secret: rank 0 listens wherever there is a free port, and MPI carries
     both to the others."""
-    world = place.world or _of_all(place)
+    world = place.world or _mpi_world(place)
     listener, mine = None, None
     if place.rank == 0:
-        address = "127.0.0.1" if place.local_size == place.size else socket.getfqdn()
+        address = "127.0.0.1" if place.local_size == place.world_size else socket.getfqdn()
         listener = _listening(replace(place, address=address))
         mine = (address, listener.getsockname()[1], place.secret or secrets.token_hex(32))
     address, port, secret = world.bcast(mine, root=0)
     return listener, address, port, secret
 
 
-def _of_all(place: Place) -> Any:
+def _mpi_world(place: RankContext) -> Any:
     """MPI's communicator of all processes."""
-    brought = "mpi4py.MPI" in sys.modules  # by the user's program, which has more to do with it
+    # By the user's program, which goes on using MPI and finalises it.
+    was_imported = "mpi4py.MPI" in sys.modules
     try:
         mpi: Any = import_module("mpi4py.MPI")
     except ImportError as error:
         raise RanksError(f"mpirun started ranks on several hosts, and without mpi4py ({error}) "
                          f"they do not know where to meet: install mpi4py, or give the variables "
                          f"MASTER_ADDR and MASTER_PORT (mpirun -x)", place.rank == 0) from None
-    if not brought:
+    if not was_imported:
         atexit.register(_leave, mpi)
     return mpi.COMM_WORLD
 
@@ -89,30 +90,30 @@ def _leave(mpi: Any) -> None:
         mpi.Finalize()
 
 
-def _receive_all(door: socket.socket,
-                 place: Place) -> tuple[dict[int, Wire], dict[int, str]]:
+def _receive_all(server: socket.socket,
+                 place: RankContext) -> tuple[dict[int, Wire], dict[int, str]]:
     wires: dict[int, Wire] = {}
     names: dict[int, str] = {}
     arrivals: queue.Queue[Arrival | None] = queue.Queue()
     until, unknown, strangers = monotonic() + place.seconds, 0, 0
-    while len(wires) < place.size - 1:
+    while len(wires) < place.world_size - 1:
         if monotonic() > until:
-            missing = _ranks(set(range(1, place.size)) - wires.keys())
+            missing = _ranks(set(range(1, place.world_size)) - wires.keys())
             others = f" ({strangers} of those that connected did not belong)" if strangers else ""
-            raise _refused(wires.values(), f"{missing} of {place.size} did not come to "
+            raise _refused(wires.values(), f"{missing} of {place.world_size} did not come to "
                            f"{place.address}:{place.port} within {place.seconds:g} s{others}")
-        unknown += _accepted(door, place, until, arrivals, unknown)
+        unknown += _accepted(server, place, until, arrivals, unknown)
         while not arrivals.empty():
             arrival = arrivals.get()
             unknown -= 1
             strangers += arrival is None
             if arrival is None:
                 continue
-            if arrival.size != place.size:
+            if arrival.size != place.world_size:
                 raise _refused([*wires.values(), arrival.wire],
                                f"rank {arrival.rank} ({arrival.who}) is one of {arrival.size}, "
-                               f"and rank 0 one of {place.size}")
-            if arrival.rank in wires or not 0 < arrival.rank < place.size:
+                               f"and rank 0 one of {place.world_size}")
+            if arrival.rank in wires or not 0 < arrival.rank < place.world_size:
                 arrival.wire.close()
                 continue
             wires[arrival.rank], names[arrival.rank] = arrival.wire, arrival.who
@@ -121,16 +122,16 @@ def _receive_all(door: socket.socket,
     return wires, names
 
 
-def _accepted(door: socket.socket, place: Place, until: float,
+def _accepted(server: socket.socket, place: RankContext, until: float,
               arrivals: queue.Queue[Arrival | None], unknown: int) -> int:
     """How many connections, none or one, have come within a moment; a thread of its own finds out
     whose each is, so that nobody who says nothing keeps the others waiting."""
-    door.settimeout(0.02)
+    server.settimeout(0.02)
     try:
-        connection, _ = door.accept()
+        connection, _ = server.accept()
     except TimeoutError:
         return 0
-    if unknown >= MOST_UNKNOWN:
+    if unknown >= MAX_PENDING:
         connection.close()
         return 0
     threading.Thread(target=lambda: arrivals.put(admit(
@@ -148,7 +149,7 @@ def _refused(wires: Iterable[Wire], said: str) -> RanksError:
     return RanksError(said, True)
 
 
-def _reach(place: Place, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
+def _reach(place: RankContext, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
     until = monotonic() + place.seconds
     while True:
         try:

@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import RanksError
-from rawnn.distributed.rank_context import Place
-from rawnn.distributed.rendezvous import meet
+from rawnn.distributed.rank_context import RankContext
+from rawnn.distributed.rendezvous import connect_ranks
 
 NOTICE = 1.0
 """Seconds in which a rank notices by itself that another is lost, before what waits for it on the
 device is broken off: a communicator that is aborted must not be used any more."""
 GRACE = 5.0
 """Seconds after that in which it has to come back from a call, and release what it has."""
-QUIET = 0.2
+PROGRESS_PERIOD = 0.2
 """Least seconds between two words on what a rank is doing."""
 
 
@@ -40,20 +40,20 @@ class Team:
     `close`, within NOTICE and GRACE seconds of a rank's loss ends at once.
     """
 
-    def __init__(self, place: Place, facts: Mapping[str, str], guard: bool = False) -> None:
-        self.place, self.rank, self.size = place, place.rank, place.size
-        self._guard, self._acts = guard, list[Callable[[], None]]()
+    def __init__(self, place: RankContext, facts: Mapping[str, str], guard: bool = False) -> None:
+        self.place, self.rank, self.world_size = place, place.rank, place.world_size
+        self._guard, self._failure_handlers = guard, list[Callable[[], None]]()
         self._inboxes: dict[int, queue.Queue[Any]] = {}
         self._failure: RanksError | None = None
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._leaving = self._broken = False
-        self._last_words = ""
-        self._doing, self._told = "making ready", 0.0
+        self._final_message = ""
+        self._doing, self._progress_sent = "making ready", 0.0
         self.who = f"{socket.gethostname()}, pid {os.getpid()}"
-        self._wires, self._names = meet(place, self.who)
-        self._doings = dict.fromkeys(self._wires, self._doing)
-        self._left: set[int] = set()
+        self._wires, self._names = connect_ranks(place, self.who)
+        self._activities = dict.fromkeys(self._wires, self._doing)
+        self._departed: set[int] = set()
         for rank in self._wires:
             self._inboxes[rank] = queue.Queue()
             threading.Thread(target=self._listen, args=(rank,), daemon=True,
@@ -68,9 +68,9 @@ class Team:
         if self.rank:
             self._send(0, [what, value])
             return self._next(0, what)
-        values = [value, *(self._next(rank, what) for rank in range(1, self.size))]
+        values = [value, *(self._next(rank, what) for rank in range(1, self.world_size))]
         result = combine(values)
-        for rank in range(1, self.size):
+        for rank in range(1, self.world_size):
             self._send(rank, [what, result])
         return result
 
@@ -119,8 +119,8 @@ class Team:
                                 f"rank 0 in {name}: {there}, not {here}")
             return ""
 
-        if said := self.exchange(what, dict(facts), combine):
-            raise RanksError(said, self.rank == 0)
+        if message := self.exchange(what, dict(facts), combine):
+            raise RanksError(message, self.rank == 0)
 
     # -- what a rank is about, and its end --------------------------------------------------------
     @property
@@ -129,16 +129,16 @@ class Team:
 
     @doing.setter
     def doing(self, what: str) -> None:
-        """Told to rank 0, but no more often than every QUIET seconds."""
+        """Told to rank 0, but no more often than every PROGRESS_PERIOD seconds."""
         self._doing = what
-        if self.rank and monotonic() - self._told > QUIET:
-            self._told = monotonic()
+        if self.rank and monotonic() - self._progress_sent > PROGRESS_PERIOD:
+            self._progress_sent = monotonic()
             self._send(0, {"doing": what})
 
     def on_failure(self, act: Callable[[], None]) -> None:
         """Have `act` called, in whatever thread, once some rank is lost or this one has failed."""
         with self._lock:
-            self._acts.append(act)
+            self._failure_handlers.append(act)
             late = self._broken
         if late:
             act()
@@ -157,16 +157,16 @@ class Team:
         """Tell the others that this rank cannot go on, and why. What waits for them on the device
         is broken off, for they do not come any more."""
         if self._failure is None:
-            self._tell(f"rank {self.rank} ({self.who}) failed while {self._doing}: "
-                       f"{str(error) or type(error).__name__}", set())
-            self._last_words = str(error) if self.rank == 0 else ""
+            self._send_failure(f"rank {self.rank} ({self.who}) failed while {self._doing}: "
+                               f"{str(error) or type(error).__name__}", set())
+            self._final_message = str(error) if self.rank == 0 else ""
         self._leaving = True
-        self._break_off(0.0)
+        self._abort_waiting(0.0)
 
     def close(self) -> None:
         """Leave; a second call is harmless."""
         self._leaving = True
-        self._over.set()
+        self._closed.set()
         for rank, wire in self._wires.items():
             self._send(rank, {"bye": True})
             wire.close()
@@ -196,58 +196,58 @@ class Team:
                 if isinstance(message, list):
                     self._inboxes[rank].put(message)
                 elif "doing" in message:
-                    self._doings[rank] = message["doing"]
+                    self._activities[rank] = message["doing"]
                 elif "failed" in message:
                     self._lost(message["failed"], {rank})
                 elif "bye" in message:
-                    self._left.add(rank)
+                    self._departed.add(rank)
         except EOFError:
-            if not self._leaving and rank not in self._left:
-                about = f"it was last heard of {self._doings[rank]}" if self.rank == 0 else \
+            if not self._leaving and rank not in self._departed:
+                about = f"it was last heard of {self._activities[rank]}" if self.rank == 0 else \
                     f"rank {self.rank} was {self._doing}"
                 self._lost(f"rank {rank} ({self._names.get(rank, 'unknown')}) ended without a "
                            f"word: {about}", {rank}, silent=rank == 0)
             elif not self._leaving:
                 self._inboxes[rank].put([f"the end of rank {rank}", None])
 
-    def _tell(self, said: str, but: set[int]) -> None:
+    def _send_failure(self, message: str, but: set[int]) -> None:
         for rank in self._wires.keys() - but:
-            self._send(rank, {"failed": said})
+            self._send(rank, {"failed": message})
 
-    def _lost(self, said: str, known: set[int] | None = None, silent: bool = False) -> None:
+    def _lost(self, message: str, known: set[int] | None = None, silent: bool = False) -> None:
         """Some rank is lost: tell the others, and break off what waits for it here. Rank 0 says
         it, or rank 1 where rank 0 is `silent` for ever."""
         with self._lock:
             if self._failure is not None or self._leaving:
                 return
-            speaker = 1 if silent else 0
-            self._failure = RanksError(said, self.rank == speaker)
-        if self.rank == speaker:
-            self._last_words = said
-        self._tell(said, known or set())
-        self._break_off(NOTICE)
+            reporter = 1 if silent else 0
+            self._failure = RanksError(message, self.rank == reporter)
+        if self.rank == reporter:
+            self._final_message = message
+        self._send_failure(message, known or set())
+        self._abort_waiting(NOTICE)
 
-    def _break_off(self, seconds: float) -> None:
+    def _abort_waiting(self, seconds: float) -> None:
         """After so many seconds; a process with a guard then has GRACE seconds to end."""
         if not self._guard:
-            self._act()
+            self._run_failure_handlers()
             return
         threading.Thread(target=self._watch, args=(seconds,), daemon=True, name="guard").start()
 
     def _watch(self, seconds: float) -> None:
-        self._over.wait(seconds)
-        self._act()
-        if not self._over.wait(GRACE):
-            if self._last_words:
+        self._closed.wait(seconds)
+        self._run_failure_handlers()
+        if not self._closed.wait(GRACE):
+            if self._final_message:
                 with suppress(OSError):
-                    os.write(2, f"rawnn: error: {self._last_words}\n".encode())
+                    os.write(2, f"rawnn: error: {self._final_message}\n".encode())
             with suppress(Exception):
                 sys.stdout.flush()
             os._exit(1)
 
-    def _act(self) -> None:
+    def _run_failure_handlers(self) -> None:
         with self._lock:
-            acts, self._broken = ([] if self._broken else list(self._acts)), True
+            acts, self._broken = ([] if self._broken else list(self._failure_handlers)), True
         for act in acts:
             with suppress(Exception):  # the loss is what is reported
                 act()

@@ -22,7 +22,7 @@ LENGTH = struct.Struct("<I")
 ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 8000}
 """A host that is gone without a word is noticed after 8 s: one that is silent (in seconds), or does
 not confirm what was sent (in milliseconds, of which the other three take no notice)."""
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """The largest message. Ranks on the host send each other whole gradients."""
 
 
@@ -39,15 +39,15 @@ class Wire:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: Any) -> None:
-        """Raises OSError where the other end is gone, RanksError for more than MOST_BYTES."""
+        """Raises OSError where the other end is gone, RanksError for more than MAX_BYTES."""
         data = msgspec.msgpack.encode(message)
-        if len(data) > MOST_BYTES:
+        if len(data) > MAX_BYTES:
             raise RanksError(f"ranks would send {len(data):,} bytes at once, and may send "
-                             f"{MOST_BYTES:,}: a network of this size needs GPUs")
+                             f"{MAX_BYTES:,}: a network of this size needs GPUs")
         with self._lock:
             self._socket.sendall(LENGTH.pack(len(data)) + data)
 
-    def receive(self, seconds: float | None = None, most: int = MOST_BYTES) -> Any:
+    def receive(self, seconds: float | None = None, most: int = MAX_BYTES) -> Any:
         """The next message, of at most so many bytes, within so many seconds in all. Raises
         EOFError where the other end has closed, is gone or sends what is no such message,
         TimeoutError."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import rawnn
 from rawnn.common.errors import ConfigError, OutOfMemory
 from rawnn.data import Dataset
-from rawnn.distributed import Team, place_in, place_of
+from rawnn.distributed import Team, rank_from_communicator, rank_from_environment
 from rawnn.distributed.rank_context import SECRET
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened
@@ -48,8 +48,8 @@ def join(config: Config, environ: Mapping[str, str] = os.environ,
     """The ranks that a launcher started beside this process, or those of a `communicator` of
     mpi4py, once all are there and run the same code with the same options; None where it is alone.
     Raises ConfigError, RanksError."""
-    place = place_of(environ, os.getppid()) if communicator is None \
-        else place_in(communicator, environ)
+    place = rank_from_environment(environ, os.getppid()) if communicator is None \
+        else rank_from_communicator(communicator, environ)
     if place is None:
         return None
     return Team(place, facts(config), guard=True)
@@ -122,12 +122,12 @@ def reducing(opt: str) -> str:
 def of_rank(recipe: Recipe, team: Team) -> Recipe:
     """The recipe of this rank. Raises ConfigError, with the nearest that would, for a batch that
     does not split evenly."""
-    batch, size = recipe.batch, team.size
+    batch, size = recipe.batch, team.world_size
     if batch % size:
         near = [n for n in (batch // size * size, (batch // size + 1) * size) if n]
         raise ConfigError(f"a batch of {batch} cannot be split evenly among {size} ranks: the "
                           f"nearest that can are {' and '.join(map(str, near))}")
-    return replace(recipe, ranks=size, rank=team.rank)
+    return replace(recipe, world_size=size, rank=team.rank)
 
 
 def outlook(team: Team, inside_us: float, together_us: float) -> tuple[str, dict[str, float]]:
@@ -136,7 +136,7 @@ def outlook(team: Team, inside_us: float, together_us: float) -> tuple[str, dict
     inside, together = map(max, zip(*team.gather("the outlook", [inside_us, together_us]),
                                     strict=True))
     found = {"compute_us": inside, "reduce_us": together}
-    said = f"a step computes for {inside:,.0f} us on each of {team.size} ranks, and its " \
+    said = f"a step computes for {inside:,.0f} us on each of {team.world_size} ranks, and its " \
            f"gradients take {together:,.0f} us to reduce"
     if together > inside:
         said += (": sending them bounds the step; more examples a rank (--batch), bf16 or fewer "
@@ -173,9 +173,9 @@ def beside_one(team: Team, together_us: float, alone: Callable[[], float | None]
     if one is None:
         return "", {"step_us": together}
     said, gain = "", one / together
-    if gain < team.size * WORTH:
-        said = f"a step takes {together:,.0f} us on {team.size} ranks, and {one:,.0f} us on one " \
-               f"GPU by itself: this network and batch are too small for several GPUs, " + (
+    if gain < team.world_size * WORTH:
+        said = f"a step takes {together:,.0f} us on {team.world_size} ranks, and {one:,.0f} us " \
+               f"on one GPU by itself: this network and batch are too small for several GPUs, " + (
                    "and one is faster" if gain < 1 else f"which gain {gain:.2f} times its speed")
     return said, {"step_us": together, "alone_us": one}
 

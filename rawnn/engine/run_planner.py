@@ -82,7 +82,7 @@ class Decider:
         gradients."""
         values = {name: v for name, v in selection.values.items() if name != "nccl"}
         return prepare(self.config.network(), self.data, replace(selection, values=values),
-                       replace(work.recipe, ranks=1, rank=0))
+                       replace(work.recipe, world_size=1, rank=0))
 
     def _batched(self, network: Network, recipe: Recipe, selection: Selection) -> Recipe:
         """The recipe with the batch that the toggle `batch` asks for."""

@@ -67,7 +67,7 @@ def buckets(value: str | int | None) -> Buckets:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    if plan.ranks == 1:
+    if plan.world_size == 1:
         return plan, policy
     wanted = buckets(value)
     gradients = _gradients(plan, wanted)

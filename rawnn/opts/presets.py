@@ -101,7 +101,8 @@ def best(setting: Setting, precision: str = "",
 
 
 def _judge(setting: Setting, precision: str, measured: float | None) -> Verdict:
-    if setting.recipe is None or setting.recipe.ranks > 1:  # nobody says how many steps there are
+    # Without a recipe nobody says how many steps there are.
+    if setting.recipe is None or setting.recipe.world_size > 1:
         return Verdict(False)
     data_spec = setting.data_spec or default_data_spec(setting.network, setting.batch
                                                        * setting.steps)

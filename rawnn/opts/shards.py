@@ -62,11 +62,11 @@ class Shards:
         lowest = min(map(self._layer, self._of), default=0)
         first = next((n for n in large if self._layer(n) == lowest), "") if first_whole else ""
         self._shared = {name for name in large
-                        if name != first and plan[name].shape[0] % plan.ranks == 0}
+                        if name != first and plan[name].shape[0] % plan.world_size == 0}
         self._turn = COPIES if policy.allocator == "arena" else TURN
         self._exchanged = {name for name in {*self._shared, first} - {""}
-                           if self._turn is COPIES and plan.ranks == 2 and not plan.user_kernels
-                           and self._is_exchanged(name)}
+                           if self._turn is COPIES and plan.world_size == 2
+                           and not plan.user_kernels and self._is_exchanged(name)}
         self._first = first
         self._made: dict[str, Tensor] = {t.name: t for t in (self._turn, EXCHANGES)}
 
@@ -75,7 +75,7 @@ class Shards:
         """Whether copy engines move what is shared, so that it takes fewer multiprocessors than
         sums of whole gradients."""
         return bool(self._exchanged) or \
-            (self._plan.ranks > 2 and self._turn is COPIES and bool(self._shared))
+            (self._plan.world_size > 2 and self._turn is COPIES and bool(self._shared))
 
     def _layer(self, name: str) -> int:
         return self._plan[self._of[name].operands["w"]].layer
@@ -102,7 +102,7 @@ class Shards:
         """The name of a view: this rank's rows of a matrix; or `shares` as many, from the share
         `first` on, of what is made beside a gradient to be exchanged."""
         t = self._plan[name]
-        rows, source = t.shape[0] // self._plan.ranks, _both(name) if what else name
+        rows, source = t.shape[0] // self._plan.world_size, _both(name) if what else name
         made = replace(t, name=source + PART + what, shape=(rows * shares, t.shape[1]),
                        role=Role.VIEW, lines=t.lines or t.role in MULTIPLIED, symbol="",
                        source=source, first=rows * (self._plan.rank if first < 0 else first))

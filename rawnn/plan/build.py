@@ -35,8 +35,8 @@ def training_step(network: Network, recipe: Recipe, data_spec: DataSpec, *, rest
     share = recipe.share(recipe.rest(data_spec.examples) if rest else recipe.batch)
     builder = Builder(network, share.rows, data_spec, max(recipe.updates(data_spec.examples), 1),
                       recipe.batch, shuffled=recipe.shuffle)
-    if recipe.ranks > 1:
-        builder.ranks, builder.rank, builder.share = recipe.ranks, recipe.rank, share
+    if recipe.world_size > 1:
+        builder.world_size, builder.rank, builder.share = recipe.world_size, recipe.rank, share
     builder.forward()
     builders(network.answers)[0](builder)
     builder.backward()
@@ -61,7 +61,7 @@ class Builder:
         self.tensors: dict[str, Tensor] = {}
         self._ops: list[Op] = []
         self._stride = stride
-        self.ranks, self.rank, self.share = 1, 0, Share(0, batch, 1.0)
+        self.world_size, self.rank, self.share = 1, 0, Share(0, batch, 1.0)
         self.logits = f"z{network.depth}"
         self.last_gradient = f"dz{network.depth}"
         self.targets = "x" if data_spec.reconstruct else "t"
@@ -130,7 +130,7 @@ class Builder:
             operands |= {"labels": "host_labels", "y": "y"}
         if "t" in self.tensors:
             operands |= {"targets": "host_targets", "t": "t"}
-        first = {"first": self.share.first} if self.ranks > 1 else {}
+        first = {"first": self.share.first} if self.world_size > 1 else {}
         self.op("upload", "upload", operands, offset=0, stride=self._stride, **first)
 
     def forward(self) -> None:
@@ -202,7 +202,7 @@ class Builder:
 
     def plan(self, name: str) -> Plan:
         return Plan(name, self.tensors, tuple(self._ops), self.batch,
-                    scale=self.data_spec.scale, ranks=self.ranks, rank=self.rank,
+                    scale=self.data_spec.scale, world_size=self.world_size, rank=self.rank,
                     weight=self.share.weight).without_unused().check()
 
 

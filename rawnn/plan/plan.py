@@ -39,7 +39,7 @@ class Plan:
     scale: float = 1.0
     target: Target = HOST
     user_kernels: tuple[str, ...] = ()
-    ranks: int = 1
+    world_size: int = 1
     rank: int = 0
     weight: float = 1.0
 

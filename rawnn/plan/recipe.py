@@ -52,13 +52,13 @@ class Recipe:
     partial: bool = False
     seed: int = 0
     epochs: int = 1
-    ranks: int = 1
+    world_size: int = 1
     rank: int = 0
 
     def share(self, rows: int) -> Share:
         """This rank's part of a batch of `rows` examples: as even as it goes, the first ranks
         having one more. One that gets none computes on the last example, which counts nothing."""
-        each, more = divmod(rows, self.ranks)
+        each, more = divmod(rows, self.world_size)
         mine = each + (self.rank < more)
         if not mine:
             return Share(rows - 1, 1, 0.0)

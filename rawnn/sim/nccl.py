@@ -1,8 +1,8 @@
 """The simulated NCCL: joins the simulated GPUs of one process, each driven by a thread of its own.
 
-A collective is a task of every rank, which the ranks meet for (`meeting.py`). Two collectives of a
-rank that nothing orders are a race: another rank may run them the other way round. Buffers are
-accessed as by any task, so that one reused too early is a race like any other.
+A collective is a task of every rank, which the ranks meet for (`nccl_rendezvous.py`). Two
+collectives of a rank that nothing orders are a race: another rank may run them the other way round.
+Buffers are accessed as by any task, so that one reused too early is a race like any other.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rawnn.sim.errors import Race, Refused, SimulationError
 from rawnn.sim.faults import seam
 from rawnn.sim.graphs import Node
 from rawnn.sim.memory import Region
-from rawnn.sim.nccl_rendezvous import ABORTED, STORED, Meeting, Part
+from rawnn.sim.nccl_rendezvous import ABORTED, STORED, Part, Rendezvous
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import Simulation
 
 _INVALID, _USAGE = "ncclInvalidArgument", "ncclInvalidUsage"
 _NAMES = {number: name for name, number in DATA_TYPE.items()}
-_MEETINGS: dict[bytes, Meeting] = {}
+_RENDEZVOUS: dict[bytes, Rendezvous] = {}
 _NUMBERS = counter(1)
 
 
 @dataclass(eq=False)
 class _Communicator:
-    meeting: Meeting
+    rendezvous: Rendezvous
     rank: int
     collectives: int = 0
     latest: Task | None = None
@@ -86,12 +86,12 @@ class SimNccl:
                                CTAPolicy: int) -> tuple[int, Any]:
         if not self.simulation.current or not 0 <= rank < nranks:
             raise Refused(_INVALID)
-        meeting = _MEETINGS.setdefault(bytes(commId), Meeting(nranks))
-        if meeting.size != nranks or rank in meeting.present:
+        rendezvous = _RENDEZVOUS.setdefault(bytes(commId), Rendezvous(nranks))
+        if rendezvous.size != nranks or rank in rendezvous.present:
             raise Refused(_USAGE)
-        meeting.join(rank)
-        _MEETINGS.pop(bytes(commId), None)
-        made = _Communicator(meeting, rank)
+        rendezvous.join(rank)
+        _RENDEZVOUS.pop(bytes(commId), None)
+        made = _Communicator(rendezvous, rank)
         return 0, self.simulation.create("NCCL communicator", lambda handle: made)[0]
 
     @seam()
@@ -104,13 +104,13 @@ class SimNccl:
 
     def _end(self, comm: Any, how: str) -> tuple[int]:
         found = self._communicator(comm)
-        with found.meeting.changed:
+        with found.rendezvous.changed:
             for op in found.sums:
                 self.simulation.destroy(op, "NCCL reduction", _INVALID)
             for window in found.windows:
                 self.simulation.destroy(window, "NCCL window", _INVALID)
             self.simulation.destroy(comm, "NCCL communicator", _INVALID)
-            found.meeting.leave(found.rank, how)
+            found.rendezvous.leave(found.rank, how)
         return (0,)
 
     @seam(0)
@@ -138,11 +138,11 @@ class SimNccl:
         self.simulation.memory.region(buff, size, size, 1, "a window")
         made = _Window(found.registered, buff, size)
         found.registered += 1
-        found.meeting.reduce(found.rank, -found.registered,
-                             f"ncclCommWindowRegister of {size:,} bytes",
-                             f"a window of {size:,} bytes", [], [])
-        with found.meeting.changed:  # which another thread may abort
-            if found.rank in found.meeting.gone:
+        found.rendezvous.reduce(found.rank, -found.registered,
+                                f"ncclCommWindowRegister of {size:,} bytes",
+                                f"a window of {size:,} bytes", [], [])
+        with found.rendezvous.changed:  # which another thread may abort
+            if found.rank in found.rendezvous.gone:
                 raise Refused(_INVALID)
             handle, _ = self.simulation.create("NCCL window", lambda handle: made)
             found.windows[handle] = made
@@ -241,18 +241,19 @@ class SimNccl:
             return memory.region(address, nbytes, nbytes, 1, f"{what} of {task}")
 
         def run(task: Task) -> None:
-            if found.meeting.gone.get(found.rank) == ABORTED:
+            if found.rendezvous.gone.get(found.rank) == ABORTED:
                 return  # as NCCL's kernels, which end where their communicator was aborted
             _in_order(found, task)
-            size, brought = found.meeting.size, []
+            size, contributions = found.rendezvous.size, []
             for i, part in enumerate(parts):
                 source = region(task, f"send buffer {i}", part.send, part.sent(size))
                 memory.read(task, source, f"send buffer {i}")
-                brought.append(part.values(source.bytes()))
+                contributions.append(part.values(source.bytes()))
             found.collectives += 1
             words = "; ".join(map(found.words, parts))
-            results = found.meeting.reduce(found.rank, found.collectives, str(task), words, parts,
-                                           brought, self.simulation.scheduler.run_another)
+            results = found.rendezvous.reduce(found.rank, found.collectives, str(task), words,
+                                              parts,
+                                              contributions, self.simulation.scheduler.run_another)
             for i, (part, result) in enumerate(zip(parts, results, strict=True)):
                 target = region(task, f"receive buffer {i}", part.receive, part.received(size))
                 memory.write(task, target, f"receive buffer {i}")

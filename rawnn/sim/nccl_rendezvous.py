@@ -85,11 +85,11 @@ class _Round:
 
     words: dict[int, str] = field(default_factory=dict)
     labels: dict[int, str] = field(default_factory=dict)
-    brought: dict[int, list[NDArray[Any]]] = field(default_factory=dict)
+    contributions: dict[int, list[NDArray[Any]]] = field(default_factory=dict)
     result: list[NDArray[Any]] | None = None
 
 
-class Meeting:
+class Rendezvous:
     """The ranks of one unique id. All state is guarded by `changed`."""
 
     def __init__(self, size: int) -> None:
@@ -115,7 +115,7 @@ class Meeting:
             self.changed.notify_all()
 
     def reduce(self, rank: int, number: int, label: str, words: str, parts: list[Part],
-               brought: list[NDArray[Any]], meanwhile: Callable[[], bool] = lambda: False
+               contributions: list[NDArray[Any]], meanwhile: Callable[[], bool] = lambda: False
                ) -> list[NDArray[Any]]:
         """The result of collective `number` of this rank, once all ranks have come to it; `words`
         are what all must have in common. `meanwhile` does something else that the rank has to do,
@@ -124,7 +124,7 @@ class Meeting:
             here = self.rounds.setdefault(number, _Round())
             here.words[rank] = words
             here.labels[rank] = self.last[rank] = label
-            here.brought[rank] = brought
+            here.contributions[rank] = contributions
             self.changed.notify_all()
             for other, words in here.words.items():
                 if words != here.words[rank] and not self.error:
@@ -132,11 +132,11 @@ class Meeting:
                                   f"{label} ({here.words[rank]}), rank {other} in "
                                   f"{here.labels[other]} ({words})")
                     self.changed.notify_all()
-            if len(here.brought) == self.size and here.result is None and not self.error:
-                here.result = [_combined(part, [here.brought[r][i] for r in range(self.size)])
+            if len(here.contributions) == self.size and here.result is None and not self.error:
+                here.result = [_combined(part, [here.contributions[r][i] for r in range(self.size)])
                                for i, part in enumerate(parts)]
             self._wait(lambda: here.result is not None, rank, label,
-                       lambda: set(range(self.size)) - here.brought.keys(), meanwhile)
+                       lambda: set(range(self.size)) - here.contributions.keys(), meanwhile)
             assert here.result is not None
             return here.result
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
-from rawnn.distributed import Place, Team
+from rawnn.distributed import RankContext, Team
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
 from rawnn.engine.runners.prepared_run import Work, prepare
@@ -38,7 +38,7 @@ def teams(size: int, act: Callable[[Team], Any], facts: Callable[[int], dict[str
     port = free_port()
 
     def run(rank: int) -> Any:
-        team = Team(Place(rank, size, rank, size, "a test", "127.0.0.1", port, seconds),
+        team = Team(RankContext(rank, size, rank, size, "a test", "127.0.0.1", port, seconds),
                     facts(rank))
         try:
             return act(team)
@@ -55,7 +55,7 @@ def work_of(opt: str, layers: tuple[int, ...], data: Dataset, batch: int, ranks:
             machine: Machine = CAPABLE, optimizer: Optimizer | None = None,
             network: dict[str, Any] | None = None, **recipe: Any) -> Work:
     made = Network(layers, **(network or {}))
-    whole = Recipe(batch, optimizer or Optimizer(lr=0.1), ranks=ranks, rank=rank, **recipe)
+    whole = Recipe(batch, optimizer or Optimizer(lr=0.1), world_size=ranks, rank=rank, **recipe)
     selection = select(f"none,{opt}", made, len(data.train_images) // batch, machine)
     return prepare(made, data, selection, whole, evaluation_batch=8)
 

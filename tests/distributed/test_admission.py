@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from rawnn.common.errors import RanksError
-from rawnn.distributed import Place, Team, admission, rendezvous, wire
+from rawnn.distributed import RankContext, Team, admission, rendezvous, wire
 from rawnn.distributed.admission import PROTOCOL, introduce
-from rawnn.distributed.rank_context import place_of
+from rawnn.distributed.rank_context import rank_from_environment
 from rawnn.distributed.wire import LENGTH, Wire
 from rawnn.engine import parallel
 from tests.distributed.runs import free_port
 from tests.together import all_fine, together
 
-JOB = Place(0, 2, 0, 2, "a test", "127.0.0.1", 0, 10.0, secret="known to two")
+JOB = RankContext(0, 2, 0, 2, "a test", "127.0.0.1", 0, 10.0, secret="known to two")
 
 
 def connected(port: int) -> socket.socket:
@@ -97,7 +97,7 @@ def test_a_stranger_that_comes_first_keeps_nobody_out(stranger: Callable[[int], 
 
 def test_many_that_say_nothing_do_not_keep_a_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than are heard at a time: a rank that is sent away tries again."""
-    monkeypatch.setattr(rendezvous, "MOST_UNKNOWN", 3)
+    monkeypatch.setattr(rendezvous, "MAX_PENDING", 3)
     monkeypatch.setattr(admission, "SECONDS", 0.3)
     port, there = free_port(), threading.Event()
     held: list[socket.socket] = []
@@ -111,7 +111,7 @@ def test_many_that_say_nothing_do_not_keep_a_rank_out(monkeypatch: pytest.Monkey
             assert there.wait(10)
         team = Team(replace(JOB, rank=rank, local_rank=rank, port=port), {})
         team.close()
-        return team.size
+        return team.world_size
 
     assert all_fine(together(3, act)) == [2, 2, None]
     for each in held:
@@ -167,7 +167,7 @@ def test_a_loopback_that_other_hosts_are_to_reach_is_refused() -> None:
 
 
 def test_a_message_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MOST_BYTES", 1000)
+    monkeypatch.setattr(wire, "MAX_BYTES", 1000)
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with pytest.raises(OSError, match="not supported"):
         Wire(ours)  # TCP alone
@@ -207,8 +207,9 @@ def test_each_launch_has_a_secret_of_its_own_but_for_yours() -> None:
 def test_hosts_without_a_secret_are_warned() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
                 "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
-    several, one = place_of(torchrun), place_of({**torchrun, "LOCAL_WORLD_SIZE": "4"})
-    kept = place_of({**torchrun, "RAWNN_JOB_SECRET": "known"})
+    several, one = rank_from_environment(torchrun), rank_from_environment({**torchrun,
+                                                                           "LOCAL_WORLD_SIZE": "4"})
+    kept = rank_from_environment({**torchrun, "RAWNN_JOB_SECRET": "known"})
     assert several is not None
     assert one is not None
     assert kept is not None

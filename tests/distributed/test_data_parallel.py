@@ -408,7 +408,7 @@ def test_the_last_reduction_is_beside_the_next_forward_pass() -> None:
 
 def test_every_example_is_seen_once_an_epoch() -> None:
     for rows, ranks in ((8, 2), (5, 4), (3, 8), (1, 2), (128, 3)):
-        shares = [Recipe(rows, ranks=ranks, rank=rank).share(rows) for rank in range(ranks)]
+        shares = [Recipe(rows, world_size=ranks, rank=rank).share(rows) for rank in range(ranks)]
         seen = [share.first + i for share in shares if share.weight for i in range(share.rows)]
         assert seen == list(range(rows))
         assert sum(share.weight for share in shares) == pytest.approx(1.0)

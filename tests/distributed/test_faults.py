@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rawnn.common.errors import RanksError
-from rawnn.distributed import Place, Team
+from rawnn.distributed import RankContext, Team
 from rawnn.distributed.wire import Wire
 from rawnn.engine.checkpoint import listed
 from tests.distributed.runs import free_port, teams
@@ -118,14 +118,14 @@ def test_a_peer_that_never_comes_is_named() -> None:
 
 def test_rank_0_that_never_comes_is_named() -> None:
     with pytest.raises(RanksError, match=r"rank 0 did not come to 127\.0\.0\.1:"):
-        Team(Place(1, 2, 1, 2, "a test", "127.0.0.1", free_port(), 0.3), {})
+        Team(RankContext(1, 2, 1, 2, "a test", "127.0.0.1", free_port(), 0.3), {})
 
 
 def test_rank_0_says_who_is_missing_to_those_who_came() -> None:
     port = free_port()
 
     def act(rank: int) -> Team:
-        return Team(Place(rank, 3, rank, 3, "a test", "127.0.0.1", port, 0.5), {})
+        return Team(RankContext(rank, 3, rank, 3, "a test", "127.0.0.1", port, 0.5), {})
 
     from tests.together import together
 
@@ -224,7 +224,7 @@ def test_strangers_at_the_door_are_sent_away() -> None:
     def act(rank: int) -> list[int]:
         if rank == 1:
             sleep(0.2)
-        team = Team(Place(rank, 2, rank, 2, "a test", "127.0.0.1", port, 10.0), {})
+        team = Team(RankContext(rank, 2, rank, 2, "a test", "127.0.0.1", port, 10.0), {})
         found = team.gather("rank", team.rank)
         team.close()
         return found

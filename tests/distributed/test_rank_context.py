@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rawnn.common.errors import ConfigError, RanksError
-from rawnn.distributed import Place, place_of
+from rawnn.distributed import RankContext, rank_from_environment
 from rawnn.distributed.rank_context import first_node
-from rawnn.distributed.rendezvous import meet
+from rawnn.distributed.rendezvous import connect_ranks
 from rawnn.engine.config import Config
 from rawnn.engine.parallel import join
 from tests.together import all_fine, together
@@ -30,26 +30,28 @@ MPICH = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRA
 
 
 @pytest.mark.parametrize(("environ", "wanted"), [
-    (TORCHRUN, Place(3, 8, 1, 2, "torchrun", "head", 29500, 60.0)),
-    ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, Place(3, 8, 1, 2, "torchrun", "head", 29501, 60.0)),
+    (TORCHRUN, RankContext(3, 8, 1, 2, "torchrun", "head", 29500, 60.0)),
+    ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, RankContext(3, 8, 1, 2, "torchrun", "head", 29501,
+                                                           60.0)),
     ({**TORCHRUN, "RAWNN_LAUNCH": "1", "LOCAL_WORLD_SIZE": "8"},
-     Place(3, 8, 1, 8, "rawnn launch", "head", 29500, 10.0)),
-    (OPEN_MPI, Place(1, 2, 1, 2, "mpirun", "127.0.0.1", 20077, 10.0)),
-    ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, Place(1, 2, 1, 1, "mpirun", "", 0, 60.0)),
+     RankContext(3, 8, 1, 8, "rawnn launch", "head", 29500, 10.0)),
+    (OPEN_MPI, RankContext(1, 2, 1, 2, "mpirun", "127.0.0.1", 20077, 10.0)),
+    ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+     RankContext(1, 2, 1, 1, "mpirun", "", 0, 60.0)),
     ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "5"},
-     Place(1, 2, 1, 1, "mpirun", "a", 5, 60.0)),
-    (SLURM, Place(5, 8, 1, 4, "srun", "gpu03", 31234, 60.0)),
-    ({**SLURM, "SLURM_STEP_ID": "2"}, Place(5, 8, 1, 4, "srun", "gpu03", 33252, 60.0)),
-    (MPICH, Place(0, 4, 0, 2, "mpirun", "", 0, 60.0)),
+     RankContext(1, 2, 1, 1, "mpirun", "a", 5, 60.0)),
+    (SLURM, RankContext(5, 8, 1, 4, "srun", "gpu03", 31234, 60.0)),
+    ({**SLURM, "SLURM_STEP_ID": "2"}, RankContext(5, 8, 1, 4, "srun", "gpu03", 33252, 60.0)),
+    (MPICH, RankContext(0, 4, 0, 2, "mpirun", "", 0, 60.0)),
     ({**TORCHRUN, "RAWNN_JOIN_SECONDS": "2.5"},
-     Place(3, 8, 1, 2, "torchrun", "head", 29500, 2.5)),
+     RankContext(3, 8, 1, 2, "torchrun", "head", 29500, 2.5)),
     ({}, None), ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, None),
     ({**TORCHRUN, "RAWNN_RANKS": "off"}, None),
     # The script of a job, in which srun has not started anything.
     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "a"}, None),
 ])
-def test_the_place_is_the_launchers(environ: dict[str, str], wanted: Place | None) -> None:
-    assert place_of(environ, 20077 - 20000 + 20000 * 2) == wanted
+def test_the_place_is_the_launchers(environ: dict[str, str], wanted: RankContext | None) -> None:
+    assert rank_from_environment(environ, 20077 - 20000 + 20000 * 2) == wanted
 
 
 @pytest.mark.parametrize(("environ", "said"), [
@@ -60,7 +62,7 @@ def test_the_place_is_the_launchers(environ: dict[str, str], wanted: Place | Non
 ])
 def test_variables_that_make_no_sense_are_refused(environ: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        place_of(environ)
+        rank_from_environment(environ)
 
 
 @pytest.mark.parametrize(("nodes", "first"), [
@@ -91,7 +93,8 @@ def test_mpi_carries_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", module)
 
     def act(rank: int) -> Any:
-        wires, names = meet(Place(rank, 3, 0, 1, "mpirun", "", 0, 10.0), f"rank {rank}")
+        wires, names = connect_ranks(RankContext(rank, 3, 0, 1, "mpirun", "", 0, 10.0),
+                                     f"rank {rank}")
         for wire in wires.values():
             wire.close()
         return sorted(wires), names
@@ -158,7 +161,7 @@ def test_mpi_is_left_by_who_began_it(brought: bool, tmp_path: Path,
     asked: list[Any] = []
     monkeypatch.setattr("atexit.register", lambda *call: asked.append(call))
     with pytest.raises(RanksError, match="rank 1 of 2 did not come"):
-        meet(Place(0, 2, 0, 1, "mpirun", "", 0, 0.05), "")
+        connect_ranks(RankContext(0, 2, 0, 1, "mpirun", "", 0, 0.05), "")
     for act, *given in asked:
         act(*given)
         act(*given)
@@ -171,7 +174,7 @@ def test_without_mpi4py_ranks_of_several_hosts_say_what_to_do(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(RanksError, match="install mpi4py, or give the variables MASTER_ADDR"):
-        meet(Place(0, 2, 0, 1, "mpirun", "", 0, 1.0), "")
+        connect_ranks(RankContext(0, 2, 0, 1, "mpirun", "", 0, 1.0), "")
 
 
 def test_a_port_that_is_taken_is_said() -> None:
@@ -180,4 +183,4 @@ def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(RanksError, match=f"rank 0 cannot listen at 127.0.0.1:{port}"):
-            meet(Place(0, 2, 0, 2, "a test", "127.0.0.1", port, 1.0), "")
+            connect_ranks(RankContext(0, 2, 0, 2, "a test", "127.0.0.1", port, 1.0), "")

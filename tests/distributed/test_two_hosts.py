@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rawnn.common.errors import ConfigError
-from rawnn.distributed import Place, Team, place_in, place_of, rendezvous
+from rawnn.distributed import (
+    RankContext,
+    Team,
+    rank_from_communicator,
+    rank_from_environment,
+    rendezvous,
+)
 from rawnn.engine.callbacks import EarlyStopping
 from rawnn.engine.checkpoint import listed
 from rawnn.engine.config import Config
@@ -39,9 +45,9 @@ def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostbyname", lambda name: "0.0.0.0")
 
 
-def places(hosts: tuple[str, ...] = HOSTS) -> list[Place]:
+def places(hosts: tuple[str, ...] = HOSTS) -> list[RankContext]:
     """Where each rank is, as a launcher would say."""
-    return [Place(rank, len(hosts), hosts[:rank].count(host), hosts.count(host), "a test")
+    return [RankContext(rank, len(hosts), hosts[:rank].count(host), hosts.count(host), "a test")
             for rank, host in enumerate(hosts)]
 
 
@@ -68,7 +74,7 @@ def on_two_hosts(size: int, act: Callable[[Team], Any]) -> list[Any]:
 
 def test_every_rank_takes_a_gpu_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its number there, not by that among all: rank 3 is the first of the second host."""
-    def of(place: Place, device: str = "gpu") -> int:
+    def of(place: RankContext, device: str = "gpu") -> int:
         return ordinal(Config(device=device), SimpleNamespace(place=place))  # type: ignore[arg-type]
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -89,7 +95,7 @@ def test_a_communicator_says_who_is_where(hosts: tuple[str, ...]) -> None:
         world = SimpleNamespace(Get_rank=lambda rank=wanted.rank: rank,
                                 Get_size=lambda: len(hosts), bcast=None,
                                 allgather=lambda value: list(hosts))
-        found = place_in(world, {})
+        found = rank_from_communicator(world, {})
         assert found is not None
         assert (found.rank, found.size, found.local_rank, found.local_size) == (
             wanted.rank, wanted.size, wanted.local_rank, wanted.local_size)
@@ -101,7 +107,7 @@ def test_a_communicator_says_who_is_where(hosts: tuple[str, ...]) -> None:
 def test_slurm_says_how_many_ranks_each_host_has(tasks: str, counts: tuple[int, ...]) -> None:
     hosts = tuple("abcd"[node] for node, count in enumerate(counts) for _ in range(count))
     for wanted in places(hosts):
-        found = place_of({
+        found = rank_from_environment({
             "SLURM_PROCID": str(wanted.rank), "SLURM_STEP_NUM_TASKS": str(wanted.size),
             "SLURM_LOCALID": str(wanted.local_rank), "SLURM_STEP_TASKS_PER_NODE": tasks,
             "SLURM_NODEID": str("abcd".index(hosts[wanted.rank])), "SLURM_STEP_NODELIST": "n[1-4]"})
@@ -123,7 +129,7 @@ def test_ranks_of_several_hosts_meet_where_all_can_come(
     carried: list[Any] = []
     world = SimpleNamespace(bcast=lambda value, root: carried.append(value) or
                             (value or carried[0]))
-    found = [rendezvous._by_mpi(replace(place, world=world)) for place in places(hosts)]
+    found = [rendezvous._rendezvous_by_mpi(replace(place, world=world)) for place in places(hosts)]
     assert [listener is door for listener, *_ in found] == [True] + [False] * (len(hosts) - 1)
     assert len({tuple(where) for _, *where in found}) == 1
     assert found[0][1:3] == (address, 77)

@@ -13,7 +13,7 @@ import pytest
 
 from rawnn.common.errors import MissingLibrary
 from rawnn.cuda.errors import CallFailed, check
-from rawnn.cuda.libs.collectives import AllReduce, Collective, Gathered, Scattered
+from rawnn.cuda.libs.collectives import AllGather, AllReduce, Collective, ReduceScatter
 from rawnn.cuda.libs.nccl import DATA_TYPE, Nccl
 
 
@@ -155,7 +155,7 @@ class FailingCollectives:
 
 
 @pytest.mark.parametrize("fail_at", [0, 1, 2])
-@pytest.mark.parametrize("kind", [AllReduce, Scattered, Gathered])
+@pytest.mark.parametrize("kind", [AllReduce, ReduceScatter, AllGather])
 def test_a_failure_of_any_tensor_of_a_bucket_is_reported(kind: type[Collective],
                                                          fail_at: int) -> None:
     """A later tensor that succeeds must not hide it, and the group is ended."""

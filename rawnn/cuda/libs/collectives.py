@@ -21,11 +21,11 @@ COPY_ENGINES = 22800
 """That from which on copy engines gather what lies in them."""
 
 
-class Meeting(Protocol):
+class RankGroup(Protocol):
     """What a communicator asks of those who run it."""
 
     rank: int
-    size: int
+    world_size: int
 
     @property
     def failed(self) -> bool:
@@ -45,17 +45,17 @@ class NcclContext:
     Raises CallFailed with NCCL's name, code and last error text.
     """
 
-    def __init__(self, api: Any, team: Meeting, copies: bool = False) -> None:
+    def __init__(self, api: Any, team: RankGroup, copies: bool = False) -> None:
         self.api, self.team = api, team
         self._reductions: dict[tuple[str, float], int] = {}
         self._lock = threading.Lock()
         self.communicator: Any = None
-        what = f"rank {team.rank} of {team.size}"
+        what = f"rank {team.rank} of {team.world_size}"
         self.version: int = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
         made = check(api, "ncclGetUniqueId", api.ncclGetUniqueId(), what) \
             if team.rank == 0 else None
         self.communicator = check(api, "ncclCommInitRankConfig", api.ncclCommInitRankConfig(
-            team.size, team.broadcast(made), team.rank,
+            team.world_size, team.broadcast(made), team.rank,
             NO_BLOCKS if copies and self.version >= COPY_ENGINES else DEFAULT_BLOCKS), what)
         team.on_failure(self.abort)
 
@@ -78,15 +78,15 @@ class NcclContext:
         return AllReduce(self, label, made)
 
     def reduce_scatter(self, label: str, parts: Sequence[tuple[str, int]],
-                       weight: float) -> Scattered:
+                       weight: float) -> ReduceScatter:
         """The weighted sum of tensors of which each rank gets its part: (type, elements a rank)."""
         made = [(count, DATA_TYPE[dtype], self.sum_of(dtype, weight)) for dtype, count in parts]
-        return Scattered(self, label, made)
+        return ReduceScatter(self, label, made)
 
-    def all_gather(self, label: str, parts: Sequence[tuple[str, int]]) -> Gathered:
+    def all_gather(self, label: str, parts: Sequence[tuple[str, int]]) -> AllGather:
         """Tensors from the parts of all ranks: (type, elements a rank), of any type."""
         made = [(count * itemsize(dtype), DATA_TYPE["uint8"], SUM) for dtype, count in parts]
-        return Gathered(self, label, made)
+        return AllGather(self, label, made)
 
     def abort(self) -> None:
         """End what is under way, from any thread; a second call is harmless."""
@@ -107,7 +107,7 @@ class NcclContext:
         for op in self._reductions.values():
             self.api.ncclRedOpDestroy(op, communicator)
         check(self.api, "ncclCommDestroy", self.api.ncclCommDestroy(communicator),
-              f"rank {self.team.rank} of {self.team.size}")
+              f"rank {self.team.rank} of {self.team.world_size}")
 
 
 class SymmetricMemory:
@@ -151,7 +151,7 @@ class SymmetricMemory:
         """Gather once: what NCCL makes ready for it then could not be made within a capture."""
         self._device.fill(address, 0, nbytes, "symmetric memory")
         team, stream = self._context.team, self._device.stream
-        part = nbytes // team.size
+        part = nbytes // team.world_size
         if part:
             self._context.all_gather("symmetric memory", [("uint8", part)]).run(
                 int(stream.handle), address, address + part * team.rank)
@@ -214,7 +214,7 @@ class AllReduce(Collective):
         return result
 
 
-class Scattered(Collective):
+class ReduceScatter(Collective):
     """From wholes to parts."""
 
     call = "ncclReduceScatter"
@@ -229,7 +229,7 @@ class Scattered(Collective):
         return result
 
 
-class Gathered(Collective):
+class AllGather(Collective):
     """From parts to wholes."""
 
     call = "ncclAllGather"

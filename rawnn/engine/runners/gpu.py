@@ -44,7 +44,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from rawnn.cuda.libs.collectives import Meeting
+    from rawnn.cuda.libs.collectives import RankGroup
 
 
 TRIED = 16
@@ -59,7 +59,7 @@ class GpuRunner:
     made is released when it raises.
     """
 
-    def __init__(self, device: Device, work: Work, team: Meeting | None = None) -> None:
+    def __init__(self, device: Device, work: Work, team: RankGroup | None = None) -> None:
         if work.policy.tune:
             from rawnn.tuning.launch_tuning import tuned
 

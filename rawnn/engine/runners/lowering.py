@@ -27,7 +27,7 @@ from rawnn.ptx import source_path
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 
 if TYPE_CHECKING:
-    from rawnn.cuda.libs.collectives import Collective, Meeting, NcclContext
+    from rawnn.cuda.libs.collectives import Collective, NcclContext, RankGroup
     from rawnn.cuda.libs.matmul import LtContext, MatmulPlan
     from rawnn.cuda.libs.softmax import CudnnContext, SoftmaxPlan
     from rawnn.cuda.memory import Source
@@ -43,7 +43,7 @@ class Lowering:
     done with."""
 
     def __init__(self, device: Device, programmatic: bool = False,
-                 team: Meeting | None = None) -> None:
+                 team: RankGroup | None = None) -> None:
         self.device, self._team = device, team
         self._programmatic = programmatic
         self._closing = ExitStack()
@@ -220,8 +220,8 @@ class Lowering:
         from rawnn.cuda.libs.calls import CollectiveCall
 
         if self._team is None:
-            raise ConfigError(f"'{op.name}' is of {plan.ranks} ranks, and this process is no rank "
-                              f"of theirs")
+            raise ConfigError(f"'{op.name}' is of {plan.world_size} ranks, and this process is "
+                              f"no rank of theirs")
         context = self._together(plan[op.operands["turn"]].communicator)
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
