@@ -101,7 +101,7 @@ class Variant:
         yield epoch_plans.start(train, network, 0)
         yield epoch_plans.refresh(train)
         begin, end = epoch_plans.begin(train, recipe, examples), epoch_plans.end(train, steps)
-        yield from (begin, end, epoch_plans.between(begin, end))
+        yield from (begin, end, epoch_plans.boundary(begin, end))
 
     @cached_property
     def _baseline(self) -> tuple[Network, Recipe, int, Plan, Plan, Plan]:

@@ -13,7 +13,7 @@ from rawnn.data import Dataset
 from rawnn.data.normalise import PIXEL_SCALE
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.prepared_run import Runner, Work, prepare
+from rawnn.engine.runners.prepared_run import PreparedRun, Runner, prepare
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
@@ -101,7 +101,7 @@ def measuring_plan(network: Network, batch: int, examples: int) -> Plan:
 
 def make_work(opt: str, layers: tuple[int, ...], data: Dataset, batch: int = 8, lr: float = 0.1,
               seed: int = 0, machine: Machine = CAPABLE, optimizer: Optimizer | None = None,
-              network_options: dict[str, Any] | None = None, **recipe_options: Any) -> Work:
+              network_options: dict[str, Any] | None = None, **recipe_options: Any) -> PreparedRun:
     """`network_options` go to Network, `recipe_options` to Recipe."""
     network = Network(layers, **(network_options or {}))
     recipe = Recipe(batch, optimizer or Optimizer(lr=lr), seed=seed, **recipe_options)
@@ -119,7 +119,7 @@ def trained(runner: HostRunner | GpuRunner, epochs: int = 2) -> SimpleNamespace:
                            parameters=runner.parameters())
 
 
-def run_on(device: Device, work: Work, epochs: int = 2) -> SimpleNamespace:
+def run_on(device: Device, work: PreparedRun, epochs: int = 2) -> SimpleNamespace:
     runner = GpuRunner(device, work)
     try:
         return trained(runner, epochs)

@@ -16,7 +16,7 @@ from rawnn.engine.launch_choices import applied, choices_of, key_of, variants
 from rawnn.engine.machine import Opened
 from rawnn.engine.resolved_options import kept_in
 from rawnn.engine.run_planner import Decider
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.engine.training import Session
 from rawnn.model.layers import Network
 from rawnn.opts import measured as table
@@ -172,7 +172,7 @@ def test_launches_that_were_measured_are_kept(monkeypatch: pytest.MonkeyPatch) -
         op = next(op for op in plan.ops if op.impl == "tiled" and variants(op, plan))
         found = {key_of(op, plan): variants(op, plan)[0]}
 
-    def tuned(device: Any, work: Work) -> Work:
+    def tuned(device: Any, work: PreparedRun) -> PreparedRun:
         return applied(work, found)
 
     monkeypatch.setattr("rawnn.tuning.launch_tuning.tuned", tuned)

@@ -78,7 +78,8 @@ def test_plans_carry_the_target_of_their_machine() -> None:
         assert bool(plan.find(kind="softmax_head")) == (capability == (9, 0)) or \
             plan.find(kind="narrow_inner")
     work = make_work("preload", (29, 7), random_dataset())
-    assert {p.target.name for p in (work.train, work.start, work.begin, work.end)} == {"H200"}
+    assert {p.target.name for p in (work.train, work.start, work.epoch_begin,
+                                    work.epoch_end)} == {"H200"}
     host = select("none,preload", network, 4, Machine("none"), lenient=True)
     assert host.apply(step_plan(network, 32, 128))[0].target is HOST
 

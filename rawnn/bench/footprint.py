@@ -11,7 +11,7 @@ from rawnn.bench.costing import Bound, least_time
 from rawnn.bench.floors import kept
 from rawnn.bench.moved import least, moved
 from rawnn.engine.machine import Opened
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 
 NO_FLOORS = "x floor: left out, as no limits of this GPU with this driver are kept; `python -m " \
             "rawnn bench floors` measures them"
@@ -34,7 +34,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     floor: Bound | None = None
 
 
-def footprint(work: Work, facts: dict[str, Any], opened: Opened) -> Footprint:
+def footprint(work: PreparedRun, facts: dict[str, Any], opened: Opened) -> Footprint:
     """Of a run's measured step; `facts` are what its runner describes."""
     plan = work.train
     launches = len(plan.ops) / plan.steps if opened.device else 0.0
@@ -43,7 +43,7 @@ def footprint(work: Work, facts: dict[str, Any], opened: Opened) -> Footprint:
                      steps=work.updates, floor=_floor(work, opened))
 
 
-def _floor(work: Work, opened: Opened) -> Bound | None:
+def _floor(work: PreparedRun, opened: Opened) -> Bound | None:
     device = opened.device
     found = kept(device.info.name, device.info.driver) if device else None
     return least_time(work.train, found.result) if found else None

@@ -25,7 +25,7 @@ from rawnn.engine.resolved_options import taken_of
 from rawnn.engine.result import Environment
 from rawnn.engine.run_planner import Decider
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.persistent import cost
 from rawnn.persistent.choose import Choice
 from rawnn.persistent.tracing import Trace, read_trace, traced
@@ -141,7 +141,7 @@ def measure(opened: Opened, problem: Problem, opt: str,
         raise ConfigError(f"--opt {opt} comes to {selection}: what is traced is persistent with "
                           f"graphs=epoch")
     stamped, chosen = with_stamps(work, problem.steps)
-    with closing(GpuRunner(device, replace(work, quiet=work.train))) as runner:
+    with closing(GpuRunner(device, replace(work, unmeasured=work.train))) as runner:
         plain_us = _microseconds(runner, problem.steps)
     with closing(GpuRunner(device, stamped)) as runner:
         traced_us = _microseconds(runner, problem.steps)
@@ -157,7 +157,7 @@ def measure(opened: Opened, problem: Problem, opt: str,
         step=float(np.median(trace.step, axis=0).max()), phases=rows, parts=parts)
 
 
-def with_stamps(work: Work, steps: int) -> tuple[Work, Choice]:
+def with_stamps(work: PreparedRun, steps: int) -> tuple[PreparedRun, Choice]:
     """The same work, whose kernel stamps the phases of so many steps; how it shares the work."""
     op = work.train.find(kind=KIND)[0]
     chosen = traced(op.attributes["chosen"], steps)
@@ -166,7 +166,7 @@ def with_stamps(work: Work, steps: int) -> tuple[Work, Choice]:
     stamped = replace(op, operands={**op.operands, TRACE: workspace.name},
                       attributes={**op.attributes, "chosen": chosen})
     train = work.train.with_tensors(workspace).substitute([op], [stamped])
-    return replace(work, train=train, quiet=train), chosen
+    return replace(work, train=train, unmeasured=train), chosen
 
 
 def _microseconds(runner: GpuRunner, steps: int) -> float:

@@ -28,7 +28,7 @@ from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened
 from rawnn.engine.result import Environment
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.graphs.unrolling import graph_plans
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
@@ -132,7 +132,7 @@ def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
 # -- by events -------------------------------------------------------------------------------------
 
 
-def _between_events(opened: Opened, runner: GpuRunner, work: Work,
+def _between_events(opened: Opened, runner: GpuRunner, work: PreparedRun,
                     steps: int) -> tuple[list[Span], float]:
     """The spans of some steps whose ops are launched one by one, and what two events with nothing
     between them take."""
@@ -175,7 +175,7 @@ def _between_events(opened: Opened, runner: GpuRunner, work: Work,
 # -- by CUPTI --------------------------------------------------------------------------------------
 
 
-def _spans_of(seen: Sequence[Activity], work: Work) -> list[Span]:
+def _spans_of(seen: Sequence[Activity], work: PreparedRun) -> list[Span]:
     """What CUPTI saw of an epoch as spans, each by the name of its op."""
     enqueued = _in_order(work)
     names = named(seen, [_kernel_name(op) for op, _ in enqueued])
@@ -190,7 +190,7 @@ def _spans_of(seen: Sequence[Activity], work: Work) -> list[Span]:
     return spans
 
 
-def _in_order(work: Work) -> list[tuple[Op, int]]:
+def _in_order(work: PreparedRun) -> list[tuple[Op, int]]:
     """The ops of an epoch in the order in which they are enqueued, each with its step."""
     if not work.policy.graph:
         return [(op, step) for step in range(work.steps) for op in work.train.ops]
@@ -248,7 +248,7 @@ def _mangled(kernel: str) -> str:
 # -- what is said of them --------------------------------------------------------------------------
 
 
-def _ops_of(spans: Sequence[Span], work: Work, opened: Opened) -> list[OpTime]:
+def _ops_of(spans: Sequence[Span], work: PreparedRun, opened: Opened) -> list[OpTime]:
     times: dict[tuple[str, str], list[float]] = {}
     gaps: dict[tuple[str, str], list[float]] = {}
     before: Span | None = None
@@ -270,7 +270,7 @@ def _ops_of(spans: Sequence[Span], work: Work, opened: Opened) -> list[OpTime]:
     return made
 
 
-def _work_of(plan: Plan, work: Work,
+def _work_of(plan: Plan, work: PreparedRun,
              opened: Opened) -> dict[str, tuple[int, int, float | None]]:
     """By op: bytes, operations, and the microseconds that they take at least."""
     assert opened.device is not None

@@ -29,7 +29,7 @@ from rawnn.cuda.errors import CallFailed
 from rawnn.data import Dataset
 from rawnn.engine.machine import Opened
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.prepared_run import Runner, Work
+from rawnn.engine.runners.prepared_run import PreparedRun, Runner
 from rawnn.model.layers import Parameters
 
 SLACK = 8.0
@@ -162,7 +162,7 @@ def _on_device(spec: Specification, data: Dataset, opened: Opened) -> tuple[_Fou
     return _trained(GpuRunner(opened.device, work), work)
 
 
-def _trained(runner: Runner, work: Work) -> tuple[_Found, float]:
+def _trained(runner: Runner, work: PreparedRun) -> tuple[_Found, float]:
     """Train some epochs, the last of them measured."""
     try:
         scale = _loss_scale(work)
@@ -186,7 +186,7 @@ def _trained(runner: Runner, work: Work) -> tuple[_Found, float]:
         runner.close()
 
 
-def _loss_scale(work: Work) -> float:
+def _loss_scale(work: PreparedRun) -> float:
     """A power of two that brings gradients of the mean loss to the order of 1: high enough for
     float16, low enough that no step overflows."""
     outputs = 1 if work.network.answers.labelled else work.network.outputs

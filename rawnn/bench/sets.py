@@ -33,7 +33,7 @@ from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.result import Environment, Result
 from rawnn.engine.run_planner import Decider
 from rawnn.engine.runners.precompile import compile_ahead
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.engine.training import Listener, Session
 from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES
@@ -337,7 +337,7 @@ class _Sets:
         its turn comes."""
         if self._opened.device is None:
             return
-        works = list[Work]()
+        works = list[PreparedRun]()
         for series in left:
             with suppress(RawnnError):
                 config, _ = settled(series.config, self._data)

@@ -15,7 +15,7 @@ from rawnn.data import Dataset
 from rawnn.data.normalise import Normalisation
 from rawnn.engine.launch_choices import applied, key_of, variants
 from rawnn.engine.runners.plan_data import data_spec_of
-from rawnn.engine.runners.prepared_run import Work, prepare
+from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import INITIALISERS, Network
 from rawnn.model.losses import LOSSES
@@ -84,14 +84,14 @@ class Specification:
         """`words` and the number format as after --opt, and nothing else."""
         return ",".join(["none", *(words or self.words), *filter(None, [self.numbers])])
 
-    def work(self, opt: str, data: Dataset, machine: Machine) -> Work:
+    def work(self, opt: str, data: Dataset, machine: Machine) -> PreparedRun:
         """The run made ready. Raises ConfigError for toggles that do not go together."""
         recipe = self.recipe
         selection = select(opt, self.network, recipe.steps(self.examples), machine,
                            batch=self.batch, recipe=recipe, data_spec=data_spec_of(data, "train"))
         return prepare(self.network, data, selection, recipe, evaluation_batch=256)
 
-    def in_other_forms(self, work: Work) -> Work:
+    def in_other_forms(self, work: PreparedRun) -> PreparedRun:
         """About half of the launches as `tune` might choose them; the libraries' stay."""
         generator = np.random.default_rng([self.seed, 2])
         plan, choices = work.train, {}

@@ -14,7 +14,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.common.target import NAMED, gpu_named
 from rawnn.common.words import counted
 from rawnn.cuda.compiling.programmatic import Proof
-from rawnn.engine.runners.prepared_run import read_across, with_near
+from rawnn.engine.runners.prepared_run import row_by_row_operands, with_unaligned_rows
 from rawnn.graphs.unrolling import GraphPlan, epoch_graphs
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
@@ -80,7 +80,7 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
                        recipe=recipe, data_spec=data_spec)
     baseline = training_step(network, recipe, data_spec)
     step, policy = selection.apply(baseline)
-    step = with_near(step, read_across(step))
+    step = with_unaligned_rows(step, row_by_row_operands(step))
     graphs = epoch_graphs(
         step, policy, steps, epoch_plans.begin(step, recipe, examples),
         epoch_plans.end(step, max(recipe.updates(examples), 1)), bool(recipe.rest(examples))) \
@@ -148,7 +148,7 @@ def _describe(graph: GraphPlan, is_graph: bool, show_all: bool,
              f"an epoch"]
     if graph.loop:
         lines.append("  the body of a WHILE node, repeated until the epoch is over")
-    lines += [f"  on the stream before each launch: {op.name}" for op in graph.ahead]
+    lines += [f"  on the stream before each launch: {op.name}" for op in graph.host_ops]
     shown = len(ops) if show_all else SHOWN_NODES
     for index, (op, before) in enumerate(zip(ops[:shown], edges, strict=False)):
         why = [f"{'early behind' if early and i in early[index] else 'after'} {i}, "

@@ -10,10 +10,10 @@ from rawnn.model.optimizers import option
 
 if TYPE_CHECKING:
     from rawnn.engine.result import Result, Times
-    from rawnn.engine.runners.prepared_run import Work
+    from rawnn.engine.runners.prepared_run import PreparedRun
 
 
-def network_text(work: Work, config: Config) -> str:
+def network_text(work: PreparedRun, config: Config) -> str:
     """The network and how it is trained; what is not the default is named, the rest is not."""
     network, recipe, plain = work.network, work.recipe, Config()
     hidden = network.depth > 1

@@ -157,7 +157,7 @@ class _Screen(Listener):
             _summary(self.console, result)
 
     def started(self, session: Session) -> None:
-        self._counts = session.work.answers > 0
+        self._counts = session.work.targets_per_example > 0
         if self._quiet:
             return
         data = session.data

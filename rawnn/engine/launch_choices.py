@@ -20,7 +20,7 @@ from rawnn import ptx
 from rawnn.common.errors import RawnnError
 from rawnn.common.files import cache_directory, write_atomically
 from rawnn.cuda.device import DeviceInfo
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx.kernels import kernel_for
@@ -111,7 +111,7 @@ def with_choices(plan: Plan, choices: Mapping[str, Changes]) -> Plan:
     return replace(plan, ops=tuple(change(op, c) if c or slices else op for op, c in keyed))
 
 
-def applied(work: Work, choices: Mapping[str, Changes]) -> Work:
+def applied(work: PreparedRun, choices: Mapping[str, Changes]) -> PreparedRun:
     """The run with all its plans changed."""
 
     def change(plan: Plan) -> Plan:
@@ -119,8 +119,8 @@ def applied(work: Work, choices: Mapping[str, Changes]) -> Work:
 
     return replace(
         work, train=change(work.train),
-        quiet=change(work.train if work.quiet is work.train else work.quiet),
-        rest=work.rest and change(work.rest),
+        unmeasured=change(work.train if work.unmeasured is work.train else work.unmeasured),
+        partial=work.partial and change(work.partial),
         evaluate=tuple(replace(part, plan=change(part.plan)) for part in work.evaluate))
 
 
@@ -130,9 +130,9 @@ def chosen(plan: Plan) -> dict[str, Changes]:
             for op in plan.ops if "choice" in op.attributes}
 
 
-def choices_of(work: Work) -> dict[str, Changes]:
+def choices_of(work: PreparedRun) -> dict[str, Changes]:
     """What is chosen for the launches of a run's plans, as `applied` takes it."""
-    plans = [work.train, work.quiet, *([work.rest] if work.rest else []),
+    plans = [work.train, work.unmeasured, *([work.partial] if work.partial else []),
              *(part.plan for part in work.evaluate)]
     return {key_of(op, plan): {n: op.attributes[n] for n in ("choice", "slices")
                                if n in op.attributes}

@@ -86,7 +86,7 @@ class Loop:
             at_once = broken and bool(self._signals.number or not self._whole)
             with self.paused():
                 if broken:
-                    self._runner.keep_apart()
+                    self._runner.keep_sharded()
                 if broken and not self._whole:
                     self._go_back()
                 self._runner.assemble()
@@ -210,7 +210,7 @@ class Loop:
         self._reached = epoch
         train_loss = self._units.train_loss(mean, self._runner)
         self.evaluation_ms += (perf_counter() - begun) * 1e3
-        answers = int(examples.sum()) * work.answers
+        answers = int(examples.sum()) * work.targets_per_example
         report = Report(
             epoch=epoch,
             train_loss=train_loss,

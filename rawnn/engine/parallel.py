@@ -23,7 +23,7 @@ from rawnn.distributed import Team, rank_from_communicator, rank_from_environmen
 from rawnn.distributed.rank_context import SECRET
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.plan.recipe import Recipe
 from rawnn.version import __version__
 
@@ -146,7 +146,7 @@ def outlook(team: Team, inside_us: float, together_us: float) -> tuple[str, dict
     return said, found
 
 
-def timed_alone(opened: Opened, work: Work) -> float | None:
+def timed_alone(opened: Opened, work: PreparedRun) -> float | None:
     """Microseconds of a step of a run by itself; None where the GPU has not the memory for it, or
     not with these toggles."""
     from rawnn.engine.runners.gpu import GpuRunner
@@ -180,11 +180,12 @@ def beside_one(team: Team, together_us: float, alone: Callable[[], float | None]
     return said, {"step_us": together, "alone_us": one}
 
 
-def metrics(team: Team, work: Work, losses: NDArray[np.float32],
+def metrics(team: Team, work: PreparedRun, losses: NDArray[np.float32],
             correct: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.int32], list[int]]:
     """Losses and counts of every step over all ranks, and the ranks that have a loss that is no
     number in the first step that has one."""
-    weights = np.array([(work.train if s < work.steps or work.rest is None else work.rest).weight
+    weights = np.array([(work.train if s < work.steps or work.partial is None
+                         else work.partial).weight
                         for s in range(work.updates)])
     counted = correct * (weights > 0)
     own = losses.astype(np.float64) * weights

@@ -10,7 +10,7 @@ from typing import Any
 from rawnn.common.errors import CheckpointError
 from rawnn.common.target import Machine
 from rawnn.engine.launch_choices import Changes, choices_of
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.opts import Selection
 from rawnn.opts.user_kernel_toggles import toggle
 
@@ -37,7 +37,7 @@ class Taken:
         return asdict(self)
 
 
-def taken_of(asked: str, selection: Selection, work: Work, machine: Machine) -> Taken:
+def taken_of(asked: str, selection: Selection, work: PreparedRun, machine: Machine) -> Taken:
     """What the run of `work` takes. `work` is as it runs, with the launches that `tune` found."""
     values = {name: toggle(name).came_to(value, work.train)
               for name, value in selection.values.items()}

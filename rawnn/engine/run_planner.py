@@ -16,7 +16,7 @@ from rawnn.engine.launch_choices import applied
 from rawnn.engine.machine import Opened
 from rawnn.engine.resolved_options import Taken, kept_in, name_of
 from rawnn.engine.runners.plan_data import data_spec_of
-from rawnn.engine.runners.prepared_run import Work, prepare
+from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.layers import Network
 from rawnn.opts import Selection, batch, select
 from rawnn.plan.recipe import Recipe
@@ -32,7 +32,7 @@ class Decider:
     team: Team | None
     notify: Callable[[str], object]
 
-    def decided(self, before: tuple[Path, Checkpoint] | None) -> tuple[Selection, Work]:
+    def decided(self, before: tuple[Path, Checkpoint] | None) -> tuple[Selection, PreparedRun]:
         """The toggles of the run, and its plans: those of the run `before`, which is continued,
         unless other toggles are asked for or they cannot run here."""
         asked, here, notify = self.config.opt, name_of(self.opened.machine), self.notify
@@ -62,7 +62,7 @@ class Decider:
                f"same state, though not bit for bit as it would have there")
         return made
 
-    def made(self, opt: str, kept: Taken | None = None) -> tuple[Selection, Work]:
+    def made(self, opt: str, kept: Taken | None = None) -> tuple[Selection, PreparedRun]:
         """The toggles that `opt` comes to here, and the run with them; its launches as `kept`."""
         network, recipe = self.config.network(), self.config.recipe()
         if self.team is not None:
@@ -77,7 +77,7 @@ class Decider:
             work = applied(replace(work, policy=replace(work.policy, tune=False)), kept.choices)
         return selection, work
 
-    def by_one(self, selection: Selection, work: Work) -> Work:
+    def by_one(self, selection: Selection, work: PreparedRun) -> PreparedRun:
         """The run by one rank: its batches whole, with the same toggles but the one that reduces
         gradients."""
         values = {name: v for name, v in selection.values.items() if name != "nccl"}

@@ -49,7 +49,7 @@ class GraphProgram:
         try:
             for part in graphs:
                 executable = self._build(lowering, part, addresses, host, label)
-                ahead = [c for op in part.ahead
+                ahead = [c for op in part.host_ops
                          for c in lowering.commands(op, part.plan, addresses, host)]
                 self._launches.append((executable, ahead, part.launches))
         except BaseException:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rawnn.plan.dependencies import dependencies
-from rawnn.plan.epoch_plans import behind
+from rawnn.plan.epoch_plans import boundary_in_graph
 from rawnn.plan.merging import spans
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan, advance
@@ -19,14 +19,14 @@ kernels, so a body of several steps shares that cost."""
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """One graph: `plan` is captured whole, `ahead` are ops that the host puts on the stream before
-    each launch (copies whose source moves from step to step), `launches` is how often it is
+    """One graph: `plan` is captured whole, `host_ops` are ops that the host puts on the stream
+    before each launch (copies whose source moves from step to step), `launches` is how often it is
     launched in an epoch; with `loop` the plan is the body of a WHILE node, with `chain` its ops run
     one behind the other, in the plan's order."""
 
     plan: Plan
     launches: int
-    ahead: tuple[Op, ...] = ()
+    host_ops: tuple[Op, ...] = ()
     loop: bool = False
     chain: bool = False
 
@@ -37,7 +37,7 @@ class GraphPlan:
         return dependencies(self.plan.ops)
 
 
-def alone(plan: Plan, policy: Policy) -> bool:
+def is_single_kernel(plan: Plan, policy: Policy) -> bool:
     """Whether an epoch's graph would be one kernel. It is launched as it is, so that what follows
     on the stream may begin early, as it cannot behind a graph: 5 us of an epoch on an H200."""
     return policy.graph == "epoch" and spans(plan)
@@ -63,10 +63,10 @@ def graph_plans(plan: Plan, policy: Policy, steps: int) -> list[GraphPlan]:
     return graphs
 
 
-def holds_between(plan: Plan, policy: Policy, end: Plan, partial: bool) -> bool:
+def includes_boundary(plan: Plan, policy: Policy, end: Plan, partial: bool) -> bool:
     """Whether the graph of an epoch has in it what stands between two epochs: it holds all steps,
     no `partial` batch behind it, and nothing that ranks do together ends an epoch."""
-    return policy.graph == "epoch" and not alone(plan, policy) and not partial \
+    return policy.graph == "epoch" and not is_single_kernel(plan, policy) and not partial \
         and all(op.impl != "nccl" for op in end.ops)
 
 
@@ -74,9 +74,9 @@ def epoch_graphs(plan: Plan, policy: Policy, steps: int, begin: Plan, end: Plan,
                  partial: bool) -> list[GraphPlan]:
     """The graphs of an epoch as a run has them; `begin` and `end` stand around every epoch."""
     graphs = graph_plans(plan, policy, steps)
-    if not holds_between(plan, policy, end, partial):
+    if not includes_boundary(plan, policy, end, partial):
         return graphs
     whole, = graphs
     tensors = {**begin.tensors, **end.tensors, **whole.plan.tensors}
-    ops = (*whole.plan.ops, *behind(begin, end))
+    ops = (*whole.plan.ops, *boundary_in_graph(begin, end))
     return [replace(whole, plan=replace(whole.plan, tensors=tensors, ops=ops))]

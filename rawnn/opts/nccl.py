@@ -17,7 +17,7 @@ from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.opts.shards import Shards, reduction
 from rawnn.plan.op import Op
-from rawnn.plan.ops.collectives import TURN, all_reduce
+from rawnn.plan.ops.collectives import ORDERING_TOKEN, all_reduce
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.tensor import Role, Tensor
@@ -73,7 +73,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     gradients = _gradients(plan, wanted)
     if not gradients:
         return plan, policy
-    plan = plan.with_tensors(TURN, *gradients.values())
+    plan = plan.with_tensors(ORDERING_TOKEN, *gradients.values())
     # On two H200s that order takes 4 % off a step of wide4096 (74 MB), and adds as much to those of
     # wide1024 and mlp4 (6 and 5 MB), which one reduction serves better.
     in_turn = not wanted.backward and sum(t.nbytes for t in gradients.values()) > wanted.nbytes

@@ -23,8 +23,8 @@ from rawnn.plan.op import Op
 from rawnn.plan.ops.collectives import (
     COPIES,
     EXCHANGES,
+    ORDERING_TOKEN,
     SCATTER,
-    TURN,
     all_gather,
     all_reduce,
     reduce_scatter,
@@ -63,7 +63,7 @@ class Shards:
         first = next((n for n in large if self._layer(n) == lowest), "") if first_whole else ""
         self._shared = {name for name in large
                         if name != first and plan[name].shape[0] % plan.world_size == 0}
-        self._turn = COPIES if policy.allocator == "arena" else TURN
+        self._turn = COPIES if policy.allocator == "arena" else ORDERING_TOKEN
         self._exchanged = {name for name in {*self._shared, first} - {""}
                            if self._turn is COPIES and plan.world_size == 2
                            and not plan.user_kernels and self._is_exchanged(name)}

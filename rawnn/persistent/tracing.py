@@ -64,12 +64,12 @@ def read_trace(layout: Layout, words: NDArray[np.unsignedinteger]) -> Trace:
     traced."""
     d, found = layout.decomposition, tuple(stamps(layout))
     steps, blocks, warps = layout.traced, d.blocks, d.warps
-    of_steps = steps * blocks * len(found) * warps
+    step_plans = steps * blocks * len(found) * warps
     of_launch = blocks * LAUNCH_STAMPS * warps
     flat = np.asarray(words).astype(np.int64) % WRAPS
-    each = flat[:of_steps].reshape(steps, blocks, len(found), warps)
-    launch = flat[of_steps : of_steps + of_launch].reshape(blocks, LAUNCH_STAMPS, warps)
-    time = flat[of_steps + of_launch :].reshape(blocks, NANOSECOND_WORDS // 2, 2)
+    each = flat[:step_plans].reshape(steps, blocks, len(found), warps)
+    launch = flat[step_plans : step_plans + of_launch].reshape(blocks, LAUNCH_STAMPS, warps)
+    time = flat[step_plans + of_launch :].reshape(blocks, NANOSECOND_WORDS // 2, 2)
     # [blocks, stamps in order, warps], since the launch began
     began = launch[:, 0, 0][:, None, None]
     line = np.concatenate([launch[:, 1:2], each.transpose(1, 0, 2, 3).reshape(

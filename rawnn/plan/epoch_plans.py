@@ -15,7 +15,7 @@ from rawnn.model.schedules import parse
 from rawnn.plan.build import CLOCK, used_tensors
 from rawnn.plan.op import Op
 from rawnn.plan.ops.collectives import GATHER, all_gather
-from rawnn.plan.ops.epoch import MOST_STEPS
+from rawnn.plan.ops.epoch import MAX_STEPS
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import Recipe
 from rawnn.plan.tensor import Role, Tensor
@@ -28,13 +28,13 @@ def start(train: Plan, network: Network, seed: int) -> Plan:
     """Draws every parameter, and rounds the data set's inputs where steps read them so."""
     streams = {t.name: i for i, t in enumerate(network.parameters())}
 
-    def draw(t: Tensor) -> Op:
+    def sample(t: Tensor) -> Op:
         return Op("initialise", f"{t.name}.initialise", {"w": t.name},
                   {"seed": seed, "stream": streams[t.name], "bound": t.bound})
 
-    drawn = _made("start", train, Role.PARAMETER, draw)
-    inputs = _made("start", train, Role.ROUNDED, lambda t: rounded(t, train))
-    return replace(drawn, ops=(*drawn.ops, *inputs.ops)).check()
+    sampled = _plan_of("start", train, Role.PARAMETER, sample)
+    inputs = _plan_of("start", train, Role.ROUNDED, lambda t: rounded(t, train))
+    return replace(sampled, ops=(*sampled.ops, *inputs.ops)).check()
 
 
 def rounded(t: Tensor, train: Plan) -> Op:
@@ -48,7 +48,7 @@ def rounded(t: Tensor, train: Plan) -> Op:
 
 def refresh(train: Plan) -> Plan:
     """Makes every copy of a parameter anew from the parameter."""
-    return _made("refresh", train, Role.COPY, lambda t: Op(
+    return _plan_of("refresh", train, Role.COPY, lambda t: Op(
         "cast", f"{t.name}.cast", {"source": t.source, "copy": t.name}, {"copy_scale": t.scale}))
 
 
@@ -59,16 +59,16 @@ def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
             return Op("shuffle", "shuffle", {"clock": "clock", "order": "order"},
                       {"seed": recipe.seed, "count": examples, "ahead": 0})
         steps = recipe.updates(examples) * recipe.epochs
-        if steps > MOST_STEPS:
+        if steps > MAX_STEPS:
             raise ConfigError(f"schedule = '{recipe.schedule}': a run of {steps:,} steps is too "
-                              f"long for it, which counts up to {MOST_STEPS:,}; give fewer epochs, "
+                              f"long for it, which counts up to {MAX_STEPS:,}; give fewer epochs, "
                               f"or a constant rate")
         schedule = parse(recipe.schedule).resolve(recipe.optimizer.lr, recipe.updates(examples),
                                                   recipe.epochs)
         return Op("schedule", "schedule", {"clock": "clock", "rates": "rates"},
                   schedule.attributes())
 
-    return _made("begin", train, Role.EPOCH, make)
+    return _plan_of("begin", train, Role.EPOCH, make)
 
 
 def end(train: Plan, steps: int) -> Plan:
@@ -85,13 +85,13 @@ def assemble(train: Plan) -> Plan:
                                                 for role in op.operands}
     parts = [(t.source, t.name) for t in tensors.values() if t.role is Role.VIEW
              and train[t.source].role in (Role.PARAMETER, Role.STATE) and t.name not in gathered]
-    turn = next((op.operands["turn"] for op in train.find(kind=GATHER)), "")
-    ops = (all_gather("parts.all_gather", parts, turn).viewing(tensors),) if parts else ()
+    token = next((op.operands["token"] for op in train.find(kind=GATHER)), "")
+    ops = (all_gather("parts.all_gather", parts, token).viewing(tensors),) if parts else ()
     return Plan("assemble", dict(train.tensors) if ops else {}, ops, train.batch,
                 target=train.target).check()
 
 
-def between(begin: Plan, end: Plan) -> Plan:
+def boundary(begin: Plan, end: Plan) -> Plan:
     """What stands between two epochs that follow each other: the end of one and the beginning of
     the other. Where the clock goes on and an order is made, one op does both; it is told the epoch
     that comes as its step."""
@@ -99,14 +99,14 @@ def between(begin: Plan, end: Plan) -> Plan:
     kinds = [op.kind for op in ops[:2]]
     if kinds == ["tick", "shuffle"]:
         tick, shuffle = ops[:2]
-        ops[:2] = [Op("turn", "turn", shuffle.operands,
+        ops[:2] = [Op("epoch_boundary", "epoch_boundary", shuffle.operands,
                       {"seed": shuffle.attributes["seed"], "count": shuffle.attributes["count"],
                        **tick.attributes, "offset": 0})]
     return replace(begin, name="between", tensors={**begin.tensors, **end.tensors},
                    ops=tuple(ops)).check()
 
 
-def behind(begin: Plan, end: Plan) -> tuple[Op, ...]:
+def boundary_in_graph(begin: Plan, end: Plan) -> tuple[Op, ...]:
     """The same as ops of an epoch's graph. An order is made ahead of the clock, so that it waits
     until the last batch is gathered, and not for the end of the last step."""
     ahead = [replace(op, attributes={**op.attributes, "ahead": 1})
@@ -114,7 +114,7 @@ def behind(begin: Plan, end: Plan) -> tuple[Op, ...]:
     return (*ahead, *end.ops, *(op for op in begin.ops if op.kind != "shuffle"))
 
 
-def _made(name: str, train: Plan, role: Role, make: Callable[[Tensor], Op]) -> Plan:
+def _plan_of(name: str, train: Plan, role: Role, make: Callable[[Tensor], Op]) -> Plan:
     wanted = [t for t in used_tensors([train]).values() if t.role is role]
     tensors = {**train.tensors, "clock": CLOCK}
     return Plan(name, tensors, tuple(make(t) for t in wanted), train.batch,

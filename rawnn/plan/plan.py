@@ -11,7 +11,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.common.target import HOST, Target
 from rawnn.common.words import counted
 from rawnn.plan import ops as _ops  # noqa: F401  (registers the kinds of ops)
-from rawnn.plan.merging import DEFERRED, SPANS, joined, spans
+from rawnn.plan.merging import DEFERRED, SPANS, merge_neighbours, spans
 from rawnn.plan.op import OPS, Access, Op
 from rawnn.plan.tensor import Role, Tensor
 
@@ -171,7 +171,7 @@ class Plan:
             for name in self.alternating():
                 second[name] = name + "'"
                 tensors[name + "'"] = replace(self[name], name=name + "'")
-        ops = joined([
+        ops = merge_neighbours([
             DEFERRED[op.kind](op, steps) if op.kind in DEFERRED
             else op.at_step(s, second if s % 2 else {})
             for s in range(steps) for op in self.ops

@@ -25,7 +25,7 @@ REPLACES = "replaces"
 """The attribute that keeps the ops in whose place it stands."""
 _NOT_KERNELS = {"upload": "the driver copies batches", "train_steps": "its kernel is written anew "
                 "for every network", "advance": "graphs move the cursor by it",
-                "turn": "it is shuffle and tick in one: replace these"}
+                "epoch_boundary": "it is shuffle and tick in one: replace these"}
 
 _OUTSIDE_STEPS = ("initialise", "cast", "shuffle", "schedule", "tick")
 """Ops that run before and after the steps (rawnn/plan/epoch_plans.py)."""

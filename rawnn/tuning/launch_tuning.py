@@ -29,7 +29,7 @@ from rawnn.engine.launch_choices import (
     with_choices,
     write,
 )
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.engine.runners.programs import Program
 from rawnn.plan.plan import Plan
 
@@ -41,7 +41,7 @@ SCREENED, CONFIRMED = 3, 7
 """Samples of a variant, and of it and of what it would replace, in turns, where it looks faster."""
 
 
-def tuned(device: Device, work: Work) -> Work:
+def tuned(device: Device, work: PreparedRun) -> PreparedRun:
     """The run with its launches as remembered for this GPU, and first as measured where nothing is
     remembered. Interrupted, it keeps what was found so far. A simulated device, whose times say
     nothing, goes by rule.
@@ -90,7 +90,7 @@ def described(key: str, found: Found) -> str:
 class _Trial:
     """A runner whose step can be timed in other variants."""
 
-    def __init__(self, device: Device, work: Work) -> None:
+    def __init__(self, device: Device, work: PreparedRun) -> None:
         from rawnn.engine.runners.gpu import GpuRunner
 
         self._device = device
@@ -102,7 +102,7 @@ class _Trial:
 
     @classmethod
     @contextmanager
-    def on(cls, device: Device, work: Work) -> Iterator[_Trial]:
+    def on(cls, device: Device, work: PreparedRun) -> Iterator[_Trial]:
         """With the orders, rates and parameters of an epoch behind it."""
         trial = cls(device, work)
         try:

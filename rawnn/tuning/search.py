@@ -21,7 +21,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.data import Dataset
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.runners.prepared_run import Work, prepare
+from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, presets, select
 from rawnn.opts.registry import Machine
@@ -80,7 +80,7 @@ class Task:
         data = shortened(data, count) if data is not None else noise(network, count)
         return cls(network, replace(recipe, partial=False), precision, data, machine)
 
-    def work(self, toggles: str) -> Work:
+    def work(self, toggles: str) -> PreparedRun:
         """The training of these toggles, made ready. Raises ConfigError where they do not go."""
         graphs = ["graphs=epoch"] if TOGGLES["graphs"].needs(self.machine) is None else []
         words = ["preload", "arena", "nosync", *toggles.split(","), self.precision, *graphs]
@@ -168,7 +168,7 @@ class Search:
             return Measured(toggles, refusal=str(error))
         return Measured(toggles, statistics.median(times), min(times), max(times))
 
-    def _times(self, work: Work) -> list[float]:
+    def _times(self, work: PreparedRun) -> list[float]:
         """Microseconds of a step in each of several epochs, behind one to warm up."""
         runner = GpuRunner(self._device, work)
         try:

@@ -15,7 +15,7 @@ from rawnn.data import Dataset
 from rawnn.distributed import RankContext, Team
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.prepared_run import Work, prepare
+from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import select
@@ -53,14 +53,14 @@ def teams(size: int, act: Callable[[Team], Any], facts: Callable[[int], dict[str
 
 def work_of(opt: str, layers: tuple[int, ...], data: Dataset, batch: int, ranks: int, rank: int,
             machine: Machine = CAPABLE, optimizer: Optimizer | None = None,
-            network: dict[str, Any] | None = None, **recipe: Any) -> Work:
+            network: dict[str, Any] | None = None, **recipe: Any) -> PreparedRun:
     made = Network(layers, **(network or {}))
     whole = Recipe(batch, optimizer or Optimizer(lr=0.1), world_size=ranks, rank=rank, **recipe)
     selection = select(f"none,{opt}", made, len(data.train_images) // batch, machine)
     return prepare(made, data, selection, whole, evaluation_batch=8)
 
 
-def collected(runner: GpuRunner | HostRunner, work: Work, epochs: int,
+def collected(runner: GpuRunner | HostRunner, work: PreparedRun, epochs: int,
               resumed: Any = None) -> SimpleNamespace:
     if resumed is not None:
         runner.load(resumed)
@@ -121,7 +121,7 @@ def joined(found: list[SimpleNamespace]) -> tuple[Any, Any]:
     losses, correct = 0.0, 0
     for each in found:
         work = each.work
-        weights = np.array([(work.train if s < work.steps or work.rest is None else work.rest)
+        weights = np.array([(work.train if s < work.steps or work.partial is None else work.partial)
                             .weight for s in range(work.updates)])
         losses = losses + each.loss * weights
         correct = correct + each.correct * (weights > 0)

@@ -350,13 +350,13 @@ def test_buckets_follow_the_backward_pass_and_are_filled() -> None:
     wide = work_of("preload,nccl=1:backward", (29, 600, 600, 7), data, 8, 2, 0).train
     reductions = wide.find(kind="all_reduce")
     assert [list(op.operands.values()) for op in reductions] == [
-        ["dw3", "db3", "dw2", "nccl.turn"], ["db2", "dw1", "db1", "nccl.turn"]]
+        ["dw3", "db3", "dw2", "nccl.token"], ["db2", "dw1", "db1", "nccl.token"]]
     places = {op.name: i for i, op in enumerate(wide.ops)}
     assert places[reductions[0].name] < places["fc1.weight_grad"]
     wide = work_of("preload,nccl=1:whole", (29, 600, 600, 700, 7), data, 8, 2, 0).train
     assert [list(op.operands.values()) for op in wide.find(kind="all_reduce")] == [
-        ["dw1", "db1", "db2", "db3", "dw4", "db4", "nccl.turn"], ["dw2", "nccl.turn"],
-        ["dw3", "nccl.turn"]]
+        ["dw1", "db1", "db2", "db3", "dw4", "db4", "nccl.token"], ["dw2", "nccl.token"],
+        ["dw3", "nccl.token"]]
     for word, wanted in (("nccl", 1), ("nccl=1", 2)):  # what does not fill a bucket goes at once
         assert len(work_of(f"preload,{word}", (29, 600, 600, 7), data, 8, 2, 0)
                    .train.find(kind="all_reduce")) == wanted

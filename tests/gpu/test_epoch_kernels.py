@@ -24,8 +24,10 @@ def test_shuffle(seed: int, count: int) -> None:
     rawnn.Kernel(SOURCES / "elementwise/shuffle.cu", "shuffle")[235, 256](clock, order, seed, count,
                                                                           0)
     assert np.array_equal(order.numpy(), random.permutation(seed, 3, count))
-    rawnn.Kernel(SOURCES / "elementwise/epoch_boundary.cu", "turn")[235, 256](clock, order, seed,
-                                                                              count, 468,
+    rawnn.Kernel(SOURCES / "elementwise/epoch_boundary.cu", "epoch_boundary")[235, 256](clock,
+                                                                                         order,
+                                                                                         seed,
+                                                                                         count, 468,
                                                                     4)
     assert np.array_equal(order.numpy(), random.permutation(seed, 4, count))
     assert clock.numpy().tolist() == [4, 1872]

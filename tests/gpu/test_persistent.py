@@ -15,7 +15,7 @@ from rawnn.engine.runners.host import HostRunner
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.plan.ops.epoch import MOST_STEPS, count_after
+from rawnn.plan.ops.epoch import MAX_STEPS, count_after
 from tests.engine import dataset_for, make_work, run_on, same_parameters, trained
 from tests.persistent import errors
 from tests.tolerances import of_run
@@ -186,7 +186,7 @@ def test_an_epoch_of_one_launch_makes_the_next_ones_order(device: Device, machin
 
     def run(way: str, epochs: int, state: Any = None) -> dict[str, Any]:
         work = make_work(f"persistent={blocks}{way}", layers, data, machine=machine, **options)
-        assert bool(work.turned) == (way != ",graphs=7")
+        assert bool(work.merged_boundary) == (way != ",graphs=7")
         runner = GpuRunner(device, work)
         try:
             if state is not None:
@@ -260,7 +260,7 @@ def test_a_million_steps_end(device: Device, machine: Machine, blocks: str) -> N
                      machine=machine, optimizer=Optimizer("adam", 1e-3), shuffle=True)
     runner = GpuRunner(device, work)
     try:
-        begin = MOST_STEPS - 500_000
+        begin = MAX_STEPS - 500_000
         runner.load({**runner.state(), "clock": np.array([0, begin], np.int32)})
         for _ in range(1000):
             runner.epoch(False)

@@ -61,11 +61,11 @@ def test_it_trains_as_the_plain_plan(opt: str, options: dict[str, Any]) -> None:
 def test_the_partial_batch_is_a_step_of_the_same_op() -> None:
     data = dataset_for(Network(LAYERS), 70, 23)
     work = make_work("persistent,graphs=epoch", LAYERS, data, partial=True)
-    assert work.rest is None
+    assert work.partial is None
     assert work.steps == work.updates == 9
     assert [work.examples_of(step) for step in (0, 7, 8)] == [8, 8, 6]
     few = make_work("persistent", LAYERS, data, batch=100, partial=True)  # no whole batch
-    assert few.rest is not None
+    assert few.partial is not None
     assert few.steps == 0
 
 

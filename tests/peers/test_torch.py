@@ -18,7 +18,7 @@ from rawnn.data import load_dataset
 from rawnn.engine.config import Config
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.prepared_run import Work, prepare
+from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.workloads import workload
 from rawnn.opts import select
 from tests.engine import CAPABLE
@@ -29,7 +29,7 @@ STEPS = 1000
 EARLY = 50
 
 
-def work_of(name: str, opt: str) -> Work:
+def work_of(name: str, opt: str) -> PreparedRun:
     config = Config(**{**workload(name), "opt": opt, "epochs": 3, "seed": 7})
     data = load_dataset("mnist" if os.environ.get("RAWNN_DATA") else "synthetic")
     selection = select(opt, config.network(), config.recipe().steps(len(data.train_images)),
@@ -70,7 +70,7 @@ def torch_losses(name: str) -> np.ndarray:
     raise AssertionError("too few epochs")
 
 
-def orders_of(work: Work) -> list[np.ndarray]:
+def orders_of(work: PreparedRun) -> list[np.ndarray]:
     from rawnn.common import random
 
     count = len(work.data.train_images)
@@ -80,7 +80,7 @@ def orders_of(work: Work) -> list[np.ndarray]:
     return [random.permutation(work.recipe.seed, e, count).astype(np.int64) for e in range(epochs)]
 
 
-def our_losses(runner: object, work: Work) -> np.ndarray:
+def our_losses(runner: object, work: PreparedRun) -> np.ndarray:
     losses: list[np.ndarray] = []
     try:
         while sum(map(len, losses)) < STEPS:

@@ -25,7 +25,7 @@ from rawnn.persistent.layout import COUNTS, layout_of
 from rawnn.persistent.problem import problem_of
 from rawnn.plan import epoch_plans
 from rawnn.plan.build import CLOCK
-from rawnn.plan.merging import with_rest
+from rawnn.plan.merging import with_partial_batch
 from rawnn.plan.op import Op
 from rawnn.plan.ops import train_steps
 from rawnn.plan.ops.train_steps import spanning
@@ -100,13 +100,13 @@ class Launch:
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
             rest = prepared(network, batch, left=left, rest=True, **keywords)
-            self.plan = with_rest(self.plan, rest, whole)
+            self.plan = with_partial_batch(self.plan, rest, whole)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
         if turning:
             self.plan = self.plan.with_tensors(CLOCK)
             count = self.plan[self.op.operands["order"]].shape[0]
-            self.op = train_steps.turning(self.op, Op(
-                "turn", "turn", {"clock": "clock", "order": "order"},
+            self.op = train_steps.with_boundary(self.op, Op(
+                "epoch_boundary", "epoch_boundary", {"clock": "clock", "order": "order"},
                 {"seed": 7, "count": count, "offset": 0,
                  "steps": STEPS if whole_epoch else STEPS_OF_EPOCH}))
         self.impl: KernelImpl = kernel_for(self.op)
@@ -439,7 +439,7 @@ FAR_STEPS = [
 are left, and turns."""
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale", "left", "turns"),
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale", "left", "has_boundary"),
                          sliced(FAR_STEPS))
 def test_steps_through_the_l2_cache(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str,
@@ -460,7 +460,7 @@ TURNS = [
 is left for a partial batch."""
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "turns", "left"),
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "has_boundary", "left"),
                          sliced(TURNS))
 def test_micro_batches(tmp_path: Path, name: str, ranks: int, groups: int, types: str, turns: int,
                        left: int) -> None:

@@ -17,7 +17,7 @@ from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
 from rawnn.model.optimizers import Optimizer
 from rawnn.persistent.decompose import L2
-from rawnn.plan.ops.epoch import MOST_STEPS, TURN, count_after
+from rawnn.plan.ops.epoch import CLOCK_PERIOD, MAX_STEPS, count_after
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset
 from tests.persistent.test_emulator import Launch, check
@@ -117,20 +117,20 @@ def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path) -> None:
 @needs_twin
 def test_a_kernel_whose_steps_are_counted_high(tmp_path: Path) -> None:
     launch = Launch("Adam in an order", 4, 1, "FSFF")
-    launch.arrays["clock"][:] = 9, MOST_STEPS - 2
+    launch.arrays["clock"][:] = 9, MAX_STEPS - 2
     check(launch, tmp_path, 0)
 
 
 # -- steps since training began --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2**30, MOST_STEPS - 1, MOST_STEPS, MOST_STEPS + 1,
+@pytest.mark.parametrize("steps", [0, 1, 2**30, MAX_STEPS - 1, MAX_STEPS, MAX_STEPS + 1,
                                    2**31 - 1, 2**31, 2**32, 2**32 + 7, 10**15])
 def test_the_count_leaves_room_for_an_epoch(steps: int) -> None:
     shown = count_after(steps)
-    assert shown == steps if steps < MOST_STEPS else MOST_STEPS - TURN <= shown < MOST_STEPS
-    assert shown % TURN == steps % TURN
-    assert shown + TURN < 2**31
+    assert shown == steps if steps < MAX_STEPS else MAX_STEPS - CLOCK_PERIOD <= shown < MAX_STEPS
+    assert shown % CLOCK_PERIOD == steps % CLOCK_PERIOD
+    assert shown + CLOCK_PERIOD < 2**31
     assert count_after(shown + 5) == count_after(steps + 5)
 
 
@@ -160,7 +160,7 @@ def test_training_goes_on_past_2_to_the_31_steps(opt: str, where: str) -> None:
             simulation.assert_clean()
 
     steps = 5  # of an epoch
-    begin = MOST_STEPS - 2 * steps + 2
+    begin = MAX_STEPS - 2 * steps + 2
     parameters, state = after(begin)
     assert list(state["clock"]) == [7, count_after(begin + 4 * steps)]
     assert all(np.isfinite(array).all() for array in parameters.values())
@@ -171,6 +171,6 @@ def test_training_goes_on_past_2_to_the_31_steps(opt: str, where: str) -> None:
 
 def test_a_schedule_says_how_far_it_counts() -> None:
     data = random_dataset(12, 4, 40, 8)
-    make_work("preload", (12, 4), data, schedule="cosine", epochs=MOST_STEPS // 5)
+    make_work("preload", (12, 4), data, schedule="cosine", epochs=MAX_STEPS // 5)
     with pytest.raises(ConfigError, match=r"is too long for it, which counts up to 1,610,612,736"):
-        make_work("preload", (12, 4), data, schedule="cosine", epochs=MOST_STEPS // 5 + 1)
+        make_work("preload", (12, 4), data, schedule="cosine", epochs=MAX_STEPS // 5 + 1)

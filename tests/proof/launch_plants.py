@@ -12,7 +12,7 @@ from rawnn.cuda.compiling.signature import KernelSignature, Parameter, parse_ker
 from rawnn.cuda.device import Device
 from rawnn.cuda.memory import ALIGNMENT
 from rawnn.engine.runners import lowering
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
@@ -22,7 +22,7 @@ from rawnn.ptx.kernels import kernel_for
 from tests.proof.planting import Found, Plant, Plants, at, observe, replaced, tampered
 
 
-def _launches(work: Work) -> list[tuple[int, Op, Plan, KernelSignature, dict[str, Any]]]:
+def _launches(work: PreparedRun) -> list[tuple[int, Op, Plan, KernelSignature, dict[str, Any]]]:
     """(number, op, plan, signature, values) of every binding of a kernel; of ops that recur in
     later plans with the same values, the first."""
     found, seen = [], set()
@@ -84,7 +84,7 @@ def _bits(parameter: Parameter, values: dict[str, Any]) -> bytes:
     return struct.pack("=" + launch._code(parameter), values[parameter.name])
 
 
-def swaps(work: Work, wanted: Found) -> Plants:
+def swaps(work: PreparedRun, wanted: Found) -> Plants:
     """Every two arguments of one kernel that have the same size and different meaning swapped;
     those whose values are equal, or of which the kernel uses neither, are skipped, and offset and
     stride where the cursor stays at 0 (a batch begins at their product), and a float of next to
@@ -113,7 +113,7 @@ def swaps(work: Work, wanted: Found) -> Plants:
     return Plants(made, skipped)
 
 
-def overruns(work: Work, wanted: Found) -> Plants:
+def overruns(work: PreparedRun, wanted: Found) -> Plants:
     """Each kernel given one row, column, example or element of a product too many, or rows of a
     batch that lie one further apart. In an arena, what is written too many may land in the padding
     between tensors, or in a parameter that is drawn next, where it harms nothing."""
@@ -160,7 +160,7 @@ def _other(word: str) -> str:
     return {**flags, **FUNCTORS, **TYPES}.get(word) or str(int(word) + 1)
 
 
-def instances(work: Work, wanted: Found) -> Plants:
+def instances(work: PreparedRun, wanted: Found) -> Plants:
     """Each kernel replaced by another instance of its template: a flag turned round, a number one
     larger, another activation, another type. Types of operands that the op leaves out and those
     that sums are kept in change nothing here: they are skipped, as is what makes an instance more
@@ -221,7 +221,7 @@ def _general(name: str, word: str, template: dict[str, str]) -> bool:
     return name == "CLASSES" and "WARPS" in template
 
 
-def grids(work: Work, wanted: Found) -> Plants:
+def grids(work: PreparedRun, wanted: Found) -> Plants:
     """Each kernel launched with one block, or one warp a block, too many."""
     made: dict[str, Plant] = {}
     right = lowering.KernelLaunch

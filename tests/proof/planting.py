@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 from rawnn.common.errors import RawnnError
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.sim import Simulation
 from tests.proof.runs import train
 
@@ -52,7 +52,7 @@ def same(found: Found, wanted: Found) -> bool:
     )
 
 
-def tampered(work: Work, wanted: Found, patch: Callable[[], Any]) -> Plant:
+def tampered(work: PreparedRun, wanted: Found, patch: Callable[[], Any]) -> Plant:
     """A plant that is in place for the whole of a run."""
 
     def run() -> str | None:
@@ -78,7 +78,7 @@ class Nth:
         return self.right(*arguments, **named)
 
 
-def observe(work: Work, target: Any, name: str) -> list[tuple[Any, ...]]:
+def observe(work: PreparedRun, target: Any, name: str) -> list[tuple[Any, ...]]:
     """Arguments of every call of a function in a clean run (a method's without `self`)."""
     spy = Nth(getattr(target, name))
     with replaced(target, name, spy):

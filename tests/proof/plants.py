@@ -19,7 +19,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Stream
 from rawnn.engine.runners import programs
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.runners.prepared_run import Work, initial_state
+from rawnn.engine.runners.prepared_run import PreparedRun, initial_state
 from rawnn.graphs import unrolling as graphplan
 from rawnn.plan.dependencies import dependencies
 from rawnn.plan.tensor import Role
@@ -32,7 +32,7 @@ from tests.slices import SLICE
 
 
 # -- order ----------------------------------------------------------------------------------------
-def edges(work: Work, wanted: Found) -> Plants:
+def edges(work: PreparedRun, wanted: Found) -> Plants:
     """Each edge of each graph left out."""
     made: dict[str, Plant] = {}
     for number, (ops,) in enumerate(observe(work, graphplan, "dependencies")):
@@ -47,7 +47,7 @@ def edges(work: Work, wanted: Found) -> Plants:
     return Plants(made)
 
 
-def waits(work: Work, wanted: Found) -> Plants:
+def waits(work: PreparedRun, wanted: Found) -> Plants:
     """Each event wait between two streams left out: those of the engine, or where it has one
     stream, those of the plan on two (tests/proof/streams.py)."""
     if work.policy.streams:
@@ -80,7 +80,7 @@ def waits(work: Work, wanted: Found) -> Plants:
 
 
 # -- memory ---------------------------------------------------------------------------------------
-def early_frees(work: Work, wanted: Found) -> Plants:
+def early_frees(work: PreparedRun, wanted: Found) -> Plants:
     """Each buffer freed ahead of the last op that touches it; each that lives longer, ahead of
     the epoch. Scratch memory that one op alone touches has no earlier op to be freed behind."""
     made: dict[str, Plant] = {}
@@ -105,16 +105,16 @@ def early_frees(work: Work, wanted: Found) -> Plants:
     return Plants(made, skipped)
 
 
-def _opened(work: Work) -> tuple[Device, GpuRunner]:
+def _opened(work: PreparedRun) -> tuple[Device, GpuRunner]:
     device = Device(Simulation().backend())
     return device, GpuRunner(device, work)
 
 
-def _freed(work: Work, number: int) -> str | None:
+def _freed(work: PreparedRun, number: int) -> str | None:
     device, runner = _opened(work)
     device.driver.cuMemFree(list(device.memory._live)[number])
     try:
-        if work.quiet is not work.train:
+        if work.unmeasured is not work.train:
             runner.epoch(False)
         runner.epoch(True)
         runner.evaluate()
@@ -124,7 +124,7 @@ def _freed(work: Work, number: int) -> str | None:
     return None
 
 
-def uninitialised(work: Work, wanted: Found) -> Plants:
+def uninitialised(work: PreparedRun, wanted: Found) -> Plants:
     """Each copy and fill that makes memory ready left out. Of what is filled with zeros only the
     optimizer's state, counters and the cursor of a stream are counted on: the rest is written
     before it is read, and its fills are skipped."""
@@ -145,7 +145,7 @@ def uninitialised(work: Work, wanted: Found) -> Plants:
     return Plants(made, skipped)
 
 
-def leaks(work: Work, wanted: Found) -> Plants:
+def leaks(work: PreparedRun, wanted: Found) -> Plants:
     """Each release forgotten."""
     simulation = Simulation()
     train(simulation, work)
@@ -173,7 +173,7 @@ class _Forgetful:
         return call
 
 
-def _forgotten(work: Work, wanted: Found, index: int) -> str | None:
+def _forgotten(work: PreparedRun, wanted: Found, index: int) -> str | None:
     simulation, count = Simulation(), [0]
     right = simulation.backend()
     libraries = {name: _Forgetful(getattr(right, name)(), count, index)
@@ -194,7 +194,7 @@ def sample(plants: Plants, most: int) -> Plants:
                   plants.harmless)
 
 
-def clean_run(work: Work) -> Found:
+def clean_run(work: PreparedRun) -> Found:
     """A run without a fault, on whose numbers the comparison can stand."""
     simulation = Simulation()
     found = train(simulation, work)
@@ -205,7 +205,7 @@ def clean_run(work: Work) -> Found:
 
 MOST_SWAPS = 120
 
-CLASSES: dict[str, Callable[[Work, Found], Plants]] = {
+CLASSES: dict[str, Callable[[PreparedRun, Found], Plants]] = {
     "edge removed": edges,
     "event wait dropped": waits,
     "freed early": early_frees,
@@ -253,12 +253,12 @@ PLANS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def applies(name: str, work: Work) -> bool:
+def applies(name: str, work: PreparedRun) -> bool:
     """Waits can be dropped where the engine uses two streams, or the plan can be run on two: one
     without graphs, in an arena."""
     policy = work.policy
     return name != "event wait dropped" or (not policy.graph and (policy.streams or (
-        policy.allocator == "arena" and policy.sync != "step" and work.quiet is work.train)))
+        policy.allocator == "arena" and policy.sync != "step" and work.unmeasured is work.train)))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rawnn.cuda.compiling import compile
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.model.optimizers import Optimizer
 from rawnn.sim import Fault, Faults, Simulation
 from rawnn.sim.codes import CODES
@@ -45,7 +45,7 @@ def data(features: int) -> Dataset:
 
 
 @functools.cache
-def planted_work(opt: str, layers: tuple[int, ...], option: str = "") -> Work:
+def planted_work(opt: str, layers: tuple[int, ...], option: str = "") -> PreparedRun:
     """Four steps of 4 examples, two batches of the test set; `option` is "momentum", a flag of the
     recipe, or "adam" with one behind a comma. The seed is one with which some answers are right in
     every step: a count of zero is also what an unwritten one holds. Eight features leave no
@@ -61,19 +61,19 @@ def planted_work(opt: str, layers: tuple[int, ...], option: str = "") -> Work:
 
 
 @functools.cache
-def work(opt: str, layers: tuple[int, ...] = ONE) -> Work:
+def work(opt: str, layers: tuple[int, ...] = ONE) -> PreparedRun:
     """Three steps an epoch; the test set takes one batch."""
     return make_work(opt, layers, data(layers[0]), batch=2)
 
 
-def train(simulation: Simulation, made: Work) -> dict[str, Any]:
+def train(simulation: Simulation, made: PreparedRun) -> dict[str, Any]:
     """An epoch of each kind with all that a session asks of it, closed as a session closes."""
     with ExitStack() as closing:
         device = Device(simulation.backend())
         closing.callback(device.close)
         runner = GpuRunner(device, made)
         closing.callback(runner.close)
-        if made.quiet is not made.train:
+        if made.unmeasured is not made.train:
             runner.epoch(False)
         runner.epoch(True)
         loss, correct = runner.metrics()
@@ -187,7 +187,7 @@ class Struck:
         return None
 
 
-def strike(made: Work, fault: Fault, train: Any = train) -> Struck:
+def strike(made: PreparedRun, fault: Fault, train: Any = train) -> Struck:
     """Run with one planned fault, which must be struck exactly once."""
     simulation = Simulation(faults=Faults(fault))
     error: BaseException | None = None

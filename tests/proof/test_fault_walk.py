@@ -24,7 +24,7 @@ from rawnn.common.errors import CompileError, ConfigError, OutOfMemory
 from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.engine.training import Listener, Session
 from rawnn.opts.registry import TOGGLES
 from rawnn.sim import Fault, Faults, Simulation
@@ -204,7 +204,7 @@ def test_a_compile_error_is_said_even_where_nvrtc_does_not_say_its_version(call:
 
 
 # -- through a session, and through the command line ----------------------------------------------
-def session_run(simulation: Simulation, made: Work, opt: str) -> dict[str, Any]:
+def session_run(simulation: Simulation, made: PreparedRun, opt: str) -> dict[str, Any]:
     with ExitStack() as closing:
         device = Device(simulation.backend())
         closing.callback(device.close)
@@ -273,7 +273,7 @@ def entries(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def cached_run(simulation: Simulation, made: Work) -> dict[str, Any]:
+def cached_run(simulation: Simulation, made: PreparedRun) -> dict[str, Any]:
     backend = dataclasses.replace(simulation.backend(), cache=True)
     with mock.patch.object(simulation, "backend", return_value=backend):
         return train(simulation, made)

@@ -11,7 +11,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.prepared_run import Work, prepare
+from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, select
@@ -56,7 +56,7 @@ class Case:
     shuffled: bool
     partial: bool
 
-    def work(self, opt: str, lr: float = 0.1) -> Work:
+    def work(self, opt: str, lr: float = 0.1) -> PreparedRun:
         """Raises ConfigError for toggles that do not go together."""
         examples = self.batch * self.steps + self.rest
         data = random_dataset(self.layers[0], self.layers[-1], examples, self.tests, self.seed)

@@ -58,8 +58,8 @@ def test_the_driver_is_given_exactly_the_edges_that_reads_and_writes_require(
 ) -> None:
     opt = f"{toggles},preload,streams,{mode}"
     work = case.work(opt)
-    parts = epoch_graphs(work.train, work.policy, work.steps, work.begin, work.end,
-                         work.rest is not None)
+    parts = epoch_graphs(work.train, work.policy, work.steps, work.epoch_begin, work.epoch_end,
+                         work.partial is not None)
     edges = [reduced_edges(part.plan.ops) for part in parts]
     found = simulated(case, opt)
     assert found is not None

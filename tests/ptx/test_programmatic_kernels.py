@@ -38,8 +38,9 @@ def instances() -> dict[str, tuple[str, ...]]:
         for opt in OPTS:
             for optimizer in OPTIMIZERS:
                 work = make_work(opt, layers, data, 32, optimizer=optimizer, shuffle=True)
-                plans = [work.train, work.quiet, work.start, work.refresh, work.begin, work.end,
-                         work.between, *(part.plan for part in work.evaluate)]
+                plans = [work.train, work.unmeasured, work.start, work.refresh, work.epoch_begin,
+                         work.epoch_end,
+                         work.epoch_boundary, *(part.plan for part in work.evaluate)]
                 for plan in plans:
                     for op in plan.advancing().ops if plan.ops else ():
                         if op.kind != "upload" and op.impl not in ("cublas", "cudnn"):

@@ -13,7 +13,7 @@ import pytest
 from rawnn.common import random
 from rawnn.cuda.device import Device
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.model.optimizers import Optimizer
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset
@@ -32,12 +32,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def work(opt: str, **options: Any) -> Work:
+def work(opt: str, **options: Any) -> PreparedRun:
     return make_work(opt, LAYERS, DATA, seed=SEED, **options)
 
 
 @contextmanager
-def running(made: Work, simulation: Simulation | None = None) -> Iterator[GpuRunner]:
+def running(made: PreparedRun, simulation: Simulation | None = None) -> Iterator[GpuRunner]:
     simulation = simulation or Simulation(1)
     device = Device(simulation.backend())
     runner = GpuRunner(device, made)
@@ -178,9 +178,9 @@ def test_an_epoch_that_is_not_reported_measures_nothing() -> None:
     measuring = {"cross_entropy", "accuracy"}
     rare, every = work("preload,report=2"), work("preload")
     assert measuring <= {op.kind for op in rare.train.ops}
-    assert not measuring & {op.kind for op in rare.quiet.ops}
-    assert [op for op in rare.train.ops if op.kind not in measuring] == list(rare.quiet.ops)
-    assert every.quiet is every.train
+    assert not measuring & {op.kind for op in rare.unmeasured.ops}
+    assert [op for op in rare.train.ops if op.kind not in measuring] == list(rare.unmeasured.ops)
+    assert every.unmeasured is every.train
 
 
 @pytest.mark.parametrize("opt", ["preload,nosync", "preload,streams,graphs=epoch", "nosync"])

@@ -13,7 +13,7 @@ import pytest
 from rawnn.cuda.device import Device
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import Optimizer
@@ -28,7 +28,7 @@ WAYS = ("nosync", "nosync,fuse", "arena,nosync,cublas,fuse", "preload,nosync",
         "preload,arena,nosync,mma,fuse", "preload,mma,fuse")
 
 
-def work_of(opt: str, loss: str, options: dict[str, Any]) -> Work:
+def work_of(opt: str, loss: str, options: dict[str, Any]) -> PreparedRun:
     network = Network(LAYERS, loss=loss, activation="tanh")
     return make_work(f"{opt},report=2", LAYERS, dataset_for(network, EXAMPLES, 11), batch=BATCH,
                      network_options={"loss": loss, "activation": "tanh"}, seed=2, epochs=3,

@@ -12,7 +12,7 @@ import pytest
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset, Normalisation
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.plan_data import HostOrder, contents, data_spec_of, resident
+from rawnn.engine.runners.plan_data import HostBatches, contents, data_spec_of, resident
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset, run_on, trained
@@ -62,7 +62,7 @@ def test_an_order_is_of_the_examples_as_they_were_given() -> None:
     found = {}
     for ahead in ((), (0, 1, 2)):
         arrays = {"x": x.copy(), "y": np.arange(20)}
-        order = HostOrder(arrays, 7)
+        order = HostBatches(arrays, 7)
         for epoch in (*ahead, 5):
             order.shuffle(epoch)
         np.testing.assert_array_equal(arrays["x"], x[arrays["y"]])

@@ -8,7 +8,7 @@ import pytest
 
 from rawnn.common import random
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES
@@ -47,7 +47,7 @@ TEXTS = {
 }
 
 
-def batches_of(work: Work) -> list[tuple[np.ndarray, np.ndarray]]:
+def batches_of(work: PreparedRun) -> list[tuple[np.ndarray, np.ndarray]]:
     """Inputs and answers of every step of the run."""
     data, recipe = work.data, work.recipe
     x = data.normalisation.apply(data.train_images).astype(np.float64)  # as they are uploaded

@@ -14,7 +14,7 @@ from rawnn.cuda.compiling.programmatic import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Mark, Stream
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.runners.overlap import fetching, turns
+from rawnn.engine.runners.overlap import buffer_plans, fetching
 from rawnn.graphs.programmatic import BESIDE, follows_anything, programmatic_edges, spare
 from rawnn.model.layers import Network
 from rawnn.opts import select
@@ -126,7 +126,7 @@ def test_an_order_changed_under_a_copy_is_seen(monkeypatch: pytest.MonkeyPatch) 
 # -- two streams ----------------------------------------------------------------------------------
 def test_batches_take_turns_on_two_buffers() -> None:
     plan = step_plan(Network(THREE), 8, 70)
-    first, second = turns(plan)
+    first, second = buffer_plans(plan)
     assert first is plan
     assert [op.kind for op in fetching(plan)] == ["upload"]
     batch = {name for op in fetching(first) for name, _ in op.writes}

@@ -12,7 +12,7 @@ from rawnn.cuda.device import Device
 from rawnn.engine import launch_choices as choices
 from rawnn.engine.launch_choices import chosen, key_of, with_choices
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.engine.runners.programs import Program
 from rawnn.model.layers import Network
 from rawnn.plan.plan import Plan
@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def work_of(opt: str) -> Work:
+def work_of(opt: str) -> PreparedRun:
     return make_work(opt, NETWORK.layers, dataset_for(NETWORK, 24, 8))
 
 
@@ -154,7 +154,7 @@ def test_all_plans_of_a_run_are_changed() -> None:
                      partial=True)
     key = key_of(work.train.find(kind="matmul")[0], work.train)
     changed = choices.applied(work, {key: {"choice": 1}})
-    assert chosen(changed.train) == chosen(changed.quiet) == {"fc1.forward": {"choice": 1}}
+    assert chosen(changed.train) == chosen(changed.unmeasured) == {"fc1.forward": {"choice": 1}}
     assert chosen(with_choices(work.train, {})) == {}
-    assert changed.rest is not None
-    assert chosen(changed.rest) == {}  # a smaller batch is another shape
+    assert changed.partial is not None
+    assert chosen(changed.partial) == {}  # a smaller batch is another shape

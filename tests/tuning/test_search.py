@@ -10,7 +10,7 @@ import pytest
 from rawnn.common.errors import MissingLibrary
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import machine_of
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES
@@ -33,7 +33,7 @@ def task(device: Device, monkeypatch: pytest.MonkeyPatch) -> Task:
 def planted(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float]) -> None:
     """Times by toggle in place of measured ones; a negative one cannot run."""
 
-    def times(self: Search, work: Work) -> list[float]:
+    def times(self: Search, work: PreparedRun) -> list[float]:
         words = self._task_words  # type: ignore[attr-defined]
         total = 100.0 + sum(cost.get(word, 0.0) for word in words.split(","))
         if any(cost.get(word, 0.0) < -1000 for word in words.split(",")):
@@ -42,7 +42,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float]) -> None:
 
     work = Task.work
 
-    def remembered(self: Task, toggles: str) -> Work:
+    def remembered(self: Task, toggles: str) -> PreparedRun:
         Search._task_words = toggles  # type: ignore[attr-defined]
         return work(self, toggles)
 

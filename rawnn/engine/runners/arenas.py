@@ -15,7 +15,7 @@ from rawnn.cuda.memory import Source
 from rawnn.cuda.pinned import PinnedMemory
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.plan_data import contents, resident
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.plan.ops.collectives import GATHER
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
@@ -24,16 +24,17 @@ from rawnn.plan.tensor import Role, Tensor
 def shared_by_ranks(plans: Iterable[Plan]) -> dict[str, str]:
     """The tensors that ranks gather, which are of the same size on all of them, and the
     communicator that does it."""
-    return {plan.whole(name): plan[op.operands["turn"]].communicator for plan in plans
+    return {plan.whole(name): plan[op.operands["token"]].communicator for plan in plans
             for op in plan.ops if op.kind == GATHER for role, name in op.operands.items()
-            if role != "turn"}
+            if role != "token"}
 
 
 class Places:
     """Memory for the tensors of a Work. `allocator` gives temporaries theirs at each use; where
     they are placed once, it is None. All goes back when `closing` ends."""
 
-    def __init__(self, device: Device, work: Work, lowering: Lowering, closing: ExitStack) -> None:
+    def __init__(self, device: Device, work: PreparedRun, lowering: Lowering,
+                 closing: ExitStack) -> None:
         self._device, self._work, self._lowering, self._closing = device, work, lowering, closing
         self._trained: dict[str, int] = {}
         self.allocator = self._allocator(work.policy.allocator)

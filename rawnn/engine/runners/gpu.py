@@ -17,26 +17,26 @@ from rawnn.cuda.launch import Command
 from rawnn.engine.runners.arenas import Places, fill, shared_by_ranks
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.metrics import Metrics
-from rawnn.engine.runners.overlap import OverlappedProgram, fetching, turns
-from rawnn.engine.runners.plan_data import HostOrder
+from rawnn.engine.runners.overlap import OverlappedProgram, buffer_plans, fetching
+from rawnn.engine.runners.plan_data import HostBatches
 from rawnn.engine.runners.prepared_run import (
     Evaluation,
     Part,
+    PreparedRun,
     State,
-    Work,
     evaluation_of,
     initial_state,
 )
 from rawnn.engine.runners.programs import (
+    EpochProgram,
     Program,
     StreamProgram,
-    TurningProgram,
     WholeProgram,
     make_program,
 )
 from rawnn.engine.runners.times import EpochTimes, microseconds
 from rawnn.graphs.programs import GraphProgram, RepeatProgram
-from rawnn.graphs.unrolling import alone, epoch_graphs, graph_plans, holds_between
+from rawnn.graphs.unrolling import epoch_graphs, graph_plans, includes_boundary, is_single_kernel
 from rawnn.model.layers import Parameters
 from rawnn.plan.build import used_tensors
 from rawnn.plan.merging import spans
@@ -59,7 +59,7 @@ class GpuRunner:
     made is released when it raises.
     """
 
-    def __init__(self, device: Device, work: Work, team: RankGroup | None = None) -> None:
+    def __init__(self, device: Device, work: PreparedRun, team: RankGroup | None = None) -> None:
         if work.policy.tune:
             from rawnn.tuning.launch_tuning import tuned
 
@@ -75,7 +75,7 @@ class GpuRunner:
             raise
 
     @property
-    def work(self) -> Work:
+    def work(self) -> PreparedRun:
         """As it runs: with the launches that `tune` found."""
         return self._work
 
@@ -87,15 +87,17 @@ class GpuRunner:
         self._closing.callback(self._lowering.close)
         self._places = Places(device, work, self._lowering, self._closing)
         self._allocator = self._places.allocator
-        graphs = [] if not work.policy.graph or alone(work.train, work.policy) else \
-            [epoch_graphs(p, work.policy, work.steps, work.begin, work.end, work.rest is not None)
-             for p in (work.train, work.quiet)]
-        between = replace(work.between, ops=()) if work.turned or holds_between(
-            work.train, work.policy, work.end, work.rest is not None) else work.between
-        around = [work.start, work.refresh, work.begin, between, work.assemble]
-        steps = work.of_steps
+        graphs = [] if not work.policy.graph or is_single_kernel(work.train, work.policy) else \
+            [epoch_graphs(p, work.policy, work.steps, work.epoch_begin, work.epoch_end,
+                          work.partial is not None)
+             for p in (work.train, work.unmeasured)]
+        between = replace(work.epoch_boundary, ops=()) if work.merged_boundary or includes_boundary(
+            work.train, work.policy, work.epoch_end, work.partial
+            is not None) else work.epoch_boundary
+        around = [work.start, work.refresh, work.epoch_begin, between, work.assemble]
+        steps = work.step_plans
         if work.policy.streams and not graphs:
-            steps += [turns(p)[1] for p in (work.train, work.quiet)]
+            steps += [buffer_plans(p)[1] for p in (work.train, work.unmeasured)]
         plans = [*(g.plan for group in graphs for g in group), *steps, *around]
         tests = [part.plan.advancing() if work.policy.graph else part.plan
                  for part in work.evaluate]
@@ -107,21 +109,22 @@ class GpuRunner:
                                                          shared)
         self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
-        self._order = HostOrder(self._host, work.recipe.seed) if work.shuffles_host else None
+        self._order = HostBatches(self._host, work.recipe.seed) if work.shuffles_host else None
         self._metrics = Metrics(device, self._places.pinned, self._tensors, self._addresses,
                                 work.updates)
         self._epochs = 0
         self._begun = False  # whether what the next epoch begins with is made
-        self._parted = False  # whether this rank has steps behind it whose results others keep
+        self._is_sharded = False  # whether this rank has steps behind it whose results others keep
         if graphs:
             self._train = self._graph(graphs[0], "measured epoch")
-            self._quiet = self._train if work.quiet is work.train \
+            self._unmeasured = self._train if work.unmeasured is work.train \
                 else self._graph(graphs[1], "unmeasured epoch")
         else:
             self._train = self._steps(work.train)
-            self._quiet = self._train if work.quiet is work.train else self._steps(work.quiet)
+            self._unmeasured = self._train if work.unmeasured is work.train \
+                else self._steps(work.unmeasured)
         self._moves = isinstance(self._train, GraphProgram) and self._train.moves
-        self._rest = self._stream(work.rest) if work.rest is not None else None
+        self._rest = self._stream(work.partial) if work.partial is not None else None
         start, self._refresh, self._begin, self._between, self._assemble = \
             map(self._stream, around)
         self._tests: list[tuple[Part, Program, dict[str, int]]] = [
@@ -197,10 +200,10 @@ class GpuRunner:
         """A program of the epoch's steps: one launch where one op does all of them; with a second
         stream for batches that are fetched by ops of their own, if the policy says so."""
         work = self._work
-        if work.turned:
-            turned = work.turned[plan is not work.train]
-            turning = TurningProgram(self._lowering, turned.unrolled(work.steps), self._addresses,
-                                     self._host, lambda: self._epochs + 1)
+        if work.merged_boundary:
+            turned = work.merged_boundary[plan is not work.train]
+            turning = EpochProgram(self._lowering, turned.unrolled(work.steps), self._addresses,
+                                   self._host, lambda: self._epochs + 1)
             self._closing.callback(turning.close)
             return turning
         if work.steps and spans(plan) and work.policy.sync == "report":
@@ -254,7 +257,7 @@ class GpuRunner:
         if log is not None:
             log.begin_epoch(self._epochs + 1)
         self._times.begin()
-        program = self._train if measured else self._quiet
+        program = self._train if measured else self._unmeasured
         if self._order:
             self._device.stream.synchronize("the copies of the last epoch")
             self._order.shuffle(self._epochs)
@@ -271,7 +274,7 @@ class GpuRunner:
                 self._rest.step(self._work.steps)
             self._metrics.unfetched = measured
         self._epochs += 1
-        self._parted = bool(self._work.assemble.ops)
+        self._is_sharded = bool(self._work.assemble.ops)
         self._between.step(self._epochs)
         self._begun = True
         if log is not None:
@@ -311,13 +314,13 @@ class GpuRunner:
         return evaluation_of(self._work, measured)
 
     def assemble(self) -> None:
-        if self._parted:
+        if self._is_sharded:
             self._pause()
             self._assemble.run(1)
-            self._parted = False
+            self._is_sharded = False
 
-    def keep_apart(self) -> None:
-        self._parted = False
+    def keep_sharded(self) -> None:
+        self._is_sharded = False
 
     def parameters(self) -> Parameters:
         self.assemble()
@@ -337,7 +340,7 @@ class GpuRunner:
             self._write(name, value)
         if "clock" in state:
             self._epochs = int(state["clock"][0])
-        self._begun = self._parted = False
+        self._begun = self._is_sharded = False
         self._refresh.run(1)
         self._device.stream.synchronize("loading")
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from rawnn.common.dtypes import LOW_PRECISION, numpy_dtype, rounded
 from rawnn.common.errors import ConfigError
 from rawnn.distributed import Team
-from rawnn.engine.runners.plan_data import HostOrder, contents
+from rawnn.engine.runners.plan_data import HostBatches, contents
 from rawnn.engine.runners.prepared_run import (
     Evaluation,
     Part,
+    PreparedRun,
     State,
-    Work,
     evaluation_of,
     initial_state,
 )
@@ -36,20 +36,20 @@ class HostRunner:
     rounded behind each op that writes them. With `dtype` "float64" nothing is rounded: it is the
     oracle for accuracy."""
 
-    def __init__(self, work: Work, dtype: str = "float32", team: Team | None = None) -> None:
+    def __init__(self, work: PreparedRun, dtype: str = "float32", team: Team | None = None) -> None:
         self._work, self._team = work, team
         self._matmul = ThreadedMatmul()
         self._dtype = np.dtype(dtype)
-        around = (work.start, work.refresh, work.begin, work.end, work.assemble)
-        steps = [p for p in (work.train, work.quiet, work.rest) if p is not None]
+        around = (work.start, work.refresh, work.epoch_begin, work.epoch_end, work.assemble)
+        steps = [p for p in (work.train, work.unmeasured, work.partial) if p is not None]
         self._arrays = self._place((*around, *steps), "train")
         self._tensors = used_tensors((*around, *steps))
         hosted = {n: a for n, a in self._arrays.items() if self._tensors[n].role is Role.HOST}
-        self._order = HostOrder(hosted, work.recipe.seed) if work.shuffles_host else None
+        self._order = HostBatches(hosted, work.recipe.seed) if work.shuffles_host else None
         self._start, self._refresh, self._begin, self._end, self._assemble = \
             map(self._program, around)
-        self._train, self._quiet = self._program(work.train), self._program(work.quiet)
-        self._rest = self._program(work.rest) if work.rest is not None else None
+        self._train, self._unmeasured = self._program(work.train), self._program(work.unmeasured)
+        self._rest = self._program(work.partial) if work.partial is not None else None
         for name, value in initial_state(work.train).items():
             self._arrays[name][...] = value
         for program in (self._start, self._refresh):
@@ -92,7 +92,7 @@ class HostRunner:
         if self._order:
             self._order.shuffle(int(self._arrays["clock"][0]))
         self._begin.run(range(1))
-        program = self._train if measured else self._quiet
+        program = self._train if measured else self._unmeasured
         for step in range(work.steps):
             with self._matmul.step():
                 program.run(range(step, step + 1))
@@ -117,7 +117,7 @@ class HostRunner:
     def assemble(self) -> None:
         """Every epoch ends with it here."""
 
-    def keep_apart(self) -> None:
+    def keep_sharded(self) -> None:
         """As `assemble`."""
 
     def parameters(self) -> Parameters:

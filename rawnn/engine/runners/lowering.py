@@ -21,7 +21,7 @@ from rawnn.engine.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.graphs.programmatic import follows_anything
 from rawnn.model.activations import declarations
 from rawnn.plan.op import Op
-from rawnn.plan.ops.collectives import TURN, pairs, wholes
+from rawnn.plan.ops.collectives import ORDERING_TOKEN, pairs, wholes
 from rawnn.plan.plan import Plan
 from rawnn.ptx import source_path
 from rawnn.ptx.kernels import KernelImpl, kernel_for
@@ -222,7 +222,7 @@ class Lowering:
         if self._team is None:
             raise ConfigError(f"'{op.name}' is of {plan.world_size} ranks, and this process is "
                               f"no rank of theirs")
-        context = self._together(plan[op.operands["turn"]].communicator)
+        context = self._together(plan[op.operands["token"]].communicator)
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
         call: Collective
@@ -250,7 +250,8 @@ class Lowering:
 
         assert self._team is not None
         if name not in self._nccl:
-            made = NcclContext(self.device.backend.nccl(), self._team, name != TURN.communicator)
+            made = NcclContext(self.device.backend.nccl(), self._team, name
+                               != ORDERING_TOKEN.communicator)
             self.libraries["nccl"] = _library_version(made.version)
             self._closing.callback(made.close)
             self._nccl[name] = made

@@ -29,7 +29,7 @@ def fetching(plan: Plan) -> list[Op]:
             if op.writes and all(plan[name].role is Role.BATCH for name, _ in op.writes)]
 
 
-def turns(plan: Plan) -> tuple[Plan, Plan]:
+def buffer_plans(plan: Plan) -> tuple[Plan, Plan]:
     """The step on the first pair of batch buffers, and on the second."""
     batch = [t for t in plan.tensors.values() if t.role is Role.BATCH]
     second: Mapping[str, str] = {t.name: t.name + "'" for t in batch}
@@ -69,13 +69,14 @@ class OverlappedProgram:
             self._programs: list[Steps] = []
             self._fetched, self._done = ([self._mark(device.driver) for _ in range(2)]
                                          for _ in range(2))
-            for turn in turns(plan):
-                fetches = fetching(turn)
+            for buffer in buffer_plans(plan):
+                fetches = fetching(buffer)
                 self._fetches.append([
                     c for op in fetches
-                    for c in lowering.commands(op, turn, addresses, host, self._copies)
+                    for c in lowering.commands(op, buffer, addresses, host, self._copies)
                 ])
-                program = make(replace(turn, ops=tuple(o for o in turn.ops if o not in fetches)))
+                program = make(replace(buffer, ops=tuple(o for o in buffer.ops if o not
+                                                         in fetches)))
                 self._closing.callback(program.close)
                 self._programs.append(program)
         except BaseException:
@@ -88,23 +89,23 @@ class OverlappedProgram:
         return mark
 
     def step(self, index: int) -> None:
-        turn = index % 2
+        buffer = index % 2
         if index == 0:  # what fetches read was put in place on the compute stream
             for mark in self._done:
                 mark.record(self._compute)
             self._fetch(0)
-        self._compute.wait_for(self._fetched[turn])
-        self._programs[turn].step(index)
-        self._done[turn].record(self._compute)
+        self._compute.wait_for(self._fetched[buffer])
+        self._programs[buffer].step(index)
+        self._done[buffer].record(self._compute)
         if index + 1 < self._steps:
             self._fetch(index + 1)
 
     def _fetch(self, index: int) -> None:
-        turn = index % 2
-        self._copies.wait_for(self._done[turn])
-        for command in self._fetches[turn]:
+        buffer = index % 2
+        self._copies.wait_for(self._done[buffer])
+        for command in self._fetches[buffer]:
             command.run(index)
-        self._fetched[turn].record(self._copies)
+        self._fetched[buffer].record(self._copies)
 
     def run(self, steps: int) -> None:
         for index in range(steps):

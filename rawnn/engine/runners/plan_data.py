@@ -73,7 +73,7 @@ def resident(data: Dataset, tensors: Mapping[str, Tensor], part: str, first: int
     return found
 
 
-class HostOrder:
+class HostBatches:
     """Host copies of a data set in the order of the epoch at hand, for plans that upload batches
     from the host and shuffle. `arrays` are what the plan's HOST tensors point at."""
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 
 from rawnn.cuda.device import Device
 from rawnn.engine.runners.lowering import Lowering
-from rawnn.engine.runners.prepared_run import Work
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.plan.plan import Plan
 
 
-def compile_ahead(device: Device, works: Iterable[Work]) -> None:
+def compile_ahead(device: Device, works: Iterable[PreparedRun]) -> None:
     """Compile and load what the runs' steps, evaluations and what is around them need, each kernel
     once, on all cores. What graphs need besides, and what `tune` tries, is left to the runs.
     Does nothing on a simulated device. Raises CompileError."""
@@ -32,7 +32,8 @@ def compile_ahead(device: Device, works: Iterable[Work]) -> None:
             lowering.close()
 
 
-def _plans(work: Work) -> Iterator[Plan]:
-    yield from work.of_steps
-    yield from (work.start, work.refresh, work.begin, work.end, work.between, work.assemble)
+def _plans(work: PreparedRun) -> Iterator[Plan]:
+    yield from work.step_plans
+    yield from (work.start, work.refresh, work.epoch_begin, work.epoch_end, work.epoch_boundary,
+                work.assemble)
     yield from (part.plan for part in work.evaluate)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from rawnn.data import Dataset
 from rawnn.engine.runners.plan_data import data_spec_of
-from rawnn.graphs.unrolling import alone
+from rawnn.graphs.unrolling import is_single_kernel
 from rawnn.model.layers import Network, Parameters
 from rawnn.opts import Selection
 from rawnn.plan import epoch_plans
 from rawnn.plan.build import evaluation_step, training_step, used_tensors
-from rawnn.plan.merging import spans, with_rest, with_turn
+from rawnn.plan.merging import spans, with_epoch_boundary, with_partial_batch
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import Recipe
@@ -49,10 +49,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Work:
+class PreparedRun:
     """A run made ready: the rewritten plans, the policy and the data.
 
-    `train` measures loss and accuracy; `quiet` is the same step without the ops that only
+    `train` measures loss and accuracy; `unmeasured` is the same step without the ops that only
     measure, for epochs that are not reported. `rest` is the step on the partial batch that ends an
     epoch, where it is kept. `start` draws the parameters, `refresh` makes their copies, `begin` and
     `end` stand around every epoch; `between` is the end of one and the beginning of the next, for a
@@ -66,35 +66,36 @@ class Work:
     recipe: Recipe
     policy: Policy
     train: Plan
-    quiet: Plan
-    rest: Plan | None
+    unmeasured: Plan
+    partial: Plan | None
     start: Plan
     refresh: Plan
-    begin: Plan
-    end: Plan
-    between: Plan
+    epoch_begin: Plan
+    epoch_end: Plan
+    epoch_boundary: Plan
     assemble: Plan
     evaluate: tuple[Part, ...]
     steps: int
     updates: int
 
     @cached_property
-    def turned(self) -> tuple[Plan, ...]:
-        """`train` and `quiet` where their one op can also do what stands between two epochs, which
-        is then one launch; else none."""
+    def merged_boundary(self) -> tuple[Plan, ...]:
+        """`train` and `unmeasured` where their one op can also do what stands between two epochs,
+        which is then one launch; else none."""
         alike = self.policy.sync == "report" and (
-            not self.policy.graph or alone(self.train, self.policy))
-        if not self.steps or self.rest is not None or not alike or not spans(self.train):
+            not self.policy.graph or is_single_kernel(self.train, self.policy))
+        if not self.steps or self.partial is not None or not alike or not spans(self.train):
             return ()
-        found = [with_turn(plan, self.between) for plan in (self.train, self.quiet)]
+        found = [with_epoch_boundary(plan, self.epoch_boundary) for plan
+                 in (self.train, self.unmeasured)]
         plans = tuple(plan for plan in found if plan is not None)
         return plans if len(plans) == len(found) else ()
 
     @property
-    def of_steps(self) -> list[Plan]:
+    def step_plans(self) -> list[Plan]:
         """The plans of an epoch's steps."""
-        plans = self.turned or (self.train, self.quiet)
-        return [plan for plan in (*plans, self.rest) if plan is not None]
+        plans = self.merged_boundary or (self.train, self.unmeasured)
+        return [plan for plan in (*plans, self.partial) if plan is not None]
 
     @property
     def state(self) -> list[str]:
@@ -104,8 +105,9 @@ class Work:
 
     def device_bytes(self) -> int:
         """Bytes of device memory that all tensors of the run take, each placed once."""
-        plans = [p for p in (self.train, self.quiet, self.rest) if p is not None]
-        placed = used_tensors([*plans, self.start, self.begin, self.end, self.assemble]).values()
+        plans = [p for p in (self.train, self.unmeasured, self.partial) if p is not None]
+        placed = used_tensors([*plans, self.start, self.epoch_begin, self.epoch_end,
+                               self.assemble]).values()
         tests = [t for part in self.evaluate for t in used_tensors([part.plan]).values()
                  if t.role not in (Role.PARAMETER, Role.COPY)]
         twice = {*self.train.alternating()} if self.policy.graph else set()
@@ -125,30 +127,31 @@ class Work:
         return self.recipe.shuffle and bool(self.train.find(kind="upload"))
 
     @property
-    def answers(self) -> int:
+    def targets_per_example(self) -> int:
         """How many answers of an example can be right; 0 where the loss has no accuracy."""
         return self.network.answers.counts(self.network.outputs)
 
 
 def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recipe,
-            evaluation_batch: int = EVALUATION_BATCH) -> Work:
+            evaluation_batch: int = EVALUATION_BATCH) -> PreparedRun:
     """Build the baseline plans of a run and apply its toggles."""
     data_spec = data_spec_of(data, "train")
     train, policy = selection.apply(training_step(network, recipe, data_spec))
-    near = read_across(train)
-    train = with_near(train, near)
-    rest = with_near(selection.apply(training_step(network, recipe, data_spec, rest=True))[0],
-                     near).apart("rest.") \
+    near = row_by_row_operands(train)
+    train = with_unaligned_rows(train, near)
+    rest = with_unaligned_rows(selection.apply(training_step(network, recipe, data_spec,
+                                                             rest=True))[0],
+                               near).apart("rest.") \
         if recipe.rest(data_spec.examples) else None
     steps = recipe.steps(data_spec.examples)
     if rest is not None and steps and spans(train):
-        train, rest, steps = with_rest(train, rest, steps), None, steps + 1
+        train, rest, steps = with_partial_batch(train, rest, steps), None, steps + 1
     tests = data_spec_of(data, "test").examples
     whole = min(evaluation_batch, tests)
     left = tests % whole
     parts = [(whole, 0, tests // whole)] + ([(left, tests - left, 1)] if left else [])
     evaluate = tuple(
-        Part(with_near(selection.apply(
+        Part(with_unaligned_rows(selection.apply(
             evaluation_step(network, size, data_spec_of(data, "test", first)))[0], near), first,
              steps)
         for size, first, steps in parts
@@ -159,18 +162,18 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
         with_user_kernels(replace(plan, user_kernels=train.user_kernels)) for plan in (
             epoch_plans.start(train, network, recipe.seed), epoch_plans.refresh(train),
             epoch_plans.begin(train, recipe, data_spec.examples), epoch_plans.end(train, updates)))
-    return Work(network, data, recipe, policy, train, quiet, rest, start, refresh, begin, end,
-                epoch_plans.between(begin, end), epoch_plans.assemble(train), evaluate, steps,
-                updates)
+    return PreparedRun(network, data, recipe, policy, train, quiet, rest, start, refresh, begin,
+                       end, epoch_plans.boundary(begin, end), epoch_plans.assemble(train), evaluate,
+                       steps, updates)
 
 
-def read_across(plan: Plan) -> frozenset[str]:
+def row_by_row_operands(plan: Plan) -> frozenset[str]:
     """What the plain products of the plan read row by row."""
     return frozenset(op.operands[role] for op in plan.find(kind="matmul", impl="naive")
                      if op.attributes["layout"] == "nt" for role in ("a", "b"))
 
 
-def with_near(plan: Plan, names: Collection[str]) -> Plan:
+def with_unaligned_rows(plan: Plan, names: Collection[str]) -> Plan:
     """`plan` with rows of these matrices that begin near each other. The threads of a warp of a
     plain product read sixteen rows of weights and two of inputs at a time, word by word; where all
     begin with cache lines, these words lie in one bank of the L1 cache. An epoch of 784-10 took
@@ -195,7 +198,7 @@ class Runner(Protocol):
         """Give every rank whole parameters and state, where each keeps a part for itself. All ranks
         call it together; `parameters` and `state` do where nobody has."""
 
-    def keep_apart(self) -> None:
+    def keep_sharded(self) -> None:
         """Leave it at the parts that this rank has: the others may have gone."""
 
     def parameters(self) -> Parameters:
@@ -222,7 +225,7 @@ class Runner(Protocol):
         """Release everything; a second call is harmless."""
 
 
-def evaluation_of(work: Work, parts: Iterable[tuple[Part, NDArray[Any], NDArray[Any]]]
+def evaluation_of(work: PreparedRun, parts: Iterable[tuple[Part, NDArray[Any], NDArray[Any]]]
                   ) -> Evaluation:
     """Combine the losses and counts of each part, batch by batch, into means over all examples."""
     total = right = 0
@@ -232,7 +235,8 @@ def evaluation_of(work: Work, parts: Iterable[tuple[Part, NDArray[Any], NDArray[
         loss += float(losses[: part.steps].astype(np.float64).mean()) * examples
         right += int(correct[: part.steps].sum())
         total += examples
-    accuracy = right / (total * work.answers) if work.answers else float("nan")
+    per_example = work.targets_per_example
+    accuracy = right / (total * per_example) if per_example else float("nan")
     return Evaluation(loss / total, accuracy)
 
 

@@ -69,17 +69,17 @@ class WholeProgram(StreamProgram):
         self.step(0)
 
 
-class TurningProgram(WholeProgram):
-    """The same whose op also does what stands between two epochs. `coming` says which epoch comes,
-    counted from 0."""
+class EpochProgram(WholeProgram):
+    """The same whose op also does what stands between two epochs. `next_epoch` says which epoch
+    comes, counted from 0."""
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses, host: HostArrays,
-                 coming: Callable[[], int]) -> None:
+                 next_epoch: Callable[[], int]) -> None:
         super().__init__(lowering, plan, addresses, host)
-        self._coming = coming
+        self._next_epoch = next_epoch
 
     def run(self, steps: int) -> None:
-        self.step(self._coming())
+        self.step(self._next_epoch())
 
 
 class AllocatingProgram(StreamProgram):

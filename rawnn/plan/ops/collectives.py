@@ -16,10 +16,10 @@ SUMMARY = "Each operand becomes the sum over ranks of its values times a weight,
 SCATTER, GATHER = "reduce_scatter", "all_gather"
 SUMMARIES = {SCATTER: "Each part becomes this rank's rows of the weighted sum over ranks.",
              GATHER: "Each whole becomes the parts of all ranks, one behind the other."}
-TURN = Tensor("nccl.turn", (1,), "int32", Role.SCRATCH, communicator="sums")
+ORDERING_TOKEN = Tensor("nccl.token", (1,), "int32", Role.SCRATCH, communicator="sums")
 """What every collective of a communicator reads and writes, so that they have one order, the same
 on all ranks. It holds nothing."""
-COPIES, EXCHANGES = (replace(TURN, name=f"nccl.{name}", communicator=name)
+COPIES, EXCHANGES = (replace(ORDERING_TOKEN, name=f"nccl.{name}", communicator=name)
                      for name in ("copies", "exchanges"))
 """Those of communicators for what copy engines do, which wait for nobody else: weights that are
 gathered, and parts of gradients that two ranks send each other."""
@@ -27,24 +27,24 @@ gathered, and parts of gradients that two ranks send each other."""
 
 def all_reduce(name: str, tensors: Mapping[str, str], weight: float, reduce: str = "sum") -> Op:
     """The op that reduces `tensors` (operand -> tensor) in place; `reduce` is "sum" or "max"."""
-    return Op(KIND, name, {**tensors, "turn": TURN.name}, {"weight": weight, "reduce": reduce},
-              "nccl")
+    return Op(KIND, name, {**tensors, "token": ORDERING_TOKEN.name},
+              {"weight": weight, "reduce": reduce}, "nccl")
 
 
 def reduce_scatter(name: str, parts: Sequence[tuple[str, str]], weight: float) -> Op:
     """The op that sums each whole of (whole, part) and leaves this rank's rows in the part, a view
     of it; the rest of the whole means nothing then."""
-    return Op(SCATTER, name, {**_paired(parts), "turn": TURN.name},
+    return Op(SCATTER, name, {**_paired(parts), "token": ORDERING_TOKEN.name},
               {"weight": weight, "reduce": "sum"}, "nccl")
 
 
-def all_gather(name: str, parts: Sequence[tuple[str, str]], turn: str = TURN.name) -> Op:
+def all_gather(name: str, parts: Sequence[tuple[str, str]], token: str = ORDERING_TOKEN.name) -> Op:
     """The op that makes each whole of (whole, part) from the parts of all ranks."""
-    return Op(GATHER, name, {**_paired(parts), "turn": turn}, {}, "nccl")
+    return Op(GATHER, name, {**_paired(parts), "token": token}, {}, "nccl")
 
 
 def _pairs(operands: int) -> list[tuple[str, str]]:
-    """The operands that are a whole and this rank's part of it, of an op of so many, `turn` among
+    """The operands that are a whole and this rank's part of it, of an op of so many, `token` among
     them."""
     return [(f"g{i}", f"p{i}") for i in range(operands // 2)]
 
@@ -62,13 +62,13 @@ def pairs(op: Op) -> list[tuple[str, str]]:
 def wholes(op: Op) -> list[str]:
     """The operands of a collective that are whole tensors."""
     if op.kind == KIND:
-        return [role for role in op.operands if role != "turn"]
+        return [role for role in op.operands if role != "token"]
     return [whole for whole, _ in pairs(op)]
 
 
 def _reference(t: SimpleNamespace, a: Attributes) -> None:
     """The other ranks are reached through the attribute `team`, which a runner adds."""
-    arrays = [array for role, array in vars(t).items() if role != "turn"]
+    arrays = [array for role, array in vars(t).items() if role != "token"]
     a["team"].reduce(arrays, a["weight"], a["reduce"])
 
 
@@ -90,7 +90,7 @@ def _spec(op: Op) -> OpSpec:
     roles = tuple(op.operands)
     if op.kind == KIND:
         return OpSpec(KIND, roles, roles, _reference, summary=SUMMARY)
-    reads, parts = (*wholes(op), "turn"), (*(part for _, part in pairs(op)), "turn")
+    reads, parts = (*wholes(op), "token"), (*(part for _, part in pairs(op)), "token")
     if op.kind == GATHER:
         return OpSpec(GATHER, parts, reads, _gathered, summary=SUMMARIES[GATHER])
     return OpSpec(SCATTER, reads, roles, _scattered, summary=SUMMARIES[SCATTER])

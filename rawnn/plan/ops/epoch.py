@@ -8,24 +8,25 @@ from rawnn.common import random
 from rawnn.plan.op import Attributes, define
 from rawnn.plan.ops.common import matrix_view
 
-TURN = 1 << 29
-MOST_STEPS = 3 * TURN
+CLOCK_PERIOD = 1 << 29
+MAX_STEPS = 3 * CLOCK_PERIOD
 """Up to so many steps the clock counts exactly."""
 
 
 def count_after(steps: int) -> int:
-    """What the clock shows after `steps` steps: from MOST_STEPS on it turns through the last TURN
-    below. So the steps of an epoch, fewer than TURN, can be added in 32 bits however long training
-    goes on, Adam's bias is as good as gone, and random bits come again after TURN steps only."""
-    return steps if steps < MOST_STEPS else MOST_STEPS - TURN + steps % TURN
+    """What the clock shows after `steps` steps: from MAX_STEPS on it turns through the last
+    CLOCK_PERIOD below. So the steps of an epoch, fewer than CLOCK_PERIOD, can be added in 32 bits
+    however long training goes on, Adam's bias is as good as gone, and random bits come again after
+    CLOCK_PERIOD steps only."""
+    return steps if steps < MAX_STEPS else MAX_STEPS - CLOCK_PERIOD + steps % CLOCK_PERIOD
 
 
 @define("initialise", reads=(), writes=("w",))
 def initialise(t: SimpleNamespace, a: Attributes) -> None:
     """w uniform in [-bound, bound), by counter: the same numbers on every device."""
     w = matrix_view(t.w)
-    drawn = random.uniform(a["seed"], a["stream"], w.size, a["bound"])
-    w[...] = drawn.reshape(w.shape)
+    sampled = random.uniform(a["seed"], a["stream"], w.size, a["bound"])
+    w[...] = sampled.reshape(w.shape)
 
 
 @define("cast", reads=("source",), writes=("copy",))
@@ -57,8 +58,8 @@ def tick(t: SimpleNamespace, a: Attributes) -> None:
     t.clock[1] = count_after(int(t.clock[1]) + int(a["steps"]))
 
 
-@define("turn", reads=("clock",), writes=("clock", "order"))
-def turn(t: SimpleNamespace, a: Attributes) -> None:
+@define("epoch_boundary", reads=("clock",), writes=("clock", "order"))
+def epoch_boundary(t: SimpleNamespace, a: Attributes) -> None:
     """tick, and the order of the epoch that comes, whose number is given as `offset`."""
     tick(t, a)
     t.order[...] = random.permutation(a["seed"], int(a["offset"]), len(t.order))

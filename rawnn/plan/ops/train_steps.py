@@ -55,13 +55,13 @@ def spanning(op: Op, steps: int) -> Op:
               {**op.attributes, "span": steps}, op.impl, op.own_name)
 
 
-def ending(op: Op, rest: Plan, whole: int) -> Op:
+def with_partial(op: Op, rest: Plan, whole: int) -> Op:
     """The op that also does the step `rest`, on the partial batch behind `whole` whole ones."""
     return replace(op, attributes={**op.attributes, "rest": rest, "whole": whole,
                                    "left": rest.batch})
 
 
-def turning(op: Op, turn: Op) -> Op:
+def with_boundary(op: Op, turn: Op) -> Op:
     """The op that also does the op `turn` behind its steps, which are all of an epoch."""
     numbers = {"turn_seed": turn.attributes["seed"], "count": turn.attributes["count"],
                "steps": turn.attributes["steps"]}
@@ -69,8 +69,8 @@ def turning(op: Op, turn: Op) -> Op:
                    attributes={**op.attributes, **numbers})
 
 
-def turns(op: Op) -> bool:
-    """Whether the op is one that `turning` made."""
+def has_boundary(op: Op) -> bool:
+    """Whether the op is one that `with_boundary` made."""
     return "turn_seed" in op.attributes
 
 
@@ -85,18 +85,18 @@ def _spec(op: Op) -> OpSpec:
 
     reads = roles([name for inner in step.ops for name, _ in inner.reads])
     writes = roles([name for inner in step.ops for name, _ in inner.writes])
-    if turns(op):
+    if has_boundary(op):
         reads, writes = (tuple(dict.fromkeys((*names, "clock", *more))) for names, more in
                          ((reads, ()), (writes, ("order",))))
     known = {*reads, *writes}
     workspaces = tuple(role for role in op.operands if role not in known)
 
     def reference(t: SimpleNamespace, a: Attributes) -> None:
-        first, span = 0 if turns(op) else int(a["offset"]), int(a["span"])
+        first, span = 0 if has_boundary(op) else int(a["offset"]), int(a["span"])
         _steps(t, a, first, span)
-        if turns(op):
-            OPS["turn"].reference(t, {**op.attributes, "seed": op.attributes["turn_seed"],
-                                      "offset": a["offset"]})
+        if has_boundary(op):
+            OPS["epoch_boundary"].reference(t, {**op.attributes, "seed": op.attributes["turn_seed"],
+                                                "offset": a["offset"]})
 
     def _steps(t: SimpleNamespace, a: Attributes, first: int, span: int) -> None:
         if "rest" not in op.attributes:

@@ -68,8 +68,8 @@ FAMILY.register("shuffle", "naive", KernelImpl(
     "elementwise/shuffle.cu", "shuffle", plain, no_sizes,
     lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
     {"clock": ("2",), "order": ("count",)}))
-FAMILY.register("turn", "naive", KernelImpl(
-    "elementwise/epoch_boundary.cu", "turn", plain, no_sizes,
+FAMILY.register("epoch_boundary", "naive", KernelImpl(
+    "elementwise/epoch_boundary.cu", "epoch_boundary", plain, no_sizes,
     lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),
     {"clock": ("2",), "order": ("count",)}))
 FAMILY.register("schedule", "naive", KernelImpl(

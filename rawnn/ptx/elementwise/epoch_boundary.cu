@@ -9,17 +9,17 @@
 // would have to wait for each other before one of them moves it.
 // Each thread finds its first element ahead of pdl_wait(), while the steps still run: only a store is
 // left behind them. Shared memory holds it, or the compiler would find it behind the wait.
-// Launch: one dimension, any size (grid-stride), once an epoch; kTurnThreads threads a block.
+// Launch: one dimension, any size (grid-stride), once an epoch; kBoundaryThreads threads a block.
 // Limit: the launch.
 #include "elementwise/clock.cuh"
 #include "primitives/pdl.cuh"
 #include "primitives/random.cuh"
 
-constexpr int kTurnThreads = 256;
+constexpr int kBoundaryThreads = 256;
 
-extern "C" __global__ void turn(int* __restrict__ clock, int* __restrict__ order,
+extern "C" __global__ void epoch_boundary(int* __restrict__ clock, int* __restrict__ order,
                                 unsigned long long seed, int count, int steps, int offset) {
-  __shared__ int ahead[kTurnThreads];
+  __shared__ int ahead[kBoundaryThreads];
   const int thread = static_cast<int>(threadIdx.x);
   const int stride = static_cast<int>(gridDim.x * blockDim.x);
   const int first = static_cast<int>(blockIdx.x * blockDim.x) + thread;

@@ -22,7 +22,7 @@ import numpy as np
 from rawnn.common.dtypes import c_type, rounded
 from rawnn.model.activations import activation, functor
 from rawnn.model.losses.cross_entropy import gradient, softmax_of
-from rawnn.plan.merging import JOINS
+from rawnn.plan.merging import MERGES
 from rawnn.plan.op import Attributes, Op, define
 from rawnn.plan.ops.common import Array, batch_rows, step_of
 from rawnn.plan.plan import Plan
@@ -271,7 +271,7 @@ def _join(update: Op, following: Op) -> Op:
               update.impl, name)
 
 
-JOINS["narrow_update", "narrow_input"] = _join
+MERGES["narrow_update", "narrow_input"] = _join
 
 
 # -- launches --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from rawnn.persistent.choose import Choice
 from rawnn.persistent.layout import Layout
 from rawnn.persistent.source import source
 from rawnn.plan.op import Op
-from rawnn.plan.ops.train_steps import KIND, turns
+from rawnn.plan.ops.train_steps import KIND, has_boundary
 from rawnn.plan.plan import Plan
 from rawnn.ptx.kernel_registry import GENERATED, KernelImpl, Shape, no_sizes, plain
 
@@ -36,7 +36,7 @@ def _shapes(op: Op) -> dict[str, Shape]:
     chosen: Choice = op.attributes["chosen"]
     words = chosen.layout.workspaces(step["loss"].shape[0])
     sizes: dict[str, Shape] = {name: (str(count),) for name, count in words.items()}
-    if turns(op):
+    if has_boundary(op):
         sizes |= {"clock": ("2",), "order": ("count",)}
     return {role: sizes[role] if role in sizes else ("@span",) if role in IN_ITS_STEP
             else tuple(map(str, step[tensor].shape)) for role, tensor in op.operands.items()}
@@ -46,7 +46,7 @@ def _impl(op: Op) -> KernelImpl:
     layout: Layout = op.attributes["chosen"].layout
     if "rest" in op.attributes:
         layout = layout.with_partial_batch()
-    if turns(op):
+    if has_boundary(op):
         layout = replace(layout, turning=True)
     d = layout.decomposition
     name, text = _written(layout)

@@ -17,7 +17,7 @@ from linear_cases import threads_for
 
 from rawnn.common import random
 from rawnn.model.schedules import SCHEDULE_SPECS, functor, parse
-from rawnn.plan.ops.epoch import MOST_STEPS, count_after
+from rawnn.plan.ops.epoch import MAX_STEPS, count_after
 
 GATHERS = (
     *(("unsigned char", x, "unsigned char") for x in DTYPES if "float" in x),
@@ -30,8 +30,8 @@ GATHERS = (
 INITIALISED = ("float", "float16", "bfloat16")
 FILES = (
     "epoch_probe", "elementwise/gather", "elementwise/cursor", "elementwise/while",
-    "elementwise/shuffle", "elementwise/turn", "elementwise/schedule", "elementwise/initialise",
-    "optimizers/loss_scale", "fused/linear",
+    "elementwise/shuffle", "elementwise/epoch_boundary", "elementwise/schedule",
+    "elementwise/initialise", "optimizers/loss_scale", "fused/linear",
 )  # fmt: skip
 EXPRESSIONS = (
     *(f"gather<{','.join(types)}>" for types in GATHERS),
@@ -39,7 +39,7 @@ EXPRESSIONS = (
     "tick",
     "advance_while",
     "shuffle",
-    "turn",
+    "epoch_boundary",
     *(f"schedule<{functor(kind)}>" for kind in SCHEDULE_SPECS),
     *(f"initialise<{t}>" for t in INITIALISED),
     "adjust_scale",
@@ -187,13 +187,13 @@ def check_cursor(emulator: Emulator, rng: np.random.Generator) -> None:
     clock = np.array([2, 936], np.int32)
     emulator.call("tick", (1,), (1,), clock=clock, steps=468)
     assert list(clock) == [3, 1404]
-    for before in (MOST_STEPS - 469, MOST_STEPS - 468, MOST_STEPS - 1):
+    for before in (MAX_STEPS - 469, MAX_STEPS - 468, MAX_STEPS - 1):
         clock = np.array([2, before], np.int32)
         emulator.call("tick", (1,), (1,), clock=clock, steps=468)
         assert list(clock) == [3, count_after(before + 468)]
-    clock = np.array([2, MOST_STEPS - 1], np.int32)
+    clock = np.array([2, MAX_STEPS - 1], np.int32)
     emulator.call("tick", (1,), (1,), clock=clock, steps=2**31 - 1)
-    assert list(clock) == [3, count_after(MOST_STEPS + 2**31 - 2)]
+    assert list(clock) == [3, count_after(MAX_STEPS + 2**31 - 2)]
 
 
 def check_philox(emulator: Emulator, rng: np.random.Generator) -> None:
@@ -264,8 +264,8 @@ def check_shuffle(emulator: Emulator, rng: np.random.Generator) -> None:
                           ahead=ahead)  # fmt: skip
             assert np.array_equal(order[:count], random.permutation(seed, epoch + ahead, count))
         order[...] = UNTOUCHED
-        emulator.call("turn", (3,), (32,), clock=clock, order=order, seed=seed, count=count,
-                      steps=468, offset=epoch)  # fmt: skip
+        emulator.call("epoch_boundary", (3,), (32,), clock=clock, order=order, seed=seed,
+                      count=count, steps=468, offset=epoch)  # fmt: skip
         assert np.array_equal(order[:count], random.permutation(seed, epoch, count))
         assert order[count] == UNTOUCHED
         assert clock.tolist() == [epoch + 1, 545]

@@ -204,7 +204,7 @@ class Kernels:
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=_folder()) as folder:
                 source, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.o"
-                source.write_text(f'#include "twin.h"\n{text}')
+                source.write_text(f'#include "emulator.h"\n{text}')
                 for name, header in headers.items():
                     path_of_header = Path(folder) / name
                     path_of_header.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "clocks.h"
-#include "twin.h"
+#include "emulator.h"
 
 #undef threadIdx
 #undef blockIdx
