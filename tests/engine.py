@@ -67,7 +67,7 @@ def dataset_for(network: Network, train: int, test: int, seed: int = 0) -> Datas
     """Noise with the answers that the network's loss compares with: class labels, values of both
     signs, or (for binary cross-entropy) zeros and ones."""
     data = random_dataset(network.layers[0], network.outputs, train, test, seed)
-    if network.answers.answers == "labels":
+    if network.loss_spec.target_kind == "labels":
         return data
     generator = np.random.default_rng(seed + 1)
 
@@ -81,7 +81,7 @@ def dataset_for(network: Network, train: int, test: int, seed: int = 0) -> Datas
 
 def form_for(network: Network, examples: int, **options: Any) -> DataSpec:
     """uint8 pixels, with the answers that the network's loss compares with."""
-    if network.answers.answers == "targets":
+    if network.loss_spec.target_kind == "targets":
         options = {"labels": "", "targets": network.outputs, **options}
     return DataSpec(examples, **{"scale": PIXEL_SCALE, **options})
 

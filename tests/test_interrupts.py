@@ -208,7 +208,7 @@ def test_the_alarm_breaks_off_an_epoch_and_nothing_else(
         try:
             while time.monotonic() < end:
                 time.sleep(0.01)
-        except interrupts.BrokenOff:
+        except interrupts.EpochAborted:
             broken = True
     assert broken == inside
 

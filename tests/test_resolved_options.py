@@ -14,8 +14,8 @@ from rawnn.common.errors import CheckpointError, ConfigError
 from rawnn.engine.checkpoint import Checkpoint, find, read, write
 from rawnn.engine.launch_choices import applied, choices_of, key_of, variants
 from rawnn.engine.machine import Opened
-from rawnn.engine.resolved_options import kept_in
-from rawnn.engine.run_planner import Decider
+from rawnn.engine.resolved_options import read_resolved_options
+from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.engine.training import Session
 from rawnn.model.layers import Network
@@ -140,8 +140,8 @@ def test_toggles_that_make_no_sense(tmp_path: Path) -> None:
     for content in ({"asked": "best"}, {"asked": 1, "toggles": "", "machine": ""},
                     {"asked": "", "toggles": "", "machine": "", "choices": {"a": 3}}):
         with pytest.raises(CheckpointError, match="file is not a valid checkpoint"):
-            kept_in(content, "file")
-    assert kept_in({}, "file") is None
+            read_resolved_options(content, "file")
+    assert read_resolved_options({}, "file") is None
 
 
 def test_the_largest_batch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,12 +181,12 @@ def test_launches_that_were_measured_are_kept(monkeypatch: pytest.MonkeyPatch) -
         checkpoint = session.checkpoint(1)
     assert checkpoint.taken["choices"] == found
     monkeypatch.setattr("rawnn.tuning.launch_tuning.tuned", None)  # nobody measures again
-    before = kept_in(checkpoint.taken, "file")
+    before = read_resolved_options(checkpoint.taken, "file")
     assert before is not None
     with tunable("preload,tiled") as session:
         opened = Opened(session.device, CAPABLE, 0.0)
-        decider = Decider(session.config, session.data, opened, None, print)
-        _, work = decider.made(before.opt, before)
+        planner = RunPlanner(session.config, session.data, opened, None, print)
+        _, work = planner.select_and_prepare(before.opt, before)
     assert choices_of(work) == found
 
 

@@ -271,7 +271,7 @@ def _choice(layers: str, batch: int, opt: str, gpu: str, options: Mapping[str, A
     config = Config(layers=layers, batch=batch, opt=opt, **options)
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(EXAMPLES), 1)
-    labelled = network.answers.answers == "labels"
+    labelled = network.loss_spec.target_kind == "labels"
     data_spec = DataSpec(EXAMPLES, inputs=inputs, labels="uint8" if labelled else "",
                          scale=1 / 255 if inputs == "uint8" else 1.0,
                          targets=0 if labelled else network.outputs)

@@ -21,9 +21,9 @@ from rawnn.bench.peers.rawnn_system import dataset
 from rawnn.bench.records import place_of
 from rawnn.common.errors import ConfigError
 from rawnn.engine.machine import Opened
-from rawnn.engine.resolved_options import taken_of
+from rawnn.engine.resolved_options import resolve_options
 from rawnn.engine.result import Environment
-from rawnn.engine.run_planner import Decider
+from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.persistent import cost
@@ -135,8 +135,8 @@ def measure(opened: Opened, problem: Problem, opt: str,
         raise ConfigError(f"phases can be traced on a GPU only: {opened.machine.gpu}")
     device = opened.device
     config = problem.config(opt, "gpu" if device.backend.name == "cuda" else device.backend.name)
-    decider = Decider(config, dataset(problem), opened, None, notify)
-    selection, work = decider.made(opt)
+    planner = RunPlanner(config, dataset(problem), opened, None, notify)
+    selection, work = planner.select_and_prepare(opt)
     if not work.train.find(kind=KIND) or selection.values.get("graphs") != "epoch":
         raise ConfigError(f"--opt {opt} comes to {selection}: what is traced is persistent with "
                           f"graphs=epoch")
@@ -147,7 +147,7 @@ def measure(opened: Opened, problem: Problem, opt: str,
         traced_us = _microseconds(runner, problem.steps)
         trace = read_trace(chosen.layout, runner.workspace(WORKSPACE + TRACE))
     rows, parts = of_phases(chosen, trace)
-    taken = taken_of(opt, selection, work, opened.machine)
+    taken = resolve_options(opt, selection, work, opened.machine)
     return PhasesResult(
         environment=place_of(opened), layers=problem.layers, batch=problem.batch,
         loss=problem.loss, optimizer=problem.optimizer, opt=taken.toggles,

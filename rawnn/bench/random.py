@@ -189,7 +189,7 @@ def _trained(runner: Runner, work: PreparedRun) -> tuple[_Found, float]:
 def _loss_scale(work: PreparedRun) -> float:
     """A power of two that brings gradients of the mean loss to the order of 1: high enough for
     float16, low enough that no step overflows."""
-    outputs = 1 if work.network.answers.labelled else work.network.outputs
+    outputs = 1 if work.network.loss_spec.labelled else work.network.outputs
     return 2.0 ** min(math.floor(math.log2(work.train.batch * outputs)), 15)
 
 

@@ -31,8 +31,8 @@ from rawnn.engine.config import Config
 from rawnn.engine.data_source import check_fit, settled
 from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.result import Environment, Result
-from rawnn.engine.run_planner import Decider
-from rawnn.engine.runners.precompile import compile_ahead
+from rawnn.engine.run_planner import RunPlanner
+from rawnn.engine.runners.precompile import precompile
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.engine.training import Listener, Session
 from rawnn.model.workloads import workload
@@ -341,10 +341,10 @@ class _Sets:
         for series in left:
             with suppress(RawnnError):
                 config, _ = settled(series.config, self._data)
-                works.append(Decider(config, self._data, self._opened, None,
-                                     lambda message: None).decided(None)[1])
+                works.append(RunPlanner(config, self._data, self._opened, None,
+                                        lambda message: None).plan(None)[1])
         with suppress(CompileError):
-            compile_ahead(self._opened.device, works)
+            precompile(self._opened.device, works)
 
     def _once_more(self, series: _Series, repeat: int) -> None:
         """Run a set once more, unless it could not run before."""

@@ -117,11 +117,11 @@ class Specification:
             found = replace(found, normalisation=Normalisation.of("learned", found.train_images))
         if self.autoencoder:
             return found.reconstructing()
-        if network.answers.labelled:
+        if network.loss_spec.labelled:
             y = labels.astype(np.uint8 if outputs <= 256 else np.int32)
             return replace(found, train_labels=y[:cut], test_labels=y[cut:], classes=outputs)
         values = generator.normal(size=(count, outputs))
-        t = (values > 0 if network.answers.link == "sigmoid" else values).astype(np.float32)
+        t = (values > 0 if network.loss_spec.link == "sigmoid" else values).astype(np.float32)
         return replace(found, train_targets=t[:cut], test_targets=t[cut:])
 
     def __str__(self) -> str:
@@ -258,7 +258,7 @@ def _spelled(generator: Generator, toggle: Toggle) -> str:
 
 def _trained_so(spec: Specification, selection: Selection) -> bool:
     """Whether the toggles take a step of this network and batch on data of its form."""
-    labelled = spec.network.answers.answers == "labels"
+    labelled = spec.network.loss_spec.target_kind == "labels"
     data_spec = DataSpec(spec.examples, inputs=spec.inputs, labels="uint8" if labelled else "",
                          targets=0 if labelled or spec.autoencoder else spec.network.outputs,
                          normalised=spec.normalised, reconstruct=spec.autoencoder)

@@ -74,7 +74,7 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
 
 def _reconstructs(found: Checkpoint) -> bool:
     layers = found.network.layers
-    return not found.network.answers.labelled and layers[0] == layers[-1] \
+    return not found.network.loss_spec.labelled and layers[0] == layers[-1] \
         and found.target_normalisation is None
 
 
@@ -82,7 +82,7 @@ def show(found: Checkpoint, examples: Examples, device: str, confusion: bool,
          console: Console) -> dict[str, Any]:
     """Measure, print, and return the figures."""
     model = Model.of(found)
-    classes = model.network.answers.labelled
+    classes = model.network.loss_spec.labelled
     score = model.score(examples.inputs, examples.answers, device=device)
     figures: dict[str, Any] = {"examples": len(examples.inputs), "loss": score.loss,
                                "accuracy": score.accuracy}

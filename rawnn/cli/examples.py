@@ -118,4 +118,4 @@ def _table(found: Checkpoint, path: str, target: str | None,
 
 
 def _kind(found: Checkpoint) -> Kind:
-    return "labels" if found.network.answers.labelled else "values"
+    return "labels" if found.network.loss_spec.labelled else "values"

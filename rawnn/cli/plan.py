@@ -73,7 +73,7 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
     config = make_config(config_file, options)
     network, recipe = config.network(), config.recipe()
     steps = max(recipe.steps(examples), 1)
-    labelled = network.answers.labelled
+    labelled = network.loss_spec.labelled
     data_spec = DataSpec(examples, labels="uint8" if labelled else "", scale=1 / 255,
                          targets=0 if labelled else network.outputs)
     selection = select(config.opt, network, steps, assumed(gpu), batch=recipe.batch,

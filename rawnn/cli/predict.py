@@ -93,7 +93,7 @@ def _print(text: str) -> None:
 def _columns(model: Model, inputs: Any, probabilities: bool, device: str
              ) -> dict[str, NDArray[Any]]:
     """The arrays to be written, by name: [N], or [N, C] with a name for each column."""
-    link = model.network.answers.link
+    link = model.network.loss_spec.link
     if link == "identity" or (model.autoencoder and not probabilities):
         if probabilities:
             raise ConfigError(f"a network trained with {model.network.loss} gives values, no "
@@ -109,7 +109,7 @@ def _columns(model: Model, inputs: Any, probabilities: bool, device: str
 def _output_names(model: Model) -> Sequence[str]:
     """A name for each output: of its class, or of its column in the table trained on."""
     targets = model.target_names
-    return targets if not model.network.answers.labelled \
+    return targets if not model.network.loss_spec.labelled \
         and len(targets) == model.network.outputs > 1 else model.names
 
 
@@ -133,7 +133,7 @@ def _csv(columns: dict[str, NDArray[Any]], model: Model) -> str:
 def _npz(columns: dict[str, NDArray[Any]], model: Model) -> bytes:
     file = io.BytesIO()
     named = {"classes": np.array(_output_names(model))} if "probabilities" in columns else {}
-    if model.target_names and not model.network.answers.labelled:
+    if model.target_names and not model.network.loss_spec.labelled:
         named["targets"] = np.array(model.target_names)
     np.savez_compressed(file, allow_pickle=False, **columns, **named)
     return file.getvalue()

@@ -19,14 +19,14 @@ LONG_SECONDS = 0.5
 _NAMED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP (the terminal is gone)"}
 
 
-class BrokenOff(BaseException):
+class EpochAborted(BaseException):
     """The epoch in hand is given up: a second signal came, or the time was over."""
 
 
 class Signals:
     """Within the `with` block SIGINT, SIGTERM and SIGHUP are noted in `number` in place of what
     they do by default, and `notify` is told. While `inside` (an epoch) a second one raises
-    BrokenOff, and so does GRACE_SECONDS after the first; a third one does what it always does.
+    EpochAborted, and so does GRACE_SECONDS after the first; a third one does what it always does.
 
     Only the main thread can be told of signals: elsewhere nothing is done. A signal that the
     process ignores (nohup) or has a handler of its own for is left alone. Afterwards all is as
@@ -41,7 +41,7 @@ class Signals:
         self._count, self._first = 0, 0.0
         self._before: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
-        self._rang = False
+        self._alarm_fired = False
 
     @property
     def installed(self) -> bool:
@@ -56,7 +56,7 @@ class Signals:
                     continue
                 handler = signal.getsignal(number)
                 if handler in (signal.SIG_DFL, signal.default_int_handler):
-                    signal.signal(number, self._heard)
+                    signal.signal(number, self._on_signal)
                     self._before[number] = handler
         return self
 
@@ -68,14 +68,14 @@ class Signals:
             self._timer.cancel()
         while self._before:
             number, handler = self._before.popitem()
-            if signal.getsignal(number) == self._heard:
+            if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, handler)
 
     def _alarm(self, seconds: float, number: int) -> None:
         """Give up the epoch in hand after so many seconds, by the signal once more: nothing else
         breaks into the main thread."""
         def ring() -> None:
-            self._rang = True
+            self._alarm_fired = True
             _thread.interrupt_main(signal.Signals(number))
 
         if self._timer is not None:
@@ -84,12 +84,12 @@ class Signals:
         self._timer.daemon = True
         self._timer.start()
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self._rang:  # not a signal of anyone's: an epoch that has ended meanwhile is kept
-            self._rang = False
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._alarm_fired:  # not a signal of anyone's: an epoch that has ended meanwhile is kept
+            self._alarm_fired = False
             if self.inside:
                 self._restore()
-                raise BrokenOff
+                raise EpochAborted
             return
         self._count += 1
         if self._count == 1:
@@ -107,7 +107,7 @@ class Signals:
             self._alarm(wait, number)
         elif self.inside:
             self._restore()
-            raise BrokenOff
+            raise EpochAborted
         elif self._count > 2:
             self._restore()
             signal.raise_signal(number)

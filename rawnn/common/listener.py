@@ -43,7 +43,7 @@ METHODS = tuple(name for name, value in vars(Listener).items()
                 if callable(value) and not name.startswith("_"))
 
 
-class _Heard(Listener):
+class _AdaptedListener(Listener):
     """A listener that is no Listener: those methods that it has are called."""
 
     def __init__(self, given: object) -> None:
@@ -56,18 +56,18 @@ class _Heard(Listener):
 def listeners_of(given: object) -> list[Listener]:
     """One listener or several; an object of another class counts as one by the methods that it has.
     Raises ConfigError, with the cure, for what has none."""
-    several = given if isinstance(given, Sequence) and not _hears(given) else [given]
+    several = given if isinstance(given, Sequence) and not _has_methods(given) else [given]
     for each in several:
         if isinstance(each, type) and issubclass(each, Listener):
             raise ConfigError(f"listener = {each.__name__}: that is the class; give an object of "
                               f"it, {each.__name__}()")
-        if not _hears(each):
+        if not _has_methods(each):
             raise ConfigError(f"listener = {given!r}: give a rawnn.Listener or several; your own "
                               f"is a subclass, or has one or more of its methods: "
                               f"{', '.join(METHODS)}")
-    return [each if isinstance(each, Listener) else _Heard(each) for each in several]
+    return [each if isinstance(each, Listener) else _AdaptedListener(each) for each in several]
 
 
-def _hears(given: object) -> bool:
+def _has_methods(given: object) -> bool:
     return not isinstance(given, type) and \
         any(callable(getattr(given, name, None)) for name in METHODS)

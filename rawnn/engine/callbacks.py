@@ -57,7 +57,7 @@ class Listeners(Listener):
             listener.ended(epoch)
 
 
-def asked_for(config: Config, lock: Callable[[Path], bool]) -> list[Listener]:
+def requested_listeners(config: Config, lock: Callable[[Path], bool]) -> list[Listener]:
     """The listeners that a configuration asks for. Checkpoints go first: they hold what training
     reached, not the best parameters that early stopping brings back at the end. `lock` is given the
     directory to save in, and says whether it could lock it. Raises ConfigError for one that another
@@ -75,7 +75,7 @@ def asked_for(config: Config, lock: Callable[[Path], bool]) -> list[Listener]:
     return made
 
 
-def writing_nothing(given: Sequence[Listener], config: Config) -> list[Listener]:
+def without_file_writers(given: Sequence[Listener], config: Config) -> list[Listener]:
     """The listeners of a rank other than the first: those that write files are left to that one."""
     kept = [each for each in given if not isinstance(each, Checkpoints | CsvLog)]
     if config.patience is not None:
@@ -164,10 +164,10 @@ class EarlyStopping(Listener):
         if before and before["monitor"] == self._monitor:
             self.best, self.best_epoch = float(before["best"]), int(before["epoch"])
             self._waited = int(before["waited"])
-            self._state = self._kept_best()
+            self._state = self._stored_best()
             self._note()
 
-    def _kept_best(self) -> dict[str, Any] | None:
+    def _stored_best(self) -> dict[str, Any] | None:
         """The best state of the run that is continued."""
         if not self._restore:
             return None

@@ -158,7 +158,7 @@ class Config:
         """Refuse to normalise targets that must stay as they are. Raises ConfigError."""
         if self.normalise_targets != "learned":
             return
-        loss = self.network().answers
+        loss = self.network().loss_spec
         if not loss.unit_power:
             what = "class labels, which have no mean and deviation" if loss.labelled else \
                 "numbers from 0 to 1, which it could not do once they are normalised" \

@@ -143,7 +143,7 @@ def _check_fractions(data: Dataset) -> None:
 
 def _kind(config: Config) -> Kind:
     """What the loss compares with."""
-    return "labels" if config.network().answers.labelled else "values"
+    return "labels" if config.network().loss_spec.labelled else "values"
 
 
 def settled(config: Config, data: Dataset) -> tuple[Config, str]:
@@ -182,7 +182,7 @@ def check_fit(config: Config, data: Dataset) -> None:
     if features != data.features:
         raise ConfigError(f"the network takes {features} features, but {data.name} has "
                           f"{data.features}: use --layers {data.features}-...-{data.outputs}")
-    answers = config.network().answers
+    answers = config.network().loss_spec
     labelled = answers.labelled
     if labelled and data.autoencoder and not config.autoencoder:
         raise ConfigError(f"the loss {config.loss} compares with class labels, but {data.name} has "

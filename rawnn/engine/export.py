@@ -70,7 +70,7 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
         raise MissingLibrary("exporting needs the package onnx: pip install 'rawnn[export]'"
                              ) from None
     graph = _Graph(helper, numpy_helper)
-    link = model.network.answers.link
+    link = model.network.loss_spec.link
     network, features, outputs = model.network, model.network.layers[0], model.network.outputs
     a = _normalised(graph, model, input_type, TensorProto)
     reproduces = model.autoencoder and link == "identity"
@@ -92,7 +92,7 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
     kinds = {} if reproduces else {a: TensorProto.FLOAT, **_answers(graph, link, a, TensorProto)}
     if model.autoencoder:
         kinds |= _in_units(graph, model, a if reproduces else "probabilities", TensorProto)
-    one = network.answers.labelled  # one class an example, not one answer an output
+    one = network.loss_spec.labelled  # one class an example, not one answer an output
     made = helper.make_graph(
         graph.nodes, "rawnn",
         [helper.make_tensor_value_info(

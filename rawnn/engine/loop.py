@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import TrainingDiverged
-from rawnn.common.interrupts import LONG_SECONDS, BrokenOff, Signals
+from rawnn.common.interrupts import LONG_SECONDS, EpochAborted, Signals
 from rawnn.engine.parallel import metrics
 from rawnn.engine.result import Report
 from rawnn.engine.runners.prepared_run import Evaluation, State
@@ -64,7 +64,7 @@ class Loop:
         self.evaluation_ms = 0.0
         self._watch = _Stopwatch()
         self._whole = True  # whether no epoch was broken off
-        self._kept: tuple[int, State] = (0, {})  # an epoch, and the state behind it
+        self._snapshot_taken: tuple[int, State] = (0, {})  # an epoch, and the state behind it
         self._long = False  # whether epochs are so long that the state behind each is kept
         self.stale = False  # whether parameters were replaced since they were last measured
         self.broken_epoch = 0  # the epoch of which the parameters have a part
@@ -88,7 +88,7 @@ class Loop:
                 if broken:
                     self._runner.keep_sharded()
                 if broken and not self._whole:
-                    self._go_back()
+                    self._restore_snapshot()
                 self._runner.assemble()
                 if self._whole:
                     self._listener.ended(self._epoch)
@@ -104,12 +104,12 @@ class Loop:
         self._epoch = self._reported = session.resumed
         self._reached = -1  # the epoch behind which the test set was measured
         if session.resumed and signals.installed:
-            self._keep()
+            self._snapshot()
         parted = session.team if session.work.assemble.ops else None
         read = bool(parted and parted.any("what is read", self._listener.reads * "state"))
         self._watch.start()
         try:
-            while self._epoch < total and not self._stops():
+            while self._epoch < total and not self._should_stop():
                 due = (self._epoch + 1) % self._interval == 0 or self._epoch + 1 == total
                 self._whole = False
                 signals.inside = True
@@ -128,14 +128,14 @@ class Loop:
                 self._listener.settled(self._epoch)
                 if signals.kept or self._long or self._epoch == session.resumed + 1 \
                         or (seconds > LONG_SECONDS and not parted):
-                    self._keep_if_long(parted, seconds)
-        except (BrokenOff, KeyboardInterrupt):
+                    self._snapshot_if_long(parted, seconds)
+        except (EpochAborted, KeyboardInterrupt):
             return True
         finally:
             signals.inside = False
         return False
 
-    def _stops(self) -> bool:
+    def _should_stop(self) -> bool:
         """Whether training ends here; all ranks stop where one does."""
         session, number = self._session, self._signals.number
         if session.team is None:
@@ -148,7 +148,7 @@ class Loop:
             session.stop(said)
         return bool(said)
 
-    def _keep_if_long(self, parted: Team | None, seconds: float) -> None:
+    def _snapshot_if_long(self, parted: Team | None, seconds: float) -> None:
         """Keep the state behind an epoch if epochs are long, and so may have to be given up: this
         one took the host so many `seconds`. Ranks that are `parted`, each with parts of it, do so
         together.
@@ -166,17 +166,17 @@ class Loop:
                 self._runner.assemble()
             self._signals.kept = self._long and self._signals.installed
             if self._signals.kept:
-                self._keep()
+                self._snapshot()
 
-    def _keep(self) -> None:
-        self._kept = self._epoch, self._runner.state()
+    def _snapshot(self) -> None:
+        self._snapshot_taken = self._epoch, self._runner.state()
         self._signals.kept = True
 
-    def _go_back(self) -> None:
+    def _restore_snapshot(self) -> None:
         """To the end of the last epoch, if it is kept; otherwise, as in the first, parameters stay
         as the epoch was broken off, and `broken_epoch` says so."""
         if self._signals.kept:
-            self._epoch, state = self._kept
+            self._epoch, state = self._snapshot_taken
             self._runner.load(state)
             self._whole = True
         else:
@@ -245,7 +245,7 @@ class Loop:
         """What helps where target values are far from those that networks begin with, else ""."""
         data = self._session.data
         if data.train_targets is None or data.target_normalisation is not None \
-                or not self._session.work.network.answers.unit_power:
+                or not self._session.work.network.loss_spec.unit_power:
             return ""
         low, high = float(data.train_targets.min()), float(data.train_targets.max())
         if max(abs(low), abs(high)) <= LARGE_TARGETS:

@@ -80,7 +80,7 @@ class Model:
             raise CheckpointError(f"the parameters do not fit the network {self.network}: their "
                                   f"shapes are {found}")
         targets = self.target_normalisation
-        if targets is not None and (not self.network.answers.unit_power
+        if targets is not None and (not self.network.loss_spec.unit_power
                                     or len(targets.mean) != self.network.outputs):
             raise CheckpointError(f"the normalisation of {len(targets.mean)} targets does not fit "
                                   f"the network {self.network} with the loss {self.network.loss}")
@@ -122,7 +122,7 @@ class Model:
         return np.concatenate(parts)
 
     def _output(self, output: str | None) -> str:
-        known = OUTPUTS[self.network.answers.link]
+        known = OUTPUTS[self.network.loss_spec.link]
         if self.autoencoder and "values" not in known:
             known = ("values", *known)
         wanted = output or known[0]
@@ -176,12 +176,12 @@ class Model:
 
     def shaped(self, z: NDArray[np.float32], output: str) -> NDArray[Any]:
         """Logits [N, C] as another output of `predict`."""
-        several = self.network.answers.link == "softmax"
+        several = self.network.loss_spec.link == "softmax"
         if output == "values" and self.target_normalisation is not None:
             return self.target_normalisation.undo(z)
         if output == "values" and self.autoencoder:
             return self.normalisation.invert(
-                sigmoid(z) if self.network.answers.link == "sigmoid" else z)
+                sigmoid(z) if self.network.loss_spec.link == "sigmoid" else z)
         if output in ("logits", "values"):
             return z
         if output == "probabilities":
@@ -236,10 +236,10 @@ class Model:
             done += len(z)
             t = self.normalisation.apply(flat[part]) if wanted is None else wanted[part]
             y = z if targets is None else targets.undo(z)
-            total += self.network.answers.sum_of(y, t)
-            right += self.network.answers.right(y, t)
-        counts = len(flat) * self.network.answers.counts(self.network.outputs)
-        per_example = 1 if self.network.answers.labelled else self.network.outputs
+            total += self.network.loss_spec.sum_of(y, t)
+            right += self.network.loss_spec.count_correct(y, t)
+        counts = len(flat) * self.network.loss_spec.counts(self.network.outputs)
+        per_example = 1 if self.network.loss_spec.labelled else self.network.outputs
         return Score(total / (len(flat) * per_example), right / counts if counts else math.nan)
 
     def _answers(self, answers: Any, count: int) -> NDArray[Any]:
@@ -250,7 +250,7 @@ class Model:
             raise DataError(f"there are {count:,} inputs, but the answers are of shape "
                             f"{list(host.shape)}")
         outputs = self.network.outputs
-        if not self.network.answers.labelled:
+        if not self.network.loss_spec.labelled:
             values = host.reshape(count, -1)
             if values.shape[1] != outputs:
                 raise DataError(f"the answers have {values.shape[1]} columns, but the network has "
@@ -259,7 +259,7 @@ class Model:
                 raise DataError(f"the answers are of type {values.dtype}, but must be numbers; "
                                 f"{fix_of(values)}")
             check_finite(values, "the answers", names=columns.names)
-            if self.network.answers.link == "sigmoid":
+            if self.network.loss_spec.link == "sigmoid":
                 check_fractions(values, "the answers")
             return values.astype(np.float32 if self.target_normalisation is None else np.float64)
         given = given_labels(host, "the answers'", columns=columns.names)
@@ -272,7 +272,7 @@ class Model:
 
     def confusion(self, inputs: Any, labels: Any, *, device: str = "host") -> NDArray[np.int64]:
         """How often class i (rows) was taken for class j (columns): int64 [C, C]."""
-        if not self.network.answers.labelled:
+        if not self.network.loss_spec.labelled:
             raise ConfigError(f"a network trained with {self.network.loss} has no classes to "
                               f"confuse")
         flat = self._inputs(inputs)

@@ -30,7 +30,7 @@ from rawnn.version import __version__
 SHORT_US = 500.0
 """Where a step computes for less, what starts kernels and reductions counts, which more ranks do
 not divide: it is seen what one GPU takes by itself."""
-WORTH = 0.6
+MIN_GAIN = 0.6
 """The part of what so many GPUs could gain below which it is said that they do not."""
 BACKWARD = 2 / 3
 """The part of a step's arithmetic that is the backward pass."""
@@ -113,13 +113,13 @@ def ordinal(config: Config, team: Team) -> int:
     return 0 if visible is not None and "," not in visible else team.place.local_rank
 
 
-def reducing(opt: str) -> str:
+def with_nccl(opt: str) -> str:
     """The toggles with the one that reduces gradients."""
     words = [word.strip() for word in opt.split(",") if word.strip()]
     return opt if "nccl" in {w.partition("=")[0] for w in words} else ",".join([*words, "nccl"])
 
 
-def of_rank(recipe: Recipe, team: Team) -> Recipe:
+def recipe_of_rank(recipe: Recipe, team: Team) -> Recipe:
     """The recipe of this rank. Raises ConfigError, with the nearest that would, for a batch that
     does not split evenly."""
     batch, size = recipe.batch, team.world_size
@@ -130,7 +130,8 @@ def of_rank(recipe: Recipe, team: Team) -> Recipe:
     return replace(recipe, world_size=size, rank=team.rank)
 
 
-def outlook(team: Team, inside_us: float, together_us: float) -> tuple[str, dict[str, float]]:
+def predict_scaling(team: Team, inside_us: float, together_us: float) -> tuple[str,
+                                                                               dict[str, float]]:
     """What can be expected of the ranks, in a sentence, and the figures that it goes by: those of
     the slowest rank."""
     inside, together = map(max, zip(*team.gather("the outlook", [inside_us, together_us]),
@@ -146,7 +147,7 @@ def outlook(team: Team, inside_us: float, together_us: float) -> tuple[str, dict
     return said, found
 
 
-def timed_alone(opened: Opened, work: PreparedRun) -> float | None:
+def time_one_rank(opened: Opened, work: PreparedRun) -> float | None:
     """Microseconds of a step of a run by itself; None where the GPU has not the memory for it, or
     not with these toggles."""
     from rawnn.engine.runners.gpu import GpuRunner
@@ -163,8 +164,8 @@ def timed_alone(opened: Opened, work: PreparedRun) -> float | None:
         opened.device.memory.reset_peak()
 
 
-def beside_one(team: Team, together_us: float, alone: Callable[[], float | None]
-               ) -> tuple[str, dict[str, float]]:
+def compare_with_one_rank(team: Team, together_us: float, alone: Callable[[], float | None]
+                          ) -> tuple[str, dict[str, float]]:
     """What the ranks gain over one of them that trains by itself, where that is nothing or hardly
     worth it, in a sentence ("" else); and the figures: a step of the slowest rank, and `alone()` of
     rank 0, the same batch on one GPU, which may be None."""
@@ -173,7 +174,7 @@ def beside_one(team: Team, together_us: float, alone: Callable[[], float | None]
     if one is None:
         return "", {"step_us": together}
     said, gain = "", one / together
-    if gain < team.world_size * WORTH:
+    if gain < team.world_size * MIN_GAIN:
         said = f"a step takes {together:,.0f} us on {team.world_size} ranks, and {one:,.0f} us " \
                f"on one GPU by itself: this network and batch are too small for several GPUs, " + (
                    "and one is faster" if gain < 1 else f"which gain {gain:.2f} times its speed")

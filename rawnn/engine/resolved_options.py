@@ -16,7 +16,7 @@ from rawnn.opts.user_kernel_toggles import toggle
 
 
 @dataclass(frozen=True)
-class Taken:
+class ResolvedOptions:
     """`asked` is what stood after --opt, `toggles` what became of it, each with the value that it
     came to, as one types them; `machine` is the GPU that they were taken for, or "the host".
     `choices` are the launches that `tune` found, as rawnn.engine.launch_choices.with_choices takes
@@ -37,27 +37,28 @@ class Taken:
         return asdict(self)
 
 
-def taken_of(asked: str, selection: Selection, work: PreparedRun, machine: Machine) -> Taken:
+def resolve_options(asked: str, selection: Selection, work: PreparedRun,
+                    machine: Machine) -> ResolvedOptions:
     """What the run of `work` takes. `work` is as it runs, with the launches that `tune` found."""
     values = {name: toggle(name).came_to(value, work.train)
               for name, value in selection.values.items()}
     words = (name if value is None else f"{name}={value}" for name, value in values.items())
-    return Taken(asked, ",".join(words), name_of(machine),
-                 choices_of(work) if "tune" in values else None)
+    return ResolvedOptions(asked, ",".join(words), machine_name(machine),
+                           choices_of(work) if "tune" in values else None)
 
 
-def name_of(machine: Machine) -> str:
+def machine_name(machine: Machine) -> str:
     """What a machine is called."""
     return "the host" if machine.gpu is not None else machine.name or "a GPU"
 
 
-def kept_in(content: Mapping[str, Any], where: str) -> Taken | None:
+def read_resolved_options(content: Mapping[str, Any], where: str) -> ResolvedOptions | None:
     """What a checkpoint keeps of it; None of an older one, which keeps nothing. Raises
     CheckpointError, starting with `where`."""
     if not content:
         return None
     try:
-        kept = Taken(**content)
+        kept = ResolvedOptions(**content)
         if not all(isinstance(text, str) for text in (kept.asked, kept.toggles, kept.machine)):
             raise TypeError
         if kept.choices is not None:

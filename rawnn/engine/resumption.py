@@ -93,7 +93,7 @@ class Resumption:
         """The data with the labels that the network knows their classes by, of the type that they
         had in its training. Raises DataError for a class that it does not know."""
         stored = self.checkpoint
-        if data.train_labels is None or not stored.network.answers.labelled:
+        if data.train_labels is None or not stored.network.loss_spec.labelled:
             return data
         names = stored.label_names or tuple(map(str, range(
             int(stored.data.get("classes", stored.network.outputs)))))

@@ -14,7 +14,7 @@ from rawnn.engine.checkpoint import Checkpoint
 from rawnn.engine.config import Config
 from rawnn.engine.launch_choices import applied
 from rawnn.engine.machine import Opened
-from rawnn.engine.resolved_options import Taken, kept_in, name_of
+from rawnn.engine.resolved_options import ResolvedOptions, machine_name, read_resolved_options
 from rawnn.engine.runners.plan_data import data_spec_of
 from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.layers import Network
@@ -23,7 +23,7 @@ from rawnn.plan.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Decider:
+class RunPlanner:
     """Decides for one run; `notify` gets a line for what the user should know."""
 
     config: Config
@@ -32,22 +32,22 @@ class Decider:
     team: Team | None
     notify: Callable[[str], object]
 
-    def decided(self, before: tuple[Path, Checkpoint] | None) -> tuple[Selection, PreparedRun]:
+    def plan(self, before: tuple[Path, Checkpoint] | None) -> tuple[Selection, PreparedRun]:
         """The toggles of the run, and its plans: those of the run `before`, which is continued,
         unless other toggles are asked for or they cannot run here."""
-        asked, here, notify = self.config.opt, name_of(self.opened.machine), self.notify
-        kept = kept_in(before[1].taken, str(before[0])) if before else None
+        asked, here, notify = self.config.opt, machine_name(self.opened.machine), self.notify
+        kept = read_resolved_options(before[1].taken, str(before[0])) if before else None
         if before is None or kept is None:
-            return self.made(asked)
+            return self.select_and_prepare(asked)
         if asked != kept.asked:
             notify(f"--opt {asked} decides, in place of what the run before took: "
                    f"{kept.toggles or 'nothing'}")
-            return self.made(asked)
+            return self.select_and_prepare(asked)
         words = kept.toggles.replace(",", ", ") or "no toggles"
         reason = "its toggles are those of another kind of machine"
         if kept.machine == here or "the host" not in (kept.machine, here):
             try:
-                made = self.made(kept.opt, kept)
+                made = self.select_and_prepare(kept.opt, kept)
             except ConfigError as error:
                 reason = str(error)
             else:
@@ -56,35 +56,36 @@ class Decider:
                     f"; that was on {kept.machine}, this is {here}, on which the last bits may "
                     f"differ"))
                 return made
-        made = self.made(asked)
+        made = self.select_and_prepare(asked)
         notify(f"what the run before took on {kept.machine} ({words}) is not taken on {here}: "
                f"{reason}; --opt {asked} decides anew ({made[0]}), and the run goes on from the "
                f"same state, though not bit for bit as it would have there")
         return made
 
-    def made(self, opt: str, kept: Taken | None = None) -> tuple[Selection, PreparedRun]:
+    def select_and_prepare(self, opt: str, kept: ResolvedOptions | None = None
+                           ) -> tuple[Selection, PreparedRun]:
         """The toggles that `opt` comes to here, and the run with them; its launches as `kept`."""
         network, recipe = self.config.network(), self.config.recipe()
         if self.team is not None:
-            recipe, opt = parallel.of_rank(recipe, self.team), parallel.reducing(opt)
+            recipe, opt = parallel.recipe_of_rank(recipe, self.team), parallel.with_nccl(opt)
         selection = select(
             opt, network, recipe.steps(len(self.data.train_images)), self.opened.machine,
             batch=recipe.share(recipe.batch).rows, lenient=self.config.device == "auto",
             recipe=recipe, data_spec=data_spec_of(self.data, "train"))
-        recipe = self._batched(network, recipe, selection)
+        recipe = self._with_batch(network, recipe, selection)
         work = prepare(network, self.data, selection, recipe)
         if kept is not None and kept.choices is not None:
             work = applied(replace(work, policy=replace(work.policy, tune=False)), kept.choices)
         return selection, work
 
-    def by_one(self, selection: Selection, work: PreparedRun) -> PreparedRun:
+    def for_one_rank(self, selection: Selection, work: PreparedRun) -> PreparedRun:
         """The run by one rank: its batches whole, with the same toggles but the one that reduces
         gradients."""
         values = {name: v for name, v in selection.values.items() if name != "nccl"}
         return prepare(self.config.network(), self.data, replace(selection, values=values),
                        replace(work.recipe, world_size=1, rank=0))
 
-    def _batched(self, network: Network, recipe: Recipe, selection: Selection) -> Recipe:
+    def _with_batch(self, network: Network, recipe: Recipe, selection: Selection) -> Recipe:
         """The recipe with the batch that the toggle `batch` asks for."""
         if "batch" not in selection.values:
             return recipe
@@ -96,4 +97,4 @@ class Decider:
             selection.values["batch"], recipe, len(self.data.train_images), free,
             lambda tried: prepare(network, self.data, selection, tried).device_bytes())
         self.notify(note)
-        return recipe if self.team is None else parallel.of_rank(recipe, self.team)
+        return recipe if self.team is None else parallel.recipe_of_rank(recipe, self.team)

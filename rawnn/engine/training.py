@@ -36,7 +36,7 @@ from rawnn.common.locks import DirectoryLocks
 from rawnn.data import Dataset
 from rawnn.distributed import Team
 from rawnn.engine import parallel
-from rawnn.engine.callbacks import Listeners, asked_for, writing_nothing
+from rawnn.engine.callbacks import Listeners, requested_listeners, without_file_writers
 from rawnn.engine.checkpoint import EARLY_STOPPING, Checkpoint, Lineage, continued, how_to_continue
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import (
@@ -50,7 +50,7 @@ from rawnn.engine.data_source import (
 )
 from rawnn.engine.loop import Loop
 from rawnn.engine.machine import Opened, open_device, since_import
-from rawnn.engine.resolved_options import taken_of
+from rawnn.engine.resolved_options import resolve_options
 from rawnn.engine.result import Result, Times, environment
 from rawnn.engine.resumption import (
     Resumption,
@@ -60,7 +60,7 @@ from rawnn.engine.resumption import (
     state_of,
     what_continues,
 )
-from rawnn.engine.run_planner import Decider
+from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.host import HostRunner
 from rawnn.engine.runners.prepared_run import Runner, State
 from rawnn.engine.units import LossUnits
@@ -170,13 +170,13 @@ class Session:
         try:
             self.config, self.listener = config, Listeners(listeners)
             self.listener = Listeners(
-                [*listeners, *asked_for(config, self.lock)] if team is None or not team.rank
-                else writing_nothing(listeners, config))
+                [*listeners, *requested_listeners(config, self.lock)] if team is None
+                or not team.rank else without_file_writers(listeners, config))
             self._prepare(data, opened, log_allocations, stand_in)
         except BaseException as error:
             self._fail(error)
             self._closing.close()
-            self._blame_the_lost(error)
+            self._raise_lost_rank(error)
             raise
 
     def __enter__(self) -> Session:
@@ -195,7 +195,7 @@ class Session:
                     and not isinstance(error, RanksError):
                 error.speaks = False
 
-    def _blame_the_lost(self, error: BaseException) -> None:
+    def _raise_lost_rank(self, error: BaseException) -> None:
         """Where another rank is lost, that is why a call failed here: raise it in its place. What
         all ranks find wrong by themselves stays as it is."""
         if self.team is not None and isinstance(error, RawnnError) \
@@ -224,7 +224,7 @@ class Session:
         self.device, self._driver_ms = opened.device, opened.milliseconds
         self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
         started = perf_counter()
-        self._brought = data is not None
+        self._is_callers_data = data is not None
         self.data = data or (reading and reading.result(notify)) or \
             named(config, notify, stand_in, **instead)
         for note in data.notes if data else ():
@@ -252,8 +252,8 @@ class Session:
 
             self._closing.enter_context(logged(self.device.memory, log_allocations))
         started = perf_counter()
-        decider = Decider(config, self.data, opened, self.team, notify)
-        self.selection, self.work = decider.decided(
+        planner = RunPlanner(config, self.data, opened, self.team, notify)
+        self.selection, self.work = planner.plan(
             (before.path, before.checkpoint) if before else None)
         if self.team is not None:
             self.team.compare("the toggles", {
@@ -278,7 +278,8 @@ class Session:
             self.runner = runner = GpuRunner(opened.device, self.work, self.team)
             self.work = runner.work
         self._closing.callback(self.runner.close)
-        self._taken = taken_of(config.opt, self.selection, self.work, opened.machine)
+        self._resolved_options = resolve_options(config.opt, self.selection, self.work,
+                                                 opened.machine)
         self.resumed = 0
         self.facts: dict[str, Any] = {}  # what listeners keep in checkpoints
         self.unsaved: CheckpointError | None = None
@@ -287,14 +288,16 @@ class Session:
             self._resume(before.path, before.checkpoint)
         if other and self.facts.pop(EARLY_STOPPING, None):
             notify("early stopping begins anew: what was best before was so on other data")
-        self._outlook: dict[str, float] = {}
+        self._scaling_facts: dict[str, float] = {}
         if self.team is not None and opened.device and not opened.device.backend.caution:
-            said, self._outlook = parallel.outlook(self.team, *runner.timed_apart())
+            said, self._scaling_facts = parallel.predict_scaling(self.team,
+                                                                 *runner.time_without_collectives())
             notify(said)
-            if self._outlook["compute_us"] < parallel.SHORT_US:
-                said, found = parallel.beside_one(self.team, runner.timed(), lambda: (
-                    parallel.timed_alone(opened, decider.by_one(self.selection, self.work))))
-                self._outlook |= found
+            if self._scaling_facts["compute_us"] < parallel.SHORT_US:
+                said, found = parallel.compare_with_one_rank(self.team, runner.timed(), lambda: (
+                    parallel.time_one_rank(opened,
+                                           planner.for_one_rank(self.selection, self.work))))
+                self._scaling_facts |= found
                 if said:
                     notify(said)
         self._setup_ms = (perf_counter() - started) * 1e3
@@ -338,19 +341,19 @@ class Session:
         state, network = self.runner.state(), self.work.network
         names = [tensor.name for tensor in network.parameters()]
         config = msgspec.to_builtins(replace(self.config, resume=None))
-        if self._brought:  # nobody could load it by these
+        if self._is_callers_data:  # nobody could load it by these
             config = {k: v for k, v in config.items() if k not in ("dataset", "data", "target")}
         return Checkpoint(
             network, {name: state.pop(name) for name in names}, epoch, state, config,
             self.data.normalisation, self.data.label_names,
             {**self.facts, "dataset": self.data.name, "features": self.data.feature_names,
              **({"targets": self.data.target_names} if self.data.target_names else {})},
-            self._taken.plain(), self._record, self.lineage, self.data.target_normalisation,
-            self.data.label_dtype, self.data.autoencoder)
+            self._resolved_options.plain(), self._record, self.lineage,
+            self.data.target_normalisation, self.data.label_dtype, self.data.autoencoder)
 
     @cached_property
     def _record(self) -> dict[str, Any]:
-        return record_of(self.data, self._brought)
+        return record_of(self.data, self._is_callers_data)
 
     def restore(self, state: State) -> None:
         """Replace parameters and state by what `runner.state()` gave before."""
@@ -384,14 +387,14 @@ class Session:
             error.history = loop.history  # type: ignore[attr-defined]
             raise
         except RawnnError as error:
-            self._blame_the_lost(error)
+            self._raise_lost_rank(error)
             raise
         return self._result(loop)
 
     def _result(self, loop: Loop) -> Result:
         facts = self.runner.describe()
         if self.team is not None:
-            facts |= self._outlook
+            facts |= self._scaling_facts
             facts["ranks"] = self.team.gather("the result", {
                 "who": self.team.who,
                 "device": self.device.info.name if self.device else "host"})

@@ -30,7 +30,7 @@ class LossUnits:
         std = np.ones(1) if data.target_normalisation is None else data.target_normalisation.std
         self.by_factor = bool(np.allclose(std, std[0], rtol=1e-9, atol=0))
         """Whether a factor does it; else the host measures."""
-        self._factor = float(std[0]) ** network.answers.unit_power
+        self._factor = float(std[0]) ** network.loss_spec.unit_power
 
     def train_loss(self, mean: float, runner: Runner) -> float:
         """Of an epoch whose steps had this `mean` loss; where the host measures, of the whole

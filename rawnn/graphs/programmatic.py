@@ -13,7 +13,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role
 
-BESIDE = 2
+OVERTAKEN = 2
 """From so many ops on that follow one another beside an op, before any waits for it, it begins when
 what it needs has ended. Begun early its blocks hold shared memory while they wait, which those on
 the way to the next step want: the gather of a step to come beside the products of this one, and the
@@ -29,14 +29,15 @@ def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
     Completion stays transitive: a kernel that gets such an edge waits on every path, so that it
     ends behind its producers, and they behind theirs. Reads ahead of the wait are safe from all
     but the producers themselves if these trigger behind their own wait, or if all of their own
-    edges are full. Ops with time to spare have full edges (`BESIDE`).
+    edges are full. Ops with time to spare have full edges (`OVERTAKEN`).
     """
     found: list[tuple[int, ...]] = []
-    for op, before, proof, time in zip(ops, edges, proofs, spare(edges), strict=True):
-        if proof is None or not proof.waits or time >= BESIDE:
+    for op, before, proof, successors in zip(ops, edges, proofs, independent_successors(edges),
+                                             strict=True):
+        if proof is None or not proof.waits or successors >= OVERTAKEN:
             found.append(())
             continue
-        early, turn = _early(op, proof), op.attributes.get("behind")
+        early, turn = _reads_before_wait(op, proof), op.attributes.get("behind")
         found.append(tuple(
             index for index in before
             if ops[index].own_name != turn
@@ -45,7 +46,7 @@ def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
     return found
 
 
-def spare(edges: Sequence[tuple[int, ...]]) -> list[int]:
+def independent_successors(edges: Sequence[tuple[int, ...]]) -> list[int]:
     """For each op how many ops follow one another beside it, at least, until one waits for it: all
     take the same time, and each begins as soon as it may. At the end all are waited for."""
     begins: list[int] = []
@@ -69,17 +70,17 @@ def _may_be_overtaken(producer: Op, proof: Proof | None, begins_early: bool,
     return not read_early & {name for name, _ in producer.writes}
 
 
-def follows_anything(op: Op, plan: Plan, proof: Proof) -> bool:
+def may_overtake_any(op: Op, plan: Plan, proof: Proof) -> bool:
     """Whether a kernel may overtake whatever kernel is ahead of it on a stream: it waits, and
     reads nothing ahead of that but what no kernel writes: the data set, and the cursor where no op
     of the plan moves it."""
     written = {name for other in plan.ops for name, _ in other.writes}
     return proof.waits and all(
         plan[name].role in (Role.DATA, Role.CURSOR) and name not in written
-        for name in _early(op, proof)
+        for name in _reads_before_wait(op, proof)
     )
 
 
-def _early(op: Op, proof: Proof) -> set[str]:
+def _reads_before_wait(op: Op, proof: Proof) -> set[str]:
     """The tensors that the op's kernel reads ahead of its wait."""
     return {op.operands[role] for role in proof.early if role in op.operands}

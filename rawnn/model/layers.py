@@ -68,12 +68,12 @@ class Network:
         return self.layers[-1]
 
     @property
-    def answers(self) -> Loss:
+    def loss_spec(self) -> Loss:
         """The loss, as its registration."""
         return loss(self.loss)
 
     @property
-    def between(self) -> Activation:
+    def activation_spec(self) -> Activation:
         """The activation, as its registration."""
         return activation(self.activation)
 

@@ -160,7 +160,7 @@ def _widths(gemms: Sequence[Op]) -> list[int]:
 
 def default_data_spec(network: Network, examples: int) -> DataSpec:
     """The form of data that nobody has told of."""
-    labelled = network.answers.labelled
+    labelled = network.loss_spec.labelled
     return DataSpec(max(examples, 1), labels="uint8" if labelled else "", scale=1 / 255,
                     targets=0 if labelled else network.outputs)
 

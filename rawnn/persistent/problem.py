@@ -152,7 +152,7 @@ def problem_of(plan: Plan) -> Problem:
         numbers=_numbers(plan, forward[0]), inputs=plan[gather.operands["images"]].dtype,
         scale=gather.attributes["scale"], normalised="mean" in gather.operands,
         labels=plan[gather.operands["labels"]].dtype if loss.labelled else "",
-        reconstruct=loss.answers == "targets" and "targets" not in gather.operands,
+        reconstruct=loss.target_kind == "targets" and "targets" not in gather.operands,
         ordered="order" in gather.operands, scheduled="rates" in first.operands,
         measured="correct" in plan.tensors
         and any("correct" in op.operands for op in plan.ops),

@@ -38,7 +38,7 @@ def training_step(network: Network, recipe: Recipe, data_spec: DataSpec, *, rest
     if recipe.world_size > 1:
         builder.world_size, builder.rank, builder.share = recipe.world_size, recipe.rank, share
     builder.forward()
-    builders(network.answers)[0](builder)
+    builders(network.loss_spec)[0](builder)
     builder.backward()
     builder.update(recipe)
     return builder.plan("rest" if rest else "train")
@@ -48,7 +48,7 @@ def evaluation_step(network: Network, batch: int, data_spec: DataSpec) -> Plan:
     """The plan that measures loss and accuracy on `batch` of the examples, updating nothing."""
     builder = Builder(network, batch, data_spec, max(data_spec.examples // batch, 1), batch)
     builder.forward()
-    builders(network.answers)[0](builder)
+    builders(network.loss_spec)[0](builder)
     return builder.plan("evaluate")
 
 
@@ -72,7 +72,7 @@ class Builder:
         self.add(Role.BATCH, "float32", x=(batch, features))
         if data_spec.normalised:
             self.add(Role.DATA, "float32", mean=(features,), inverse_std=(features,))
-        if network.answers.labelled:
+        if network.loss_spec.labelled:
             self.on_host("labels", (examples,), "int32")
             self.add(Role.DATA, data_spec.labels, labels=(examples,))
             self.add(Role.BATCH, "int32", y=(batch,))
@@ -152,7 +152,7 @@ class Builder:
     def backward(self) -> None:
         network = self.network
         depth, activation = network.depth, network.activation
-        saved = "a" if network.between.saves == "output" else "z"
+        saved = "a" if network.activation_spec.saves == "output" else "z"
         for layer in range(1, depth + 1):
             width = (self.batch, network.layers[layer])
             gradients = {f"dz{layer}": width, f"dw{layer}": network.weight(layer).shape}
@@ -161,7 +161,7 @@ class Builder:
             if network.bias:
                 gradients[f"db{layer}"] = network.bias_of(layer).shape
             self.add(Role.GRADIENT, "float32", **gradients)
-        builders(network.answers)[1](self)
+        builders(network.loss_spec)[1](self)
         for layer in range(depth, 0, -1):
             dz, below = f"dz{layer}", "x" if layer == 1 else f"a{layer - 1}"
             self._gemm(f"fc{layer}.weight_grad", "tn", dz, below, f"dw{layer}")

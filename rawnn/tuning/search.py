@@ -109,7 +109,7 @@ def noise(network: Network, count: int) -> Dataset:
     features, outputs = network.layers[0], network.outputs
     x = generator.integers(0, 256, (count + 16, features), np.uint8)
     made = Dataset("noise", x[:count], None, x[count:], None, 0, (features,), "a generator", True)
-    if network.answers.labelled:
+    if network.loss_spec.labelled:
         y = generator.integers(0, outputs, count + 16, np.int32)
         return replace(made, train_labels=y[:count], test_labels=y[count:], classes=outputs)
     t = generator.integers(0, 2, (count + 16, outputs)).astype(np.float32)
@@ -256,7 +256,7 @@ def gemm_toggle(toggles: str) -> str:
 
 def fits(network: Network, data: Dataset) -> bool:
     """Whether the data set has the network's inputs and answers."""
-    labelled = network.answers.labelled
+    labelled = network.loss_spec.labelled
     return data.features == network.layers[0] and data.outputs <= network.outputs \
         and (data.train_labels is not None) == labelled
 

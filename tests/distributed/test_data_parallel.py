@@ -14,7 +14,7 @@ import pytest
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.distributed import Team
-from rawnn.engine.parallel import beside_one, metrics, outlook
+from rawnn.engine.parallel import compare_with_one_rank, metrics, predict_scaling
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.graphs.unrolling import graph_plans
 from rawnn.model.layers import Network
@@ -457,7 +457,7 @@ def test_timing_both_sides_apart_leaves_everything_as_it_was(opt: str) -> None:
             runner = GpuRunner(device, work, team)
             closing.callback(runner.close)
             before = runner.state()
-            inside, together = runner.timed_apart()
+            inside, together = runner.time_without_collectives()
             behind = runner.state()
             assert all(np.array_equal(before[name], behind[name]) for name in before)
             found = collected(runner, work, 2)
@@ -480,7 +480,8 @@ def test_timing_both_sides_apart_leaves_everything_as_it_was(opt: str) -> None:
     ((100.0, 300.0), "sending them bounds the step; more examples a rank"),
 ])
 def test_where_sending_bounds_a_step_it_is_said(times: tuple[float, float], said: str) -> None:
-    found = all_fine(teams(2, lambda team: outlook(team, *(t / (1 + team.rank) for t in times))))
+    found = all_fine(teams(2, lambda team: predict_scaling(team,
+                                                           *(t / (1 + team.rank) for t in times))))
     assert found[0] == found[1]
     assert re.search(said, found[0][0]), found
     assert found[0][1] == {"compute_us": times[0], "reduce_us": times[1]}
@@ -499,7 +500,7 @@ def test_where_one_gpu_is_as_good_it_is_said(step: float, alone: float | None, s
             asked.append(team.rank)
             return alone
 
-        return beside_one(team, step / (1 + team.rank), one)
+        return compare_with_one_rank(team, step / (1 + team.rank), one)
 
     found = all_fine(teams(2, act))
     assert found[0] == found[1]

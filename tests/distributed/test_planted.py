@@ -124,7 +124,7 @@ def test_what_can_be_expected_is_said_before_it_starts(
     """Of a short step also what one GPU takes by itself, which changes nothing of the run."""
     said: list[str] = []
     monkeypatch.setattr("rawnn.engine.parallel.SHORT_US", short)
-    monkeypatch.setattr("rawnn.engine.parallel.WORTH", math.inf)
+    monkeypatch.setattr("rawnn.engine.parallel.MIN_GAIN", math.inf)
 
     class Heard(Listener):
         def notify(self, message: str) -> None:

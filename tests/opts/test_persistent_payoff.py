@@ -39,7 +39,7 @@ def setting(problem: dict[str, Any],
                       activation=problem["activation"])
     recipe = Recipe(problem["batch"], Optimizer(problem["optimizer"], problem["lr"]),
                     shuffle=problem["shuffle"], epochs=epochs)
-    labelled = network.answers.answers == "labels"
+    labelled = network.loss_spec.target_kind == "labels"
     data_spec = DataSpec(problem["batch"] * problem["steps"], inputs="float32", scale=1.0,
                          labels="uint8" if labelled else "", targets=0 if labelled
                          else network.outputs)

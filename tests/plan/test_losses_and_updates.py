@@ -20,7 +20,7 @@ ROWS, COLS = 5, 4
 
 
 def answers(name: str) -> np.ndarray:
-    if LOSSES[name].answers == "labels":
+    if LOSSES[name].target_kind == "labels":
         return np.array([0, 3, 1, 1, 2])
     return normal(ROWS, COLS, seed=1) if name == "mse" else \
         np.random.default_rng(2).integers(0, 2, (ROWS, COLS)).astype(float)

@@ -9,8 +9,8 @@ import pytest
 from rawnn.data import load_dataset
 from rawnn.engine.config import Config
 from rawnn.engine.machine import open_device
-from rawnn.engine.run_planner import Decider
-from rawnn.engine.runners.precompile import compile_ahead
+from rawnn.engine.run_planner import RunPlanner
+from rawnn.engine.runners.precompile import precompile
 from rawnn.engine.training import Listener, Session
 
 DATA = load_dataset("synthetic")
@@ -26,8 +26,8 @@ def test_runs_compile_nothing_that_was_compiled_ahead(parallel: bool) -> None:
     device.backend = replace(device.backend, parallel=parallel)  # as a GPU's, whose threads compile
     configs = [Config(layers=(784, 16, 10), batch=64, epochs=1, opt=opt, device="sim",
                       dataset="synthetic") for opt in SETS]
-    compile_ahead(device, [Decider(c, DATA, opened, None, lambda message: None).decided(None)[1]
-                           for c in configs])
+    precompile(device, [RunPlanner(c, DATA, opened, None, lambda message: None).plan(None)[1]
+                        for c in configs])
     ahead = device.compiled + device.cached
     assert (ahead > 10) is parallel  # else there is nothing to gain
     later = []

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_info
 
 import rawnn
 from rawnn.engine.runners import threaded_matmul
-from rawnn.engine.runners.threaded_matmul import LARGE, TRIED, ThreadedMatmul, slices
+from rawnn.engine.runners.threaded_matmul import LARGE, TRIAL_STEPS, ThreadedMatmul, slices
 from tests.engine import random_dataset, same_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,13 +76,13 @@ def test_the_faster_is_taken(faster: int, monkeypatch: pytest.MonkeyPatch) -> No
     made = several(4, monkeypatch)
     a = np.ones((512, 512), np.float32)
     tried = []
-    for _ in range(2 * (TRIED + 1) + 2):
+    for _ in range(2 * (TRIAL_STEPS + 1) + 2):
         with made.step():
             tried.append(made.threads)
             made.multiply(a, a)
             time.sleep(0.0 if made.threads == faster else 0.03)
     made.close()
-    assert tried == [1, 4] * (TRIED + 1) + [faster] * 2
+    assert tried == [1, 4] * (TRIAL_STEPS + 1) + [faster] * 2
 
 
 def test_nothing_is_tried_where_no_product_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rawnn.engine.runners import times
-from rawnn.engine.runners.times import TOGETHER, EpochTimes
+from rawnn.engine.runners.times import MAX_EPOCHS_PER_SPAN, EpochTimes
 
 
 class Clock:
@@ -60,8 +60,8 @@ def test_the_first_epoch_has_a_time_of_its_own_and_others_share_theirs(clock: Cl
 
 def test_so_many_share_a_time(clock: Clock) -> None:
     measured = EpochTimes(clock, clock)
-    train(clock, measured, 1.0, *[2.0] * TOGETHER, *[5.0] * 3)
-    assert measured.milliseconds() == [1.0, *[2.0] * TOGETHER, *[5.0] * 3]
+    train(clock, measured, 1.0, *[2.0] * MAX_EPOCHS_PER_SPAN, *[5.0] * 3)
+    assert measured.milliseconds() == [1.0, *[2.0] * MAX_EPOCHS_PER_SPAN, *[5.0] * 3]
     measured.together = 1
     train(clock, measured, 7.0, 9.0)
     assert measured.milliseconds()[-2:] == [7.0, 9.0]

@@ -15,7 +15,12 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Mark, Stream
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.overlap import buffer_plans, fetching
-from rawnn.graphs.programmatic import BESIDE, follows_anything, programmatic_edges, spare
+from rawnn.graphs.programmatic import (
+    OVERTAKEN,
+    independent_successors,
+    may_overtake_any,
+    programmatic_edges,
+)
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
@@ -210,7 +215,8 @@ def edges_of(change: Callable[[str], Proof | None]) -> list[tuple[str, str]]:
 def test_edges_between_kernels_that_wait_are_programmatic_but_behind_time_to_spare() -> None:
     ops = unrolled()
     edges = dependencies(ops)
-    at_leisure = {op.name for op, time in zip(ops, spare(edges), strict=True) if time >= BESIDE}
+    at_leisure = {op.name for op, time in zip(ops, independent_successors(edges), strict=True)
+                  if time >= OVERTAKEN}
     assert edges_of(lambda kind: WAITS) == [
         (ops[i].name, op.name) for op, before in zip(ops, edges, strict=True)
         if op.name not in at_leisure for i in before]
@@ -221,13 +227,14 @@ def test_what_is_waited_for_soon_begins_early() -> None:
     """The way from one step to the next, and the update of a second layer, but no update above
     it and no gather of a step to come."""
     ops = make_work("preload,arena,fuse", (29, 12, 16, 9, 7), DATA).train.unrolled(4).ops
-    times = dict(zip((op.name for op in ops), spare(dependencies(ops)), strict=True))
+    times = dict(zip((op.name for op in ops), independent_successors(dependencies(ops)),
+                     strict=True))
     middle = {name.removesuffix("@1"): time for name, time in times.items() if name.endswith("@1")}
-    assert {name for name, time in middle.items() if time >= BESIDE} \
+    assert {name for name, time in middle.items() if time >= OVERTAKEN} \
         == {name for name in middle if name.startswith(("gather", "fc3.weight", "fc4.weight"))}
-    assert not any(spare([(), (0,), (1,), (2,)]))
-    assert spare([(), (), (0,), (2,), (1, 3)]) == [0, 2, 0, 0, 0]
-    assert spare([]) == []
+    assert not any(independent_successors([(), (0,), (1,), (2,)]))
+    assert independent_successors([(), (), (0,), (2,), (1, 3)]) == [0, 2, 0, 0, 0]
+    assert independent_successors([]) == []
 
 
 def test_copies_and_library_calls_have_full_edges_on_both_sides() -> None:
@@ -259,13 +266,13 @@ def test_on_a_stream_only_the_data_set_may_be_read_early() -> None:
     plan = make_work("preload,arena", ONE, DATA).train
     gather, = plan.find(kind="gather")
     update = plan.find(kind="sgd")[0]
-    assert follows_anything(gather, plan, Proof(True, True, False, ("images", "labels"), ""))
+    assert may_overtake_any(gather, plan, Proof(True, True, False, ("images", "labels"), ""))
     cursor = Proof(True, True, True, ("cursor",), "")
-    assert follows_anything(gather, plan, cursor)
-    assert not follows_anything(gather, plan.advancing(), cursor)
-    assert not follows_anything(update, plan, EARLY)
-    assert follows_anything(update, plan, WAITS)
-    assert not follows_anything(update, plan, NOT)
+    assert may_overtake_any(gather, plan, cursor)
+    assert not may_overtake_any(gather, plan.advancing(), cursor)
+    assert not may_overtake_any(update, plan, EARLY)
+    assert may_overtake_any(update, plan, WAITS)
+    assert not may_overtake_any(update, plan, NOT)
 
 
 def test_kernels_that_do_not_wait_are_launched_in_full_order() -> None:

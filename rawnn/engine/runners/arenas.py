@@ -29,7 +29,7 @@ def shared_by_ranks(plans: Iterable[Plan]) -> dict[str, str]:
             if role != "token"}
 
 
-class Places:
+class TensorMemory:
     """Memory for the tensors of a Work. `allocator` gives temporaries theirs at each use; where
     they are placed once, it is None. All goes back when `closing` ends."""
 
@@ -65,8 +65,8 @@ class Places:
         work, allocator = self._work, self.allocator
         placed_once = [Role.BATCH] if work.policy.streams else []
         addresses = {n: self._trained[n] for n in tensors if n in self._trained}
-        lying = resident(work.data, tensors, part, first, self._device.info.ordinal)
-        addresses |= lying
+        resident_addresses = resident(work.data, tensors, part, first, self._device.info.ordinal)
+        addresses |= resident_addresses
         wanted = [t for n, t in tensors.items()
                   if n not in addresses and t.role not in (Role.HOST, Role.VIEW)
                   and (allocator is None or not t.role.temporary or t.role in placed_once)]
@@ -83,7 +83,7 @@ class Places:
                           if t.role in (Role.PARAMETER, Role.COPY)}
         host: dict[str, NDArray[Any]] = {}
         for name, tensor in tensors.items():
-            if name in lying:
+            if name in resident_addresses:
                 continue
             if tensor.role is Role.DATA:
                 array = contents(work.data, tensor, part, first)

@@ -14,7 +14,7 @@ from rawnn.common.dtypes import numpy_dtype
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Command
-from rawnn.engine.runners.arenas import Places, fill, shared_by_ranks
+from rawnn.engine.runners.arenas import TensorMemory, fill, shared_by_ranks
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.metrics import Metrics
 from rawnn.engine.runners.overlap import OverlappedProgram, buffer_plans, fetching
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rawnn.cuda.libs.collectives import RankGroup
 
 
-TRIED = 16
+MAX_TIMED_STEPS = 16
 """Steps that are timed at most, ahead of a run of several ranks."""
 
 
@@ -85,8 +85,8 @@ class GpuRunner:
         device.memory.reset_peak()
         self._lowering = Lowering(device, work.policy.pdl, self._team)
         self._closing.callback(self._lowering.close)
-        self._places = Places(device, work, self._lowering, self._closing)
-        self._allocator = self._places.allocator
+        self._memory = TensorMemory(device, work, self._lowering, self._closing)
+        self._allocator = self._memory.allocator
         graphs = [] if not work.policy.graph or is_single_kernel(work.train, work.policy) else \
             [epoch_graphs(p, work.policy, work.steps, work.epoch_begin, work.epoch_end,
                           work.partial is not None)
@@ -105,12 +105,12 @@ class GpuRunner:
         self._closing.callback(compiling.close)
         self._tensors = used_tensors(plans)
         shared = shared_by_ranks(plans)
-        self._addresses, self._host = self._places.place("training", self._tensors, "train", 0,
+        self._addresses, self._host = self._memory.place("training", self._tensors, "train", 0,
                                                          shared)
         self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
         self._order = HostBatches(self._host, work.recipe.seed) if work.shuffles_host else None
-        self._metrics = Metrics(device, self._places.pinned, self._tensors, self._addresses,
+        self._metrics = Metrics(device, self._memory.pinned, self._tensors, self._addresses,
                                 work.updates)
         self._epochs = 0
         self._begun = False  # whether what the next epoch begins with is made
@@ -169,17 +169,17 @@ class GpuRunner:
 
     def timed(self) -> float:
         """Microseconds that a step takes. All ranks call it; parameters and state are as before."""
-        before, steps = self.state(), min(self._work.steps, TRIED)
+        before, steps = self.state(), min(self._work.steps, MAX_TIMED_STEPS)
         try:
             return microseconds(self._device, self.trial(self._work.train, steps), steps)
         finally:
             self.load(before)
 
-    def timed_apart(self) -> tuple[float, float]:
+    def time_without_collectives(self) -> tuple[float, float]:
         """Microseconds that a step takes without what it does together with other ranks, and those
         that this takes by itself. All ranks call it; parameters and state are as before."""
         before, work = self.state(), self._work
-        steps = min(work.steps, TRIED)
+        steps = min(work.steps, MAX_TIMED_STEPS)
         inside, together = (replace(work.train, ops=tuple(
             op for op in work.train.ops if (op.impl == "nccl") is shared))
             for shared in (False, True))
@@ -221,7 +221,7 @@ class GpuRunner:
         return program
 
     def _test(self, part: Part, plan: Plan) -> tuple[Part, Program, dict[str, int]]:
-        addresses, host = self._places.place("evaluation", used_tensors([plan]), "test", part.first)
+        addresses, host = self._memory.place("evaluation", used_tensors([plan]), "test", part.first)
         program: Program
         if self._work.policy.graph and not plan.find(kind="upload"):
             program = RepeatProgram(self._lowering, part.plan, part.steps, addresses,
@@ -291,7 +291,7 @@ class GpuRunner:
         """Something else comes behind the epochs that the device was given: it sees their metrics
         copied, which counts to the last, and is in no epoch's time."""
         if self._metrics.unfetched:
-            with self._times.also():
+            with self._times.attributed_to_last():
                 self._metrics.fetch()
         self._times.pause()
 
@@ -346,7 +346,7 @@ class GpuRunner:
 
     def time_each_epoch(self) -> None:
         """From now on no epoch shares its time with those that follow it without a pause."""
-        self._times.together = 1
+        self._times.epochs_per_span = 1
 
     def epoch_milliseconds(self) -> list[float]:
         return self._times.milliseconds()

@@ -18,7 +18,7 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.engine.runners.arguments import kernel_arguments, kernel_maps
-from rawnn.graphs.programmatic import follows_anything
+from rawnn.graphs.programmatic import may_overtake_any
 from rawnn.model.activations import declarations
 from rawnn.plan.op import Op
 from rawnn.plan.ops.collectives import ORDERING_TOKEN, pairs, wholes
@@ -133,9 +133,10 @@ class Lowering:
         return KernelLaunch(self.device.driver, stream, function.handle, label, grid, block,
                             arguments, impl.shared(scalars),
                             (blocks, 1, 1) if blocks > 1 else None,
-                            self._programmatic and follows_anything(op, plan, function.proof),
+                            self._programmatic and may_overtake_any(op, plan, function.proof),
                             impl.cooperative,
-                            self._urgently().priority if op.attributes.get("urgent") else 0)
+                            self._high_priority_stream().priority if op.attributes.get("urgent")
+                            else 0)
 
     def _copies(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays,
                 stream: Stream) -> list[Command]:
@@ -222,7 +223,7 @@ class Lowering:
         if self._team is None:
             raise ConfigError(f"'{op.name}' is of {plan.world_size} ranks, and this process is "
                               f"no rank of theirs")
-        context = self._together(plan[op.operands["token"]].communicator)
+        context = self._communicator(plan[op.operands["token"]].communicator)
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
         call: Collective
@@ -235,16 +236,17 @@ class Lowering:
             call = context.reduce_scatter(label, parts, weight) \
                 if op.kind == "reduce_scatter" else context.all_gather(label, parts)
         operands = {role: addresses.get(op.operands[role], 0) for role in roles}
-        return CollectiveCall(call, self.device.stream, label, operands, self._urgently())
+        return CollectiveCall(call, self.device.stream, label, operands,
+                              self._high_priority_stream())
 
-    def _urgently(self) -> Stream:
+    def _high_priority_stream(self) -> Stream:
         """A stream, of which urgent work takes the priority."""
         if self._urgent is None:
             self._urgent = Stream(self.device.driver, urgent=True)
             self._closing.callback(self._urgent.close)
         return self._urgent
 
-    def _together(self, name: str) -> NcclContext:
+    def _communicator(self, name: str) -> NcclContext:
         """A communicator of all ranks, which all of them ask for at once."""
         from rawnn.cuda.libs.collectives import NcclContext
 
@@ -261,7 +263,7 @@ class Lowering:
         """Memory that all ranks map; the device's own where NCCL is too old for that."""
         from rawnn.cuda.libs.collectives import WINDOWS, SymmetricMemory
 
-        if self._team is None or (context := self._together(communicator)).version \
+        if self._team is None or (context := self._communicator(communicator)).version \
                 < WINDOWS:
             return self.device.memory
         return SymmetricMemory(context, self.device)

@@ -15,7 +15,7 @@ from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.plan.plan import Plan
 
 
-def compile_ahead(device: Device, works: Iterable[PreparedRun]) -> None:
+def precompile(device: Device, works: Iterable[PreparedRun]) -> None:
     """Compile and load what the runs' steps, evaluations and what is around them need, each kernel
     once, on all cores. What graphs need besides, and what `tune` tries, is left to the runs.
     Does nothing on a simulated device. Raises CompileError."""

@@ -129,7 +129,7 @@ class PreparedRun:
     @property
     def targets_per_example(self) -> int:
         """How many answers of an example can be right; 0 where the loss has no accuracy."""
-        return self.network.answers.counts(self.network.outputs)
+        return self.network.loss_spec.counts(self.network.outputs)
 
 
 def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recipe,

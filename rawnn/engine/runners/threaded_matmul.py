@@ -29,7 +29,7 @@ slice to a thread takes."""
 SLICE = 256
 """Rows or columns of a slice, at least: slices of 64 take up to 1.6 times as long as the whole, as
 each packs the other factor for itself, these up to 1.2 times."""
-TRIED = 3
+TRIAL_STEPS = 3
 """Steps that are timed with one thread, and as many with several."""
 
 
@@ -55,7 +55,7 @@ class ThreadedMatmul:
                     if pool["user_api"] == "blas"), default=1)
         self._closing = ExitStack()
         self.threads = 1
-        self._untried = [1, most] * (TRIED + 1) if most > 1 else []
+        self._untried = [1, most] * (TRIAL_STEPS + 1) if most > 1 else []
         self._seconds: dict[int, list[float]] = {1: [], most: []}
         self._pool = ThreadPoolExecutor(most, "rawnn product")  # starts none before it is used
         self._closing.callback(self._pool.shutdown)

@@ -13,22 +13,23 @@ if TYPE_CHECKING:
     from rawnn.engine.runners.programs import Program
 
 
-TOGETHER = 16
+MAX_EPOCHS_PER_SPAN = 16
 """Epochs timed together: an event behind an epoch takes 2 to 4 us of an H200, 3 % of 64 steps of a
 small network, and keeps the first kernel of the next from beginning early."""
 
 
 class EpochTimes:
     """Epochs given one behind the other are timed from the first one's start to the last one's end,
-    up to `together` at a time, each then with an equal share; the very first of all by itself. So
-    what the device does from one to the next counts, and so does the time that it waits for the
-    host. `pause` says that something else comes between; the next epoch then has a start of its
-    own. What is done within `also` counts to the epoch before, however much later it is."""
+    up to `epochs_per_span` at a time, each then with an equal share; the very first of all by
+    itself. So what the device does from one to the next counts, and so does the time that it waits
+    for the host. `pause` says that something else comes between; the next epoch then has a start of
+    its own. What is done within `attributed_to_last` counts to the epoch before, however much later
+    it is."""
 
     def __init__(self, driver: Any, stream: Stream) -> None:
         self._driver, self._stream = driver, stream
         self._closing = ExitStack()
-        self.together = TOGETHER
+        self.epochs_per_span = MAX_EPOCHS_PER_SPAN
         self._free: list[Event] = []
         self._spans: list[tuple[Event, Event, int]] = []  # with the number of epochs
         self._also: list[tuple[int, Event, Event]] = []  # with the epoch, counted from 0
@@ -43,7 +44,7 @@ class EpochTimes:
     def end(self) -> None:
         self._waiting += 1
         self._epochs += 1
-        if self._waiting >= self.together or self._epochs == 1:
+        if self._waiting >= self.epochs_per_span or self._epochs == 1:
             self._stop()
 
     def pause(self) -> None:
@@ -52,7 +53,7 @@ class EpochTimes:
         self._start = None
 
     @contextmanager
-    def also(self) -> Iterator[None]:
+    def attributed_to_last(self) -> Iterator[None]:
         self.pause()
         start = self._recorded()
         yield

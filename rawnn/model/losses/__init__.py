@@ -22,7 +22,7 @@ Link = Literal["identity", "sigmoid", "softmax"]
 class Loss:
     """A loss on the network's last outputs z.
 
-    `answers` says what it compares with: "labels" (y, class indices) or "targets" (t, as wide as
+    `target_kind` says what it compares with: "labels" (y, class indices) or "targets" (t, as wide as
     z). A loss that is a mean over all elements says all with two functions, from which
     rawnn.plan.losses makes its ops: `terms(z, t)`, the loss of each element, and `gradient(z, t)`,
     that of the mean. Any other defines its ops, and says how a plan is built from them:
@@ -31,7 +31,7 @@ class Loss:
     of them in one pass ("" where there is none).
 
     `counts` is how many answers an example of `outputs` outputs has that can be right (0: the loss
-    has no accuracy). `total(z, answers)` is the sum of a batch's losses in float64, of examples
+    has no accuracy). `total(z, targets)` is the sum of a batch's losses in float64, of examples
     where it compares with labels, else of elements (that of `terms` by default). `link` is what
     makes the network's answers of z: the softmax of a row, of which one class is right, the sigmoid
     of each element, which compares with numbers from 0 to 1, or nothing. `functor` is the CUDA
@@ -43,7 +43,7 @@ class Loss:
     """
 
     name: str
-    answers: Literal["labels", "targets"]
+    target_kind: Literal["labels", "targets"]
     measure: Callable[[Builder], None] | None = None
     backward: Callable[[Builder], None] | None = None
     parts: tuple[str, ...] = ()
@@ -60,25 +60,25 @@ class Loss:
     @property
     def labelled(self) -> bool:
         """Whether an example has one right class, not an answer for each output."""
-        return self.answers == "labels"
+        return self.target_kind == "labels"
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Of its ops."""
         return (*self.parts, self.fused)
 
-    def sum_of(self, z: Array, answers: Array) -> float:
+    def sum_of(self, z: Array, targets: Array) -> float:
         """The sum of a batch's losses, in float64."""
         if self.total is not None:
-            return self.total(z, answers)
+            return self.total(z, targets)
         assert self.terms is not None, f"the loss {self.name} has neither total nor terms"
-        return float(self.terms(z, answers).sum(dtype=np.float64))
+        return float(self.terms(z, targets).sum(dtype=np.float64))
 
-    def right(self, z: Array, answers: Array) -> int:
+    def count_correct(self, z: Array, targets: Array) -> int:
         """How many of a batch's answers are right; 0 where none can be."""
         if self.link == "identity":
             return 0
-        said = z.argmax(axis=1) == answers if self.link == "softmax" else (z > 0) == (answers > 0.5)
+        said = z.argmax(axis=1) == targets if self.link == "softmax" else (z > 0) == (targets > 0.5)
         return int(np.count_nonzero(said))
 
 

@@ -37,7 +37,7 @@ def define_ops(loss: Loss) -> None:
 
     def accuracy(t: SimpleNamespace, a: Attributes) -> None:
         """correct[s] = how many elements are right."""
-        t.correct[step_of(t, a)] = loss.right(t.z, t.t)
+        t.correct[step_of(t, a)] = loss.count_correct(t.z, t.t)
 
     def backward(t: SimpleNamespace, a: Attributes) -> None:
         """dz = the gradient of the mean."""
@@ -45,7 +45,7 @@ def define_ops(loss: Loss) -> None:
 
     def fused(t: SimpleNamespace, a: Attributes) -> None:
         """The loss, how many are right, and the gradient in one pass."""
-        report(t, a, terms(t.z, t.t).mean(), t.z.size, loss.right(t.z, t.t))
+        report(t, a, terms(t.z, t.t).mean(), t.z.size, loss.count_correct(t.z, t.t))
         backward(t, a)
 
     define(name, reads=("z", "t", "cursor", "workspace"), writes=("loss", "workspace"),
