@@ -194,7 +194,7 @@ def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
                     opt = ",".join(filter(None, ("preload", number, kernel)))
                     for variant in LARGE[:1] if number == "fp8" else LARGE:  # values saturate
                         _collect(found, variant, opt, machine)
-        with mock.patch("rawnn.opts.mma.LEAST_STREAMED", 1):
+        with mock.patch("rawnn.opts.mma.MIN_SKINNY_WEIGHTS", 1):
             for kernel in ("mma=wgmma", "mma=wgmma,fuse"):
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in STREAMED:

@@ -36,7 +36,7 @@ EARNING_EPOCHS = 5
 @pytest.fixture
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of EARNING_EPOCHS earns persistent's compilation, a shorter one does not."""
-    judge = persistent_payoff.judge
+    judge = persistent_payoff.evaluate_payoff
 
     def judged(network: Any, recipe: Any, *others: Any) -> persistent_payoff.Verdict:
         if recipe.epochs < EARNING_EPOCHS:
@@ -248,25 +248,25 @@ def test_the_toggle_takes_it_as_typed() -> None:
 def test_the_kernel_is_the_one_that_was_chosen() -> None:
     """Its text, and so every order in which it adds up."""
     from rawnn.opts import TOGGLES
-    from rawnn.opts.persistent import came_to
+    from rawnn.opts.persistent import resolved_value
     from rawnn.plan.policy import Policy
     from tests.persistent.problems import prepared
 
     plan = replace(prepared(Network((40, 64, 17, 10))), target=CAPABLE.target)
     toggle = TOGGLES["persistent"]
     first = toggle.apply(plan, Policy(), "auto")[0]
-    again = toggle.apply(plan, Policy(), came_to("auto", first))[0]
+    again = toggle.apply(plan, Policy(), resolved_value("auto", first))[0]
     assert kernel_for(again.ops[0]).code == kernel_for(first.ops[0]).code
-    assert came_to("auto", plan) == "auto"
+    assert resolved_value("auto", plan) == "auto"
 
 
 @pytest.mark.parametrize("words", ["1x2:256:FFFF:2", "2x2:256:FSFF:3", "2x1:256:FSFF",
                                    "2x1@l2:256:FSFF"])
 def test_a_sharding_that_is_asked_for_is_the_one_that_is_reported(words: str) -> None:
     from rawnn.opts import TOGGLES
-    from rawnn.opts.persistent import came_to
+    from rawnn.opts.persistent import resolved_value
     from rawnn.plan.policy import Policy
     from tests.persistent.problems import prepared
 
     plan = replace(prepared(Network((40, 64, 17, 10)), 12), target=CAPABLE.target)
-    assert came_to("auto", TOGGLES["persistent"].apply(plan, Policy(), words)[0]) == words
+    assert resolved_value("auto", TOGGLES["persistent"].apply(plan, Policy(), words)[0]) == words

@@ -27,17 +27,17 @@ from rawnn.ptx.kernels import kernel_for
 
 Changes = dict[str, int]
 
-LIBRARY_ANSWERS = 6
+LIBRARY_CANDIDATES = 6
 """Of cuBLASLt's heuristics that are tried."""
 FEWER_SLICES = (1, 2, 4, 7, 8, 14, 16)
 """Numbers of slices that are tried in place of more."""
 
 _LIBRARIES = ("cudnn", "memcpy")
-_SAYING = ("layout", "bias", "activation", "slope", "compute", "beta", "stochastic")
+_DISTINGUISHING = ("layout", "bias", "activation", "slope", "compute", "beta", "stochastic")
 """Attributes that say which kernel runs, or what it does."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class TunedLaunch(msgspec.Struct, frozen=True):
     """What was found of an op: its changes, and microseconds of a whole step before and after."""
 
     changes: Changes
@@ -49,14 +49,15 @@ class _File(msgspec.Struct, frozen=True):
     gpu: str
     driver: str
     sources: str
-    choices: dict[str, Found]
+    choices: dict[str, TunedLaunch]
 
 
 def key_of(op: Op, plan: Plan) -> str:
     """Kind, implementation, operands with shapes and types: the same for ops that launch alike."""
     words = [f"{op.kind}/{op.impl}"]
     words += [str(op.attributes[name]) if isinstance(op.attributes[name], str) else
-              f"{name}={op.attributes[name]:g}" for name in _SAYING if op.attributes.get(name)]
+              f"{name}={op.attributes[name]:g}" for name in _DISTINGUISHING
+              if op.attributes.get(name)]
     for role, name in op.operands.items():
         tensor = plan[name]
         if role not in ("cursor", "workspace"):
@@ -67,7 +68,7 @@ def key_of(op: Op, plan: Plan) -> str:
 def variants(op: Op, plan: Plan) -> list[Changes]:
     """Every other way of launching the op; those that come to the same are left out."""
     if op.impl == "cublas":
-        found = [{"choice": n} for n in range(1, LIBRARY_ANSWERS)]
+        found = [{"choice": n} for n in range(1, LIBRARY_CANDIDATES)]
         if op.kind == "matmul_slices":
             now, length = int(op.attributes["slices"]), int(op.attributes["k"])
             found += [{"choice": 0, "slices": n} for n in FEWER_SLICES
@@ -105,8 +106,9 @@ def with_choices(plan: Plan, choices: Mapping[str, Changes]) -> Plan:
               if "slices" in changes}
 
     def change(op: Op, changes: Changes) -> Op:
-        told = slices.get(op.operands.get("partial", ""))
-        return _changed(op, changes if told is None else {**changes, "slices": told})
+        total_slices = slices.get(op.operands.get("partial", ""))
+        return _changed(op, changes if total_slices is None
+                        else {**changes, "slices": total_slices})
 
     return replace(plan, ops=tuple(change(op, c) if c or slices else op for op, c in keyed))
 
@@ -162,7 +164,7 @@ def file_of(info: DeviceInfo) -> Path:
     return directory() / f"{words}-{sources()}.json"
 
 
-def read(path: Path, notify: Callable[[str], None]) -> dict[str, Found]:
+def read(path: Path, notify: Callable[[str], None]) -> dict[str, TunedLaunch]:
     """What is remembered in a file: nothing where there is none; a broken one is said once."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File).choices
@@ -173,7 +175,7 @@ def read(path: Path, notify: Callable[[str], None]) -> dict[str, Found]:
         return {}
 
 
-def write(path: Path, info: DeviceInfo, choices: Mapping[str, Found],
+def write(path: Path, info: DeviceInfo, choices: Mapping[str, TunedLaunch],
           notify: Callable[[str], None]) -> None:
     """Keep what was found, atomically; a place that cannot be written is said."""
     content = _File(info.name, info.driver, sources(), dict(choices))
@@ -184,7 +186,7 @@ def write(path: Path, info: DeviceInfo, choices: Mapping[str, Found],
         notify(f"the launches that tune found cannot be kept: {error}")
 
 
-def remembered() -> dict[Path, dict[str, Found]]:
+def remembered() -> dict[Path, dict[str, TunedLaunch]]:
     """Everything that is remembered, file by file; broken ones are left out."""
     said: list[str] = []
     return {path: found for path in sorted(directory().glob("*.json"))

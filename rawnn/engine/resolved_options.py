@@ -40,7 +40,7 @@ class ResolvedOptions:
 def resolve_options(asked: str, selection: Selection, work: PreparedRun,
                     machine: Machine) -> ResolvedOptions:
     """What the run of `work` takes. `work` is as it runs, with the launches that `tune` found."""
-    values = {name: toggle(name).came_to(value, work.train)
+    values = {name: toggle(name).resolved_value(value, work.train)
               for name, value in selection.values.items()}
     words = (name if value is None else f"{name}={value}" for name, value in values.items())
     return ResolvedOptions(asked, ",".join(words), machine_name(machine),

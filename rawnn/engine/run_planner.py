@@ -93,7 +93,7 @@ class RunPlanner:
             raise ConfigError("batch=max may differ from GPU to GPU: give several ranks batch=N")
         device = self.opened.device
         free = device.free_memory() if device else 0
-        recipe, note = batch.chosen(
+        recipe, note = batch.with_batch(
             selection.values["batch"], recipe, len(self.data.train_images), free,
             lambda tried: prepare(network, self.data, selection, tried).device_bytes())
         self.notify(note)

@@ -28,8 +28,8 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     return plan, policy
 
 
-def chosen(value: str | int | None, recipe: Recipe, examples: int, free: int,
-           needed: Callable[[Recipe], int]) -> tuple[Recipe, str]:
+def with_batch(value: str | int | None, recipe: Recipe, examples: int, free: int,
+               needed: Callable[[Recipe], int]) -> tuple[Recipe, str]:
     """The recipe with the toggle's batch, and a sentence on what it means.
 
     `free` bytes of device memory (0: there is no GPU), of which a run of a recipe takes
@@ -69,5 +69,5 @@ register(Toggle(
     claim="another batch size; max takes the largest that fits into memory",
     source="the report's batch-size study; Shallue et al., 2019, on what a larger batch costs",
     group="numbers", apply=apply, host=True, parameter=Parameter("N|max", parse, None),
-    came_to=lambda value, plan: plan.batch,
+    resolved_value=lambda value, plan: plan.batch,
 ))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rawnn.opts.precision import stored
+from rawnn.opts.precision import with_storage_types
 from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    return stored(plan, "bfloat16"), policy
+    return with_storage_types(plan, "bfloat16"), policy
 
 
 register(Toggle(

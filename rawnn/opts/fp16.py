@@ -3,7 +3,7 @@ loss scaling; `fp16=acc16` sums products in half precision as well, but for weig
 
 from __future__ import annotations
 
-from rawnn.opts.precision import choice, computing, stored, with_loss_scale
+from rawnn.opts.precision import choice, with_compute_type, with_loss_scale, with_storage_types
 from rawnn.opts.registry import Parameter, Rewritten, Toggle, register
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
@@ -15,9 +15,9 @@ wide1024 became NaN at its 6,004th step, right after the scale can have doubled 
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    plan = with_loss_scale(stored(plan, "float16"))
+    plan = with_loss_scale(with_storage_types(plan, "float16"))
     if value == "acc16":
-        plan = computing(plan, "float16", GUARDED)
+        plan = with_compute_type(plan, "float16", GUARDED)
     return plan, policy
 
 

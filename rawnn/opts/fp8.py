@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rawnn.opts.precision import stored, with_loss_scale
+from rawnn.opts.precision import with_loss_scale, with_storage_types
 from rawnn.opts.registry import Machine, Rewritten, Toggle, register
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
@@ -18,7 +18,8 @@ TENSOR_CORES = (8, 9)
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    return with_loss_scale(stored(plan, "float8_e4m3", "float8_e5m2", "bfloat16")), policy
+    return with_loss_scale(with_storage_types(plan, "float8_e4m3", "float8_e5m2",
+                                              "bfloat16")), policy
 
 
 def beside(names: Collection[str], machine: Machine) -> str | None:

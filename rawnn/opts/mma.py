@@ -30,7 +30,7 @@ kernels that stream the weights."""
 HOPPERS = ("wgmma", "clusters", "bulk copies")
 
 SKINNY_BATCH = 64
-LEAST_STREAMED = 1 << 21
+MIN_SKINNY_WEIGHTS = 1 << 21
 """Weights from which on a product of at most SKINNY_BATCH rows is left to the kernels that stream
 them by Hopper's copy engine. A step at batch 32 on an H200, with them and by mma.sync alone: 58 and
 67 us in wide2048 with `sr`, 67 and 92 us with masters, 95 and 283 us in wide4096 with `sr`."""
@@ -68,13 +68,13 @@ def _by_wgmma_scaled(plan: Plan, op: Op) -> bool:
     return scaled_is_faster(gemm_shape(op, plan), plan.target)
 
 
-def streams_weights(plan: Plan, op: Op) -> bool:
+def is_skinny(plan: Plan, op: Op) -> bool:
     """Whether a product of few rows is bound by reading its weights: then the kernels of skinny.cu
     compute it."""
     a = op.attributes
     types = {plan[op.operands[role]].dtype for role in ("a", "b")}
     return (a["layout"] in ("nt", "nn") and a["m"] <= SKINNY_BATCH
-            and a["n"] * a["k"] >= LEAST_STREAMED and len(types) == 1
+            and a["n"] * a["k"] >= MIN_SKINNY_WEIGHTS and len(types) == 1
             and types <= {"float16", "bfloat16"} and a["compute"] != "float16")
 
 
@@ -91,7 +91,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     def gemm(op: Op) -> Op:
         if op.kind != "matmul" or not fits(plan, op):
             return op
-        impl = "skinny" if "skinny" in taken and streams_weights(plan, op) else \
+        impl = "skinny" if "skinny" in taken and is_skinny(plan, op) else \
             "wgmma" if "wgmma" in taken and _by_wgmma(plan, op) else \
             "wgmma_scaled" if {"wgmma", "scaled"} <= taken and _by_wgmma_scaled(plan, op) else \
             "wgmma_tf32" if "wgmma" in taken and _by_wgmma_tf32(plan, op) else "mma"
@@ -112,7 +112,7 @@ def parse(text: str) -> str:
     return text
 
 
-def settle(value: str | int | None, machine: Machine) -> str | int | None:
+def resolve(value: str | int | None, machine: Machine) -> str | int | None:
     """What `auto` means on a machine. Raises ConfigError for wgmma on anything but Hopper."""
     hopper = features_of(machine.compute_capability) >= set(HOPPERS)
     if value == "wgmma" and machine.gpu is None and not hopper:
@@ -137,6 +137,6 @@ register(Toggle(
           "weights; -KIND leaves out one of " + ", ".join(KINDS),
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|sync|wgmma|-KIND", parse, "auto"), settle=settle,
+    parameter=Parameter("auto|sync|wgmma|-KIND", parse, "auto"), resolve=resolve,
     conflicts=("cublas",),
 ))

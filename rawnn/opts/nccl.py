@@ -82,7 +82,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if wanted.sharded is None and shards is not None and not (
             in_turn and shards.uses_copies and "overflow" not in plan.tensors):
         shards = None
-    order = _last_behind if shards else _as_needed
+    order = _large_gradient_last if shards else _ordered_by_need
     plan, ahead = order(plan, gradients) if in_turn else (plan, set[str]())
     ops: list[Op] = []
     first: list[str] = []
@@ -109,7 +109,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     return shards.updated(plan, bool(ahead)) if shards else plan, policy
 
 
-def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
+def _ordered_by_need(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
     """The plan whose gradients of parameters are computed behind the rest of the backward pass, the
     first layer's first: reductions then run beside the gradients of the layers above and the next
     step's forward pass, which needs the last layer's weights last (Oh et al., Out-of-Order
@@ -138,7 +138,7 @@ def _as_needed(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[s
     return replace(plan, ops=(*rest[:behind], *moved, *rest[behind:])), gradients.keys() - late
 
 
-def _last_behind(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
+def _large_gradient_last(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
     """The same where nothing that is sent takes multiprocessors. The gradient of the last layer
     that is large comes behind the rest of the backward pass: the first layer's is sent beside it,
     and it beside the next step's forward pass. All others come where the backward pass has them,

@@ -92,7 +92,7 @@ def parse(text: str) -> str:
     return text
 
 
-def came_to(value: str | int | None, plan: Plan) -> str | int | None:
+def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
     """How the kernel shares the work, in full."""
     for op in plan.find(kind=KIND):
         d: Decomposition = op.attributes["chosen"].decomposition
@@ -112,6 +112,6 @@ register(Toggle(
           "as many steps as a graph holds",
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|RxG[[@l2]:THREADS:TYPES[:TURNS]]", parse, "auto"), came_to=came_to,
-    implies=("preload", "arena", "nosync"), conflicts=("fp8",),
+    parameter=Parameter("auto|RxG[[@l2]:THREADS:TYPES[:TURNS]]", parse, "auto"),
+    resolved_value=resolved_value, implies=("preload", "arena", "nosync"), conflicts=("fp8",),
 ))

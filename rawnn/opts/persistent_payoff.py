@@ -22,7 +22,7 @@ from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.plan.tensor import Role
 
-PRODUCT_COMPILED, STATE_COMPILED = 0.11e6, 0.03e6
+COMPILE_US_PER_GEMM, COMPILE_US_PER_GEMM_WITH_STATE = 0.11e6, 0.03e6
 """Microseconds that NVRTC takes for each matrix product of a step in a generated kernel, with all
 that belongs to it, and besides where the optimizer keeps state: fitted to networks of the draw in
 float32, tf32 and bf16 (NVRTC 12.9 and 13; half within 15 %, nine in ten within 40 %;
@@ -30,21 +30,21 @@ docs/kernel-compilation.md), and made less by as much as a fit to 54 others beca
 began to share the code of loads and stores, and by what eleven became when loops gone through once
 were none and the one over steps was hidden. Nine tenths are optimisation of one function, by one
 thread."""
-LAUNCHES_COMPILED = 0.45e6
+COMPILE_US_OF_LAUNCHES = 0.45e6
 """What launches compile themselves before their first step, all kernels side by side: the slowest
 of a network takes 0.35 to 0.6 s."""
-LEAST_DELAY = 0.06e6
+MIN_DELAY_US = 0.06e6
 """By how much a first run came later where both should take as long: 36-76 at batch 3 was ready
 after 0.83 s with a generated kernel and 0.77 s without one (an H200 and 16 cores)."""
 
 
 @dataclass(frozen=True)
-class Launches:
+class LaunchCosts:
     """Microseconds of a launch in a graph, of which a step has three a layer and one; what a
     microsecond does: numbers of the batch's inputs, activations and outputs that pass from launch
-    to launch, those that come out of layers of a width that is no multiple of EVEN once more (`odd`
-    of them), floating-point operations of products, and parameters and numbers of the optimizer's
-    state that are updated."""
+    to launch, those that come out of layers of a width that is no multiple of WIDTH_MULTIPLE once
+    more (`odd` of them), floating-point operations of products, and parameters and numbers of the
+    optimizer's state that are updated."""
 
     node: float
     values: float
@@ -53,11 +53,11 @@ class Launches:
     kept: float
 
 
-EVEN = 8
-LAUNCHES = {"": Launches(1.54, 96.4e3, 257e3, 74.8e6, 0.258e6),
-            "tf32": Launches(1.45, 148e3, 161e3, 94.6e6, 0.489e6),
-            "bf16": Launches(1.29, 174e3, 481e3, 386e6, 0.367e6)}
-LAUNCHES |= dict.fromkeys(("fp16", "sr"), LAUNCHES["bf16"])
+WIDTH_MULTIPLE = 8
+LAUNCH_COSTS = {"": LaunchCosts(1.54, 96.4e3, 257e3, 74.8e6, 0.258e6),
+                "tf32": LaunchCosts(1.45, 148e3, 161e3, 94.6e6, 0.489e6),
+                "bf16": LaunchCosts(1.29, 174e3, 481e3, 386e6, 0.367e6)}
+LAUNCH_COSTS |= dict.fromkeys(("fp16", "sr"), LAUNCH_COSTS["bf16"])
 """By number format: least squares of relative errors over the runs of four random draws that went
 launch by launch, and of an older one, whose runs count half (one to six layers of 5 to 992 units,
 batches of 11 to 3840, an H200). Of the newer ones 25 were measured anew since products end sooner:
@@ -77,12 +77,12 @@ class Verdict:
     why: str = ""
 
 
-def judge(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str, machine: Machine,
-          measured: float | None = None) -> Verdict:
+def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str,
+                    machine: Machine, measured: float | None = None) -> Verdict:
     """Whether the kernel is expected to be faster than the launches, and over the run's steps by
     more than its compilation takes. `measured` is what the launches are known to take, in
     microseconds a step."""
-    if precision not in LAUNCHES or TOGGLES["persistent"].needs(machine):
+    if precision not in LAUNCH_COSTS or TOGGLES["persistent"].needs(machine):
         return Verdict(False)
     plan = _step(network, recipe, data_spec, precision)
     try:
@@ -96,13 +96,13 @@ def judge(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str,
                               f"than launches in all networks that were timed; {chosen.us:.0f} us "
                               f"a step are expected of it")
     clock = machine.target.clock or FITTED_AT  # what was timed is scaled as the kernel is
-    launches = measured or launched(plan, precision) * FITTED_AT / clock
+    launches = measured or predict_launches_us(plan, precision) * FITTED_AT / clock
     chosen = chosen.launched(recipe.updates(data_spec.examples))
     if chosen.us >= launches:
         return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step are expected "
                               f"of it, {launches:.0f} of launches")
     steps = recipe.updates(data_spec.examples) * recipe.epochs
-    later = delay(problem)
+    later = extra_compile_us(problem)
     needed = later / (launches - chosen.us)
     if steps < needed:
         return Verdict(False, f"best leaves persistent out: {steps} steps are too few to earn its "
@@ -112,13 +112,13 @@ def judge(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str,
                          f"({chosen.decomposition}), {launches:.0f} of launches")
 
 
-def delay(problem: Problem) -> float:
+def extra_compile_us(problem: Problem) -> float:
     """Microseconds by which the first step comes later with a generated kernel than launch by
     launch, where neither is in the cache: what its compilation takes beyond that of the launches'
     kernels. The state of the cache does not count, so that a run is the same whether or not it was
     run before."""
-    each = PRODUCT_COMPILED + (STATE_COMPILED if problem.states else 0.0)
-    return max(LEAST_DELAY, count_gemms(problem) * each - LAUNCHES_COMPILED)
+    each = COMPILE_US_PER_GEMM + (COMPILE_US_PER_GEMM_WITH_STATE if problem.states else 0.0)
+    return max(MIN_DELAY_US, count_gemms(problem) * each - COMPILE_US_OF_LAUNCHES)
 
 
 def count_gemms(problem: Problem) -> int:
@@ -134,18 +134,18 @@ def _step(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str)
     return with_rounded_inputs(plan)
 
 
-def launched(plan: Plan, precision: str) -> float:
+def predict_launches_us(plan: Plan, precision: str) -> float:
     """About what a step takes launch by launch, in microseconds: its launches one behind the other,
     what passes between them, its arithmetic and its updates."""
     gemms = plan.find(kind="matmul")
     work: float = sum(2.0 * op.attributes["m"] * op.attributes["n"] * op.attributes["k"]
                       for op in gemms)
     layers = sum(op.attributes["layout"] == "nt" for op in gemms)
-    found = LAUNCHES[precision]
+    found = LAUNCH_COSTS[precision]
     kept = sum(prod(t.shape) for t in plan.tensors.values()
                if t.role in (Role.PARAMETER, Role.STATE) and t.dtype in FLOATS)
     widths = _widths(gemms)
-    odd = sum(width for width in widths[1:] if width % EVEN)
+    odd = sum(width for width in widths[1:] if width % WIDTH_MULTIPLE)
     us: float = found.node * (3 * layers + 1) + plan.batch * sum(widths) / found.values \
         + plan.batch * odd / found.odd + work / found.rate + kept / found.kept
     return us

@@ -22,7 +22,7 @@ HEADROOM = 16
 """How many times its initial bound a weight may at least grow before its 8-bit copy saturates."""
 
 
-def stored(plan: Plan, values: str, gradients: str = "", between: str = "") -> Plan:
+def with_storage_types(plan: Plan, values: str, gradients: str = "", between: str = "") -> Plan:
     """Inputs, hidden activations and weights in the type `values`, gradients of pre-activations in
     `gradients`, pre-activations and gradients of activations, which no product reads, in `between`
     (`values` unless given). Every weight that a product reads becomes a rounded copy of its float32
@@ -129,7 +129,8 @@ def with_loss_scale(plan: Plan) -> Plan:
     return replace(plan, ops=(*plan.ops, last))
 
 
-def computing(plan: Plan, compute: str, layouts: tuple[str, ...] = ("nt", "nn", "tn")) -> Plan:
+def with_compute_type(plan: Plan, compute: str, layouts: tuple[str, ...]
+                      = ("nt", "nn", "tn")) -> Plan:
     """Products of the given layouts whose factors or sums are of the type `compute`."""
     return plan.map_ops(
         lambda op: replace(op, attributes={**op.attributes, "compute": compute})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rawnn.common.errors import ConfigError
 from rawnn.model.layers import Network
 from rawnn.opts.measured import Entry, exact
-from rawnn.opts.persistent_payoff import Verdict, default_data_spec, judge
+from rawnn.opts.persistent_payoff import Verdict, default_data_spec, evaluate_payoff
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.opts.user_kernel_toggles import why_not_persistent
 from rawnn.plan.recipe import DataSpec, Recipe
@@ -75,7 +75,7 @@ def best(setting: Setting, precision: str = "",
     if machine.gpu is not None:
         return {"preload": None, "fuse": None}, []
     values: Values = {"preload": None, "arena": None, "nosync": None}
-    entry, notes = _looked_up(setting, precision)
+    entry, notes = _lookup(setting, precision)
     taken, why = measured(entry, machine) if entry else (None, [])
     notes += why
     if taken is None:
@@ -85,7 +85,7 @@ def best(setting: Setting, precision: str = "",
         verdict = Verdict(False, f"best goes without persistent: "
                                  f"{why_not_persistent(list(user_kernels))}")
     else:
-        verdict = _judge(setting, precision, entry.us if entry else None)
+        verdict = _payoff(setting, precision, entry.us if entry else None)
     notes += [verdict.why] if verdict.why else []
     if verdict.taken:
         values["persistent"] = TOGGLES["persistent"].parse(None)
@@ -100,16 +100,17 @@ def best(setting: Setting, precision: str = "",
     return values, notes
 
 
-def _judge(setting: Setting, precision: str, measured: float | None) -> Verdict:
+def _payoff(setting: Setting, precision: str, measured: float | None) -> Verdict:
     # Without a recipe nobody says how many steps there are.
     if setting.recipe is None or setting.recipe.world_size > 1:
         return Verdict(False)
     data_spec = setting.data_spec or default_data_spec(setting.network, setting.batch
                                                        * setting.steps)
-    return judge(setting.network, setting.recipe, data_spec, precision, setting.machine, measured)
+    return evaluate_payoff(setting.network, setting.recipe, data_spec, precision, setting.machine,
+                           measured)
 
 
-def _looked_up(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:
+def _lookup(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:
     """The table's entry of this very network, None where there is none."""
     try:
         return exact(setting.machine.name, setting.network.layers, setting.batch, precision), []

@@ -43,11 +43,11 @@ class Toggle:
     `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
     It excludes those of `conflicts`; `conflict` says why.
     A list of toggles that has this one does not start from those of `instead`.
-    `host` says whether it means anything where there is no GPU. `settle(value, machine)` is the
-    value that a machine gives to one that leaves it open, `came_to(value, plan)` the one that says
-    what became of it in the plan of a step, so that it can be asked for again. `claim` is one line;
-    `source` is where the idea comes from. `outcomes(plan, value)` says what became of its single
-    parts in the plan that it is applied to. What shows its worth stands in bench.toml.
+    `host` says whether it means anything where there is no GPU. `resolve(value, machine)` is the
+    value that a machine gives to one that leaves it open, `resolved_value(value, plan)` the one
+    that says what became of it in the plan of a step, so that it can be asked for again. `claim` is
+    one line; `source` is where the idea comes from. `outcomes(plan, value)` says what became of its
+    single parts in the plan that it is applied to. What shows its worth stands in bench.toml.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Toggle:
     instead: tuple[str, ...] = ()
     beside: Callable[[Collection[str], Machine], str | None] = lambda names, machine: None
     host: bool = False
-    settle: Callable[[str | int | None, Machine], str | int | None] = \
+    resolve: Callable[[str | int | None, Machine], str | int | None] = \
         lambda value, machine: value
-    came_to: Callable[[str | int | None, Plan], str | int | None] = lambda value, plan: value
+    resolved_value: Callable[[str | int | None, Plan], str | int | None] = lambda value, plan: value
     outcomes: Callable[[Plan, str | int | None], list[Outcome]] = lambda plan, value: []
 
     def parse(self, text: str | None) -> str | int | None:

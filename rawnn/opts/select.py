@@ -93,7 +93,7 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
             raise ConfigError(f"the toggle '{name}' cannot run here: it {reason}")
         if machine.gpu is None and (reason := each.beside(asked, machine)):
             raise ConfigError(f"the toggle '{name}' cannot run so: {reason}")
-        asked[name] = each.settle(asked[name], machine)
+        asked[name] = each.resolve(asked[name], machine)
     ordered = {name: asked[name] for name in _in_order(asked)}
     return Selection(ordered, frozenset(implied), tuple(notes), machine.target)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rawnn.opts.precision import computing, needs_capability
+from rawnn.opts.precision import needs_capability, with_compute_type
 from rawnn.opts.registry import Rewritten, Toggle, register
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    return computing(plan, "tf32"), policy
+    return with_compute_type(plan, "tf32"), policy
 
 
 register(Toggle(

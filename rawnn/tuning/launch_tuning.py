@@ -20,7 +20,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Event
 from rawnn.engine.launch_choices import (
     Changes,
-    Found,
+    TunedLaunch,
     applied,
     file_of,
     key_of,
@@ -48,7 +48,7 @@ def tuned(device: Device, work: PreparedRun) -> PreparedRun:
 
     Raises what making a runner raises; a variant that cannot run is left out.
     """
-    if not has_a_clock(device):
+    if not has_clock(device):
         return work
     path = file_of(device.info)
     known = read(path, device.notify)
@@ -56,38 +56,38 @@ def tuned(device: Device, work: PreparedRun) -> PreparedRun:
     missing = {key_of(op, plan): variants(op, plan) for op in plan.ops
                if key_of(op, plan) not in known}
     if missing:
-        started, now = perf_counter(), _now(known)
-        with _Trial.on(device, work) as trial:
+        started, now = perf_counter(), _changes_of(known)
+        with _StepTimer.on(device, work) as trial:
             first = trial.us(trial.current(plan, now), SCREENED)
             for key, others in missing.items():
-                known[key] = trial.best(plan, _now(known), key, others)
+                known[key] = trial.best(plan, _changes_of(known), key, others)
                 write(path, device.info, known, device.notify)
-            last = trial.us(trial.current(plan, _now(known)), SCREENED)
+            last = trial.us(trial.current(plan, _changes_of(known)), SCREENED)
         count = sum(map(len, missing.values()))
         device.notify(f"tune measured {count} variants of {len(missing)} launches in "
                       f"{perf_counter() - started:.1f} s: {last:.1f} us a step, {first:.1f} before")
         for key in missing:
             if known[key].changes:
                 device.notify(f"tune: {described(key, known[key])}")
-    return applied(work, _now(known))
+    return applied(work, _changes_of(known))
 
 
-def has_a_clock(device: Device) -> bool:
+def has_clock(device: Device) -> bool:
     """Whether times on the device are those of a GPU."""
     return device.backend.name != "sim"
 
 
-def _now(known: dict[str, Found]) -> dict[str, Changes]:
+def _changes_of(known: dict[str, TunedLaunch]) -> dict[str, Changes]:
     return {key: found.changes for key, found in known.items() if found.changes}
 
 
-def described(key: str, found: Found) -> str:
+def described(key: str, found: TunedLaunch) -> str:
     """An op and what is chosen for it, in words."""
     words = ", ".join(f"{name} {value}" for name, value in found.changes.items()) or "by rule"
     return f"{key}: {words}, {found.after:.1f} us a step, {found.before:.1f} before"
 
 
-class _Trial:
+class _StepTimer:
     """A runner whose step can be timed in other variants."""
 
     def __init__(self, device: Device, work: PreparedRun) -> None:
@@ -102,7 +102,7 @@ class _Trial:
 
     @classmethod
     @contextmanager
-    def on(cls, device: Device, work: PreparedRun) -> Iterator[_Trial]:
+    def on(cls, device: Device, work: PreparedRun) -> Iterator[_StepTimer]:
         """With the orders, rates and parameters of an epoch behind it."""
         trial = cls(device, work)
         try:
@@ -126,7 +126,7 @@ class _Trial:
         return self._runner.trial(with_choices(plan, choices), self._steps)
 
     def best(self, plan: Plan, choices: dict[str, Changes], key: str,
-             others: list[Changes]) -> Found:
+             others: list[Changes]) -> TunedLaunch:
         """The fastest of an op's variants, the rule's where none is faster beyond doubt."""
         now = self.current(plan, choices)
         before = after = self.us(now, SCREENED)
@@ -147,7 +147,7 @@ class _Trial:
                         self._made = wanted
             finally:
                 program.close()
-        return Found(best, round(before, 2), round(after, 2))
+        return TunedLaunch(best, round(before, 2), round(after, 2))
 
     def _compared(self, one: Program, other: Program) -> tuple[float, bool]:
         """Microseconds a step of the one, and whether it is faster than the other beyond noise:

@@ -28,18 +28,18 @@ from rawnn.opts.registry import Machine
 from rawnn.plan.recipe import Recipe
 
 GEMM_TOGGLES = ("mma", "cublas", "mma=sync", "tiled", "")
-FOLLOWING = ("", "streams", "pdl", "streams,pdl")
+OVERLAP_TOGGLES = ("", "streams", "pdl", "streams,pdl")
 FUSION = ("", "fuse")
 
 MEASURED_MS = 60.0
 """Device time of a measurement at least: a GPU at work for less may not have reached its clocks."""
-LEAST_EPOCHS = 5
-MOST_EPOCHS = 400
+MIN_EPOCHS = 5
+MAX_EPOCHS = 400
 STEPS = 100
 """Steps of a measured epoch at most, all in one graph."""
 STEP_WORK = 5e12
 """Floating-point operations of an epoch from which on it has fewer steps."""
-HOPELESS = 3.0
+SLOWDOWN_LIMIT = 3.0
 """A set that takes so many times as long as the fastest in a first epoch is not measured again."""
 FINALISTS = 4
 ROUNDS = 3
@@ -77,7 +77,7 @@ class Task:
         weights = sum(t.shape[0] * t.shape[-1] for t in network.parameters())
         steps = int(min(max(STEP_WORK / (6.0 * weights * recipe.batch), 5), STEPS))
         count = steps * recipe.batch
-        data = shortened(data, count) if data is not None else noise(network, count)
+        data = shortened(data, count) if data is not None else random_data(network, count)
         return cls(network, replace(recipe, partial=False), precision, data, machine)
 
     def work(self, toggles: str) -> PreparedRun:
@@ -103,7 +103,7 @@ def shortened(data: Dataset, count: int) -> Dataset:
                    **some("targets"))
 
 
-def noise(network: Network, count: int) -> Dataset:
+def random_data(network: Network, count: int) -> Dataset:
     """Pixels without meaning, with answers of the form that the network's loss compares with."""
     generator = np.random.default_rng(0)
     features, outputs = network.layers[0], network.outputs
@@ -121,7 +121,7 @@ class Search:
 
     def __init__(self, device: Device, task: Task,
                  tell: Callable[[Measured], None] = lambda found: None) -> None:
-        self._device, self._task, self._tell = device, task, tell
+        self._device, self._task, self._notify = device, task, tell
         self.found: dict[str, Measured] = {}
         self._plans: dict[tuple[str, str], str] = {}
 
@@ -130,13 +130,14 @@ class Search:
         machine, recipe = self._task.machine, self._task.recipe
         setting = presets.Setting(self._task.network, recipe.batch, STEPS, machine)
         rule, _ = presets.by_rule(setting, self._task.precision)
-        start = spelled(name if value in (None, TOGGLES[name].parse(None)) else f"{name}={value}"
-                        for name, value in rule.items())
+        start = format_toggles(name if value in (None, TOGGLES[name].parse(None))
+                               else f"{name}={value}" for name, value in rule.items())
         self.measure(start)
         varied = axes(machine)
         for products in varied[0]:
             for following in varied[1]:
-                self.measure(changed(changed(start, FOLLOWING, following), GEMM_TOGGLES, products))
+                self.measure(changed(changed(start, OVERLAP_TOGGLES, following), GEMM_TOGGLES,
+                                     products))
         now = self.fastest()[0].toggles if self.fastest() else start
         before = None
         while before != now:
@@ -152,7 +153,7 @@ class Search:
         if toggles in self.found:
             return
         self.found[toggles] = self._measured(toggles)
-        self._tell(self.found[toggles])
+        self._notify(self.found[toggles])
 
     def _measured(self, toggles: str) -> Measured:
         try:
@@ -176,9 +177,9 @@ class Search:
             runner.epoch(True)
             first = runner.epoch_milliseconds()[-1]
             fastest = min((m.us for m in self.fastest()), default=0.0)
-            if fastest and first * 1e3 / work.steps > HOPELESS * fastest:
+            if fastest and first * 1e3 / work.steps > SLOWDOWN_LIMIT * fastest:
                 return [first * 1e3 / work.steps]
-            epochs = int(min(max(MEASURED_MS / max(first, 1e-3), LEAST_EPOCHS), MOST_EPOCHS))
+            epochs = int(min(max(MEASURED_MS / max(first, 1e-3), MIN_EPOCHS), MAX_EPOCHS))
             for _ in range(epochs):
                 runner.epoch(True)
             return [ms * 1e3 / work.steps for ms in runner.epoch_milliseconds()[1:]]
@@ -227,7 +228,7 @@ def axes(machine: Machine) -> list[tuple[str, ...]]:
     named = {word.partition("=")[0] for group in (GEMM_TOGGLES, FUSION) for word in group}
     others = [("", name) for name, t in TOGGLES.items()
               if t.group == "kernels" and name not in {*named, "tune"}]
-    wanted = [GEMM_TOGGLES, FOLLOWING, FUSION, *others]
+    wanted = [GEMM_TOGGLES, OVERLAP_TOGGLES, FUSION, *others]
     return [tuple(c for c in choices if _runs(c, machine)) for choices in wanted]
 
 
@@ -240,10 +241,10 @@ def changed(toggles: str, choices: Sequence[str], choice: str) -> str:
     """The set with another of `choices`."""
     gone = {word.partition("=")[0] for group in choices for word in group.split(",")}
     kept = [word for word in toggles.split(",") if word.partition("=")[0] not in gone]
-    return spelled([*kept, *choice.split(",")])
+    return format_toggles([*kept, *choice.split(",")])
 
 
-def spelled(words: Iterable[str]) -> str:
+def format_toggles(words: Iterable[str]) -> str:
     """Toggles in the registry's order, as they are typed."""
     order = list(TOGGLES)
     return ",".join(sorted(filter(None, words), key=lambda w: order.index(w.partition("=")[0])))

@@ -8,7 +8,7 @@ import pytest
 
 from rawnn.cuda.device import DeviceInfo
 from rawnn.engine import launch_choices as choices
-from rawnn.engine.launch_choices import Found
+from rawnn.engine.launch_choices import TunedLaunch
 from rawnn.opts import measured as table
 from rawnn.tuning import search
 from tests.cli.conftest import Rawnn
@@ -70,7 +70,8 @@ def test_ctrl_c_keeps_what_was_found(rawnn: Rawnn, mine: Path,
 def test_the_launches_that_the_toggle_found_are_shown(rawnn: Rawnn,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     info = DeviceInfo("NVIDIA H200", 0, (9, 0), 132, 1, "13.0", "580.1", "13.0")
-    found = {"matmul/mma nt a": Found({"choice": 2}, 40.25, 38.0), "tick/naive": Found({}, 40, 40)}
+    found = {"matmul/mma nt a": TunedLaunch({"choice": 2}, 40.25, 38.0),
+             "tick/naive": TunedLaunch({}, 40, 40)}
     choices.write(choices.file_of(info), info, found, lambda message: None)
     shown = rawnn("tune", "--show").out
     assert "2 launches measured" in shown

@@ -10,12 +10,12 @@ from rawnn.plan.recipe import Recipe
 
 
 def test_another_batch_is_another_recipe() -> None:
-    recipe, words = batch.chosen(512, Recipe(128), 60_000, 0, lambda r: 0)
+    recipe, words = batch.with_batch(512, Recipe(128), 60_000, 0, lambda r: 0)
     assert recipe == Recipe(512)
     assert words.startswith("batch 512 makes 117 steps an epoch in place of 468")
-    assert batch.chosen(60_000, Recipe(128), 60_000, 0, lambda r: 0)[0] == Recipe(60_000)
+    assert batch.with_batch(60_000, Recipe(128), 60_000, 0, lambda r: 0)[0] == Recipe(60_000)
     with pytest.raises(ConfigError, match="larger than the training set"):
-        batch.chosen(60_001, Recipe(128), 60_000, 0, lambda r: 0)
+        batch.with_batch(60_001, Recipe(128), 60_000, 0, lambda r: 0)
 
 
 def test_the_largest_batch_is_found_by_bisection() -> None:
@@ -25,11 +25,11 @@ def test_the_largest_batch_is_found_by_bisection() -> None:
         asked.append(recipe.batch)
         return 1000 + 10 * recipe.batch
 
-    recipe, _ = batch.chosen("max", Recipe(128), 60_000, 100_000, needed)
+    recipe, _ = batch.with_batch("max", Recipe(128), 60_000, 100_000, needed)
     assert recipe.batch == (batch.SHARE * 100_000 - 1000) // 10
     assert len(asked) < 20
-    assert batch.chosen("max", Recipe(8), 50, 100_000, needed)[0].batch == 50
+    assert batch.with_batch("max", Recipe(8), 50, 100_000, needed)[0].batch == 50
     with pytest.raises(ConfigError, match="not even one example"):
-        batch.chosen("max", Recipe(8), 50, 500, needed)
+        batch.with_batch("max", Recipe(8), 50, 500, needed)
     with pytest.raises(ConfigError, match="on the host: give batch=N"):
-        batch.chosen("max", Recipe(8), 50, 0, needed)
+        batch.with_batch("max", Recipe(8), 50, 0, needed)

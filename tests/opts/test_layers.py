@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _streamed() -> Iterator[None]:
-    with mock.patch("rawnn.opts.mma.LEAST_STREAMED", 1):
+    with mock.patch("rawnn.opts.mma.MIN_SKINNY_WEIGHTS", 1):
         yield
 
 
@@ -80,7 +80,7 @@ def test_other_layers_keep_two_kernels(opt: str, options: dict[str, Any]) -> Non
 
 
 def test_only_streamed_layers_are() -> None:
-    with mock.patch("rawnn.opts.mma.LEAST_STREAMED", 17 * 24):
+    with mock.patch("rawnn.opts.mma.MIN_SKINNY_WEIGHTS", 17 * 24):
         plan = plan_of(f"bf16,{STREAMED}", network_options={"loss": "bce"})
     assert backward(plan) == [("matmul", "fc4.weight.bfloat16"), ("matmul", "fc3.weight.bfloat16"),
                               ("layer_backward", "fc2.weight"), ("weight_update", "fc1.weight"),

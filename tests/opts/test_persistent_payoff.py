@@ -65,7 +65,7 @@ def off(kept: Path) -> list[float]:
     what is expected now of kernels as they were then."""
     made = json.loads(kept.read_text())["environment"]["date"]
     longer = LONGER if made < SOONER else {}
-    return [us / persistent_payoff.launched(step(problem, precision), precision)
+    return [us / persistent_payoff.predict_launches_us(step(problem, precision), precision)
             / longer.get(precision, 1.0)
             for problem, precision, launches, us in runs(kept) if launches > 1]
 
@@ -143,7 +143,8 @@ def test_networks_that_are_faster_on_the_chip_are_not_left_out(
         problem: dict[str, Any], precision: str) -> None:
     """Launches took up to twice the time of the kernel: 18.1 us where it took 7.1 in tf32. The run
     is long, so that the 2 us of the last one earn its compilation."""
-    verdict = persistent_payoff.judge(*setting(problem, epochs=10_000), precision, CAPABLE)
+    verdict = persistent_payoff.evaluate_payoff(*setting(problem, epochs=10_000), precision,
+                                                CAPABLE)
     assert verdict.taken, verdict.why
 
 
@@ -166,7 +167,7 @@ def test_forms_through_l2_are_taken_where_they_were_faster(
 
 
 def test_a_short_run_leaves_it_out() -> None:
-    verdict = persistent_payoff.judge(*setting(SMALL_BATCH, epochs=3), "", CAPABLE)
+    verdict = persistent_payoff.evaluate_payoff(*setting(SMALL_BATCH, epochs=3), "", CAPABLE)
     assert not verdict.taken
     assert "192 steps are too few to earn its compilation" in verdict.why
     assert "by about 0.43 s more than launches' own" in verdict.why
@@ -179,15 +180,15 @@ def test_a_compilation_is_judged_by_the_products_that_the_kernel_has(
     problem = problem_of(step(asked(layers, 32, "cross_entropy", optimizer), ""))
     text = source(choose(problem, chip_of(CAPABLE.target)).layout, "kernel")
     assert text.count("Product<Shape") == persistent_payoff.count_gemms(problem)
-    assert persistent_payoff.delay(problem) >= persistent_payoff.LEAST_DELAY
+    assert persistent_payoff.extra_compile_us(problem) >= persistent_payoff.MIN_DELAY_US
     deeper = problem_of(step(asked((*layers, 10), 32, "cross_entropy", optimizer), ""))
-    assert persistent_payoff.delay(deeper) > persistent_payoff.delay(problem)
+    assert persistent_payoff.extra_compile_us(deeper) > persistent_payoff.extra_compile_us(problem)
 
 
 def test_state_that_an_optimizer_keeps_is_compiled_too() -> None:
     plain, kept = (problem_of(step(asked((40, 64, 32, 10), 32, "mse", o), ""))
                    for o in ("sgd", "adam"))
-    assert persistent_payoff.delay(kept) > persistent_payoff.delay(plain)
+    assert persistent_payoff.extra_compile_us(kept) > persistent_payoff.extra_compile_us(plain)
 
 
 @pytest.mark.parametrize(("problem", "steps"), [
@@ -199,6 +200,6 @@ def test_small_networks_earn_it_soon(problem: dict[str, Any], steps: int) -> Non
     """Launches take 5 to 14 us a step there, the kernel a half or less: runs of 128,000 steps left
     it out as long as every compilation counted half a second."""
     for precision in NUMBERS.values():
-        verdict = persistent_payoff.judge(*setting(problem, epochs=steps // STEPS), precision,
-                                          CAPABLE)
+        verdict = persistent_payoff.evaluate_payoff(*setting(problem, epochs=steps // STEPS),
+                                                    precision, CAPABLE)
         assert verdict.taken, verdict.why

@@ -12,7 +12,7 @@ import pytest
 from rawnn.cuda.device import Device, DeviceInfo
 from rawnn.cuda.launch import KernelLaunch
 from rawnn.engine import launch_choices as choices
-from rawnn.engine.launch_choices import Found, chosen, key_of, variants, with_choices
+from rawnn.engine.launch_choices import TunedLaunch, chosen, key_of, variants, with_choices
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.plan import Plan
@@ -141,7 +141,7 @@ def test_choices_are_kept_by_gpu_driver_and_sources(cache: Path,
     path = choices.file_of(INFO)
     assert path.parent == cache / "choices"
     assert path.name.startswith("nvidia-h200-580-1-")
-    kept = {"a": Found({"choice": 2}, 3.0, 2.5), "b": Found({}, 3.0, 3.0)}
+    kept = {"a": TunedLaunch({"choice": 2}, 3.0, 2.5), "b": TunedLaunch({}, 3.0, 3.0)}
     choices.write(path, INFO, kept, said.append)
     assert choices.read(path, said.append) == kept
     assert choices.remembered() == {path: kept}

@@ -30,7 +30,7 @@ OPTS = ("tune,arena", "tune", "tune,pool,streams", "tune,preload,fuse,graphs=epo
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RAWNN_CACHE", str(tmp_path))
-    monkeypatch.setattr(launch_tuning, "has_a_clock", lambda device: True)
+    monkeypatch.setattr(launch_tuning, "has_clock", lambda device: True)
     monkeypatch.setattr(launch_tuning, "SAMPLE_MS", 0.0)
     monkeypatch.setattr(launch_tuning, "STEPS", 2)
     return tmp_path
@@ -63,7 +63,7 @@ class Clock:
             return program
 
         monkeypatch.setattr(GpuRunner, "trial", made)
-        monkeypatch.setattr(launch_tuning._Trial, "_sample",
+        monkeypatch.setattr(launch_tuning._StepTimer, "_sample",
                             lambda _, program: self.sample(program))
 
     def cost(self, plan: Plan) -> float:

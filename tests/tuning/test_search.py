@@ -17,7 +17,16 @@ from rawnn.opts import TOGGLES
 from rawnn.opts.registry import Machine
 from rawnn.plan.recipe import Recipe
 from rawnn.tuning import search
-from rawnn.tuning.search import Search, Task, axes, changed, fits, noise, shortened, spelled
+from rawnn.tuning.search import (
+    Search,
+    Task,
+    axes,
+    changed,
+    fits,
+    format_toggles,
+    random_data,
+    shortened,
+)
 from tests.engine import CAPABLE, dataset_for
 
 NETWORK = Network((20, 16, 5))
@@ -51,10 +60,11 @@ def planted(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float]) -> None:
 
 
 def test_sets_are_spelled_in_the_order_of_the_registry() -> None:
-    assert spelled(["pdl", "fuse", "", "mma=sync"]) == "mma=sync,fuse,pdl"
+    assert format_toggles(["pdl", "fuse", "", "mma=sync"]) == "mma=sync,fuse,pdl"
     assert changed("mma=sync,fuse,pdl", search.GEMM_TOGGLES, "cublas") == "cublas,fuse,pdl"
-    assert changed("cublas,fuse", search.FOLLOWING, "streams,pdl") == "cublas,fuse,streams,pdl"
-    assert changed("cublas,fuse,streams,pdl", search.FOLLOWING, "") == "cublas,fuse"
+    assert changed("cublas,fuse", search.OVERLAP_TOGGLES,
+                   "streams,pdl") == "cublas,fuse,streams,pdl"
+    assert changed("cublas,fuse,streams,pdl", search.OVERLAP_TOGGLES, "") == "cublas,fuse"
     assert changed("fuse", search.FUSION, "") == ""
 
 
@@ -62,7 +72,7 @@ def test_what_cannot_run_here_is_not_varied() -> None:
     old = Machine(None, (7, 5), 13000, lambda package: False)
     assert axes(old)[:3] == [("tiled", ""), ("", "streams"), ("", "fuse")]
     wanted = axes(CAPABLE)
-    assert wanted[:3] == [search.GEMM_TOGGLES, search.FOLLOWING, search.FUSION]
+    assert wanted[:3] == [search.GEMM_TOGGLES, search.OVERLAP_TOGGLES, search.FUSION]
     varied = {word for choices in wanted for choice in choices for word in choice.split(",")}
     kernels = {n for n, t in TOGGLES.items() if t.group == "kernels"}
     assert kernels - {"tune"} <= varied
@@ -139,7 +149,7 @@ def test_data_are_as_long_as_a_measurement_needs() -> None:
     assert len(longer.test_images) == 16
     for loss in ("cross_entropy", "mse", "bce"):
         network = replace(NETWORK, loss=loss)
-        made = noise(network, 50)
+        made = random_data(network, 50)
         assert fits(network, made)
         assert not fits(Network((21, 5)), made)
     assert not fits(replace(NETWORK, loss="mse"), data)
