@@ -40,7 +40,7 @@ from rawnn.cuda.errors import check as check_call  # noqa: E402
 from rawnn.cuda.stream import Event  # noqa: E402
 from rawnn.engine.machine import Opened, open_device  # noqa: E402
 from rawnn.lab.arrays import Array  # noqa: E402
-from rawnn.lab.candidate_runner import Here  # noqa: E402
+from rawnn.lab.candidate_runner import InProcess  # noqa: E402
 from rawnn.lab.checking import check  # noqa: E402
 from rawnn.lab.comparison import allowed  # noqa: E402
 from rawnn.lab.expressions import evaluate  # noqa: E402
@@ -49,7 +49,7 @@ from rawnn.lab.kernel_files import kernel_of  # noqa: E402
 from rawnn.lab.kernel_problem import Launching, Problem  # noqa: E402
 from rawnn.lab.parameter_roles import problem_of  # noqa: E402
 from rawnn.lab.red_zones import Image  # noqa: E402
-from rawnn.lab.reference_run import Rehearsal  # noqa: E402
+from rawnn.lab.reference_run import ReferenceRun  # noqa: E402
 from rawnn.lab.work import Work  # noqa: E402
 from tools.lab_tables import LAB, Candidate, LabResult, Topic, steps_of  # noqa: E402
 
@@ -146,7 +146,7 @@ def _step(path: Path, name: str, kernel: Kernel, work: Work, bed: Bed,
         arrays[o.name] = bed.array(o.name, shape, o.dtype, o.read)
         if o.read:
             contents[o.name] = bed.contents[o.name, shape, o.dtype]
-    bound = Here(kernel, problem.parameters).prepared(launching, arrays, numbers)
+    bound = InProcess(kernel, problem.parameters).prepared(launching, arrays, numbers)
     run = _rehearsed(problem, launching, arrays, numbers, bound) if bed.simulated else bound
     return Step(path, name, problem, launching, {**known, **numbers}, arrays, contents, run)
 
@@ -154,7 +154,7 @@ def _step(path: Path, name: str, kernel: Kernel, work: Work, bed: Bed,
 def _rehearsed(problem: Problem, launching: Launching, arrays: Mapping[str, Array],
                numbers: Mapping[str, Any], bound: Callable[[], None]) -> Callable[[], None]:
     """A launch on the simulated GPU, which is told for that long what the kernel computes."""
-    runner, generator = Rehearsal(problem), np.random.default_rng(0)
+    runner, generator = ReferenceRun(problem), np.random.default_rng(0)
     images = {n: Image.of(np.zeros(a.shape, a.dtype), generator) for n, a in arrays.items()}
 
     def run() -> None:

@@ -62,7 +62,7 @@ def uses_of(kernel: Kernel, launching: Launching) -> Uses:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Measurements:
     """What the rules look at: median microseconds with a cold and a warm cache, those of an empty
     kernel, the least that the GPU's limits allow and which of "memory" and "arithmetic" sets it,
     bytes that have to move and those that the L2 cache holds; None where it is not known."""
@@ -76,7 +76,7 @@ class Seen:
     cache: int | None
 
 
-def advice(uses: Uses, launching: Launching, seen: Seen) -> Iterator[str]:
+def advice(uses: Uses, launching: Launching, seen: Measurements) -> Iterator[str]:
     """What to try, the most promising first."""
     threads, blocks = prod(launching.block), prod(launching.grid)
     share = seen.least / seen.cold if seen.least else None

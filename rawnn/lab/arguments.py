@@ -78,7 +78,7 @@ def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Co
 
 
 @dataclass(frozen=True)
-class Usual:
+class UsualArgument:
     """What an argument usually is, which needs no conversion: an array of ours whose elements have
     one of `types` (or any), a number, a whole number, True or False, the map of an array of ours.
     "other": none of these."""
@@ -87,18 +87,18 @@ class Usual:
     types: tuple[np.dtype[Any], ...] = ()
 
 
-def usual_of(parameter: Parameter, layout: Struct | None) -> Usual:
+def usual_of(parameter: Parameter, layout: Struct | None) -> UsualArgument:
     """Of a parameter; `layout` as `converter` takes it."""
     if parameter.tensor_map:
-        return Usual("map")
+        return UsualArgument("map")
     if not parameter.pointer and (parameter.struct is not None or parameter.ctype in _SMALL):
-        return Usual("other")
+        return UsualArgument("other")
     if parameter.pointer:
         types = _accepted(parameter, layout)
-        return Usual("any array") if types is None else Usual("array", types)
+        return UsualArgument("any array") if types is None else UsualArgument("array", types)
     if parameter.format == "?":
-        return Usual("truth")
-    return Usual("whole" if parameter.format in _WHOLE else "number")
+        return UsualArgument("truth")
+    return UsualArgument("whole" if parameter.format in _WHOLE else "number")
 
 
 def _pointer(parameter: Parameter, layout: Struct | None, device: Device) -> Convert:

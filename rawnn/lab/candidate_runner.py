@@ -44,7 +44,7 @@ class Runner(Protocol):
         """Give back what it holds."""
 
 
-class Here:
+class InProcess:
     """Launches in this process, where an error of the kernel ends the use of the GPU."""
 
     def __init__(self, candidate: Kernel | Callable[..., Any], parameters: Sequence[str],

@@ -18,12 +18,12 @@ from rawnn.lab.kernel import Kernel
 from rawnn.lab.kernel_problem import Launching, Operand, Problem, Trial
 from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.red_zones import Contents, Image, place
-from rawnn.lab.reference_run import NOTE, Rehearsal
+from rawnn.lab.reference_run import NOTE, ReferenceRun
 from rawnn.lab.sampling import Sizes
 from rawnn.lab.subprocess_runner import runner_for
 from rawnn.lab.work import Work
 
-_NUDGE = 2.0**-20
+_PERTURBATION = 2.0**-20
 _NEAR = 100
 """Tolerances that an error may be off by for the tolerance to be what is wrong."""
 _REPEATS = 3
@@ -52,7 +52,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """One set of sizes: how it was launched, the results' comparisons and what is wrong."""
 
     sizes: Sizes
@@ -70,7 +70,7 @@ class Checked:
     """What a check found; true where nothing is wrong. `str` says it all, `require` raises it."""
 
     kernel: str
-    tried: tuple[Tried, ...]
+    tried: tuple[TrialResult, ...]
     planned: int
     notes: tuple[str, ...] = ()
 
@@ -82,7 +82,7 @@ class Checked:
         return self.passed
 
     @property
-    def failed(self) -> tuple[Tried, ...]:
+    def failed(self) -> tuple[TrialResult, ...]:
         """The sizes with which something is wrong, the smallest first."""
         return tuple(t for t in self.tried if t.findings)
 
@@ -90,9 +90,9 @@ class Checked:
     def findings(self) -> tuple[Finding, ...]:
         return tuple(f for t in self.tried for f in t.findings)
 
-    def worst(self) -> dict[str, tuple[Comparison, Tried]]:
+    def worst(self) -> dict[str, tuple[Comparison, TrialResult]]:
         """Of each array the comparison with the largest error, and the sizes it was found with."""
-        found: dict[str, tuple[Comparison, Tried]] = {}
+        found: dict[str, tuple[Comparison, TrialResult]] = {}
         for tried in self.tried:
             for each in tried.comparisons:
                 if each.operand not in found or each.error > found[each.operand][0].error:
@@ -178,8 +178,8 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
         raise ConfigError("the reference returns no array to compare with: let it return what the "
                           "kernel writes, such as {\"y\": ...}")
     runner, integrity = runner_for(problem, limit, device), Integrity()
-    notes = (NOTE,) if isinstance(runner, Rehearsal) else ()
-    tried: list[Tried] = []
+    notes = (NOTE,) if isinstance(runner, ReferenceRun) else ()
+    tried: list[TrialResult] = []
     try:
         for sizes in every:
             done, alive = try_sizes(problem, sizes, runner, generator, special)
@@ -194,7 +194,7 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     return Checked(problem.label, tuple(tried), len(every), notes)
 
 
-def _with_other_inputs(problem: Problem, tried: list[Tried], runner: Runner,
+def _with_other_inputs(problem: Problem, tried: list[TrialResult], runner: Runner,
                        generator: np.random.Generator, special: bool) -> None:
     """Try the last set of sizes once more, where all were right: every set before it has sizes of
     its own, with which a candidate that keeps results by size or by address is right."""
@@ -208,7 +208,7 @@ def _with_other_inputs(problem: Problem, tried: list[Tried], runner: Runner,
 
 
 def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.random.Generator,
-              special: bool = False) -> tuple[Tried, bool]:
+              special: bool = False) -> tuple[TrialResult, bool]:
     """One set of sizes, and whether anything more can be launched."""
     trial = problem.trial(sizes, generator, special)
     images = images_of(trial, generator)
@@ -218,11 +218,11 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
         for given in (images, other):
             contents.append(runner.run(trial.launching, given, trial.numbers))
     except RawnnError as error:
-        return Tried(sizes, trial.launching, (), (_failure(error),)), _alive(runner, error)
+        return TrialResult(sizes, trial.launching, (), (_failure(error),)), _alive(runner, error)
     expected = trial.expected()
     outputs = [o for o in problem.outputs if expected.get(o.name) is not None]
-    findings = misdeeds(trial, images, contents[0], expected) or \
-        misdeeds(trial, other, contents[1], expected)
+    findings = invalid_writes(trial, images, contents[0], expected) or \
+        invalid_writes(trial, other, contents[1], expected)
     scales: dict[str, float] = {}
     comparisons = judged(trial, expected, _results(outputs, images, contents[0]), generator, scales)
     for each in comparisons:
@@ -235,19 +235,19 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
                 repeated = [[runner.run(trial.launching, given, trial.numbers)
                              for _ in range(_REPEATS)] for given in (images, other)]
             except RawnnError as error:
-                return Tried(sizes, trial.launching, comparisons, (_failure(error),)), \
+                return TrialResult(sizes, trial.launching, comparisons, (_failure(error),)), \
                     _alive(runner, error)
-            findings += _unsteady(problem, images, contents, repeated, different)
+            findings += _nondeterminism(problem, images, contents, repeated, different)
             later = [(other, contents[1]), *((given, content) for given, every in zip(
                 (images, other), repeated, strict=True) for content in every)]
             for given, content in later:  # runs may differ: each has to be right by itself
                 if findings:
                     break
-                findings += misdeeds(trial, given, content, expected)
+                findings += invalid_writes(trial, given, content, expected)
                 findings += [_wrong(c, images, other, contents) for c in judged(
                     trial, expected, _results(outputs, given, content), generator, scales)
                     if not c.passed]
-    return Tried(sizes, trial.launching, comparisons, tuple(findings)), True
+    return TrialResult(sizes, trial.launching, comparisons, tuple(findings)), True
 
 
 def _alive(runner: Runner, error: RawnnError) -> bool:
@@ -284,9 +284,9 @@ def judged(trial: Trial, expected: Mapping[str, Values | None], results: Mapping
     problem, work = trial.problem, trial.problem.work
     scales = {} if scales is None else scales
     if not scales:
-        nudged = [trial.expected(generator, _NUDGE) for _ in range(2)]
+        perturbed = [trial.expected(generator, _PERTURBATION) for _ in range(2)]
         for name in results:
-            scales[name] = max(sensitivity(exact, other, _NUDGE) for n in nudged
+            scales[name] = max(sensitivity(exact, other, _PERTURBATION) for n in perturbed
                                if (exact := expected[name]) is not None
                                and (other := n[name]) is not None)
     nothing = max((is_nothing(trial.arrays[o.name]) for o in problem.operands if o.read),
@@ -310,21 +310,21 @@ def _failure(error: RawnnError) -> Finding:
                    if "ILLEGAL" in str(error) or "MISALIGNED" in str(error) else "")
 
 
-def misdeeds(trial: Trial, images: Mapping[str, Image], contents: Contents,
-             expected: Mapping[str, Values | None] | None) -> list[Finding]:
+def invalid_writes(trial: Trial, images: Mapping[str, Image], contents: Contents,
+                   expected: Mapping[str, Values | None] | None) -> list[Finding]:
     """What was written that may not be: outside of arrays, into inputs, into arrays that the
     reference leaves alone (None: it is not known which)."""
     problem = trial.problem
     kept = [o for o in problem.operands
             if not o.written or (expected is not None and o.name not in expected)]
-    return [*_trespasses(problem, images, contents), *_changed(kept, images, contents)]
+    return [*_out_of_bounds(problem, images, contents), *_changed(kept, images, contents)]
 
 
-def _trespasses(problem: Problem, images: Mapping[str, Image], contents: Contents
-                ) -> list[Finding]:
+def _out_of_bounds(problem: Problem, images: Mapping[str, Image], contents: Contents
+                   ) -> list[Finding]:
     found = []
     for operand in problem.operands:
-        words = images[operand.name].trespass(contents[operand.name])
+        words = images[operand.name].out_of_bounds(contents[operand.name])
         if words:
             found.append(Finding(
                 "outside", operand.name, f"'{operand.name}' was overrun: the kernel wrote {words}",
@@ -390,8 +390,9 @@ def _different(outputs: Sequence[Operand], images: Mapping[str, Image],
                                   images[o.name].inside(contents[1][o.name]))]
 
 
-def _unsteady(problem: Problem, images: Mapping[str, Image], contents: Sequence[Contents],
-              repeated: Sequence[Sequence[Contents]], different: Sequence[str]) -> list[Finding]:
+def _nondeterminism(problem: Problem, images: Mapping[str, Image], contents: Sequence[Contents],
+                    repeated: Sequence[Sequence[Contents]],
+                    different: Sequence[str]) -> list[Finding]:
     """Launches on the same input differed: by chance, or by the bytes around and beneath."""
     found = []
     for name in different:

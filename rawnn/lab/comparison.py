@@ -100,7 +100,7 @@ def compare(operand: str, expected: Values, got: Values, tolerance: float, scale
     dtype = got.dtype
     if dtype.kind in "iub":
         return _equal(operand, expected, got)
-    exact, found, size, off, astray = _distances(expected, got)
+    exact, found, size, off, mismatch = _distances(expected, got)
     count = max(int(got.size), 1)
     rms = _norm(size) / math.sqrt(count)
     scale = max(rms, scale)
@@ -110,12 +110,12 @@ def compare(operand: str, expected: Values, got: Values, tolerance: float, scale
     floor = SMALLEST.get(name, 0.0) * UNIT.get(name, 0.0)
     stored = min(UNIT.get(name, 0.0), tolerance)  # at most, for every element
     limit = 1.01 * stored * size + _SPREAD * (tolerance - stored) * np.maximum(size, scale) + floor
-    bad = astray | (off > limit)
+    bad = mismatch | (off > limit)
     error = _norm(off) / math.sqrt(count) / scale
     if floor and error * scale <= floor:
         error = 0.0
-    worst = int(np.argmax(np.where(astray, np.inf, off / np.maximum(limit, 1e-300))))
-    reason = _astray(exact, found, astray)
+    worst = int(np.argmax(np.where(mismatch, np.inf, off / np.maximum(limit, 1e-300))))
+    reason = _describe_mismatch(exact, found, mismatch)
     return Comparison(operand, name, got.size, error, tolerance, int(bad.sum()),
                       place(worst, got.shape), exact.flat[worst].item(), found.flat[worst].item(),
                       reason)
@@ -137,10 +137,10 @@ def _distances(expected: Values, got: Values) -> tuple[Values, Values, Values, V
         held = expected.astype(dtype).astype(kind)  # overflows where the type does
         exact = np.where(np.isfinite(held), exact, held)
         finite = np.isfinite(exact)
-        astray = np.where(finite, ~np.isfinite(found),
-                          ~((exact == found) | (np.isnan(exact) & np.isnan(found))))
-        off = np.where(finite & ~astray, np.abs(found - exact), 0)
-    return exact, found, np.where(finite, size, 0), off, astray
+        mismatch = np.where(finite, ~np.isfinite(found),
+                            ~((exact == found) | (np.isnan(exact) & np.isnan(found))))
+        off = np.where(finite & ~mismatch, np.abs(found - exact), 0)
+    return exact, found, np.where(finite, size, 0), off, mismatch
 
 
 def _largest(dtype: np.dtype[Any]) -> float:
@@ -170,15 +170,16 @@ def _equal(operand: str, expected: Values, got: Values) -> Comparison:
                       got.flat[worst].item())
 
 
-def _astray(exact: Values, found: Values, astray: Values) -> str:
+def _describe_mismatch(exact: Values, found: Values, mismatch: Values) -> str:
     """What is wrong of infinities and NaN, in words."""
-    if not astray.any():
+    if not mismatch.any():
         return ""
     parts = []
     for count, words in (
-            (int((astray & np.isnan(found)).sum()), "NaN where there should be a number"),
-            (int((astray & np.isinf(found)).sum()), "infinite where there should be another value"),
-            (int((astray & np.isfinite(found)).sum()),
+            (int((mismatch & np.isnan(found)).sum()), "NaN where there should be a number"),
+            (int((mismatch & np.isinf(found)).sum()),
+             "infinite where there should be another value"),
+            (int((mismatch & np.isfinite(found)).sum()),
              "a number where there should be NaN or infinity")):
         if count:
             parts.append(f"{count:,} {words}")
@@ -189,13 +190,13 @@ def _text(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def sensitivity(expected: Values, nudged: Values, by: float) -> float:
+def sensitivity(expected: Values, perturbed: Values, by: float) -> float:
     """How large the terms are that a result was made of: how much it moves, at the root of the mean
     of squares, for inputs that are moved by the share `by` of themselves."""
     if expected.dtype.kind not in "fc":
         return 0.0
     with np.errstate(all="ignore"):
-        moved = np.abs(nudged - expected) / by
+        moved = np.abs(perturbed - expected) / by
     moved = moved[np.isfinite(moved)]
     return float(np.sqrt(np.mean(moved ** 2))) if moved.size else 0.0
 

@@ -25,7 +25,7 @@ from typing import Any
 from rawnn.common.words import python_name
 from rawnn.cuda.device import Device, Function
 from rawnn.cuda.launch import KernelLaunch
-from rawnn.lab.arguments import Convert, Usual
+from rawnn.lab.arguments import Convert, UsualArgument
 from rawnn.lab.arrays import Array, kind_of
 from rawnn.lab.maps import TensorMap
 
@@ -86,14 +86,16 @@ _VALUES = {"array": "{}.pointer", "array of several": "{}.pointer", "any array":
 """What is packed of an argument that is no number: bytes, another object where they differ."""
 
 
-def threads_take_turns() -> bool:
+def has_gil() -> bool:
     """Whether Python runs one thread at a time: where it does not, a flag tells nothing."""
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
-def quick_launch(kernel: Function, usual: Sequence[Usual], converters: Sequence[Convert],
-                 device: Device, launch: KernelLaunch, careful: Careful, recording: Sequence[Any]
-                 ) -> Callable[..., Any]:
+def generate_fast_launch(kernel: Function, usual: Sequence[UsualArgument],
+                         converters: Sequence[Convert],
+                         device: Device, launch: KernelLaunch, careful: Careful,
+                         recording: Sequence[Any]
+                         ) -> Callable[..., Any]:
     """A method that launches with the arguments given, in the memory of `launch`, which is its own;
     with others, and while there is a graph in `recording`, by `careful`. Structs and small floats
     are made by their `converters` here, too. Arguments may go by the names that the `kernel` has

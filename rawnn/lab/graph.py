@@ -68,7 +68,7 @@ class Graph:
         self._conditions = 0
         self._executable: ExecutableGraph | None = None
         self._closing = ExitStack()
-        self._free = weakref.finalize(self, _quietly, self._closing)
+        self._free = weakref.finalize(self, _close_ignoring_errors, self._closing)
         self._free.atexit = False
 
     # -- recording --------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Graph:
         lists = [self.nodes, *(n.body for n in every(self.nodes) if n.body)]
         before = [self.edges(nodes) for nodes in lists]
         fields = ("label", "add", "keep", "early", "streams",
-                  *(() if node.by_hand else ("reads", "writes")))
+                  *(() if node.is_explicit else ("reads", "writes")))
         old = {name: getattr(node, name) for name in fields}
         for name in fields:
             setattr(node, name, getattr(made, name))
@@ -368,7 +368,7 @@ class Graph:
         self._closing.close()
 
 
-def _quietly(closing: ExitStack) -> None:
+def _close_ignoring_errors(closing: ExitStack) -> None:
     """For the garbage collector, to which nobody listens."""
     with suppress(RawnnError):
         closing.close()

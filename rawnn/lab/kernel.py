@@ -29,14 +29,14 @@ from rawnn.lab.arguments import (
     Convert,
     Elements,
     Streams,
-    Usual,
+    UsualArgument,
     converter,
     elements_of,
     usual_of,
 )
 from rawnn.lab.array_exchange import Handle, order, stream_of
 from rawnn.lab.arrays import default_device
-from rawnn.lab.fast_launch import quick_launch, threads_take_turns
+from rawnn.lab.fast_launch import generate_fast_launch, has_gil
 from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
 from rawnn.lab.kernel_source import Source
 from rawnn.lab.symbols import Symbol, symbol
@@ -119,7 +119,7 @@ class Kernel:
             self.device.notify(self.signature.note)
         texts = [code_of(text) for text in with_included(made.declarations, folders)]
         self._converters: list[Convert] = []
-        self._usual: list[Usual] = []
+        self._usual: list[UsualArgument] = []
         self.elements: dict[str, Elements] = {}
         for parameter in self.signature.parameters:
             known = not parameter.pointer or parameter.ctype in FORMATS
@@ -318,7 +318,7 @@ class Launcher:
         thread = get_ident()
         prepared = self._prepared.get(thread)
         if prepared is None:
-            if not self._prepared and threads_take_turns():
+            if not self._prepared and has_gil():
                 self._quicken(self._prepare(values))
             prepared = self._prepared[thread] = self._prepare(values)
         else:
@@ -334,8 +334,9 @@ class Launcher:
         method of a class, as Python looks for `__call__` there alone; what `kernel[grid, block]`
         gives from now on is the bound method itself, whose call takes 30 to 60 ns less, with what
         else a launcher can do."""
-        method: Any = quick_launch(self._function, self._kernel._usual, self._converters,
-                                   self._kernel.device, prepared, Launcher._carefully, RECORDING)
+        method: Any = generate_fast_launch(self._function, self._kernel._usual, self._converters,
+                                           self._kernel.device, prepared, Launcher._carefully,
+                                           RECORDING)
         method.using, method.bind = self.using, self.bind
         self.__class__ = type("Launcher", (Launcher,), {"__call__": method})
         self.quick = MethodType(method, self)

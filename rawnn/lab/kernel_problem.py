@@ -18,7 +18,7 @@ from rawnn.cuda.launch import Dim
 from rawnn.lab.arguments import ELEMENTS
 from rawnn.lab.expressions import evaluate, whole
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.sampling import Sizes, draw, draw_sizes, independent, largest, with_specials
+from rawnn.lab.sampling import Sizes, independent, largest, sample, sample_sizes, with_specials
 from rawnn.lab.work import Geometry, Reference, Work
 
 Host = NDArray[Any]
@@ -84,16 +84,16 @@ class Trial:
     numbers: dict[str, Any]
     known: dict[str, Any]
 
-    def expected(self, nudge: np.random.Generator | None = None, by: float = 0.0
+    def expected(self, perturb: np.random.Generator | None = None, by: float = 0.0
                  ) -> dict[str, Host | None]:
-        """What the reference says of what is written; None: anything goes. With `nudge` every
+        """What the reference says of what is written; None: anything goes. With `perturb` every
         float that goes in is changed by the share `by` of itself, up or down."""
         problem = self.problem
         given: dict[str, Any] = {**self.known, **self.numbers}
         problem.reference.check({*given, *self.arrays, *problem.work.symbols})
         for operand in problem.operands:
             if operand.read:
-                given[operand.name] = _exactly(self.arrays[operand.name], nudge, by)
+                given[operand.name] = _exactly(self.arrays[operand.name], perturb, by)
         if self.launching is not None:
             given |= {n: _exactly(v, None, 0) for n, v in self.launching.symbols.items()}
         try:
@@ -108,13 +108,13 @@ class Trial:
         return problem.named(found, {n: a.shape for n, a in self.arrays.items()})
 
 
-def _exactly(values: Host, nudge: np.random.Generator | None, by: float) -> Host:
+def _exactly(values: Host, perturb: np.random.Generator | None, by: float) -> Host:
     """A copy, floats as float64."""
     kind = values.dtype.kind
     if values.dtype.names or kind in "iub":
         return values.copy()
     exact = values.astype(np.complex128 if kind == "c" else np.float64)
-    return exact if nudge is None else exact * (1 + by * nudge.choice([-1.0, 1.0], exact.shape))
+    return exact if perturb is None else exact * (1 + by * perturb.choice([-1.0, 1.0], exact.shape))
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class Problem:
 
     def sizes(self, trials: int, generator: np.random.Generator) -> list[Sizes]:
         """What to try, the smallest first."""
-        return draw_sizes(self.names, self.work.sizes, self.work.require, self.together, trials,
-                          generator, self._constants())
+        return sample_sizes(self.names, self.work.sizes, self.work.require, self.together, trials,
+                            generator, self._constants())
 
     def largest(self, at: Mapping[str, int]) -> Sizes:
         """The largest of all sizes, but for those that `at` gives; where these do not meet what the
@@ -197,8 +197,8 @@ class Problem:
 
     def _drawn(self, operand: Operand, shape: tuple[int, ...], known: Mapping[str, Any],
                generator: np.random.Generator) -> Host:
-        return draw(self.work.inputs.get(operand.name), generator, shape, operand.dtype, known,
-                    operand.name)
+        return sample(self.work.inputs.get(operand.name), generator, shape, operand.dtype, known,
+                      operand.name)
 
     def _part(self, operand: Operand, shape: tuple[int, ...], known: Mapping[str, Any],
               generator: np.random.Generator, pools: dict[str, Host]) -> Host:
@@ -253,8 +253,8 @@ class Problem:
         for number, (name, kind) in enumerate(self.work.symbols.items()):
             symbol = self.candidate.symbol(name)
             drawn = kind is None or callable(kind) or isinstance(kind, str | int | float)
-            found[name] = draw(kind, np.random.default_rng(number), symbol.shape, symbol.dtype,
-                               known, name) if drawn else np.broadcast_to(
+            found[name] = sample(kind, np.random.default_rng(number), symbol.shape, symbol.dtype,
+                                 known, name) if drawn else np.broadcast_to(
                 np.asarray(kind).astype(symbol.dtype), symbol.shape)
         return found
 

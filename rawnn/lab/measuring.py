@@ -12,7 +12,7 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.stream import Event
 from rawnn.graphs import Graph
 from rawnn.lab.arrays import Array
-from rawnn.lab.candidate_runner import Here, released
+from rawnn.lab.candidate_runner import InProcess, released
 from rawnn.lab.integrity import Integrity, Refused
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.kernel_problem import Launching
@@ -27,7 +27,7 @@ _POISON = 0xFF  # as a float: NaN
 _CARVE_OUT = "PERSISTING_L2_CACHE_SIZE"
 
 
-class Stopwatch(Here):
+class Stopwatch(InProcess):
     """Launches in this process, and says how long they take."""
 
     def measure(self, launching: Launching | None, samples: Sequence[Sample], warm: bool

@@ -26,7 +26,7 @@ class Span:
     address: int
     nbytes: int
 
-    def meets(self, other: Span) -> bool:
+    def overlaps(self, other: Span) -> bool:
         return self.address < other.address + other.nbytes \
             and other.address < self.address + self.nbytes
 
@@ -53,7 +53,7 @@ class Node:
     launcher: Launcher | None = None
     streams: tuple[int, ...] = ()
     behind: list[Node] = field(default_factory=list)
-    by_hand: bool = False
+    is_explicit: bool = False
 
     def after(self, *nodes: Node) -> Node:
         """Wait for these nodes, too."""
@@ -65,7 +65,7 @@ class Node:
         read, or an array lies behind a pointer in a struct."""
         self.reads = tuple(span_of(f"array {n + 1}", a) for n, a in enumerate(reads))
         self.writes = tuple(span_of(f"array {n + 1}", a) for n, a in enumerate(writes))
-        self.by_hand = True
+        self.is_explicit = True
         return self
 
     @property
@@ -79,7 +79,7 @@ class Node:
     def why(self, before: Node) -> str:
         """Why it has to wait for a node; "" where nothing that both touch says so."""
         def shared(these: Sequence[Span], those: Sequence[Span]) -> list[str]:
-            return list(dict.fromkeys(a.name for a in these for b in those if a.meets(b)))
+            return list(dict.fromkeys(a.name for a in these for b in those if a.overlaps(b)))
 
         wrote = shared(before.all_writes, (*self.all_reads, *self.all_writes))
         read = [n for n in shared(before.all_reads, self.all_writes) if n not in wrote]
@@ -122,12 +122,12 @@ def edges_of(nodes: Sequence[Node], derive: bool) -> list[Edges]:
                 covered |= below[i]
         below.append(covered | 1 << index)
         early = tuple(i for i in sorted(direct)
-                      if node.programmatic and _overtakes(node, nodes[i], found[i]))
+                      if node.programmatic and _may_overtake(node, nodes[i], found[i]))
         found.append(Edges(tuple(i for i in sorted(direct) if i not in early), early))
     return found
 
 
-def _overtakes(node: Node, before: Node, edges: Edges) -> bool:
+def _may_overtake(node: Node, before: Node, edges: Edges) -> bool:
     """Whether a kernel that waits by itself may begin before the node ahead has ended: as
     rawnn.graphs.programmatic decides for the engine."""
     if before.kind != "kernel":
@@ -136,7 +136,7 @@ def _overtakes(node: Node, before: Node, edges: Edges) -> bool:
         return True
     if edges.programmatic and not before.proof.ordered:
         return False
-    return not any(a.meets(b) for a in node.early for b in before.writes)
+    return not any(a.overlaps(b) for a in node.early for b in before.writes)
 
 
 def every(nodes: Sequence[Node]) -> Iterator[Node]:

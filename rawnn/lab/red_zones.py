@@ -65,7 +65,7 @@ class Image:
         content[self.zone + self.nbytes:] = np.frombuffer(generator.bytes(self.zone), np.uint8)
         return Image(self.shape, self.dtype, content, self.zone)
 
-    def trespass(self, content: Bytes) -> str:
+    def out_of_bounds(self, content: Bytes) -> str:
         """What was written outside of the array, in words; "" where nothing was."""
         changed = np.flatnonzero(content != self.content)
         outside = changed[(changed < self.zone) | (changed >= self.zone + self.nbytes)]

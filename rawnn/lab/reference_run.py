@@ -29,7 +29,7 @@ def needed(problem: Problem) -> bool:
     return meaning_of(kernel.source.name, kernel.signature.name) is None
 
 
-class Rehearsal(Stopwatch):
+class ReferenceRun(Stopwatch):
     """Launches on the simulated GPU with the reference as the kernel's meaning."""
 
     def __init__(self, problem: Problem) -> None:

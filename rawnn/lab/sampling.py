@@ -64,9 +64,9 @@ def is_list(given: Any) -> bool:
         isinstance(given, Sequence) and not isinstance(given, str | range))
 
 
-def draw_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence[str],
-               together: int, trials: int, generator: np.random.Generator,
-               known: Mapping[str, Any]) -> list[Sizes]:
+def sample_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence[str],
+                 together: int, trials: int, generator: np.random.Generator,
+                 known: Mapping[str, Any]) -> list[Sizes]:
     """What to try, the smallest first. `together` is the most of the names that one array has,
     which bounds those that nobody gave a range. Raises ConfigError where nothing meets `require`.
     """
@@ -93,9 +93,9 @@ def draw_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence
                 break
             even = attempt > _PATIENCE * trials  # conditions such as n % 16 == 0 are seldom met
             beside = _BESIDE[attempt - 2] if 2 <= attempt < 2 + len(_BESIDE) else None
-            drawn = {n: _drawn(low, high, generator, even, beside)
-                     for n, (low, high) in ranges.items()}
-            sizes = (first, last)[attempt] if attempt < 2 else drawn
+            sampled = {n: _sample_size(low, high, generator, even, beside)
+                       for n, (low, high) in ranges.items()}
+            sizes = (first, last)[attempt] if attempt < 2 else sampled
             whole = {**sizes, **{n: int(generator.choice(v)) for n, v in listed.items()}}
             whole = {n: whole[n] for n in names}
             if whole not in found and fits(whole):
@@ -105,8 +105,8 @@ def draw_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence
     return sorted(found, key=lambda sizes: prod(sizes.values()))
 
 
-def _drawn(low: int, high: int, generator: np.random.Generator, even: bool,
-           beside: int | None = None) -> int:
+def _sample_size(low: int, high: int, generator: np.random.Generator, even: bool,
+                 beside: int | None = None) -> int:
     """Evenly over orders of magnitude, three times in four moved to a multiple of what kernels
     split work by, or to one off it; `even` always to a multiple. With `beside` as far from a
     multiple of the largest such number that the range has room for."""
@@ -129,15 +129,15 @@ def largest(names: Sequence[str], given: Mapping[str, Any], together: int) -> Si
     return {n: max(size_range(given.get(n, f"1..{most}"), n)) for n in names}
 
 
-def draw(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any],
-         names: Mapping[str, Any], what: str) -> NDArray[Any]:
+def sample(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any],
+           names: Mapping[str, Any], what: str) -> NDArray[Any]:
     """An array of what `inputs` of Work calls `kind` (None: by the type), rounded to `dtype`.
     Raises ConfigError for a kind that is none, and a function that gives another shape."""
     if dtype.names:
         made = np.zeros(shape, dtype)
         for name in dtype.names:
             inner = dtype[name]
-            made[name] = draw(None, generator, (*shape, *inner.shape), inner.base, names, what)
+            made[name] = sample(None, generator, (*shape, *inner.shape), inner.base, names, what)
         return made
     if callable(kind):
         given = np.asarray(kind(generator, shape))

@@ -17,24 +17,24 @@ from rawnn.lab.kernel import Kernel
 from rawnn.lab.kernel_problem import Launching, Problem
 from rawnn.lab.measuring import Sample, Stopwatch
 from rawnn.lab.red_zones import Contents, Images
-from rawnn.lab.reference_run import Rehearsal, needed
+from rawnn.lab.reference_run import ReferenceRun, needed
 
 _START = 120.0
 """Seconds for a process to open the GPU and compile its kernel."""
 
 
-class Ended(DeviceError):
+class ProcessEnded(DeviceError):
     """A kernel's process did not answer in time, or died."""
 
 
 def runner_for(problem: Problem, limit: float | None, device: Any = None
-               ) -> Stopwatch | Apart:
+               ) -> Stopwatch | SeparateProcess:
     """What launches the candidate: in this process, or with a `limit` in seconds in one of its own.
     Raises ConfigError for a function with a limit, which cannot be handed to another process;
     DeviceError where the device can run nothing more, and why."""
     if needed(problem):
         _require_usable(problem.candidate, device)
-        return Rehearsal(problem)
+        return ReferenceRun(problem)
     if limit is None:
         _require_usable(problem.candidate, device)
         return Stopwatch(problem.candidate, problem.parameters, device)
@@ -45,7 +45,7 @@ def runner_for(problem: Problem, limit: float | None, device: Any = None
         raise ConfigError(f"limit = {limit}: give seconds above 0")
     if problem.candidate.device.backend.name == "sim":  # its copy is as this one is
         _require_usable(problem.candidate, device)
-    return Apart(problem.candidate, problem.parameters, limit)
+    return SeparateProcess(problem.candidate, problem.parameters, limit)
 
 
 def _require_usable(candidate: Any, device: Any) -> None:
@@ -58,7 +58,7 @@ def _require_usable(candidate: Any, device: Any) -> None:
                           ) from None
 
 
-class Apart:
+class SeparateProcess:
     """Launches in a process of its own, which is made anew after one that failed. On the simulated
     GPU it is a copy of this process, as what its kernels compute is known here alone."""
 
@@ -84,13 +84,13 @@ class Apart:
         try:
             connection.send((name, arguments))
             if not connection.poll(self.limit):
-                raise Ended(f"{self._kernel.expression} did not end within {self.limit:g} s, and "
-                            f"its process was ended")
+                raise ProcessEnded(f"{self._kernel.expression} did not end within {self.limit:g} s, and "
+                                   f"its process was ended")
             kind, value = connection.recv()
         except (EOFError, OSError):
             self.close()
-            raise Ended(f"the process of {self._kernel.expression} died") from None
-        except Ended:
+            raise ProcessEnded(f"the process of {self._kernel.expression} died") from None
+        except ProcessEnded:
             self.close()
             raise
         if kind == "error":
@@ -131,11 +131,11 @@ class Apart:
             ours.send((kernel.recipe, kernel.device.info.ordinal, self._parameters))
             try:
                 theirs.close()
-                kind, value = ours.recv() if ours.poll(_START) else ("error", Ended(
+                kind, value = ours.recv() if ours.poll(_START) else ("error", ProcessEnded(
                     f"the process of {kernel.expression} did not begin within {_START:g} s"))
             except (EOFError, OSError):
-                kind, value = "error", Ended(f"the process of {kernel.expression} died at its "
-                                             f"beginning")
+                kind, value = "error", ProcessEnded(f"the process of {kernel.expression} died at its "
+                                                    f"beginning")
             if kind == "error":
                 self._connection = ours
                 self.close()
@@ -169,9 +169,9 @@ def serve(connection: Connection[Any, Any], here: Stopwatch) -> None:
         try:
             answer: tuple[str, Any] = "done", getattr(here, name)(*arguments)
         except RawnnError as error:
-            answer = "error", Ended(str(error))
+            answer = "error", ProcessEnded(str(error))
         except BaseException as error:
-            answer = "error", Ended(f"{type(error).__name__}: {error}")
+            answer = "error", ProcessEnded(f"{type(error).__name__}: {error}")
         try:
             connection.send(answer)
         except OSError:

@@ -13,16 +13,16 @@ import numpy as np
 
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.common.words import counted
-from rawnn.lab.advice import Seen, Uses, advice, uses_of
+from rawnn.lab.advice import Measurements, Uses, advice, uses_of
 from rawnn.lab.arrays import default_device
 from rawnn.lab.checking import (
     Checked,
     CheckFailed,
     Finding,
-    Tried,
+    TrialResult,
     images_of,
+    invalid_writes,
     judged,
-    misdeeds,
     try_sizes,
 )
 from rawnn.lab.integrity import Integrity, Refused
@@ -32,7 +32,7 @@ from rawnn.lab.measuring import Sample, Stopwatch
 from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.red_zones import Contents, Image
 from rawnn.lab.sampling import Sizes
-from rawnn.lab.subprocess_runner import Apart, runner_for
+from rawnn.lab.subprocess_runner import SeparateProcess, runner_for
 from rawnn.lab.work import Work
 
 if TYPE_CHECKING:
@@ -190,8 +190,8 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
         notes.append("the simulated GPU's times say nothing of a GPU")
     uses = uses_of(kernel, trial.launching) if isinstance(kernel, Kernel) and trial.launching \
         else None
-    seen = Seen(cold.median, warm.median, empty, least, bound, moved,
-                on.attribute("L2_CACHE_SIZE") if real else None)
+    seen = Measurements(cold.median, warm.median, empty, least, bound, moved,
+                        on.attribute("L2_CACHE_SIZE") if real else None)
     said = tuple(advice(uses, trial.launching, seen)) if uses and trial.launching else ()
     return Timed(problem.label, on.info.name, sizes, trial.launching, cold, warm, empty, moved,
                  computed, roof, least, bound, uses, said, clock.checked, tuple(notes))
@@ -200,7 +200,7 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
 class _Clock:
     """Measures batches of samples with fresh inputs, and compares what came out."""
 
-    def __init__(self, problem: Problem, sizes: Sizes, runner: Stopwatch | Apart,
+    def __init__(self, problem: Problem, sizes: Sizes, runner: Stopwatch | SeparateProcess,
                  generator: np.random.Generator, compared: bool) -> None:
         self._problem, self._sizes, self._runner = problem, sizes, runner
         self._generator, self._compared = generator, compared
@@ -261,8 +261,8 @@ class _Clock:
     def _compare(self, trial: Trial, images: Mapping[str, Image], contents: Contents) -> None:
         """Raises CheckFailed where what a timed launch has left behind is not right."""
         expected = trial.expected() if self._compared else {}
-        findings: list[Finding] = misdeeds(trial, images, contents,
-                                           expected if self._compared else None)
+        findings: list[Finding] = invalid_writes(trial, images, contents,
+                                                 expected if self._compared else None)
         results = {name: images[name].values(contents[name])
                    for name, exact in expected.items() if exact is not None}
         comparisons = judged(trial, expected, results, self._generator, self._scales)
@@ -277,7 +277,7 @@ class _Clock:
         if findings:
             raise CheckFailed(str(Checked(
                 f"{trial.problem.label} while it was timed",
-                (Tried(trial.sizes, trial.launching, comparisons, tuple(findings)),), 1)))
+                (TrialResult(trial.sizes, trial.launching, comparisons, tuple(findings)),), 1)))
 
 
 def roofline_of(gpu: str) -> Roofline | None:

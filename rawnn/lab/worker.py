@@ -13,7 +13,7 @@ from rawnn.common.errors import RawnnError
 from rawnn.engine.machine import open_gpu
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.measuring import Stopwatch
-from rawnn.lab.subprocess_runner import Ended, serve
+from rawnn.lab.subprocess_runner import ProcessEnded, serve
 
 
 def main(number: int) -> None:
@@ -24,7 +24,7 @@ def main(number: int) -> None:
         device = open_gpu(ordinal, lambda message: print(message, file=sys.stderr))
         kernel = Kernel.made(recipe, device)
     except RawnnError as error:
-        connection.send(("error", Ended(str(error))))
+        connection.send(("error", ProcessEnded(str(error))))
         return
     connection.send(("ready", None))
     serve(connection, Stopwatch(kernel, parameters))

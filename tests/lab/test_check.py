@@ -17,7 +17,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Stream
 from rawnn.lab import CheckFailed, Refused, Work, checking
-from rawnn.lab.checking import Checked, Tried, patterns
+from rawnn.lab.checking import Checked, TrialResult, patterns
 from rawnn.lab.comparison import Comparison
 from rawnn.sim import Simulation, register
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
@@ -358,8 +358,9 @@ def test_what_sizes_have_in_common_is_said(device: Device) -> None:
 
 
 def test_the_worst_of_all_sizes_is_shown() -> None:
-    tried = [Tried({"n": n}, None, (Comparison("y", "float32", n, error, 1.0, 0, "[0]", 0.0, 0.0),),
-                   ()) for n, error in ((1, 0.1), (2, 0.3), (3, 0.2))]
+    tried = [TrialResult({"n": n}, None, (Comparison("y", "float32", n, error, 1.0, 0, "[0]", 0.0,
+                                                     0.0),),
+                         ()) for n, error in ((1, 0.1), (2, 0.3), (3, 0.2))]
     (comparison, where), = Checked("it", tuple(tried), 3).worst().values()
     assert (comparison.error, where.sizes) == (0.3, {"n": 2})
 
@@ -389,9 +390,9 @@ def test_defaults_of_a_reference_give_way(device: Device) -> None:
 
 
 def test_small_floats_are_inputs(device: Device) -> None:
-    from rawnn.lab.sampling import draw
+    from rawnn.lab.sampling import sample
 
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16, np.complex64, bool):
-        made = draw(None, np.random.default_rng(0), (1000,), np.dtype(dtype), {}, "x")
+        made = sample(None, np.random.default_rng(0), (1000,), np.dtype(dtype), {}, "x")
         assert made.dtype == dtype
         assert len(np.unique(made)) > 1

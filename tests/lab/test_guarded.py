@@ -31,7 +31,7 @@ def test_the_bytes_next_to_an_array(offset: int, words: str) -> None:
     made = image(100)
     content = made.content.copy()
     content[made.zone + offset] ^= 1
-    assert made.trespass(content) == words
+    assert made.out_of_bounds(content) == words
     assert made.changed(content).tolist() == ([offset] if 0 <= offset < 100 else [])
 
 
@@ -40,7 +40,7 @@ def test_both_ends_of_both_zones() -> None:
     for where in (0, made.zone - 1, made.zone + 400, made.content.size - 1):
         content = made.content.copy()
         content[where] ^= 255
-        assert made.trespass(content), where
+        assert made.out_of_bounds(content), where
 
 
 def test_other_zones_and_poison_leave_the_rest() -> None:
@@ -51,7 +51,7 @@ def test_other_zones_and_poison_leave_the_rest() -> None:
         assert np.mean(moved.content[part] == made.content[part]) < 0.02
     blank = made.poisoned(None)
     assert (blank.inside() == 255).all()
-    assert blank.trespass(made.content) == ""
+    assert blank.out_of_bounds(made.content) == ""
     assert (made.poisoned(np.random.default_rng(3)).inside()
             != made.poisoned(np.random.default_rng(4)).inside()).any()
     assert made.values(made.content).tolist() == list(range(50))

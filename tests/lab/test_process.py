@@ -18,7 +18,7 @@ from rawnn.lab import simulated, worker
 from rawnn.lab.kernel import Recipe
 from rawnn.lab.kernel_problem import Launching
 from rawnn.lab.red_zones import Image
-from rawnn.lab.subprocess_runner import Apart, Ended
+from rawnn.lab.subprocess_runner import ProcessEnded, SeparateProcess
 from rawnn.sim import register
 from tests.lab.cheats import WRITE, Cheat, doubled, plain
 
@@ -63,8 +63,9 @@ def elsewhere(recipe: Recipe) -> Any:
 
 
 def test_a_process_that_finds_no_gpu_says_so() -> None:
-    apart = Apart(elsewhere(Recipe(HONEST.source, "lab_honest", {}, (), (), None)), PARAMETERS, 5.0)
-    with pytest.raises(Ended, match=r"(?i)gpu|driver|cuda"):
+    apart = SeparateProcess(elsewhere(Recipe(HONEST.source, "lab_honest", {}, (), (), None)),
+                            PARAMETERS, 5.0)
+    with pytest.raises(ProcessEnded, match=r"(?i)gpu|driver|cuda"):
         apart.run(None, {}, {})
     apart.close()
 
@@ -84,7 +85,7 @@ def test_a_process_is_used_again_only_behind_a_launch_that_succeeded(device: Dev
 
     kernel = Cheat("lab_tells", WRITE, plain(meaning), ()).simulated(device)
     register("lab_tells", meaning, {"x": ("3",), "y": ("3",)}, reads=("x",), writes=("y",))
-    apart, generator = Apart(kernel, PARAMETERS, 0.5), np.random.default_rng(0)
+    apart, generator = SeparateProcess(kernel, PARAMETERS, 0.5), np.random.default_rng(0)
     x = np.zeros(3, np.float32)
 
     def run(n: int) -> list[float]:
@@ -97,7 +98,7 @@ def test_a_process_is_used_again_only_behind_a_launch_that_succeeded(device: Dev
     assert second == [first[0], 2, 2]
     found = [first[0]]
     for broken, words in ((10, "did not end within 0.5 s"), (20, "ILLEGAL_ADDRESS")):
-        with pytest.raises(Ended, match=words):
+        with pytest.raises(ProcessEnded, match=words):
             run(broken)
         fresh = run(3)
         assert fresh[1:] == [1, 3]  # the first launch of a process of its own

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.lab.sampling import _drawn, draw_sizes, largest
+from rawnn.lab.sampling import _sample_size, largest, sample_sizes
 
 
 def sizes(given: Any, trials: int, seed: int, *require: str) -> list[int]:
-    drawn = draw_sizes(["n"], {"n": given}, require, 1, trials, np.random.default_rng(seed), {})
+    drawn = sample_sizes(["n"], {"n": given}, require, 1, trials, np.random.default_rng(seed), {})
     return [each["n"] for each in drawn]
 
 
@@ -35,12 +35,12 @@ def test_small_ranges_go_by_the_largest_that_fits(given: str, edge: int) -> None
 def test_later_draws_are_off_by_one_both_ways() -> None:
     """Three in four are, or a multiple: each in a quarter of all, and in an eighth of the rest."""
     generator = np.random.default_rng(0)
-    rest = np.array([_drawn(104, 100_000, generator, False) for _ in range(2000)])
+    rest = np.array([_sample_size(104, 100_000, generator, False) for _ in range(2000)])
     shares = [np.mean(rest % 8 == k) for k in range(8)]
     for k in (0, 1, 7):
         assert shares[k] == pytest.approx(0.25 + 0.25 / 8, abs=0.04)
     assert min(shares) > 0.015
-    whole = np.array([_drawn(104, 100_000, generator, True) for _ in range(200)])
+    whole = np.array([_sample_size(104, 100_000, generator, True) for _ in range(200)])
     assert not (whole % 8).any()
     assert np.median(rest) == pytest.approx(np.sqrt(104 * 100_000), rel=0.25)  # over orders
 
@@ -59,8 +59,8 @@ def test_conditions_hold_for_all() -> None:
 
 
 def test_every_combination_of_lists_is_tried() -> None:
-    drawn = draw_sizes(["m", "n"], {"m": [3, 1], "n": [5, 2]}, (), 2, 1,
-                       np.random.default_rng(0), {})
+    drawn = sample_sizes(["m", "n"], {"m": [3, 1], "n": [5, 2]}, (), 2, 1,
+                         np.random.default_rng(0), {})
     assert [(each["m"], each["n"]) for each in drawn] == [(1, 2), (1, 5), (3, 2), (3, 5)]
     assert largest(["m", "n"], {"m": [3, 1], "n": "2..9"}, 2) == {"m": 3, "n": 9}
     assert largest(["m", "n"], {}, 2) == {"m": 512, "n": 512}

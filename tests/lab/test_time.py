@@ -18,7 +18,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Event, Stream
 from rawnn.lab import CheckFailed, Refused, Work, timing
-from rawnn.lab.advice import Seen, Uses, advice
+from rawnn.lab.advice import Measurements, Uses, advice
 from rawnn.lab.kernel_problem import Launching
 from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.red_zones import Image
@@ -452,7 +452,8 @@ def test_intervals() -> None:
 
 
 LAUNCH = Launching((1320, 1, 1), (256, 1, 1))
-SEEN = Seen(cold=100.0, warm=90.0, empty=2.0, least=50.0, bound="memory", moved=10, cache=100)
+SEEN = Measurements(cold=100.0, warm=90.0, empty=2.0, least=50.0, bound="memory", moved=10,
+                    cache=100)
 
 
 def uses(blocks: int = 8, fraction: float = 1.0, limit: str = "threads", spilled: int = 0) -> Uses:
