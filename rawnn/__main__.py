@@ -28,9 +28,9 @@ def main(end: Callable[[int], object] = sys.exit) -> None:
     from rawnn.cli import load, run
 
     if takes_the_first_gpu(sys.argv[1:]):
-        from rawnn.cuda.driver_start import wake
+        from rawnn.cuda.driver_start import start_driver
 
-        wake()
+        start_driver()
     load(sys.argv[1:])
     if usual:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -34,7 +34,7 @@ from rawnn.ptx.family import FAMILIES, Family
 from rawnn.ptx.kernel_registry import KERNELS
 from rawnn.ptx.optimizers.updates import register_update
 from rawnn.sim import Simulation
-from rawnn.sim.kernel_references import meaning_of
+from rawnn.sim.kernel_references import reference_of
 from tests.engine import make_work, random_dataset, run_on, same_parameters, trained
 from tests.ptx.emulator.emulator import Kernels, compiler
 
@@ -166,11 +166,11 @@ def test_training_with_both_on_the_simulated_gpu_is_the_hosts(
 
 def test_the_simulated_gpu_goes_by_the_table_as_it_is_now(
         signs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert meaning_of(str(signs), "signs") is not None
+    assert reference_of(str(signs), "signs") is not None
     for key in [key for key in KERNELS if key.kind == "signs"]:
         monkeypatch.setitem(KERNELS, key, replace(KERNELS[key], name="others"))
-    assert meaning_of(str(signs), "signs") is None
-    assert meaning_of(str(signs), "others") is not None
+    assert reference_of(str(signs), "signs") is None
+    assert reference_of(str(signs), "others") is not None
 
 
 def test_the_activation_is_in_the_text_of_kernels_that_use_it_alone(leaky: Activation) -> None:

@@ -13,7 +13,7 @@ import pytest
 import rawnn
 from rawnn.__main__ import takes_the_first_gpu
 from rawnn.cuda.device import Device
-from rawnn.cuda.driver_start import wake
+from rawnn.cuda.driver_start import start_driver
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset
@@ -95,7 +95,7 @@ def test_waking_starts_the_driver_and_makes_a_context(monkeypatch: pytest.Monkey
             return 0
 
     monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
-    wake()
+    start_driver()
     assert done.wait(20)
     assert called == [("cuInit", 0), ("cuDevicePrimaryCtxRetain", 0)]
 

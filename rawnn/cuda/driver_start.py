@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Thread
 
 
-def wake() -> None:
+def start_driver() -> None:
     """Start the driver, and make the context of the first GPU, in a thread that ends with the
     process. Both are asked for again by whoever opens the GPU, who then waits for neither (0.25 s
     on an H200), and is told there what fails. The process keeps the context to its end.

@@ -32,7 +32,7 @@ class Allocation:
     purpose: str
 
 
-def room_for(nbytes: int, unit: int = ALIGNMENT) -> int:
+def rounded_up(nbytes: int, unit: int = ALIGNMENT) -> int:
     """`nbytes` rounded up to multiples of `unit`, with at least one byte to spare.
 
     Nothing writes that byte: a kernel that reads past the end of a tensor reads what was never
@@ -123,11 +123,11 @@ class Memory:
     def arena(self, sizes: Iterable[tuple[str, int]], purpose: str,
               source: Source | None = None) -> tuple[Allocation, dict[str, int]]:
         """One allocation, of this memory or of `source`, that holds every (name, bytes) at an
-        aligned address of its own, with `room_for` it."""
+        aligned address of its own, with `rounded_up` it."""
         offsets: dict[str, int] = {}
         total = 0
         for name, nbytes in sizes:
             offsets[name] = total
-            total += room_for(nbytes)
+            total += rounded_up(nbytes)
         block = (source or self).allocate(total, purpose)
         return block, {name: block.address + offset for name, offset in offsets.items()}

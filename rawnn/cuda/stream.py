@@ -33,7 +33,7 @@ class Stream:
         check(self._driver, "cuStreamSynchronize", self._driver.cuStreamSynchronize(self.handle),
               context)
 
-    def wait_for(self, event: Event | Mark) -> None:
+    def wait_for(self, event: Event | OrderingEvent) -> None:
         """Let what follows on this stream wait until `event`, as it was recorded last, is reached;
         the host does not wait. An event never recorded holds nothing back."""
         check(self._driver, "cuStreamWaitEvent",
@@ -64,7 +64,7 @@ class Event:
         check(self._driver, "cuEventDestroy", self._driver.cuEventDestroy(self.handle), _TIMING)
 
 
-class Mark:
+class OrderingEvent:
     """A point on a stream that others wait for or ask about. It has no time stamp."""
 
     def __init__(self, driver: Any) -> None:

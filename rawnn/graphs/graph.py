@@ -148,8 +148,8 @@ class Graph:
         check(driver, "cuStreamEndCapture", driver.cuStreamEndCapture(stream.handle), label)
         return list(tail)
 
-    def capture_apart(self, after: Nodes, stream: Stream, enqueue: Callable[[], None],
-                      label: str) -> list[Any]:
+    def capture_as_child(self, after: Nodes, stream: Stream, enqueue: Callable[[], None],
+                         label: str) -> list[Any]:
         """The same by way of a graph of its own, which becomes a child node of this one.
 
         For NCCL, which refuses to be captured into a graph that exists (2.28: "dependency created

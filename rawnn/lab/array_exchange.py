@@ -16,7 +16,7 @@ import numpy as np
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
-from rawnn.cuda.stream import Mark
+from rawnn.cuda.stream import OrderingEvent
 from rawnn.data.dlpack import DeviceArray, capsule_of, read
 
 _LEGACY = 1
@@ -55,7 +55,7 @@ def _known(handle: int) -> int:
 
 def order(device: Device, first: Any, then: Any) -> None:
     """Let what follows on the stream `then` wait for what is on `first`; the host does not."""
-    mark = Mark(device.driver)
+    mark = OrderingEvent(device.driver)
     try:
         mark.record(first)
         check(device.driver, "cuStreamWaitEvent",

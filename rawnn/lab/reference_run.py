@@ -24,9 +24,9 @@ def needed(problem: Problem) -> bool:
     kernel = problem.candidate
     if not isinstance(kernel, Kernel) or kernel.device.backend.name != "sim":
         return False
-    from rawnn.sim.kernel_references import meaning_of
+    from rawnn.sim.kernel_references import reference_of
 
-    return meaning_of(kernel.source.name, kernel.signature.name) is None
+    return reference_of(kernel.source.name, kernel.signature.name) is None
 
 
 class ReferenceRun(Stopwatch):

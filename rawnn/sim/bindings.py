@@ -25,7 +25,7 @@ from rawnn.ptx.kernel_registry import NEUTRAL
 from rawnn.ptx.kernels import Scalars
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Launcher
-from rawnn.sim.kernel_references import SET_CONDITION, Meaning
+from rawnn.sim.kernel_references import SET_CONDITION, KernelReference
 from rawnn.sim.memory import Memory, Region
 from rawnn.sim.order import Task
 from rawnn.sim.tensormap import check_maps
@@ -99,7 +99,7 @@ class Binding:
     """A kernel with its arguments: the effect of its launches. What does not depend on the
     cursor is worked out at the first run."""
 
-    def __init__(self, kernel: Kernel, values: dict[str, Any], meaning: Meaning,
+    def __init__(self, kernel: Kernel, values: dict[str, Any], meaning: KernelReference,
                  template: Mapping[str, str], memory: Memory, launcher: Launcher) -> None:
         self._kernel, self._memory, self._launcher = kernel, memory, launcher
         self._reference = meaning.reference
@@ -128,7 +128,7 @@ class Binding:
             raise SimulationError(f"{self._kernel.expression} is launched in clusters of {blocks} "
                                   f"block(s), but its work asks for {self.cluster}")
 
-    def _geometries(self, meaning: Meaning) -> list[Any]:
+    def _geometries(self, meaning: KernelReference) -> list[Any]:
         """Every grid and block that the arguments ask for; none where only the plan knows them."""
         if meaning.geometry is None:
             return []
@@ -139,7 +139,7 @@ class Binding:
             return []
         return list(dict.fromkeys(found))
 
-    def _scalars(self, values: dict[str, Any], meaning: Meaning,
+    def _scalars(self, values: dict[str, Any], meaning: KernelReference,
                  template: Mapping[str, str]) -> dict[str, Any]:
         signature = self._kernel.signature
         found = {p.name: values[p.name] for p in signature.parameters
@@ -210,7 +210,7 @@ class Binding:
                 **{m.name: record[m.name].item() if not m.shape and m.struct is None
                    else record[m.name] for m in parameter.struct.members}}
 
-    def _make_operands(self, values: dict[str, Any], meaning: Meaning) -> list[_Operand]:
+    def _make_operands(self, values: dict[str, Any], meaning: KernelReference) -> list[_Operand]:
         made = []
         scalars, label = self._attributes, self._kernel.expression
         reads = meaning.reads

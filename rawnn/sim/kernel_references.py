@@ -18,7 +18,7 @@ Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Meaning:
+class KernelReference:
     """What a kernel computes. `layout` is that of a product; `geometry`, where given, is the only
     grid and block allowed, in any of its `variants`, `shared` the only bytes of dynamic shared
     memory, `cluster` the only blocks of a cluster; `boxes` the only rows of boxes. `sites` are the
@@ -43,8 +43,8 @@ SET_CONDITION = "rawnn_set_condition"
 """The kernel by which a user's graph (rawnn.lab.graph) decides on a conditional node: whether
 flag[0] is not 0."""
 
-_registered: dict[str, Meaning] = {
-    SET_CONDITION: Meaning(("flag",), (), {"flag": ("1",)}, lambda t, a: None)}
+_registered: dict[str, KernelReference] = {
+    SET_CONDITION: KernelReference(("flag",), (), {"flag": ("1",)}, lambda t, a: None)}
 
 
 def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
@@ -55,7 +55,7 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
     `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` and
     `boxes` are as in rawnn.ptx.kernel_registry.KernelImpl, None leaves boxes unchecked.
     """
-    _registered[name] = Meaning(reads, writes, shapes, reference, boxes=boxes)
+    _registered[name] = KernelReference(reads, writes, shapes, reference, boxes=boxes)
 
 
 def forget(name: str) -> None:
@@ -63,29 +63,30 @@ def forget(name: str) -> None:
     _registered.pop(name, None)
 
 
-def meaning_of(source: str, name: str) -> Meaning | None:
+def reference_of(source: str, name: str) -> KernelReference | None:
     """Of the kernel `name` in a file called `source`: rawnn's own before a user's of that name.
     None for one that nobody gave a meaning."""
     entry = find_user_kernel(source, name)
     if entry is not None:
         spec = OPS[entry.word]
-        return Meaning(spec.reads, spec.writes, entry.kernel.shapes, spec.reference, spec.optional,
-                       geometry=entry.kernel.geometry, shared=entry.kernel.shared,
-                       cluster=entry.kernel.cluster, sites=tuple(entry.sites.values()))
+        return KernelReference(spec.reads, spec.writes, entry.kernel.shapes, spec.reference,
+                               spec.optional,
+                               geometry=entry.kernel.geometry, shared=entry.kernel.shared,
+                               cluster=entry.kernel.cluster, sites=tuple(entry.sites.values()))
     found = _of_the_table(Path(source).name, name) or _registered.get(name)
     if found is None and name in WRITTEN:
         spec, impl = WRITTEN[name]
-        found = Meaning(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
-                        geometry=impl.geometry)
+        found = KernelReference(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
+                                geometry=impl.geometry)
     return found
 
 
-def _of_the_table(file: str, name: str) -> Meaning | None:
+def _of_the_table(file: str, name: str) -> KernelReference | None:
     """Of a kernel of the table as it is now: kernels of users come and go in it."""
     for key, impl in reversed(KERNELS.items()):
         if impl.name == name and key.impl != IMPL and Path(impl.source).name == file:
             spec = OPS[key.kind]
-            return Meaning(
+            return KernelReference(
                 spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional, key.layout,
                 impl.geometry, impl.variants, impl.boxes, impl.shared, impl.cluster,
             )

@@ -15,7 +15,7 @@ from rawnn.cuda.compiling.compiled_signature import Instance
 from rawnn.sim.bindings import Binding
 from rawnn.sim.errors import SimulationError
 from rawnn.sim.graphs import Launcher
-from rawnn.sim.kernel_references import Meaning, meaning_of
+from rawnn.sim.kernel_references import KernelReference, reference_of
 from rawnn.sim.memory import Memory
 
 
@@ -41,8 +41,8 @@ class Kernel:
         self._generation = -1
 
     @property
-    def meaning(self) -> Meaning:
-        found = meaning_of(self._source, self.signature.name)
+    def meaning(self) -> KernelReference:
+        found = reference_of(self._source, self.signature.name)
         if found is None:
             raise SimulationError(
                 f"the kernel {self.expression} of {self._source} has no NumPy reference, so it "

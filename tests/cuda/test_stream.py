@@ -4,7 +4,7 @@ import pytest
 
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
-from rawnn.cuda.stream import Event, Mark, Stream
+from rawnn.cuda.stream import Event, OrderingEvent, Stream
 from rawnn.sim import Fault, Faults, Simulation
 from tests.sim.work import read, relu, vector
 
@@ -55,7 +55,7 @@ def test_streams_do_not_wait_for_the_default_stream(sim: Simulation, device: Dev
 
 
 def test_a_mark_orders_two_streams(device: Device) -> None:
-    other, mark = Stream(device.driver), Mark(device.driver)
+    other, mark = Stream(device.driver), OrderingEvent(device.driver)
     z, a, b = vector(device, 1.0), vector(device), vector(device)
     relu(device, z, a, stream=other).run(0)
     mark.record(other)
@@ -68,7 +68,7 @@ def test_a_mark_orders_two_streams(device: Device) -> None:
 
 
 def test_a_mark_says_whether_it_was_reached(device: Device) -> None:
-    mark = Mark(device.driver)
+    mark = OrderingEvent(device.driver)
     assert mark.reached()  # never recorded: nothing to wait for
     z, a = vector(device, 1.0), vector(device)
     for _ in range(5):
@@ -90,7 +90,7 @@ def test_a_mark_says_what_failed(call: str, sim: Simulation, device: Device) -> 
     sim.faults.add(Fault(call=call))
 
     def use() -> None:
-        mark = Mark(device.driver)
+        mark = OrderingEvent(device.driver)
         mark.record(device.stream)
         device.stream.wait_for(mark)
         mark.reached()

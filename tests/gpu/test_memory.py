@@ -16,7 +16,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.cuda.pinned import PinnedMemory
-from rawnn.cuda.stream import Event, Mark, Stream
+from rawnn.cuda.stream import Event, OrderingEvent, Stream
 from rawnn.engine.machine import machine_of
 from rawnn.graphs import Graph
 from tests.engine import make_work, random_dataset, run_on
@@ -150,7 +150,7 @@ def test_memory_holds_what_was_written_and_is_given_back(name: str, device: Devi
 @pytest.mark.parametrize("name", ["pool", "async"])
 def test_memory_that_goes_from_stream_to_stream(name: str, hopper: Device) -> None:
     other, allocator = Stream(hopper.driver), MAKERS[name](hopper)
-    ahead, behind = Mark(hopper.driver), Mark(hopper.driver)
+    ahead, behind = OrderingEvent(hopper.driver), OrderingEvent(hopper.driver)
     for _ in range(20):
         x, y = (allocator.allocate(4 * COUNT, "a vector") for _ in range(2))
         hopper.fill(x.address, 0, 4 * COUNT, "x")

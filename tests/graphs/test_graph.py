@@ -307,7 +307,7 @@ def test_a_priority_of_a_node_counts_where_its_graph_is_instantiated(
     if place == "captured":
         stream = Stream(device.driver, urgent=True)
         again = relu(device, vector(device, 1.0), vector(device), stream=stream)
-        graph.capture_apart((), stream, lambda: again.run(0), "a call")
+        graph.capture_as_child((), stream, lambda: again.run(0), "a call")
         stream.close()
     elif place == "node":
         urgent.add_to(graph, (), 0)

@@ -12,7 +12,7 @@ import pytest
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.programmatic import Proof
 from rawnn.cuda.device import Device
-from rawnn.cuda.stream import Mark, Stream
+from rawnn.cuda.stream import OrderingEvent, Stream
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.overlap import buffer_plans, fetching
 from rawnn.graphs.programmatic import (
@@ -177,16 +177,16 @@ def test_a_stream_and_its_events_are_given_back_when_a_program_cannot_be_made(
 ) -> None:
     simulation = Simulation()
     device = Device(simulation.backend())
-    made: list[Mark] = []
-    build = Mark.__init__
+    made: list[OrderingEvent] = []
+    build = OrderingEvent.__init__
 
-    def failing(self: Mark, driver: Any) -> None:
+    def failing(self: OrderingEvent, driver: Any) -> None:
         if len(made) == 2:
             raise KeyboardInterrupt
         made.append(self)
         build(self, driver)
 
-    monkeypatch.setattr(Mark, "__init__", failing)
+    monkeypatch.setattr(OrderingEvent, "__init__", failing)
     with pytest.raises(KeyboardInterrupt):
         GpuRunner(device, make_work("streams", ONE, DATA))
     device.close()

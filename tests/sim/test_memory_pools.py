@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rawnn.cuda.device import Device
-from rawnn.cuda.stream import Mark, Stream
+from rawnn.cuda.stream import OrderingEvent, Stream
 from rawnn.sim import Race, Simulation, SimulationError
 from tests.sim.work import read, relu, vector
 
@@ -49,7 +49,7 @@ def test_another_stream_must_be_ordered_with_both_ends(end: str, seed: int) -> N
     z = vector(device, 1.0)
     _, a = driver.cuMemAllocAsync(32, device.stream.handle)
     if end == "free":
-        mark = Mark(driver)
+        mark = OrderingEvent(driver)
         mark.record(device.stream)
         other.wait_for(mark)
     relu(device, z, a, stream=other).run(0)

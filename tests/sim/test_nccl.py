@@ -89,7 +89,7 @@ def test_collectives_are_captured_into_a_graph() -> None:
         call = rank.context.all_reduce("gradients", [("float32", 1)], 1.0)
         after: list[Any] = []
         for _ in range(2):
-            after = graph.capture_apart(
+            after = graph.capture_as_child(
                 after, rank.stream, lambda: call.run(int(rank.stream.handle), buffer), "gradients")
         executable = graph.instantiate("two")
         graph.close()

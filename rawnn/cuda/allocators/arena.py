@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rawnn.common.errors import OutOfMemory
 from rawnn.cuda.allocators.protocol import Statistics
-from rawnn.cuda.memory import Allocation, Memory, room_for
+from rawnn.cuda.memory import Allocation, Memory, rounded_up
 from rawnn.cuda.stream import Stream
 
 
@@ -25,11 +25,11 @@ class Arena:
         """`nbytes` (at least 1) for any stream. Raises OutOfMemory where the arena is full."""
         nbytes = max(nbytes, 1)
         left = self._block.nbytes - self._end
-        if room_for(nbytes) > left:
+        if rounded_up(nbytes) > left:
             raise OutOfMemory(f"the arena of {self._block.nbytes:,} bytes ({self._purpose}) has no "
                               f"room for {nbytes:,} bytes ({purpose}): {left:,} are left")
         allocation = Allocation(self._block.address + self._end, nbytes, purpose)
-        self._end += room_for(nbytes)
+        self._end += rounded_up(nbytes)
         self._live[allocation.address] = allocation
         self._hits += 1
         self._current += nbytes

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rawnn.cuda.memory import Allocation
-from rawnn.cuda.stream import Mark, Stream
+from rawnn.cuda.stream import OrderingEvent, Stream
 
 
 @dataclass(eq=False, slots=True)
@@ -91,4 +91,4 @@ class Lane:
         self.quick: dict[int, list[Block]] = {}
         self.free = {False: FreeList(), True: FreeList()}
         self.ticket = self.done = 0
-        self.pending: tuple[Mark, int] | None = None
+        self.pending: tuple[OrderingEvent, int] | None = None

@@ -18,8 +18,8 @@ from typing import Any
 from rawnn.common.errors import OutOfMemory
 from rawnn.cuda.allocators.blocks import Block, Lane
 from rawnn.cuda.allocators.protocol import Statistics
-from rawnn.cuda.memory import Allocation, Memory, room_for
-from rawnn.cuda.stream import Mark, Stream
+from rawnn.cuda.memory import Allocation, Memory, rounded_up
+from rawnn.cuda.stream import OrderingEvent, Stream
 
 SMALL_UNIT = 512
 SEGMENT = 2 << 20
@@ -34,8 +34,8 @@ class Pool:
         self._driver, self._memory, self._stream = driver, memory, stream
         self._lanes: dict[int, Lane] = {}
         self._out: dict[int, Block] = {}
-        self._deferred: list[tuple[Block, list[Mark]]] = []
-        self._spare: list[Mark] = []
+        self._deferred: list[tuple[Block, list[OrderingEvent]]] = []
+        self._spare: list[OrderingEvent] = []
         self._segments: dict[int, Allocation] = {}
         self._current = self._peak = 0
         self._hits = self._misses = self._splits = self._merges = self._retries = 0
@@ -45,7 +45,7 @@ class Pool:
         """At least `nbytes` for work on `stream`. Raises OutOfMemory, once everything cached was
         given back and the driver still has no room; CallFailed."""
         nbytes = max(nbytes, 1)
-        need = room_for(nbytes, SMALL_UNIT)
+        need = rounded_up(nbytes, SMALL_UNIT)
         lane = self._lane(stream or self._stream)
         if self._deferred:
             self._reclaim()
@@ -121,9 +121,9 @@ class Pool:
                 return found
         return None
 
-    def _mark(self, stream: Stream) -> Mark:
+    def _mark(self, stream: Stream) -> OrderingEvent:
         """An event recorded on `stream` now."""
-        mark = self._spare.pop() if self._spare else Mark(self._driver)
+        mark = self._spare.pop() if self._spare else OrderingEvent(self._driver)
         try:
             mark.record(stream)
         except BaseException:
@@ -156,9 +156,9 @@ class Pool:
         else:
             lane.quick.setdefault(block.need, []).append(block)
 
-    def _marks(self, block: Block) -> list[Mark]:
+    def _marks(self, block: Block) -> list[OrderingEvent]:
         """Events on all other streams that use the block."""
-        marks: list[Mark] = []
+        marks: list[OrderingEvent] = []
         try:
             for stream in block.users.values():
                 marks.append(self._mark(stream))

@@ -10,7 +10,7 @@ from rawnn.common.errors import DeviceError
 from rawnn.cuda.allocators.protocol import Statistics
 from rawnn.cuda.errors import check, check_memory
 from rawnn.cuda.memory import Allocation, Memory
-from rawnn.cuda.stream import Mark, Stream
+from rawnn.cuda.stream import OrderingEvent, Stream
 
 KEEP_ALL = 2**64 - 1
 """Release threshold of the pool: give nothing back. The driver's default of 0 gives everything
@@ -41,7 +41,7 @@ class StreamOrdered:
         self._driver, self._memory, self._stream = driver, memory, stream
         self._out: dict[int, tuple[Allocation, Stream]] = {}
         self._users: dict[int, dict[int, Stream]] = {}
-        self._marks: list[Mark] = []
+        self._marks: list[OrderingEvent] = []
         self._current = self._peak = self._hits = self._misses = 0
         self._pool = self._check("cuDeviceGetDefaultMemPool", device)
         self._before = self._check("cuMemPoolGetAttribute", self._pool, "RELEASE_THRESHOLD")
@@ -94,7 +94,7 @@ class StreamOrdered:
         if found is not allocation:
             return
         for other in self._users.pop(allocation.address, {}).values():
-            mark = Mark(self._driver)
+            mark = OrderingEvent(self._driver)
             self._marks.append(mark)
             mark.record(other)
             stream.wait_for(mark)

@@ -53,6 +53,6 @@ class CollectiveCall(LibraryCall):
 
     def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int) -> list[Any]:
         urgent = int(self._urgent.handle)
-        nodes: list[Any] = graph.capture_apart(
+        nodes: list[Any] = graph.capture_as_child(
             dependencies, self._urgent, lambda: self._run(urgent, *self._addresses), self.label)
         return nodes

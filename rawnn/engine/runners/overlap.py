@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from rawnn.cuda.launch import Command
-from rawnn.cuda.stream import Mark, Stream
+from rawnn.cuda.stream import OrderingEvent, Stream
 from rawnn.engine.runners.lowering import Addresses, HostArrays, Lowering
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
@@ -83,8 +83,8 @@ class OverlappedProgram:
             self._closing.close()
             raise
 
-    def _mark(self, driver: object) -> Mark:
-        mark = Mark(driver)
+    def _mark(self, driver: object) -> OrderingEvent:
+        mark = OrderingEvent(driver)
         self._closing.callback(mark.close)
         return mark
 
