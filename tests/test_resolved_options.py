@@ -43,7 +43,7 @@ def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
             return persistent_payoff.Verdict(False, "too few steps")
         return judge(network, replace(recipe, epochs=10**8), *others)
 
-    monkeypatch.setattr("rawnn.opts.presets.judge", judged)
+    monkeypatch.setattr("rawnn.opts.presets.evaluate_payoff", judged)
 
 
 def measured(path: Path, monkeypatch: pytest.MonkeyPatch, toggles: str, gpu: str) -> None:

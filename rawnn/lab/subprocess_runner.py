@@ -84,8 +84,8 @@ class SeparateProcess:
         try:
             connection.send((name, arguments))
             if not connection.poll(self.limit):
-                raise ProcessEnded(f"{self._kernel.expression} did not end within {self.limit:g} s, and "
-                                   f"its process was ended")
+                raise ProcessEnded(f"{self._kernel.expression} did not end within {self.limit:g} s, "
+                                   f"and its process was ended")
             kind, value = connection.recv()
         except (EOFError, OSError):
             self.close()
@@ -134,8 +134,8 @@ class SeparateProcess:
                 kind, value = ours.recv() if ours.poll(_START) else ("error", ProcessEnded(
                     f"the process of {kernel.expression} did not begin within {_START:g} s"))
             except (EOFError, OSError):
-                kind, value = "error", ProcessEnded(f"the process of {kernel.expression} died at its "
-                                                    f"beginning")
+                kind, value = "error", ProcessEnded(f"the process of {kernel.expression} died at "
+                                                    f"its beginning")
             if kind == "error":
                 self._connection = ours
                 self.close()

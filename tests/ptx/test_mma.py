@@ -15,7 +15,7 @@ from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.cuda.compiling.resources import spills
 from rawnn.model.layers import Network
 from rawnn.opts import select
-from rawnn.opts.mma import settle
+from rawnn.opts.mma import resolve
 from rawnn.opts.registry import Machine
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
@@ -206,7 +206,7 @@ def test_the_toggle_is_refused(text: str, capability: tuple[int, int], sentence:
 @pytest.mark.parametrize(("capability", "value"), [((8, 0), "sync"), ((9, 0), "wgmma"),
                                                    ((12, 0), "sync")])
 def test_auto_is_what_the_machine_has(capability: tuple[int, int], value: str) -> None:
-    assert settle("auto", Machine(None, capability)) == value
+    assert resolve("auto", Machine(None, capability)) == value
 
 
 @pytest.mark.parametrize(("opt", "impls"), [

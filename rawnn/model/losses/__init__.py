@@ -22,8 +22,8 @@ Link = Literal["identity", "sigmoid", "softmax"]
 class Loss:
     """A loss on the network's last outputs z.
 
-    `target_kind` says what it compares with: "labels" (y, class indices) or "targets" (t, as wide as
-    z). A loss that is a mean over all elements says all with two functions, from which
+    `target_kind` says what it compares with: "labels" (y, class indices) or "targets" (t, as wide
+    as z). A loss that is a mean over all elements says all with two functions, from which
     rawnn.plan.losses makes its ops: `terms(z, t)`, the loss of each element, and `gradient(z, t)`,
     that of the mean. Any other defines its ops, and says how a plan is built from them:
     `measure(builder)` adds the ops that give loss (and correct), `backward(builder)` those that
