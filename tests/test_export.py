@@ -14,7 +14,7 @@ import pytest
 
 from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.data.normalise import Normalisation
-from rawnn.engine.export import _ACTIVATIONS, export_onnx, onnx_model
+from rawnn.engine.export import export_onnx, onnx_model
 from rawnn.engine.model import Model
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
@@ -108,7 +108,7 @@ def test_it_is_reached_as_the_documentation_says(tmp_path: Path) -> None:
 
 
 def test_every_activation_can_be_exported() -> None:
-    assert set(_ACTIVATIONS) == set(ACTIVATIONS)
+    assert all(activation.onnx for activation in ACTIVATIONS.values())
 
 
 def test_names_of_classes_are_kept() -> None:

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 from rawnn.bench.specification import Limits, draw
 from rawnn.cli.options import listed, setting
 from rawnn.cli.train import train
-from rawnn.engine.config import Config
 from rawnn.model.activations import ACTIVATIONS, Activation
 from rawnn.model.layers import INITIALISERS
 from rawnn.model.losses import LOSSES
@@ -25,13 +24,11 @@ REGISTRIES = {"activation": ACTIVATIONS, "loss": LOSSES, "optimizer": OPTIMIZERS
 
 
 @pytest.mark.parametrize("field", REGISTRIES)
-def test_everything_is_offered_and_documented(field: str) -> None:
+def test_everything_is_offered(field: str) -> None:
     text = " ".join(CliRunner().invoke(train, ["--help"]).output.split())
     offered = text[text.index(f"--{field} "):][:300]
-    described = " ".join((Config.__doc__ or "").split())
     for name in REGISTRIES[field]:
         assert name in offered, name
-        assert f'"{name}' in described, name
 
 
 def test_help_follows_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:

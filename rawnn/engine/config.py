@@ -32,14 +32,14 @@ class Config:
 
     layers    sizes from the input features to the outputs
     bias      whether layers have biases
-    activation  between layers: "relu", "tanh" or "gelu"
-    loss      "cross_entropy", "mse" or "bce" (binary cross-entropy on logits)
+    activation  between layers, such as "relu": one of rawnn.model.activations
+    loss      such as "cross_entropy" or "mse": one of rawnn.model.losses
     init      how parameters start: "uniform" (PyTorch's default), "he", "glorot" or "zeros"
     epochs    passes over the training set
     batch     examples per step; None: 128, or fewer for a small set of the user's own
     partial   keep the last partial batch of an epoch; None: with data of the user's own
     shuffle   a new order of the examples for each epoch
-    optimizer "sgd", "adam" or "adamw"
+    optimizer such as "sgd" or "adam": one of rawnn.model.optimizers
     lr        learning rate
     momentum, nesterov, weight_decay, beta1, beta2, eps  of the optimizer; None: its default
     schedule  of the learning rate: "constant", "step:30:0.1", "cosine", "warmup:5,cosine"

@@ -11,7 +11,6 @@ columns under `target_names`, as JSON. A normalisation in float64 is computed in
 from __future__ import annotations
 
 import json
-import math
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,7 +83,10 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
         z = of_last if last else f"fc{layer}"
         a = graph.add("Gemm", a, *operands, name=z, transB=1)
         if not last:
-            a = _ACTIVATIONS[network.activation](graph, a, f"fc{layer}")
+            if network.between.onnx is None:
+                raise ConfigError(f"the activation '{network.activation}' says no ONNX operators: "
+                                  f"give it `onnx` (rawnn/model/activations)")
+            a = network.between.onnx(graph, a, f"fc{layer}")
     if (targets := model.target_normalisation) is not None:
         std = graph.constant("target_std", targets.std.astype(np.float32))
         mean = graph.constant("target_mean", targets.mean.astype(np.float32))
@@ -154,22 +156,6 @@ def _in_units(graph: _Graph, model: Model, x: str, types: Any) -> dict[str, int]
     kind: int = types.DOUBLE if normalisation.is_double else types.FLOAT
     graph.add("Cast", x, name="values", to=kind)
     return {"values": kind}
-
-
-def _gelu(graph: _Graph, z: str, name: str) -> str:
-    """z / 2 * (1 + erf(z / sqrt 2))."""
-    root = graph.number(f"{name}.sqrt2", math.sqrt(2))
-    erf = graph.add("Erf", graph.add("Div", z, root, name=f"{name}.ratio"), name=f"{name}.erf")
-    tail = graph.add("Add", erf, graph.number(f"{name}.one", 1.0), name=f"{name}.tail")
-    half = graph.add("Mul", z, graph.number(f"{name}.half", 0.5), name=f"{name}.halved")
-    return graph.add("Mul", half, tail, name=f"{name}.gelu")
-
-
-_ACTIVATIONS = {
-    "relu": lambda graph, z, name: graph.add("Relu", z, name=f"{name}.relu"),
-    "tanh": lambda graph, z, name: graph.add("Tanh", z, name=f"{name}.tanh"),
-    "gelu": _gelu,
-}
 
 
 def _answers(graph: _Graph, link: Link, z: str, types: Any) -> dict[str, int]:

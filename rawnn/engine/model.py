@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,7 +31,6 @@ from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.data.precision import check_finite
 from rawnn.engine import checkpoint
 from rawnn.engine.state_dict import from_torch, layers_of, to_torch
-from rawnn.model.activations import activation
 from rawnn.model.layers import Network, Parameters
 from rawnn.model.losses import Link
 
@@ -163,7 +162,7 @@ class Model:
 
             yield from forward(self.network, self.parameters, self.normalisation, inputs, device)
             return
-        between = _FAST.get(self.network.activation, activation(self.network.activation).function)
+        between = self.network.between.fast or self.network.between.function
         for start in range(0, len(inputs), batch):
             a = self.normalisation.apply(inputs[start : start + batch])
             for layer in range(1, self.network.depth + 1):
@@ -334,22 +333,3 @@ def sigmoid(z: NDArray[np.float32]) -> NDArray[np.float32]:
     """1 / (1 + exp(-z)), without overflow."""
     e = np.exp(-np.abs(z))
     return np.where(z >= 0, 1 / (1 + e), e / (1 + e)).astype(np.float32)
-
-
-def _gelu(z: NDArray[np.float32]) -> NDArray[np.float32]:
-    """GELU with the error function of Abramowitz and Stegun, 7.1.26, at most 1.5e-7 off: NumPy has
-    none, and Python's takes 100 ns a value."""
-    x = np.abs(z) * np.float32(1 / math.sqrt(2))
-    t = 1 / (1 + np.float32(0.3275911) * x)
-    polynomial = np.full_like(t, 1.061405429)
-    for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        polynomial *= t
-        polynomial += np.float32(factor)
-    tail = np.float32(0.5) * polynomial * t * np.exp(-x * x)  # 1 - the distribution at |z|
-    result: NDArray[np.float32] = z * np.where(z >= 0, 1 - tail, tail)
-    return result
-
-
-_FAST: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
-    "gelu": _gelu, "relu": lambda z: np.maximum(z, 0, out=z), "tanh": np.tanh,
-}

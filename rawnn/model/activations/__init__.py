@@ -1,17 +1,27 @@
-"""Activations: each is one small file with its NumPy function and slope; the CUDA functor of the
-same name stands in ptx/elementwise/activations.cuh."""
+"""Activations: each is one small file with its NumPy function and slope, its CUDA functor (those of
+relu, tanh and gelu stand in ptx/elementwise/activations.cuh) and its ONNX operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
 from rawnn.common.errors import unknown
+from rawnn.common.registry import import_all
 
 Array = NDArray[Any]
+
+
+class OnnxGraph(Protocol):
+    """What an activation adds its operators to (rawnn.engine.export); each returns the name of its
+    result."""
+
+    def number(self, name: str, value: float) -> str: ...
+
+    def add(self, kind: str, *inputs: str, name: str) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,8 @@ class Activation:
     `saves` says what the backward pass needs: the output a (then a product can apply the
     activation in its epilogue and z is never stored) or the input z. `functor` is its name in
     CUDA C, `code` the text that declares it where ptx/elementwise/activations.cuh does not.
+    `onnx(graph, z, name)` adds the operators to an ONNX graph and returns their result; without it
+    no model is exported. `fast` is a float32 function for predictions, where `function` is slow.
     """
 
     name: str
@@ -29,6 +41,8 @@ class Activation:
     function: Callable[[Array], Array]
     slope: Callable[[Array], Array]
     code: str = ""
+    onnx: Callable[[OnnxGraph, str, str], str] | None = None
+    fast: Callable[[Array], Array] | None = None
 
 
 ACTIVATIONS: dict[str, Activation] = {}
@@ -56,8 +70,4 @@ def functor(name: str) -> str:
     return activation(name).functor if name else "None"
 
 
-from rawnn.model.activations import gelu as _gelu  # noqa: E402
-from rawnn.model.activations import relu as _relu  # noqa: E402
-from rawnn.model.activations import tanh as _tanh  # noqa: E402
-
-del _gelu, _relu, _tanh
+import_all(__name__, __path__)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import unknown
+from rawnn.common.registry import import_all
 
 if TYPE_CHECKING:
     from rawnn.plan.build import Builder
@@ -97,8 +98,4 @@ def loss(name: str) -> Loss:
     return LOSSES[name]
 
 
-from rawnn.model.losses import bce as _bce  # noqa: E402
-from rawnn.model.losses import cross_entropy as _cross_entropy  # noqa: E402
-from rawnn.model.losses import mse as _mse  # noqa: E402
-
-del _bce, _cross_entropy, _mse
+import_all(__name__, __path__)

@@ -1,14 +1,54 @@
-"""Optimizers: each is one small file that says what state it keeps and which op is its step."""
+"""Optimizers: each is one small file with its settings and the formula of its step in NumPy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError, unknown
+from rawnn.common.registry import import_all
 
 Settings = Mapping[str, float]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an optimizer: what the op `kind` computes, from which rawnn.plan.ops.updates makes
+    the op of that name, and the one that does the weight gradient's product as well.
+
+    `formula(w, g, state, a, rate, t)` returns the new parameter: `w` and its gradient `g` are
+    arrays of one shape, `state` the arrays of the names in `keeps`, which it changes in place, `a`
+    the op's attributes (Python numbers: what multiplies an array is converted to its dtype first),
+    `rate` the step's learning rate in w's dtype, `t` the step's number from 1 on. `counts_steps`
+    says that it needs `t`. `functor` is the CUDA functor of the step
+    (ptx/optimizers/step_functors.cuh). `is_fused` says that there is a kernel gemm_<kind>
+    (ptx/gemm/gemm_kernels.cuh).
+    """
+
+    kind: str
+    functor: str
+    formula: Callable[[Array, Array, Mapping[str, Array], Mapping[str, Any], Any, int], Array]
+    keeps: tuple[str, ...] = ()
+    counts_steps: bool = False
+    is_fused: bool = True
+
+    @property
+    def fused_kind(self) -> str:
+        """The op that is this step with the weight gradient's product, never storing a gradient."""
+        return "weight_update" if self.kind == "sgd" else f"weight_{self.kind}"
+
+
+STEPS: dict[str, Step] = {}
+
+
+def register_step(step: Step) -> Step:
+    STEPS[step.kind] = step
+    return step
 
 
 @dataclass(frozen=True)
@@ -112,7 +152,4 @@ class Optimizer:
         return ", ".join([self.name, f"lr {self.lr:g}", *words])
 
 
-from rawnn.model.optimizers import adam as _adam  # noqa: E402
-from rawnn.model.optimizers import sgd as _sgd  # noqa: E402
-
-del _adam, _sgd
+import_all(__name__, __path__)

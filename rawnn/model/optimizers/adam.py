@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
-from rawnn.model.optimizers import OptimizerSpec, Settings, register
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rawnn.model.optimizers import (
+    Array,
+    OptimizerSpec,
+    Settings,
+    Step,
+    register,
+    register_step,
+)
+
+
+def _step(w: Array, g: Array, state: Mapping[str, Array], a: Mapping[str, Any], rate: Any,
+          t: int) -> Array:
+    """Adam (Kingma and Ba, 2015), bias-corrected.
+
+    `decoupled` decays the weights beside the gradient (AdamW: Loshchilov and Hutter, 2019)."""
+    number = w.dtype.type
+    beta1, beta2 = a["beta1"], a["beta2"]
+    if a["decoupled"]:
+        w = w - rate * number(a["decay"]) * w
+    else:
+        g = g + number(a["decay"]) * w
+    m, v = state["m"], state["v"]
+    m[...] = number(beta1) * m + number(1 - beta1) * g
+    v[...] = number(beta2) * v + number(1 - beta2) * g * g
+    first = m / number(1 - beta1 ** t)
+    second = np.sqrt(v / number(1 - beta2 ** t)) + number(a["eps"])
+    result: Array = w - rate * first / second
+    return result
 
 
 def _adam(name: str, decay: float, decoupled: bool) -> OptimizerSpec:
@@ -14,5 +46,6 @@ def _adam(name: str, decay: float, decoupled: bool) -> OptimizerSpec:
                          counts_steps=True)
 
 
+register_step(Step("adam", "Adam", _step, keeps=("m", "v"), counts_steps=True))
 register(_adam("adam", 0.0, decoupled=False))
 register(_adam("adamw", 0.01, decoupled=True))

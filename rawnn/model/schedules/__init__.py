@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rawnn.common.errors import ConfigError, nearest
+from rawnn.common.registry import import_all
 
 Floats = NDArray[np.float32]
 
@@ -164,8 +165,4 @@ def functor(kind: str) -> str:
     return SCHEDULE_SPECS[kind].functor
 
 
-from rawnn.model.schedules import constant as _constant  # noqa: E402
-from rawnn.model.schedules import cosine as _cosine  # noqa: E402
-from rawnn.model.schedules import step as _step  # noqa: E402
-
-del _constant, _cosine, _step
+import_all(__name__, __path__)

@@ -9,6 +9,7 @@ import numpy as np
 
 from rawnn.common import random
 from rawnn.common.dtypes import rounded
+from rawnn.model.optimizers import STEPS, Step
 from rawnn.plan.op import Attributes, Reference, define
 from rawnn.plan.ops.common import Array, matrix_view, multiply, step_of
 
@@ -55,50 +56,55 @@ def _store(t: SimpleNamespace, a: Attributes, w: Array, value: Array) -> None:
         t.copy[...] = w * w.dtype.type(a["copy_scale"])
 
 
-@define("sgd", reads=("w", "dw", "other", *_CONTEXT), writes=("w", "copy"),
-        optional=("other", "copy", *_CONTEXT))
-def sgd(t: SimpleNamespace, a: Attributes) -> None:
-    """w -= lr * (dw + decay * w)."""
-    if _skipped(t):
-        return
-    lr, decay = t.w.dtype.type(_rate(t, a)), t.w.dtype.type(a["decay"])
-    _store(t, a, t.w, t.w - lr * (_gradient(t, t.dw, a) + decay * t.w))
+def _updates(step: Step) -> Reference:
+    """The op of a step: w, its state and its copy, from dw."""
+
+    def update(t: SimpleNamespace, a: Attributes) -> None:
+        if _skipped(t):
+            return
+        number = t.w.dtype.type
+        count = _global_step(t, a) + 1 if step.counts_steps else 0
+        state = {name: getattr(t, name) for name in step.keeps}
+        _store(t, a, t.w, step.formula(t.w, _gradient(t, t.dw, a), state, a, number(_rate(t, a)),
+                                       count))
+
+    update.__doc__ = step.formula.__doc__
+    return update
 
 
-@define("momentum", reads=("w", "dw", "other", "v", *_CONTEXT), writes=("w", "v", "copy"),
-        optional=("other", "copy", *_CONTEXT))
-def momentum(t: SimpleNamespace, a: Attributes) -> None:
-    """g = dw + decay * w; v = momentum * v + g; w -= lr * v, or lr * (g + momentum * v)."""
-    if _skipped(t):
-        return
-    number = t.w.dtype.type
-    lr, mu = number(_rate(t, a)), number(a["momentum"])
-    g = _gradient(t, t.dw, a) + number(a["decay"]) * t.w
-    t.v[...] = mu * t.v + g
-    _store(t, a, t.w, t.w - lr * (g + mu * t.v if a["nesterov"] else t.v))
+def _updates_from_gemm(step: Step) -> Reference:
+    """The same with the gradient dz^T x, which is never stored, and of the bias with the column
+    sums of dz."""
+    update = _updates(step)
+
+    def update_both(t: SimpleNamespace, a: Attributes) -> None:
+        bias = SimpleNamespace(**{name: getattr(t, name) for name in _CONTEXT if hasattr(t, name)})
+        update(SimpleNamespace(**vars(t), dw=multiply(a, t.dz.T, t.x)), a)
+        if hasattr(t, "bias"):
+            bias.w, bias.dw = t.bias, t.dz.sum(axis=0)
+            for name in step.keeps:
+                setattr(bias, name, getattr(t, f"bias_{name}"))
+            update(bias, {**a, "stochastic": False})
+
+    update_both.__doc__ = f"{step.kind} with the gradient dz^T x, and the bias likewise."
+    return update_both
 
 
-@define("adam", reads=("w", "dw", "other", "m", "v", *_CONTEXT), writes=("w", "m", "v", "copy"),
-        optional=("other", "copy", "rates", "loss_scale", "overflow"))
-def adam(t: SimpleNamespace, a: Attributes) -> None:
-    """Adam (Kingma and Ba, 2015), bias-corrected.
+def define_ops(step: Step) -> None:
+    """Define the ops of an optimizer's step: `kind`, and `fused_kind` with the product ahead."""
+    context = tuple(name for name in _CONTEXT
+                    if not (step.counts_steps and name in ("cursor", "clock")))
+    define(step.kind, reads=("w", "dw", "other", *step.keeps, *_CONTEXT),
+           writes=("w", *step.keeps, "copy"), optional=("other", "copy", *context))(_updates(step))
+    if step.is_fused:
+        biases = ("bias", *(f"bias_{name}" for name in step.keeps))
+        define(step.fused_kind, reads=("dz", "x", "w", *step.keeps, *biases, *_CONTEXT),
+               writes=("w", *step.keeps, *biases, "copy"),
+               optional=(*biases, "copy", *context))(_updates_from_gemm(step))
 
-    `decoupled` decays the weights beside the gradient (AdamW: Loshchilov and Hutter, 2019)."""
-    if _skipped(t):
-        return
-    number = t.w.dtype.type
-    lr, decay = number(_rate(t, a)), number(a["decay"])
-    step = _global_step(t, a) + 1
-    g, w = _gradient(t, t.dw, a), t.w
-    if a["decoupled"]:
-        w = w - lr * decay * w
-    else:
-        g = g + decay * w
-    t.m[...] = number(a["beta1"]) * t.m + number(1 - a["beta1"]) * g
-    t.v[...] = number(a["beta2"]) * t.v + number(1 - a["beta2"]) * g * g
-    first = t.m / number(1 - a["beta1"] ** step)
-    second = np.sqrt(t.v / number(1 - a["beta2"] ** step)) + number(a["eps"])
-    _store(t, a, t.w, w - lr * first / second)
+
+for _step in STEPS.values():
+    define_ops(_step)
 
 
 @define("bias_sgd", reads=("dz", "bias", "rates", "cursor", "loss_scale", "overflow"),
@@ -113,50 +119,6 @@ def _update_bias(t: SimpleNamespace, a: Attributes) -> None:
     number = t.bias.dtype.type
     gradient = _gradient(t, t.dz.sum(axis=0), a)
     t.bias -= number(_rate(t, a)) * (gradient + number(a["decay"]) * t.bias)
-
-
-@define("weight_update", reads=("dz", "x", "w", "bias", *_CONTEXT), writes=("w", "bias", "copy"),
-        optional=("bias", "copy", *_CONTEXT))
-def weight_update(t: SimpleNamespace, a: Attributes) -> None:
-    """w -= lr * (dz^T x + decay * w), and the bias likewise.
-
-    Gradient and SGD in one, the gradient never stored."""
-    if _skipped(t):
-        return
-    number = t.w.dtype.type
-    lr, decay = number(_rate(t, a)), number(a["decay"])
-    _store(t, a, t.w, t.w - lr * (_gradient(t, multiply(a, t.dz.T, t.x), a) + decay * t.w))
-    if hasattr(t, "bias"):
-        _update_bias(t, a)
-
-
-def _with_bias(update: Reference, t: SimpleNamespace, a: Attributes, *state: str) -> None:
-    """`update` of the weights with the gradient dz^T x, and of the bias with column sums of dz."""
-    bias = SimpleNamespace(**{name: getattr(t, name) for name in _CONTEXT if hasattr(t, name)})
-    update(SimpleNamespace(**vars(t), dw=multiply(a, t.dz.T, t.x)), a)
-    if hasattr(t, "bias"):
-        bias.w, bias.dw = t.bias, t.dz.sum(axis=0)
-        for name in state:
-            setattr(bias, name, getattr(t, f"bias_{name}"))
-        update(bias, {**a, "stochastic": False})
-
-
-@define("weight_momentum",
-        reads=("dz", "x", "w", "v", "bias", "bias_v", *_CONTEXT),
-        writes=("w", "v", "bias", "bias_v", "copy"),
-        optional=("bias", "bias_v", "copy", *_CONTEXT))
-def weight_momentum(t: SimpleNamespace, a: Attributes) -> None:
-    """momentum with the gradient dz^T x, which is never stored, and the bias likewise."""
-    _with_bias(momentum, t, a, "v")
-
-
-@define("weight_adam",
-        reads=("dz", "x", "w", "m", "v", "bias", "bias_m", "bias_v", *_CONTEXT),
-        writes=("w", "m", "v", "bias", "bias_m", "bias_v", "copy"),
-        optional=("bias", "bias_m", "bias_v", "copy", "rates", "loss_scale", "overflow"))
-def weight_adam(t: SimpleNamespace, a: Attributes) -> None:
-    """adam with the gradient dz^T x, which is never stored, and the bias likewise."""
-    _with_bias(adam, t, a, "m", "v")
 
 
 @define("slices_sgd", reads=("partial", "w", "dz", "bias", "rates", "cursor"),

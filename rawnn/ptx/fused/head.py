@@ -17,9 +17,8 @@ import numpy as np
 from rawnn.common.dtypes import rounded
 from rawnn.model.activations import activation, functor
 from rawnn.model.losses.cross_entropy import gradient, log_loss, softmax_of
-from rawnn.plan.op import Attributes, Op, define
+from rawnn.plan.op import OPS, Attributes, Op, define
 from rawnn.plan.ops.common import step_of
-from rawnn.plan.ops.updates import weight_update
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family, Fusion
 from rawnn.ptx.kernel_registry import KernelImpl, Scalars, ceil, flag, types
@@ -77,7 +76,7 @@ def softmax_head(t: SimpleNamespace, a: Attributes) -> None:
         dz = rounded(dz, a.get("stored", {}).get("a", "float32"))
     dx = dz @ w
     t.dx[...] = dx * activation(a["slope"]).slope(t.a) if a["slope"] else dx
-    weight_update(SimpleNamespace(**vars(t), dz=dz, x=t.a), a)
+    OPS["weight_update"].reference(SimpleNamespace(**vars(t), dz=dz, x=t.a), a)
 
 
 # -- where it takes others' place ------------------------------------------------------------------

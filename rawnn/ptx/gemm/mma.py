@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product as combinations
 
 from rawnn.common.target import Target
+from rawnn.model.optimizers import STEPS
 from rawnn.ptx.family import Family
 from rawnn.ptx.gemm.tile_cost import (
     PACES,
@@ -77,7 +78,8 @@ OTHERS = (
 """What `tune` tries besides."""
 CUT = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128), Tile(64, 64, 2, 2, 2, 4, 4, bytes=128))
 """The same where blocks form clusters."""
-UPDATES = {**UPDATE, "weight_momentum": "gemm_momentum", "weight_adam": "gemm_adam"}
+UPDATES = {**{step.fused_kind: f"gemm_{step.kind}" for step in STEPS.values() if step.is_fused},
+           **UPDATE}
 
 register_family(SYNC, "mma", "gemm/mma.cu", "Mma", choose, _shared, others=OTHERS + CUT,
                 updates=UPDATES,

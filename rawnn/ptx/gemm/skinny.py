@@ -17,8 +17,7 @@ from types import SimpleNamespace
 from rawnn.common.dtypes import itemsize
 from rawnn.common.target import Target
 from rawnn.model.activations import activation, functor
-from rawnn.plan.op import Attributes, Op, define
-from rawnn.plan.ops.updates import weight_update
+from rawnn.plan.op import OPS, Attributes, Op, define
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family, Fusion
 from rawnn.ptx.kernel_registry import Geometry, KernelImpl, Scalars, ceil, flag, types
@@ -211,7 +210,7 @@ def layer_backward(t: SimpleNamespace, a: Attributes) -> None:
     The gradient is that of the weights before the update: of their copy, where there is one."""
     dx = t.dz @ (t.copy if hasattr(t, "copy") else t.w)
     t.dx[...] = dx * activation(a["slope"]).slope(t.x) if a["slope"] else dx
-    weight_update(t, a)
+    OPS["weight_update"].reference(t, a)
 
 
 def _rewrite(plan: Plan) -> Plan | str:

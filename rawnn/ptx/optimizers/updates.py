@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rawnn.model.optimizers import STEPS
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family
@@ -39,9 +40,8 @@ def register_update(family: Family, name: str, source: str, *state: str) -> None
         source, name, typed("w", "dw", "copy"), _updated, vectors("w"), {**shapes, **CONTEXT}))
 
 
-register_update(FAMILY, "sgd", "optimizers/sgd.cu")
-register_update(FAMILY, "momentum", "optimizers/momentum.cu", "v")
-register_update(FAMILY, "adam", "optimizers/adam.cu", "m", "v")
+for _step in STEPS.values():
+    register_update(FAMILY, _step.kind, f"optimizers/{_step.kind}.cu", *_step.keeps)
 
 
 def gemm_sizes(op: Op, plan: Plan) -> Scalars:
