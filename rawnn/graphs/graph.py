@@ -29,7 +29,8 @@ class Graph:
         self._driver, self._label = driver, label
         self._context = context
         self._owned = handle is None
-        self._urgent = False  # whether nodes have priorities that count
+        self._prioritized = False  # whether nodes other than those of bodies have priorities
+        self._bodies: list[Graph] = []
         self._broken = False  # by a capture that failed, which may have taken the graph along
         self.handle = handle if handle is not None else check(
             driver, "cuGraphCreate", driver.cuGraphCreate(0), label
@@ -63,7 +64,7 @@ class Graph:
             wanted["COOPERATIVE"] = 1
         if priority:
             wanted["PRIORITY"] = priority
-            self._urgent = True
+            self._prioritized = True
         for attribute, value in wanted.items():
             check(self._driver, "cuGraphKernelNodeSetAttribute",
                   self._driver.cuGraphKernelNodeSetAttribute(node, attribute, value), label)
@@ -95,6 +96,7 @@ class Graph:
     def add_child(self, after: Nodes, child: Graph, label: str) -> Any:
         """A node that runs a copy of `child` as it is now."""
         self.kept.append(child.kept)
+        self._prioritized |= child.has_priorities
         result = self._driver.cuGraphAddChildGraphNode(self.handle, after, child.handle)
         return check(self._driver, "cuGraphAddChildGraphNode", result, label)
 
@@ -125,6 +127,7 @@ class Graph:
         node, body = check(self._driver, "cuGraphAddNode", result, label)
         inner = Graph(self._driver, self._context, label, handle=body)
         self.kept.append(inner.kept)
+        self._bodies.append(inner)
         return node, inner
 
     def capture(self, after: Nodes, stream: Stream, enqueue: Callable[[], None],
@@ -146,6 +149,7 @@ class Graph:
             driver.cuStreamEndCapture(stream.handle)
             raise
         check(driver, "cuStreamEndCapture", driver.cuStreamEndCapture(stream.handle), label)
+        self._prioritized |= stream.urgent
         return list(tail)
 
     def capture_as_child(self, after: Nodes, stream: Stream, enqueue: Callable[[], None],
@@ -166,9 +170,8 @@ class Graph:
             raise
         handle = check(driver, "cuStreamEndCapture", driver.cuStreamEndCapture(stream.handle),
                        label)
-        self._urgent |= stream.urgent
         child = Graph(driver, self._context, label, handle=handle)
-        child._owned = True
+        child._owned, child._prioritized = True, stream.urgent
         try:
             return [self.add_child(after, child, label)]
         finally:
@@ -181,6 +184,13 @@ class Graph:
         edges = check(self._driver, "cuGraphGetEdges", self._driver.cuGraphGetEdges(self.handle),
                       self._label)
         return nodes, edges
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether a node has a priority: of this graph, of a child graph, or of a body, to which
+        nodes may still be added. The driver ignores them unless the instantiation asks for them.
+        """
+        return self._prioritized or any(body.has_priorities for body in self._bodies)
 
     def instantiate(self, label: str) -> ExecutableGraph:
         return ExecutableGraph(self._driver, self, label)
@@ -201,7 +211,7 @@ class ExecutableGraph:
         self._driver = driver
         self.label = label
         self.kept = list(graph.kept)
-        flags = _USE_NODE_PRIORITY if graph._urgent else 0
+        flags = _USE_NODE_PRIORITY if graph.has_priorities else 0
         self.handle = check(driver, "cuGraphInstantiate",
                             driver.cuGraphInstantiate(graph.handle, flags), label)
         self._launch = driver.cuGraphLaunch

@@ -281,12 +281,13 @@ def test_priorities_of_nodes_count_where_some_have_one(urgent: bool) -> None:
         return 0, 1
 
     driver = SimpleNamespace(cuGraphInstantiate=instantiate, cuGraphLaunch=None)
-    graph = SimpleNamespace(kept=[], handle=1, _urgent=urgent)
+    graph = SimpleNamespace(kept=[], handle=1, has_priorities=urgent)
     ExecutableGraph(driver, graph, "a graph")  # type: ignore[arg-type]
     assert asked == [8 if urgent else 0]
 
 
-@pytest.mark.parametrize("place", ["none", "node", "captured"])
+@pytest.mark.parametrize("place", ["none", "node", "captured", "captured apart", "child", "while",
+                                   "if", "if in a while", "child of an if"])
 def test_a_priority_of_a_node_counts_where_its_graph_is_instantiated(
         sim: Simulation, device: Device, graph: Graph, monkeypatch: pytest.MonkeyPatch,
         place: str) -> None:
@@ -304,12 +305,20 @@ def test_a_priority_of_a_node_counts_where_its_graph_is_instantiated(
     urgent = KernelLaunch(device.driver, device.stream, function, "relu", (1, 1, 1), (256, 1, 1),
                           ordinary.arguments, priority=-5)
     ordinary.add_to(graph, (), 0)
-    if place == "captured":
+    bodies = {kind: getattr(graph, f"add_{kind}")((), graph.conditional(0), "a body")[1]
+              for kind in ("while", "if")}
+    inner = bodies["while"].add_if((), bodies["while"].conditional(0), "a body within")[1]
+    child = Graph(device.driver, device.context)
+    if place.startswith("captured"):
         stream = Stream(device.driver, urgent=True)
         again = relu(device, vector(device, 1.0), vector(device), stream=stream)
-        graph.capture_as_child((), stream, lambda: again.run(0), "a call")
+        capture = graph.capture if place == "captured" else graph.capture_as_child
+        capture((), stream, lambda: again.run(0), "a call")
         stream.close()
-    elif place == "node":
-        urgent.add_to(graph, (), 0)
+    elif place != "none":
+        places = {"node": graph, "if in a while": inner, **bodies}
+        urgent.add_to(places.get(place, child), (), 0)
+    (bodies["if"] if place == "child of an if" else graph).add_child((), child, "a child")
+    child.close()
     graph.instantiate("a graph").close()
     assert asked == [0 if place == "none" else 8]
