@@ -134,10 +134,23 @@ def _accepted(server: socket.socket, place: RankContext, until: float,
     if unknown >= MAX_PENDING:
         connection.close()
         return 0
-    threading.Thread(target=lambda: arrivals.put(admit(
-        Wire(connection), place, max(until - monotonic(), 0.001))), daemon=True,
-        name="admission").start()
+    threading.Thread(target=_admit, args=(connection, place, until, arrivals), daemon=True,
+                     name="admission").start()
     return 1
+
+
+def _admit(connection: socket.socket, place: Place, until: float,
+           arrivals: queue.Queue[Arrival | None]) -> None:
+    """Put who is at the other end into `arrivals`, None for a stranger. Exactly one entry follows
+    whatever is raised: a connection without one would count as unknown for good."""
+    arrival = None
+    try:
+        with suppress(OSError):  # the options of a socket that is gone already cannot be set
+            arrival = admit(Wire(connection), place, max(until - monotonic(), 0.001))
+    finally:
+        if arrival is None:
+            connection.close()
+        arrivals.put(arrival)
 
 
 def _refused(wires: Iterable[Wire], said: str) -> RanksError:

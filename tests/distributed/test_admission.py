@@ -118,6 +118,39 @@ def test_many_that_say_nothing_do_not_keep_a_rank_out(monkeypatch: pytest.Monkey
         each.close()
 
 
+def test_a_connection_whose_options_cannot_be_set_makes_room(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the other end is gone by then; rank 0 takes it for a stranger."""
+    monkeypatch.setattr(meeting, "MOST_UNKNOWN", 1)
+    port, there = free_port(), threading.Event()
+    opened: list[socket.socket] = []
+
+    class Failing(Wire):
+        def __init__(self, connection: socket.socket) -> None:
+            if connection.getsockname()[1] == port and len(opened) < 3:  # accepted by rank 0
+                opened.append(connection)
+                raise OSError(22, "Invalid argument")
+            super().__init__(connection)
+
+    monkeypatch.setattr(meeting, "Wire", Failing)
+
+    def act(rank: int) -> Any:
+        if rank == 2:
+            strangers = [connected(port)]
+            there.set()
+            return strangers
+        if rank == 1:
+            assert there.wait(10)
+        team = Team(replace(JOB, rank=rank, local_rank=rank, port=port, seconds=5.0), {})
+        team.close()
+        return team.size
+
+    found = all_fine(together(3, act))
+    assert found[:2] == [2, 2]
+    assert [connection.fileno() for connection in opened] == [-1] * 3  # closed
+    found[2][0].close()
+
+
 def test_who_did_not_belong_is_counted_where_a_rank_is_missing() -> None:
     port = free_port()
     found = together(2, lambda rank: a_rank(port) if rank else
