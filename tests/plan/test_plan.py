@@ -10,11 +10,12 @@ import pytest
 
 from rawnn.common.errors import ConfigError
 from rawnn.model.layers import Network
+from rawnn.opts import select
 from rawnn.plan import Op, Plan, Role, Tensor
 from rawnn.plan.build import used_tensors
 from rawnn.plan.op import OPS
 from rawnn.plan.ops.metrics import PARTS
-from tests.engine import measuring_plan, step_plan
+from tests.engine import CAPABLE, measuring_plan, step_plan
 
 
 @pytest.fixture
@@ -123,6 +124,24 @@ def test_advancing_moves_the_cursor_behind_all_steps(plan: Plan) -> None:
     last = plan.unrolled(3).advancing().ops[-1]
     assert (last.kind, last.attributes["steps"], last.reads, last.writes) == (
         "advance", 3, (("cursor", None),), (("cursor", None),))
+
+
+def test_advancing_takes_in_the_last_op_unless_it_reads_the_cursor() -> None:
+    """Its first block would move the cursor while others still read their learning rate there."""
+    plan = step_plan(Network((784, 10)), 128, 3 * 128)
+    plan = select("none,cublas,fuse", Network((784, 10)), 3, CAPABLE).apply(plan)[0].unrolled(3)
+    *before, last = plan.ops
+    assert (last.kind, last.attributes["steps"], "cursor" in last.operands) == (
+        "slices_sgd", 0, False)
+    found = plan.advancing()
+    assert found.ops[:-1] == tuple(before)
+    assert found.ops[-1] == replace(last, operands={**last.operands, "cursor": "cursor"},
+                                    attributes={**last.attributes, "steps": 3})
+    assert ("cursor", None) in found.ops[-1].writes
+    scheduled = replace(last, operands={**last.operands, "rates": "rates", "cursor": "cursor"})
+    found = replace(plan, ops=(*before, scheduled)).advancing()
+    assert found.ops[:-1] == (*before, scheduled)
+    assert (found.ops[-1].kind, found.ops[-1].attributes["steps"]) == ("advance", 3)
 
 
 def test_without_metrics_drops_what_only_measures(plan: Plan) -> None:
