@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,10 +31,17 @@ def _slice() -> int:
 SLICE = _slice()
 
 
-def sliced(cases: Iterable[T], count: int = 1, of: int | None = None) -> list[T]:
+def sliced(cases: Iterable[T], count: int = 1, of: int | None = None,
+           kind: Callable[[T], Hashable] | None = None) -> list[T]:
     """`count` of the cases, evenly spread and other ones in each slice; more where ten slices would
-    not come to all of them. With `of` the slice is that one, else this run's."""
+    not come to all of them. With `of` the slice is that one, else this run's. With `kind` every
+    slice has `count` cases of each kind: for mistakes that show in cases of one kind alone."""
     every = list(cases)
+    if kind is not None:
+        kinds: dict[Hashable, list[T]] = {}
+        for case in every:
+            kinds.setdefault(kind(case), []).append(case)
+        return [case for alike in kinds.values() for case in sliced(alike, count, of)]
     count = max(count, -(-len(every) // SLICES))
     if FULL or count >= len(every):
         return every

@@ -27,6 +27,18 @@ def test_ten_slices_take_every_case(monkeypatch: pytest.MonkeyPatch, number: int
     assert all(of == sorted(of) for of in found)
 
 
+def test_each_slice_has_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "FULL", False)
+    numbers = {"a": 1, "b": 3, "c": 12}
+    cases = [f"{kind}{n}" for n in range(12) for kind in numbers if n < numbers[kind]]
+    found = [sliced(cases, 1, of, kind=lambda case: case[0]) for of in range(SLICES)]
+    for of in found:
+        assert [case[0] for case in of] == ["a", "b", "c", "c"]
+    assert set().union(*found) == set(cases)
+    monkeypatch.setattr(slices, "FULL", True)
+    assert sorted(sliced(cases, kind=lambda case: case[0])) == sorted(cases)
+
+
 def test_the_full_walk_takes_all_and_a_slice_is_that_of_the_run(
         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "FULL", False)

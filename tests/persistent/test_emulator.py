@@ -331,7 +331,8 @@ SCALES = [
 """Loss scales that overflow, or grow, and how the work is shared then."""
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale"), sliced(SCALES))
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale"), sliced(
+    SCALES, kind=lambda case: (case[1] > 1, case[2] > 1)))
 def test_steps_that_overflow_are_left_out_everywhere(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str,
         scale: tuple[float, float]) -> None:
@@ -440,7 +441,7 @@ are left, and turns."""
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale", "left", "has_boundary"),
-                         sliced(FAR_STEPS))
+                         sliced(FAR_STEPS, kind=lambda case: case[4][0] > 1))
 def test_steps_through_the_l2_cache(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str,
         scale: tuple[float, float], left: int, turns: int) -> None:

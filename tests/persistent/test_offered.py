@@ -111,20 +111,31 @@ PLACES = [(exchange, ranks, groups, types) for exchange, ranks, groups, types in
     (L2, 5, 2, "FGFS"), (L2, 3, 3, "SFGF"), (L2, 9, 1, "FSFS"), (L2, 4, 2, "FGFF"))]
 
 
-@pytest.mark.parametrize(("exchange", "ranks", "groups", "types"), sliced(PLACES))
+OVERFLOWS = 3
+"""Steps with an overflow: as many as there are clusters at most."""
+
+
+@pytest.mark.parametrize(("exchange", "ranks", "groups", "types"), sliced(
+    PLACES, kind=lambda place: (place[0], place[1] > 1, place[2] > 1)))
 def test_an_overflow_that_one_block_sees_stops_all(tmp_path: Path, exchange: str, ranks: int,
                                                    groups: int, types: str) -> None:
-    """One example of one step, and two of the outputs: a cluster has the example, and some blocks
-    of it the outputs. All others are certain of the class that they have."""
-    launch = Launch("float16", ranks, groups, types, (2.0**20, 5.0), exchange=exchange)
+    """One example of a step, and two of the outputs: a cluster has the example, another one in
+    each such step, and some blocks of it the outputs. All others are certain of the class that
+    they have."""
+    launch = Launch("float16", ranks, groups, types, (2.0 ** (19 + OVERFLOWS), 5.0),
+                    exchange=exchange)
     draw = random.Random(f"{exchange}, {ranks}, {groups}, {types}, {SLICE}")
     problem, arrays = launch.decomposition.problem, launch.arrays
     batch = problem.batch
-    certain, other = draw.sample(range(problem.outputs), 2)
-    step, example = draw.randrange(STEPS), draw.randrange(batch)
+    share = launch.decomposition.share
+    certain, *others = draw.sample(range(problem.outputs), 1 + OVERFLOWS)
+    steps = sorted(draw.sample(range(STEPS), OVERFLOWS))
     arrays["b3"][certain] += 6
     arrays["labels"][:] = certain
-    arrays["labels"][(1 + step) * batch + example] = other
+    for turn, (step, other) in enumerate(zip(steps, others, strict=True)):
+        group = turn % groups
+        example = group * share + draw.randrange(min(share, batch - group * share))
+        arrays["labels"][(1 + step) * batch + example] = other
     wanted = launch.by_reference()
-    assert wanted["loss_scale"].tolist() == [2.0**19, STEPS - 1 - step]
+    assert wanted["loss_scale"].tolist() == [2.0**19, STEPS - 1 - steps[-1]]
     check(launch, tmp_path, draw.randrange(4))
