@@ -44,7 +44,8 @@ struct Mailbox {
     ptx::send4(ptx::in_block(shared_address(place), rank), value, ptx::in_block(barrier, rank));
   }
 
-  __device__ __forceinline__ void receive() const { ptx::wait_for(barrier, 0); }
+  // Acquires at the scope of the cluster: the stores are those of other blocks.
+  __device__ __forceinline__ void receive() const { ptx::wait_for_remote(barrier, 0); }
 };
 
 __device__ __forceinline__ void add(float4& sum, const float* part) {

@@ -61,6 +61,10 @@ void advance(Barrier& barrier) {
   ++barrier.phase;
   // The bytes that came in this phase are known to whoever waits for its end.
   barrier.known = with(barrier.known, machine.blocks, barrier.who, barrier.phase);
+  if (barrier.who_of_others != 0) {
+    barrier.known_of_others =
+        with(barrier.known_of_others, machine.blocks, barrier.who_of_others, barrier.phase);
+  }
   barrier.left = barrier.arrivals;
   for (Thread* thread : barrier.waiting) wake(*thread);
   barrier.waiting.clear();
@@ -109,8 +113,9 @@ void expect(unsigned int address, int bytes) {
   barrier_at(address, false).bytes += bytes;
 }
 
-// It may take as long as it likes, and say no until the phase has ended. Bytes that other blocks send
-// are seen by whoever acquires; what their arrivals release is seen at the cluster's scope.
+// It may take as long as it likes, and say no until the phase has ended. Bytes that copies of tiles
+// bring are seen by whoever acquires; what other blocks store (st.async), and what their arrivals
+// release, is seen at the cluster's scope alone.
 bool try_wait(unsigned int address, int parity, Order order, Scope scope) {
   Barrier& barrier = barrier_at(address, false);
   if (&block_of(address) != self->block) fail("a wait at another block's barrier, at %p", self->here);

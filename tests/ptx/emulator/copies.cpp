@@ -301,8 +301,13 @@ void send(unsigned int to, const void* value, unsigned int bytes, unsigned int b
   if (to >> 24 == 0 || barrier >> 24 != to >> 24) {
     fail("st.async wants both addresses of in_block(), for one block, at %p", self->here);
   }
-  const auto [who, clock] = asked(barrier);
-  touch_shared(to, bytes, kWrite, who, clock);
+  Barrier& counts = barrier_at(barrier, true);
+  Who who = counts.who;
+  if (&block_of(to) != self->block) {
+    if (counts.who_of_others == 0) counts.who_of_others = hand_out(block_of(to));
+    who = counts.who_of_others;
+  }
+  touch_shared(to, bytes, kWrite, who, coming(counts));
   const auto* const from = static_cast<const unsigned char*>(value);
   Block& block = block_of(to);
   Flight flight{&block, local(to), {}, {from, from + bytes}, {}, static_cast<int>(bytes), &block,

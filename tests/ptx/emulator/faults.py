@@ -89,6 +89,7 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
     ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;{]*\);"
              r"|ptx::wait_for\([^;]*\);|mailbox\.receive\(\);|await_copies\([^;{]*\);", ";"),
+    ("scope", r"(?<!void )\bwait_for_remote(?=\()", "wait_for"),
     ("wait for one too few", r"(wait_for_(?:copies|reads|products))<([^;>]*)>\(\);",
      r"\1<(\2) + 1>();"),
     ("group", r"(?:ptx::)?commit_\w+\(\);", ";"),

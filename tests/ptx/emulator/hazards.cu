@@ -169,15 +169,16 @@ __global__ void remote(float* x) {
   if (LAST) ptx::cluster_barrier();
 }
 
-// Bytes sent to another block's barrier; RELAXED arrivals publish barriers, not what was written.
-template <bool RIGHT>
+// Bytes sent to another block's barrier, which has to be published; whoever waits for them acquires
+// at the scope of the cluster.
+template <bool PUBLISHED, bool CLUSTER>
 __global__ void sent(float* x) {
   float* const words = ptx::dynamic_shared<float>();
   __shared__ unsigned long long place;
   const unsigned int barrier = ptx::shared_address(&place);
   if (threadIdx.x == 0) {
     ptx::init_barrier(barrier, 1);
-    if (RIGHT) ptx::publish_barriers();
+    if (PUBLISHED) ptx::publish_barriers();
     ptx::arrive_expecting(barrier, 128);
   }
   __syncwarp();
@@ -186,7 +187,11 @@ __global__ void sent(float* x) {
   const unsigned int rank = ptx::cluster_rank() ^ 1u;
   ptx::send(ptx::in_block(ptx::shared_address(words + threadIdx.x), rank), 7.0f,
             ptx::in_block(barrier, rank));
-  ptx::wait_for(barrier, 0);
+  if (CLUSTER) {
+    ptx::wait_for_remote(barrier, 0);
+  } else {
+    ptx::wait_for(barrier, 0);
+  }
   x[32 * blockIdx.x + threadIdx.x] = words[threadIdx.x];
 }
 

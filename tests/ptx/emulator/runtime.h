@@ -184,6 +184,7 @@ struct Barrier {  // in shared memory
   Who init_by = 0;
   std::uint32_t init_at = 0;
   Who who = 0;  // of the copies that count here
+  Who who_of_others = 0;  // of the stores of other blocks that count here (st.async)
   Gather gather;  // of arrivals that release to this block
   Gather others;  // of those that release to the cluster, by other blocks
   const Vector* known = nullptr;
