@@ -49,7 +49,7 @@ from rawnn.bench.table import markdown_rows, provenance  # noqa: E402
 from rawnn.bench.worth import has_all, markdown  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
-from tools import full_walk, gpu_record, lab_series, lab_tables, trials  # noqa: E402
+from tools import false_alarms, full_walk, gpu_record, lab_series, lab_tables, trials  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
@@ -302,6 +302,7 @@ BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "curves": once_measured("curves", lambda path: pictured(
             path, curves.markdown(curves.read_curves(path))))},
     "docs/testing.md": {"walk": lambda: full_walk.table(full_walk.read_record()),
+                        "alarms": lambda: false_alarms.table(false_alarms.read_record()),
                         "gpu": lambda: gpu_record.lists_table(gpu_record.read_record()),
                         "checked": lambda: gpu_record.checked_table(gpu_record.read_record())},
     "examples/lab/README.md": {topic: lab(topic) for topic in lab_series.SIZES},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -18,8 +19,9 @@ from rawnn.opts import TOGGLES, select
 from rawnn.plan.recipe import Recipe
 from rawnn.sim import Simulation
 from tests.catalogue import forms, legal
-from tests.engine import CAPABLE, outcome, random_dataset
+from tests.engine import CAPABLE, dataset_for, outcome
 
+SGD = Optimizer(lr=0.1)
 MODES = ("graphs=step", "graphs=1", "graphs=2", "graphs=3", "graphs=epoch", "graphs=while")
 
 
@@ -56,15 +58,16 @@ class Case:
     shuffled: bool
     partial: bool
 
-    def work(self, opt: str, lr: float = 0.1) -> PreparedRun:
-        """Raises ConfigError for toggles that do not go together."""
+    def work(self, opt: str, optimizer: Optimizer = SGD, schedule: str = "constant",
+             **network: Any) -> PreparedRun:
+        """`network` goes to Network. Raises ConfigError for toggles that do not go together."""
         examples = self.batch * self.steps + self.rest
-        data = random_dataset(self.layers[0], self.layers[-1], examples, self.tests, self.seed)
-        network = Network(self.layers)
-        selection = select(f"none,{opt}", network, self.steps, CAPABLE)
-        recipe = Recipe(self.batch, Optimizer(lr=lr), seed=self.seed, shuffle=self.shuffled,
-                        partial=self.partial)
-        return prepare(network, data, selection, recipe, evaluation_batch=4)
+        built = Network(self.layers, **network)
+        data = dataset_for(built, examples, self.tests, self.seed)
+        selection = select(f"none,{opt}", built, self.steps, CAPABLE)
+        recipe = Recipe(self.batch, optimizer, seed=self.seed, shuffle=self.shuffled,
+                        partial=self.partial, schedule=schedule)
+        return prepare(built, data, selection, recipe, evaluation_batch=4)
 
 
 @st.composite
@@ -80,9 +83,9 @@ def cases(draw: st.DrawFn) -> Case:
                 draw(st.booleans()))
 
 
-def on_host(case: Case) -> SimpleNamespace:
-    """The baseline in float64."""
-    runner = HostRunner(case.work("none"), "float64")
+def on_host(case: Case, **options: Any) -> SimpleNamespace:
+    """The baseline in float64; `options` go to `work`."""
+    runner = HostRunner(case.work("none", **options), "float64")
     try:
         return outcome(runner)
     finally:
@@ -97,7 +100,12 @@ def simulated(case: Case, opt: str) -> SimpleNamespace | None:
     except ConfigError as error:
         assert "add preload" in str(error)  # noqa: PT017 (either outcome is right)
         return None
-    simulation = Simulation(seed=case.seed)
+    return on_simulated_gpu(work, case.seed)
+
+
+def on_simulated_gpu(work: PreparedRun, seed: int) -> SimpleNamespace:
+    """A run that must leave the simulated GPU clean, in an order of what nothing orders."""
+    simulation = Simulation(seed=seed)
     device = Device(simulation.backend())
     try:
         runner = GpuRunner(device, work)
