@@ -124,6 +124,12 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "wait_for_remote": ("unsigned barrier, int parity", "ptx::wait_for_remote(barrier, parity);",
                         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [barrier], "
                         "parity;"),
+    "wait_for": ("unsigned barrier, int parity", "ptx::wait_for(barrier, parity);",
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [barrier], parity;"),
+    "wait_for_count": ("const unsigned* counter, unsigned target",
+                       "ptx::wait_for_count(counter, target);",
+                       "ld.acquire.gpu.global.u32 R, [counter];"),
+    "look_again": ("int* tries", "ptx::look_again(*tries, 1);", "trap;"),
     "load_bulk": ("unsigned to, const void* from, int bytes, unsigned barrier",
                   "ptx::load_bulk(to, from, bytes, barrier);",
                   "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [to], [from], "
@@ -220,6 +226,8 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "wait_for_products": ("int nothing", "ptx::wait_for_products<1>();",
                           "wgmma.wait_group.sync.aligned 1;"),
 }
+BOUNDED = ("wait_for", "wait_for_remote", "wait_for_count", "look_again")
+"""What polls: it gives up."""
 PRODUCTS = {
     "float": "m16n8k8.row.col.f32.tf32.tf32.f32",
     "float16": "m16n8k16.row.col.f32.f16.f16.f32",
@@ -245,7 +253,7 @@ def assembly() -> dict[str, str]:
     made = compile_source(installed_nvrtc(), text, name="probes.cu", arch="compute_90a",
                           expressions=names)
     ptx = made.cubin.decode(errors="replace")
-    return dict(re.findall(r"\.entry (\w+)\((.*?)\n\}", ptx, re.DOTALL))
+    return dict(re.findall(r"\.entry (\w+)\((.*?)(?=\.entry |\Z)", ptx, re.DOTALL))
 
 
 def spoken(name: str, body: str) -> str:
@@ -308,6 +316,15 @@ def test_every_primitive_with_ptx_is_probed() -> None:
 def test_is_its_instruction(name: str) -> None:
     text = spoken(name, assembly()[name])
     assert re.search(expected(PROBES[name][2]), text), text
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_what_polls_ends_in_a_trap(name: str) -> None:
+    """A kernel that waits for what never comes fails, and does not occupy the GPU for good. (On the
+    CPU emulator no thread can go on then, long before.)"""
+    body = assembly()[name]
+    assert "trap;" in body
+    assert re.search(r"setp\.\w+\.\w+\s+%\w+, %\w+, \d{6,};", body), body  # the number of tries
 
 
 @pytest.mark.parametrize("types", PRODUCTS)
