@@ -23,7 +23,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -234,8 +234,8 @@ def sample(kind: str, seed: int, number: int) -> Any:
     return found[-1]
 
 
-def check_some(kind: str, wanted: int, seed: int, left_out: Counter[str],
-               report: Callable[[str], None] = print) -> Iterator[Alarm | None]:
+def check_some(kind: str, wanted: int, seed: int, left_out: Counter[str]
+               ) -> Iterator[Alarm | None]:
     """What is refused of `wanted` samples, None for each that passes."""
     done = 0
     for number in count():
@@ -249,8 +249,8 @@ def check_some(kind: str, wanted: int, seed: int, left_out: Counter[str],
             continue
         except Exception as error:
             lines = f"{type(error).__name__}: {error}".strip().splitlines()
-            report(f"refused  --seed {seed} --only {kind}:{number}  {drawn}\n  "
-                   + "\n  ".join(lines[:12]))
+            print(f"refused  --seed {seed} --only {kind}:{number}  {drawn}\n  "
+                   + "\n  ".join(lines[:12]), flush=True)
             yield Alarm(sample=f"{kind}:{number}", why=lines[0][:200])
         else:
             yield None

@@ -13,6 +13,7 @@ import pytest
 from rawnn.common.dtypes import rounded
 from rawnn.model.losses import LOSSES
 from rawnn.plan import OPS
+from rawnn.plan.ops.metrics import report
 from tests.plan.calculus import DIFFERENCE, numeric
 from tests.plan.references import normal, run
 
@@ -210,3 +211,25 @@ def test_the_loss_scale_stays_between_its_ends() -> None:
         found = run("adjust_scale", {"growth": 1}, overflow=np.array([overflow], np.int32),
                     loss_scale=np.array([scale, 0.0]))
         assert found.loss_scale[0] == scale
+
+
+def test_a_report_leaves_nothing_of_what_lay_in_its_parts() -> None:
+    """Only the sum of a row has a meaning: of all that was there, and of the row of its step."""
+    parts, right = np.full((2, 3), 7.0), np.full((2, 3), 7)
+    t = SimpleNamespace(cursor=np.array([1]), loss_parts=parts, correct_parts=right)
+    report(t, {"offset": 0}, 0.5, 8, 3)
+    assert (parts[1].sum(), right[1].sum()) == (4.0, 3)
+    assert (parts[0] == 7).all()
+    assert (right[0] == 7).all()
+
+
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FFFFFFF])
+def test_stochastic_rounding_leaves_what_is_not_finite_as_it_is(bits: int) -> None:
+    """Bits that are added to the last, a NaN, would carry into the sign, and make it -0."""
+    value = np.array(bits, np.uint32).view(np.float32)
+    w = np.zeros((4, 64), np.float32)
+    t = SimpleNamespace(w=w, dw=np.broadcast_to(value, w.shape), clock=np.zeros(2, np.int32),
+                        cursor=np.zeros(1, np.int32))
+    OPS["sgd"].reference(t, {"lr": -1.0, "decay": 0.0, "stochastic": True, "seed": 1, "stream": 0,
+                             "offset": 0})
+    assert np.array_equal(w, t.dw, equal_nan=True)
