@@ -37,21 +37,22 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rawnn.common.files import write_atomically
 from rawnn.device.compiling.compile import compile_source
 from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.errors import ConfigError, MissingLibrary
 from rawnn.network.activations import ACTIVATIONS
 from rawnn.network.losses import LOSSES
 from rawnn.network.optimizers import Optimizer
 from rawnn.onchip.decompose import CLUSTER, FULL, GATHERED, L2, SLICED
 from rawnn.onchip.problem import Unsupported
 from rawnn.onchip.spelling import exactly
+from tests.onchip.problems import HOPPER, VARIETY
+from tests.onchip.test_twin import Launch, check
+
+from rawnn.common.files import write_atomically
+from rawnn.errors import ConfigError, MissingLibrary
 from rawnn.opts import TOGGLES
 from tests.catalogue import legal
 from tests.engine import same_run
-from tests.onchip.problems import HOPPER, VARIETY
-from tests.onchip.test_twin import Launch, check
 from tests.properties.runs import MODES, Case, cases, on_host, on_simulated_gpu, toggles
 from tests.properties.test_runners import TOLERANCE
 from tools.full_walk import ROOT, commit_of_code

@@ -139,7 +139,7 @@ def _accepted(server: socket.socket, place: RankContext, until: float,
     return 1
 
 
-def _admit(connection: socket.socket, place: Place, until: float,
+def _admit(connection: socket.socket, place: RankContext, until: float,
            arrivals: queue.Queue[Arrival | None]) -> None:
     """Put who is at the other end into `arrivals`, None for a stranger. Exactly one entry follows
     whatever is raised: a connection without one would count as unknown for good."""

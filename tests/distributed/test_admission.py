@@ -121,7 +121,7 @@ def test_many_that_say_nothing_do_not_keep_a_rank_out(monkeypatch: pytest.Monkey
 def test_a_connection_whose_options_cannot_be_set_makes_room(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the other end is gone by then; rank 0 takes it for a stranger."""
-    monkeypatch.setattr(meeting, "MOST_UNKNOWN", 1)
+    monkeypatch.setattr(rendezvous, "MAX_PENDING", 1)
     port, there = free_port(), threading.Event()
     opened: list[socket.socket] = []
 
@@ -132,7 +132,7 @@ def test_a_connection_whose_options_cannot_be_set_makes_room(
                 raise OSError(22, "Invalid argument")
             super().__init__(connection)
 
-    monkeypatch.setattr(meeting, "Wire", Failing)
+    monkeypatch.setattr(rendezvous, "Wire", Failing)
 
     def act(rank: int) -> Any:
         if rank == 2:

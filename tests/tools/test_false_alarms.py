@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from rawnn.device.sim.errors import Race
+
 from tests.ptx.twin.twin import compiler
 from tests.slices import SLICE
 from tools import false_alarms
