@@ -30,7 +30,7 @@ WARP = 32
 LINE = 32
 """Floats of a line of the L2 cache."""
 ASKED_FOR = 8
-"""Parts of a sum that a thread asks the L2 cache for at once (kAskedFor in onchip_far.cuh)."""
+"""Parts of a sum that a thread asks the L2 cache for at once (kLoadsInFlight in onchip_far.cuh)."""
 
 
 def ceil(a: int, b: int) -> int:
@@ -259,6 +259,8 @@ class Decomposition:
     def teams(self, rows: int) -> int:
         """Threads that share a sum of all ranks' parts, where a block adds up so many rows of them
         from the L2 cache: as many as have ASKED_FOR parts each, as far as there are threads."""
+        if not self.far:
+            return 1
         items = rows * self.sent // 4
         return max(1, min(ceil(self.ranks, ASKED_FOR), self.threads // items))
 

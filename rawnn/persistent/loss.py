@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rawnn.persistent.cost import SHARED_SOFTMAX
 from rawnn.persistent.decompose import GATHERED, SLICED
-from rawnn.persistent.exchanges import Exchange
+from rawnn.persistent.exchanges import ALL_GATHER, Exchange
 from rawnn.persistent.inputs import InputWriter
 from rawnn.persistent.layout import keeps_tallies
 from rawnn.persistent.tiles import slices_floats, softmax_of
@@ -76,13 +76,12 @@ class LossWriter(InputWriter):
         told, parts, columns, tell = slices, warps, d.columns, "TellNobody{}"
         w("{")
         if d.slices_softmax:
-            message = self.exchange(d.slices_told.rows, d.slices_told.to_all)
-            message.expect(d.slices_told.rows * d.sent * 4)
-            tell = f"to_blocks<Shape, {softmax_of(d).lanes}>({message.mail}, {message.first})"
+            message = self.exchange(ALL_GATHER, 4 * d.ranks, 4, "4")
+            tell = f"publish_statistics<{message.name}, {softmax_of(d).lanes}>(transport)"
         w(f"powers_of_slice<Shape, {shape}>({self.logits}, {mine}, {tell});")
         self.stamp("softmax", "slice")
         if d.slices_softmax:
-            told, parts, columns = self.hear_slices(message), d.ranks, d.sent
+            told, parts, columns = self.receive_statistics(message), d.ranks, d.sent
         else:
             w("__syncthreads();")
         w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
@@ -98,16 +97,10 @@ class LossWriter(InputWriter):
         mine = str(d.share) if d.slices_softmax or d.ranks == 1 else f"rank == 0 ? {d.share} : 0"
         return f"reinterpret_cast<Tally*>(tally) + {self.turn} * {d.share}ll, {mine}"
 
-    def hear_slices(self, message: Exchange) -> str:
-        """Returns where what all blocks told lies, once it has come."""
-        d, w, rows = self.d, self.w, self.d.slices_told.rows
+    def receive_statistics(self, message: Exchange) -> str:
+        """Waits for the statistics of all blocks; C++ expression for the array of them."""
         self.fetch_once()
-        if d.far:
-            w(f"float* const told = {self.at('scratch')} + {slices_floats(d)};")
-            message.add(message.received(), 1, rows, rows, "[=](int row, int column, float4 v) {\n"
-                        f"*reinterpret_cast<float4*>(told + row * {d.sent} + column) = v;\n}}")
-            w("__syncthreads();")
-        else:
-            w(f"const float* const told = {message.received()};")
+        self.w(f"const float* const {message.received} = transport.gather<{message.name}>("
+               f"{self.at('scratch')} + {slices_floats(self.d)});")
         self.stamp(SHARED_SOFTMAX, "wait")
-        return "reinterpret_cast<const float4*>(told)"
+        return f"reinterpret_cast<const float4*>({message.received})"

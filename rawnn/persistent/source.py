@@ -194,7 +194,7 @@ class _Kernel(StepWriter):
         if self.layout.copies is not None:
             w(f"copy_weights<Shape>({self.layout.copied});")
             w("__syncthreads();")
-        self.mailboxes()
+        self.set_up_transport()
 
     def ahead_of_wait(self) -> None:
         """While the launch ahead may still run: what touches shared memory alone, and the cursor,
@@ -337,7 +337,7 @@ class _Kernel(StepWriter):
             w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
             w("overflow[0] = 0;")
             w("}")
-        self.keep_generation()
+        self.store_micro_batch()
         if found.sync:
             w("if (thread == 0) meetings[blockIdx.x] = meetings_before + span;")
         if found.turning:

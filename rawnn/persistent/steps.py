@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.persistent.decompose import BY_OUTPUTS, EVERYWHERE, GATHERED, SLICED, ceil
-from rawnn.persistent.exchanges import Exchange, share_of
+from rawnn.persistent.exchanges import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Exchange, share_of
 from rawnn.persistent.inputs import BETWEEN
 from rawnn.persistent.layout import tallies
 from rawnn.persistent.loss import LossWriter
@@ -56,12 +56,12 @@ class StepWriter(LossWriter):
             self.backward(layer, [] if whole else waiting)
             waiting.append(layer)
         if whole:
-            self.tell_overflow()
+            self.publish_overflow()
             self.hear_overflow()
             self.stamp("overflow")
             w("if (!left_out) {")
         elif p.scaled:
-            self.tell_overflow()
+            self.publish_overflow()
             self.stamp("overflow", "send")
         self.gradients([*waiting, 0])
         if whole:
@@ -145,8 +145,7 @@ class StepWriter(LossWriter):
                 lines.append(f"store_four<Shape>({self.z(boundary)} + m * {self.d.pitch} + e, v);")
             applied = ", ".join(f"Between::apply(v.{c})" for c in each)
             lines.append(f"v = make_float4({applied});")
-        size = self.d.slices[boundary]
-        lines.append(message.send_to_all(f"(rank * {size} + m) * {self.d.sent} + e"))
+        lines.append(message.send_row())
         return "\n".join(lines)
 
     def forward(self, layer: int) -> None:
@@ -166,18 +165,15 @@ class StepWriter(LossWriter):
             if not self.waits_for_others:
                 self.fetch_once()
         elif kind == BY_OUTPUTS:
-            idle, sent = d.idle(above), n * d.sent
-            message = self.exchange(n, True, idle)
-            message.expect((sent + idle) * 4)
-            if idle:
-                message.say_nothing(f"n{above}", idle, sent)
+            idle = d.idle(above)
+            message = self.exchange(ALL_GATHER, n, d.slices[above], f"n{above}", idle=idle,
+                                    flags=idle)
             self.product("forward", layer, self.sender(
                 count, self.keep_and_send(above, message)), count, sent=True, biased=True)
             phase = f"gather {above}"
             self.fetch_once()
-            received = message.hear(f"gathered{above}", sent, idle, phase=phase) if idle \
-                else message.awaited(phase)
-            message.add(received, 1, n, n, f"by_pairs({self.body(str(n), self.store(home))})")
+            message.wait(phase)
+            message.recv(n, f"by_pairs({self.body(str(n), self.store(home))})")
         else:
             phase = f"sum {above}"
             self.all_reduce("forward", layer, n, finish, [], phase)
@@ -193,52 +189,37 @@ class StepWriter(LossWriter):
                    phase: str) -> None:
         """A product whose partial sums all blocks want in full: added up by every block, or by the
         one whose share they are, which sends the sums to all."""
-        d, w = self.d, self.w
-        nbytes = d.sent * 4
+        d = self.d
         finish = f"by_pairs({body})"
         if kind == "forward":
             finish = self.with_bias(layer, finish)
         if d.sums_at_once(n):
-            message = self.exchange(n * d.ranks, True)
-            message.expect(n * nbytes * d.ranks)
-            place = f"(rank * {n} + m) * {d.sent} + e"
-            self.product(kind, layer, self.sender(str(n), message.send_to_all(place)), str(n),
-                         sent=True)
+            message = self.exchange(ALL_REDUCE, n * d.ranks, n, str(n), parts=d.ranks)
+            self.product(kind, layer, self.sender(str(n), message.send_row()), str(n), sent=True)
             self.fetch_once()
             self.gradients(meanwhile)
-            message.add(message.awaited(phase), d.ranks, n, n, finish)
+            message.wait(phase)
+            message.recv(n, finish)
             return
         size, mine = share_of(n, d.ranks)
-        parts = self.reduce(kind, layer, n, size, mine, phase=phase)
+        parts = self.reduce(kind, layer, n, size, mine)
         self.fetch_once()
         self.gradients(meanwhile)
-        w("{")
-        box = parts.received()
-        if not d.far:  # ahead of what the next message expects
-            w(f"const float* const parts = {box};")
-            self.stamp(phase, "wait")
-            box = "parts"
-        sums = self.exchange(n, True)
-        sums.expect(n * nbytes)
-        send = sums.send_to_all(f"(rank * {size} + m) * {d.sent} + e")
-        parts.add(box, d.ranks, size, mine, self.sender(mine, send))
-        w("}")
+        parts.wait(phase)  # must precede the announcement of the next exchange
+        sums = self.exchange(ALL_GATHER, n, size, mine)
+        parts.recv(mine, self.sender(mine, sums.send_row()))
         self.stamp(phase, "share")
-        sums.add(sums.awaited(phase), 1, n, n, finish)
+        sums.wait(phase)
+        sums.recv(n, finish)
 
     def reduce(self, kind: str, layer: int, n: int, size: int, mine: str,
-               idle: int = 0, *, phase: str) -> Exchange:
-        """A product whose partial sums go to the block whose share of `size` rows they are; the
-        last `idle` blocks, which have none, hear from all others that they are as far."""
-        d = self.d
-        least = f"{mine} == 0 ? {4 * d.ranks} : " if idle else ""
-        message = self.exchange(size * d.ranks, False)
-        message.expect(f"{least}{mine} * {d.sent * 4 * d.ranks}")
-        if idle:
-            message.say_to_idle(idle)
-        send = f"const int owner = m / {size};\n" + message.send(
-            "owner", f"(rank * {size} + m - owner * {size}) * {d.sent} + e")
-        self.product(kind, layer, self.sender(str(n), send), str(n), sent=True)
+               idle: int = 0) -> Exchange:
+        """A GEMM whose partial sums go to the block that `size` rows of them belong to. The last
+        `idle` blocks have no rows and receive flags."""
+        ranks = self.d.ranks
+        message = self.exchange(REDUCE_SCATTER, size * ranks, size, mine, parts=ranks, idle=idle,
+                                flags=ranks if idle else 0)
+        self.product(kind, layer, self.sender(str(n), message.send_row()), str(n), sent=True)
         return message
 
     def slope(self, boundary: int, row: str, saved_row: str) -> str:
@@ -274,12 +255,11 @@ class StepWriter(LossWriter):
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
         elif type_ == GATHERED:
             idle = d.idle(layer)
-            message = self.reduce("backward", layer, n, size, f"n{layer}", idle, phase=phase)
+            message = self.reduce("backward", layer, n, size, f"n{layer}", idle)
             self.gradients(waiting)
             body = self.body(f"n{layer}", self.slope(layer, "m", f"rank * {size} + m"))
-            received = message.hear(f"sums{layer}", 0, d.ranks, f"n{layer} == 0",
-                                    phase=phase) if idle else message.awaited(phase)
-            message.add(received, d.ranks, size, f"n{layer}", f"by_pairs({body})")
+            message.wait(phase)
+            message.recv(f"n{layer}", f"by_pairs({body})")
         else:
             self.all_reduce("backward", layer, n, self.body(str(n), self.slope(layer, "m", "m")),
                             waiting, phase)

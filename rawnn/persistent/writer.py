@@ -54,15 +54,7 @@ class KernelWriter:
         self.in_turn = False
         self.fetched = False
         self.scratched = False  # whether the product ahead may still read its parts
-        self.posted = 0  # messages of a turn through the L2 cache that have their place
-
-    def next_place(self) -> tuple[int, str]:
-        """Of the next message through the L2 cache: where it begins in a box, and what sends and
-        hears it, in C++."""
-        place = self.d.places[self.posted]
-        self.posted += 1
-        of = f".of<{place.messages}, {place.number}>()" if place.messages > 1 else ""
-        return place.first, f"mail{of}"
+        self.exchanges = 0  # of a micro-batch that have been emitted
 
     @property
     def meets_ahead(self) -> bool:

@@ -423,7 +423,7 @@ def test_blocks_without_features_are_heard_of_through_l2(tmp_path: Path) -> None
     them would write again what they still read."""
     launch = Launch("tf32, one layer", 8, 1, "FG", exchange=L2)
     check(launch, tmp_path, 0)
-    text, changed = re.subn(r"mail\.any<2>\([^;]*\);", ";", launch.impl.code.text)
+    text, changed = re.subn(r"receive_flags<E0>\([^;]*\);", ";", launch.impl.code.text)
     assert changed == 1
     launch.impl = replace(launch.impl, code=CudaText(text))
     with pytest.raises(TwinError, match="found with a mark"):

@@ -19,23 +19,23 @@ from tests.ptx.emulator.emulator import Kernels, compiler
 
 needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 
-MARKS = """
+FLAG_BITS = """
 #include "persistent/exchange_l2.cuh"
-struct Shape { static constexpr int kThreads = 32, kRanks = 2; };
-template <long long FLOATS, int MESSAGES, int NUMBER>
-__global__ void marks(float* boxes, unsigned int* mark, long long* place, int n) {
-  unsigned int exchanged = 0;
-  for (int i = 0; i < n; ++i, ++exchanged) {
-    const FarMail<Shape, FLOATS> mail = {boxes, 0, exchanged};
-    const auto message = mail.template of<MESSAGES, NUMBER>();
-    mark[i] = message.mark();
-    place[i] = reinterpret_cast<float*>(message.at(8)) - boxes;
+struct Shape { static constexpr int kThreads = 32, kRanks = 2, kSent = 4; };
+template <long long FLOATS, int USES, int NUMBER>
+__global__ void flag_bits(float* buffers, unsigned int* bit, long long* place, int n) {
+  using E = Exchange<kAllGather, 4, 2, 1, 0, 0, 8, USES, NUMBER, 1>;
+  ViaL2<Shape, FLOATS> transport = {buffers, 0, 0};
+  for (int i = 0; i < n; ++i) {
+    bit[i] = transport.template flag_bit<E>();
+    place[i] = reinterpret_cast<float*>(transport.at(transport.template wait<E>())) - buffers;
+    transport.end_micro_batch();
   }
 }
 """
 KINDS = [(0, many, number) for many in (1, 2, 3, 4) for number in range(many)] + [(64, 1, 0)]
-"""Floats of a box, of which there are two unless that is 0; messages of a turn that share a place,
-and the number of one."""
+"""Floats of a receive buffer, of which there are two unless that is 0; exchanges of a micro-batch
+that share a buffer, and the number of one."""
 EXCHANGES = 6
 
 
@@ -46,16 +46,16 @@ def alternates(marks: list[int]) -> bool:
 
 
 @needs_twin
-def test_each_message_through_the_l2_cache_changes_the_mark_of_its_place(tmp_path: Path) -> None:
-    (tmp_path / "marks.cu").write_text(MARKS)
-    twin = Kernels(("marks.cu",), tuple(f"marks<{f}ll,{m},{n}>" for f, m, n in KINDS),
+def test_each_exchange_via_l2_changes_the_flag_bit_of_its_buffer(tmp_path: Path) -> None:
+    (tmp_path / "flag_bits.cu").write_text(FLAG_BITS)
+    twin = Kernels(("flag_bits.cu",), tuple(f"flag_bits<{f}ll,{m},{n}>" for f, m, n in KINDS),
                    folders=(tmp_path,)).build()
     found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for kind in KINDS:
-        mark, place = np.zeros(EXCHANGES, np.uint32), np.zeros(EXCHANGES, np.int64)
-        twin.call("marks<{}ll,{},{}>".format(*kind), (1,), (1,), boxes=np.zeros(256, np.float32),
-                  mark=mark, place=place, n=EXCHANGES)
-        found[kind] = mark.tolist(), place.tolist()
+        bit, place = np.zeros(EXCHANGES, np.uint32), np.zeros(EXCHANGES, np.int64)
+        twin.call("flag_bits<{}ll,{},{}>".format(*kind), (1,), (1,),
+                  buffers=np.zeros(256, np.float32), bit=bit, place=place, n=EXCHANGES)
+        found[kind] = bit.tolist(), place.tolist()
     for many in (1, 2, 3, 4):
         turns = zip(*(found[0, many, number][0] for number in range(many)), strict=True)
         assert alternates([mark for turn in turns for mark in turn]), many

@@ -65,7 +65,7 @@ def test_clusters_meet_in_the_next_launch(
 def test_mailboxes_take_turns_where_their_count_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
     launch = Launch(name, ranks, groups, types)
-    text, changed = re.subn(r"(Mailboxes<[^;]*, rank, )0}", rf"\g<1>{2**32 - 4}u}}",
+    text, changed = re.subn(r"(Dsmem<[^;]*, rank, )0}", rf"\g<1>{2**32 - 4}u}}",
                             launch.impl.code.text)
     assert changed == 1
     launch.impl = replace(launch.impl, code=CudaText(text))

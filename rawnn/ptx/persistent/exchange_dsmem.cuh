@@ -1,60 +1,97 @@
-// What the blocks of a cluster hand to each other: every block sends what others need straight into
-// their mailbox, by stores that count their bytes at a barrier there (st.async), and waits for what
-// it needs itself. No block waits for another's turn: two mailboxes take turns, and whoever sends
-// the exchange after the next has had this block's part of the next, sent once its mailbox was read.
-// So every block must have a part for every other: one that has no features of a gathered boundary
-// sends a float that says nothing else, and gets one from each where it has nothing to receive.
+// Exchange via distributed shared memory: the thread blocks of a cluster store data straight into each other's
+// receive buffers (st.async). The stores count their bytes at an mbarrier of the receiver, which waits for it.
 //
-// A mailbox holds rows of kSent floats. Where partial sums are sent, those of rank r begin at row
-// r * ROWS; they are added up in the order of the ranks (add_parts), so that all get the same bits.
-// A store whose lanes send to different blocks counts as several: sums that lanes shared, each of which
-// sent to some of the blocks, took 9 to 44 % longer than those of one thread that sends to one block
-// behind the other (H200, 16 blocks).
-// Limit: one way from block to block, some 600 cycles on an H200 for 16 blocks and a few KB.
+// Reuse: two receive buffers alternate, and no block waits for another to release one. A block sends exchange
+// i + 2 after it has received exchange i + 1 from every block, which each of them sent after it had read its
+// buffer of exchange i. Hence every block must send something to every other block (onchip_transport.cuh).
+//
+// A store whose lanes address different blocks counts as several stores. So one thread sends its values to
+// one block after the other.
+// Limit: the one-way latency between blocks, some 600 cycles on an H200 for 16 blocks and a few KB.
 #pragma once
 #include "device/barriers.cuh"
 #include "device/fences.cuh"
-#include "persistent/block.cuh"
+#include "onchip_transport.cuh"
 
 template <typename SHAPE, int FLOATS>
-struct Mailboxes {
-  float* first;           // two of FLOATS floats
-  unsigned int barriers;  // two barriers, as a shared address
-  int rank;
-  unsigned int exchanges;  // that have been waited for; may wrap around
+struct Dsmem {
+  using Shape = SHAPE;
 
-  __device__ __forceinline__ float* box() const { return first + (exchanges & 1) * FLOATS; }
+  float* buffers;         // two receive buffers of FLOATS floats
+  unsigned int barriers;  // an mbarrier of each, as a shared address
+  int rank;
+  unsigned int exchanges;  // completed by this block; may wrap around
+
+  __device__ __forceinline__ float* buffer() const { return buffers + (exchanges & 1) * FLOATS; }
   __device__ __forceinline__ unsigned int barrier() const { return barriers + (exchanges & 1) * 8; }
 
-  // Says how many bytes will come; all threads may call it.
-  __device__ __forceinline__ void expect(int bytes) const {
-    if (threadIdx.x == 0) ptx::arrive_expecting(barrier(), bytes);
+  // All threads may call it.
+  template <typename E>
+  __device__ __forceinline__ void expect(int own) const {
+    int floats = E::kRows * SHAPE::kSent + E::kFlags;
+    if constexpr (E::kKind == kReduceScatter) {
+      floats = E::kFlags > 0 && own == 0 ? E::kFlags : own * SHAPE::kSent * SHAPE::kRanks;
+    }
+    if (threadIdx.x == 0) ptx::arrive_expecting(barrier(), floats * 4);
   }
-  // Four neighbouring floats to the same place of one rank's mailbox, or of all.
-  __device__ __forceinline__ void send(int to, int place, float4 values) const {
-    const unsigned int there = ptx::shared_address(box() + place);
-    ptx::send4(ptx::in_block(there, to), values, ptx::in_block(barrier(), to));
+  template <typename E>
+  __device__ __forceinline__ void send(int to, int place, const float4& v) const {
+    const unsigned int there = ptx::shared_address(buffer() + place);
+    ptx::send4(ptx::in_block(there, to), v, ptx::in_block(barrier(), to));
   }
-  // One float; what is sent must be read.
+  template <typename E>
+  __device__ __forceinline__ void publish(int place, const float4& v) const {
+#pragma unroll
+    for (int i = 0; i < SHAPE::kRanks; ++i) send<E>((rank + i) % SHAPE::kRanks, place, v);
+  }
+  template <typename E, int LANES>
+  __device__ __forceinline__ void publish_by_lanes(int part, int place, const float4& v) const {
+#pragma unroll 1
+    for (int i = part; i < SHAPE::kRanks; i += LANES) send<E>((rank + i) % SHAPE::kRanks, place, v);
+  }
+  // The receiver must read it.
   __device__ __forceinline__ void send_one(int to, int place, float value) const {
-    const unsigned int there = ptx::shared_address(box() + place);
+    const unsigned int there = ptx::shared_address(buffer() + place);
     ptx::send(ptx::in_block(there, to), value, ptx::in_block(barrier(), to));
   }
-  __device__ __forceinline__ void send_to_all(int place, float4 values) const {
-#pragma unroll
-    for (int i = 0; i < SHAPE::kRanks; ++i) send((rank + i) % SHAPE::kRanks, place, values);
+  template <typename E>
+  __device__ __forceinline__ void send_flag(int to, float value) const {
+    send_one(to, first_flag<SHAPE, E>() + rank, value);
   }
-  // Returns the mailbox, filled. It is read until the next barrier of the block.
-  __device__ __forceinline__ const float* receive() {
-    const float* const filled = box();
+  template <typename E>
+  __device__ __forceinline__ void publish_flag(int index, float value) const {
+    const int to = thread_index();
+    if (to < SHAPE::kRanks) send_one(to, first_flag<SHAPE, E>() + index, value);
+  }
+  // The buffer may be read until the next barrier of the block.
+  template <typename E>
+  __device__ __forceinline__ const float* wait() {
+    const float* const filled = buffer();
     ptx::wait_for_remote(barrier(), exchanges >> 1 & 1);
     ++exchanges;
     return filled;
   }
+  template <typename E, typename F>
+  __device__ __forceinline__ void recv(const float* from, int count, float* /*scratch*/, F body) const {
+    add_parts<SHAPE, E::kParts, E::kRows / E::kParts, SHAPE::kSent>(from, count, body);
+  }
+  template <typename E>
+  __device__ __forceinline__ bool flags(const float* from) const {
+    const int i = thread_index();
+    return i < E::kFlags && static_cast<const volatile float*>(from)[first_flag<SHAPE, E>() + i] != 0.0f;
+  }
+  // Every thread reads all flags, as it needs the answer.
+  template <typename E>
+  __device__ __forceinline__ bool any() {
+    const float* const first = wait<E>() + first_flag<SHAPE, E>();
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < E::kFlags; ++i) sum += first[i];
+    return sum != 0.0f;
+  }
+  template <typename E>
+  __device__ __forceinline__ const float* gather(float* /*scratch*/) {
+    return wait<E>();
+  }
+  __device__ __forceinline__ void end_micro_batch() const {}
 };
-
-// Reads `count` floats that say nothing but that they came: what is sent must be read.
-__device__ __forceinline__ void hear(const float* mailbox, int count) {
-  const int i = thread_index();
-  if (i < count) static_cast<void>(*static_cast<const volatile float*>(mailbox + i));
-}

@@ -55,16 +55,6 @@ struct Unscaled {
   }
 };
 
-// Whether any block of the cluster saw an overflow: `flags`, one of each, lie in a mailbox. All are
-// read, which is what says that the mailbox can be written again.
-template <typename SHAPE>
-__device__ __forceinline__ bool any_rank(const float* flags) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int rank = 0; rank < SHAPE::kRanks; ++rank) sum += flags[rank];
-  return sum != 0.0f;
-}
-
 // Whether any cluster did: those of this rank `said` so, 1 or 0, kRanks quads apart. For all threads of
 // the block together.
 template <typename SHAPE>

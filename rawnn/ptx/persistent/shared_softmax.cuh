@@ -7,9 +7,8 @@
 //
 // What is said is joined by the same arithmetic everywhere, in the same order each time.
 #pragma once
-#include "persistent/exchange_dsmem.cuh"
-#include "persistent/exchange_l2.cuh"
 #include "persistent/loss.cuh"
+#include "onchip_transport.cuh"
 
 // Of some logits of an example: the largest, the first place among all outputs that it has, and the sum
 // of all exp(z - largest), which is a NaN where one of them is. It travels as four floats; through the
@@ -97,30 +96,21 @@ struct TellNobody {
   __device__ __forceinline__ void operator()(int, int, const float4&) const {}
 };
 
-// Tells all blocks. In a cluster each lane does so for other blocks, once to each; through the L2 cache
-// one for all, at `place`.
-template <typename SHAPE, int LANES, typename MAIL>
-struct TellBlocks {
-  const MAIL& mail;
-  int place;
+// Publishes the statistics of an example to all blocks of the group.
+template <typename E, int LANES, typename T>
+struct PublishStatistics {
+  const T& transport;
 
   __device__ __forceinline__ void operator()(int example, int part, const float4& slice) const {
-    if (example >= SHAPE::kSent) return;
-    const int to = place + (mail.rank * SHAPE::kSent + example) * 4;
-    if constexpr (SHAPE::kCluster) {
-#pragma unroll 1
-      for (int i = part; i < SHAPE::kRanks; i += LANES) {
-        mail.send((mail.rank + i) % SHAPE::kRanks, to, slice);
-      }
-    } else {
-      if (part == 0) mail.send(to, slice);
-    }
+    constexpr int sent = T::Shape::kSent;
+    if (example >= sent) return;
+    transport.template publish_by_lanes<E, LANES>(part, (transport.rank * sent + example) * 4, slice);
   }
 };
 
-template <typename SHAPE, int LANES, typename MAIL>
-__device__ __forceinline__ TellBlocks<SHAPE, LANES, MAIL> to_blocks(const MAIL& mail, int place) {
-  return {mail, place};
+template <typename E, int LANES, typename T>
+__device__ __forceinline__ PublishStatistics<E, LANES, T> publish_statistics(const T& transport) {
+  return {transport};
 }
 
 // From what all PARTS told, of COLUMNS examples each: the powers of powers_of_slice become dz, which of

@@ -59,6 +59,9 @@ template of onchip_*.cuh."""
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"
 _FACTOR = r"(?:scale|factor|share|rate|lr|decay|of_row|copy_scale|inverse|alpha|momentum|slope)"
+_VIA_L2 = r"[\s\S]*generations\["
+"""What follows in a kernel whose blocks exchange via L2. There a transport expects nothing, waits
+where it reads, and counts micro-batches."""
 
 RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|ptx::cluster_barrier\(\);"
@@ -67,17 +70,21 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
                 r"|ptx::init_barrier\([^;]*\);", ";"),
     ("barrier", r"__syncthreads_or", ""),
     ("meeting", r"ptx::grid_barrier\([^;]*\);", ";"),
-    ("exchange", r"mail(?:\.of<\d+, \d+>\(\))?"
-                 r"\.(?:expect|send|send_to_all|send_one|any<\d+>)\([^;]*\);"
-                 r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send\([^;{]*\);"
+    ("exchange", rf"transport\.expect<E\d+>\([^;]*\);(?!{_VIA_L2})"
+                 r"|transport\.publish_flag<E\d+>\([^;]*\);"
+                 rf"|(?:send_row|send_flags)<E\d+>\([^;]*\);|receive_flags<[^;]*;(?={_VIA_L2})"
+                 r"|(?<![\w.:])(?<!void )(?:transport\.template )?(?:send|send_flag|publish"
+                 r"|publish_flag|publish_by_lanes|flags|store)<E\b[^;<>]*>\([^;{]*\);"
+                 r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send(?:_one)?\([^;{]*\);"
                  r"|ptx::send4\([^;]*\);|hear_shares<[^;]*;|(?<!void )\btell\([^;{]*\);", ";"),
-    ("generation", r"\+\+(?:exchanges|exchanged);", ";"),
-    ("exchange", r"mail\.receive\(\)", "mail.box()"),
+    ("generation", rf"\+\+exchanges;|transport\.end_micro_batch\(\);(?={_VIA_L2})", ";"),
+    ("exchange", rf"transport\.wait<E\d+>\(\)(?!{_VIA_L2})", "transport.buffer()"),
+    ("exchange", r"(?<![\w.])wait<E>\(\)(?=;| \+)", "buffer()"),
     ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
-    ("turn", r"(?<=exchanged) (?:>> 1|\* MESSAGES)(?= [:+])", ""),
-    ("turn", r" \+ NUMBER\b", ""),
+    ("turn", r"(?<=micro_batch) (?:>> 1|\* E::kUses)(?= [:+])", ""),
+    ("turn", r" \+ E::kNumber\b", ""),
     ("store", r"__stcg\([^;]*\);", ";"),
     ("mark", r"(unsigned int (?:said_)?mark = )[^;]*;", r"\g<1>1u;"),
     ("mark", r"ptx::look_for\([^;]*;", ";"),
@@ -217,7 +224,7 @@ ARGUED: tuple[tuple[str, str], ...] = (
      "others send to it, and sends nothing more"),
     (r" : 0\);\s*__syncthreads\(\);\s*(?:if \(thread >= \d+\) )?\{",
      "a launch of one step, which has no second turn, asks for a number that nobody uses"),
-    (r"ptx::publish_barriers\(\);(?![\s\S]*Mailboxes<)",
+    (r"ptx::publish_barriers\(\);(?![\s\S]*Dsmem<)",
      "blocks exchange nothing, and rows are too short for the copy engine"),
     (r"slot \* 0;", "there is no state"),
     (r"(?<=[0-9][0-9]\);\n  )__syncthreads\(\);\n(?:  [^\n]*\n){0,4}  (?:for \()?int u = 0;"

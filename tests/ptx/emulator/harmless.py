@@ -199,16 +199,13 @@ HARMLESS: dict[str, str] = {
     "rates[cursor_now + 0] : 0.0f; [52]":
         "the thread that makes the rule is the only one that uses its rate",
     **dict.fromkeys((
-        "train_steps Adam in an order, 12x2 FGFS, l2, turning: exchange: mail.any<3>(0 + 208); [4]",
-        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<3>(0 + 312); [4]",
-        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<3>(352 + 108); [4]",
-        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: mail.any<5>(480 + 84); [4]",
-        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: if (n1 == 0) "
-        "mail.any<12>(2336 + rank * 432 + 0); [17]",
-        "train_steps softmax, SGD, 12x1 FGGG, l2: exchange: if (n2 == 0) "
-        "mail.any<12>(608 + rank * 144 + 0); [17]",
-    ), "the same blocks are heard of in another exchange of the turn; alone in its turn it is "
-       "caught"),
+        "train_steps Adam in an order, 12x2 FGFS, l2, turning: exchange: receive_flags<E0>("
+        "transport, received_E0, n1); [4]",
+        *("train_steps softmax, SGD, 12x1 FGGG, l2: exchange: receive_flags<"
+          f"E{n}>(transport, received_E{n}, n{boundary}); [4]"
+          for n, boundary in enumerate((1, 2, 3, 2, 1))),
+    ), "the flags of the same blocks come in another exchange of the micro-batch; without a second "
+       "exchange it is caught"),
 }
 """By Fault.name."""
 
