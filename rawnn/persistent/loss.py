@@ -65,27 +65,28 @@ class LossWriter(InputWriter):
           f"{self.places()}{made});")
 
     def softmax_of_slices(self, made: str) -> None:
-        """Warps share the softmax, or blocks, each of its own outputs: they tell each other the
-        sums."""
+        """The softmax of outputs that warps or blocks share: each has the statistics of its own
+        outputs from the others."""
         d, p, w = self.d, self.p, self.w
         last, warps = p.depth, softmax_of(d).warps
         slices = f"reinterpret_cast<float4*>{self.at('scratch')}"
         shape = f"{d.outs(last - 1)}, {softmax_of(d).lanes}, {warps}"
         first = f"rank * {d.slices[last]}" if d.slices_softmax else "0"
         mine = f"{first}, {self.count(last)}, {slices}"
-        told, parts, columns, tell = slices, warps, d.columns, "TellNobody{}"
+        statistics, parts, columns, publish = slices, warps, d.columns, "PublishNothing{}"
         w("{")
         if d.slices_softmax:
             message = self.exchange(ALL_GATHER, 4 * d.ranks, 4, "4")
-            tell = f"publish_statistics<{message.name}, {softmax_of(d).lanes}>(transport)"
-        w(f"powers_of_slice<Shape, {shape}>({self.logits}, {mine}, {tell});")
+            publish = f"publish_statistics<{message.name}, {softmax_of(d).lanes}>(transport)"
+        w(f"powers_of_slice<Shape, {shape}>({self.logits}, {mine}, {publish});")
         self.stamp("softmax", "slice")
         if d.slices_softmax:
-            told, parts, columns = self.receive_statistics(message), d.ranks, d.sent
+            statistics = self.receive_statistics(message)
+            parts, columns = d.ranks, d.sent
         else:
             w("__syncthreads();")
         w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
-          f"{literal(keeps_tallies(d))}>({self.logits}, {self.z(last)}, {mine}, {told}, y, "
+          f"{literal(keeps_tallies(d))}>({self.logits}, {self.z(last)}, {mine}, {statistics}, y, "
           f"present, {self.share(p.batch)}, {self.places()}{made});")
         w("}")
 

@@ -19,7 +19,7 @@ class StepWriter(LossWriter):
             n = layer + 1
             w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, "
               f"steps_before + u, part{n}.out, part{n}.in}};")
-        self.mark()
+        self.emit_flag_bit()
         if d.turns == 1:
             self.whole_turn()
             self.meet(self.while_meeting)
@@ -57,7 +57,7 @@ class StepWriter(LossWriter):
             waiting.append(layer)
         if whole:
             self.publish_overflow()
-            self.hear_overflow()
+            self.receive_overflow()
             self.stamp("overflow")
             w("if (!left_out) {")
         elif p.scaled:
@@ -67,7 +67,7 @@ class StepWriter(LossWriter):
         if whole:
             w("}")
         elif p.scaled:
-            self.hear_overflow()
+            self.receive_overflow()
             self.stamp("overflow")
         self.in_turn = False
 

@@ -32,13 +32,13 @@ class UpdateWriter(ExchangeWriter):
                 many = self.layout.tiles
                 way, adds = "PublishTiles", ""
                 if d.turns > 1:
-                    way, adds = "AddTiles", f" ^ (part < {d.turns - 1} ? 1u : 0u), part > 0"
+                    way, adds = "AccumulateTiles", f" ^ (part < {d.turns - 1} ? 1u : 0u), part > 0"
                 told = self.told_as
                 kind = f", {told}" if d.tells_halves else ""
                 w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
                   f"reinterpret_cast<{told}*>(gradients) + ((({turn} * {d.groups} + group) * "
                   f"{d.ranks}ll + rank) * {many} + {part.base})"
-                  f" * {TILE // 4}, mark{adds}}};")
+                  f" * {TILE // 4}, flag_bit{adds}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
                 w("const Rule rule = *rule_of_step;")
@@ -58,27 +58,28 @@ class UpdateWriter(ExchangeWriter):
             first = (first + tiles.tasks + sums) % d.warps
         layers.clear()
 
-    def hear_overflow(self) -> None:
-        """Whether the step is left out; of several clusters, what this one tells the others."""
+    def receive_overflow(self) -> None:
+        """Decides whether the step is left out. One of several data-parallel groups publishes
+        what it has found."""
         d, w = self.d, self.w
-        said = self.overflowed()
+        found = self.overflowed()
         if not self.layout.sync:
-            w(f"const bool left_out = {said};")
+            w(f"const bool left_out = {found};")
             return
-        w(f"const bool seen = {said};")
-        w("const unsigned int said_mark = ~(meeting >> 1) & 1u;")
-        w("float4* const said = reinterpret_cast<float4*>(overflows) + (meeting & 1) * "
+        w(f"const bool seen = {found};")
+        w("const unsigned int overflow_flag_bit = ~(meeting >> 1) & 1u;")
+        w("float4* const of_groups = reinterpret_cast<float4*>(overflows) + (meeting & 1) * "
           f"{d.blocks} + rank;")
-        w(f"if (thread == 0) tell(said + group * {d.ranks}, "
-          "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), said_mark);")
+        w(f"if (thread == 0) send_flagged(of_groups + group * {d.ranks}, "
+          "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), overflow_flag_bit);")
 
-    def mark(self) -> None:
-        """The number of the step since the workspaces were made, and the mark of what clusters tell
-        each other in it: another one than what lies there has."""
+    def emit_flag_bit(self) -> None:
+        """Emits the number of the step since the workspaces were made, and the flag bit of what
+        data-parallel groups publish in it, which differs from the one in memory."""
         if self.layout.sync:
             self.w("const unsigned int meeting = meetings_before + u;")
             uses = "(meeting >> 1)" if self.layout.sync == ALL else "meeting"
-            self.w(f"const unsigned int mark = ~{uses} & 1u;")
+            self.w(f"const unsigned int flag_bit = ~{uses} & 1u;")
 
     def tell_places(self) -> None:
         """Where each tile lies, for the meetings of clusters."""
@@ -127,18 +128,19 @@ class UpdateWriter(ExchangeWriter):
         counts = "!left_out" if self.p.scaled else "true"
         meanwhile(found.sync == ALL)
         if self.p.scaled:
-            w("left_out = any_group<Shape>(said, said_mark);")
+            w("left_out = any_group<Shape>(of_groups, overflow_flag_bit);")
         if found.sync == ALL:
-            w(f"update_all<Shape, Rule, {far}, {many}>(parts, {stride}, mark, {counts}, rule, "
-              f"place, state{how});")
+            w(f"update_all<Shape, Rule, {far}, {many}>(parts, {stride}, flag_bit, {counts}, "
+              f"rule, place, state{how});")
             self.stamp("all clusters sum")
         else:
             w(f"{told}* const changes = reinterpret_cast<{told}*>(fresh) + rank * {many * quads};")
-            w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, mark, "
-              f"{counts}, rule, group, {self.at('scratch')}, changes, place, state{how});")
+            w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, "
+              f"flag_bit, {counts}, rule, group, {self.at('scratch')}, changes, place, "
+              f"state{how});")
             self.stamp("clusters sum and share")
             meanwhile(True)
-            w(f"hear_shares<Shape, {many}>(changes, mark, {counts}, group, place{how});")
+            w(f"receive_changes<Shape, {many}>(changes, flag_bit, {counts}, group, place{how});")
             self.stamp("clusters sum and share", "changes")
         w("}")
 

@@ -144,7 +144,7 @@ def test_micro_batches_have_each_example_once(name: str, ranks: int, groups: int
 def test_what_clusters_say_of_overflows_changes_the_mark_of_its_place(
         ranks: int, groups: int, types: str, exchange: str) -> None:
     text = Launch("float16", ranks, groups, types, exchange=exchange).impl.code.text
-    (mark,) = re.findall(r"said_mark = (.*);", text)
+    (mark,) = re.findall(r"overflow_flag_bit = (.*);", text)
     (place,) = re.findall(r"\(overflows\) \+ ([^;]*?) \+ rank;", text)
     marks: dict[int, list[int]] = {}
     for meeting in range(8):

@@ -1,10 +1,10 @@
-// Numbers in global memory that say by themselves whether they have come: sixteen bytes stored and
-// loaded at once, with a mark in the lowest bit of the last of four floats, or eight, with one in the
-// lowest bit of the last of two words. Neither a fence nor a
-// flag stands between the stores and whoever reads them: one who finds the mark has the rest.
+// Stores and loads of global memory that carry a flag bit: 16 bytes with the flag bit in the lowest bit of
+// the last of four floats, or 8 bytes with it in the lowest bit of the second of two words. Each is one
+// access, so a thread that loads the expected flag bit has loaded all of the data. This takes neither a fence
+// nor a separate flag.
 //
-// They order nothing else. What a thread has loaded ahead of such a store was loaded, for whoever
-// finds its mark: a store is not made before it is known that it will be.
+// The accesses order no other stores. Loads that a thread did before such a store are complete for every
+// thread that has loaded its flag bit: hardware does not store speculatively.
 #pragma once
 #include "primitives/types.cuh"
 
@@ -12,20 +12,20 @@ extern "C" __device__ int printf(const char*, ...);
 
 namespace ptx {
 
-// Four floats at once, at a multiple of 16 bytes, the lowest bit of the last of them replaced by `mark`,
-// 0 or 1 (st.relaxed.gpu.b128).
-__device__ __forceinline__ void store_marked(float4* to, float4 v, unsigned int mark) {
+// Stores four floats at a multiple of 16 bytes. `flag_bit`, 0 or 1, replaces the lowest bit of the last
+// (st.relaxed.gpu.b128).
+__device__ __forceinline__ void store_flagged(float4* to, float4 v, unsigned int flag_bit) {
   asm volatile(
       "{\n.reg .b64 low, high;\n.reg .b128 all;\n"
       "mov.b64 low, {%1, %2};\nmov.b64 high, {%3, %4};\nmov.b128 all, {low, high};\n"
       "st.relaxed.gpu.global.b128 [%0], all;\n}" ::"l"(to), "r"(__float_as_uint(v.x)),
       "r"(__float_as_uint(v.y)), "r"(__float_as_uint(v.z)),
-      "r"((__float_as_uint(v.w) & ~1u) | mark)
+      "r"((__float_as_uint(v.w) & ~1u) | flag_bit)
       : "memory");
 }
 
-// What lies there, as one store left it, with its mark (ld.relaxed.gpu.b128).
-__device__ __forceinline__ float4 load_marked(const float4* from) {
+// Loads what one store left, with its flag bit (ld.relaxed.gpu.b128).
+__device__ __forceinline__ float4 load_flagged(const float4* from) {
   unsigned int x, y, z, w;
   asm volatile(
       "{\n.reg .b64 low, high;\n.reg .b128 all;\nld.relaxed.gpu.global.b128 all, [%4];\n"
@@ -36,15 +36,15 @@ __device__ __forceinline__ float4 load_marked(const float4* from) {
   return make_float4(__uint_as_float(x), __uint_as_float(y), __uint_as_float(z), __uint_as_float(w));
 }
 
-// The same of two words (st.relaxed.gpu.b64, ld.relaxed.gpu.b64).
-__device__ __forceinline__ void store_marked(uint2* to, uint2 v, unsigned int mark) {
+// The same for two words (st.relaxed.gpu.b64, ld.relaxed.gpu.b64).
+__device__ __forceinline__ void store_flagged(uint2* to, uint2 v, unsigned int flag_bit) {
   asm volatile(
       "{\n.reg .b64 all;\nmov.b64 all, {%1, %2};\nst.relaxed.gpu.global.b64 [%0], all;\n}" ::"l"(to),
-      "r"(v.x), "r"((v.y & ~1u) | mark)
+      "r"(v.x), "r"((v.y & ~1u) | flag_bit)
       : "memory");
 }
 
-__device__ __forceinline__ uint2 load_marked(const uint2* from) {
+__device__ __forceinline__ uint2 load_flagged(const uint2* from) {
   uint2 v;
   asm volatile(
       "{\n.reg .b64 all;\nld.relaxed.gpu.global.b64 all, [%2];\nmov.b64 {%0, %1}, all;\n}"
@@ -54,25 +54,24 @@ __device__ __forceinline__ uint2 load_marked(const uint2* from) {
   return v;
 }
 
-// Whether what was loaded from there is not what is waited for: sets the lowest bit of `lacking` if so, so
-// that what several loads brought is looked at together.
-// (One instruction, lacking | (bits ^ mark), that stays behind the loads ahead of it: a compiler that
-// sees through it looks at the first numbers ahead of asking for the last, which is one more trip.)
-__device__ __forceinline__ void look_for(unsigned int& lacking, const float4* /*from*/,
-                                         const float4& v, unsigned int mark) {
-  asm volatile("lop3.b32 %0, %0, %1, %2, 0xf6;" : "+r"(lacking) : "r"(__float_as_uint(v.w)), "r"(mark));
+// Sets the lowest bit of `missing` if the loaded value does not have the expected flag bit. Several loads
+// share a `missing`, so that one branch checks them all. It is one opaque instruction, missing | (bits ^
+// flag_bit): a compiler that sees through it checks the first value before it issues the last load, which
+// costs one more round trip.
+__device__ __forceinline__ void check_flag_bit(unsigned int& missing, const float4* /*from*/,
+                                               const float4& v, unsigned int flag_bit) {
+  asm volatile("lop3.b32 %0, %0, %1, %2, 0xf6;" : "+r"(missing) : "r"(__float_as_uint(v.w)), "r"(flag_bit));
 }
 
-__device__ __forceinline__ void look_for(unsigned int& lacking, const uint2* /*from*/, const uint2& v,
-                                         unsigned int mark) {
-  asm volatile("lop3.b32 %0, %0, %1, %2, 0xf6;" : "+r"(lacking) : "r"(v.y), "r"(mark));
+__device__ __forceinline__ void check_flag_bit(unsigned int& missing, const uint2* /*from*/, const uint2& v,
+                                               unsigned int flag_bit) {
+  asm volatile("lop3.b32 %0, %0, %1, %2, 0xf6;" : "+r"(missing) : "r"(v.y), "r"(flag_bit));
 }
 
-// Between two looks at what has not come yet. Traps after about a second of them, and says which of
-// the program's waits (`what`) it was.
-__device__ __forceinline__ void look_again(int& tries, int what) {
+// Called between two polls. Traps after about a second, and prints which of the program's waits it was.
+__device__ __forceinline__ void poll_again(int& tries, int wait) {
   if (++tries < 2000000) return;
-  printf("rawnn: block %d waited in vain for numbers %d\n", static_cast<int>(blockIdx.x), what);
+  printf("rawnn: block %d waited in vain for numbers %d\n", static_cast<int>(blockIdx.x), wait);
   __trap();
 }
 

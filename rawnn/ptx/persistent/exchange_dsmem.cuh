@@ -1,5 +1,6 @@
-// Exchange via distributed shared memory: the thread blocks of a cluster store data straight into each other's
-// receive buffers (st.async). The stores count their bytes at an mbarrier of the receiver, which waits for it.
+// Exchange via distributed shared memory: the thread blocks of a cluster store data straight into each
+// other's receive buffers (st.async). The stores count their bytes at an mbarrier of the receiver, which
+// waits for it.
 //
 // Reuse: two receive buffers alternate, and no block waits for another to release one. A block sends exchange
 // i + 2 after it has received exchange i + 1 from every block, which each of them sent after it had read its

@@ -8,19 +8,19 @@
 // continues from launch to launch and may wrap around. Buffers are zero at first; the first flag bit is 1.
 //
 // Reuse: exchanges of one shape share a receive buffer. Exchange i may use the buffer of exchange i - 2, but
-// not that of i - 1. Reason: a block sends i after it has received i - 1 from every block that it sends to, or
-// from the block that reduced their partial sums; each of them had read i - 2 before it sent i - 1. (Partial
-// sums are sent before the block barrier that follows i - 1, but they depend on all of it.) Hence every block
-// must send something to every other block (onchip_transport.cuh). A micro-batch with a single exchange
-// alternates between two buffers.
+// not that of i - 1. Reason: a block sends i after it has received i - 1 from every block that it sends to,
+// or from the block that reduced their partial sums; each of them had read i - 2 before it sent i - 1.
+// (Partial sums are sent before the block barrier that follows i - 1, but they depend on all of it.) Hence
+// every block must send something to every other block (onchip_transport.cuh). A micro-batch with a single
+// exchange alternates between two buffers.
 //
 // Limit: the one-way latency of L2, and the footprint of all receive buffers, which must stay in L2.
 #pragma once
 #include "persistent/flag_bits.cuh"
 #include "onchip_transport.cuh"
 
-// Loads of 16 bytes that a thread has in flight. A thread with fewer items loads its first item again and drops
-// the result: a branch around each load would put some fifteen instructions between two loads.
+// Loads of 16 bytes that a thread has in flight. A thread with fewer items loads its first item again and
+// drops the result: a branch around each load would put some fifteen instructions between two loads.
 constexpr int kLoadsInFlight = 8;
 
 // Polls the first `count` of ROWS rows at a place: body(row, column, four values).
@@ -47,8 +47,8 @@ __device__ __forceinline__ void poll_rows(const T& transport, int place, int cou
 }
 
 // The same where each row is the sum of PARTS partial sums, which lie ROWS rows apart. TEAMS threads share a
-// sum. Each adds every TEAMS-th part in ascending order. If TEAMS > 1, they leave their sums in `scratch`, ROWS
-// rows of each, and one thread adds those. So neighbouring threads load neighbouring quads.
+// sum. Each adds every TEAMS-th part in ascending order. If TEAMS > 1, they leave their sums in `scratch`,
+// ROWS rows of each, and one thread adds those. So neighbouring threads load neighbouring quads.
 template <typename E, int PARTS, int ROWS, int TEAMS, typename T, typename F>
 __device__ __forceinline__ void poll_sums(const T& transport, int place, int count, float* scratch, F body) {
   using Shape = typename T::Shape;
@@ -126,13 +126,13 @@ struct ViaL2 {
   }
   template <typename E>
   __device__ __forceinline__ void store(int place, const float4& v) const {
-    tell(at(place), v, flag_bit<E>());
+    send_flagged(at(place), v, flag_bit<E>());
   }
   // The quads at(place)[quad(0)] to at(place)[quad(MANY - 1)], once all of them have arrived.
   template <typename E, int MANY, typename P>
   __device__ __forceinline__ void poll(float4 (&v)[MANY], int place, P quad) const {
     const float4* const from = at(place);
-    hear(v, [=](int i) { return from + quad(i); }, flag_bit<E>(), kExchange);
+    receive_flagged(v, [=](int i) { return from + quad(i); }, flag_bit<E>(), kExchange);
   }
 
   template <typename E>

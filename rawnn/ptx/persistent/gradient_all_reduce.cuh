@@ -1,60 +1,64 @@
-// Gradients of clusters that share the batch, added up through global memory (the L2 cache) in the
-// order of the clusters, tile by tile: either every cluster sums and updates all, or each its share,
-// and tells the others by how much the weights change.
-// What is told is float32, or bfloat16 where products take that: a meeting of many tiles is bound by bytes.
-// Nobody waits for a flag, and no store for those ahead of it: numbers carry marks (onchip_marks.cuh),
-// and whoever wants some reads them until they have theirs. (A release behind the stores takes some
-// 1,100 cycles of an H200, the flag and the first loads behind it 1,700.) New weights are the same in
-// all clusters to the last bit: a change is told without its mark's bit, and its cluster adds what it
-// tells. Of a change of less than half a float32 weight that bit is 0 anyway.
-// A slot is written again once all have read it, though nobody says so. Where all sum, slots take turns
-// from step to step: who writes one of two steps ago has found every cluster's gradients of the step
-// between, left behind its sums of two steps ago. Where each sums its share, who writes a gradient's
-// slot has found the last change of those weights, made of what lay there; who writes a change's slot
-// has found this step's gradients of all clusters, left behind the last step's changes.
+// Gradient all-reduce: the data-parallel groups sum their gradients through global memory (L2), tile by tile
+// and in the order of the groups. Either every group sums and updates all tiles, or each group sums and
+// updates its share of the tiles and publishes the changes of the weights. Values are sent as float32, or as
+// bfloat16 if GEMMs read that: an all-reduce of many tiles is bound by bytes.
+//
+// Synchronisation: values carry flag bits (onchip_marks.cuh), and a receiver polls them. There are no fences
+// and no separate flags.
+//
+// Equal weights: new weights are the same in all groups to the last bit. A group applies the change as it
+// sends it, without the bit that the flag bit replaces. If a change is less than half of a float32 weight,
+// that bit is 0 anyway.
+//
+// Reuse: no group announces that it has read a slot. If all groups sum, slots alternate between even and odd
+// steps. A group that writes step i has received all gradients of step i - 1, which the others sent after
+// they had summed step i - 2. If each group sums its share, a group that writes the slot of a gradient has
+// received the last change of those weights, which was computed from the slot. A group that writes the slot
+// of a change has received the gradients of this step from all groups, which they sent after they had read
+// the last changes.
 #pragma once
 #include "persistent/epilogue.cuh"
 #include "persistent/flag_bits.cuh"
 #include "persistent/update.cuh"
 
-constexpr int kGradients = 1, kChanges = 2, kOverflows = 4;  // names of the waits
+constexpr int kGradients = 1, kChanges = 2, kOverflows = 4;  // names of waits
 
-// Finish of a weight gradient's product: this cluster's part, for the others to see, as V: float4 for four
-// numbers in float32, uint2 in bfloat16.
+// Epilogue of a weight gradient's GEMM: publishes the partial sums of this group. V is float4 for four values
+// in float32, uint2 for four in bfloat16.
 template <int ACROSS, int TILES, typename V = float4>
 struct PublishTiles {
   struct Early {};
   V* tiles;  // of this block and layer
-  unsigned int mark;
+  unsigned int flag_bit;
 
   __device__ __forceinline__ Early early(int, int) const { return {}; }
   __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
                                         const Early&) const {
-    tell(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(),
-         make_float4(sum[0], sum[1], sum[2], sum[3]), mark);
+    send_flagged(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(),
+                 make_float4(sum[0], sum[1], sum[2], sum[3]), flag_bit);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {
     by_quads(nt, first, second, [&](int quad, const float4& v) {
-      tell(tiles + TILES * kTileQuads + quad, v, mark);
+      send_flagged(tiles + TILES * kTileQuads + quad, v, flag_bit);
     });
   }
 };
 
-// The same of a micro-batch: from the second one on (`adds`) it is added to what this very thread left
-// there of those before. All but the last leave it with the mark that it had.
+// The same for a micro-batch. From the second micro-batch on (`adds`) a thread adds its sums to those that it
+// has stored before. All micro-batches but the last keep the flag bit of the step before.
 template <int ACROSS, int TILES>
-struct AddTiles {
+struct AccumulateTiles {
   using Early = float4;
   float4* tiles;
-  unsigned int mark;
+  unsigned int flag_bit;
   bool adds;
 
   __device__ __forceinline__ float4 before(const float4* at) const {
     if (!adds) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    return without_mark(ptx::load_marked(at));
+    return without_flag_bit(ptx::load_flagged(at));
   }
   __device__ __forceinline__ void add(float4* at, const float4& a, const float4& b) const {
-    tell(at, make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w), mark);
+    send_flagged(at, make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w), flag_bit);
   }
   __device__ __forceinline__ Early early(int mt, int nt) const {
     return before(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index());
@@ -76,59 +80,59 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float4& v) {
   sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
 }
 
-// Adds up a lane's part of a tile over the clusters from `first` to `end`, MOST of them at most, once
-// they have come.
+// Receives and sums a lane's part of a tile over the groups from `first` to `end`, at most MOST of them.
 template <int MOST, typename V>
 __device__ __forceinline__ void sum_groups(float (&sum)[4], const V* part, long long stride,
-                                           unsigned int mark, int first, int end) {
+                                           unsigned int flag_bit, int first, int end) {
   constexpr int once = ceil_div(MOST, ceil_div(MOST, 16));
 #pragma unroll 1
   for (int group = first; group < end; group += once) {
     V v[once];
-    hear(v, [=](int i) { return part + min(group + i, end - 1) * stride; }, mark, kGradients);
+    receive_flagged(
+        v, [=](int i) { return part + min(group + i, end - 1) * stride; }, flag_bit, kGradients);
 #pragma unroll
     for (int i = 0; i < once; ++i) {
-      if (group + i < end) accumulate(sum, numbers_of(v[i]));
+      if (group + i < end) accumulate(sum, decode(v[i]));
     }
     if constexpr (MOST == once) break;
   }
 }
 
-// The same of all GROUPS clusters for MANY tiles at once, a lane's part of which in cluster 0 is `of`.
+// The same over all GROUPS groups for MANY tiles at once. `of` is the lane's part of each in group 0.
 template <int GROUPS, int MANY, typename V>
 __device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], const V* const (&of)[MANY],
-                                          long long stride, unsigned int mark) {
+                                          long long stride, unsigned int flag_bit) {
 #pragma unroll
   for (int t = 0; t < MANY; ++t) sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.0f;
   if constexpr (MANY == 1) {
-    sum_groups<GROUPS>(sums[0], of[0], stride, mark, 0, GROUPS);
+    sum_groups<GROUPS>(sums[0], of[0], stride, flag_bit, 0, GROUPS);
   } else {
     V v[MANY * GROUPS];
-    hear(v, [&](int i) { return of[i / GROUPS] + i % GROUPS * stride; }, mark, kGradients);
+    receive_flagged(v, [&](int i) { return of[i / GROUPS] + i % GROUPS * stride; }, flag_bit, kGradients);
 #pragma unroll
-    for (int i = 0; i < MANY * GROUPS; ++i) accumulate(sums[i / GROUPS], numbers_of(v[i]));
+    for (int i = 0; i < MANY * GROUPS; ++i) accumulate(sums[i / GROUPS], decode(v[i]));
   }
 }
 
-// Of the tiles that a warp has `each` of, those that it asks for at once: as many as nine loads bring,
-// two of up to eight clusters, and two at most where state comes from far.
+// Tiles that a warp loads at once, if it has `each` tiles: as many as nine loads bring, two of up to eight
+// groups, and at most two if the optimizer state is in global memory (`far`).
 __device__ __forceinline__ constexpr int tiles_at_once(int each, int groups, bool far) {
   const int most = groups > 8 ? 1 : groups > 4 || far ? 2 : 9 / groups;
   return ceil_div(each, ceil_div(each, most));
 }
 
-// A lane's part of a tile of cluster 0; lanes that have none ask for the first's, which comes anyway.
+// A lane's part of a tile in group 0. A lane without a part polls the part of lane 0, which arrives anyway.
 template <typename V>
 __device__ __forceinline__ const V* part_of(const V* parts, int tile, const Place& at) {
   return parts + tile * kTileQuads + (at.there ? lane_index() : 0);
 }
 
-// Every cluster updates everything, if the step counts: `parts` is this rank's first tile of cluster 0,
-// whose tiles lie `stride` V ahead of the next cluster's. place(tile) says where a tile's weights
-// lie, state(tile) where its state does, how(tile) how its weights are kept (onchip_update.cuh).
+// Every group updates all tiles, if the step `counts`. `parts` is the first tile of this tp_rank in group 0;
+// the tiles of the next group begin `stride` V further on. place(tile) is the place of a tile's weights,
+// state(tile) of its optimizer state, and how(tile) says how its weights are stored (onchip_update.cuh).
 template <typename SHAPE, typename RULE, bool FAR, int TILES, typename V, typename P, typename Q,
           typename H = AllAsTheyAre>
-__device__ __forceinline__ void update_all(const V* parts, long long stride, unsigned int mark,
+__device__ __forceinline__ void update_all(const V* parts, long long stride, unsigned int flag_bit,
                                            bool counts, const RULE& rule, P place, Q state,
                                            H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
@@ -147,7 +151,7 @@ __device__ __forceinline__ void update_all(const V* parts, long long stride, uns
       if constexpr (FAR) kept[t].load(state(tile) + lane);
     }
     float sums[many][4];
-    sum_tiles<SHAPE::kGroups>(sums, of, stride, mark);
+    sum_tiles<SHAPE::kGroups>(sums, of, stride, flag_bit);
 #pragma unroll
     for (int t = 0; t < many; ++t) {
       const int tile = first + t * warps;
@@ -163,32 +167,32 @@ __device__ __forceinline__ void update_all(const V* parts, long long stride, uns
   }
 }
 
-// What is told of a lane's weights: their change, or the new ones where those have bits to spare.
+// What a lane publishes of its weights: their change, or the new weights if these have bits to spare.
 template <typename TILE>
-__device__ __forceinline__ float4 to_tell(const float (&w)[4], const float (&next)[4],
-                                          const TILE& kept) {
+__device__ __forceinline__ float4 change_of(const float (&w)[4], const float (&next)[4],
+                                            const TILE& kept) {
   if (kept.spares_bits()) return make_float4(next[0], next[1], next[2], next[3]);
   return make_float4(next[0] - w[0], next[1] - w[1], next[2] - w[2], next[3] - w[3]);
 }
 
-// The same arithmetic in every cluster, of the weights and of what was told without its mark.
+// New weights from a received change: the same arithmetic in every group.
 template <typename SHAPE, typename TILE>
-__device__ __forceinline__ void take_in(const Place& at, const float (&w)[4], const float4& told,
-                                        const TILE& kept) {
-  const float next[4] = {told.x + (kept.spares_bits() ? 0.0f : w[0]),
-                         told.y + (kept.spares_bits() ? 0.0f : w[1]),
-                         told.z + (kept.spares_bits() ? 0.0f : w[2]),
-                         told.w + (kept.spares_bits() ? 0.0f : w[3])};
+__device__ __forceinline__ void apply_change(const Place& at, const float (&w)[4], const float4& change,
+                                             const TILE& kept) {
+  const float next[4] = {change.x + (kept.spares_bits() ? 0.0f : w[0]),
+                         change.y + (kept.spares_bits() ? 0.0f : w[1]),
+                         change.z + (kept.spares_bits() ? 0.0f : w[2]),
+                         change.w + (kept.spares_bits() ? 0.0f : w[3])};
   write_weights<SHAPE>(next, at.first, at.below);
 }
 
-// Each cluster updates every kGroups-th tile and tells the others in `fresh`; of a step that does not
-// count, that it has read all. SHARES warps share the clusters of a tile; `scratch` holds their sums,
-// kTileFloats each, where they are several.
+// Each group updates every kGroups-th tile and publishes the changes in `fresh`. In a step that does not
+// count it publishes zeros, which say that it has read all gradients. SHARES warps share the groups of a
+// tile; if there are several, `scratch` holds their sums, kTileFloats each.
 template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename V, typename P, typename Q,
           typename H = AllAsTheyAre>
 __device__ __forceinline__ void update_share(const V* parts, long long stride,
-                                             unsigned int mark, bool counts, const RULE& rule,
+                                             unsigned int flag_bit, bool counts, const RULE& rule,
                                              int group, float* scratch, V* fresh, P place,
                                              Q state, H how = {}) {
   constexpr int mine = ceil_div(TILES, SHAPE::kGroups);
@@ -203,7 +207,7 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
       if (tile < TILES) {
         const int first = item % SHARES * each;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sum_groups<each>(sum, part_of(parts, tile, place(tile)), stride, mark, first,
+        sum_groups<each>(sum, part_of(parts, tile, place(tile)), stride, flag_bit, first,
                          min(SHAPE::kGroups, first + each));
         *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
@@ -228,7 +232,7 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
     }
     float sums[many][4];
     if constexpr (SHARES == 1) {
-      sum_tiles<SHAPE::kGroups>(sums, of, stride, mark);
+      sum_tiles<SHAPE::kGroups>(sums, of, stride, flag_bit);
     } else {
       sums[0][0] = sums[0][1] = sums[0][2] = sums[0][3] = 0.0f;
 #pragma unroll
@@ -246,31 +250,32 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
       const auto way = how(tile);
       float w[4];
       read_weights(w, at[t].first, at[t].below);
-      V told = as_told<V>(make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+      V change = encode<V>(make_float4(0.0f, 0.0f, 0.0f, 0.0f));
       if (counts && at[t].there) {
         if constexpr (!FAR) own.load(state(slot) + lane);
         float next[4];
         own.apply(next, rule, w, sums[t], way);
         own.store(state(slot) + lane);
-        told = as_told<V>(to_tell(w, next, way));
+        change = encode<V>(change_of(w, next, way));
       }
-      ptx::store_marked(fresh + tile * kTileQuads + lane, told, mark);
-      if (counts) take_in<SHAPE>(at[t], w, numbers_of(told), way);
+      ptx::store_flagged(fresh + tile * kTileQuads + lane, change, flag_bit);
+      if (counts) apply_change<SHAPE>(at[t], w, decode(change), way);
     }
     if constexpr (mine <= many * warps) break;
   }
 }
 
-// What the other clusters tell. A load takes a round trip to the L2 cache, however many run at once.
+// Receives the changes of the other groups and applies them. A load takes a round trip to L2, however many
+// are in flight.
 template <typename SHAPE, int TILES, typename V, typename P, typename H = AllAsTheyAre>
-__device__ __forceinline__ void hear_shares(const V* fresh, unsigned int mark, bool counts,
-                                            int group, P place, H how = {}) {
+__device__ __forceinline__ void receive_changes(const V* fresh, unsigned int flag_bit, bool counts,
+                                                int group, P place, H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
   constexpr int others = SHAPE::kGroups - 1;
   constexpr int most = TILES / SHAPE::kGroups * others + smaller(TILES % SHAPE::kGroups, others);
   constexpr int many = ceil_div(ceil_div(most, warps), ceil_div(ceil_div(most, warps), 8));
   const V* const from = fresh + lane_index();
-  // Of the tiles of others in their order. A warp that has fewer asks for its first again.
+  // Tiles of the other groups in their order. A warp that has fewer loads its first tile again.
   const auto tile_of = [=](int item) {
     const int owner = item % others;
     return item / others * SHAPE::kGroups + owner + (owner >= group ? 1 : 0);
@@ -278,21 +283,21 @@ __device__ __forceinline__ void hear_shares(const V* fresh, unsigned int mark, b
 #pragma unroll 1
   for (int first = warp_index() * many; tile_of(first) < TILES; first += many * warps) {
     int tiles[many];
-    Place at[many];  // found while the numbers are on their way
-    V told[many];
+    Place at[many];  // looked up while the changes are in flight
+    V change[many];
 #pragma unroll
     for (int i = 0; i < many; ++i) {
       const int tile = tile_of(first + i);
       tiles[i] = tile < TILES ? tile : tile_of(first);
       at[i] = place(tiles[i]);
     }
-    hear(told, [&](int i) { return from + tiles[i] * kTileQuads; }, mark, kChanges);
+    receive_flagged(change, [&](int i) { return from + tiles[i] * kTileQuads; }, flag_bit, kChanges);
     if (counts) {
       float w[many][4];
 #pragma unroll
       for (int i = 0; i < many; ++i) read_weights(w[i], at[i].first, at[i].below);
 #pragma unroll
-      for (int i = 0; i < many; ++i) take_in<SHAPE>(at[i], w[i], numbers_of(told[i]), how(tiles[i]));
+      for (int i = 0; i < many; ++i) apply_change<SHAPE>(at[i], w[i], decode(change[i]), how(tiles[i]));
     }
     if constexpr (most <= many * warps) break;
   }

@@ -1,20 +1,22 @@
-// The loss scale of float16 on the chip: the gradient of the loss is multiplied by it, updates take it
-// out again, and a step with a gradient that a float16 cannot hold changes nothing but the scale.
+// The loss scale of float16: the gradient of the loss is multiplied by it, updates divide by it, and a step
+// with a gradient that overflows float16 changes nothing but the scale.
 //
-// A weight's gradient is a float32 sum of products of float16: it is finite where both factors are.
-// So a step is known to count once the first layer's gradient is: every block notes what it has seen
-// (LossScale::found), the blocks of a cluster tell each other by their mailboxes, clusters by a
-// quad beside their gradients. All of them decide the same and change their own scale the same way.
+// A weight's gradient is a float32 sum of float16 products, so it is finite if all factors are. Hence a step
+// is known to count once the gradient of the first layer's outputs is known. Every block records what it has
+// seen (LossScale::found). The blocks of a tensor-parallel group publish flags to each other
+// (onchip_transport.cuh), data-parallel groups publish a quad besides their gradients. All blocks decide the
+// same and change their own copy of the scale the same way.
 #pragma once
 #include "persistent/gradient_all_reduce.cuh"
 
-// In shared memory. `found` is not 0 where this block saw an overflow, in even and in odd steps.
+// In shared memory. `found` is not 0 if this block saw an overflow, in even and in odd steps.
 struct LossScale {
   float scale;
   float good;  // steps in a row without an overflow
   int found[2];
 
-  // Behind a step, by one thread: as adjust_scale (loss_scale.cu). `next` is 0 or 1, the next step's.
+  // After a step, by one thread: as adjust_scale (loss_scale.cu). `next` is 0 or 1, the parity of the next
+  // step.
   __device__ __forceinline__ void adjust(bool left_out, int growth, int next) {
     good += 1.0f;
     if (left_out) {
@@ -28,7 +30,7 @@ struct LossScale {
   }
 };
 
-// What becomes of a gradient of the loss: times the scale, and looked at.
+// Scales a gradient of the loss, and records an overflow.
 struct ScaledGradient {
   float scale;
   int* found;
@@ -40,7 +42,7 @@ struct ScaledGradient {
   }
 };
 
-// An optimizer's rule on gradients that are `scale` times too large.
+// An optimizer step on gradients that are `scale` times too large.
 template <typename RULE>
 struct Unscaled {
   static constexpr int kStates = RULE::kStates;
@@ -55,14 +57,14 @@ struct Unscaled {
   }
 };
 
-// Whether any cluster did: those of this rank `said` so, 1 or 0, kRanks quads apart. For all threads of
-// the block together.
+// Whether any data-parallel group saw an overflow. The blocks of this tp_rank have published 1 or 0 in
+// `overflows`, kRanks quads apart. All threads of the block call it, and all get the answer.
 template <typename SHAPE>
-__device__ __forceinline__ bool any_group(const float4* said, unsigned int mark) {
+__device__ __forceinline__ bool any_group(const float4* overflows, unsigned int flag_bit) {
   bool any = false;
   for (int group = thread_index(); group < SHAPE::kGroups; group += SHAPE::kThreads) {
     float4 v[1];
-    hear(v, [=](int) { return said + group * SHAPE::kRanks; }, mark, kOverflows);
+    receive_flagged(v, [=](int) { return overflows + group * SHAPE::kRanks; }, flag_bit, kOverflows);
     any = any || v[0].x != 0.0f;
   }
   return __syncthreads_or(any ? 1 : 0) != 0;

@@ -1,23 +1,23 @@
-// Softmax cross-entropy of outputs that warps, or the blocks of a group, share: z [outputs of this block,
-// kPitch] of the examples becomes dz in place. Nobody has all logits. Each says of an example what its own
-// are in sum, four floats (Slice), and has from what all say what it needs for the gradient of its own:
-// exp(z - m) / s with the largest m and the sum s of all (Milakov and Gimelshein, Online normalizer
-// calculation for softmax, 2018, who share a row so). Between the two there is one meeting: powers are
-// taken relative to what each knows by itself, and put right by a factor.
+// Softmax cross-entropy over outputs that the warps of a block, or the blocks of a tensor-parallel group,
+// share: z [outputs of this block, kPitch] of the examples becomes dz in place. No warp has all logits of an
+// example. Each publishes the statistics of its own logits, four floats (Slice), and computes its gradients
+// from the statistics of all: exp(z - m) / s with the maximum m and the sum s over all outputs (Milakov and
+// Gimelshein, Online normalizer calculation for softmax, 2018). One exchange is enough: exponentials are
+// taken relative to the local maximum first, and a factor corrects them.
 //
-// What is said is joined by the same arithmetic everywhere, in the same order each time.
+// All combine the statistics by the same arithmetic in the same order.
 #pragma once
 #include "persistent/loss.cuh"
 #include "onchip_transport.cuh"
 
-// Of some logits of an example: the largest, the first place among all outputs that it has, and the sum
-// of all exp(z - largest), which is a NaN where one of them is. It travels as four floats; through the
-// L2 cache the last, the sum, loses a bit.
+// Statistics of some logits of an example: the maximum, its first place among all outputs, and the sum of
+// exp(z - maximum), which is NaN if a logit is. They are sent as four floats. Via L2 the flag bit takes a bit
+// of the last, the sum.
 struct Slice {
   Largest best;
   float total;
 
-  __device__ __forceinline__ float4 told() const {
+  __device__ __forceinline__ float4 quad() const {
     return make_float4(best.value, __int_as_float(best.place), 0.0f, total);
   }
 };
@@ -26,12 +26,12 @@ __device__ __forceinline__ Largest largest_of(const float4& slice) {
   return {slice.x, __float_as_int(slice.y)};
 }
 
-// What powers are taken relative to: the largest, or 0 where there is nothing but minus infinities.
+// What exponentials are relative to: the maximum, or 0 if all logits are minus infinity.
 __device__ __forceinline__ float base_of(float largest) {
   return largest == -infinity() ? 0.0f : largest;
 }
 
-// How a block's outputs are shared: by LANES of a warp, and of WARPS.
+// How a block shares its outputs: LANES lanes of each of WARPS warps share an example.
 template <typename SHAPE, int ROWS, int LANES, int WARPS>
 struct SliceTasks {
   using Of = Lanes<LANES>;
@@ -47,12 +47,12 @@ struct SliceTasks {
         example(task / WARPS * Of::kExamples + Of::example()) {}
 };
 
-// z of the block's `count` outputs, the first of which is number `first` of all, becomes exp(z - largest)
-// of each warp's part of them, which leaves what that is in sum in `slices`, [WARPS][kColumns]. All lanes
-// of an example call tell(example, their number, slice), where others are to know.
-template <typename SHAPE, int ROWS, int LANES, int WARPS, typename TELL>
+// The first half. z of the block's `count` outputs becomes exp(z - maximum of the warp's outputs). `first` is
+// the number of the block's first output. Each warp stores its statistics in `slices`, [WARPS][kColumns]. All
+// lanes of an example call publish(example, their number, statistics).
+template <typename SHAPE, int ROWS, int LANES, int WARPS, typename PUBLISH>
 __device__ __forceinline__ void powers_of_slice(float* z, int first, int count, float4* slices,
-                                                TELL tell) {
+                                                PUBLISH publish) {
   using Tasks = SliceTasks<SHAPE, ROWS, LANES, WARPS>;
 #pragma unroll 1
   for (int task = warp_index(); task < Tasks::kTasks; task += SHAPE::kThreads / 32) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void powers_of_slice(float* z, int first, int count, 
       const int m = i * Tasks::kLanes + at.part;
       return m < count ? mine[m * SHAPE::kPitch] : -infinity();
     };
-    // Asked for at once: behind a store the compiler loads no next one.
+    // All loads are issued first: the compiler moves none ahead of a store.
     float values[Tasks::kKept ? Tasks::kEach : 1] = {};
     if constexpr (Tasks::kKept) {
 #pragma unroll
@@ -84,15 +84,15 @@ __device__ __forceinline__ void powers_of_slice(float* z, int first, int count, 
       if (m < count) mine[m * SHAPE::kPitch] = power;
     }
     found.total = Tasks::Of::sum(found.total);
-    const float4 slice = found.told();
-    tell(at.example, at.part, slice);
+    const float4 slice = found.quad();
+    publish(at.example, at.part, slice);
     if (Tasks::Of::part() == 0) slices[at.of_warps * SHAPE::kColumns + at.example] = slice;
     if constexpr (Tasks::kTasks <= SHAPE::kThreads / 32) break;
   }
 }
 
-// Nobody else is to know: warps read what they tell each other behind a barrier.
-struct TellNobody {
+// For warps that share an example within a block: they read `slices` after a barrier.
+struct PublishNothing {
   __device__ __forceinline__ void operator()(int, int, const float4&) const {}
 };
 
@@ -113,26 +113,27 @@ __device__ __forceinline__ PublishStatistics<E, LANES, T> publish_statistics(con
   return {transport};
 }
 
-// From what all PARTS told, of COLUMNS examples each: the powers of powers_of_slice become dz, which of
-// examples from `present` on is 0. The block that has an example's label leaves its tally, if it is one of
-// the first `tallied`; others leave an empty one, unless all blocks have ONE place for it.
+// The second half: the exponentials of powers_of_slice become dz, from the `statistics` of all PARTS, of
+// COLUMNS examples each. dz of examples from `present` on is 0. The block that has an example's label stores
+// its tally, if it is one of the first `tallied` examples. The others store an empty one, unless all blocks
+// have ONE place for it.
 template <typename SHAPE, int OUTPUTS, int ROWS, int LANES, int WARPS, int PARTS, int COLUMNS,
           bool ONE, typename T, typename MADE = AsItIs>
 __device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, int count,
-                                              const float4* slices, const float4* told,
+                                              const float4* slices, const float4* statistics,
                                               const int* labels, int present, float share,
                                               Tally* tallies, int tallied, MADE made = {}) {
   using Tasks = SliceTasks<SHAPE, ROWS, LANES, WARPS>;
   constexpr int each = ceil_div(PARTS, LANES);
   [[maybe_unused]] constexpr int at_once = smaller(each, 4);
-  __syncwarp();  // a warp reads what it left in `slices`
+  __syncwarp();  // a warp reads its own entries of `slices`
 #pragma unroll 1
   for (int task = warp_index(); task < Tasks::kTasks; task += SHAPE::kThreads / 32) {
     const Tasks at(task);
     const bool there = at.example < present;
     const int label = there ? labels[at.example] : -1;
     const float* const mine = z + at.example;
-    float powers[Tasks::kKept ? Tasks::kEach : 1] = {};  // asked for at once, and beside what was told
+    float powers[Tasks::kKept ? Tasks::kEach : 1] = {};  // loaded ahead of the statistics
     if constexpr (Tasks::kKept) {
 #pragma unroll
       for (int i = 0; i < Tasks::kEach; ++i) {
@@ -142,9 +143,9 @@ __device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, 
     }
     const auto slice_of = [=](int i) {
       const int from = i * LANES + Tasks::Of::part();
-      const bool said = from < PARTS && at.example < COLUMNS;
-      return said ? told[from * COLUMNS + at.example]
-                  : Slice{{-infinity(), kNowhere}, 0.0f}.told();
+      const bool published = from < PARTS && at.example < COLUMNS;
+      return published ? statistics[from * COLUMNS + at.example]
+                       : Slice{{-infinity(), kNowhere}, 0.0f}.quad();
     };
     Largest best = {-infinity(), kNowhere};
 #pragma unroll at_once
@@ -176,7 +177,7 @@ __device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, 
         store_one<SHAPE>(dz + m * SHAPE::kPitch + at.example, there ? made(slope) : 0.0f);
       }
     }
-    // Of a label that is none the first block says that the loss is a NaN.
+    // The first block reports a NaN loss for a label out of range.
     const int place = label - first;
     const bool here = place >= 0 && place < count;
     const bool none = first == 0 && (label < 0 || label >= OUTPUTS);

@@ -76,7 +76,8 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
                  r"|(?<![\w.:])(?<!void )(?:transport\.template )?(?:send|send_flag|publish"
                  r"|publish_flag|publish_by_lanes|flags|store)<E\b[^;<>]*>\([^;{]*\);"
                  r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send(?:_one)?\([^;{]*\);"
-                 r"|ptx::send4\([^;]*\);|hear_shares<[^;]*;|(?<!void )\btell\([^;{]*\);", ";"),
+                 r"|ptx::send4\([^;]*\);|receive_changes<[^;]*;"
+                 r"|(?<!void )\bsend_flagged\([^;{]*\);", ";"),
     ("generation", rf"\+\+exchanges;|transport\.end_micro_batch\(\);(?={_VIA_L2})", ";"),
     ("exchange", rf"transport\.wait<E\d+>\(\)(?!{_VIA_L2})", "transport.buffer()"),
     ("exchange", r"(?<![\w.])wait<E>\(\)(?=;| \+)", "buffer()"),
@@ -86,9 +87,9 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("turn", r"(?<=micro_batch) (?:>> 1|\* E::kUses)(?= [:+])", ""),
     ("turn", r" \+ E::kNumber\b", ""),
     ("store", r"__stcg\([^;]*\);", ";"),
-    ("mark", r"(unsigned int (?:said_)?mark = )[^;]*;", r"\g<1>1u;"),
-    ("mark", r"ptx::look_for\([^;]*;", ";"),
-    ("mark", r"(?<!float4 )\b(?:without_mark|markable)\(", "("),
+    ("mark", r"(unsigned int (?:overflow_)?flag_bit = )[^;]*;", r"\g<1>1u;"),
+    ("mark", r"ptx::check_flag_bit\([^;]*;", ";"),
+    ("mark", r"(?<!float4 )\b(?:without_flag_bit|round_for_flag_bit)\(", "("),
     ("mark", r" \^ \(part < \d+ \? 1u : 0u\)", ""),
     ("mark", r"(?<=next\[\d\]) - w\[\d\]", ""),
     ("generation", r"meetings_before \+ (?:span|u)\b", "meetings_before"),

@@ -74,8 +74,8 @@ HARMLESS: dict[str, str] = {
     "persistent/shared_softmax.cuh: zero fill: if (tells && at.part == (here ? place % Tasks::kLanes : 0)) { "
     "[57]":
         "any one lane of an example may say that its label is elsewhere, or none",
-    "persistent/gradient_all_reduce.cuh: mark: return without_mark(ptx::load_marked(at)); [11]":
-        "of micro-batches: a unit in the last place of one in four sums, which the mark takes",
+    "persistent/gradient_all_reduce.cuh: mark: return without_flag_bit(ptx::load_flagged(at)); [11]":
+        "of micro-batches: a unit in the last place of one in four sums, which the flag bit takes",
     "persistent/gradient_all_reduce.cuh: zero fill: return parts + tile * kTileQuads + (at.there ? lane_index() : "
     "0); [61]":
         "lanes that have no part ask for any that is there, and leave what comes",

@@ -8,18 +8,18 @@ __device__ void talk(const float4* say, V* slots, float4* heard, V* answers, uns
   const int lane = lane_index();
   for (int round = 0; round < rounds; ++round) {
     const unsigned int number = first + static_cast<unsigned int>(round);
-    const unsigned int mark = ~(number >> 1) & 1u;
+    const unsigned int flag_bit = ~(number >> 1) & 1u;
     V* const slot = slots + (number & 1u) * 64 + lane;
     if (blockIdx.x == 0) {
-      tell(slot, say[round * 64 + lane], mark);
-      tell(slot + 32, say[round * 64 + 32 + lane], mark);
+      send_flagged(slot, say[round * 64 + lane], flag_bit);
+      send_flagged(slot + 32, say[round * 64 + 32 + lane], flag_bit);
       V v[1];
-      hear(v, [=](int) { return answers + lane; }, ~number & 1u, 1);
+      receive_flagged(v, [=](int) { return answers + lane; }, ~number & 1u, 1);
     } else {
       V v[3];
-      hear(v, [=](int i) { return slot + i % 2 * 32; }, mark, 2);  // the first twice
-      for (int i = 0; i < 3; ++i) heard[(round * 3 + i) * 32 + lane] = numbers_of(v[i]);
-      tell(answers + lane, numbers_of(v[0]), ~number & 1u);
+      receive_flagged(v, [=](int i) { return slot + i % 2 * 32; }, flag_bit, 2);  // the first twice
+      for (int i = 0; i < 3; ++i) heard[(round * 3 + i) * 32 + lane] = decode(v[i]);
+      send_flagged(answers + lane, decode(v[0]), ~number & 1u);
     }
   }
 }
