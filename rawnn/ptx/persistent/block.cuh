@@ -1,17 +1,16 @@
-// What everything in onchip_*.cuh shares: the numbers of a kernel that trains on the chip, and what
-// its blocks are to each other.
+// Constants of a generated kernel that all of onchip_*.cuh share, and the place of a block in its group.
 //
-// A SHAPE, the first template parameter of the rest, has
-//   kThreads  of a block                      kRanks    blocks of a group, which share the widths
-//   kGroups   groups, which share the batch   kColumns  examples of a group, in eights
-//   kCluster  whether a group is a thread-block cluster; else its blocks exchange through L2
-//   kSent     of these columns those that blocks send each other, in fours
+// A SHAPE, the first template parameter of most templates, has
+//   kThreads  threads of a block              kRanks    tp_size: blocks of a group, which share the layers
+//   kGroups   dp_size: groups                 kColumns  examples of a micro-batch of a group, in eights
+//   kCluster  whether a group is a thread block cluster; else its blocks exchange via L2
+//   kSent     columns that blocks send to each other, in fours
 //   kPitch    floats from one feature of activations [features, examples] to the next
-//   kNumbers  how products are computed: kFloat32 as three of tf32, kTf32, kBfloat16 or kFloat16
+//   kNumbers  precision of GEMMs: kFloat32 (three of tf32), kTf32, kBfloat16 or kFloat16
 //
-// A loop that threads go through once at most, as their number and the sizes say, ends in
-// `if constexpr (...) break;`. Else it costs instructions, and of compiling more: with every loop that NVVM
-// unrolls within the one over steps, it forgets what it knows of all that depends on any loop there.
+// A loop that each thread enters at most once, which follows from constants, ends in `if constexpr (...)
+// break;`. Otherwise it costs instructions, and compile time: with every loop that NVVM unrolls inside the
+// loop over steps, it drops its analysis of all values that depend on a loop there.
 #pragma once
 #include "primitives/common.cuh"
 #include "device/cluster.cuh"
@@ -36,8 +35,8 @@ __device__ __forceinline__ int warp_index() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 32, 0);
 }
 
-// This block's place in its group, and the halves of the cluster's barrier; nothing where a group is
-// no cluster of several.
+// tp_rank of this block, and the two halves of the cluster barrier, which do nothing if a group is not a
+// cluster.
 template <typename SHAPE>
 __device__ __forceinline__ int rank_of_block() {
   if constexpr (SHAPE::kCluster) return static_cast<int>(ptx::cluster_rank());
@@ -54,8 +53,7 @@ __device__ __forceinline__ void cluster_wait() {
   if constexpr (SHAPE::kCluster) ptx::wait_for_cluster();
 }
 
-// An arrival behind which nothing is read that was written ahead of it, and of which nobody needs more
-// than that this block is as far.
+// An arrival that orders no memory accesses: it says only that this block has come so far.
 template <typename SHAPE>
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   if constexpr (SHAPE::kCluster) ptx::arrive_at_cluster_relaxed();

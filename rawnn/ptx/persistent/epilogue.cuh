@@ -1,10 +1,11 @@
-// What becomes of the tiles of a product (onchip_product.cuh): told four, two or one number at a time where
-// they lie, or left as parts of sums in scratch memory, which are added up in their order.
+// Epilogues of a GEMM (onchip_product.cuh). An epilogue hands the sums of a tile to a body, four or two at a
+// time and with their row and column, or stores them as partial sums in scratch memory, which add_parts
+// reduces in order.
 #pragma once
 #include "persistent/block.cuh"
 
-// What is done with the tiles of a product: `early(mt, nt)` is called ahead of the product, for
-// loads that are to come in beside it, store() behind it, sums() for two columns' sums.
+// An epilogue that calls a body for each tile. early(mt, nt) is called ahead of the GEMM's loop, for loads
+// that should overlap with it; store() is called after it, and sums() for the sums of two columns.
 template <typename F>
 struct Finish {
   struct Early {};
@@ -22,7 +23,7 @@ __device__ __forceinline__ Finish<F> finish(F body) {
   return {body};
 }
 
-// Two numbers of a tile of 16 x 8 in each half: body(row, column, value, value of the next column).
+// Two values of each half of a 16 x 8 tile: body(row, column, value, value of the next column).
 template <typename F>
 __device__ __forceinline__ auto pairs(F body) {
   return finish([=](int, int mt, int nt, const float (&sum)[4]) {
@@ -34,7 +35,7 @@ __device__ __forceinline__ auto pairs(F body) {
   });
 }
 
-// Four numbers: lanes give their neighbour half of what they have. body(row, column, four values).
+// Four values of a row, for which neighbouring lanes exchange halves: body(row, column, four values).
 template <typename F>
 __device__ __forceinline__ auto quads(F body) {
   return finish([=](int, int mt, int nt, const float (&sum)[4]) {
@@ -47,9 +48,8 @@ __device__ __forceinline__ auto quads(F body) {
   });
 }
 
-// The same of sums to which the biases of `count` rows are added. They are asked for ahead of the product:
-// behind it each would be waited for behind the store ahead of it, which may be to the same place for all
-// that the compiler knows.
+// Adds the biases of `count` rows first. They are loaded ahead of the GEMM's loop: after it, each load would
+// wait for the store before it, which may alias as far as the compiler knows.
 template <typename F>
 struct Biased {
   struct Early {
@@ -77,7 +77,7 @@ __device__ __forceinline__ Biased<F> biased(const float* biases, int count, F fi
   return {biases, count, finish};
 }
 
-// A body that takes numbers of a row, four or two, of one that takes them with its bias.
+// A body that adds the row's bias to four or two values and passes them on.
 template <typename F>
 struct WithBias {
   const float* biases;
@@ -98,8 +98,8 @@ __device__ __forceinline__ WithBias<F> with_bias(const float* biases, F body) {
   return {biases, body};
 }
 
-// The sums of two neighbouring columns, of which the lanes 0 to 3 have two each, as the quads of
-// those with an even number: body(place among the layer's biases, quad).
+// The column sums of a tile, of which the lanes 0 to 3 have two each, as quads of the lanes 0 and 2:
+// body(number of the quad among the layer's biases, quad).
 template <typename F>
 __device__ __forceinline__ void by_quads(int nt, float first, float second, F body) {
   constexpr unsigned int four = 0xfu;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void by_quads(int nt, float first, float second, F bo
   if (lane % 2 == 0) body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
 }
 
-// A body that takes four numbers or two, of one that takes two.
+// A body of four or two values that passes them on in pairs.
 template <typename F>
 struct ByPairs {
   F body;
@@ -128,7 +128,7 @@ __device__ __forceinline__ ByPairs<F> by_pairs(F body) {
   return {body};
 }
 
-// What add_parts gives a body at once: a pair, if it takes pairs and there are threads for all.
+// Whether a body takes pairs: then add_parts gives it pairs, if there are threads for all.
 template <typename F>
 constexpr bool kTakesPairs = false;
 template <typename F>
@@ -153,8 +153,7 @@ __device__ __forceinline__ void add_to(float2& sum, const float2& more) {
   sum.x += more.x, sum.y += more.y;
 }
 
-// The parts of a product that was split, in scratch memory [SPLIT][ROWS][pitch]: store_parts puts
-// them there.
+// Stores the partial sums of a GEMM that is split along k in scratch memory, [SPLIT][ROWS][pitch].
 template <typename SHAPE, int ROWS>
 __device__ __forceinline__ auto store_parts(float* scratch) {
   return finish([=](int part, int mt, int nt, const float (&sum)[4]) {
@@ -165,10 +164,10 @@ __device__ __forceinline__ auto store_parts(float* scratch) {
   });
 }
 
-// The first `count` of ROWS rows of PITCH floats, each the sum of PARTS parts ROWS rows apart, in their
-// order: body(row, column, four values), or two where there are threads enough. A thread has several loads
-// under way, as no load is moved ahead of a store to what may be the same place; where it has fewer rows, it
-// reads the first again.
+// Reduces PARTS partial sums, ROWS rows apart, in ascending order, for the first `count` of ROWS rows of
+// PITCH floats: body(row, column, four values), or two values if there are enough threads. A thread has
+// several loads in flight: the compiler moves none ahead of a store that may alias. A thread with fewer rows
+// loads its first again.
 template <typename SHAPE, int PARTS, int ROWS, int PITCH = SHAPE::kPitch, typename F>
 __device__ __forceinline__ void add_parts(const float* parts, int count, F body) {
   constexpr int columns = smaller(PITCH, SHAPE::kColumns);

@@ -1,12 +1,14 @@
-// From one epoch to the next by the kernel that has done all steps of one: what epoch_boundary.cu does in a launch of its
-// own, for which all blocks have to leave the GPU first. The epoch that comes is the host's to say.
+// The epoch boundary, done by the kernel that has done all steps of an epoch. epoch_boundary.cu does the same in a
+// launch of its own, which begins after all blocks have left the GPU. The host passes the number of the next
+// epoch.
 #pragma once
 #include "elementwise/clock.cuh"
 #include "persistent/block.cuh"
 #include "primitives/random.cuh"
 
-// The order of the epoch that comes: each thread of the grid finds an element while it may not yet be
-// stored, for other blocks read the one that is over; store() finds the others.
+// The batch order of the next epoch. Each thread of the grid computes one element ahead of time, while other
+// blocks may still read the order of the epoch that ends. store() stores it and computes the remaining
+// elements.
 template <typename SHAPE>
 struct NextOrder {
   static constexpr int kThreads = SHAPE::kThreads * SHAPE::kRanks * SHAPE::kGroups;

@@ -1,6 +1,6 @@
-// The loss of a step in shared memory: z [outputs, kPitch] of the examples becomes dz, and each thread
-// tallies what it has seen. Examples from `present` on get a gradient of 0. `made` says what
-// is kept of a gradient: all of it (AsItIs), or that times the loss scale (onchip_scale.cuh).
+// The loss of a step in shared memory: z [outputs, kPitch] of the examples becomes dz, and each thread counts
+// loss and correct answers in a Tally. The gradient of examples from `present` on is 0. `made` maps a
+// gradient to what is stored: itself (AsItIs), or the gradient times the loss scale (onchip_scale.cuh).
 #pragma once
 #include "losses/losses.cuh"
 #include "losses/metrics.cuh"
@@ -11,25 +11,25 @@ struct AsItIs {
   __device__ __forceinline__ float operator()(float gradient) const { return gradient; }
 };
 
-// An example that is not there, or whose label another block has.
+// The tally of an example that does not exist, or whose label belongs to another block.
 constexpr Tally kAbsent = {1.0f, 0};
 
-// How LANES of a warp share an example: 4 read rows of kPitch from 32 banks, more have fewer outputs each
-// and more to tell each other.
+// How LANES lanes of a warp share an example. Four lanes read rows of kPitch without bank conflicts. More
+// lanes have fewer outputs each, and more shuffles.
 template <int LANES>
 struct Lanes {
   static constexpr int kExamples = 32 / LANES;  // of a warp
 
   static __device__ __forceinline__ int example() { return lane_index() % kExamples; }
   static __device__ __forceinline__ int part() { return lane_index() / kExamples; }
-  // The lanes of this one's example, a bit of each.
+  // The mask of the lanes that share this lane's example.
   static __device__ __forceinline__ unsigned int all() {
     unsigned int first = 0;
 #pragma unroll
     for (int lane = 0; lane < 32; lane += kExamples) first |= 1u << lane;
     return first << example();
   }
-  // What all lanes of an example have in sum, by the same steps in each.
+  // The sum over all lanes of an example, in the same order in each lane.
   static __device__ __forceinline__ float sum(float value) {
 #pragma unroll
     for (int step = kExamples; step < 32; step *= 2) {
@@ -41,14 +41,14 @@ struct Lanes {
 
 constexpr int kNowhere = 0x7fffffff;  // the place of the largest of no values
 
-// The largest of some values, and the first place that it has.
+// The maximum of some values, and its first place.
 struct Largest {
   float value;
   int place;
   __device__ __forceinline__ void join(float other, int at) {
     if (other > value || (other == value && at < place)) value = other, place = at;
   }
-  // Of all LANES of an example.
+  // Over all LANES of an example.
   template <int LANES>
   __device__ __forceinline__ void join_lanes() {
 #pragma unroll
@@ -58,14 +58,12 @@ struct Largest {
   }
 };
 
-// Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. LANES of a warp share an example.
-// (Where several warps share one: onchip_slices.cuh.)
-// `logits` are all OUTPUTS rows; dz goes to the rows of `dz`, which are those from `first` on, `count`
-// of them; the two may be the same memory where first is 0. Each of the first `tallied` examples leaves a
-// tally, with the probability of its label in place of the loss (add_tallies, report_steps).
+// Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. LANES lanes of a warp share an example.
+// (If several warps share one: onchip_slices.cuh.) `logits` has all OUTPUTS rows. `dz` has the `count` rows
+// from `first` on; it may be the same memory if first is 0. Each of the first `tallied` examples stores a
+// tally, with the probability of its label in place of the loss (add_tallies, sum_kept).
 //
-// It is a chain of latencies, most of them of what lanes pass each other: with 16 lanes an example of 10
-// outputs took 846 cycles, with 4 of three outputs each 749 (H200).
+// Limit: a chain of latencies, most of them shuffles.
 template <typename SHAPE, int OUTPUTS, int LANES, typename T, typename MADE = AsItIs>
 __device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int first, int count,
                                              const int* labels, int present, float share,
@@ -102,7 +100,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int fir
     for (int step = Of::kExamples; step < 32; step *= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, step));
     }
-    // The label's own, and whether the largest comes ahead of it.
+    // The logit of the label, and whether the maximum occurs before it.
     const bool is = label >= 0 && label < OUTPUTS;
     const float of_label = is ? z[label * SHAPE::kPitch] : 0.0f;
     bool ahead = false;
@@ -141,8 +139,8 @@ __device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int fir
   }
 }
 
-// One warp adds up COUNT tallies, in the same order each time; the sum is valid in its first lane. Of
-// PROBABILITIES the losses are the logarithms: nobody but this warp takes them, while others go on.
+// One warp sums COUNT tallies, in the same order each time; the sum is valid in its first lane. If the
+// tallies hold PROBABILITIES, this warp takes their logarithms while the other warps go on.
 template <int COUNT, bool PROBABILITIES>
 __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
   Tally total = {0.0f, 0};
@@ -164,8 +162,8 @@ __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
   return total;
 }
 
-// The tallies of `parts` examples of each step, added up by a warp a step, of which it asks for several
-// at once: report(step, sum).
+// Sums the tallies of `parts` examples for each step. A warp has several steps, whose loads overlap:
+// report(step, sum).
 template <typename SHAPE, typename REPORT>
 __device__ __forceinline__ void sum_kept(const float2* left, int parts, int steps, REPORT report) {
   constexpr int once = 8;
@@ -199,8 +197,8 @@ __device__ __forceinline__ void sum_kept(const float2* left, int parts, int step
   }
 }
 
-// Behind the steps of a launch each block takes a ticket, by its last thread: in `last`, a word of shared
-// memory, it says whether the block is the last that comes, which then sees what all have left.
+// After the steps of a launch the last thread of each block takes a ticket. It stores in `last`, a word of
+// shared memory, whether this block is the last one, which then sees the stores of all blocks.
 template <typename SHAPE>
 __device__ __forceinline__ void take_ticket(unsigned int* ticket, int* last) {
   if (thread_index() == SHAPE::kThreads - 1) {
@@ -210,10 +208,9 @@ __device__ __forceinline__ void take_ticket(unsigned int* ticket, int* last) {
   }
 }
 
-// What PARTS blocks or clusters left of each step, added up by a thread a step in their order:
-// report(step, sum). Where they are many they come through shared memory, of which there are ROOM floats
-// that nobody needs any more: all threads ask for them, in the order in which they lie (a thread alone
-// took a trip to the L2 cache for 16 of them: 112 blocks' took 5 us of an H200).
+// Sums the tallies of PARTS blocks or groups for each step, in their order, one thread a step: report(step,
+// sum). Many tallies are staged in shared memory, of which ROOM floats are no longer in use: all threads load
+// them in the order of their addresses.
 template <typename SHAPE, int PARTS, int ROOM, typename REPORT>
 __device__ __forceinline__ void sum_parts(const float2* left, float* shared, int steps,
                                           REPORT report) {

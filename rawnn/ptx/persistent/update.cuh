@@ -1,13 +1,13 @@
-// Weights, biases and what the optimizer keeps of them, on the chip.
+// Weights, biases and optimizer state in shared memory, and their update.
 //
-// A layer's weights lie transposed, [inputs, LDW] floats, its biases behind one another. A gradient
-// comes in tiles of 16 inputs x 8 outputs, as fragments: lane 4g + t has inputs g and g + 8, outputs
-// 2t and 2t + 1 of each; 128 biases are a tile too, in their order. State is kept in the order of
-// the tiles, [tile][state][lane] of float4, so that a lane finds its own in one access, near (shared
-// memory) or far (a workspace in global memory, which the L2 cache holds).
+// The weights of a layer are stored transposed, [inputs, LDW] floats; its biases are contiguous. A gradient
+// comes in tiles of 16 inputs x 8 outputs, as fragments: lane 4g + t has inputs g and g + 8 of the outputs 2t
+// and 2t + 1. 128 biases form a tile too, in their order. Optimizer state has the order of the tiles,
+// [tile][state][lane] of float4, so that a lane finds its own in one access. It lies in shared memory, or in
+// a workspace in global memory (FAR), which stays in L2.
 //
-// Where products take 16 bits, a block keeps a copy of each weight in them, too: that of float number p of
-// shared memory is element number p + SHAPE::kCopies there, biases included. It has none where that is 0.
+// If GEMMs read 16 bits, a block keeps a copy of each weight in 16 bits: the copy of float p of shared memory
+// is element p + SHAPE::kCopies of 16 bits, biases included. kCopies is 0 if there are no copies.
 #pragma once
 #include "persistent/pairs_16bit.cuh"
 #include "persistent/optimizer_steps.cuh"
@@ -19,8 +19,8 @@ __device__ __forceinline__ void spread(float (&to)[4], const float4& from) {
   to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
 }
 
-// A lane's two pairs of weights, the second of which lies `below` floats behind the first: 0 where it is
-// not there. (A pointer that may be null would no longer be known to be one of shared memory.)
+// A lane's two pairs of weights. The second begins `below` floats after the first; 0 means that there is
+// none. (The compiler would not know that a pointer which may be null points to shared memory.)
 __device__ __forceinline__ void read_weights(float (&w)[4], const float* first, int below) {
   const float2 upper = *reinterpret_cast<const float2*>(first);
   const float2 lower = below != 0 ? *reinterpret_cast<const float2*>(first + below)
@@ -40,7 +40,7 @@ __device__ __forceinline__ void write_weights(const float (&w)[4], float* first,
   }
 }
 
-// Copies of the first `count` floats of shared memory.
+// Copies the first `count` floats of shared memory to 16 bits.
 template <typename SHAPE>
 __device__ __forceinline__ void copy_weights(int count) {
   const float* const from = ptx::dynamic_shared<float>();
@@ -51,7 +51,7 @@ __device__ __forceinline__ void copy_weights(int count) {
   }
 }
 
-// A lane's state of one tile, in registers.
+// A lane's optimizer state of one tile, in registers.
 template <typename RULE, bool FAR>
 struct Kept {
   static constexpr int kStates = RULE::kStates;
@@ -74,8 +74,7 @@ struct Kept {
       }
     }
   }
-  // New weights of old ones; the state is brought up to date. The four chains of the rule run side by
-  // side.
+  // Computes new weights and new state. The optimizer steps of the four weights are independent chains.
   template <typename TILE = AsTheyAre>
   __device__ __forceinline__ void apply(float (&next)[4], const RULE& rule, const float (&w)[4],
                                         const float (&gradient)[4], const TILE& kept = {}) {
@@ -89,7 +88,7 @@ struct Kept {
       for (int j = 0; j < kStates; ++j) of[j][q] = state[j];
     }
   }
-  // The same of the lane's weights where they lie. All are read ahead of the first store.
+  // The same in place, for the lane's weights in shared memory. All are loaded ahead of the first store.
   template <typename SHAPE, typename TILE = AsTheyAre>
   __device__ __forceinline__ void update(const RULE& rule, float* first, int below,
                                          const float (&gradient)[4], const TILE& kept = {}) {
@@ -100,7 +99,7 @@ struct Kept {
   }
 };
 
-// Finish of a weight gradient's product: the update at once, where no other cluster has a part.
+// Epilogue of a weight gradient's GEMM: the update at once, if there is one data-parallel group.
 template <typename SHAPE, typename RULE, bool FAR, int LDW, int ROWS, int ACROSS, int TILES,
           typename HOW = AsTheyAre>
 struct UpdateTiles {
@@ -161,19 +160,19 @@ struct UpdateTiles {
   }
 };
 
-// Where a lane's part of a tile lies: two pairs of weights, the second `below` floats behind the first; 0
-// where it would lie beyond the layer's rows. Of a tile of biases, only lanes whose quad has columns of the
-// layer's product are `there`: nobody has a gradient for the rest.
+// The place of a lane's part of a tile: two pairs of weights, the second `below` floats after the first, or 0
+// if it would be beyond the layer's rows. In a tile of biases, only lanes whose quad has columns of the
+// layer's GEMM are `there`: the others have no gradient.
 struct Place {
   float* first;
   int below;
   bool there;
 };
 
-// The same of a whole tile in eight bytes, for a table: finding a tile's layer, row and column takes some
-// 40 instructions of each warp that has a tile of several layers, and a meeting is bound by them.
-//   x: floats from the start of the shared memory, and from a row of the tile to the next << 16
-//   y: floats to the second pairs, lanes that have some << 16, and floats from pair to pair << 24
+// The place of a whole tile in eight bytes, for a table. Computing the layer, row and column of a tile takes
+// a warp some 40 instructions, and instructions limit the gradient all-reduce.
+//   x: floats from the start of the shared memory | floats from a row of the tile to the next << 16
+//   y: floats to the second pairs | lanes that have a part << 16 | floats from pair to pair << 24
 template <int LDW, int ROWS, int ACROSS, int TILES>
 __device__ __forceinline__ uint2 place_of(int tile, unsigned int w, unsigned int bias) {
   if (tile >= TILES) {
