@@ -1,11 +1,10 @@
-// A loss that is a mean over all elements, where the last layer's product ends.
+// A loss that is a mean over all elements, as an epilogue of the last layer's GEMM.
 #pragma once
 #include "persistent/loss.cuh"
 
-// A loss that is a mean over all elements, of which each becomes its gradient where a product or the sum of
-// its parts ends (pairs, by_pairs): z is never stored, and nobody waits for all of it. Targets are
-// [example][PITCH] in shared memory; of the outputs, at most ROWS, `count` are there. `seen` is what the
-// thread adds up, by address, as products copy what they end in.
+// Turns each output into its gradient in the epilogue of a GEMM or of a reduction (pairs, by_pairs), so z is
+// never stored and no barrier is needed. Targets are [example][PITCH] in shared memory. There are `count`
+// outputs, at most ROWS. `seen` is the tally of the thread, by address, because GEMMs copy their epilogue.
 template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE = AsItIs>
 struct OutputsLoss {
   T* dz;
@@ -15,8 +14,8 @@ struct OutputsLoss {
   Tally* seen;
   MADE made;
 
-  // Pairs of outputs, each of two neighbouring examples from column[] on. Their targets are all asked for
-  // ahead of the first store, which the compiler takes no load across.
+  // Pairs of outputs, each of two neighbouring examples from column[] on. All targets are loaded ahead of the
+  // first store, as the compiler moves no load across it.
   template <int PAIRS>
   __device__ __forceinline__ void of(const int (&row)[PAIRS], const int (&column)[PAIRS],
                                      const float2 (&z)[PAIRS]) const {
@@ -47,7 +46,7 @@ struct OutputsLoss {
   }
 };
 
-// Of a tile of 16 rows the lower half is left out where there are no such outputs.
+// The lower half of a tile of 16 rows is left out if there are no such outputs.
 template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE>
 __device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE>& loss) {
   return finish([=](int, int mt, int nt, const float (&sum)[4]) {

@@ -1,6 +1,6 @@
-// A task of a product (onchip_product.cuh) of float32 or tf32 along k: fragments of its operands from shared
-// memory, made the numbers that tensor cores take, and the sums of its tiles, of which there are several
-// chains, so that products do not wait for one another.
+// A task of a GEMM (onchip_product.cuh) in float32 or tf32. It loads fragments of its operands from shared
+// memory, converts them to tf32, and accumulates its tiles. A tile has several chains of sums, so that
+// consecutive mma instructions are independent.
 #pragma once
 #include "persistent/block.cuh"
 
@@ -10,7 +10,7 @@ struct Fragments {
   static constexpr bool kPaired = DEEP_A || DEEP_B;  // a lane takes k = 2t, 2t + 1, not t, t + 4
   static constexpr int kTiles = MT * NT;
   static constexpr int kUnrolled = 6;
-  // Sums that do not wait for one another.
+  // Independent sums of a tile.
   static constexpr int kChains = SHAPE::kNumbers == kFloat32 ? (kTiles <= 2 ? 3 : kTiles <= 4 ? 2 : 1)
                                  : SHAPE::kNumbers == kTf32 && kTiles <= 2 ? 2 : 1;
 
@@ -70,7 +70,7 @@ struct Fragments {
     ptx::multiply<float>(to, x, y[0], y[1]);
   }
 
-  // The same of tf32 numbers, of a sum that has just begun (BEGINS) or goes on.
+  // The same for tf32 factors, for a sum that begins (BEGINS) or continues.
   template <bool BEGINS>
   static __device__ __forceinline__ void add_to(float (&to)[4], const unsigned int (&x)[4],
                                                 const unsigned int (&y)[2]) {
@@ -81,9 +81,9 @@ struct Fragments {
     }
   }
 
-  // to += x y in float32: a tensor core cuts its sums off, and so drifts where it goes on with one
-  // for many steps (up to nine times float32's error in tests/persistent/arithmetic.py's model of it);
-  // here it adds up one step, and the sum of the steps is rounded.
+  // to += x y in float32. A tensor core truncates its sums, so a sum over many steps drifts
+  // (tests/persistent/arithmetic.py models it). Here a tensor core sums one step, and the sum of the steps is
+  // rounded.
   static __device__ __forceinline__ void add_rounded(float (&to)[4], const unsigned int (&x)[4],
                                                      const unsigned int (&y)[2]) {
     float fresh[4];
@@ -92,8 +92,8 @@ struct Fragments {
     for (int q = 0; q < 4; ++q) to[q] += fresh[q];
   }
 
-  // One step of 8, in tf32 numbers. ODD steps of kTf32 go to another chain. The chains that a step
-  // BEGINS need not be cleared.
+  // One step of 8 in tf32. ODD steps of kTf32 use another chain. Chains that a step BEGINS need not be
+  // cleared.
   template <bool ODD, bool BEGINS = false>
   __device__ __forceinline__ void add(const Step& step) {
     unsigned int high_a[MT][4], high_b[NT][2];
@@ -154,7 +154,7 @@ struct Fragments {
     for (int q = 0; q < 4; ++q) values[q] = 0.0f;
   }
 
-  // The steps from `k` to `end`; loads run ahead of the products.
+  // The steps from `k` to `end`. Loads are issued a step ahead.
   __device__ __forceinline__ void add_steps(int k, int end) {
     if (k >= end) return;
     Step first, second;
@@ -191,7 +191,7 @@ struct Fragments {
     }
   }
 
-  // One of several parts of k, of STEPS each, unless the last has fewer.
+  // One of several parts of k, of STEPS steps each; the last may have fewer.
   template <bool WHOLE>
   __device__ __forceinline__ void add_part(int part) {
     if constexpr (STEPS == K8 && K8 <= kUnrolled) {

@@ -1,24 +1,23 @@
-// Matrix products of operands in shared memory, by the warps of one block on tensor cores.
+// GEMMs of operands in shared memory, by the warps of one block on tensor cores.
 //
-// sum[m][n] = sum over k of a[m][k] b[k][n], in tiles of 16 x 8, k in eights. An operand is `deep`
-// where neighbours along k lie side by side, else wide; LDA, LDB are floats from one row to the
-// next. What a product makes of float32 says SHAPE::kNumbers; an operand may lie as Half (onchip_halves.cuh):
-//   kFloat32   each factor is cut into two tf32 numbers, and of their four products the smallest is
+// sum[m][n] = sum over k of a[m][k] b[k][n], in tiles of 16 x 8, k in eights. An operand is `deep` if
+// neighbours along k are contiguous, else wide; LDA and LDB are floats from one row to the next.
+// SHAPE::kNumbers is the precision. An operand may be stored as Half (onchip_halves.cuh):
+//   kFloat32   each factor is split into two tf32 numbers, and the smallest of their four products is
 //              left out: the error is that of float32 sums
-//   kTf32      factors are rounded to tf32;   kBfloat16, kFloat16   to these; what a float16 cannot hold
+//   kTf32      factors are rounded to tf32;   kBfloat16, kFloat16   to these; what overflows float16
 //              becomes infinity
-// A task is MT x NT tiles over one of SPLIT parts of k. Tasks go round the warps from warp FIRST on.
-// k beyond the operands must hold zeros in one of them and finite numbers in the other; rows and
-// columns beyond them may hold anything: finish leaves them out.
-// With SUMS further tasks add up the rows of b, on the tensor cores too.
-// Limit: in float32 a step of a tile takes a sub-core 40 cycles with four warps, of which 18 are its tensor
-// core's and 18 the splitting, and a warp alone 55 (H200).
+// A task is MT x NT tiles over one of SPLIT parts of k. Tasks are assigned to warps round-robin, from warp
+// `first` on. Beyond the operands' extent along k, one of them must hold zeros and the other finite numbers.
+// Rows and columns beyond their extent may hold anything: the epilogue (FINISH) leaves them out. With SUMS,
+// further tasks sum the rows of b, on the tensor cores too. Limit: in float32 a step of a tile takes a
+// sub-core 40 cycles with four warps, 18 of them its tensor core and 18 the splitting of factors (H200).
 #pragma once
 #include "persistent/epilogue.cuh"
 #include "persistent/fragments.cuh"
 #include "persistent/gemm_16bit.cuh"
 
-// The task of a product of operands of types TA and TB, of numbers in 16 bits or not.
+// The type of a task, for operands of types TA and TB, in 16 bits (HALVES) or not.
 template <bool HALVES, typename SHAPE, typename TA, typename TB, bool DEEP_A, bool DEEP_B, int K8, int STEPS,
           int MT, int NT, int LDA, int LDB>
 struct TaskOf {
@@ -51,7 +50,7 @@ struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, c
     return pack_halves<SHAPE>(both.x, both.y);
   }
 
-  // The sums of b over all k, of NT tiles from `across` on: the product with a row of ones.
+  // The sums of b over k, for NT tiles from `across` on: a GEMM with a row of ones.
   template <typename FINISH>
   static __device__ __forceinline__ void sum_rows(const TB* right, int across,
                                                   const FINISH& finish) {

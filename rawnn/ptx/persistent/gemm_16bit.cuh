@@ -1,6 +1,6 @@
-// A task of a product (onchip_product.cuh) of numbers of 16 bits: MT x NT tiles of 16 x 8 over STEPS eights
-// of K8. Its sums are several chains where it has few tiles, as a tensor core takes some 30 cycles until what
-// it adds to a sum is there for the next.
+// A task of a GEMM (onchip_product.cuh) in 16 bits: MT x NT tiles of 16 x 8 over STEPS eights of K8. With few
+// tiles, a tile has several chains of sums: the result of an mma is available to the next one after some 30
+// cycles.
 #pragma once
 #include "persistent/pairs_16bit.cuh"
 
@@ -31,7 +31,7 @@ struct HalfFragments {
       ptx::multiply<float16>(to, x, y[0], y[1]);
     }
   }
-  // The same of half a step.
+  // The same for half a step.
   static __device__ __forceinline__ void mma(float (&to)[4], const unsigned int (&x)[2],
                                              const unsigned int (&y)[2]) {
     if constexpr (SHAPE::kNumbers == kBfloat16) {
@@ -46,7 +46,7 @@ struct HalfFragments {
     for (int q = 0; q < 4; ++q) values[q] = 0.0f;
   }
 
-  // What is loaded at once.
+  // Operands that are loaded together.
   template <int EIGHTS>
   struct Piece {
     static constexpr int kSteps = EIGHTS / 2;
@@ -85,7 +85,8 @@ struct HalfFragments {
     }
   }
 
-  // EIGHTS from `eight` on. In a loop a piece is loaded ahead of the products of the one before.
+  // EIGHTS eights from `eight` on. In a loop, a piece is loaded ahead of the mma instructions of the piece
+  // before.
   template <int EIGHTS>
   __device__ __forceinline__ void add_many(int eight) {
     constexpr int pieces = EIGHTS / kOnce;
@@ -110,7 +111,7 @@ struct HalfFragments {
     add<EIGHTS % kOnce>(eight + pieces * kOnce);
   }
 
-  // Those from `eight` to `end`.
+  // The eights from `eight` to `end`.
   __device__ __forceinline__ void add_steps(int eight, int end) {
 #pragma unroll 1
     for (; eight + kOnce <= end; eight += kOnce) add<kOnce>(eight);
@@ -119,7 +120,7 @@ struct HalfFragments {
     if (eight < end) add<1>(eight);
   }
 
-  // One of several parts of k: all STEPS of it, unless the last is not WHOLE.
+  // One of several parts of k: STEPS eights, or fewer in the last part, unless that is WHOLE too.
   template <bool WHOLE>
   __device__ __forceinline__ void add_part(int part) {
     if constexpr (WHOLE) {

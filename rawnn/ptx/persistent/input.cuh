@@ -1,22 +1,22 @@
-// A batch from the data set into shared memory, ahead of the step that needs it: rows as they are, in
-// the background, and then as floats, scaled and normalised, unless they lie as products read them: as
-// float32, or in 16 bits.
+// Copies the examples of a micro-batch from the data set to shared memory, ahead of the micro-batch that
+// needs them. Asynchronous copies bring rows as stored. convert_rows then makes scaled and normalised floats
+// of them, unless the data set is stored as GEMMs read it: as float32, or in 16 bits.
 #pragma once
 #include "device/barriers.cuh"
 #include "device/bulk_copies.cuh"
 #include "persistent/block.cuh"
 
-// Which example of the data set a group's row is: its place in the epoch's order, or the order's
-// element there, which was fetched a step ahead.
+// The example of the data set that a row of the group is: its place in the epoch, or the element of the batch
+// order there, which was fetched a micro-batch ahead.
 template <bool ORDERED>
 __device__ __forceinline__ long long example_of(const int* fetched, long long first, int row) {
   if constexpr (ORDERED) return fetched[row];
   return first + row;
 }
 
-// The place of a thread among those that ask for something, all from FREE on, when they go round from the
-// START-th of these on: so other warps ask for targets and for the order than for most rows, and nobody
-// asks for everything one behind the other (which took 710 cycles of an H200, a warp in the mean 470).
+// The number of a thread among those that issue copies, which are all from FREE on, counted round-robin from
+// the START-th of them. So the copies of targets and of the order go to other warps than most rows, and no
+// warp issues all of them.
 template <typename SHAPE, int FREE, int START>
 __device__ __forceinline__ int place_in_turn() {
   static_assert(START % 32 == 0 && START < SHAPE::kThreads - FREE, "a warp that asks");
@@ -24,8 +24,8 @@ __device__ __forceinline__ int place_in_turn() {
   return START == 0 || place >= 0 ? place : place + SHAPE::kThreads - FREE;
 }
 
-// Asks for `count` numbers of `order` from `first` on. As in what follows, the threads from FREE on do
-// it, which alone call it; those below work on something else.
+// Fetches `count` elements of `order` from `first` on. This and the functions below are called by the threads
+// from FREE on only; the other threads do something else.
 template <typename SHAPE, int FREE, int START>
 __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ order,
                                             long long first, int count) {
@@ -35,8 +35,8 @@ __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ ord
   }
 }
 
-// The numbers of the first turn's examples and of the second's, by ordinary loads: nobody waits for what else
-// is on its way.
+// The batch order of the first two micro-batches, by ordinary loads: so it does not wait for other
+// asynchronous copies.
 template <typename SHAPE>
 __device__ __forceinline__ void first_orders(int* to, const int* __restrict__ order, long long first,
                                              int count, long long second, int second_count) {
@@ -47,42 +47,39 @@ __device__ __forceinline__ void first_orders(int* to, const int* __restrict__ or
   }
 }
 
-// Whether rows come by the copy engine: one instruction each, and no thread waits for addresses.
+// Whether the GPU has a copy engine (TMA), which copies a row by one instruction.
 #if defined(RAWNN_TWIN)
 constexpr bool kBulk = true;
 #else
 constexpr bool kBulk = RAWNN_ARCH >= 900;
 #endif
 
-// Whether rows of WIDTH elements come so. The copy engine takes one request in 21 to 27 cycles (H200:
-// 2,630 for 96 rows of 176 bytes, 2,710 for 128), all warps together ask for 16 bytes in about a quarter of
-// one: so it is for rows of more than 768 bytes (a step of 688-3 at batch 96 takes 3.44 us in place of 4.16,
-// of 784-10 at 128 in one cluster 4.65 of 5.32, of 192-800 at 640, rows of 768 bytes, 19.3 of 19.8), and
-// where each thread would have several copies.
+// Whether the copy engine copies rows of WIDTH elements. It takes a request in 21 to 27 cycles (H200), while
+// all warps together issue a copy of 16 bytes in about a quarter of a cycle. So it is worth it for rows of
+// more than 768 bytes, if each thread would otherwise issue several copies.
 template <typename SHAPE, int WIDTH, typename T>
 __device__ __forceinline__ constexpr bool by_engine() {
   constexpr int chunks = ceil_div(WIDTH * static_cast<int>(sizeof(T)), 16);
   return kBulk && chunks > 48 && chunks * SHAPE::kColumns > 2 * SHAPE::kThreads;
 }
 
-// How many threads ask for the rows, in whole warps.
+// How many threads issue the copies of the rows, in whole warps.
 template <typename SHAPE, int WIDTH, typename T>
 __device__ __forceinline__ constexpr int fetching_threads() {
   if (by_engine<SHAPE, WIDTH, T>()) return SHAPE::kColumns * 32;
   return ceil_div(SHAPE::kColumns * ceil_div(WIDTH * static_cast<int>(sizeof(T)), 16), 32) * 32;
 }
 
-// Bytes of a row of `width` elements that the copy engine brings: whole chunks of 16.
+// Bytes of a row of `width` elements that the copy engine copies: whole chunks of 16.
 template <typename SHAPE, int WIDTH, typename T>
 __device__ __forceinline__ int engine_bytes(int width) {
   if constexpr (!by_engine<SHAPE, WIDTH, T>()) return 0;
   return width * static_cast<int>(sizeof(T)) / 16 * 16;
 }
 
-// Asks for `rows` rows of a matrix, WIDTH elements of each at most, of which `width` exist from
-// column `from` on; PITCH elements lie between rows of `to`. What is no whole chunk is filled up
-// with zeros. With the copy engine, `barrier`, which expects them, says when whole chunks are there;
-// for the rest there is wait_for_copies.
+// Fetches `rows` rows of a matrix: of each the `width` elements from column `from` on, at most WIDTH. Rows of
+// `to` are PITCH elements apart. Zeros fill the last chunk. The copy engine counts its bytes at `barrier`,
+// which expects them; wait_for_copies waits for all other copies.
 template <typename SHAPE, int FREE, int START, bool ORDERED, int WIDTH, int PITCH, typename T>
 __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, int ld, int from,
                                            int width, const int* fetched, long long first, int rows,
@@ -90,7 +87,7 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
   constexpr int each = 16 / static_cast<int>(sizeof(T));
   constexpr int chunks = (WIDTH + each - 1) / each;
   if constexpr (by_engine<SHAPE, WIDTH, T>()) {
-    // The copy engine takes one lane's request at a time, so that the rows go round the warps.
+    // The copy engine takes one lane's request at a time, so the rows are distributed over the warps.
     const int lane = lane_index();
     if (lane > 1) return;
     const int whole = width / each * each;
@@ -122,7 +119,7 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
   }
 }
 
-// Zeros in the rows of x from `rows` on.
+// Clears the rows of x from `rows` on.
 template <typename SHAPE, int PITCH, typename T>
 __device__ __forceinline__ void clear_rows(T* x, int rows) {
 #pragma unroll 1
@@ -131,8 +128,8 @@ __device__ __forceinline__ void clear_rows(T* x, int rows) {
   }
 }
 
-// x = (raw * scale - mean) * inverse_std for rows [rows, WIDTH]; of a row `width` elements exist.
-// mean and inverse_std lie in shared memory, or NORMALISED is false.
+// x = (raw * scale - mean) * inverse_std for `rows` rows of `width` elements, at most WIDTH. mean and
+// inverse_std are in shared memory, and unused if NORMALISED is false.
 template <typename SHAPE, bool NORMALISED, int WIDTH, int PITCH, int RAW_PITCH, typename T>
 __device__ __forceinline__ void convert_rows(float* x, const T* raw, float scale,
                                              const float* mean, const float* inverse_std,
@@ -164,7 +161,7 @@ __device__ __forceinline__ void convert_rows(float* x, const T* raw, float scale
   }
 }
 
-// The labels of the next step, kept in registers until this step's have been used.
+// The labels of the next micro-batch, in registers until those of this micro-batch have been used.
 template <typename SHAPE, int FREE, int START>
 struct NextLabels {
   static constexpr int kLoaders = SHAPE::kThreads - FREE;

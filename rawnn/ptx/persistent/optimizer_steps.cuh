@@ -1,10 +1,10 @@
-// Rules of optimizers (step_functors.cuh) as they are taken on the chip, and how the weights that they give are kept.
+// The optimizer steps (rules.cuh) that the whole-step kernel uses, and how it rounds the new weights.
 #pragma once
 #include "persistent/block.cuh"
 #include "primitives/rounding.cuh"
 #include "optimizers/step_functors.cuh"
 
-// An optimizer's rule as it is taken on the chip, where updates are bound by their instructions.
+// The variant of an optimizer step that the whole-step kernel uses, where instructions limit the updates.
 template <typename RULE>
 struct OnChip {
   using Rule = RULE;
@@ -15,10 +15,10 @@ struct OnChip<Adam> {
   using Rule = ApproximateAdam;
 };
 
-// How new weights are kept. HOW says it for the tile (mt, nt) of a layer: with tile(mt, nt), which is
-// called with each of the lane's four weights in the order of a fragment.
+// Rounding of new weights. tile(mt, nt) of a HOW gives the rounding of a tile of a layer, a function of each
+// of the lane's four weights and of its number in the fragment.
 //
-// As they are:
+// No rounding:
 struct AsTheyAre {
   __device__ __forceinline__ AsTheyAre tile(int, int) const { return {}; }
   __device__ __forceinline__ float operator()(float weight, int) const { return weight; }
@@ -26,8 +26,9 @@ struct AsTheyAre {
   __device__ __forceinline__ bool spares_bits() const { return false; }
 };
 
-// Rounded to bfloat16 by chance: the lane's weights are the elements `first`, `first` + `inputs`, and
-// those 8 behind these, each with the bits that (seed, stream, step, element) draws everywhere.
+// Stochastic rounding to bfloat16. The lane's weights are the elements `first`, `first` + `inputs`, and those
+// 8 after these. The random bits of each are a function of (seed, stream, step, element), as in all other
+// kernels.
 struct RoundedTile {
   bool rounds;
   unsigned long long seed;
@@ -43,7 +44,7 @@ struct RoundedTile {
   }
 };
 
-// Of a layer with INPUTS inputs, of which this block holds a part from (out, in) on.
+// Stochastic rounding of a layer with INPUTS inputs, of which this block holds a shard from (out, in) on.
 template <int INPUTS>
 struct ByChance {
   unsigned long long seed;
@@ -58,7 +59,8 @@ struct ByChance {
     return {true, seed, stream, step,
             static_cast<unsigned int>(row) * INPUTS + static_cast<unsigned int>(column), INPUTS};
   }
-  // The same of a layer's tile by its number; biases, which lie behind TILES of weights, are kept.
+  // The same for a layer's tile by its number. Tiles of biases follow TILES tiles of weights, and are not
+  // rounded.
   template <int ACROSS, int TILES>
   __device__ __forceinline__ RoundedTile numbered(int number) const {
     RoundedTile found = tile(number / ACROSS, number % ACROSS);
@@ -67,7 +69,7 @@ struct ByChance {
   }
 };
 
-// Of all layers, by the number of a tile: as they are.
+// No rounding, for tiles of all layers by their number.
 struct AllAsTheyAre {
   __device__ __forceinline__ AsTheyAre operator()(int) const { return {}; }
 };

@@ -1,11 +1,10 @@
-// Operands of products on tensor cores in 16 bits, as they lie in shared memory: as bfloat16 or float16,
-// whatever SHAPE::kNumbers says, of which a warp loads four 8 x 8 matrices with one instruction (ldmatrix);
-// or as float32, which is rounded behind the load.
+// Operands in shared memory of GEMMs in 16 bits on tensor cores. An operand is stored as bfloat16 or float16,
+// as SHAPE::kNumbers says, and a warp loads four 8 x 8 matrices by one instruction (ldmatrix). Or it is
+// stored as float32, and rounded after the load.
 //
-// A step is 16 along k: the elements 2t and 2t + 1 of its first eight and of its second, for both operands.
-// An eight alone is half a step.
-// An operand is `deep` where neighbours along k lie side by side, else wide. Rows are LD elements apart, of
-// 16 bits an odd number of eights, so that those of a matrix are in all banks.
+// A step is 16 along k: the elements 2t and 2t + 1 of its first and of its second eight, for both operands. A
+// single eight is half a step. An operand is `deep` if neighbours along k are contiguous, else wide. Rows are
+// LD elements apart; in 16 bits that is an odd number of eights, so that ldmatrix has no bank conflicts.
 #pragma once
 #include "persistent/block.cuh"
 
@@ -23,7 +22,7 @@ __device__ __forceinline__ unsigned int pack_halves(float low, float high) {
   return ptx::pack_bf16(low, high);
 }
 
-// One number, two or four neighbours, as they lie.
+// Stores and loads of one, two or four neighbours, as float32 or in 16 bits.
 template <typename SHAPE>
 __device__ __forceinline__ void store_one(float* to, float value) {
   *to = value;
@@ -70,8 +69,8 @@ __device__ __forceinline__ float2 load_two(const Half* from) {
   return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
 }
 
-// The rows of TILES tiles of 16 of the left operand, of EIGHTS along k: a step of them from `eight` on, or
-// half of one.
+// TILES tiles of 16 rows of the left operand, EIGHTS eights along k. It loads a step from `eight` on, or half
+// of one.
 template <typename SHAPE, typename T, bool DEEP, int EIGHTS, int TILES, int LD>
 struct Left {
   const float* from[TILES];
@@ -132,7 +131,7 @@ struct Left<SHAPE, Half, DEEP, EIGHTS, TILES, LD> {
   }
 };
 
-// The columns of TILES tiles of 8 of the right operand: STEPS steps and, where that is HALF, half of one.
+// TILES tiles of 8 columns of the right operand. It loads STEPS steps and, if HALF, half of one.
 template <typename SHAPE, typename T, bool DEEP, int EIGHTS, int TILES, int LD>
 struct Right {
   const float* from[TILES];
@@ -170,7 +169,7 @@ struct Right {
   }
 };
 
-// Four matrices are two steps of one tile, or a step of two.
+// Four matrices are two steps of one tile, or one step of two tiles.
 template <typename SHAPE, bool DEEP, int EIGHTS, int TILES, int LD>
 struct Right<SHAPE, Half, DEEP, EIGHTS, TILES, LD> {
   static_assert(TILES == 1 || TILES % 2 == 0, "pairs");
@@ -212,7 +211,7 @@ struct Right<SHAPE, Half, DEEP, EIGHTS, TILES, LD> {
     } else {
 #pragma unroll
       for (int s = 0; s < STEPS + HALF; ++s) {
-        // Of half a step its first eight twice.
+        // Half a step: its first eight twice.
         const int back = s < STEPS ? 0 : lane_index() / 8 % kEights * kAhead;
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {

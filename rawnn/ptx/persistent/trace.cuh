@@ -1,12 +1,10 @@
-// When each warp came to the end of each phase of a step, for whoever asks where the time goes. Only
-// kernels that are written to be traced have it (rawnn/persistent/tracing.py says what the words are).
+// Records when each warp ends each phase of a step. Only traced kernels have it (rawnn/persistent/tracing.py
+// documents the words).
 //
-// One lane of a warp reads the multiprocessor's clock and stores its lower half, nobody waits for it:
-// STAMPS of them in each of the first STEPS steps [step][block][stamp][warp], then those of the
-// launch [block][of a launch][warp]; and of each block, by its first thread, the GPU's nanoseconds at
-// begin and end [block][2] of two words each.
-// Limit: some 20 cycles a stamp when it was timed, and some 15 more by its instructions since it waits
-// for the clock.
+// One lane of a warp reads the clock of the multiprocessor and stores its lower half, without waiting for the
+// store: STAMPS stamps in each of the first STEPS steps [step][block][stamp][warp], then those of the launch
+// [block][of a launch][warp]. The first thread of each block stores the GPU's nanoseconds at begin and end
+// [block][2], two words each. Limit: some 35 cycles a stamp, by its instructions.
 #pragma once
 #include "device/clock.cuh"
 #include "persistent/block.cuh"
@@ -18,10 +16,10 @@ struct Trace {
   static constexpr int kOfLaunch = 4;  // begun, loaded, trained, stored
   unsigned int* words;
 
-  // Whether a lane is the one hangs on the clock's highest bit, which is 0, so that it is found behind
-  // __syncwarp(). ptxas (CUDA 12.9, 13.0) takes a jump out of that once it has counted the cycles from
-  // one instruction to the next: found ahead of it, the predicate was used before it was there, and a
-  // store went to an address that nobody had made.
+  // The predicate that selects the lane depends on the clock's highest bit, which is 0, so that it is
+  // computed after __syncwarp(). ptxas (CUDA 12.9, 13.0) removes a branch there after it has scheduled the
+  // instructions: a predicate computed ahead of __syncwarp() was used before it was ready, and a store went
+  // to an uninitialised address.
   __device__ __forceinline__ void put(int place) const {
     __syncwarp();
     const unsigned long long now = ptx::cycles();
@@ -29,7 +27,7 @@ struct Trace {
       words[place * kWarps + thread_index() / 32] = static_cast<unsigned int>(now);
     }
   }
-  // The end of the phase `number` of a step.
+  // Records the end of phase `number` of a step.
   __device__ __forceinline__ void stamp(int step, int number) const {
     if (step < STEPS) put((step * kBlocks + static_cast<int>(blockIdx.x)) * STAMPS + number);
   }

@@ -1,22 +1,22 @@
-// Weights and state that come to the chip at the beginning of a launch and leave it at the end: in the
-// places of onchip_update.cuh there, as matrices [outputs, inputs] in global memory.
+// Loads weights and optimizer state at the beginning of a launch, and stores them at its end. In shared
+// memory they have the layout of onchip_update.cuh, in global memory they are matrices [outputs, inputs].
 #pragma once
 #include "persistent/update.cuh"
 
-// A layer's part that this block holds: outputs from `out` on, `outs` of them, inputs from `in` on,
-// `ins` of them, of a matrix [outputs, inputs] with rows `ld` apart.
+// The shard of a layer that this block holds: `outs` outputs from `out` on, and `ins` inputs from `in` on, of
+// a matrix [outputs, inputs] with rows `ld` apart.
 struct Part {
   int out, outs, in, ins;
 };
 
-// Who stores what several hold alike: of `of` the one with this number, counted from 0.
+// Blocks that hold the same data share the stores: a block is number `number` of `of`, counted from 0.
 struct Turn {
   int number, of;
 };
 constexpr Turn kAlone = {0, 1};
 
-// body(output, input) for all of a part, or this one's share of it. Warps take 4 outputs x 8 inputs, so
-// that rows of the matrix are met by whole sectors and those of the image by all banks.
+// Calls body(output, input) for the elements of a shard, or for this block's share of them. A warp takes 4
+// outputs x 8 inputs, so that it accesses whole sectors of the matrix, and all banks of shared memory.
 template <typename SHAPE, typename F>
 __device__ __forceinline__ void for_weights(Part part, Turn turn, F body) {
   const int warps = SHAPE::kThreads / 32 * turn.of;
@@ -37,8 +37,8 @@ __device__ __forceinline__ void for_weights(Part part, Turn turn, F body) {
   }
 }
 
-// Asks for a part, where it is not read as another type: in shared memory behind wait_for_copies, so that
-// all layers' round trips to memory are one.
+// Loads a shard. If the type stays the same, by asynchronous copies, which wait_for_copies waits for: so the
+// round trips of all layers overlap.
 template <typename SHAPE, typename T>
 __device__ __forceinline__ void load_weights(float* image, int pitch, const T* __restrict__ w,
                                              int ld, Part part) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_weights(float* image, int pitch, const T* _
   });
 }
 
-// Zeros in `count` floats, a multiple of four.
+// Clears `count` floats, a multiple of four.
 template <typename SHAPE>
 __device__ __forceinline__ void clear_shared(float* shared, int count) {
   const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -94,10 +94,12 @@ __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, cons
   });
 }
 
-// For a lane's part of each of a layer's `tiles` of state, `of_weights` of weights, `across` side by side,
-// the rest of biases, of which only each SHARES-th is kept, beginning with the one that is `share` when
-// counted from `base`, as far as it is this one's `turn`: body(the place of its first float, whether it is of
-// biases, the index of one in the tensor, how far behind it each of the four is, -1 for padding).
+// Calls a body for a lane's part of each of a layer's `tiles` of optimizer state: `of_weights` tiles of
+// weights, `across` side by side, then tiles of biases. If SHARES groups share the updates, a group holds
+// every SHARES-th tile, those whose number, counted from `base`, is `share` modulo SHARES. `turn` says which
+// of them this block handles. The body gets the place of the lane's first float, whether the tile is of
+// biases, the index of the first element in the tensor, and the distance of each of the four from it, -1 for
+// padding.
 template <typename SHAPE, int STATES, int SHARES, typename F>
 __device__ __forceinline__ void for_states(int across, int of_weights, int tiles, int base,
                                            int share, int state, int ld, Part part, Turn turn,
@@ -127,7 +129,8 @@ __device__ __forceinline__ void for_states(int across, int of_weights, int tiles
   }
 }
 
-// Asks for state that lies in shared memory, which holds zeros; fills up what lies in a workspace (FAR).
+// Loads state into shared memory by asynchronous copies; padding is zero already. Or copies it to a workspace
+// in global memory (FAR), padding included.
 template <typename SHAPE, bool FAR, int STATES, int SHARES>
 __device__ __forceinline__ void load_states(float* kept, int across, int of_weights, int tiles,
                                             int base, int share, int state,
@@ -153,7 +156,7 @@ __device__ __forceinline__ void load_states(float* kept, int across, int of_weig
       });
 }
 
-// Null for `bias` leaves that to another block.
+// Stores state. If `bias` is null, another block stores the state of the biases.
 template <typename SHAPE, int STATES, int SHARES>
 __device__ __forceinline__ void store_states(const float* kept, int across, int of_weights,
                                              int tiles, int base, int share, int state,
@@ -173,9 +176,9 @@ __device__ __forceinline__ void store_states(const float* kept, int across, int 
       });
 }
 
-// The same by functions that all layers share: written out for each of many layers, what a launch loads and
-// stores is up to half of a kernel's code. Places are numbers of floats in shared memory; FAR state lies at
-// `far`.
+// The same as functions that all layers share: inlined for each of many layers, loads and stores of a launch
+// would be up to half of a kernel's code. Places are given in floats from the start of shared memory; FAR
+// state begins at `far`.
 template <typename SHAPE, typename T>
 __device__ __noinline__ void load_layer(int image, int pitch, const T* __restrict__ w, int ld,
                                         Part part) {
