@@ -78,7 +78,7 @@ class LossWriter(InputWriter):
         if d.slices_softmax:
             message = self.exchange(ALL_GATHER, 4 * d.ranks, 4, "4")
             publish = f"publish_statistics<{message.name}, {softmax_of(d).lanes}>(transport)"
-        w(f"powers_of_slice<Shape, {shape}>({self.logits}, {mine}, {publish});")
+        w(f"exponentials_of_slice<Shape, {shape}>({self.logits}, {mine}, {publish});")
         self.stamp("softmax", "slice")
         if d.slices_softmax:
             statistics = self.receive_statistics(message)

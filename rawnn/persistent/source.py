@@ -307,7 +307,7 @@ class _Kernel(StepWriter):
         their `own`."""
         everywhere = self.d.kinds[layer] == EVERYWHERE and self.d.ranks > 1
         if own:
-            return f"{{rank, {self.d.ranks}}}" if everywhere else "kAlone"
+            return f"{{rank, {self.d.ranks}}}" if everywhere else "kStoresAll"
         return "of_blocks" if everywhere else "of_groups"
 
     # -- behind the steps --------------------------------------------------------------------------
@@ -319,8 +319,9 @@ class _Kernel(StepWriter):
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         self.arrive_at_end()
         self.report_ahead()
-        w(f"[[maybe_unused]] const Turn of_groups = {{group, {d.groups}}};")
-        w(f"[[maybe_unused]] const Turn of_blocks = {{group * {d.ranks} + rank, {d.blocks}}};")
+        w(f"[[maybe_unused]] const StoreShare of_groups = {{group, {d.groups}}};")
+        w(f"[[maybe_unused]] const StoreShare of_blocks = {{group * {d.ranks} + rank, "
+          f"{d.blocks}}};")
         for layer in range(p.depth):
             part, n, turn = found.layers[layer], layer + 1, self.turn_to_store(layer)
             for to in [f"w{n}, ldw{n}"] + [f"c{n}, ldc{n}"] * bool(p.copies):

@@ -17,7 +17,7 @@ class StepWriter(LossWriter):
         d, p, w = self.d, self.p, self.w
         for layer, stream in enumerate(p.streams):
             n = layer + 1
-            w(f"const ByChance<{p.layers[layer]}> chance{n} = {{seed, {stream}u, "
+            w(f"const StochasticRounding<{p.layers[layer]}> chance{n} = {{seed, {stream}u, "
               f"steps_before + u, part{n}.out, part{n}.in}};")
         self.emit_flag_bit()
         if d.turns == 1:

@@ -43,7 +43,7 @@ class UpdateWriter(ExchangeWriter):
                 far = literal(part.near is None and bool(p.states))
                 w("const Rule rule = *rule_of_step;")
                 chance = bool(self.p.streams)
-                how = f", ByChance<{self.p.layers[layer]}>" if chance else ""
+                how = f", StochasticRounding<{self.p.layers[layer]}>" if chance else ""
                 w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, "
                   f"{part.across}, {part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
                   f"{self.states_at(layer)}{f', chance{n}' if chance else ''}}};")

@@ -247,8 +247,8 @@ def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES)
                  "of_blocks": f"group == {group} ? rank : 1 << 20, {launch.decomposition.ranks}"}
         changed = text
         for name, turn in turns.items():
-            changed, count = re.subn(rf"Turn {name} = {{[^}}]*}}", f"Turn {name} = {{{turn}}}",
-                                     changed)
+            changed, count = re.subn(rf"StoreShare {name} = {{[^}}]*}}",
+                                     f"StoreShare {name} = {{{turn}}}", changed)
             assert count == 1
         launch.impl = replace(launch.impl, code=CudaText(changed))
         found.append(launch.on_twin(folder, run, sources))

@@ -5,7 +5,7 @@
 // Turns each output into its gradient in the epilogue of a GEMM or of a reduction (pairs, by_pairs), so z is
 // never stored and no barrier is needed. Targets are [example][PITCH] in shared memory. There are `count`
 // outputs, at most ROWS. `seen` is the tally of the thread, by address, because GEMMs copy their epilogue.
-template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE = AsItIs>
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE = UnscaledGradient>
 struct OutputsLoss {
   T* dz;
   const float* targets;

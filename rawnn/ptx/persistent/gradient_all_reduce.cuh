@@ -131,7 +131,7 @@ __device__ __forceinline__ const V* part_of(const V* parts, int tile, const Plac
 // the tiles of the next group begin `stride` V further on. place(tile) is the place of a tile's weights,
 // state(tile) of its optimizer state, and how(tile) says how its weights are stored (onchip_update.cuh).
 template <typename SHAPE, typename RULE, bool FAR, int TILES, typename V, typename P, typename Q,
-          typename H = AllAsTheyAre>
+          typename H = NoRoundingOfTiles>
 __device__ __forceinline__ void update_all(const V* parts, long long stride, unsigned int flag_bit,
                                            bool counts, const RULE& rule, P place, Q state,
                                            H how = {}) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void update_all(const V* parts, long long stride, uns
   for (int first = warp_index(); first < TILES; first += many * warps) {
     Place at[many];
     const V* of[many];
-    Kept<RULE, FAR> kept[FAR ? many : 1];
+    TileState<RULE, FAR> kept[FAR ? many : 1];
 #pragma unroll
     for (int t = 0; t < many; ++t) {
       const int tile = first + t * warps < TILES ? first + t * warps : first;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void update_all(const V* parts, long long stride, uns
     for (int t = 0; t < many; ++t) {
       const int tile = first + t * warps;
       if (tile >= TILES) break;
-      Kept<RULE, FAR>& own = kept[FAR ? t : 0];
+      TileState<RULE, FAR>& own = kept[FAR ? t : 0];
       if (counts && at[t].there) {
         if constexpr (!FAR) own.load(state(tile) + lane);
         own.template update<SHAPE>(rule, at[t].first, at[t].below, sums[t], how(tile));
@@ -171,7 +171,7 @@ __device__ __forceinline__ void update_all(const V* parts, long long stride, uns
 template <typename TILE>
 __device__ __forceinline__ float4 change_of(const float (&w)[4], const float (&next)[4],
                                             const TILE& kept) {
-  if (kept.spares_bits()) return make_float4(next[0], next[1], next[2], next[3]);
+  if (kept.has_spare_bits()) return make_float4(next[0], next[1], next[2], next[3]);
   return make_float4(next[0] - w[0], next[1] - w[1], next[2] - w[2], next[3] - w[3]);
 }
 
@@ -179,10 +179,10 @@ __device__ __forceinline__ float4 change_of(const float (&w)[4], const float (&n
 template <typename SHAPE, typename TILE>
 __device__ __forceinline__ void apply_change(const Place& at, const float (&w)[4], const float4& change,
                                              const TILE& kept) {
-  const float next[4] = {change.x + (kept.spares_bits() ? 0.0f : w[0]),
-                         change.y + (kept.spares_bits() ? 0.0f : w[1]),
-                         change.z + (kept.spares_bits() ? 0.0f : w[2]),
-                         change.w + (kept.spares_bits() ? 0.0f : w[3])};
+  const float next[4] = {change.x + (kept.has_spare_bits() ? 0.0f : w[0]),
+                         change.y + (kept.has_spare_bits() ? 0.0f : w[1]),
+                         change.z + (kept.has_spare_bits() ? 0.0f : w[2]),
+                         change.w + (kept.has_spare_bits() ? 0.0f : w[3])};
   write_weights<SHAPE>(next, at.first, at.below);
 }
 
@@ -190,7 +190,7 @@ __device__ __forceinline__ void apply_change(const Place& at, const float (&w)[4
 // count it publishes zeros, which say that it has read all gradients. SHARES warps share the groups of a
 // tile; if there are several, `scratch` holds their sums, kTileFloats each.
 template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename V, typename P, typename Q,
-          typename H = AllAsTheyAre>
+          typename H = NoRoundingOfTiles>
 __device__ __forceinline__ void update_share(const V* parts, long long stride,
                                              unsigned int flag_bit, bool counts, const RULE& rule,
                                              int group, float* scratch, V* fresh, P place,
@@ -222,7 +222,7 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
   for (int first = warp; tile_of(first) < TILES; first += many * warps) {
     Place at[many];
     const V* of[many];
-    Kept<RULE, FAR> kept[FAR ? many : 1];
+    TileState<RULE, FAR> kept[FAR ? many : 1];
 #pragma unroll
     for (int t = 0; t < many; ++t) {
       const int slot = tile_of(first + t * warps) < TILES ? first + t * warps : first;
@@ -246,7 +246,7 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
       const int slot = first + t * warps;
       const int tile = tile_of(slot);
       if (tile >= TILES) break;
-      Kept<RULE, FAR>& own = kept[FAR ? t : 0];
+      TileState<RULE, FAR>& own = kept[FAR ? t : 0];
       const auto way = how(tile);
       float w[4];
       read_weights(w, at[t].first, at[t].below);
@@ -267,7 +267,7 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
 
 // Receives the changes of the other groups and applies them. A load takes a round trip to L2, however many
 // are in flight.
-template <typename SHAPE, int TILES, typename V, typename P, typename H = AllAsTheyAre>
+template <typename SHAPE, int TILES, typename V, typename P, typename H = NoRoundingOfTiles>
 __device__ __forceinline__ void receive_changes(const V* fresh, unsigned int flag_bit, bool counts,
                                                 int group, P place, H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;

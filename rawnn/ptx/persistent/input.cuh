@@ -18,7 +18,7 @@ __device__ __forceinline__ long long example_of(const int* fetched, long long fi
 // the START-th of them. So the copies of targets and of the order go to other warps than most rows, and no
 // warp issues all of them.
 template <typename SHAPE, int FREE, int START>
-__device__ __forceinline__ int place_in_turn() {
+__device__ __forceinline__ int copy_index() {
   static_assert(START % 32 == 0 && START < SHAPE::kThreads - FREE, "a warp that asks");
   const int place = thread_index() - FREE - START;
   return START == 0 || place >= 0 ? place : place + SHAPE::kThreads - FREE;
@@ -30,7 +30,7 @@ template <typename SHAPE, int FREE, int START>
 __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ order,
                                             long long first, int count) {
 #pragma unroll 1
-  for (int i = place_in_turn<SHAPE, FREE, START>(); i < count; i += SHAPE::kThreads - FREE) {
+  for (int i = copy_index<SHAPE, FREE, START>(); i < count; i += SHAPE::kThreads - FREE) {
     ptx::copy_async<4>(ptx::shared_address(to + i), order + first + i);
   }
 }
@@ -92,7 +92,7 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
     if (lane > 1) return;
     const int whole = width / each * each;
 #pragma unroll 1
-    for (int row = place_in_turn<SHAPE, FREE, START>() / 32; row < rows;
+    for (int row = copy_index<SHAPE, FREE, START>() / 32; row < rows;
          row += (SHAPE::kThreads - FREE) / 32) {
       const T* const source = matrix + example_of<ORDERED>(fetched, first, row) * ld + from;
       const unsigned int there = ptx::shared_address(to + row * PITCH);
@@ -105,7 +105,7 @@ __device__ __forceinline__ void fetch_rows(T* to, const T* __restrict__ matrix, 
     }
   } else {
 #pragma unroll 1
-    for (int i = place_in_turn<SHAPE, FREE, START>(); i < rows * chunks;
+    for (int i = copy_index<SHAPE, FREE, START>(); i < rows * chunks;
          i += SHAPE::kThreads - FREE) {
       const int row = i / chunks;
       const int column = i % chunks * each;
@@ -173,7 +173,7 @@ struct NextLabels {
                                         long long first, int rows) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = i * kLoaders + place_in_turn<SHAPE, FREE, START>();
+      const int row = i * kLoaders + copy_index<SHAPE, FREE, START>();
       value[i] = row < rows ? static_cast<int>(labels[example_of<ORDERED>(fetched, first, row)])
                             : -1;
     }
@@ -182,7 +182,7 @@ struct NextLabels {
   __device__ __forceinline__ void store(int* to) const {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = i * kLoaders + place_in_turn<SHAPE, FREE, START>();
+      const int row = i * kLoaders + copy_index<SHAPE, FREE, START>();
       if (thread_index() >= FREE && row < SHAPE::kColumns) to[row] = value[i];
     }
   }

@@ -1,13 +1,14 @@
 // The loss of a step in shared memory: z [outputs, kPitch] of the examples becomes dz, and each thread counts
 // loss and correct answers in a Tally. The gradient of examples from `present` on is 0. `made` maps a
-// gradient to what is stored: itself (AsItIs), or the gradient times the loss scale (onchip_scale.cuh).
+// gradient to what is stored: itself (UnscaledGradient), or the gradient times the loss scale
+// (onchip_scale.cuh).
 #pragma once
 #include "losses/losses.cuh"
 #include "losses/metrics.cuh"
 #include "persistent/epilogue.cuh"
 #include "persistent/pairs_16bit.cuh"
 
-struct AsItIs {
+struct UnscaledGradient {
   __device__ __forceinline__ float operator()(float gradient) const { return gradient; }
 };
 
@@ -64,7 +65,7 @@ struct Largest {
 // tally, with the probability of its label in place of the loss (add_tallies, sum_kept).
 //
 // Limit: a chain of latencies, most of them shuffles.
-template <typename SHAPE, int OUTPUTS, int LANES, typename T, typename MADE = AsItIs>
+template <typename SHAPE, int OUTPUTS, int LANES, typename T, typename MADE = UnscaledGradient>
 __device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int first, int count,
                                              const int* labels, int present, float share,
                                              Tally* tallies, int tallied, MADE made = {}) {

@@ -19,24 +19,24 @@ struct OnChip<Adam> {
 // of the lane's four weights and of its number in the fragment.
 //
 // No rounding:
-struct AsTheyAre {
-  __device__ __forceinline__ AsTheyAre tile(int, int) const { return {}; }
+struct NoRounding {
+  __device__ __forceinline__ NoRounding tile(int, int) const { return {}; }
   __device__ __forceinline__ float operator()(float weight, int) const { return weight; }
   // Whether the lowest bit of a weight is always 0.
-  __device__ __forceinline__ bool spares_bits() const { return false; }
+  __device__ __forceinline__ bool has_spare_bits() const { return false; }
 };
 
 // Stochastic rounding to bfloat16. The lane's weights are the elements `first`, `first` + `inputs`, and those
 // 8 after these. The random bits of each are a function of (seed, stream, step, element), as in all other
 // kernels.
-struct RoundedTile {
+struct StochasticTile {
   bool rounds;
   unsigned long long seed;
   unsigned int stream;
   int step;
   unsigned int first, inputs;
 
-  __device__ __forceinline__ bool spares_bits() const { return rounds; }
+  __device__ __forceinline__ bool has_spare_bits() const { return rounds; }
   __device__ __forceinline__ float operator()(float weight, int q) const {
     if (!rounds) return weight;
     const unsigned int element = first + (q & 1 ? inputs : 0u) + (q & 2 ? 8u : 0u);
@@ -46,13 +46,13 @@ struct RoundedTile {
 
 // Stochastic rounding of a layer with INPUTS inputs, of which this block holds a shard from (out, in) on.
 template <int INPUTS>
-struct ByChance {
+struct StochasticRounding {
   unsigned long long seed;
   unsigned int stream;
   int step;
   int out, in;
 
-  __device__ __forceinline__ RoundedTile tile(int mt, int nt) const {
+  __device__ __forceinline__ StochasticTile tile(int mt, int nt) const {
     const int lane = lane_index();
     const int row = out + nt * 8 + lane % 4 * 2;
     const int column = in + mt * 16 + lane / 4;
@@ -62,14 +62,14 @@ struct ByChance {
   // The same for a layer's tile by its number. Tiles of biases follow TILES tiles of weights, and are not
   // rounded.
   template <int ACROSS, int TILES>
-  __device__ __forceinline__ RoundedTile numbered(int number) const {
-    RoundedTile found = tile(number / ACROSS, number % ACROSS);
+  __device__ __forceinline__ StochasticTile numbered(int number) const {
+    StochasticTile found = tile(number / ACROSS, number % ACROSS);
     found.rounds = number < TILES;
     return found;
   }
 };
 
 // No rounding, for tiles of all layers by their number.
-struct AllAsTheyAre {
-  __device__ __forceinline__ AsTheyAre operator()(int) const { return {}; }
+struct NoRoundingOfTiles {
+  __device__ __forceinline__ NoRounding operator()(int) const { return {}; }
 };

@@ -51,8 +51,8 @@ struct SliceTasks {
 // the number of the block's first output. Each warp stores its statistics in `slices`, [WARPS][kColumns]. All
 // lanes of an example call publish(example, their number, statistics).
 template <typename SHAPE, int ROWS, int LANES, int WARPS, typename PUBLISH>
-__device__ __forceinline__ void powers_of_slice(float* z, int first, int count, float4* slices,
-                                                PUBLISH publish) {
+__device__ __forceinline__ void exponentials_of_slice(float* z, int first, int count, float4* slices,
+                                                      PUBLISH publish) {
   using Tasks = SliceTasks<SHAPE, ROWS, LANES, WARPS>;
 #pragma unroll 1
   for (int task = warp_index(); task < Tasks::kTasks; task += SHAPE::kThreads / 32) {
@@ -113,12 +113,12 @@ __device__ __forceinline__ PublishStatistics<E, LANES, T> publish_statistics(con
   return {transport};
 }
 
-// The second half: the exponentials of powers_of_slice become dz, from the `statistics` of all PARTS, of
+// The second half: the exponentials of exponentials_of_slice become dz, from the `statistics` of all PARTS, of
 // COLUMNS examples each. dz of examples from `present` on is 0. The block that has an example's label stores
 // its tally, if it is one of the first `tallied` examples. The others store an empty one, unless all blocks
 // have ONE place for it.
 template <typename SHAPE, int OUTPUTS, int ROWS, int LANES, int WARPS, int PARTS, int COLUMNS,
-          bool ONE, typename T, typename MADE = AsItIs>
+          bool ONE, typename T, typename MADE = UnscaledGradient>
 __device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, int count,
                                               const float4* slices, const float4* statistics,
                                               const int* labels, int present, float share,

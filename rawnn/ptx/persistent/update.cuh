@@ -53,7 +53,7 @@ __device__ __forceinline__ void copy_weights(int count) {
 
 // A lane's optimizer state of one tile, in registers.
 template <typename RULE, bool FAR>
-struct Kept {
+struct TileState {
   static constexpr int kStates = RULE::kStates;
   float of[kStates > 0 ? kStates : 1][4];
 
@@ -75,7 +75,7 @@ struct Kept {
     }
   }
   // Computes new weights and new state. The optimizer steps of the four weights are independent chains.
-  template <typename TILE = AsTheyAre>
+  template <typename TILE = NoRounding>
   __device__ __forceinline__ void apply(float (&next)[4], const RULE& rule, const float (&w)[4],
                                         const float (&gradient)[4], const TILE& kept = {}) {
 #pragma unroll
@@ -89,7 +89,7 @@ struct Kept {
     }
   }
   // The same in place, for the lane's weights in shared memory. All are loaded ahead of the first store.
-  template <typename SHAPE, typename TILE = AsTheyAre>
+  template <typename SHAPE, typename TILE = NoRounding>
   __device__ __forceinline__ void update(const RULE& rule, float* first, int below,
                                          const float (&gradient)[4], const TILE& kept = {}) {
     float w[4], next[4];
@@ -101,9 +101,9 @@ struct Kept {
 
 // Epilogue of a weight gradient's GEMM: the update at once, if there is one data-parallel group.
 template <typename SHAPE, typename RULE, bool FAR, int LDW, int ROWS, int ACROSS, int TILES,
-          typename HOW = AsTheyAre>
+          typename HOW = NoRounding>
 struct UpdateTiles {
-  using Early = Kept<RULE, FAR>;
+  using Early = TileState<RULE, FAR>;
   const RULE& rule;
   float* w;
   float* bias;

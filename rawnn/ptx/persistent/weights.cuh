@@ -10,21 +10,21 @@ struct Part {
 };
 
 // Blocks that hold the same data share the stores: a block is number `number` of `of`, counted from 0.
-struct Turn {
+struct StoreShare {
   int number, of;
 };
-constexpr Turn kAlone = {0, 1};
+constexpr StoreShare kStoresAll = {0, 1};
 
 // Calls body(output, input) for the elements of a shard, or for this block's share of them. A warp takes 4
 // outputs x 8 inputs, so that it accesses whole sectors of the matrix, and all banks of shared memory.
 template <typename SHAPE, typename F>
-__device__ __forceinline__ void for_weights(Part part, Turn turn, F body) {
-  const int warps = SHAPE::kThreads / 32 * turn.of;
+__device__ __forceinline__ void for_weights(Part part, StoreShare stores, F body) {
+  const int warps = SHAPE::kThreads / 32 * stores.of;
   const int across = ceil_div(part.ins, 8);
   const int down = ceil_div(part.outs, 4);
   if (across == 0) return;
   const int lane = lane_index();
-  const int first = turn.number * (SHAPE::kThreads / 32) + warp_index();
+  const int first = stores.number * (SHAPE::kThreads / 32) + warp_index();
   int row = first / across;
   int column = first % across;
 #pragma unroll 1
@@ -42,7 +42,7 @@ __device__ __forceinline__ void for_weights(Part part, Turn turn, F body) {
 template <typename SHAPE, typename T>
 __device__ __forceinline__ void load_weights(float* image, int pitch, const T* __restrict__ w,
                                              int ld, Part part) {
-  for_weights<SHAPE>(part, kAlone, [=](int out, int in) {
+  for_weights<SHAPE>(part, kStoresAll, [=](int out, int in) {
     const T* const from = w + static_cast<long long>(part.out + out) * ld + part.in + in;
     float* const to = image + in * pitch + out;
     if constexpr (sizeof(T) == sizeof(float)) {
@@ -77,18 +77,18 @@ __device__ __forceinline__ void load_biases(float* to, const float* __restrict__
 
 template <typename SHAPE>
 __device__ __forceinline__ void store_biases(float* __restrict__ b, const float* from, Part part,
-                                             Turn turn) {
+                                             StoreShare stores) {
 #pragma unroll 1
-  for (int i = turn.number * SHAPE::kThreads + thread_index(); i < part.outs;
-       i += SHAPE::kThreads * turn.of) {
+  for (int i = stores.number * SHAPE::kThreads + thread_index(); i < part.outs;
+       i += SHAPE::kThreads * stores.of) {
     b[part.out + i] = from[i];
   }
 }
 
 template <typename SHAPE, typename T>
 __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, const float* image,
-                                                 int pitch, Part part, Turn turn) {
-  for_weights<SHAPE>(part, turn, [=](int out, int in) {
+                                                 int pitch, Part part, StoreShare stores) {
+  for_weights<SHAPE>(part, stores, [=](int out, int in) {
     w[static_cast<long long>(part.out + out) * ld + part.in + in] =
         from_float<T>(image[in * pitch + out]);
   });
@@ -96,20 +96,20 @@ __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, cons
 
 // Calls a body for a lane's part of each of a layer's `tiles` of optimizer state: `of_weights` tiles of
 // weights, `across` side by side, then tiles of biases. If SHARES groups share the updates, a group holds
-// every SHARES-th tile, those whose number, counted from `base`, is `share` modulo SHARES. `turn` says which
+// every SHARES-th tile, those whose number, counted from `base`, is `share` modulo SHARES. `stores` says which
 // of them this block handles. The body gets the place of the lane's first float, whether the tile is of
 // biases, the index of the first element in the tensor, and the distance of each of the four from it, -1 for
 // padding.
 template <typename SHAPE, int STATES, int SHARES, typename F>
 __device__ __forceinline__ void for_states(int across, int of_weights, int tiles, int base,
-                                           int share, int state, int ld, Part part, Turn turn,
+                                           int share, int state, int ld, Part part, StoreShare stores,
                                            F body) {
   constexpr int warps = SHAPE::kThreads / 32;
   const int lane = lane_index();
   const int skipped = ((share - base) % SHARES + SHARES) % SHARES;
 #pragma unroll 1
-  for (int tile = skipped + (turn.number * warps + warp_index()) * SHARES; tile < tiles;
-       tile += warps * turn.of * SHARES) {
+  for (int tile = skipped + (stores.number * warps + warp_index()) * SHARES; tile < tiles;
+       tile += warps * stores.of * SHARES) {
     const bool of_bias = tile >= of_weights;
     const int in = of_bias ? 0 : tile / across * 16 + lane / 4;
     const int out = of_bias ? (tile - of_weights) * kTileFloats + lane * 4
@@ -137,7 +137,7 @@ __device__ __forceinline__ void load_states(float* kept, int across, int of_weig
                                             const float* __restrict__ w, int ld,
                                             const float* __restrict__ bias, Part part) {
   for_states<SHAPE, STATES, SHARES>(
-      across, of_weights, tiles, base, share, state, ld, part, kAlone,
+      across, of_weights, tiles, base, share, state, ld, part, kStoresAll,
       [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
         const float* const from = (of_bias ? bias : w) + first;
         float values[4];
@@ -162,9 +162,9 @@ __device__ __forceinline__ void store_states(const float* kept, int across, int 
                                              int tiles, int base, int share, int state,
                                              float* __restrict__ w, int ld,
                                              float* __restrict__ bias, Part part,
-                                             Turn turn) {
+                                             StoreShare stores) {
   for_states<SHAPE, STATES, SHARES>(
-      across, of_weights, tiles, base, share, state, ld, part, turn,
+      across, of_weights, tiles, base, share, state, ld, part, stores,
       [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
         float* const to = of_bias ? bias : w;
         float values[4];
@@ -187,8 +187,8 @@ __device__ __noinline__ void load_layer(int image, int pitch, const T* __restric
 
 template <typename SHAPE, typename T>
 __device__ __noinline__ void store_layer(T* __restrict__ w, int ld, int image, int pitch, Part part,
-                                         Turn turn) {
-  store_weights_as<SHAPE>(w, ld, ptx::dynamic_shared<float>() + image, pitch, part, turn);
+                                         StoreShare stores) {
+  store_weights_as<SHAPE>(w, ld, ptx::dynamic_shared<float>() + image, pitch, part, stores);
 }
 
 template <typename SHAPE, bool FAR, int STATES, int SHARES>
@@ -202,7 +202,7 @@ __device__ __noinline__ void load_state(float* far, int near, int across, int of
 template <typename SHAPE, bool FAR, int STATES, int SHARES>
 __device__ __noinline__ void store_state(float* far, int near, int across, int of_weights, int tiles,
                                          int base, int share, int state, float* __restrict__ w, int ld,
-                                         float* __restrict__ bias, Part part, Turn turn) {
+                                         float* __restrict__ bias, Part part, StoreShare stores) {
   store_states<SHAPE, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
-                                      of_weights, tiles, base, share, state, w, ld, bias, part, turn);
+                                      of_weights, tiles, base, share, state, w, ld, bias, part, stores);
 }
