@@ -1,8 +1,8 @@
-// Numbers with marks (onchip_marks.cuh) from one block to another: what is told is what is heard.
+// Data with flag bits (onchip_marks.cuh) from one block to another: what is sent is what is received.
 #include "persistent/flag_bits.cuh"
 
-// Block 0 tells `rounds` sets of 64 quads by two slots that take turns, block 1 hears and answers in a
-// slot of its own by which block 0 knows that it may go on.
+// Block 0 sends `rounds` sets of 64 quads through two slots that alternate. Block 1 receives them and answers in a
+// slot of its own, which tells block 0 that it may go on.
 template <typename V>
 __device__ void talk(const float4* say, V* slots, float4* heard, V* answers, unsigned int first, int rounds) {
   const int lane = lane_index();
