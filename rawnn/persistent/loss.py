@@ -1,4 +1,4 @@
-"""The text of a step's loss: the gradient of the outputs, and what is reported."""
+"""Emits the loss of a step: the gradient of the outputs, and what is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rawnn.persistent.writer import literal
 
 
 class LossWriter(InputWriter):
-    """Writes what makes gradients of the last layer's outputs."""
+    """Emits what turns the outputs of the last layer into their gradients."""
 
     def loss(self) -> None:
         d, p, w = self.d, self.p, self.w
@@ -30,12 +30,12 @@ class LossWriter(InputWriter):
 
     @property
     def made(self) -> str:
-        """What becomes of gradients, if it is not what they are."""
+        """C++ functor that scales a gradient; "" for none."""
         return "ScaledGradient{scaling->scale, found}" if self.p.scaled else ""
 
     def loss_of_outputs(self) -> str:
-        """What the last product ends in where the loss is a mean over elements: writes it, and
-        returns its name."""
+        """Emits the epilogue of the last GEMM, if the loss is a mean over elements, and returns its
+        name."""
         d, p, w, last = self.d, self.p, self.w, self.p.depth
         if p.reconstruct:
             offset = f" + rank * {d.slices[last]}" \
@@ -52,7 +52,7 @@ class LossWriter(InputWriter):
         return "of_outputs"
 
     def softmax(self) -> None:
-        """Of logits that lie in shared memory."""
+        """Emits the softmax of logits in shared memory."""
         d, p, w, last = self.d, self.p, self.w, self.p.depth
         made = f", {self.made}" if self.made else ""
         if d.slices_softmax or softmax_of(d).warps > 1:
@@ -91,7 +91,7 @@ class LossWriter(InputWriter):
         w("}")
 
     def places(self) -> str:
-        """Where tallies of examples go, and of how many."""
+        """C++ arguments: where the tallies of examples go, and of how many."""
         d = self.d
         if not keeps_tallies(d):
             return f"tallies, {d.columns}"

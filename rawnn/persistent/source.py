@@ -177,7 +177,7 @@ class _Kernel(StepWriter):
         self.load_first_input()
         for layer in range(p.depth):
             self.move_states(layer, "load", far=True)
-        self.tell_places()
+        self.emit_tile_places()
         w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
         w(f"[[maybe_unused]] Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
         if p.scaled:

@@ -22,7 +22,7 @@ class StepWriter(LossWriter):
         self.emit_flag_bit()
         if d.turns == 1:
             self.whole_turn()
-            self.meet(self.while_meeting)
+            self.all_reduce_gradients(self.while_meeting)
             if p.scaled:
                 w(f"if (thread == 0) scaling->adjust(left_out, {p.growth}, (u + 1) & 1);")
             self.next_turn()
@@ -36,7 +36,7 @@ class StepWriter(LossWriter):
         self.stamp(BETWEEN, "next input")
         self.in_turn = False
         w("}")
-        self.meet(self.while_meeting)
+        self.all_reduce_gradients(self.while_meeting)
         w("__syncthreads();")
         self.stamp(BETWEEN, "next step")
 
@@ -123,7 +123,7 @@ class StepWriter(LossWriter):
         return f"[=](int m, int e, float v0, float v1) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
 
     def sender(self, limit: str, text: str) -> str:
-        """A lambda over a row `m` and the examples e .. e + 3, as far as they are sent."""
+        """A lambda over a row `m` below the limit and the examples e .. e + 3 that are sent."""
         there = f"m < {limit}" + (f" && e < {self.d.sent}" if self.d.sent < self.d.columns else "")
         return f"[=](int m, int e, float4 v) {{\nif ({there}) {{\n{text}\n}}\n}}"
 
@@ -138,7 +138,7 @@ class StepWriter(LossWriter):
         return "\n".join([*kept, self.store(to, "Between::apply(v0)", "Between::apply(v1)")])
 
     def keep_and_send(self, boundary: int, message: Exchange) -> str:
-        """The same for a row of this block's slice, which goes to all blocks."""
+        """The same for a row of this block's shard, which is then sent to all blocks."""
         lines, each = [], "xyzw"
         if boundary < self.p.depth:
             if self.p.saves_input:
@@ -187,8 +187,8 @@ class StepWriter(LossWriter):
 
     def all_reduce(self, kind: str, layer: int, n: int, body: str, meanwhile: list[int],
                    phase: str) -> None:
-        """A product whose partial sums all blocks want in full: added up by every block, or by the
-        one whose share they are, which sends the sums to all."""
+        """A GEMM whose partial sums are all-reduced: every block reduces all of them, or a
+        reduce-scatter is followed by an all-gather."""
         d = self.d
         finish = f"by_pairs({body})"
         if kind == "forward":

@@ -1,4 +1,4 @@
-"""The text of a step's updates: weight gradients, sums of clusters, and whether a step counts."""
+"""Emits weight gradients, the gradient all-reduce of data-parallel groups, and updates."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rawnn.persistent.writer import literal
 
 
 class UpdateWriter(ExchangeWriter):
-    """Writes what becomes of gradients."""
+    """Emits what follows the gradients of a step."""
 
     @property
-    def told_as(self) -> str:
-        """Four numbers that clusters tell each other, in C++."""
+    def sent_type(self) -> str:
+        """C++ type of four values that data-parallel groups send to each other."""
         return "uint2" if self.d.tells_halves else "float4"
 
     def gradients(self, layers: list[int], first: int = 0) -> None:
-        """The weight gradients of `layers`, with their updates or for the other clusters to see;
-        the warps from `first` on begin."""
+        """Emits the weight gradients of `layers` with their updates, or publishes them for the
+        gradient all-reduce. The GEMM begins at warp `first`."""
         d, p, w = self.d, self.p, self.w
         for layer in layers:
             n, part, tiles = layer + 1, self.layout.layers[layer], self.layout.layers[layer].update
@@ -33,10 +33,10 @@ class UpdateWriter(ExchangeWriter):
                 way, adds = "PublishTiles", ""
                 if d.turns > 1:
                     way, adds = "AccumulateTiles", f" ^ (part < {d.turns - 1} ? 1u : 0u), part > 0"
-                told = self.told_as
-                kind = f", {told}" if d.tells_halves else ""
+                sent = self.sent_type
+                kind = f", {sent}" if d.tells_halves else ""
                 w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
-                  f"reinterpret_cast<{told}*>(gradients) + ((({turn} * {d.groups} + group) * "
+                  f"reinterpret_cast<{sent}*>(gradients) + ((({turn} * {d.groups} + group) * "
                   f"{d.ranks}ll + rank) * {many} + {part.base})"
                   f" * {TILE // 4}, flag_bit{adds}}};")
             else:
@@ -81,8 +81,8 @@ class UpdateWriter(ExchangeWriter):
             uses = "(meeting >> 1)" if self.layout.sync == ALL else "meeting"
             self.w(f"const unsigned int flag_bit = ~{uses} & 1u;")
 
-    def tell_places(self) -> None:
-        """Where each tile lies, for the meetings of clusters."""
+    def emit_tile_places(self) -> None:
+        """Emits the table of the tiles' places, for the gradient all-reduce."""
         d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
@@ -96,9 +96,9 @@ class UpdateWriter(ExchangeWriter):
         w(f"for (int i = thread; i < {found.tiles}; i += {d.threads}) "
           "places[i] = place_of_tile(i);")
 
-    def meet(self, meanwhile: Callable[[bool], None]) -> None:
-        """Clusters that share the batch add up their gradients. `meanwhile(last)` writes what is
-        done while those are on their way, for the last time or not."""
+    def all_reduce_gradients(self, meanwhile: Callable[[bool], None]) -> None:
+        """Emits the gradient all-reduce of data-parallel groups with its updates. `meanwhile(last)`
+        emits what overlaps with the exchange, in the last place for it or not."""
         d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
@@ -122,8 +122,8 @@ class UpdateWriter(ExchangeWriter):
         w("const Rule rule = *rule_of_step;")
         stride = f"{d.ranks * many * quads}ll"
         turn = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
-        told = self.told_as
-        w(f"const {told}* const parts = reinterpret_cast<const {told}*>(gradients) + ({turn}rank) "
+        sent = self.sent_type
+        w(f"const {sent}* const parts = reinterpret_cast<const {sent}*>(gradients) + ({turn}rank) "
           f"* {many * quads};")
         counts = "!left_out" if self.p.scaled else "true"
         meanwhile(found.sync == ALL)
@@ -134,7 +134,7 @@ class UpdateWriter(ExchangeWriter):
               f"rule, place, state{how});")
             self.stamp("all clusters sum")
         else:
-            w(f"{told}* const changes = reinterpret_cast<{told}*>(fresh) + rank * {many * quads};")
+            w(f"{sent}* const changes = reinterpret_cast<{sent}*>(fresh) + rank * {many * quads};")
             w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, "
               f"flag_bit, {counts}, rule, group, {self.at('scratch')}, changes, place, "
               f"state{how});")
@@ -145,7 +145,8 @@ class UpdateWriter(ExchangeWriter):
         w("}")
 
     def by_layer(self, text: Callable[[LayerLayout, int], str]) -> None:
-        """Returns text(layer, its number from 1 on) of the layer that a tile is of."""
+        """Emits `return text(layer, number)` for the layer that a tile belongs to; layers are
+        numbered from 1."""
         parts = self.layout.layers
         for n, part in enumerate(parts, 1):
             found = f"return {text(part, n)};"
