@@ -70,6 +70,27 @@ def far_launches() -> list[Launch]:
     return [*(Launch(*how, exchange=L2) for how in FAR), *(Launch(*how, L2) for how in FAR_STEPS)]
 
 
+def calls(text: str) -> list[str]:
+    """The calls of a kernel that exchange something, without places in shared memory and without
+    what an Exchange says of its receive buffer via L2."""
+    text = re.sub(r"\(shared \+ \d+\)", "(shared)", text)
+    text = re.sub(r"(using E\d+ = Exchange<(?:[^,>]*, ){5}[^,>]*)[^>]*>", r"\1>", text)
+    text = re.sub(r", (?:nullptr|\(shared\)), ", ", scratch, ", text)  # of sums that threads share
+    return [line.strip() for line in text.splitlines() if re.search(r"\bE\d+\b", line)]
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), [
+    ("softmax, SGD", 4, 1, "FGSF"), ("softmax, SGD", 12, 1, "FGGG"),
+    ("softmax, SGD", 12, 2, "FGFS"), ("Adam in an order", 4, 2, "FSFF"),
+    ("float16", 2, 3, "SFGF")])
+def test_the_code_of_an_exchange_does_not_depend_on_the_transport(
+        name: str, ranks: int, groups: int, types: str) -> None:
+    found = [calls(Launch(name, ranks, groups, types, exchange=exchange).impl.code.text)
+             for exchange in (CLUSTER, L2)]
+    assert found[0] == found[1]
+    assert any(line.startswith("transport.expect<") for line in found[0])
+
+
 def test_messages_that_share_a_place_are_numbered_in_their_order() -> None:
     sharing = set()
     for launch in far_launches():
