@@ -34,7 +34,7 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("float16, mean squares", 4, 3, "FGFS", (2.0**21, 0.0)),
     (DECAY, 2, 3, "SFGF"), ("rounded by chance, Adam", 4, 1, "FSFF"),
     ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 3),
-    ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FSFG"),
+    ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FGGG"),
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),
     ("a wide middle", 4, 1, "FGSF", (1.0, 0.0), 0, 1, L2),
     ("clusters share sums", 12, 1, "SF", (1.0, 0.0), 0, 1, L2),
