@@ -174,10 +174,10 @@ __global__ void __launch_bounds__(kThreads)
 #endif
 
 #if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_exchanges)
-// Mailboxes take turns, as in onchip_exchange.cuh: whoever sends the exchange after the next has this
-// block's part of the next, which each thread sends once it has read what it reads of the one before.
-// Threads that send nothing take no part: nobody would wait for them, and who comes two phases of a
-// barrier late waits for ever.
+// Two receive buffers alternate, as in onchip_exchange.cuh: a block sends exchange i + 2 after it has
+// received exchange i + 1 from every block, of which each thread sends its part after it has read exchange i.
+// Threads that send nothing take no part: no thread would wait for them, and a thread that comes two phases
+// of a barrier late waits forever.
 __global__ void __launch_bounds__(kThreads)
     exchanges(float* __restrict__ sums, int size, int quads, int threads, int rounds) {
   const int rank = static_cast<int>(ptx::cluster_rank());

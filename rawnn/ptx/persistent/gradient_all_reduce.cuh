@@ -3,12 +3,10 @@
 // updates its share of the tiles and publishes the changes of the weights. Values are sent as float32, or as
 // bfloat16 if GEMMs read that: an all-reduce of many tiles is bound by bytes.
 //
-// Synchronisation: values carry flag bits (onchip_marks.cuh), and a receiver polls them. There are no fences
-// and no separate flags.
+// Synchronisation: values carry flag bits (onchip_marks.cuh), which a receiver polls. There are no fences.
 //
-// Equal weights: new weights are the same in all groups to the last bit. A group applies the change as it
-// sends it, without the bit that the flag bit replaces. If a change is less than half of a float32 weight,
-// that bit is 0 anyway.
+// Equal weights: new weights are the same in all groups to the last bit. A group applies a change as it sends
+// it, without the bit that the flag bit replaces, which is 0 anyway if a weight changes by less than half.
 //
 // Reuse: no group announces that it has read a slot. If all groups sum, slots alternate between even and odd
 // steps. A group that writes step i has received all gradients of step i - 1, which the others sent after
@@ -88,8 +86,7 @@ __device__ __forceinline__ void sum_groups(float (&sum)[4], const V* part, long 
 #pragma unroll 1
   for (int group = first; group < end; group += once) {
     V v[once];
-    receive_flagged(
-        v, [=](int i) { return part + min(group + i, end - 1) * stride; }, flag_bit, kGradients);
+    receive_flagged(v, [=](int i) { return part + min(group + i, end - 1) * stride; }, flag_bit, kGradients);
 #pragma unroll
     for (int i = 0; i < once; ++i) {
       if (group + i < end) accumulate(sum, decode(v[i]));
@@ -265,8 +262,7 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
   }
 }
 
-// Receives the changes of the other groups and applies them. A load takes a round trip to L2, however many
-// are in flight.
+// Receives the changes of the other groups and applies them.
 template <typename SHAPE, int TILES, typename V, typename P, typename H = NoRoundingOfTiles>
 __device__ __forceinline__ void receive_changes(const V* fresh, unsigned int flag_bit, bool counts,
                                                 int group, P place, H how = {}) {
