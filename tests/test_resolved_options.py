@@ -206,8 +206,9 @@ def test_what_was_taken_can_be_typed(opt: str) -> None:
 @pytest.mark.parametrize("name", VARIETY)
 def test_a_choice_can_be_asked_for_again(name: str) -> None:
     chosen = choose(problem(**VARIETY[name]), HOPPER)
-    d = chosen.decomposition
-    again = exactly(d.problem, HOPPER, d.ranks, d.groups, d.threads, d.types, exchange=d.exchange)
+    d = chosen.sharding
+    again = exactly(d.problem, HOPPER, d.tp_size, d.dp_size, d.threads, d.boundaries,
+                    transport=d.transport)
     assert again == chosen
     assert again.layout.places == chosen.layout.places
 

@@ -97,7 +97,7 @@ class Constant:
 def expected(choice: Choice, costs: Costs) -> float:
     """Microseconds a step by the model."""
     far = cost.state_microseconds(choice.layout, costs)
-    return cost.microseconds(choice.decomposition, costs) + far
+    return cost.microseconds(choice.sharding, costs) + far
 
 
 def group(phase: str, choice: Choice) -> str:
@@ -106,7 +106,7 @@ def group(phase: str, choice: Choice) -> str:
     if phase.startswith(("gradient ", "rounding ")):
         return "gradients"
     exchange = phase.startswith(("sum ", "gather ", "exchange"))
-    return "exchanges" if exchange and choice.decomposition.far else phase
+    return "exchanges" if exchange and choice.sharding.via_l2 else phase
 
 
 def grouped(phases: Iterable[tuple[str, float]], choice: Choice) -> dict[str, float]:
@@ -120,7 +120,7 @@ def grouped(phases: Iterable[tuple[str, float]], choice: Choice) -> dict[str, fl
 
 def phase_errors(m: Measured, costs: Costs) -> list[float]:
     """By how much of the step each group of phases is off."""
-    found = grouped(((ph.name, ph.cycles) for ph in cost.phases(m.choice.decomposition, costs)),
+    found = grouped(((ph.name, ph.cycles) for ph in cost.phases(m.choice.sharding, costs)),
                     m.choice)
     step = sum(m.phases.values())
     return [(found.get(name, 0.0) - cycles) / step for name, cycles in m.phases.items()]
@@ -298,7 +298,7 @@ def held_out(measured: Sequence[Measured], every: int) -> tuple[list[Measured], 
 
 def network_of(m: Measured) -> tuple[tuple[int, ...], int]:
     """What makes it another network: its layers and batch."""
-    problem = m.choice.decomposition.problem
+    problem = m.choice.sharding.problem
     return problem.layers, problem.batch
 
 

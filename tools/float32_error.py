@@ -29,7 +29,7 @@ def main() -> None:
         found = errors.measured(errors.draw(seed))
         update, gradient = (round(ratio, 3) for ratio in found.ratios)
         rows.append({"seed": seed, "what": str(found.drawn),
-                     "blocks": str(found.chosen.decomposition), "update": update,
+                     "blocks": str(found.chosen.sharding), "update": update,
                      "gradient": gradient})
     kept = {
         "about": "error of a step on the chip over that of NumPy's float32, both against float64 "

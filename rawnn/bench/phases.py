@@ -151,7 +151,7 @@ def measure(opened: Opened, problem: Problem, opt: str,
     return PhasesResult(
         environment=place_of(opened), layers=problem.layers, batch=problem.batch,
         loss=problem.loss, optimizer=problem.optimizer, opt=taken.toggles,
-        steps=problem.steps, blocks=chosen.decomposition.blocks, us=plain_us, traced_us=traced_us,
+        steps=problem.steps, blocks=chosen.sharding.blocks, us=plain_us, traced_us=traced_us,
         expected_us=chosen.us, kernel_us=trace.us, epoch_us=traced_us * problem.steps,
         clock=trace.clock, load=float(trace.load.max()), store=float(trace.store.max()),
         step=float(np.median(trace.step, axis=0).max()), phases=rows, parts=parts)
@@ -184,7 +184,7 @@ def _microseconds(runner: GpuRunner, steps: int) -> float:
 def of_phases(chosen: Choice, trace: Trace) -> tuple[list[PhaseCycles], list[PhaseCycles]]:
     """The phases, and their parts, in the order of their first stamps."""
     expected: dict[str, float] = {}
-    for phase in cost.phases(chosen.decomposition, chosen.costs):
+    for phase in cost.phases(chosen.sharding, chosen.costs):
         if phase.name == cost.LAUNCH:  # which stands below the steps
             continue
         expected[phase.name] = expected.get(phase.name, 0.0) + phase.cycles

@@ -12,10 +12,10 @@ from rawnn.common.errors import ConfigError
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.persistent.chip import NEEDED, chip_of
 from rawnn.persistent.choose import Choice, choose
-from rawnn.persistent.decompose import Decomposition
 from rawnn.persistent.layout import COUNTS
 from rawnn.persistent.problem import Unsupported, problem_of
 from rawnn.persistent.rounding import with_rounded_inputs
+from rawnn.persistent.sharding import Sharding
 from rawnn.persistent.spelling import exactly
 from rawnn.plan.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.plan.plan import Plan
@@ -42,9 +42,9 @@ def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
 def as_one_op(plan: Plan, chosen: Choice) -> Plan:
     """`plan`, a step that trains, as one op whose kernel shares the work as chosen."""
     workspaces = _workspaces(plan, chosen)
-    threads = chosen.decomposition.blocks * chosen.decomposition.threads
+    threads = chosen.sharding.blocks * chosen.sharding.threads
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
-        chosen.decomposition), expected=f"{chosen.us:.1f} us", most_turned=min(
+        chosen.sharding), expected=f"{chosen.us:.1f} us", most_turned=min(
         MOST_TURNED, MOST_TURNED_OF_A_THREAD * threads), **_seed(plan))
     return plan.with_tensors(*workspaces).substitute(plan.ops, [op])
 
@@ -95,10 +95,10 @@ def parse(text: str) -> str:
 def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
     """How the kernel shares the work, in full."""
     for op in plan.find(kind=KIND):
-        d: Decomposition = op.attributes["chosen"].decomposition
-        turns = f":{d.turns}" if d.turns > 1 else ""
-        through = f"@{d.exchange}" if d.far else ""
-        return f"{d.ranks}x{d.groups}{through}:{d.threads}:{d.types}{turns}"
+        d: Sharding = op.attributes["chosen"].sharding
+        turns = f":{d.micro_batches}" if d.micro_batches > 1 else ""
+        through = f"@{d.transport}" if d.via_l2 else ""
+        return f"{d.tp_size}x{d.dp_size}{through}:{d.threads}:{d.boundaries}{turns}"
     return value
 
 

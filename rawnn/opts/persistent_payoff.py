@@ -90,11 +90,11 @@ def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, preci
         chosen = choose(problem, chip_of(machine.target))
     except Unsupported as reason:
         return Verdict(False, f"best leaves persistent out: the step {reason.reason}")
-    if chosen.decomposition.turns > 1:
+    if chosen.sharding.micro_batches > 1:
         return Verdict(False, f"best leaves persistent out: the batch fits the chip in "
-                              f"{chosen.decomposition.turns} micro-batches only, which took longer "
-                              f"than launches in all networks that were timed; {chosen.us:.0f} us "
-                              f"a step are expected of it")
+                              f"{chosen.sharding.micro_batches} micro-batches only, which took "
+                              f"longer than launches in all networks that were timed; "
+                              f"{chosen.us:.0f} us a step are expected of it")
     clock = machine.target.clock or FITTED_AT  # what was timed is scaled as the kernel is
     launches = measured or predict_launches_us(plan, precision) * FITTED_AT / clock
     chosen = chosen.launched(recipe.updates(data_spec.examples))
@@ -109,7 +109,7 @@ def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, preci
                               f"compilation, which delays a first run by about {later / 1e6:.2g} s "
                               f"more than launches' own; from about {needed:.0f} on it takes it")
     return Verdict(True, f"best takes persistent: {chosen.us:.1f} us a step are expected of it "
-                         f"({chosen.decomposition}), {launches:.0f} of launches")
+                         f"({chosen.sharding}), {launches:.0f} of launches")
 
 
 def extra_compile_us(problem: Problem) -> float:

@@ -1,4 +1,4 @@
-"""What a GPU gives to kernels that train on the chip."""
+"""What a GPU offers to the persistent kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rawnn.common.target import Target
 from rawnn.persistent.cost import FITTED, Costs, costs_of
-from rawnn.persistent.decompose import CLUSTER
+from rawnn.persistent.sharding import DSMEM
 
 NEEDED = ("asynchronous copies", "bfloat16", "tf32")
 """Features of a target without which there is no kernel."""
@@ -14,28 +14,32 @@ NEEDED = ("asynchronous copies", "bfloat16", "tf32")
 
 @dataclass(frozen=True)
 class Chip:
-    """The bytes of shared memory that a block can have, and how many clusters of so many blocks run
-    at once, a block a multiprocessor: (blocks, clusters) of each size; what its cycles cost."""
+    """The resources of a GPU.
+
+    shared: bytes of shared memory that a block can have.
+    clusters: (blocks, clusters) for each cluster size: how many clusters run at once, with one
+        block a multiprocessor.
+    costs: the constants of the cost model on this GPU.
+    """
 
     shared: int
     clusters: tuple[tuple[int, int], ...]
     costs: Costs = FITTED
 
-    def most_groups(self, ranks: int, exchange: str = CLUSTER) -> int:
-        """Groups of `ranks` blocks that run at once, of blocks that exchange so; 0 where there are
-        none."""
-        if exchange == CLUSTER:
-            return dict(self.clusters).get(ranks, 0)
-        return self.blocks // ranks
+    def most_groups(self, tp_size: int, transport: str = DSMEM) -> int:
+        """Tensor-parallel groups of a size that run at once; 0 where there are none."""
+        if transport == DSMEM:
+            return dict(self.clusters).get(tp_size, 0)
+        return self.blocks // tp_size
 
     @property
     def blocks(self) -> int:
-        """That run at once, where none need to be neighbours."""
+        """Co-resident blocks that need no cluster."""
         return dict(self.clusters).get(1, 0)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Blocks of the clusters that there are."""
+        """The cluster sizes of this GPU."""
         return tuple(size for size, most in self.clusters if most)
 
 

@@ -1,4 +1,4 @@
-"""Which decomposition of a network is expected to be fastest on a chip."""
+"""The search for the sharding of a network that is expected to be fastest on a GPU."""
 
 from __future__ import annotations
 
@@ -8,67 +8,71 @@ from functools import cache
 
 from rawnn.persistent import cost
 from rawnn.persistent.chip import Chip
-from rawnn.persistent.decompose import (
-    CLUSTER,
-    FULL,
-    GATHERED,
-    L2,
-    SLICED,
-    Decomposition,
-    ceil,
-    kinds,
-    last_types,
-    up,
-)
 from rawnn.persistent.layout import Layout, layout_of, least_bytes
 from rawnn.persistent.problem import Problem, Unsupported
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    DSMEM,
+    L2,
+    REPLICATED,
+    SHARDED,
+    Sharding,
+    ceil,
+    layer_kinds,
+    output_boundaries,
+    up,
+)
 from rawnn.persistent.tiles import tiling
 
 MOST_WARPS, LEAST_WARPS = 16, 8
 PRICES = (0.0, 0.02, 0.1, 1.0)
-"""Cycles that a byte of shared memory may cost, by turns: the dearer, the less memory the types
-found take."""
+"""Cycles that a byte of shared memory may cost. The search over boundaries runs once with each: the
+higher the price, the less memory the boundaries take."""
 DEEP = 64
-"""Layers beyond which forms that cannot fit are not looked at, so that a deep network takes little
-time; of others what is said to be lacking is what the nearest form lacks."""
-TURNS = (2, 3, 4, 6, 8)
-"""Micro-batches of a group, the fewest first, where the whole batch does not fit. With a loss
-scale there is but one: what a turn leaves in rows that the next does not fill may be infinite."""
+"""Layers beyond which shardings that cannot fit are not considered, so that a deep network takes
+little time. For other networks, the bytes that are missing are those of the nearest sharding."""
+MICRO_BATCHES = (2, 3, 4, 6, 8)
+"""Micro-batches of a group, the fewest first, where the whole batch does not fit. There is only one
+with a loss scale: rows that a micro-batch leaves and the next does not fill may be infinite."""
+MOST_COUNTS = 14
+"""Numbers of data-parallel groups that the search tries."""
+EVEN_GROUPS = 6
+"""Groups up to which blocks that exchange via L2 use all multiprocessors evenly. More groups have
+so few blocks each that a power of two comes close."""
+FIX = "write persistent alone, and a cost model decides"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A decomposition that fits the chip, and the microseconds a step that are expected of it by
-    what cycles cost there."""
+    """A layout that fits the GPU, and the expected microseconds of a step with these `costs`."""
 
     layout: Layout
     us: float
     costs: cost.Costs = cost.FITTED
 
     @property
-    def decomposition(self) -> Decomposition:
-        return self.layout.decomposition
+    def sharding(self) -> Sharding:
+        return self.layout.sharding
 
     def launched(self, steps: int) -> Choice:
         """The same, where a launch has so many steps."""
-        more = cost.launch_cycles(self.decomposition, self.costs) / self.costs.clock
+        more = cost.launch_cycles(self.sharding, self.costs) / self.costs.clock
         return replace(self, us=self.us + more * (1 / steps - 1 / cost.LAUNCHED))
 
 
 @cache
-def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Choice:
-    """The decomposition with the least expected time; of `ranks` x `groups` blocks where these are
-    given, through L2 only where there are no clusters of so many. Raises Unsupported where nothing
-    fits."""
-    if groups:
-        check_blocks(problem, chip, ranks, groups, _ways(chip, ranks)[0][0])
-    best, least = _cheapest(chip, _candidates(problem, chip, ranks, groups))
+def choose(problem: Problem, chip: Chip, tp_size: int = 0, dp_size: int = 0) -> Choice:
+    """The sharding with the least expected time, of `tp_size` x `dp_size` blocks where these are
+    given. Raises Unsupported where nothing fits."""
+    if dp_size:
+        check_blocks(problem, chip, tp_size, dp_size, _groups(chip, tp_size)[0][0])
+    best, least = _cheapest(chip, _candidates(problem, chip, tp_size, dp_size))
     if best is None and not problem.scaled:
-        best, _ = _cheapest(chip, (_with_threads(replace(d, turns=turns)) for turns in TURNS
-                                   for d in _candidates(problem, chip, ranks, groups, turns)
-                                   if d.groups > 1 and d.share >= turns))
+        best, _ = _cheapest(chip, (_with_threads(replace(d, micro_batches=n)) for n in MICRO_BATCHES
+                                   for d in _candidates(problem, chip, tp_size, dp_size, n)
+                                   if d.dp_size > 1 and d.group_batch >= n))
     if best is None:
-        least = least or least_bytes(problem, max(r for _, r in _ways(chip, ranks)))
+        least = least or least_bytes(problem, max(size for _, size in _groups(chip, tp_size)))
         raise Unsupported(
             f"does not fit the chip (a block would need {least / 1024:.0f} KiB of shared memory or "
             f"more, and has {chip.shared / 1024:.0f} KiB on this GPU)",
@@ -76,20 +80,17 @@ def choose(problem: Problem, chip: Chip, ranks: int = 0, groups: int = 0) -> Cho
     return best
 
 
-def check_blocks(problem: Problem, chip: Chip, ranks: int, groups: int, exchange: str) -> None:
-    """Raises Unsupported where so many blocks do not run at once, or have no example each."""
-    most = chip.most_groups(ranks, exchange)
-    if groups > min(most, problem.batch):
+def check_blocks(problem: Problem, chip: Chip, tp_size: int, dp_size: int, transport: str) -> None:
+    """Raises Unsupported where so many blocks are not co-resident, or a group has no example."""
+    most = chip.most_groups(tp_size, transport)
+    if dp_size > min(most, problem.batch):
         raise Unsupported(
-            f"cannot be shared by {ranks} x {groups} blocks: {most} "
-            f"{'clusters' if exchange == CLUSTER else 'groups'} of {ranks} run at once here, for a "
-            f"batch of {problem.batch}", CURE)
+            f"cannot be shared by {tp_size} x {dp_size} blocks: {most} "
+            f"{'clusters' if transport == DSMEM else 'groups'} of {tp_size} run at once here, for "
+            f"a batch of {problem.batch}", FIX)
 
 
-CURE = "write persistent alone, and a cost model decides"
-
-
-def _cheapest(chip: Chip, candidates: Iterable[Decomposition]) -> tuple[Choice | None, int]:
+def _cheapest(chip: Chip, candidates: Iterable[Sharding]) -> tuple[Choice | None, int]:
     """The cheapest that fits; and where none does, the bytes that a block would need at least."""
     best: Choice | None = None
     least = 0
@@ -107,47 +108,42 @@ def _cheapest(chip: Chip, candidates: Iterable[Decomposition]) -> tuple[Choice |
     return best, least
 
 
-def _candidates(problem: Problem, chip: Chip, ranks: int, groups: int,
-                turns: int = 1) -> Iterator[Decomposition]:
-    """What may be cheapest, one turn of it; of deep networks what may fit in so many turns."""
-    for exchange, r in _ways(chip, ranks):
-        most = chip.most_groups(r, exchange)
-        for g in (groups,) if groups else _group_counts(problem.batch, most):
-            if g > most or g > problem.batch:
+def _candidates(problem: Problem, chip: Chip, tp_size: int, dp_size: int,
+                micro_batches: int = 1) -> Iterator[Sharding]:
+    """Shardings that may be cheapest, with one micro-batch each. Those of deep networks may fit
+    with so many `micro_batches`."""
+    for transport, tp in _groups(chip, tp_size):
+        most = chip.most_groups(tp, transport)
+        for dp in (dp_size,) if dp_size else _group_counts(problem.batch, most):
+            if dp > most or dp > problem.batch:
                 continue
-            columns = up(ceil(ceil(problem.batch, g), turns), 8)
-            if problem.depth > DEEP and least_bytes(problem, r, columns) > chip.shared:
+            columns = up(ceil(ceil(problem.batch, dp), micro_batches), 8)
+            if problem.depth > DEEP and least_bytes(problem, tp, columns) > chip.shared:
                 continue
             seen = set()
             for price in PRICES:
-                types = _best_types(problem, chip.costs, r, g, price, exchange)
-                if types and types not in seen:
-                    seen.add(types)
-                    yield _with_threads(Decomposition(problem, r, g, MOST_WARPS * 32, types,
-                                                      exchange=exchange))
+                found = _best_boundaries(problem, chip.costs, tp, dp, price, transport)
+                if found and found not in seen:
+                    seen.add(found)
+                    yield _with_threads(Sharding(problem, tp, dp, MOST_WARPS * 32, found,
+                                                 transport=transport))
 
 
-def _ways(chip: Chip, ranks: int) -> list[tuple[str, int]]:
-    """How many blocks may share the widths, and where they exchange: clusters of each size, and
-    through L2 powers of two and what leaves few multiprocessors idle."""
-    if ranks:
-        return [(CLUSTER if ranks in chip.sizes else L2, ranks)]
+def _groups(chip: Chip, tp_size: int) -> list[tuple[str, int]]:
+    """(transport, blocks) of the tensor-parallel groups to try: clusters of each size, and via L2
+    powers of two and sizes that leave few multiprocessors idle."""
+    if tp_size:
+        return [(DSMEM if tp_size in chip.sizes else L2, tp_size)]
     least = max(chip.sizes, default=1) // 2 if len(chip.sizes) > 1 else 2
-    far = {chip.blocks // groups for groups in range(1, MOST_FAR_GROUPS + 1)}
-    far |= {2**n for n in range(1, chip.blocks.bit_length())}
-    return [*((CLUSTER, r) for r in chip.sizes),
-            *((L2, r) for r in sorted(far) if least <= r <= chip.blocks)]
-
-
-MOST_FAR_GROUPS = 6
-"""Groups up to which all multiprocessors are shared evenly; more have so few blocks each that a
-power of two comes close."""
-
+    via_l2 = {chip.blocks // groups for groups in range(1, EVEN_GROUPS + 1)}
+    via_l2 |= {2**n for n in range(1, chip.blocks.bit_length())}
+    return [*((DSMEM, size) for size in chip.sizes),
+            *((L2, size) for size in sorted(via_l2) if least <= size <= chip.blocks)]
 
 
 def _group_counts(batch: int, most: int) -> list[int]:
-    """Numbers of clusters worth trying: for each size of a share, in eights, the fewest, and of
-    many sizes some dozen."""
+    """Numbers of data-parallel groups to try: for each size of a share of the batch, in eights, the
+    fewest; MOST_COUNTS of them where there are more."""
     found: dict[int, int] = {}
     for groups in range(1, min(most, batch) + 1):
         found.setdefault(up(ceil(batch, groups), 8), groups)
@@ -158,26 +154,23 @@ def _group_counts(batch: int, most: int) -> list[int]:
     return sorted({counts[round(i * step)] for i in range(MOST_COUNTS)})
 
 
-MOST_COUNTS = 14
-
-
-def _best_types(problem: Problem, costs: cost.Costs, ranks: int, groups: int, price: float,
-                exchange: str = CLUSTER) -> str:
-    """The types of the boundaries with the least expected cycles, a byte of shared memory counted
-    as `price` cycles: a shortest path, as what a layer takes depends on the types at its ends."""
+def _best_boundaries(problem: Problem, costs: cost.Costs, tp_size: int, dp_size: int, price: float,
+                     transport: str = DSMEM) -> str:
+    """The boundaries with the least expected cycles, where a byte of shared memory costs `price`
+    cycles. It is a shortest path, as the cost of a layer depends on the boundaries at its ends."""
     depth = problem.depth
-    if ranks == 1:
-        return FULL * (depth + 1)
-    last = last_types(problem)
-    layers = _layers(problem, costs, ranks, groups, exchange)
-    paths: dict[str, tuple[float, str]] = {FULL: (0.0, FULL), SLICED: (0.0, SLICED)}
+    if tp_size == 1:
+        return REPLICATED * (depth + 1)
+    last = output_boundaries(problem)
+    layers = _layers(problem, costs, tp_size, dp_size, transport)
+    paths: dict[str, tuple[float, str]] = {REPLICATED: (0.0, REPLICATED), SHARDED: (0.0, SHARDED)}
     for layer in range(depth):
         longer: dict[str, tuple[float, str]] = {}
-        for above in last if layer == depth - 1 else FULL + SLICED + GATHERED:
+        for above in last if layer == depth - 1 else REPLICATED + SHARDED + ALL_GATHERED:
             for below, (so_far, path) in paths.items():
-                if (below, above) in _IMPOSSIBLE or (
-                        problem.reconstruct and layer == depth - 1 and path[0] == SLICED
-                        and above != SLICED):
+                if (below, above) in _UNSUPPORTED or (
+                        problem.reconstruct and layer == depth - 1 and path[0] == SHARDED
+                        and above != SHARDED):
                     continue
                 cycles, nbytes = layers(layer, below, above)
                 total = so_far + cycles + price * nbytes
@@ -187,49 +180,52 @@ def _best_types(problem: Problem, costs: cost.Costs, ranks: int, groups: int, pr
     return min(paths.values(), default=(0.0, ""))[1]
 
 
-_IMPOSSIBLE = {(below, above) for below in FULL + SLICED + GATHERED
-               for above in FULL + SLICED + GATHERED if kinds(below + above) is None}
+_UNSUPPORTED = {(below, above) for below in REPLICATED + SHARDED + ALL_GATHERED
+                for above in REPLICATED + SHARDED + ALL_GATHERED
+                if layer_kinds(below + above) is None}
 
 
 @cache
-def _layers(problem: Problem, costs: cost.Costs, ranks: int, groups: int,
-            exchange: str) -> Callable[[int, str, str], tuple[float, int]]:
-    """Cycles and bytes of one layer between boundaries of two types, by its number and the types.
+def _layers(problem: Problem, costs: cost.Costs, tp_size: int, dp_size: int,
+            transport: str) -> Callable[[int, str, str], tuple[float, int]]:
+    """Cycles and bytes of one layer, by its number and the boundaries at its ends.
 
-    They follow from what lies next to the layer: it is looked at among two layers ahead of it and
-    one behind it, so that a deep network takes no longer for each, and equal layers are one."""
+    The layer is priced among the two layers below it and the one above it, on which its cost may
+    depend. So the time of the search does not grow with the depth, and equal layers are priced
+    once."""
     depth = problem.depth
     known: dict[tuple[tuple[int, ...], int, str, str], tuple[float, int]] = {}
 
     def of(layer: int, below: str, above: str) -> tuple[float, int]:
-        # The last layer's answers are cut as the first one's inputs, where they are the same.
+        # If inputs are the targets, the last boundary has the shards of the first.
         whole = problem.reconstruct and layer == depth - 1
         first = 0 if whole else max(layer - 2, 0)
         sizes = problem.layers[first:layer + 3]
         key = sizes, layer - first, below, above
         if key not in known:
-            known[key] = _layer(Decomposition(
-                replace(problem, layers=sizes), ranks, groups, MOST_WARPS * 32,
-                FULL * (layer - first) + below + above + FULL * (len(sizes) - 2 - layer + first),
-                exchange=exchange), layer - first, costs)
+            boundaries = REPLICATED * (layer - first) + below + above \
+                + REPLICATED * (len(sizes) - 2 - layer + first)
+            known[key] = _layer(Sharding(replace(problem, layers=sizes), tp_size, dp_size,
+                                         MOST_WARPS * 32, boundaries, transport=transport),
+                                layer - first, costs)
         return known[key]
 
     return of
 
 
-def _layer(d: Decomposition, layer: int, costs: cost.Costs) -> tuple[float, int]:
-    """Cycles and bytes of one layer of a decomposition."""
+def _layer(d: Sharding, layer: int, costs: cost.Costs) -> tuple[float, int]:
+    """Cycles and bytes of one layer of a sharding."""
     found = cost.layer_cycles(d, layer, costs)
     if layer == d.problem.depth - 1:
         found += sum(phase.cycles for phase in cost.loss_phases(d, costs))
-    if d.far and not d.messages:
+    if d.via_l2 and not d.messages:
         found *= costs.far_rest
     return found, cost.layer_bytes(d, layer)
 
 
-def _with_threads(d: Decomposition) -> Decomposition:
-    """As many warps as the largest phase has tasks for: the gradients of the first two layers are
-    one."""
+def _with_threads(d: Sharding) -> Sharding:
+    """The sharding with as many warps as the largest phase has tasks. The weight gradients of the
+    first two layers run as one phase."""
     most = sum(cost.layer_tiles(d, layer) for layer in range(d.problem.depth)[:2])
     for layer in range(d.problem.depth):
         ins, outs = d.ins(layer), d.outs(layer)

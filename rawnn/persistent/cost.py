@@ -11,17 +11,17 @@ from dataclasses import dataclass, fields, replace
 
 from rawnn.common.errors import ConfigError
 from rawnn.common.target import Target
-from rawnn.persistent.decompose import (
-    BY_INPUTS,
-    BY_OUTPUTS,
-    FULL,
-    GATHERED,
-    Decomposition,
+from rawnn.persistent.layout import TILE, Layout, summed_by_all
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    COLUMN_PARALLEL,
+    REPLICATED,
+    ROW_PARALLEL,
     Message,
+    Sharding,
     ceil,
     up,
 )
-from rawnn.persistent.layout import TILE, Layout, summed_by_all
 from rawnn.persistent.tiles import softmax_of, tiling
 
 
@@ -117,35 +117,35 @@ def costs_of(target: Target) -> Costs:
     return replace(FITTED, **(target.costs or slower))
 
 
-def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Phase]:
+def layer_phases(d: Sharding, layer: int, costs: Costs = FITTED) -> list[Phase]:
     """The phases of one layer, which depend on the types at its ends alone."""
-    p, kind = d.problem, d.kinds[layer]
+    p, kind = d.problem, d.layer_kinds[layer]
     ins, outs, columns = d.ins(layer), d.outs(layer), d.columns // 8
     n = layer + 1
 
     def exchange(features: int) -> float:
-        if d.far:
+        if d.via_l2:
             return far_cycles(d, Message(features, True), costs)
         return costs.exchange + features * d.sent * 4 / costs.exchange_bytes
 
     def summed(features: int) -> float:
-        if d.far:
+        if d.via_l2:
             return sum(far_cycles(d, message, costs) for message in d.summed(features))
-        if d.sums_at_once(features):
-            return exchange(features * d.ranks)
+        if d.is_one_shot(features):
+            return exchange(features * d.tp_size)
         return 2 * exchange(features) - costs.exchange + costs.second
 
     def shared_out(features: int) -> float:
-        if d.far:
-            return far_cycles(d, Message(d.slices[layer] * d.ranks, False), costs)
+        if d.via_l2:
+            return far_cycles(d, Message(d.shards[layer] * d.tp_size, False), costs)
         return exchange(features)
 
     rest = beside_exchanges(d, costs)
     forward = tiling(ceil(outs, 16), columns, ceil(ins, 8), d.warps, p.numbers)
     found = [Phase(f"forward {n}", rest * (costs.product_begin + costs.product * forward.cycles))]
-    if kind == BY_INPUTS:
+    if kind == ROW_PARALLEL:
         found.append(Phase(f"sum {n}", summed(p.layers[n])))
-    if kind == BY_OUTPUTS and d.types[n] == GATHERED:
+    if kind == COLUMN_PARALLEL and d.boundaries[n] == ALL_GATHERED:
         found.append(Phase(f"gather {n}", exchange(p.layers[n])))
     if n == p.depth and not p.labelled:
         ends = found.pop()
@@ -154,55 +154,55 @@ def layer_phases(d: Decomposition, layer: int, costs: Costs = FITTED) -> list[Ph
         backward = tiling(ceil(ins, 16), columns, ceil(outs, 8), d.warps, p.numbers)
         found.append(Phase(f"backward {n}", rest * (
             costs.product_begin + costs.product * backward.cycles)))
-        if kind == BY_OUTPUTS:
-            gathered = d.types[layer] == GATHERED
+        if kind == COLUMN_PARALLEL:
+            gathered = d.boundaries[layer] == ALL_GATHERED
             found.append(Phase(f"sum of gradient {layer}", shared_out(p.layers[layer]) if gathered
                                else summed(p.layers[layer])))
     gradient = tiling(ceil(ins, 16), ceil(outs, 8), columns, d.warps, p.numbers, may_split=False)
     # With a loss scale and one cluster all weight gradients wait for the first layer's gradient.
-    alone = layer == 0 or (p.scaled and d.groups == 1)
-    seen = costs.gradient if d.groups == 1 else costs.published
+    alone = layer == 0 or (p.scaled and d.dp_size == 1)
+    seen = costs.gradient if d.dp_size == 1 else costs.published
     seen *= 1.0 if alone else costs.overlapped
     found.append(Phase(f"gradient {n}", rest * gradient.cycles * seen))
     if p.streams:
-        tiles = ceil(ceil(ins, 16) * ceil(outs, 8), d.groups)
+        tiles = ceil(ceil(ins, 16) * ceil(outs, 8), d.dp_size)
         found.append(Phase(f"rounding {n}", rest * costs.draws * ceil(tiles, 4)))
     return found
 
 
-def far_cycles(d: Decomposition, message: Message, costs: Costs = FITTED) -> float:
+def far_cycles(d: Sharding, message: Message, costs: Costs = FITTED) -> float:
     """A message through the L2 cache: as much as it brings, a block also writes where it is not the
     same for all."""
     nbytes = message.rows * d.sent * 4
-    return costs.far + costs.far_rank * d.ranks + nbytes / (
+    return costs.far + costs.far_rank * d.tp_size + nbytes / (
         costs.far_bytes if message.to_all else costs.far_parts)
 
 
-def beside_exchanges(d: Decomposition, costs: Costs = FITTED) -> float:
+def beside_exchanges(d: Sharding, costs: Costs = FITTED) -> float:
     """By what all that is no exchange is multiplied."""
-    return costs.far_rest if d.far and d.messages else 1.0
+    return costs.far_rest if d.via_l2 and d.messages else 1.0
 
 
-def layer_cycles(d: Decomposition, layer: int, costs: Costs = FITTED) -> float:
+def layer_cycles(d: Sharding, layer: int, costs: Costs = FITTED) -> float:
     """What one layer adds to a step: its phases, and its part of the clusters' meeting."""
     found = sum(phase.cycles for phase in layer_phases(d, layer, costs))
-    if d.groups > 1:
-        nbytes = layer_tiles(d, layer) * TILE * d.told_bytes
+    if d.dp_size > 1:
+        nbytes = layer_tiles(d, layer) * TILE * d.published_bytes
         found += min(summed_cycles(d, nbytes, costs), shared_cycles(d, nbytes, costs))
     return found
 
 
-def layer_tiles(d: Decomposition, layer: int) -> int:
+def layer_tiles(d: Sharding, layer: int) -> int:
     """Tiles of a layer's gradient in a block."""
     tiles = ceil(d.ins(layer), 16) * ceil(d.outs(layer), 8)
     return tiles + (ceil(d.outs(layer), TILE) if d.problem.bias else 0)
 
 
-def layer_bytes(d: Decomposition, layer: int) -> int:
+def layer_bytes(d: Sharding, layer: int) -> int:
     """About the bytes of shared memory that a layer takes of a block: weights, state, values, and
     mailboxes."""
     p, ins, outs = d.problem, d.ins(layer), d.outs(layer)
-    states = 1 + (len(p.states) if d.groups == 1 else 0)
+    states = 1 + (len(p.states) if d.dp_size == 1 else 0)
     size = 2 if p.halved else 1  # values between layers may be of 16 bits
     values = up(outs, 8) * d.pitch // size
     if layer:
@@ -215,39 +215,40 @@ def layer_bytes(d: Decomposition, layer: int) -> int:
         values += outs * d.pitch if p.labelled and p.halved else 0
         values += 0 if p.labelled else 2 * d.columns * (up(outs, 4) + 4)
     mail = 0
-    if d.kinds[layer] == BY_INPUTS:
+    if d.layer_kinds[layer] == ROW_PARALLEL:
         mail = p.layers[layer + 1]
-    elif d.kinds[layer] == BY_OUTPUTS:
+    elif d.layer_kinds[layer] == COLUMN_PARALLEL:
         mail = p.layers[layer] if layer else 0
-    if d.types[layer + 1] == GATHERED:
+    if d.boundaries[layer + 1] == ALL_GATHERED:
         mail = max(mail, p.layers[layer + 1])
-    mail = 0 if d.far else mail
+    mail = 0 if d.via_l2 else mail
     return 4 * (up(ins, 16) * (up(outs, 8) + 8) * states + values + 2 * mail * d.sent)
 
 
-def most_bytes(d: Decomposition) -> int:
-    """About the bytes of shared memory that a decomposition takes."""
+def most_bytes(d: Sharding) -> int:
+    """About the bytes of shared memory that a sharding takes."""
     return sum(layer_bytes(d, layer) for layer in range(d.problem.depth))
 
 
-def fixed_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
+def fixed_phases(d: Sharding, costs: Costs = FITTED) -> list[Phase]:
     """What does not depend on the types: input, loss, the meeting of clusters, begin and end."""
     p = d.problem
-    hidden = costs.while_meeting if d.groups > 1 and d.turns == 1 else 0.0
+    hidden = costs.while_meeting if d.dp_size > 1 and d.micro_batches == 1 else 0.0
     found = [Phase("begin and end", costs.step - hidden)]
     if p.converted:
-        quads = d.columns * ceil(ceil(p.layers[0], 4), d.ranks if d.types[0] != FULL else 1)
+        shards = d.tp_size if d.boundaries[0] != REPLICATED else 1
+        quads = d.columns * ceil(ceil(p.layers[0], 4), shards)
         found.append(Phase("input", costs.convert
                            + costs.convert_round * ceil(quads, d.threads)))
     found += loss_phases(d, costs)
     if p.scaled:
-        told = far_cycles(d, Message(0, True), costs) if d.far else \
-            costs.exchange if d.ranks > 1 else 0.0
-        between = costs.decision_between if d.groups > 1 else 0.0
+        told = far_cycles(d, Message(0, True), costs) if d.via_l2 else \
+            costs.exchange if d.tp_size > 1 else 0.0
+        between = costs.decision_between if d.dp_size > 1 else 0.0
         found.append(Phase("overflow", costs.decision + told + between))
     found = [phase if phase.name == SHARED_SOFTMAX
              else Phase(phase.name, beside_exchanges(d, costs) * phase.cycles) for phase in found]
-    if d.far and d.messages:
+    if d.via_l2 and d.messages:
         found.append(Phase("exchanges begin", costs.far_step))
     return found
 
@@ -256,55 +257,58 @@ SHARED_SOFTMAX = "exchange of softmax"
 """The phase in which blocks tell each other of their slices of the outputs."""
 
 
-def loss_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
+def loss_phases(d: Sharding, costs: Costs = FITTED) -> list[Phase]:
     """The gradient of the outputs, as far as a block has them."""
     p = d.problem
     if p.labelled:
         found = [Phase("softmax", costs.softmax + costs.softmax_rows * softmax_of(d).cycles)]
-        if d.slices_softmax:
+        if d.shards_softmax:
             told = d.slices_told
             nbytes = told.rows * d.sent * 4
-            found.append(Phase(SHARED_SOFTMAX, far_cycles(d, told, costs) if d.far else
+            found.append(Phase(SHARED_SOFTMAX, far_cycles(d, told, costs) if d.via_l2 else
                                costs.exchange + costs.second + nbytes / costs.exchange_bytes))
         return found
     return []
 
 
-def elementwise_cycles(d: Decomposition, costs: Costs = FITTED) -> float:
+def elementwise_cycles(d: Sharding, costs: Costs = FITTED) -> float:
     """What the last product takes longer, as it ends in a loss that is a mean over elements."""
     elements = d.columns * d.outs(d.problem.depth - 1)
     return costs.elementwise_round * ceil(elements, d.threads)
 
 
-def meeting_phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
+def meeting_phases(d: Sharding, costs: Costs = FITTED) -> list[Phase]:
     """How clusters add up their gradients: all of them by every cluster, or each its share."""
-    if d.groups == 1:
+    if d.dp_size == 1:
         return []
-    nbytes = TILE * d.told_bytes * sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
-    meeting = costs.far_meeting if d.far and d.messages else costs.meeting
-    if summed_by_all(d.groups, nbytes, len(d.problem.states)):
+    tiles = sum(layer_tiles(d, layer) for layer in range(d.problem.depth))
+    nbytes = TILE * d.published_bytes * tiles
+    meeting = costs.far_meeting if d.via_l2 and d.messages else costs.meeting
+    if summed_by_all(d.dp_size, nbytes, len(d.problem.states)):
         return [Phase("all clusters sum", meeting + summed_cycles(d, nbytes, costs))]
     return [Phase("clusters sum and share", 2 * meeting + shared_cycles(d, nbytes, costs))]
 
 
-def summed_cycles(d: Decomposition, nbytes: int, costs: Costs = FITTED) -> float:
+def summed_cycles(d: Sharding, nbytes: int, costs: Costs = FITTED) -> float:
     """What every cluster takes for all gradients, so many bytes of a block, besides the meeting."""
-    return d.groups * nbytes / costs.summed_bytes / _told(d, costs) + state_cycles(d, nbytes, costs)
+    return d.dp_size * nbytes / costs.summed_bytes / _told(d, costs) \
+        + state_cycles(d, nbytes, costs)
 
 
-def shared_cycles(d: Decomposition, nbytes: int, costs: Costs = FITTED) -> float:
+def shared_cycles(d: Sharding, nbytes: int, costs: Costs = FITTED) -> float:
     """The same of a cluster that updates its share, and takes in what others tell of theirs."""
-    return nbytes / costs.shared_bytes / _told(d, costs) + state_cycles(d, nbytes / d.groups, costs)
+    return nbytes / costs.shared_bytes / _told(d, costs) \
+        + state_cycles(d, nbytes / d.dp_size, costs)
 
 
-def _told(d: Decomposition, costs: Costs) -> float:
+def _told(d: Sharding, costs: Costs) -> float:
     """By how much more bytes a cycle come than of float32."""
-    return costs.halves if d.tells_halves else 1.0
+    return costs.halves if d.publishes_bf16 else 1.0
 
 
-def state_cycles(d: Decomposition, nbytes: float, costs: Costs = FITTED) -> float:
+def state_cycles(d: Sharding, nbytes: float, costs: Costs = FITTED) -> float:
     """What the state takes of numbers that are told in so many bytes."""
-    return len(d.problem.states) * nbytes * 4 / d.told_bytes / costs.state_bytes
+    return len(d.problem.states) * nbytes * 4 / d.published_bytes / costs.state_bytes
 
 
 LAUNCH = "launch"
@@ -312,29 +316,29 @@ LAUNCHED = 64
 """Steps that share what a launch takes, where nobody says how many there are."""
 
 
-def launch_cycles(d: Decomposition, costs: Costs = FITTED) -> float:
+def launch_cycles(d: Sharding, costs: Costs = FITTED) -> float:
     """What a launch takes besides its steps: a block loads and stores what it trains."""
     p = d.problem
     kept = 4 * (1 + len(p.states)) * sum(d.ins(i) * d.outs(i) for i in range(p.depth))
     return costs.launch + kept / costs.launch_bytes
 
 
-def phases(d: Decomposition, costs: Costs = FITTED) -> list[Phase]:
+def phases(d: Sharding, costs: Costs = FITTED) -> list[Phase]:
     """All phases of a step, and its share of a launch."""
     layers = [phase for layer in range(d.problem.depth) for phase in layer_phases(d, layer, costs)]
     turn = [*layers, *fixed_phases(d, costs)]
-    many = d.turns * (costs.turn if d.turns > 1 and not d.far else 1.0)
+    many = d.micro_batches * (costs.turn if d.micro_batches > 1 and not d.via_l2 else 1.0)
     rest = beside_exchanges(d, costs)
     return [*(Phase(phase.name, many * phase.cycles) for phase in turn),
             *(Phase(phase.name, rest * phase.cycles) for phase in meeting_phases(d, costs)),
             Phase(LAUNCH, launch_cycles(d, costs) / LAUNCHED)]
 
 
-def cycles(d: Decomposition, costs: Costs = FITTED) -> float:
+def cycles(d: Sharding, costs: Costs = FITTED) -> float:
     return sum(phase.cycles for phase in phases(d, costs))
 
 
-def microseconds(d: Decomposition, costs: Costs = FITTED) -> float:
+def microseconds(d: Sharding, costs: Costs = FITTED) -> float:
     """What a step is expected to take."""
     return cycles(d, costs) / costs.clock
 

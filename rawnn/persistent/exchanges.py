@@ -3,7 +3,7 @@ for both transports, DSMEM and L2 (ptx/onchip_transport.cuh)."""
 
 from __future__ import annotations
 
-from rawnn.persistent.decompose import Message, Place, ceil
+from rawnn.persistent.sharding import Message, Place, ceil
 from rawnn.persistent.writer import KernelWriter
 
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "kAllGather", "kReduceScatter", "kAllReduce"
@@ -43,7 +43,7 @@ class Exchange:
         """Waits for the receive buffer. Via L2, `recv` waits instead, so the stamp of a traced
         kernel would say nothing there."""
         self.w(f"const auto {self.received} = transport.wait<{self.name}>();")
-        if not self.writer.d.far:
+        if not self.writer.d.via_l2:
             self.writer.stamp(phase, "wait")
 
     def recv(self, count: int | str, body: str) -> None:
@@ -71,13 +71,13 @@ class ExchangeWriter(KernelWriter):
     def set_up_transport(self) -> None:
         """Emits the transport. Must precede the first exchange."""
         d, w, found = self.d, self.w, self.layout
-        if d.ranks == 1:
+        if d.tp_size == 1:
             return
-        if not d.far:
+        if not d.via_l2:
             w("cluster_wait<Shape>();")
         if not found.exchange:
             return
-        if d.far:
+        if d.via_l2:
             w(f"ViaL2<Shape, {d.mail_floats if d.boxes > 1 else 0}ll> transport = {{"
               f"parcels + group * {d.boxes * d.mail_floats}ll, rank, generations[blockIdx.x]}};")
         else:
@@ -87,7 +87,7 @@ class ExchangeWriter(KernelWriter):
     def end_exchanges(self) -> None:
         """Ends the exchanges of a micro-batch. A block barrier must follow."""
         d = self.d
-        if d.ranks > 1 and self.layout.exchange:
+        if d.tp_size > 1 and self.layout.exchange:
             assert self.exchanges == len(d.messages) + d.problem.scaled, "none is left out"
             self.w("transport.end_micro_batch();")
 
@@ -98,7 +98,7 @@ class ExchangeWriter(KernelWriter):
 
     def publish_overflow(self) -> None:
         """Publishes whether this block saw a gradient that overflows fp16."""
-        ranks = self.d.ranks
+        ranks = self.d.tp_size
         if ranks > 1:
             self.overflows = Exchange(self, ALL_GATHER, Message(0, True), 0, "0", flags=ranks)
             self.w(f"transport.publish_flag<{self.overflows.name}>(rank, "
@@ -106,7 +106,7 @@ class ExchangeWriter(KernelWriter):
 
     def overflowed(self) -> str:
         """C++ expression: a block of the group saw an overflow."""
-        if self.d.ranks == 1:
+        if self.d.tp_size == 1:
             return "*found != 0"
         return f"transport.any<{self.overflows.name}>()"
 

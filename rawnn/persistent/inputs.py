@@ -3,8 +3,15 @@ made the numbers that the first layer reads."""
 
 from __future__ import annotations
 
-from rawnn.persistent.decompose import BY_OUTPUTS, EVERYWHERE, GATHERED, SLICED, WARP, up
 from rawnn.persistent.layout import AT_ONCE, tallies
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    COLUMN_PARALLEL,
+    ROW_PARALLEL,
+    SHARDED,
+    WARP,
+    up,
+)
 from rawnn.persistent.updates import UpdateWriter
 from rawnn.persistent.writer import literal
 
@@ -21,12 +28,12 @@ class InputWriter(UpdateWriter):
     @property
     def turn(self) -> str:
         """Of a micro-batch, counted from the launch; a step where it has but one."""
-        return "t" if self.d.turns > 1 else "u"
+        return "t" if self.d.micro_batches > 1 else "u"
 
     @property
     def turns(self) -> str:
         """How many there are in a launch."""
-        return "turns" if self.d.turns > 1 else "span"
+        return "turns" if self.d.micro_batches > 1 else "span"
 
     # -- input -----------------------------------------------------------------------------------
     def fetch(self, step: str) -> None:
@@ -35,7 +42,7 @@ class InputWriter(UpdateWriter):
         ordered = "true" if p.ordered else "false"
         buffer = f"(({step}) & 1)"
         rows = f"fetched + {buffer} * {d.columns}" if p.ordered else "nullptr"
-        start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
+        start = f"rank * {d.shards[0]}" if d.boundaries[0] == SHARDED else "0"
         if p.converted:
             size = d.columns * found.raw_pitch
             to = f"reinterpret_cast<{p.input_type}*>{self.at('raw')} + {buffer} * {size}"
@@ -62,7 +69,7 @@ class InputWriter(UpdateWriter):
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
-            start = f"rank * {d.slices[last]}" if d.types[last] == SLICED else "0"
+            start = f"rank * {d.shards[last]}" if d.boundaries[last] == SHARDED else "0"
             w(f"fetch_rows<Shape, {self.free}, kBehindRows, {ordered}, {found.target_width}, "
               f"{found.target_pitch}>({self.at('y')} + {buffer} * "
               f"{d.columns * found.target_pitch}, "
@@ -84,7 +91,7 @@ class InputWriter(UpdateWriter):
 
     def present(self, step: str) -> str:
         """Examples of this cluster in a step."""
-        return f"present_in({step})" if self.p.partial or self.d.turns > 1 else "present"
+        return f"present_in({step})" if self.p.partial or self.d.micro_batches > 1 else "present"
 
     def share(self, terms: int) -> str:
         """What a step's mean over a batch of `terms` numbers divides by, as a factor."""
@@ -103,7 +110,7 @@ class InputWriter(UpdateWriter):
         time = f"steps_before + {step} + 1" if p.timed else "0"
         settings = "".join(f", {literal(value)}" for value in p.settings)
         scale = "scaling->scale, " if p.scaled else ""
-        first = "part == 0 && " if self.d.turns > 1 else ""
+        first = "part == 0 && " if self.d.micro_batches > 1 else ""
         self.w(f"if ({first}thread == {self.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
                f"{time}{settings});")
 
@@ -124,13 +131,14 @@ class InputWriter(UpdateWriter):
 
     def waits(self, layer: int) -> bool:
         """Whether the layer's forward product is followed by a wait for other blocks."""
-        kind = self.d.kinds[layer]
-        return kind != EVERYWHERE and (kind != BY_OUTPUTS or self.d.types[layer + 1] == GATHERED)
+        kind = self.d.layer_kinds[layer]
+        return kind == ROW_PARALLEL or (
+            kind == COLUMN_PARALLEL and self.d.boundaries[layer + 1] == ALL_GATHERED)
 
     @property
     def waits_for_others(self) -> bool:
         """Whether a forward product is, or the loss has a wait of its own."""
-        return self.d.slices_softmax or any(map(self.waits, range(self.p.depth)))
+        return self.d.shards_softmax or any(map(self.waits, range(self.p.depth)))
 
     def fetch_once(self, *, meeting: bool = False) -> None:
         """Once a turn, where it costs least: while clusters meet (`meeting`), or else other blocks
@@ -150,7 +158,7 @@ class InputWriter(UpdateWriter):
     def tally(self) -> None:
         """The last warp adds up what the examples or threads left of the loss."""
         d, w = self.d, self.w
-        repeated = d.types[-1] != SLICED
+        repeated = d.boundaries[-1] != SHARDED
         place = "group" if repeated else "blockIdx.x"
         w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
         w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>(tallies);")
@@ -203,7 +211,7 @@ class InputWriter(UpdateWriter):
     def input(self) -> None:
         """x, as the first layer's products read it."""
         d, p, w, found, t = self.d, self.p, self.w, self.layout, self.turn
-        if p.partial or d.turns > 1:
+        if p.partial or d.micro_batches > 1:
             w(f"const int present = present_in({t});")
         if p.converted:
             w(f"float* const x = {self.at('x')};")
@@ -220,7 +228,8 @@ class InputWriter(UpdateWriter):
             type_ = self.type_of(0)
             size = found.input_floats * (2 if p.rounded else 1)
             w(f"{type_}* const x = {self.values('x', p.rounded)} + ({t} & 1) * {size};")
-        if p.partial and d.turns == 1:  # no rows of another step, whose infinities times 0 are NaN
+        if p.partial and d.micro_batches == 1:
+            # Rows of an earlier step may be infinite, and infinity times 0 is NaN.
             w("if (cursor_now + u >= whole) {")
             w(f"clear_rows<Shape, {found.input_pitch}>(x, present);")
             w("__syncthreads();")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from rawnn.persistent.decompose import GATHERED, SLICED, Decomposition, ceil, pitch, up
 from rawnn.persistent.problem import Problem
+from rawnn.persistent.sharding import ALL_GATHERED, SHARDED, Sharding, ceil, pitch, up
 from rawnn.persistent.tiles import Tiling, far_tiling, softmax_floats, tiling
 
 TILE = 128
@@ -87,7 +87,7 @@ class Layout:
     are traced (tracing.py). A kernel that is `turning` is launched once an epoch and also does what
     stands between two."""
 
-    decomposition: Decomposition
+    sharding: Sharding
     layers: tuple[LayerLayout, ...]
     places: dict[str, int] = field(hash=False)
     held: dict[str, str] = field(hash=False)
@@ -115,8 +115,8 @@ class Layout:
 
     def with_partial_batch(self) -> Layout:
         """The same for epochs that end with a smaller batch."""
-        d = self.decomposition
-        return replace(self, decomposition=replace(d, problem=replace(d.problem, partial=True)))
+        d = self.sharding
+        return replace(self, sharding=replace(d, problem=replace(d.problem, partial=True)))
 
     @property
     def tiles(self) -> int:
@@ -125,53 +125,54 @@ class Layout:
     @property
     def owned(self) -> int:
         """Tiles that a cluster updates, where each updates its share."""
-        return ceil(self.tiles, self.decomposition.groups)
+        return ceil(self.tiles, self.sharding.dp_size)
 
     @property
     def parts(self) -> int:
         """Parts of a step's loss: of each example, where tallies are kept, or of blocks: one a
         cluster, unless the outputs are sliced."""
-        d = self.decomposition
+        d = self.sharding
         if keeps_tallies(d):
-            return d.share
-        return d.blocks if d.types[-1] == SLICED else d.groups
+            return d.group_batch
+        return d.blocks if d.boundaries[-1] == SHARDED else d.dp_size
 
     @property
     def reports(self) -> str:
         """When a step's loss goes to memory: at once, where its sum is a block's own; behind the
         steps by the first block, where the parts are its own or its cluster's; or by the last block
         that comes there."""
-        d = self.decomposition
+        d = self.sharding
         if self.counters:  # which the last block puts back
             return BY_LAST
-        if not keeps_tallies(d) and self.parts * d.turns == 1:
+        if not keeps_tallies(d) and self.parts * d.micro_batches == 1:
             return AT_ONCE
-        return BY_FIRST if d.groups == 1 and not (d.far and self.told_by_all) else BY_LAST
+        return BY_FIRST if d.dp_size == 1 and not (d.via_l2 and self.told_by_all) else BY_LAST
 
     @property
     def told_by_all(self) -> bool:
         """Whether each block of a group has parts of a step's loss."""
-        d = self.decomposition
-        return d.ranks > 1 and (d.slices_softmax if keeps_tallies(d) else d.types[-1] == SLICED)
+        d = self.sharding
+        return d.tp_size > 1 and (
+            d.shards_softmax if keeps_tallies(d) else d.boundaries[-1] == SHARDED)
 
     def workspaces(self, steps: int) -> dict[str, int]:
         """4-byte words of each workspace of an epoch of so many steps."""
-        d = self.decomposition
+        d = self.sharding
         found = {"counters": self.counters + 1}
         if self.reports != AT_ONCE:
-            found["tally"] = 2 * self.parts * d.turns * steps
+            found["tally"] = 2 * self.parts * d.micro_batches * steps
         if self.sync:
             copies = 2 if self.sync == ALL else 1
-            found["gradients"] = copies * d.blocks * self.tiles * TILE * d.told_bytes // 4
+            found["gradients"] = copies * d.blocks * self.tiles * TILE * d.published_bytes // 4
         if self.sync == SHARE:
-            found["fresh"] = d.ranks * self.tiles * TILE * d.told_bytes // 4
+            found["fresh"] = d.tp_size * self.tiles * TILE * d.published_bytes // 4
         if self.sync and d.problem.scaled:
             found["overflows"] = 2 * d.blocks * 4
         if self.sync:
             found["meetings"] = d.blocks
         if d.mail_floats:
             found["generations"] = d.blocks
-            found["parcels"] = d.boxes * d.groups * d.mail_floats
+            found["parcels"] = d.boxes * d.dp_size * d.mail_floats
         if self.far_tiles:
             found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
         if self.traced:
@@ -183,25 +184,25 @@ class Layout:
     def counters(self) -> int:
         """Words of the counter at which blocks meet that tell each other nothing in a step, or
         nothing but to those of their rank."""
-        d = self.decomposition
-        if d.far:
+        d = self.sharding
+        if d.via_l2:
             return 0 if d.mail_floats else 1
-        return 1 if self.sync and d.ranks > 1 and not self.exchange else 0
+        return 1 if self.sync and d.tp_size > 1 and not self.exchange else 0
 
 
-def keeps_tallies(d: Decomposition) -> bool:
+def keeps_tallies(d: Sharding) -> bool:
     """Whether the tally of each example goes to global memory, and is added up behind the steps: of
     one cluster, where a step would wait for the warp that adds them up; of few examples."""
-    return d.problem.labelled and d.groups == 1
+    return d.problem.labelled and d.dp_size == 1
 
 
-def apart(d: Decomposition) -> bool:
+def apart(d: Sharding) -> bool:
     """Whether a softmax leaves gradients elsewhere than where its logits lie: those of all blocks,
     or gradients in 16 bits."""
-    return d.types[-1] == GATHERED or (d.problem.labelled and d.problem.halved)
+    return d.boundaries[-1] == ALL_GATHERED or (d.problem.labelled and d.problem.halved)
 
 
-def tallies(d: Decomposition) -> int:
+def tallies(d: Sharding) -> int:
     """Tallies of a step in shared memory: of an example, or where the loss is a mean over elements,
     of each thread that may have some, two or more as the last product ends."""
     p = d.problem
@@ -211,17 +212,17 @@ def tallies(d: Decomposition) -> int:
     return d.columns if p.labelled else min(d.threads, most)
 
 
-def flags(d: Decomposition) -> int:
+def flags(d: Sharding) -> int:
     """Floats by which the blocks of a cluster tell each other that gradients overflowed."""
-    return up(d.ranks, 4) if d.problem.scaled and d.ranks > 1 else 0
+    return up(d.tp_size, 4) if d.problem.scaled and d.tp_size > 1 else 0
 
 
-def far_sums(d: Decomposition) -> int:
+def far_sums(d: Sharding) -> int:
     """Floats of scratch memory for sums that several threads share, of parts that come through the
     L2 cache."""
-    if not d.far:
+    if not d.via_l2:
         return 0
-    sums = (message.rows // d.ranks for message in d.messages if message.parts > 1)
+    sums = (message.rows // d.tp_size for message in d.messages if message.parts > 1)
     return max((d.teams(rows) * rows * d.sent for rows in sums if d.teams(rows) > 1), default=0)
 
 
@@ -246,8 +247,8 @@ def least_bytes(problem: Problem, ranks: int, columns: int = 8) -> int:
                    for ((ins, outs), first), times in layers.items())
 
 
-def layout_of(d: Decomposition, room: int) -> Layout:
-    """Where everything of a decomposition lies, whether or not it fits; state of the optimizer lies
+def layout_of(d: Sharding, room: int) -> Layout:
+    """Where everything of a sharding lies, whether or not it fits; state of the optimizer lies
     in shared memory as far as that has `room`, in bytes, and so do copies of weights in 16 bits for
     products that take such, where no state makes room for them."""
     found = _layout(d, room, False)
@@ -258,7 +259,7 @@ def layout_of(d: Decomposition, room: int) -> Layout:
     return found
 
 
-def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
+def _layout(d: Sharding, room: int, copied: bool) -> Layout:
     p, states = d.problem, settled(d.problem)
     cursor, places, held = 0, {}, {}
 
@@ -289,8 +290,8 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
     if copied:
         take("copies", copied_floats // 2, "weights in 16 bits")
     parts = [(*part[:-1], base - part[-1] - part[5] - part[6]) for part in parts]
-    sync = "" if d.groups == 1 else \
-        ALL if summed_by_all(d.groups, base * TILE * d.told_bytes, states) else SHARE
+    sync = "" if d.dp_size == 1 else \
+        ALL if summed_by_all(d.dp_size, base * TILE * d.published_bytes, states) else SHARE
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size
@@ -309,7 +310,7 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
     for layer in range(1, p.depth + 1):
         take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch // size, "sums and gradients")
     if apart(d):
-        rows = p.outputs if d.types[-1] == GATHERED else d.outs(p.depth - 1)
+        rows = p.outputs if d.boundaries[-1] == ALL_GATHERED else d.outs(p.depth - 1)
         take("logits", rows * d.pitch, "outputs")
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
@@ -324,9 +325,9 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
     if p.scaled:
         take("scaling", 4, "loss scale")
     exchange = max(d.exchanged() * d.sent, flags(d), *(
-        p.layers[n] * d.sent + up(d.idle(n), 4) for n, type_ in enumerate(d.types)
-        if type_ == GATHERED and d.idle(n)))
-    if exchange and not d.far:
+        p.layers[n] * d.sent + up(d.idle(n), 4) for n, type_ in enumerate(d.boundaries)
+        if type_ == ALL_GATHERED and d.idle(n)))
+    if exchange and not d.via_l2:
         take("exchange", 2 * exchange, "exchange")
     scratch, tilings = softmax_floats(d), []
     eighths = d.columns // 8
@@ -341,8 +342,8 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
         tilings.append((forward, backward))
     shares = 1
     if sync == SHARE:
-        owned = ceil(base, d.groups)
-        while shares * 2 <= min(d.warps, d.groups) and owned * shares < d.warps:
+        owned = ceil(base, d.dp_size)
+        while shares * 2 <= min(d.warps, d.dp_size) and owned * shares < d.warps:
             shares *= 2
         scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
     take("scratch", max(scratch, far_sums(d)), "scratch")
@@ -351,7 +352,7 @@ def _layout(d: Decomposition, room: int, copied: bool) -> Layout:
                        room - FIXED_BYTES, copied_floats)
 
 
-def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict[str, int],
+def _with_state(d: Sharding, parts: Sequence[tuple[int, ...]], places: dict[str, int],
                 held: dict[str, str], cursor: int, sync: str, shares: int, input_pitch: int,
                 input_floats: int, raw_pitch: int, target_pitch: int, target_width: int,
                 exchange: int, tilings: list[tuple[Tiling, Tiling | None]], states: int,
@@ -366,7 +367,7 @@ def _with_state(d: Decomposition, parts: Sequence[tuple[int, ...]], places: dict
     shared_state, far_tiles = None, 0
     sizes = [part[5] + part[6] for part in parts]
     if states and sync:
-        owned = sum(sizes) if sync == ALL else ceil(sum(sizes), d.groups)
+        owned = sum(sizes) if sync == ALL else ceil(sum(sizes), d.dp_size)
         if (cursor + owned * states * TILE) * 4 <= room:
             shared_state = places["state"] = cursor
             held["state"] = STATE

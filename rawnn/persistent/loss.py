@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rawnn.persistent.cost import SHARED_SOFTMAX
-from rawnn.persistent.decompose import GATHERED, SLICED
 from rawnn.persistent.exchanges import ALL_GATHER, Exchange
 from rawnn.persistent.inputs import InputWriter
 from rawnn.persistent.layout import keeps_tallies
-from rawnn.persistent.tiles import slices_floats, softmax_of
+from rawnn.persistent.sharding import ALL_GATHERED, SHARDED
+from rawnn.persistent.tiles import softmax_of, statistics_floats
 from rawnn.persistent.writer import literal
 
 
@@ -38,8 +38,8 @@ class LossWriter(InputWriter):
         name."""
         d, p, w, last = self.d, self.p, self.w, self.p.depth
         if p.reconstruct:
-            offset = f" + rank * {d.slices[last]}" \
-                if d.types[0] != SLICED and d.types[last] == SLICED else ""
+            offset = f" + rank * {d.shards[last]}" \
+                if d.boundaries[0] != SHARDED and d.boundaries[last] == SHARDED else ""
             targets, pitch = f"x{offset}", self.layout.input_pitch
         else:
             pitch = self.layout.target_pitch
@@ -55,11 +55,11 @@ class LossWriter(InputWriter):
         """Emits the softmax of logits in shared memory."""
         d, p, w, last = self.d, self.p, self.w, self.p.depth
         made = f", {self.made}" if self.made else ""
-        if d.slices_softmax or softmax_of(d).warps > 1:
+        if d.shards_softmax or softmax_of(d).warps > 1:
             self.softmax_of_slices(made)
             return
-        gathered = d.types[last] == GATHERED
-        first = f"rank * {d.slices[last]}" if gathered else "0"
+        gathered = d.boundaries[last] == ALL_GATHERED
+        first = f"rank * {d.shards[last]}" if gathered else "0"
         w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({self.logits}, {self.z(last)}, "
           f"{first}, {self.count(last)}, y, present, {self.share(p.batch)}, "
           f"{self.places()}{made});")
@@ -71,18 +71,18 @@ class LossWriter(InputWriter):
         last, warps = p.depth, softmax_of(d).warps
         slices = f"reinterpret_cast<float4*>{self.at('scratch')}"
         shape = f"{d.outs(last - 1)}, {softmax_of(d).lanes}, {warps}"
-        first = f"rank * {d.slices[last]}" if d.slices_softmax else "0"
+        first = f"rank * {d.shards[last]}" if d.shards_softmax else "0"
         mine = f"{first}, {self.count(last)}, {slices}"
         statistics, parts, columns, publish = slices, warps, d.columns, "PublishNothing{}"
         w("{")
-        if d.slices_softmax:
-            message = self.exchange(ALL_GATHER, 4 * d.ranks, 4, "4")
+        if d.shards_softmax:
+            message = self.exchange(ALL_GATHER, 4 * d.tp_size, 4, "4")
             publish = f"publish_statistics<{message.name}, {softmax_of(d).lanes}>(transport)"
         w(f"exponentials_of_slice<Shape, {shape}>({self.logits}, {mine}, {publish});")
         self.stamp("softmax", "slice")
-        if d.slices_softmax:
+        if d.shards_softmax:
             statistics = self.receive_statistics(message)
-            parts, columns = d.ranks, d.sent
+            parts, columns = d.tp_size, d.sent
         else:
             w("__syncthreads();")
         w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
@@ -95,13 +95,14 @@ class LossWriter(InputWriter):
         d = self.d
         if not keeps_tallies(d):
             return f"tallies, {d.columns}"
-        mine = str(d.share) if d.slices_softmax or d.ranks == 1 else f"rank == 0 ? {d.share} : 0"
-        return f"reinterpret_cast<Tally*>(tally) + {self.turn} * {d.share}ll, {mine}"
+        mine = str(d.group_batch) if d.shards_softmax or d.tp_size == 1 \
+            else f"rank == 0 ? {d.group_batch} : 0"
+        return f"reinterpret_cast<Tally*>(tally) + {self.turn} * {d.group_batch}ll, {mine}"
 
     def receive_statistics(self, message: Exchange) -> str:
         """Waits for the statistics of all blocks; C++ expression for the array of them."""
         self.fetch_once()
         self.w(f"const float* const {message.received} = transport.gather<{message.name}>("
-               f"{self.at('scratch')} + {slices_floats(self.d)});")
+               f"{self.at('scratch')} + {statistics_floats(self.d)});")
         self.stamp(SHARED_SOFTMAX, "wait")
         return f"reinterpret_cast<const float4*>({message.received})"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from rawnn.persistent import cost
 from rawnn.persistent.choose import Choice
-from rawnn.persistent.decompose import BY_INPUTS, BY_OUTPUTS, GATHERED, Decomposition
 from rawnn.persistent.layout import ALL, Layout
+from rawnn.persistent.sharding import ALL_GATHERED, COLUMN_PARALLEL, ROW_PARALLEL, Sharding
 
 
 def describe(choice: Choice) -> str:
@@ -17,12 +17,12 @@ def describe(choice: Choice) -> str:
 
 def _lines(choice: Choice) -> Iterator[str]:
     layout = choice.layout
-    d, p = layout.decomposition, layout.decomposition.problem
-    group = "group" if d.far else "cluster"
-    yield f"on the chip: {d.groups} {group}(s) of {d.ranks} block(s) of {d.threads} threads; " \
-          f"{d.share} example(s) a {group}" \
-          f"{f' in {d.turns} micro-batches' if d.turns > 1 else ''}"
-    for layer, kind in enumerate(d.kinds):
+    d, p = layout.sharding, layout.sharding.problem
+    group = "group" if d.via_l2 else "cluster"
+    yield f"on the chip: {d.dp_size} {group}(s) of {d.tp_size} block(s) of {d.threads} threads; " \
+          f"{d.group_batch} example(s) a {group}" \
+          f"{f' in {d.micro_batches} micro-batches' if d.micro_batches > 1 else ''}"
+    for layer, kind in enumerate(d.layer_kinds):
         tiles = layout.layers[layer]
         split = f", split in {tiles.forward.split}" if tiles.forward.split > 1 else ""
         yield f"  layer {layer + 1}: {p.layers[layer]} -> {p.layers[layer + 1]} {kind}, " \
@@ -30,7 +30,7 @@ def _lines(choice: Choice) -> Iterator[str]:
               f"{_exchange(d, layer)}"
     meeting = {"": "", ALL: f"every {group} adds up and updates all"}.get(
         layout.sync, f"each {group} adds up and updates its share")
-    if d.far:
+    if d.via_l2:
         yield "  the blocks of a group exchange through the L2 cache"
     if meeting:
         yield f"  gradients of the {group}s meet in the L2 cache; {meeting}"
@@ -47,12 +47,12 @@ def _lines(choice: Choice) -> Iterator[str]:
         yield f"  {phase.name:<24} {phase.cycles:>9,.0f}"
 
 
-def _exchange(d: Decomposition, layer: int) -> str:
-    above = d.types[layer + 1]
-    if d.kinds[layer] == BY_INPUTS:
-        return f"partial sums are added up across the {'group' if d.far else 'cluster'}"
-    if d.kinds[layer] == BY_OUTPUTS:
-        return "outputs gathered" if above == GATHERED else "outputs stay sliced"
+def _exchange(d: Sharding, layer: int) -> str:
+    above = d.boundaries[layer + 1]
+    if d.layer_kinds[layer] == ROW_PARALLEL:
+        return f"partial sums are added up across the {'group' if d.via_l2 else 'cluster'}"
+    if d.layer_kinds[layer] == COLUMN_PARALLEL:
+        return "outputs gathered" if above == ALL_GATHERED else "outputs stay sliced"
     return "no exchange"
 
 

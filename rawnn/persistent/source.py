@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rawnn.common.dtypes import c_type
 from rawnn.model.activations import functor
-from rawnn.persistent.decompose import BY_INPUTS, BY_OUTPUTS, EVERYWHERE, SLICED
 from rawnn.persistent.layout import (
     ALL,
     AT_ONCE,
@@ -18,6 +17,7 @@ from rawnn.persistent.layout import (
     keeps_tallies,
 )
 from rawnn.persistent.problem import Problem
+from rawnn.persistent.sharding import COLUMN_PARALLEL, REPLICATED_LAYER, ROW_PARALLEL, SHARDED
 from rawnn.persistent.steps import StepWriter
 from rawnn.persistent.writer import Stamp, literal
 
@@ -89,12 +89,12 @@ class _Kernel(StepWriter):
         if self.layout.traced:
             w('#include "persistent/trace.cuh"')
         w("struct Shape {")
-        for constant, value in (("Threads", d.threads), ("Ranks", d.ranks), ("Groups", d.groups),
+        for constant, value in (("Threads", d.threads), ("Ranks", d.tp_size), ("Groups", d.dp_size),
                                 ("Columns", d.columns), ("Sent", d.sent), ("Pitch", d.pitch),
                                 ("Numbers", NUMBERS[p.numbers]),
                                 ("Copies", 2 * (self.layout.copies or 0))):
             w(f"static constexpr int k{constant} = {value};")
-        w(f"static constexpr bool kCluster = {literal(d.cluster > 1)};")
+        w(f"static constexpr bool kCluster = {literal(d.cluster_size > 1)};")
         w("};")
         head = len(w.lines)
         w(f"using Between = {functor(p.activation)};")
@@ -134,7 +134,7 @@ class _Kernel(StepWriter):
 
     def stamps_of_step(self) -> list[Stamp]:
         """All of a step, in their order, once its text is written."""
-        return [*self.of_turn * self.d.turns, *self.behind_turns]
+        return [*self.of_turn * self.d.micro_batches, *self.behind_turns]
 
     # -- ahead of the steps ------------------------------------------------------------------------
     def begin(self) -> None:
@@ -145,7 +145,7 @@ class _Kernel(StepWriter):
         if p.halved:
             w("[[maybe_unused]] Half* const halves = ptx::dynamic_shared<Half>();")
         w("const int rank = rank_of_block<Shape>();")
-        w(f"const int group = static_cast<int>(blockIdx.x) / {d.ranks};")
+        w(f"const int group = static_cast<int>(blockIdx.x) / {d.tp_size};")
         w("const int thread = thread_index();")
         self.ahead_of_wait()
         w("pdl_wait();")
@@ -155,23 +155,24 @@ class _Kernel(StepWriter):
             w("const unsigned int meetings_before = meetings[blockIdx.x];")
         if p.timed:
             w("const int steps_of_epochs = clock[1];")
-        if d.turns > 1:
-            w(f"const int turns = span * {d.turns};")
+        if d.micro_batches > 1:
+            w(f"const int turns = span * {d.micro_batches};")
             self.turns_of_steps()
         elif p.partial:
             w("// The step behind the whole ones has the examples that are left.")
             w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
               f" : left; }};")
-            w(f"const auto present_in = [=](int step) {{ return max(0, min({d.share}, "
-              f"batch_of(step) - group * {d.share})); }};")
+            w(f"const auto present_in = [=](int step) {{ return max(0, min({d.group_batch}, "
+              f"batch_of(step) - group * {d.group_batch})); }};")
         else:
-            w(f"const int present = max(0, min({d.share}, {p.batch} - group * {d.share}));")
+            w(f"const int present = max(0, min({d.group_batch}, {p.batch} - group * "
+              f"{d.group_batch}));")
         for boundary, n in enumerate(p.layers):
-            size = d.slices[boundary]
+            size = d.shards[boundary]
             w(f"[[maybe_unused]] const int n{boundary} = max(0, min({size}, {n} - rank * {size}));")
-        if d.turns == 1:
+        if d.micro_batches == 1:
             w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + "
-              f"step) * {p.stride} + group * {d.share}; }};")
+              f"step) * {p.stride} + group * {d.group_batch}; }};")
         for layer in range(p.depth):
             self.load_layer(layer)
         self.load_first_input()
@@ -208,7 +209,7 @@ class _Kernel(StepWriter):
         w("ptx::publish_barriers();")
         w("}")
         w("if constexpr (kBulk) ptx::fence_proxy_async();")
-        if d.ranks > 1 and not d.far:
+        if d.tp_size > 1 and not d.via_l2:
             w("cluster_arrive<Shape>();")
         w("const int cursor_now = *cursor" + (";" if self.layout.turning else " + offset;"))
 
@@ -217,7 +218,7 @@ class _Kernel(StepWriter):
         on their way."""
         d, p, w = self.d, self.p, self.w
         if p.normalised:
-            start = f"rank * {d.slices[0]}" if d.types[0] == SLICED else "0"
+            start = f"rank * {d.shards[0]}" if d.boundaries[0] == SHARDED else "0"
             for name in ("mean", "inverse_std"):
                 w(f"load_floats<Shape>({self.at(name)}, {name} + {start}, {self.count(0)});")
         self.places_in_turn()
@@ -241,14 +242,15 @@ class _Kernel(StepWriter):
         if p.partial:
             w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
               f" : left; }};")
-            batch = f"batch_of(turn / {d.turns})"
+            batch = f"batch_of(turn / {d.micro_batches})"
         w("const auto present_in = [=](int turn) {")
-        w(f"const int here = min({d.share}, {batch} - group * {d.share});")
-        w(f"return max(0, min({d.turn_share}, here - turn % {d.turns} * {d.turn_share}));")
+        w(f"const int here = min({d.group_batch}, {batch} - group * {d.group_batch});")
+        w(f"return max(0, min({d.micro_batch}, here - turn % {d.micro_batches} * "
+          f"{d.micro_batch}));")
         w("};")
         w("const auto first_of = [=](int turn) {")
-        w(f"return static_cast<long long>(cursor_now + turn / {d.turns}) * {p.stride} + group * "
-          f"{d.share} + turn % {d.turns} * {d.turn_share};")
+        w(f"return static_cast<long long>(cursor_now + turn / {d.micro_batches}) * {p.stride} + "
+          f"group * {d.group_batch} + turn % {d.micro_batches} * {d.micro_batch};")
         w("};")
 
     def load_layer(self, layer: int) -> None:
@@ -266,11 +268,12 @@ class _Kernel(StepWriter):
         self.move_states(layer, "load", far=False)
 
     def part_of(self, layer: int) -> str:
-        kind, below, above = self.d.kinds[layer], self.d.slices[layer], self.d.slices[layer + 1]
+        kind = self.d.layer_kinds[layer]
+        below, above = self.d.shards[layer:layer + 2]
         outs, ins = self.p.layers[layer + 1], self.p.layers[layer]
-        if kind == BY_OUTPUTS:
+        if kind == COLUMN_PARALLEL:
             return f"{{rank * {above}, n{layer + 1}, 0, {ins}}}"
-        if kind == BY_INPUTS:
+        if kind == ROW_PARALLEL:
             return f"{{0, {outs}, rank * {below}, n{layer}}}"
         return f"{{0, {outs}, 0, {ins}}}"
 
@@ -289,12 +292,12 @@ class _Kernel(StepWriter):
             turn = ""
             if way == "store":
                 turn = f", {self.turn_to_store(layer, own=share)}"
-                if self.p.bias and self.d.kinds[layer] == BY_INPUTS:
+                if self.p.bias and self.d.layer_kinds[layer] == ROW_PARALLEL:
                     bias = f"rank == 0 ? {bias} : nullptr"  # all blocks have it
             what = f"{part.across}, {part.tiles}, {part.all_tiles}, {base if share else 0}, " \
                    f"group, {number}, w{n}_{state}, ldw{n}_{state}, {bias}, part{n}{turn}"
             is_far = literal(near is None)
-            kinds = f"{len(self.p.states)}, {self.d.groups if share else 1}"
+            kinds = f"{len(self.p.states)}, {self.d.dp_size if share else 1}"
             if self.shares_moves:
                 at = f"{place}, 0" if near is None else f"nullptr, {near + ahead}"
                 self.w(f"{way}_state<Shape, {is_far}, {kinds}>({at}, {what});")
@@ -305,23 +308,22 @@ class _Kernel(StepWriter):
     def turn_to_store(self, layer: int, own: bool = False) -> str:
         """Who stores what of a layer: blocks that hold the same share it, unless groups hold each
         their `own`."""
-        everywhere = self.d.kinds[layer] == EVERYWHERE and self.d.ranks > 1
+        everywhere = self.d.layer_kinds[layer] == REPLICATED_LAYER and self.d.tp_size > 1
         if own:
-            return f"{{rank, {self.d.ranks}}}" if everywhere else "kStoresAll"
+            return f"{{rank, {self.d.tp_size}}}" if everywhere else "kAlone"
         return "of_blocks" if everywhere else "of_groups"
 
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
-        if found.counters and (d.far or found.turning):
+        if found.counters and (d.via_l2 or found.turning):
             w("// Blocks that exchange nothing have met nobody, or those of their rank alone: all "
               "have loaded what one stores.")
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         self.arrive_at_end()
         self.report_ahead()
-        w(f"[[maybe_unused]] const StoreShare of_groups = {{group, {d.groups}}};")
-        w(f"[[maybe_unused]] const StoreShare of_blocks = {{group * {d.ranks} + rank, "
-          f"{d.blocks}}};")
+        w(f"[[maybe_unused]] const Turn of_groups = {{group, {d.dp_size}}};")
+        w(f"[[maybe_unused]] const Turn of_blocks = {{group * {d.tp_size} + rank, {d.blocks}}};")
         for layer in range(p.depth):
             part, n, turn = found.layers[layer], layer + 1, self.turn_to_store(layer)
             for to in [f"w{n}, ldw{n}"] + [f"c{n}, ldc{n}"] * bool(p.copies):
@@ -330,7 +332,8 @@ class _Kernel(StepWriter):
                 else:
                     w(f"store_weights_as<Shape>({to}, weights{n}, {part.pitch}, part{n}, {turn});")
             if p.bias:
-                turn = "of_blocks" if d.kinds[layer] == BY_INPUTS else turn  # all blocks have them
+                if d.layer_kinds[layer] == ROW_PARALLEL:  # all blocks have them
+                    turn = "of_blocks"
                 w(f"store_biases<Shape>(b{n}, biases{n}, part{n}, {turn});")
             self.move_states(layer, "store")
         if p.scaled:
@@ -354,7 +357,7 @@ class _Kernel(StepWriter):
     @property
     def clustered(self) -> bool:
         """Whether groups are clusters of several blocks."""
-        return self.d.ranks > 1 and not self.d.far
+        return self.d.tp_size > 1 and not self.d.via_l2
 
     def arrive_at_end(self) -> None:
         """No block of a cluster ends before the others are as far: nothing of theirs comes to one
@@ -363,7 +366,7 @@ class _Kernel(StepWriter):
         d, w, found = self.d, self.w, self.layout
         if not self.clustered:
             return
-        if not found.exchange and EVERYWHERE in d.kinds:
+        if not found.exchange and REPLICATED_LAYER in d.layer_kinds:
             w("cluster_arrive<Shape>();")
             w("cluster_wait<Shape>();")
         w(f"cluster_arrive{'' if self.tells_at_end else '_relaxed'}<Shape>();")
@@ -391,11 +394,11 @@ class _Kernel(StepWriter):
         if p.measured:
             w("correct[cursor_now + step] = total.right;")
         w("};")
-        left, parts = "reinterpret_cast<const float2*>(tally)", found.parts * d.turns
+        left, parts = "reinterpret_cast<const float2*>(tally)", found.parts * d.micro_batches
         total = f"sum_kept<Shape>({left}, {parts}, span, report);" if keeps_tallies(d) else \
             f"sum_parts<Shape, {parts}, {found.dynamic_bytes // 4}>({left}, shared, span, report);"
         if found.reports == BY_FIRST:
-            w(f"{'if (rank == 0) ' * (d.ranks > 1)}{total}")
+            w(f"{'if (rank == 0) ' * (d.tp_size > 1)}{total}")
             return
         w("__syncthreads();")
         w("if (*last != 0) {")

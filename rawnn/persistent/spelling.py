@@ -1,61 +1,62 @@
-"""A decomposition as somebody asks for it, in full."""
+"""A sharding that a user names in full, as in `persistent=4x8:256:FSGF`."""
 
 from __future__ import annotations
 
 from rawnn.persistent import cost
 from rawnn.persistent.chip import Chip
-from rawnn.persistent.choose import CURE, MOST_WARPS, Choice, check_blocks
-from rawnn.persistent.decompose import (
-    CLUSTER,
-    FULL,
-    GATHERED,
-    L2,
-    SLICED,
-    WARP,
-    Decomposition,
-    kinds,
-    last_types,
-)
+from rawnn.persistent.choose import FIX, MOST_WARPS, Choice, check_blocks
 from rawnn.persistent.layout import layout_of
 from rawnn.persistent.problem import Problem, Unsupported
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    DSMEM,
+    L2,
+    REPLICATED,
+    SHARDED,
+    WARP,
+    Sharding,
+    layer_kinds,
+    output_boundaries,
+)
 
 
-def exactly(problem: Problem, chip: Chip, ranks: int, groups: int, threads: int,
-            types: str, turns: int = 1, exchange: str = "") -> Choice:
-    """The decomposition of `ranks` x `groups` blocks of `threads` threads with boundaries of these
-    `types`, in so many `turns`, and what is expected of it; blocks `exchange` through L2 where
-    there are no clusters of so many, or that is asked for. Raises Unsupported where there is none,
-    or no room."""
-    exchange = exchange or (CLUSTER if ranks in chip.sizes else L2)
-    check_blocks(problem, chip, ranks, groups, exchange)
+def exactly(problem: Problem, chip: Chip, tp_size: int, dp_size: int, threads: int,
+            boundaries: str, micro_batches: int = 1, transport: str = "") -> Choice:
+    """The sharding with these fields, its layout and expected time.
+
+    Without a `transport`, groups exchange via L2 where the GPU has no clusters of `tp_size` blocks.
+    Raises Unsupported where there is no such sharding, or it does not fit shared memory.
+    """
+    transport = transport or (DSMEM if tp_size in chip.sizes else L2)
+    check_blocks(problem, chip, tp_size, dp_size, transport)
     if threads % WARP or threads > MOST_WARPS * WARP:
         raise Unsupported(f"cannot have blocks of {threads} threads: it must be a multiple of "
-                          f"{WARP}, {MOST_WARPS * WARP} at most", CURE)
-    if reason := _wrong(problem, ranks, types):
-        raise Unsupported(f"cannot have boundaries {types}: {reason}", CURE)
-    if turns > 1 and (groups == 1 or problem.scaled):
-        raise Unsupported("takes micro-batches in several clusters without a loss scale only", CURE)
-    d = Decomposition(problem, ranks, groups, threads, types, turns, exchange)
+                          f"{WARP}, {MOST_WARPS * WARP} at most", FIX)
+    if reason := _wrong(problem, tp_size, boundaries):
+        raise Unsupported(f"cannot have boundaries {boundaries}: {reason}", FIX)
+    if micro_batches > 1 and (dp_size == 1 or problem.scaled):
+        raise Unsupported("takes micro-batches in several clusters without a loss scale only", FIX)
+    d = Sharding(problem, tp_size, dp_size, threads, boundaries, micro_batches, transport)
     found = layout_of(d, chip.shared)
     if found.nbytes > chip.shared:
         raise Unsupported(f"does not fit the chip as {d} (a block would need "
                           f"{found.nbytes / 1024:.0f} KiB of shared memory, and has "
-                          f"{chip.shared / 1024:.0f} KiB on this GPU)", CURE)
+                          f"{chip.shared / 1024:.0f} KiB on this GPU)", FIX)
     return Choice(found, cost.microseconds(d, chip.costs)
                   + cost.state_microseconds(found, chip.costs), chip.costs)
 
 
-def _wrong(problem: Problem, ranks: int, types: str) -> str:
-    """Why boundaries cannot be of these types; "" where they can."""
-    if len(types) != problem.depth + 1:
+def _wrong(problem: Problem, tp_size: int, boundaries: str) -> str:
+    """Why a problem cannot have these boundaries; "" where it can."""
+    if len(boundaries) != problem.depth + 1:
         return f"there are {problem.depth + 1}"
-    if ranks == 1:
-        return "" if types == FULL * len(types) else "one block has all in full"
-    if kinds(types) is None:
+    if tp_size == 1:
+        return "" if boundaries == REPLICATED * len(boundaries) else "one block has all in full"
+    if layer_kinds(boundaries) is None:
         return "behind a sliced one there must be a full one"
-    last = last_types(problem)
-    if types[0] == GATHERED or types[-1] not in last:
-        return f"the first is {FULL} or {SLICED}, the last {' or '.join(last)} here"
-    if problem.reconstruct and types[0] == SLICED and types[-1] != SLICED:
+    last = output_boundaries(problem)
+    if boundaries[0] == ALL_GATHERED or boundaries[-1] not in last:
+        return f"the first is {REPLICATED} or {SHARDED}, the last {' or '.join(last)} here"
+    if problem.reconstruct and boundaries[0] == SHARDED and boundaries[-1] != SHARDED:
         return "where inputs are the targets, both are sliced or the first is not"
     return ""

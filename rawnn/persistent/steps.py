@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from rawnn.persistent.decompose import BY_OUTPUTS, EVERYWHERE, GATHERED, SLICED, ceil
 from rawnn.persistent.exchanges import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Exchange, share_of
 from rawnn.persistent.inputs import BETWEEN
 from rawnn.persistent.layout import tallies
 from rawnn.persistent.loss import LossWriter
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    COLUMN_PARALLEL,
+    REPLICATED_LAYER,
+    SHARDED,
+    ceil,
+)
 from rawnn.persistent.writer import literal
 
 
@@ -20,7 +26,7 @@ class StepWriter(LossWriter):
             w(f"const StochasticRounding<{p.layers[layer]}> chance{n} = {{seed, {stream}u, "
               f"steps_before + u, part{n}.out, part{n}.in}};")
         self.emit_flag_bit()
-        if d.turns == 1:
+        if d.micro_batches == 1:
             self.whole_turn()
             self.all_reduce_gradients(self.while_meeting)
             if p.scaled:
@@ -28,8 +34,8 @@ class StepWriter(LossWriter):
             self.next_turn()
             self.stamp(BETWEEN, "next input")
             return
-        w(f"for (int part = 0; part < {d.turns}; ++part) {{")
-        w(f"const int t = u * {d.turns} + part;")
+        w(f"for (int part = 0; part < {d.micro_batches}; ++part) {{")
+        w(f"const int t = u * {d.micro_batches} + part;")
         self.whole_turn()
         self.next_turn()
         self.in_turn = True
@@ -150,23 +156,23 @@ class StepWriter(LossWriter):
 
     def forward(self, layer: int) -> None:
         d, p, w = self.d, self.p, self.w
-        kind, above = d.kinds[layer], layer + 1
-        type_, n = d.types[above], p.layers[above]
+        kind, above = d.layer_kinds[layer], layer + 1
+        type_, n = d.boundaries[above], p.layers[above]
         last = above == p.depth
         w(f"// forward {above}: {kind}")
         home = self.logits if last else self.a(above)
         count = self.count(above)
         finish = self.loss_of_outputs() if last and not p.labelled \
             else self.body(count, self.keep(above, home))
-        if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
+        if kind == REPLICATED_LAYER or (kind == COLUMN_PARALLEL and type_ == SHARDED):
             if not layer and not self.waits_for_others and self.free:
                 self.fetch_once()  # by the warps that the product leaves without a task
             self.product("forward", layer, finish, count, biased=True)
             if not self.waits_for_others:
                 self.fetch_once()
-        elif kind == BY_OUTPUTS:
+        elif kind == COLUMN_PARALLEL:
             idle = d.idle(above)
-            message = self.exchange(ALL_GATHER, n, d.slices[above], f"n{above}", idle=idle,
+            message = self.exchange(ALL_GATHER, n, d.shards[above], f"n{above}", idle=idle,
                                     flags=idle)
             self.product("forward", layer, self.sender(
                 count, self.keep_and_send(above, message)), count, sent=True, biased=True)
@@ -180,7 +186,7 @@ class StepWriter(LossWriter):
         if last and not p.labelled:
             w(f"if (thread < {tallies(d)}) tallies[thread] = tallied;")
         w("__syncthreads();")
-        if kind == EVERYWHERE or (kind == BY_OUTPUTS and type_ == SLICED):
+        if kind == REPLICATED_LAYER or (kind == COLUMN_PARALLEL and type_ == SHARDED):
             self.stamp(f"forward {above}", "barrier")
         else:
             self.stamp(phase)
@@ -193,15 +199,15 @@ class StepWriter(LossWriter):
         finish = f"by_pairs({body})"
         if kind == "forward":
             finish = self.with_bias(layer, finish)
-        if d.sums_at_once(n):
-            message = self.exchange(ALL_REDUCE, n * d.ranks, n, str(n), parts=d.ranks)
+        if d.is_one_shot(n):
+            message = self.exchange(ALL_REDUCE, n * d.tp_size, n, str(n), parts=d.tp_size)
             self.product(kind, layer, self.sender(str(n), message.send_row()), str(n), sent=True)
             self.fetch_once()
             self.gradients(meanwhile)
             message.wait(phase)
             message.recv(n, finish)
             return
-        size, mine = share_of(n, d.ranks)
+        size, mine = share_of(n, d.tp_size)
         parts = self.reduce(kind, layer, n, size, mine)
         self.fetch_once()
         self.gradients(meanwhile)
@@ -216,7 +222,7 @@ class StepWriter(LossWriter):
                idle: int = 0) -> Exchange:
         """A GEMM whose partial sums go to the block that `size` rows of them belong to. The last
         `idle` blocks have no rows and receive flags."""
-        ranks = self.d.ranks
+        ranks = self.d.tp_size
         message = self.exchange(REDUCE_SCATTER, size * ranks, size, mine, parts=ranks, idle=idle,
                                 flags=ranks if idle else 0)
         self.product(kind, layer, self.sender(str(n), message.send_row()), str(n), sent=True)
@@ -239,11 +245,11 @@ class StepWriter(LossWriter):
     def backward(self, layer: int, waiting: list[int]) -> None:
         """The gradient of boundary `layer`, and the weight gradients that wait beside it."""
         d, p, w = self.d, self.p, self.w
-        type_, n, size = d.types[layer], p.layers[layer], d.slices[layer]
+        type_, n, size = d.boundaries[layer], p.layers[layer], d.shards[layer]
         phase = f"sum of gradient {layer}"
-        w(f"// backward {layer + 1}: {d.kinds[layer]}")
-        if d.kinds[layer] != BY_OUTPUTS:
-            if type_ == GATHERED:
+        w(f"// backward {layer + 1}: {d.layer_kinds[layer]}")
+        if d.layer_kinds[layer] != COLUMN_PARALLEL:
+            if type_ == ALL_GATHERED:
                 text = f"const int own = m - rank * {size};\n" \
                        f"if (own >= 0 && own < n{layer}) {{\n{self.slope(layer, 'own', 'm')}\n}}"
                 count = str(n)
@@ -253,7 +259,7 @@ class StepWriter(LossWriter):
             tiles = self.layout.layers[layer].backward
             assert tiles is not None
             self.gradients(waiting, tiles.tasks % d.warps if tiles.split == 1 else 0)
-        elif type_ == GATHERED:
+        elif type_ == ALL_GATHERED:
             idle = d.idle(layer)
             message = self.reduce("backward", layer, n, size, f"n{layer}", idle)
             self.gradients(waiting)
@@ -264,5 +270,5 @@ class StepWriter(LossWriter):
             self.all_reduce("backward", layer, n, self.body(str(n), self.slope(layer, "m", "m")),
                             waiting, phase)
         w("__syncthreads();")
-        self.stamp(*((phase,) if d.kinds[layer] == BY_OUTPUTS
+        self.stamp(*((phase,) if d.layer_kinds[layer] == COLUMN_PARALLEL
                      else (f"backward {layer + 1}", "barrier")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from rawnn.persistent.decompose import FULL, Decomposition, ceil, pitch
+from rawnn.persistent.sharding import REPLICATED, Sharding, ceil, pitch
 
 SCRATCH_FLOATS = 6144
 """Most floats of partial sums of a product that is split."""
@@ -122,12 +122,12 @@ class Softmax:
     cycles: float
 
 
-def softmax_of(d: Decomposition) -> Softmax:
+def softmax_of(d: Sharding) -> Softmax:
     """The fastest way to share a labelled loss: of outputs that are sliced or gathered, an example
     is one warp's."""
-    outputs = d.slices[-1] if d.slices_softmax else d.problem.outputs
-    told = d.ranks if d.slices_softmax else 1
-    return _softmax(d.columns, outputs, told, d.warps, d.types[-1] == FULL)
+    outputs = d.shards[-1] if d.shards_softmax else d.problem.outputs
+    told = d.tp_size if d.shards_softmax else 1
+    return _softmax(d.columns, outputs, told, d.warps, d.boundaries[-1] == REPLICATED)
 
 
 @cache
@@ -150,15 +150,15 @@ def _softmax_cycles(columns: int, outputs: int, told: int, warps: int, lanes: in
     return ceil(tasks, warps) * (cycles + steps) + banks + meeting
 
 
-def softmax_floats(d: Decomposition) -> int:
+def softmax_floats(d: Sharding) -> int:
     """Floats of scratch memory by which warps or blocks that share an example's softmax tell each
     other what they found."""
     if not d.problem.labelled:
         return 0
-    told = d.slices_told.rows * d.sent if d.slices_softmax and d.far else 0
-    return told + (slices_floats(d) if d.slices_softmax or softmax_of(d).warps > 1 else 0)
+    told = d.slices_told.rows * d.sent if d.shards_softmax and d.via_l2 else 0
+    return told + (statistics_floats(d) if d.shards_softmax or softmax_of(d).warps > 1 else 0)
 
 
-def slices_floats(d: Decomposition) -> int:
+def statistics_floats(d: Sharding) -> int:
     """Floats of what a block's warps have found."""
     return 4 * softmax_of(d).warps * d.columns

@@ -27,7 +27,7 @@ AHEAD = 2**20
 
 
 def traced(chosen: Choice, steps: int) -> Choice:
-    """The same decomposition, whose kernel stamps the phases of its first `steps` steps."""
+    """The same sharding, whose kernel stamps the phases of its first `steps` steps."""
     layout = replace(chosen.layout, traced=steps, stamps=0)
     return replace(chosen, layout=replace(layout, stamps=len(stamps(layout))))
 
@@ -62,7 +62,7 @@ class Trace:
 def read_trace(layout: Layout, words: NDArray[np.unsignedinteger]) -> Trace:
     """What the workspace `trace` of a layout's kernel says, once it has run as many steps as are
     traced."""
-    d, found = layout.decomposition, tuple(stamps(layout))
+    d, found = layout.sharding, tuple(stamps(layout))
     steps, blocks, warps = layout.traced, d.blocks, d.warps
     step_plans = steps * blocks * len(found) * warps
     of_launch = blocks * LAUNCH_STAMPS * warps

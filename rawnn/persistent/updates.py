@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rawnn.persistent.decompose import ceil
 from rawnn.persistent.exchanges import ExchangeWriter
 from rawnn.persistent.layout import ALL, TILE, LayerLayout
+from rawnn.persistent.sharding import ceil
 from rawnn.persistent.writer import literal
 
 
@@ -14,9 +14,9 @@ class UpdateWriter(ExchangeWriter):
     """Emits what follows the gradients of a step."""
 
     @property
-    def sent_type(self) -> str:
-        """C++ type of four values that data-parallel groups send to each other."""
-        return "uint2" if self.d.tells_halves else "float4"
+    def told_as(self) -> str:
+        """Four numbers that clusters tell each other, in C++."""
+        return "uint2" if self.d.publishes_bf16 else "float4"
 
     def gradients(self, layers: list[int], first: int = 0) -> None:
         """Emits the weight gradients of `layers` with their updates, or publishes them for the
@@ -31,13 +31,14 @@ class UpdateWriter(ExchangeWriter):
                 turn = "(meeting & 1)" if self.layout.sync == ALL else "0"
                 many = self.layout.tiles
                 way, adds = "PublishTiles", ""
-                if d.turns > 1:
-                    way, adds = "AccumulateTiles", f" ^ (part < {d.turns - 1} ? 1u : 0u), part > 0"
-                sent = self.sent_type
-                kind = f", {sent}" if d.tells_halves else ""
+                if d.micro_batches > 1:
+                    way = "AccumulateTiles"
+                    adds = f" ^ (part < {d.micro_batches - 1} ? 1u : 0u), part > 0"
+                told = self.told_as
+                kind = f", {told}" if d.publishes_bf16 else ""
                 w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
-                  f"reinterpret_cast<{sent}*>(gradients) + ((({turn} * {d.groups} + group) * "
-                  f"{d.ranks}ll + rank) * {many} + {part.base})"
+                  f"reinterpret_cast<{told}*>(gradients) + ((({turn} * {d.dp_size} + group) * "
+                  f"{d.tp_size}ll + rank) * {many} + {part.base})"
                   f" * {TILE // 4}, flag_bit{adds}}};")
             else:
                 far = literal(part.near is None and bool(p.states))
@@ -70,7 +71,7 @@ class UpdateWriter(ExchangeWriter):
         w("const unsigned int overflow_flag_bit = ~(meeting >> 1) & 1u;")
         w("float4* const of_groups = reinterpret_cast<float4*>(overflows) + (meeting & 1) * "
           f"{d.blocks} + rank;")
-        w(f"if (thread == 0) send_flagged(of_groups + group * {d.ranks}, "
+        w(f"if (thread == 0) send_flagged(of_groups + group * {d.tp_size}, "
           "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), overflow_flag_bit);")
 
     def emit_flag_bit(self) -> None:
@@ -120,7 +121,7 @@ class UpdateWriter(ExchangeWriter):
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * quads}; }};")
         w("const Rule rule = *rule_of_step;")
-        stride = f"{d.ranks * many * quads}ll"
+        stride = f"{d.tp_size * many * quads}ll"
         turn = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
         sent = self.sent_type
         w(f"const {sent}* const parts = reinterpret_cast<const {sent}*>(gradients) + ({turn}rank) "

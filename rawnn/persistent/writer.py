@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rawnn.persistent.decompose import FULL
 from rawnn.persistent.layout import TILE, Layout, apart
+from rawnn.persistent.sharding import REPLICATED
 
 
 def literal(value: float | bool | int) -> str:
@@ -47,7 +47,7 @@ class KernelWriter:
     """Writes of a layout's kernel."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout, self.d, self.p = layout, layout.decomposition, layout.decomposition.problem
+        self.layout, self.d, self.p = layout, layout.sharding, layout.sharding.problem
         self.w = Writer()
         self.of_turn: list[Stamp] = []
         self.behind_turns: list[Stamp] = []
@@ -59,16 +59,16 @@ class KernelWriter:
     @property
     def meets_ahead(self) -> bool:
         """Whether what a step does besides its phases is done while clusters meet: in each step."""
-        return bool(self.layout.sync) and self.d.turns == 1
+        return bool(self.layout.sync) and self.d.micro_batches == 1
 
     def stamp(self, phase: str, part: str = "work") -> None:
         """Behind a part of a phase, in a kernel that is traced."""
         if not self.layout.traced:
             return
         found = self.of_turn if self.in_turn else self.behind_turns
-        turn = " + part * kStampsOfTurn" if self.d.turns > 1 else ""
+        turn = " + part * kStampsOfTurn" if self.d.micro_batches > 1 else ""
         place = f"{len(found)}{turn}" if self.in_turn else \
-            f"{self.d.turns} * kStampsOfTurn + {len(found)}"
+            f"{self.d.micro_batches} * kStampsOfTurn + {len(found)}"
         found.append(Stamp(phase, part))
         self.w(f"stamps.stamp(u, {place});")
 
@@ -109,7 +109,8 @@ class KernelWriter:
 
     def count(self, boundary: int) -> str:
         """Features of the boundary that this block holds."""
-        return f"n{boundary}" if self.d.types[boundary] != FULL else str(self.p.layers[boundary])
+        return str(self.p.layers[boundary]) if self.d.boundaries[boundary] == REPLICATED \
+            else f"n{boundary}"
 
     def states_at(self, layer: int) -> str:
         """Where the layer's state lies, as a float4 pointer; that of all layers where clusters

@@ -73,6 +73,6 @@ def test_they_decide_what_is_chosen() -> None:
     ours, slow = choose(asked, HOPPER), choose(asked, chip_of(replace(known((9, 0)), clock=990.0)))
     assert slow.layout == ours.layout
     assert slow.us == pytest.approx(2 * ours.us)
-    assert ours.decomposition.ranks > 1
+    assert ours.sharding.tp_size > 1
     dear = chip_of(replace(known((9, 0)), costs={"exchange": 1e6, "far": 1e6, "meeting": 1e6}))
-    assert choose(asked, dear).decomposition.ranks == 1
+    assert choose(asked, dear).sharding.tp_size == 1

@@ -118,7 +118,7 @@ def test_the_form_that_is_chosen_is_near_the_fastest_that_was_timed() -> None:
     in the mean, 14 % at most."""
     forms: dict[Problem, list[Measured]] = {}
     for m in timed():
-        forms.setdefault(m.choice.decomposition.problem, []).append(m)
+        forms.setdefault(m.choice.sharding.problem, []).append(m)
     several = [each for each in forms.values() if len(each) >= 3]
     longer = [min(each, key=lambda m: expected(m.choice, cost.FITTED)).us / min(m.us for m in each)
               for each in several]
@@ -162,7 +162,7 @@ def test_forms_through_l2_are_taken_where_they_were_faster(
     through the L2 cache counted a tenth more, all of these trained in clusters."""
     chosen = choose(problem_of(step(problem, precision)), chip_of(CAPABLE.target))
     assert far < near
-    assert chosen.decomposition.far
+    assert chosen.sharding.via_l2
     assert far / 1.3 < chosen.us < far * 1.25
 
 

@@ -17,8 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.persistent.choose import Choice
-from rawnn.persistent.decompose import BY_INPUTS, BY_OUTPUTS, FULL, GATHERED, Decomposition, ceil
 from rawnn.persistent.layout import SHARE
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    COLUMN_PARALLEL,
+    REPLICATED,
+    ROW_PARALLEL,
+    Sharding,
+    ceil,
+)
 from rawnn.persistent.tiles import Tiling
 from rawnn.plan.plan import Plan
 
@@ -138,8 +145,8 @@ class Arithmetic:
     seed: int = 0
 
     @property
-    def d(self) -> Decomposition:
-        return self.chosen.decomposition
+    def d(self) -> Sharding:
+        return self.chosen.sharding
 
     def step(self, plan: Plan, arrays: dict[str, Array], offset: int) -> None:
         """The plan's step on `arrays`, by their names in the plan."""
@@ -168,32 +175,35 @@ class Arithmetic:
             else:
                 stored = {role: plan[name].dtype for role, name in op.operands.items()}
                 op.spec.reference(operands, {**op.attributes, "offset": offset, "stored": stored})
-            if op.kind == "activate" and self.d.types[int(op.operands["a"][1:])] == GATHERED:
+            if op.kind == "activate" \
+                    and self.d.boundaries[int(op.operands["a"][1:])] == ALL_GATHERED:
                 operands.a[...] = self.sent(operands.a.T).T
             last = f"z{self.d.problem.depth}"
-            if op.kind == "bias_add" and self.d.types[-1] == GATHERED and op.operands["z"] == last:
+            if op.kind == "bias_add" and self.d.boundaries[-1] == ALL_GATHERED \
+                    and op.operands["z"] == last:
                 operands.z[...] = self.sent(operands.z.T).T
 
     def sent(self, values: Array) -> Array:
         """[features, batch] as they come through the L2 cache: every fourth example of a block's is
         without its lowest bit."""
-        if not self.d.far:
+        if not self.d.via_l2:
             return values
-        of_batch = np.arange(values.shape[1]) % self.d.share
-        return markable(values, of_batch % self.d.turn_share % 4 == 3)
+        of_batch = np.arange(values.shape[1]) % self.d.group_batch
+        return markable(values, of_batch % self.d.micro_batch % 4 == 3)
 
     def forward(self, layer: int, x: Array, w: Array) -> Array:
         """[batch, outputs]; layers count from 0."""
         tiles = self.chosen.layout.layers[layer].forward
-        cut = self.d.slices[layer] if self.d.kinds[layer] == BY_INPUTS else w.shape[1]
-        return self._shared(w, x.T, tiles, cut, self.d.types[layer + 1]).T
+        cut = self.d.shards[layer] if self.d.layer_kinds[layer] == ROW_PARALLEL else w.shape[1]
+        return self._shared(w, x.T, tiles, cut, self.d.boundaries[layer + 1]).T
 
     def backward(self, layer: int, dz: Array, w: Array) -> Array:
         """[batch, inputs]."""
         tiles = self.chosen.layout.layers[layer].backward
         assert tiles is not None
-        cut = self.d.slices[layer + 1] if self.d.kinds[layer] == BY_OUTPUTS else w.shape[0]
-        return self._shared(w.T, dz.T, tiles, cut, self.d.types[layer]).T
+        kind = self.d.layer_kinds[layer]
+        cut = self.d.shards[layer + 1] if kind == COLUMN_PARALLEL else w.shape[0]
+        return self._shared(w.T, dz.T, tiles, cut, self.d.boundaries[layer]).T
 
     def _shared(self, a: Array, b: Array, tiles: Tiling, cut: int, type_: str) -> Array:
         """Partial sums of blocks that have `cut` of the inner dimension each, in their order, for a
@@ -201,14 +211,14 @@ class Arithmetic:
         what they have."""
         parts = [product(a[:, k : k + cut], b[k : k + cut], tiles.down * tiles.across,
                          tiles.split, self.nearest) for k in range(0, a.shape[1], cut)]
-        if not self.d.far or cut >= a.shape[1]:
+        if not self.d.via_l2 or cut >= a.shape[1]:
             return _added(parts)
-        at_once = type_ == FULL and self.d.sums_at_once(len(a))
-        teams = self.d.teams(len(a) if at_once else ceil(len(a), self.d.ranks))
+        at_once = type_ == REPLICATED and self.d.is_one_shot(len(a))
+        teams = self.d.teams(len(a) if at_once else ceil(len(a), self.d.tp_size))
         nothing = np.zeros_like(parts[0])
         came = [self.sent(part) for part in parts]
         sums = _added([_added([nothing, *came[team::teams]]) for team in range(teams)])
-        return self.sent(sums) if type_ == FULL and not at_once else sums
+        return self.sent(sums) if type_ == REPLICATED and not at_once else sums
 
     def gradient(self, layer: int, dz: Array, x: Array) -> Array:
         """[outputs, inputs]: the parts of the clusters in their order."""
@@ -218,24 +228,24 @@ class Arithmetic:
 
     def _met(self, parts: list[Array], layer: int) -> Array:
         """The sum of the clusters' parts, as they are told to each other."""
-        if self.d.groups > 1:
+        if self.d.dp_size > 1:
             parts = [markable(part, self._marked(part, layer)) for part in parts]
         return _added(parts)
 
     def _marked(self, values: Array, layer: int) -> Array:
         """Which of [inputs, outputs], or of biases, carry marks: by their places in a block."""
-        kind, cut = self.d.kinds[layer], self.d.slices
+        kind, cut = self.d.layer_kinds[layer], self.d.shards
         outs = np.arange(values.shape[-1])
-        outs = outs % cut[layer + 1] if kind == BY_OUTPUTS else outs
+        outs = outs % cut[layer + 1] if kind == COLUMN_PARALLEL else outs
         if values.ndim == 1:
             return outs % 4 == 3
         ins = np.arange(len(values))[:, None]
-        ins = ins % cut[layer] if kind == BY_INPUTS else ins
+        ins = ins % cut[layer] if kind == ROW_PARALLEL else ins
         return (ins % 16 >= 8) & (outs % 2 == 1)
 
     def shares(self, batch: int) -> list[slice]:
         """The examples of each cluster."""
-        share = self.d.share
+        share = self.d.group_batch
         return [slice(i, min(i + share, batch)) for i in range(0, batch, share)]
 
 

@@ -1,4 +1,4 @@
-"""Which decomposition is taken, and what is expected of it."""
+"""Which sharding is taken, and what is expected of it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rawnn.model.layers import Network
 from rawnn.persistent import cost
 from rawnn.persistent.chip import chip_of
 from rawnn.persistent.choose import MOST_WARPS, _candidates, _layer, _layers, choose
-from rawnn.persistent.decompose import (
-    CLUSTER,
-    FULL,
-    GATHERED,
-    L2,
-    SLICED,
-    Decomposition,
-    kinds,
-    last_types,
-)
 from rawnn.persistent.layout import layout_of, least_bytes
 from rawnn.persistent.problem import Unsupported, problem_of
 from rawnn.persistent.report import describe
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    DSMEM,
+    L2,
+    REPLICATED,
+    SHARDED,
+    Sharding,
+    layer_kinds,
+    output_boundaries,
+)
 from tests.engine import step_plan
 from tests.persistent.problems import AMPERE, HOPPER, VARIETY, problem
 
@@ -33,29 +33,29 @@ from tests.persistent.problems import AMPERE, HOPPER, VARIETY, problem
 @pytest.mark.parametrize("chip", [HOPPER, AMPERE], ids=["Hopper", "Ampere"])
 def test_what_is_chosen_fits_the_chip(name: str, chip: object) -> None:
     found = choose(problem(**VARIETY[name]), chip)  # type: ignore[arg-type]
-    d = found.decomposition
+    d = found.sharding
     assert found.layout.nbytes <= chip.shared  # type: ignore[attr-defined]
-    assert d.groups <= chip.most_groups(d.ranks, d.exchange)  # type: ignore[attr-defined]
-    assert d.groups <= d.problem.batch
+    assert d.dp_size <= chip.most_groups(d.tp_size, d.transport)  # type: ignore[attr-defined]
+    assert d.dp_size <= d.problem.batch
     assert 256 <= d.threads <= 512
     assert 0 < found.us < 1000
 
 
 def test_without_clusters_blocks_share_layers_through_l2() -> None:
-    small = choose(problem((34, 27, 26), batch=25), AMPERE).decomposition
-    large = choose(problem((512, 512, 10), batch=8), AMPERE).decomposition
-    assert small.ranks == 1
-    assert large.ranks > 1
-    assert large.exchange == L2
-    assert large.cluster == 1
+    small = choose(problem((34, 27, 26), batch=25), AMPERE).sharding
+    large = choose(problem((512, 512, 10), batch=8), AMPERE).sharding
+    assert small.tp_size == 1
+    assert large.tp_size > 1
+    assert large.transport == L2
+    assert large.cluster_size == 1
 
 
 def test_weights_that_fit_no_cluster_are_shared_by_more_blocks() -> None:
     p = problem((200, 1024, 1024, 10), batch=16, form={"inputs": "float32", "scale": 1.0})
     found = choose(p, HOPPER)
-    d = found.decomposition
-    assert d.exchange == L2
-    assert d.ranks > 16
+    d = found.sharding
+    assert d.transport == L2
+    assert d.tp_size > 16
     assert d.blocks <= HOPPER.blocks
     assert "through the L2 cache" in describe(found)
     with pytest.raises(Unsupported, match="does not fit the chip"):
@@ -70,16 +70,16 @@ def test_the_choice_is_the_cheapest_of_those_asked_for() -> None:
 
 
 def test_wide_layers_are_shared_and_large_batches_too() -> None:
-    assert choose(problem((512, 512, 10), batch=8), HOPPER).decomposition.ranks > 1
-    assert choose(problem((16, 32, 10), batch=4096), HOPPER).decomposition.groups > 1
+    assert choose(problem((512, 512, 10), batch=8), HOPPER).sharding.tp_size > 1
+    assert choose(problem((16, 32, 10), batch=4096), HOPPER).sharding.dp_size > 1
 
 
 @pytest.mark.parametrize("chip", [HOPPER, AMPERE], ids=["Hopper", "Ampere"])
 def test_the_softmax_of_many_outputs_is_shared_and_that_of_few_is_not(chip: object) -> None:
     many = choose(problem((400, 400, 900), batch=16), chip)  # type: ignore[arg-type]
     few = choose(problem((400, 400, 10), batch=16), chip)  # type: ignore[arg-type]
-    assert many.decomposition.types[-1] == SLICED
-    assert few.decomposition.types[-1] == FULL
+    assert many.sharding.boundaries[-1] == SHARDED
+    assert few.sharding.boundaries[-1] == REPLICATED
     assert "exchange of softmax" in describe(many)
     assert "exchange of softmax" not in describe(few)
 
@@ -88,19 +88,19 @@ def test_a_batch_that_does_not_fit_is_taken_in_turns() -> None:
     p = problem((160, 32, 48, 32, 432, 48), batch=2528,
                 form={"inputs": "float32", "scale": 1.0}, network={"loss": "bce"})
     found = choose(p, HOPPER)
-    d = found.decomposition
-    assert d.turns > 1
-    assert d.groups > 1
+    d = found.sharding
+    assert d.micro_batches > 1
+    assert d.dp_size > 1
     assert found.layout.nbytes <= HOPPER.shared
-    assert cost.cycles(d) > cost.cycles(replace(d, turns=1))
-    assert f"in {d.turns} micro-batches" in describe(found)
+    assert cost.cycles(d) > cost.cycles(replace(d, micro_batches=1))
+    assert f"in {d.micro_batches} micro-batches" in describe(found)
     with pytest.raises(Unsupported, match="does not fit the chip"):
         choose(replace(p, numbers="float16", growth=2000), HOPPER)
 
 
 def test_more_work_is_expected_to_take_longer() -> None:
-    d = choose(problem((64, 64, 10)), HOPPER, 1, 1).decomposition
-    wider = choose(problem((64, 128, 10)), HOPPER, 1, 1).decomposition
+    d = choose(problem((64, 64, 10)), HOPPER, 1, 1).sharding
+    wider = choose(problem((64, 128, 10)), HOPPER, 1, 1).sharding
     assert cost.cycles(d) < cost.cycles(wider)
     assert cost.cycles(d) == sum(phase.cycles for phase in cost.phases(d))
 
@@ -110,15 +110,17 @@ def test_more_work_is_expected_to_take_longer() -> None:
 def test_what_a_layer_takes_follows_from_what_lies_next_to_it(variety: str) -> None:
     whole = problem(**{**VARIETY[variety], "layers": (33, 40, 24, 24, 24, 24, 24, 100, 33)})
     depth = whole.depth
-    for ranks, groups, exchange in ((4, 1, CLUSTER), (8, 3, CLUSTER), (12, 2, L2)):
+    for ranks, groups, exchange in ((4, 1, DSMEM), (8, 3, DSMEM), (12, 2, L2)):
         layers = _layers(whole, HOPPER.costs, ranks, groups, exchange)
         for layer in range(depth):
-            for below, above in product(FULL + SLICED + GATHERED, repeat=2):
-                last = last_types(whole) if layer == depth - 1 else FULL + SLICED + GATHERED
-                if kinds(below + above) is not None and above in last and (
-                        layer or below != GATHERED):
-                    d = Decomposition(whole, ranks, groups, MOST_WARPS * 32, FULL * layer + below
-                                      + above + FULL * (depth - layer - 1), exchange=exchange)
+            for below, above in product(REPLICATED + SHARDED + ALL_GATHERED, repeat=2):
+                last = output_boundaries(whole) if layer == depth - 1 else \
+                    REPLICATED + SHARDED + ALL_GATHERED
+                if layer_kinds(below + above) is not None and above in last and (
+                        layer or below != ALL_GATHERED):
+                    d = Sharding(whole, ranks, groups, MOST_WARPS * 32,
+                                 REPLICATED * layer + below + above
+                                 + REPLICATED * (depth - layer - 1), transport=exchange)
                     assert layers(layer, below, above) == _layer(d, layer, HOPPER.costs)
 
 
@@ -127,11 +129,11 @@ def test_no_layout_takes_less_than_is_said_to_be_the_least(variety: str) -> None
     p = problem(**VARIETY[variety])
     for chip in (HOPPER, AMPERE):
         for d in _candidates(p, chip, 0, 0):
-            assert least_bytes(p, d.ranks, d.columns) <= layout_of(d, chip.shared).nbytes
+            assert least_bytes(p, d.tp_size, d.columns) <= layout_of(d, chip.shared).nbytes
 
 
 def test_deep_networks_that_cannot_fit_are_refused_and_others_are_not() -> None:
-    assert choose(problem((16,) * 66 + (10,), batch=16), HOPPER).decomposition.problem.depth == 66
+    assert choose(problem((16,) * 66 + (10,), batch=16), HOPPER).sharding.problem.depth == 66
     with pytest.raises(Unsupported, match=r"would need 7\d\d KiB of shared memory or more"):
         choose(problem((16,) * 400 + (10,)), HOPPER)
 
@@ -162,14 +164,14 @@ def test_numbers_that_the_kernel_has_not_are_refused(numbers: str, reason: str) 
 
 @pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (4, 1), (4, 2)])
 def test_a_loss_scale_costs_its_decision(ranks: int, groups: int) -> None:
-    d = choose(problem((64, 120, 10), numbers="fp16"), HOPPER, ranks, groups).decomposition
+    d = choose(problem((64, 120, 10), numbers="fp16"), HOPPER, ranks, groups).sharding
     plain = replace(d, problem=replace(d.problem, numbers="bfloat16", growth=0))
     assert cost.cycles(d) > cost.cycles(plain)
     assert "overflow" in [phase.name for phase in cost.phases(d)]
 
 
 def test_rounding_by_chance_costs_its_draws() -> None:
-    d = choose(problem((64, 120, 10), numbers="bf16,sr"), HOPPER).decomposition
+    d = choose(problem((64, 120, 10), numbers="bf16,sr"), HOPPER).sharding
     assert cost.cycles(d) > cost.cycles(replace(d, problem=replace(d.problem, streams=())))
 
 

@@ -20,12 +20,12 @@ from rawnn.model.layers import Network
 from rawnn.opts.persistent import as_one_op, rewrite
 from rawnn.persistent import layout
 from rawnn.persistent.choose import Choice
-from rawnn.persistent.decompose import CLUSTER, L2, Decomposition
 from rawnn.persistent.layout import COUNTS, layout_of
 from rawnn.persistent.problem import problem_of
-from rawnn.plan import epoch_plans
+from rawnn.persistent.sharding import DSMEM, L2, Sharding
+from rawnn.plan import around
 from rawnn.plan.build import CLOCK
-from rawnn.plan.merging import with_partial_batch
+from rawnn.plan.joining import with_rest
 from rawnn.plan.op import Op
 from rawnn.plan.ops import train_steps
 from rawnn.plan.ops.train_steps import spanning
@@ -34,7 +34,7 @@ from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from tests.persistent.problems import HOPPER, VARIETY, prepared
-from tests.ptx.emulator.emulator import Kernels, Twin, TwinError, compiler
+from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
 from tests.slices import sliced
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
@@ -81,7 +81,7 @@ class Launch:
 
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
                  scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1,
-                 exchange: str = CLUSTER, turning: bool = False,
+                 exchange: str = DSMEM, turning: bool = False,
                  room: int = HOPPER.shared, whole_epoch: bool = False) -> None:
         keywords = dict(VARIETY[name.removesuffix(STATE_FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
@@ -94,13 +94,13 @@ class Launch:
         if not types:
             self.plan: Plan = rewrite(plan, ranks, groups)
         else:
-            d = Decomposition(problem_of(plan), ranks, groups, 256, types, turns,
+            d = Sharding(problem_of(plan), ranks, groups, 256, types, turns,
                               exchange)
             room = 0 if name.endswith(STATE_FAR) else room
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
             rest = prepared(network, batch, left=left, rest=True, **keywords)
-            self.plan = with_partial_batch(self.plan, rest, whole)
+            self.plan = with_rest(self.plan, rest, whole)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
         if turning:
             self.plan = self.plan.with_tensors(CLOCK)
@@ -110,7 +110,7 @@ class Launch:
                 {"seed": 7, "count": count, "offset": 0,
                  "steps": STEPS if whole_epoch else STEPS_OF_EPOCH}))
         self.impl: KernelImpl = kernel_for(self.op)
-        self.decomposition: Decomposition = self.op.attributes["chosen"].decomposition
+        self.sharding: Sharding = self.op.attributes["chosen"].sharding
         self.arrays = self._arrays(np.random.default_rng(0), scale)
         self.twin: Twin | None = None
 
@@ -123,7 +123,7 @@ class Launch:
             if role == "order":
                 values = generator.permutation(tensor.shape[0])
             elif role == "labels":
-                values = generator.integers(0, self.decomposition.problem.outputs, tensor.shape)
+                values = generator.integers(0, self.sharding.problem.outputs, tensor.shape)
             elif role == "images" and tensor.role is Role.ROUNDED:
                 values = self._rounded(tensor, generator)
             elif role == "images" and tensor.dtype == "uint8":
@@ -158,7 +158,7 @@ class Launch:
         whole = source.dtype == "uint8"
         values = (generator.integers(0, 256, source.shape) if whole
                   else generator.uniform(-1.0, 1.0, source.shape)).astype(numpy_dtype(source.dtype))
-        op = epoch_plans.rounded(tensor, self.plan)
+        op = around.rounded(tensor, self.plan)
         of = {"images": values, "cursor": np.zeros(1, np.int32),
               "x": np.empty(source.shape, np.float32)}
         for role in ("mean", "inverse_std"):
@@ -203,9 +203,9 @@ class Launch:
 
 def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
     """The kernel leaves what NumPy does, and counters as it found them."""
-    numbers = launch.decomposition.problem.numbers
+    numbers = launch.sharding.problem.numbers
     # Rounding moves weights more than a step does: the reference has to draw the same bits.
-    chance = bool(launch.decomposition.problem.streams)
+    chance = bool(launch.sharding.problem.streams)
     found = launch.on_twin(folder, run, sources)
     wanted = launch.by_reference(np.float32 if chance else np.float64)
     unit = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 4e-2}[numbers]
@@ -240,11 +240,11 @@ def _check_counters(launch: Launch, found: dict[str, np.ndarray]) -> None:
 def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
     """The last cluster has the same weights as the first, to the last bit: each stores some."""
     found = []
-    text, last = launch.impl.code.text, launch.decomposition.groups - 1
+    text, last = launch.impl.code.text, launch.sharding.dp_size - 1
     for group in (0, last):
         # A turn of 1 << 20 has nothing to store.
         turns = {"of_groups": f"group == {group} ? 0 : 1 << 20, 1",
-                 "of_blocks": f"group == {group} ? rank : 1 << 20, {launch.decomposition.ranks}"}
+                 "of_blocks": f"group == {group} ? rank : 1 << 20, {launch.sharding.tp_size}"}
         changed = text
         for name, turn in turns.items():
             changed, count = re.subn(rf"StoreShare {name} = {{[^}}]*}}",
@@ -296,7 +296,7 @@ def test_clusters_that_tell_each_other_bfloat16_have_the_same_weights(
     """A cluster takes in what it tells itself as the others do."""
     monkeypatch.setattr(layout, "summed_by_all", lambda *_: not shared)
     launch = Launch("bfloat16", 2, 3, types)
-    assert launch.decomposition.tells_halves
+    assert launch.sharding.publishes_bf16
     check(launch, tmp_path, 2)
     check_alike(launch, tmp_path, 1)
 
@@ -331,8 +331,7 @@ SCALES = [
 """Loss scales that overflow, or grow, and how the work is shared then."""
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale"), sliced(
-    SCALES, kind=lambda case: (case[1] > 1, case[2] > 1)))
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale"), sliced(SCALES))
 def test_steps_that_overflow_are_left_out_everywhere(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str,
         scale: tuple[float, float]) -> None:
@@ -380,7 +379,7 @@ PARTIAL = [
 """How the work is shared where the last step has fewer examples, and how many."""
 
 
-@pytest.mark.parametrize("exchange", [CLUSTER, L2])
+@pytest.mark.parametrize("exchange", [DSMEM, L2])
 def test_blocks_without_inputs_of_their_own_have_the_state_of_all_biases(
         tmp_path: Path, exchange: str) -> None:
     """The 21 inputs are shared by two of four blocks; all four add up and update biases."""
@@ -441,7 +440,7 @@ are left, and turns."""
 
 
 @pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale", "left", "has_boundary"),
-                         sliced(FAR_STEPS, kind=lambda case: case[4][0] > 1))
+                         sliced(FAR_STEPS))
 def test_steps_through_the_l2_cache(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str,
         scale: tuple[float, float], left: int, turns: int) -> None:
@@ -498,7 +497,7 @@ def test_epochs_keep_losses_in_every_way_and_use_every_workspace() -> None:
     assert {name for found in layouts for name in found.workspaces(STEPS)} >= {
         "counters", "tally", "gradients", "fresh", "overflows", "meetings", "generations",
         "parcels"}
-    assert any(found.decomposition.turns > 1 and found.reports == layout.BY_LAST
+    assert any(found.sharding.micro_batches > 1 and found.reports == layout.BY_LAST
                for found in layouts)
 
 
@@ -508,7 +507,7 @@ def test_a_tally_that_leaves_micro_batches_out_is_written_past_its_end(
 
     def without_turns(self: layout.Layout, steps: int) -> dict[str, int]:
         found = complete(self, steps)
-        return {**found, "tally": found["tally"] // self.decomposition.turns}
+        return {**found, "tally": found["tally"] // self.sharding.micro_batches}
 
     monkeypatch.setattr(layout.Layout, "workspaces", without_turns)
     launch = Launch("clusters share sums", 2, 3, "FS", turns=2, whole_epoch=True)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.persistent.decompose import CLUSTER, L2
 from rawnn.persistent.exchanges import share_of
 from rawnn.persistent.layout import BY_FIRST
-from tests.persistent.test_emulator import FAR, FAR_STEPS, TURNS, Launch
-from tests.ptx.emulator.emulator import Kernels, compiler
+from rawnn.persistent.sharding import DSMEM, L2
+from tests.persistent.test_twin import FAR, FAR_STEPS, TURNS, Launch
+from tests.ptx.twin.twin import Kernels, compiler
 
 needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 
@@ -95,7 +95,7 @@ def test_messages_that_share_a_place_are_numbered_in_their_order() -> None:
     sharing = set()
     for launch in far_launches():
         of: dict[int, list[Any]] = {}
-        for place in launch.decomposition.places:
+        for place in launch.sharding.places:
             of.setdefault(place.first, []).append(place)
         for places in of.values():
             assert [place.number for place in places] == list(range(len(places)))
@@ -110,9 +110,9 @@ def test_a_first_block_that_reports_has_heard_of_all_parts_of_the_loss() -> None
     reported = set()
     for launch in far_launches():
         found = launch.op.attributes["chosen"].layout
-        parts_of_others = found.decomposition.blocks > 1 and "S" in launch.decomposition.types[-1]
-        reported.add((found.decomposition.groups > 1, parts_of_others, found.reports))
-        assert not (parts_of_others and found.reports == BY_FIRST), launch.decomposition
+        parts_of_others = found.sharding.blocks > 1 and "S" in launch.sharding.boundaries[-1]
+        reported.add((found.sharding.dp_size > 1, parts_of_others, found.reports))
+        assert not (parts_of_others and found.reports == BY_FIRST), launch.sharding
     assert {case[:2] for case in reported} == set(itertools.product((False, True), repeat=2))
 
 
@@ -143,7 +143,7 @@ def body_of(name: str, text: str) -> str:
 def test_micro_batches_have_each_example_once(name: str, ranks: int, groups: int, types: str,
                                               turns: int, left: int) -> None:
     launch = Launch(name, ranks, groups, types, left=left, turns=turns)
-    text, problem = launch.impl.code.text, launch.decomposition.problem
+    text, problem = launch.impl.code.text, launch.sharding.problem
     present = re.fullmatch(r"const int here = (.*);\s*return (.*);", body_of("present_in", text))
     first = re.fullmatch(r"return (.*);", body_of("first_of", text), re.S)
     assert present
@@ -160,7 +160,7 @@ def test_micro_batches_have_each_example_once(name: str, ranks: int, groups: int
         assert sorted(examples) == [(cursor + step) * problem.stride + i for i in range(size)]
 
 
-@pytest.mark.parametrize("exchange", [CLUSTER, L2])
+@pytest.mark.parametrize("exchange", [DSMEM, L2])
 @pytest.mark.parametrize(("ranks", "groups", "types"), [(4, 2, "FGFF"), (2, 3, "SFGF")])
 def test_what_clusters_say_of_overflows_changes_the_mark_of_its_place(
         ranks: int, groups: int, types: str, exchange: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rawnn.common.dtypes import numpy_dtype
-from rawnn.persistent.decompose import CLUSTER, L2
+from rawnn.persistent.sharding import DSMEM, L2
 from rawnn.plan.ops.train_steps import role_of
 from tests.persistent import arithmetic, errors
 from tests.persistent.arithmetic import Arithmetic
@@ -41,7 +41,7 @@ EXACT: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize("how", sliced(EXACT, 2), ids=str)
 def test_the_model_is_the_kernels_arithmetic(tmp_path: Path, how: tuple[Any, ...]) -> None:
     """Bit for bit, parameters and loss aside, which is summed in another order."""
-    launch = Launch(*how[:4], exchange=how[4] if len(how) > 4 else CLUSTER)
+    launch = Launch(*how[:4], exchange=how[4] if len(how) > 4 else DSMEM)
     found = launch.on_twin(tmp_path, 0)
     step = launch.op.attributes["step"]
     arrays: dict[str, Any] = {

@@ -8,8 +8,8 @@ import pytest
 
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.persistent.choose import Choice, choose
-from rawnn.persistent.decompose import CLUSTER, Decomposition
 from rawnn.persistent.layout import layout_of
+from rawnn.persistent.sharding import DSMEM, Sharding
 from rawnn.persistent.source import source
 from rawnn.persistent.tracing import traced
 from rawnn.ptx.persistent.persistent import QUICK
@@ -24,7 +24,7 @@ from tests.slices import sliced
 def wide() -> Choice:
     """Of 784-10 at batch 128 in float32: the form whose traced kernel stored to no address."""
     given = problem((784, 10), 128)
-    d = Decomposition(given, 16, 4, 384, "SF", 1, CLUSTER)
+    d = Sharding(given, 16, 4, 384, "SF", 1, DSMEM)
     return Choice(layout_of(d, HOPPER.shared), 0.0)
 
 

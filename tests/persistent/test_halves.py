@@ -25,7 +25,7 @@ def test_copies_of_weights_in_16_bits_change_no_bit(tmp_path: Path, name: str, r
     """A product that rounds weights in registers, as there is no room for copies, has the same
     sums: copies are rounded alike, and of every weight as it is now."""
     copied = Launch(name, ranks, groups, types)
-    d = copied.decomposition
+    d = copied.sharding
     room = layout._layout(d, HOPPER.shared, False).nbytes
     plain = Launch(name, ranks, groups, types, room=room)
     assert copied.op.attributes["chosen"].layout.copies is not None

@@ -16,7 +16,7 @@ from rawnn.cuda.device import Device
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
 from rawnn.model.optimizers import Optimizer
-from rawnn.persistent.decompose import L2
+from rawnn.persistent.sharding import L2
 from rawnn.plan.ops.epoch import CLOCK_PERIOD, MAX_STEPS, count_after
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset
@@ -82,7 +82,7 @@ def test_exchanges_through_l2_where_their_count_wraps_around(
     in the boxes that turns ahead of it left there."""
     launch = Launch(name, ranks, groups, types, exchange=L2)
     launch.arrays["generations"][:] = -AHEAD
-    d = launch.decomposition
+    d = launch.sharding
     boxes = launch.arrays["parcels"].view(np.uint32).reshape(groups, d.boxes, -1)
     if d.boxes == 2:
         for turn in (-AHEAD, 1 - AHEAD):
@@ -95,7 +95,7 @@ def test_exchanges_through_l2_where_their_count_wraps_around(
 
 def test_messages_of_a_turn_lie_in_two_boxes_or_share_places() -> None:
     """The test above takes all: a turn's only message, places of one and of two messages."""
-    found = [Launch(name, ranks, groups, types, exchange=L2).decomposition
+    found = [Launch(name, ranks, groups, types, exchange=L2).sharding
              for name, ranks, groups, types in (("five layers", 4, 1, "SFSFSF"),
                                                 ("Adam in an order", 4, 2, "FSFF"),
                                                 ("five layers", 3, 2, "FGSFSF"))]

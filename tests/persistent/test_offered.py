@@ -14,8 +14,8 @@ import pytest
 
 from rawnn.common.target import KNOWN
 from rawnn.persistent.chip import NEEDED, chip_of
-from rawnn.persistent.choose import _ways
-from rawnn.persistent.decompose import CLUSTER, FULL, GATHERED, L2, SLICED, kinds
+from rawnn.persistent.choose import _groups
+from rawnn.persistent.sharding import ALL_GATHERED, DSMEM, L2, REPLICATED, SHARDED, layer_kinds
 from tests.persistent.problems import HOPPER, VARIETY
 from tests.persistent.test_emulator import STEPS, Launch, check
 from tests.ptx.emulator.emulator import compiler
@@ -25,8 +25,9 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed
 
 MOST_RANKS, MOST_BLOCKS = 20, 24
 """Blocks that share the widths, and all, which run on the host in some seconds."""
-TYPES = [t for t in map("".join, product((FULL, SLICED), *[(FULL, SLICED, GATHERED)] * 3))
-         if kinds(t) is not None]
+TYPES = [t for t in map("".join, product(
+    (REPLICATED, SHARDED), *[(REPLICATED, SHARDED, ALL_GATHERED)] * 3))
+    if layer_kinds(t) is not None]
 """Of the boundaries of a network of three layers whose last ones have labels."""
 NAMES = [name for name, options in VARIETY.items() if not {"layers", "network"} & {*options}]
 
@@ -36,7 +37,7 @@ def offered() -> Iterator[tuple[str, int]]:
     for target in KNOWN.values():
         chip = chip_of(target)
         if target.has(*NEEDED):
-            yield from _ways(chip, 0)
+            yield from _groups(chip, 0)
 
 
 OFFERED = sorted((where, ranks) for where, ranks in set(offered()) if 1 < ranks <= MOST_RANKS)
@@ -44,7 +45,7 @@ OFFERED = sorted((where, ranks) for where, ranks in set(offered()) if 1 < ranks 
 
 def test_more_is_offered_than_powers_of_two() -> None:
     assert {(L2, 33), (L2, 44), (L2, 27), (L2, 47)} <= set(offered())
-    assert {(CLUSTER, 16), (L2, 18), (L2, 14)} <= {*OFFERED}
+    assert {(DSMEM, 16), (L2, 18), (L2, 14)} <= {*OFFERED}
     assert len(NAMES) > 8
 
 
@@ -52,7 +53,7 @@ def drawn(exchange: str, ranks: int) -> tuple[str, int, str, int]:
     """A problem, clusters, types and an order of the threads for so many blocks."""
     draw = random.Random(f"{exchange}, {ranks}, {SLICE}")
     most = min(HOPPER.most_groups(ranks, exchange) or 1, max(MOST_BLOCKS // ranks, 1))
-    types = [t for t in TYPES if set(t) != {FULL}]
+    types = [t for t in TYPES if set(t) != {REPLICATED}]
     return draw.choice(NAMES), draw.randint(1, most), draw.choice(types), draw.choice((0, 1, 2, 3))
 
 
@@ -73,19 +74,19 @@ def test_parts_that_threads_share_unevenly_are_added_once(tmp_path: Path, ranks:
 
 
 @pytest.mark.parametrize(("exchange", "last"),
-                         sliced(product((CLUSTER, L2), (FULL, SLICED, GATHERED)), 2))
+                         sliced(product((DSMEM, L2), (REPLICATED, SHARDED, ALL_GATHERED)), 2))
 def test_what_a_softmax_may_meet(tmp_path: Path, exchange: str, last: str) -> None:
     """Logits that are equal, of which the first counts as the largest; all far below 0; a label
     that is none, which makes the step's loss no number, and changes nothing else; and at the end a
     row that is no number, beside which others are counted. In softmaxes of whole rows in every
     block, of slices, and of rows that are gathered."""
     draw = random.Random(f"{exchange}, {last}, {SLICE}")
-    ranks = draw.choice((1, 2, 4, 8) if exchange == CLUSTER and last == FULL else
-                        (2, 4, 8) if exchange == CLUSTER else (2, 3, 5, 8))
-    types = FULL * 4 if ranks == 1 else draw.choice([t for t in TYPES if t[-1] == last])
+    ranks = draw.choice((1, 2, 4, 8) if exchange == DSMEM and last == REPLICATED else
+                        (2, 4, 8) if exchange == DSMEM else (2, 3, 5, 8))
+    types = REPLICATED * 4 if ranks == 1 else draw.choice([t for t in TYPES if t[-1] == last])
     groups = draw.choice((1, 3))
     launch = Launch("float32 inputs, a schedule", ranks, groups, types, exchange=exchange)
-    batch, outputs = launch.decomposition.problem.batch, launch.decomposition.problem.outputs
+    batch, outputs = launch.sharding.problem.batch, launch.sharding.problem.outputs
     arrays = launch.arrays
     arrays["w3"][:], arrays["b3"][:] = 0, -100  # whose exponentials a float32 can hardly hold
     steps = arrays["labels"][batch : batch * (1 + STEPS)].reshape(STEPS, batch)
@@ -106,8 +107,8 @@ def test_what_a_softmax_may_meet(tmp_path: Path, exchange: str, last: str) -> No
 
 
 PLACES = [(exchange, ranks, groups, types) for exchange, ranks, groups, types in (
-    (CLUSTER, 1, 3, "FFFF"), (CLUSTER, 2, 3, "SFGF"), (CLUSTER, 4, 2, "FGFS"),
-    (CLUSTER, 4, 1, "FSFS"), (CLUSTER, 8, 1, "FSFG"), (CLUSTER, 2, 2, "FSFF"),
+    (DSMEM, 1, 3, "FFFF"), (DSMEM, 2, 3, "SFGF"), (DSMEM, 4, 2, "FGFS"),
+    (DSMEM, 4, 1, "FSFS"), (DSMEM, 8, 1, "FSFG"), (DSMEM, 2, 2, "FSFF"),
     (L2, 5, 2, "FGFS"), (L2, 3, 3, "SFGF"), (L2, 9, 1, "FSFS"), (L2, 4, 2, "FGFF"))]
 
 
@@ -125,7 +126,7 @@ def test_an_overflow_that_one_block_sees_stops_all(tmp_path: Path, exchange: str
     launch = Launch("float16", ranks, groups, types, (2.0 ** (19 + OVERFLOWS), 5.0),
                     exchange=exchange)
     draw = random.Random(f"{exchange}, {ranks}, {groups}, {types}, {SLICE}")
-    problem, arrays = launch.decomposition.problem, launch.arrays
+    problem, arrays = launch.sharding.problem, launch.arrays
     batch = problem.batch
     share = launch.decomposition.share
     certain, *others = draw.sample(range(problem.outputs), 1 + OVERFLOWS)

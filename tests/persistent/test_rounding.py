@@ -46,10 +46,10 @@ def test_inputs_rounded_ahead_change_no_bit(
     """Products that round inputs behind each load, as the copy would be too large, have the same
     sums, in the same tiles."""
     ahead = Launch(name, ranks, groups, types, left=left, turns=turns)
-    assert ahead.decomposition.problem.rounded
+    assert ahead.sharding.problem.rounded
     monkeypatch.setattr(rounding, "MOST_BYTES", 0)
     plain = Launch(name, ranks, groups, types, left=left, turns=turns)
-    assert not plain.decomposition.problem.rounded
+    assert not plain.sharding.problem.rounded
     for role in ("mean", "inverse_std"):
         if role in plain.arrays:
             plain.arrays[role] = ahead.of_inputs[role]

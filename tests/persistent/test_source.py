@@ -65,8 +65,8 @@ def test_kernels_of_several_blocks_compile(nvrtc: Nvrtc, name: str, ranks: int,
 
 
 def test_a_kernel_that_takes_turns_and_a_partial_batch_compiles(nvrtc: Nvrtc) -> None:
-    d = choose(problem(**VARIETY["Adam in an order"]), HOPPER, 4, 2).decomposition
-    layout = layout_of(replace(d, turns=2), HOPPER.shared).with_partial_batch()
+    d = choose(problem(**VARIETY["Adam in an order"]), HOPPER, 4, 2).sharding
+    layout = layout_of(replace(d, micro_batches=2), HOPPER.shared).with_partial_batch()
     assert built(nvrtc, source(layout, "train_steps"), "sm_90") <= MOST_SPILLED
 
 

@@ -13,8 +13,8 @@ from rawnn.bench.phases import PHASES, PhasesResult, of_phases
 from rawnn.cli.bench import bench
 from rawnn.persistent import cost
 from rawnn.persistent.choose import Choice
-from rawnn.persistent.decompose import CLUSTER, L2, Decomposition
 from rawnn.persistent.layout import layout_of
+from rawnn.persistent.sharding import DSMEM, L2, Sharding
 from rawnn.persistent.source import source, stamps
 from rawnn.persistent.tracing import read_trace, traced
 from tests.persistent import test_emulator
@@ -26,18 +26,18 @@ from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 KINDS = [
-    ("Adam in an order", 4, 2, "FSFF", 1, CLUSTER), ("softmax, SGD", 16, 1, "SFGF", 1, CLUSTER),
-    ("clusters share sums", 2, 8, "FG", 1, CLUSTER), ("float16", 2, 3, "SFGF", 1, CLUSTER),
-    ("float16", 2, 1, "FSFG", 1, CLUSTER), ("an autoencoder", 2, 1, "SFS", 1, CLUSTER),
+    ("Adam in an order", 4, 2, "FSFF", 1, DSMEM), ("softmax, SGD", 16, 1, "SFGF", 1, DSMEM),
+    ("clusters share sums", 2, 8, "FG", 1, DSMEM), ("float16", 2, 3, "SFGF", 1, DSMEM),
+    ("float16", 2, 1, "FSFG", 1, DSMEM), ("an autoencoder", 2, 1, "SFS", 1, DSMEM),
     ("a wide middle", 32, 1, "FGFG", 1, L2), ("a wide middle", 12, 1, "FGFS", 1, L2),
-    ("softmax, SGD", 4, 2, "FGFS", 1, CLUSTER), ("softmax, SGD", 2, 2, "SFGF", 2, CLUSTER),
+    ("softmax, SGD", 4, 2, "FGFS", 1, DSMEM), ("softmax, SGD", 2, 2, "SFGF", 2, DSMEM),
 ]
 """Problems, and how they are shared: every kind of phase comes up."""
 
 
 def choice(name: str, ranks: int, groups: int, types: str, turns: int, exchange: str) -> Choice:
     given = problem(**{"layers": (21, 26, 9, 7), "batch": 11, **VARIETY[name]})
-    d = Decomposition(given, ranks, groups, 256, types, turns, exchange)
+    d = Sharding(given, ranks, groups, 256, types, turns, exchange)
     return Choice(layout_of(d, HOPPER.shared), 0.0)
 
 
@@ -54,7 +54,7 @@ def test_each_phase_is_stamped_once_a_step_and_in_order(
     launch = Launch(name, ranks, groups, types, turns=turns, exchange=exchange)
     layout = launch.op.attributes["chosen"].layout
     words = launch.on_twin(tmp_path, 2)["trace"]
-    d = layout.decomposition
+    d = layout.sharding
     of_warps = words[: -4 * d.blocks]
     assert len(np.unique(of_warps)) == len(of_warps)
     assert of_warps.min() > 0  # nothing is left out
@@ -73,7 +73,7 @@ def test_what_is_stamped_are_the_phases_that_the_model_expects(
         kind: tuple[str, int, int, str, int, str]) -> None:
     found = choice(*kind)
     names = {stamp.phase for stamp in stamps(traced(found, 3).layout)}
-    wanted = {phase.name for phase in cost.phases(found.decomposition)}
+    wanted = {phase.name for phase in cost.phases(found.sharding)}
     # The one is spread over all others, the other stands behind the steps.
     assert names == wanted - {"exchanges begin", cost.LAUNCH}
 
@@ -98,8 +98,8 @@ def test_a_kernel_that_is_traced_compiles() -> None:
 
 
 def test_a_clock_that_wraps_around_is_followed() -> None:
-    layout = traced(choice("softmax, SGD", 1, 1, "FFFF", 1, CLUSTER), 2).layout
-    warps, many = layout.decomposition.warps, layout.stamps
+    layout = traced(choice("softmax, SGD", 1, 1, "FFFF", 1, DSMEM), 2).layout
+    warps, many = layout.sharding.warps, layout.stamps
     # Begun, loaded, the stamps of two steps, trained, stored.
     line = 2**32 - 40 + 10 * np.arange(2 + 2 * many + 2)
     each = np.repeat(line[2:-2].reshape(2, 1, many, 1), warps, axis=3) + np.arange(warps)

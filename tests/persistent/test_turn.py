@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 
 from rawnn.common import random
-from rawnn.persistent.decompose import CLUSTER, L2
-from tests.persistent.test_emulator import STEPS_OF_EPOCH, Launch, check
-from tests.ptx.emulator.emulator import compiler
+from rawnn.persistent.sharding import DSMEM, L2
+from tests.persistent.test_twin import STEPS_OF_EPOCH, Launch, check
+from tests.ptx.twin.twin import compiler
 from tests.slices import sliced
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 
 KINDS = [
-    ("Adam in an order", 4, 2, "FSFF", 0, CLUSTER),
-    ("one layer in an order", 4, 3, "FS", 0, CLUSTER),
-    ("one layer in an order", 8, 1, "FS", 0, CLUSTER),
-    ("Adam in an order", 1, 1, "FFFF", 0, CLUSTER),
+    ("Adam in an order", 4, 2, "FSFF", 0, DSMEM),
+    ("one layer in an order", 4, 3, "FS", 0, DSMEM),
+    ("one layer in an order", 8, 1, "FS", 0, DSMEM),
+    ("Adam in an order", 1, 1, "FFFF", 0, DSMEM),
     ("Adam in an order", 12, 2, "FGFS", 0, L2),
     ("one layer in an order", 20, 1, "FS", 0, L2),
-    ("long rows", 4, 1, "FS", 0, CLUSTER), ("long rows", 2, 2, "SF", 4, CLUSTER),
-    ("Adam in an order", 1, 3, "FFFF", 3, CLUSTER),
+    ("long rows", 4, 1, "FS", 0, DSMEM), ("long rows", 2, 2, "SF", 4, DSMEM),
+    ("Adam in an order", 1, 3, "FFFF", 3, DSMEM),
     ("one layer in an order", 3, 2, "FS", 5, L2),
-    ("rounded by chance, Adam", 2, 2, "FSFS", 0, CLUSTER),
+    ("rounded by chance, Adam", 2, 2, "FSFS", 0, DSMEM),
 ]
 
 

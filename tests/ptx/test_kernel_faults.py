@@ -58,7 +58,7 @@ def test_a_fault_in_a_whole_step_is_caught(kind: str) -> None:
 def test_kernels_that_are_written_take_every_way() -> None:
     """What none of them does, no fault could show."""
     layouts = [Launch(*how).op.attributes["chosen"].layout for how in faults.WRITTEN]
-    problems = [found.decomposition.problem for found in layouts]
+    problems = [found.sharding.problem for found in layouts]
     assert {found.sync for found in layouts} == {"", ALL, SHARE}
     assert {found.shares > 1 for found in layouts if found.sync == SHARE} == {True, False}
     assert {bool(found.far_tiles) for found in layouts if found.sync} == {True, False}
@@ -67,7 +67,7 @@ def test_kernels_that_are_written_take_every_way() -> None:
     assert {"float32", "bfloat16"} <= {p.numbers for p in problems}
     for what in ("labelled", "ordered", "scheduled", "normalised", "converted"):
         assert {bool(getattr(p, what)) for p in problems} == {True, False}, what
-    types = "".join(found.decomposition.types for found in layouts if found.exchange)
+    types = "".join(found.sharding.boundaries for found in layouts if found.exchange)
     assert set(types) == set("FGS")
 
 

@@ -57,7 +57,7 @@ def measured(costs: Costs, noise: float = 0.0) -> list[Measured]:
         except Unsupported:  # it has no room in so few blocks
             continue
         us = expected(choice, costs) * float(np.exp(noise * generator.standard_normal()))
-        found.append(Measured(str(choice.decomposition), choice, us))
+        found.append(Measured(str(choice.sharding), choice, us))
     return found
 
 
@@ -151,7 +151,7 @@ def test_phases_of_a_trace_count_by_themselves() -> None:
     """A trace whose step is as expected, though its phases are not, is off."""
     choice = fit_costs._choice("64-80-10", 32, "persistent=4x1:256:FSF,graphs=epoch", "H200",
                                {}, "float32")
-    phases = fit_costs.grouped(((p.name, p.cycles) for p in cost.phases(choice.decomposition)),
+    phases = fit_costs.grouped(((p.name, p.cycles) for p in cost.phases(choice.sharding)),
                                choice)
     assert "gradients" in phases
     us = fit_costs.expected(choice, cost.FITTED)

@@ -48,12 +48,12 @@ def _impl(op: Op) -> KernelImpl:
         layout = layout.with_partial_batch()
     if has_boundary(op):
         layout = replace(layout, turning=True)
-    d = layout.decomposition
+    d = layout.sharding
     name, text = _written(layout)
     return KernelImpl(
         f"{name}.cu", name, plain, no_sizes, lambda s: ((d.blocks, 1, 1), (d.threads, 1, 1)),
-        _shapes(op), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.cluster,
-        cooperative=d.groups > 1 or d.far, code=CudaText(text, QUICK))
+        _shapes(op), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.cluster_size,
+        cooperative=d.dp_size > 1 or d.via_l2, code=CudaText(text, QUICK))
 
 
 GENERATED[KIND] = _impl

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rawnn.persistent.decompose import CLUSTER, L2
+from rawnn.persistent.sharding import DSMEM, L2
 from rawnn.ptx import SOURCES
 from tests.persistent.test_emulator import DECAY, Launch
 
@@ -23,7 +23,7 @@ GENERATED = "train_steps"
 WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("softmax, SGD", 2, 2, "SFGF"), ("Adam in an order", 4, 1, "FSFF"),
     ("float16, float32 inputs", 2, 1, "FGFF", (2.0**23, 0.0)),
-    ("float16, float32 inputs", 2, 1, "SFSF", (2.0**22, 0.0), 0, 1, CLUSTER, False, 0),
+    ("float16, float32 inputs", 2, 1, "SFSF", (2.0**22, 0.0), 0, 1, DSMEM, False, 0),
     ("binary cross-entropy, tanh", 4, 2, "FGFS"), ("a wide middle", 4, 1, "SFGF"),
     ("float16 inputs, normalised", 2, 3, ""), ("long rows", 2, 1, "SF"),
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("bfloat16", 2, 1, ""),
@@ -44,8 +44,8 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("softmax, SGD", 3, 1, "FGFS", (1.0, 0.0), 0, 1, L2),
     ("five layers", 4, 1, "SFSFSF", (1.0, 0.0), 0, 1, L2),
     ("softmax, SGD", 4, 1, "FSFF", (1.0, 0.0), 0, 1, L2),
-    ("one layer in an order", 4, 3, "FS", (1.0, 0.0), 0, 1, CLUSTER, True),
-    ("one layer in an order", 8, 1, "FS", (1.0, 0.0), 0, 1, CLUSTER, True),
+    ("one layer in an order", 4, 3, "FS", (1.0, 0.0), 0, 1, DSMEM, True),
+    ("one layer in an order", 8, 1, "FS", (1.0, 0.0), 0, 1, DSMEM, True),
     ("one layer in an order", 20, 1, "FS", (1.0, 0.0), 0, 1, L2, True),
     ("Adam in an order", 12, 2, "FGFS", (1.0, 0.0), 0, 1, L2, True),
     ("bfloat16, float32 inputs in an order", 2, 3, "SFGF"), ("bfloat16, long rows", 2, 8, "SF"),

@@ -7,34 +7,34 @@ from itertools import pairwise, product
 
 import pytest
 
-from rawnn.persistent.decompose import (
-    BY_INPUTS,
-    BY_OUTPUTS,
-    CLUSTER,
-    EVERYWHERE,
-    FULL,
-    GATHERED,
-    L2,
-    SLICED,
-    Decomposition,
-    kinds,
-    last_types,
-    pitch,
-)
 from rawnn.persistent.layout import ALL, RULE_BYTES, SHARE, TILE, Layout, layout_of, summed_by_all
 from rawnn.persistent.problem import Problem
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    COLUMN_PARALLEL,
+    DSMEM,
+    L2,
+    REPLICATED,
+    REPLICATED_LAYER,
+    ROW_PARALLEL,
+    SHARDED,
+    Sharding,
+    layer_kinds,
+    output_boundaries,
+    pitch,
+)
 from tests.persistent.problems import HOPPER, VARIETY, problem
 from tests.slices import SLICE
 
 
 @pytest.mark.parametrize(("types", "wanted"), [
-    ("FFF", (EVERYWHERE, EVERYWHERE)), ("FSF", (BY_OUTPUTS, BY_INPUTS)),
-    ("FGF", (BY_OUTPUTS, EVERYWHERE)), ("SFS", (BY_INPUTS, BY_OUTPUTS)), ("FSS", None),
-    ("SGF", None),
+    ("FFF", (REPLICATED_LAYER, REPLICATED_LAYER)), ("FSF", (COLUMN_PARALLEL, ROW_PARALLEL)),
+    ("FGF", (COLUMN_PARALLEL, REPLICATED_LAYER)), ("SFS", (ROW_PARALLEL, COLUMN_PARALLEL)),
+    ("FSS", None), ("SGF", None),
 ])
 def test_the_types_of_boundaries_say_who_does_what(
         types: str, wanted: tuple[str, ...] | None) -> None:
-    assert kinds(types) == wanted
+    assert layer_kinds(types) == wanted
 
 
 @pytest.mark.parametrize("features", [1, 7, 64, 100, 513])
@@ -47,22 +47,22 @@ def test_rows_of_fragments_lie_in_all_banks(features: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 16])
 def test_slices_cover_a_boundary_and_start_at_whole_chunks(ranks: int) -> None:
     p = problem((41, 30, 10))
-    d = Decomposition(p, ranks, 1, 512, "SFF")
-    assert all(size * ranks >= n for size, n in zip(d.slices, p.layers, strict=True))
-    assert d.slices[0] * p.input_size % 16 == 0
+    d = Sharding(p, ranks, 1, 512, "SFF")
+    assert all(size * ranks >= n for size, n in zip(d.shards, p.layers, strict=True))
+    assert d.shards[0] * p.input_size % 16 == 0
 
 
 def test_ins_and_outs_follow_the_kind() -> None:
-    d = Decomposition(problem((40, 64, 17, 10)), 4, 1, 512, "FSFF")
+    d = Sharding(problem((40, 64, 17, 10)), 4, 1, 512, "FSFF")
     assert [(d.outs(i), d.ins(i)) for i in range(3)] == [(16, 40), (17, 16), (10, 17)]
 
 
 def needed(found: Layout) -> dict[str, int]:
     """Floats that each place has to have, from what lies there: counted by the network, the batch
     and the pitches alone."""
-    d, p = found.decomposition, found.decomposition.problem
+    d, p = found.sharding, found.sharding.problem
     size, halves = 2 if p.halved else 4, 2 if p.rounded else 4
-    rows = p.outputs if d.types[-1] == GATHERED else d.outs(p.depth - 1)
+    rows = p.outputs if d.boundaries[-1] == ALL_GATHERED else d.outs(p.depth - 1)
     needs = {
         "x": (1 if p.converted else 2) * d.columns * found.input_pitch * halves // 4,
         "raw": 2 * d.columns * found.raw_pitch * p.input_size // 4,
@@ -87,9 +87,10 @@ def needed(found: Layout) -> dict[str, int]:
 
 def cut(p: Problem, draw: random.Random) -> str:
     """Types of the boundaries that go together, any of those that there are."""
-    every = [t for t in map("".join, product(FULL + SLICED, *[FULL + SLICED + GATHERED] * (
-        p.depth - 1), last_types(p))) if kinds(t) is not None
-        and (not p.reconstruct or (t[0] == SLICED) == (t[-1] == SLICED))]
+    middle = [REPLICATED + SHARDED + ALL_GATHERED] * (p.depth - 1)
+    every = [t for t in map("".join, product(REPLICATED + SHARDED, *middle, output_boundaries(p)))
+        if layer_kinds(t) is not None
+        and (not p.reconstruct or (t[0] == SHARDED) == (t[-1] == SHARDED))]
     return draw.choice(every)
 
 
@@ -100,8 +101,8 @@ def test_nothing_overlaps_in_shared_memory(name: str, turn: int) -> None:
     p = problem(**VARIETY[name])
     draw = random.Random(f"{name}, {turn}, {SLICE}")
     ranks, groups = ((1, 1), (1, 3), (4, 1), (8, 2), (3, 2), (33, 4))[turn]
-    types = FULL * (p.depth + 1) if ranks == 1 else cut(p, draw)
-    d = Decomposition(p, ranks, groups, 256, types, exchange=L2 if ranks in (3, 33) else CLUSTER)
+    types = REPLICATED * (p.depth + 1) if ranks == 1 else cut(p, draw)
+    d = Sharding(p, ranks, groups, 256, types, transport=L2 if ranks in (3, 33) else DSMEM)
     for room in (HOPPER.shared, 30 << 10):
         found = layout_of(d, room)
         needs = needed(found)
@@ -119,14 +120,14 @@ def test_nothing_overlaps_in_shared_memory(name: str, turn: int) -> None:
 
 
 def test_many_gradients_are_shared_and_few_summed_by_all() -> None:
-    small = Decomposition(problem((40, 16, 10)), 1, 2, 256, "FFF")
-    large = Decomposition(problem((400, 160, 10)), 1, 2, 256, "FFF")
+    small = Sharding(problem((40, 16, 10)), 1, 2, 256, "FFF")
+    large = Sharding(problem((400, 160, 10)), 1, 2, 256, "FFF")
     assert [layout_of(d, HOPPER.shared).sync for d in (small, large)] == [ALL, SHARE]
 
 
 def test_state_that_finds_no_room_goes_to_a_workspace() -> None:
     p = problem(**VARIETY["Adam in an order"])
-    d = Decomposition(p, 1, 1, 256, "F" * (p.depth + 1))
+    d = Sharding(p, 1, 1, 256, "F" * (p.depth + 1))
     near, far = layout_of(d, HOPPER.shared), layout_of(d, 30 << 10)
     assert near.far_tiles == 0
     assert far.far_tiles == near.tiles

@@ -1,0 +1,325 @@
+"""How the thread blocks of one kernel share a network and its batch.
+
+A tensor-parallel group of blocks shares the features of each boundary between two layers. At a
+boundary, values are *replicated* (every block has all features), *sharded* (each block has its
+shard) or *all-gathered* (computed in shards, then sent to all). The boundaries around a layer say
+how its weights are shared:
+
+    inputs                     outputs                    layer
+    replicated, all-gathered   replicated                 replicated: each block has all weights
+    replicated, all-gathered   sharded, all-gathered      column-parallel: rows of [outputs, inputs]
+    sharded                    replicated                 row-parallel, and an all-reduce: columns
+    sharded                    sharded, all-gathered      not supported: it needs two exchanges
+
+Gradients are shared as the values of their boundary. In the backward pass of a column-parallel
+layer each block has a partial sum of the gradient of its inputs. A replicated layer needs no
+exchange, which is best for narrow layers. schedule.py has the phases that follow from a sharding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from rawnn.persistent.problem import Problem
+
+REPLICATED, SHARDED, ALL_GATHERED = "F", "S", "G"
+"""Boundaries between layers, as users type them in `persistent=4x8:256:FSGF`."""
+DSMEM, L2 = "cluster", "l2"
+"""Transports: a tensor-parallel group is a thread block cluster, whose blocks exchange through
+distributed shared memory; or it exchanges via L2, through global memory that stays in that cache.
+"""
+REPLICATED_LAYER, COLUMN_PARALLEL, ROW_PARALLEL = "replicated", "column-parallel", "row-parallel"
+WARP = 32
+LINE = 32
+"""Floats of a line of the L2 cache."""
+LOADS_IN_FLIGHT = 8
+"""Partial sums that a thread loads via L2 at once (kLoadsInFlight in onchip_far.cuh)."""
+ONE_SHOT_BYTES = 8192
+"""Bytes of partial sums up to which an all-reduce is one-shot: each block sends its partial sums to
+all others, and each adds up all of them."""
+ONE_SHOT_BYTES_VIA_L2 = 65_536
+"""The same via L2, where a second exchange takes about as long as these bytes, and all blocks read
+one copy."""
+
+
+def ceil(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def up(a: int, b: int) -> int:
+    """The least multiple of b that is at least a."""
+    return ceil(a, b) * b
+
+
+def pitch(n: int) -> int:
+    """Floats from one row of a fragment's operand to the next: at least n, and 8 more than a
+    multiple of 16, so that 4 rows by 8 columns lie in 32 banks."""
+    return n + (8 - n) % 16
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the thread blocks of one kernel share a network and its batch.
+
+    tp_size: thread blocks of a tensor-parallel group. They share the features of each boundary.
+    dp_size: data-parallel groups. Each takes an equal share of the batch.
+    threads: threads of a block.
+    boundaries: one letter for each boundary 0 .. depth: REPLICATED, SHARDED or ALL_GATHERED.
+    micro_batches: parts in which a group takes its share of the batch. Their gradients are
+        accumulated in global memory, so that more than one needs dp_size > 1.
+    transport: DSMEM (each tensor-parallel group is a thread block cluster) or L2.
+    """
+
+    problem: Problem
+    tp_size: int
+    dp_size: int
+    threads: int
+    boundaries: str
+    micro_batches: int = 1
+    transport: str = DSMEM
+
+    def __str__(self) -> str:
+        micro = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        transport = ", through L2" if self.via_l2 else ""
+        return f"{self.tp_size} x {self.dp_size} blocks of {self.threads} threads, " \
+               f"{self.boundaries}{transport}{micro}"
+
+    @property
+    def via_l2(self) -> bool:
+        """Whether the blocks of a tensor-parallel group exchange via L2."""
+        return self.tp_size > 1 and self.transport != DSMEM
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a thread block cluster."""
+        return 1 if self.via_l2 else self.tp_size
+
+    @property
+    def blocks(self) -> int:
+        return self.tp_size * self.dp_size
+
+    @property
+    def publishes_bf16(self) -> bool:
+        """Whether data-parallel groups publish gradients and changes of weights as bfloat16: where
+        GEMMs take bfloat16 and weights are float32. Not the gradients of micro-batches, which
+        accumulate where they are published."""
+        p = self.problem
+        return self.dp_size > 1 and p.numbers == "bfloat16" and not p.streams \
+            and self.micro_batches == 1
+
+    @property
+    def published_bytes(self) -> int:
+        """Bytes of a published gradient."""
+        return 2 if self.publishes_bf16 else 4
+
+    @property
+    def warps(self) -> int:
+        return self.threads // WARP
+
+    @cached_property
+    def group_batch(self) -> int:
+        """Examples of the largest data-parallel group in a step."""
+        return ceil(self.problem.batch, self.dp_size)
+
+    @cached_property
+    def micro_batch(self) -> int:
+        """Examples of the largest micro-batch of a group."""
+        return ceil(self.group_batch, self.micro_batches)
+
+    @cached_property
+    def columns(self) -> int:
+        """Examples of a micro-batch, padded to the tiles of tensor cores."""
+        return up(self.micro_batch, 8)
+
+    @cached_property
+    def sent(self) -> int:
+        """Columns that an exchange sends: the examples, in fours. All columns where a gradient
+        overwrites the pre-activations, of which nothing may remain."""
+        return self.columns if self.problem.saves_input else up(self.micro_batch, 4)
+
+    @cached_property
+    def pitch(self) -> int:
+        return pitch(self.columns)
+
+    @cached_property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """REPLICATED_LAYER, COLUMN_PARALLEL or ROW_PARALLEL for each layer."""
+        return layer_kinds(self.boundaries) or ()
+
+    @cached_property
+    def shards(self) -> tuple[int, ...]:
+        """Features of the first block's shard of each boundary; the last blocks may have fewer."""
+        p = self.problem
+        whole = 16 // p.input_size
+        sizes = [ceil(n, self.tp_size) for n in p.layers]
+        sizes[0] = up(sizes[0], whole)
+        if p.reconstruct:
+            sizes[-1] = sizes[0]
+        elif self.boundaries[-1] == SHARDED and not p.labelled:
+            sizes[-1] = up(sizes[-1], 4)
+        return tuple(sizes)
+
+    def idle(self, boundary: int) -> int:
+        """Blocks, the last ones, whose shard of a boundary has no features."""
+        return self.tp_size - ceil(self.problem.layers[boundary], self.shards[boundary])
+
+    def ins(self, layer: int) -> int:
+        """Inputs of the layer (0 .. depth - 1) in a block, at most."""
+        return self.shards[layer] if self.layer_kinds[layer] == ROW_PARALLEL \
+            else self.problem.layers[layer]
+
+    def outs(self, layer: int) -> int:
+        """Outputs of the layer in a block, at most."""
+        return self.shards[layer + 1] if self.layer_kinds[layer] == COLUMN_PARALLEL \
+            else self.problem.layers[layer + 1]
+
+    @property
+    def shards_softmax(self) -> bool:
+        """Whether each block has the softmax of its own shard of the outputs."""
+        return self.problem.labelled and self.boundaries[-1] == SHARDED
+
+    def is_one_shot(self, features: int) -> bool:
+        """Whether the all-reduce of so many features is one-shot: every block adds up all partial
+        sums. Else it is two-shot: a reduce-scatter, then an all-gather."""
+        most = ONE_SHOT_BYTES_VIA_L2 if self.via_l2 else ONE_SHOT_BYTES
+        return features * self.sent * 4 * self.tp_size <= most
+
+    def teams(self, rows: int) -> int:
+        """Threads that share one sum of a reduction via L2 of so many rows: as many as have
+        LOADS_IN_FLIGHT parts each, as far as there are threads."""
+        if not self.via_l2:
+            return 1
+        items = rows * self.sent // 4
+        return max(1, min(ceil(self.tp_size, LOADS_IN_FLIGHT), self.threads // items))
+
+    # -- today's messages -------------------------------------------------------------------------
+    def exchanged(self) -> int:
+        """Rows of a mailbox for the widest exchange; 0 where there is none."""
+        return max((message.rows for message in self.messages), default=0)
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """What is exchanged in a turn, in its order, but for what is told of overflows."""
+        layers, found = self.problem.layers, []
+        for layer, kind in enumerate(self.layer_kinds):
+            if kind == ROW_PARALLEL:
+                found += self.summed(layers[layer + 1])
+            if self.boundaries[layer + 1] == ALL_GATHERED:
+                found.append(Message(layers[layer + 1], True, self.idle(layer + 1)))
+        if self.shards_softmax:
+            found.append(self.slices_told)
+        for layer in range(len(self.layer_kinds) - 1, 0, -1):
+            if self.layer_kinds[layer] == COLUMN_PARALLEL:
+                found += [self.shared_out(layer)] if self.boundaries[layer] == ALL_GATHERED \
+                    else self.summed(layers[layer])
+        return tuple(found)
+
+    @property
+    def slices_told(self) -> Message:
+        """What blocks tell each other for that: four floats of each example (onchip_slices.cuh)."""
+        return Message(4 * self.tp_size, True)
+
+    def summed(self, features: int) -> list[Message]:
+        """The messages by which so many features' partial sums are added up for all."""
+        if self.is_one_shot(features):
+            return [Message(features * self.tp_size, True, parts=self.tp_size)]
+        return [Message(up(features, self.tp_size), False, parts=self.tp_size, told=features),
+                Message(features, True)]
+
+    def shared_out(self, layer: int) -> Message:
+        """The message by which partial sums of a gathered boundary's gradient come to those whose
+        features they are."""
+        return Message(self.shards[layer] * self.tp_size, False, self.idle(layer), self.tp_size,
+                       self.problem.layers[layer])
+
+    def box_floats(self, message: Message) -> int:
+        """Floats of the places that a message through the L2 cache has in a box: lines of their
+        own."""
+        if message.to_all:
+            return up(message.rows * self.sent + 4 * message.idle, LINE)
+        return self.tp_size * message.rows * self.sent
+
+    @property
+    def overflow_floats(self) -> int:
+        """The same of what blocks tell each other of gradients that overflowed."""
+        return up(4 * self.tp_size, LINE) if self.problem.scaled else 0
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where the messages of a turn through the L2 cache lie, in their order, the one of
+        overflows last. One is written where another of the same form lay that all have read: not
+        where the one ahead of it lies (onchip_far.cuh), around the turn's end as well. So they take
+        little of the cache, and are written again while they are in it."""
+        if not self.via_l2:
+            return ()
+        told: list[Message | None] = [*self.messages, *([None] if self.problem.scaled else [])]
+        uses: list[list[int]] = []
+        for i, message in enumerate(told):
+            for of in uses:
+                if told[of[0]] == message and i - of[-1] >= 2 and of[0] + len(told) - i >= 2:
+                    of.append(i)
+                    break
+            else:
+                uses.append([i])
+        found: dict[int, Place] = {}
+        first = 0
+        for of in uses:
+            found |= {i: Place(first, len(of), n) for n, i in enumerate(of)}
+            message = told[of[0]]
+            first += self.box_floats(message) if message else self.overflow_floats
+        return tuple(found[i] for i in range(len(told)))
+
+    @property
+    def boxes(self) -> int:
+        """Of a group: a turn's only message has two that take turns."""
+        return 2 if len(self.places) == 1 else 1
+
+    @cached_property
+    def mail_floats(self) -> int:
+        """Floats of a box of a group, in which all messages of a turn through the L2 cache have
+        their places."""
+        messages = [*(self.box_floats(message) for message in self.messages), self.overflow_floats]
+        return max((place.first + floats for place, floats in
+                    zip(self.places, messages, strict=False)), default=0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a message through the L2 cache begins in a box, by floats: there lie so many messages
+    of a turn the one behind the other, of which it is the one with that `number`."""
+
+    first: int
+    messages: int = 1
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """Rows of floats that come to each block of a group, of `parts` that are added up; the same to
+    all, or each its own: of so many features in all as are `told`. Blocks that are `idle` have no
+    part of it, and each says so, or hears from all."""
+
+    rows: int
+    to_all: bool
+    idle: int = 0
+    parts: int = 1
+    told: int = 0
+
+
+def output_boundaries(problem: Problem) -> str:
+    """The letters that the last boundary may have."""
+    return REPLICATED + SHARDED + (ALL_GATHERED if problem.labelled else "")
+
+
+def layer_kinds(boundaries: str) -> tuple[str, ...] | None:
+    """The kind of each layer between boundaries; None where a layer is not supported."""
+    found = []
+    for below, above in pairwise(boundaries):
+        if below == SHARDED and above != REPLICATED:
+            return None
+        found.append(ROW_PARALLEL if below == SHARDED else
+                     REPLICATED_LAYER if above == REPLICATED else COLUMN_PARALLEL)
+    return tuple(found)
