@@ -32,6 +32,8 @@ distributed shared memory; or it exchanges via L2, through global memory that st
 """
 REPLICATED_LAYER, COLUMN_PARALLEL, ROW_PARALLEL = "replicated", "column-parallel", "row-parallel"
 WARP = 32
+TILE = 128
+"""Floats of a tile of gradients: 16 inputs x 8 outputs of a weight, or 128 biases."""
 LINE = 32
 """Floats of a line of the L2 cache."""
 LOADS_IN_FLIGHT = 8
@@ -175,6 +177,17 @@ class Sharding:
         """Outputs of the layer in a block, at most."""
         return self.shards[layer + 1] if self.layer_kinds[layer] == COLUMN_PARALLEL \
             else self.problem.layers[layer + 1]
+
+    def gradient_tiles(self, layer: int) -> int:
+        """Tiles of a layer's gradient in a block, biases included."""
+        tiles = ceil(self.ins(layer), 16) * ceil(self.outs(layer), 8)
+        return tiles + (ceil(self.outs(layer), TILE) if self.problem.bias else 0)
+
+    @property
+    def has_exchanges(self) -> bool:
+        """Whether the blocks of a group exchange values or sums in a step."""
+        return self.shards_softmax or ALL_GATHERED in self.boundaries \
+            or ROW_PARALLEL in self.layer_kinds or COLUMN_PARALLEL in self.layer_kinds[1:]
 
     @property
     def shards_softmax(self) -> bool:
