@@ -406,8 +406,8 @@ def backward_pass(d: Sharding) -> list[Phase]:
 
 
 def with_prefetch(d: Sharding, head: list[Phase]) -> list[Phase]:
-    """`head` with a Prefetch ahead of its first exchange, while other blocks are waited for. Without
-    exchanges, by the warps that the first GEMM leaves idle, or behind that GEMM."""
+    """`head` with a Prefetch ahead of its first exchange, while other blocks are waited for.
+    Without exchanges, by the warps that the first GEMM leaves idle, or behind that GEMM."""
     for i, phase in enumerate(head):
         if isinstance(phase, Exchange):
             return [*head[:i], Prefetch(BETWEEN), *head[i:]]
