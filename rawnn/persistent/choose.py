@@ -195,6 +195,7 @@ def _layers(problem: Problem, costs: cost.Costs, tp_size: int, dp_size: int,
     once."""
     depth = problem.depth
     known: dict[tuple[tuple[int, ...], int, str, str], tuple[float, int]] = {}
+    problems: dict[tuple[int, ...], Problem] = {}
 
     def of(layer: int, below: str, above: str) -> tuple[float, int]:
         # If inputs are the targets, the last boundary has the shards of the first.
@@ -205,9 +206,10 @@ def _layers(problem: Problem, costs: cost.Costs, tp_size: int, dp_size: int,
         if key not in known:
             boundaries = REPLICATED * (layer - first) + below + above \
                 + REPLICATED * (len(sizes) - 2 - layer + first)
-            known[key] = _layer(Sharding(replace(problem, layers=sizes), tp_size, dp_size,
-                                         MOST_WARPS * 32, boundaries, transport=transport),
-                                layer - first, costs)
+            if sizes not in problems:
+                problems[sizes] = replace(problem, layers=sizes)
+            known[key] = _layer(Sharding(problems[sizes], tp_size, dp_size, MOST_WARPS * 32,
+                                         boundaries, transport=transport), layer - first, costs)
         return known[key]
 
     return of
@@ -215,18 +217,13 @@ def _layers(problem: Problem, costs: cost.Costs, tp_size: int, dp_size: int,
 
 def _layer(d: Sharding, layer: int, costs: cost.Costs) -> tuple[float, int]:
     """Cycles and bytes of one layer of a sharding."""
-    found = cost.layer_cycles(d, layer, costs)
-    if layer == d.problem.depth - 1:
-        found += sum(phase.cycles for phase in cost.loss_phases(d, costs))
-    if d.via_l2 and not d.messages:
-        found *= costs.far_rest
-    return found, cost.layer_bytes(d, layer)
+    return cost.layer_cycles(d, layer, costs), cost.layer_bytes(d, layer)
 
 
 def _with_threads(d: Sharding) -> Sharding:
     """The sharding with as many warps as the largest phase has tasks. The weight gradients of the
     first two layers run as one phase."""
-    most = sum(cost.layer_tiles(d, layer) for layer in range(d.problem.depth)[:2])
+    most = sum(d.gradient_tiles(layer) for layer in range(d.problem.depth)[:2])
     for layer in range(d.problem.depth):
         ins, outs = d.ins(layer), d.outs(layer)
         forward = tiling(ceil(outs, 16), d.columns // 8, ceil(ins, 8), d.warps, d.problem.numbers)

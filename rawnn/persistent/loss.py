@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rawnn.persistent.cost import SHARED_SOFTMAX
 from rawnn.persistent.exchanges import ALL_GATHER, Exchange
 from rawnn.persistent.inputs import InputWriter
 from rawnn.persistent.layout import keeps_tallies
+from rawnn.persistent.schedule import STATISTICS
 from rawnn.persistent.sharding import ALL_GATHERED, SHARDED
 from rawnn.persistent.tiles import softmax_of, statistics_floats
 from rawnn.persistent.writer import literal
@@ -104,5 +104,5 @@ class LossWriter(InputWriter):
         self.fetch_once()
         self.w(f"const float* const {message.received} = transport.gather<{message.name}>("
                f"{self.at('scratch')} + {statistics_floats(self.d)});")
-        self.stamp(SHARED_SOFTMAX, "wait")
+        self.stamp(STATISTICS, "wait")
         return f"reinterpret_cast<const float4*>({message.received})"

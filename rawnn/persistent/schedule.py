@@ -17,6 +17,7 @@ a line in cost.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rawnn.persistent.sharding import (
@@ -242,16 +243,19 @@ def forward(d: Sharding, layer: int) -> list[Phase]:
     function = ACTIVATE if n < p.depth else IDENTITY if p.labelled else LOSS
     last = Epilogue(function, to, f"b{n}" if p.bias else "",
                     f"z{n}" if p.saves_input and n < p.depth else "")
-    gemm = Gemm(f"forward {n}", FORWARD, layer, f"w{n}", f"a{layer}" if layer else "x",
-                d.outs(layer), d.columns, d.ins(layer), last)
+
+    def gemm(epilogue: Epilogue) -> Gemm:
+        return Gemm(f"forward {n}", FORWARD, layer, f"w{n}", f"a{layer}" if layer else "x",
+                    d.outs(layer), d.columns, d.ins(layer), epilogue)
+
     if d.layer_kinds[layer] == ROW_PARALLEL:
         return all_reduce(d, gemm, f"sum {n}", n, last)
     if d.boundaries[n] == ALL_GATHERED:  # the GEMM activates and sends, the exchange stores
         gather = Exchange(f"gather {n}", ALL_GATHER, n, p.layers[n], p.layers[n],
                           Epilogue(IDENTITY, to), idle=d.idle(n), flags=d.idle(n))
-        return [replace(gemm, epilogue=replace(last, to="", send=gather)), gather,
-                Barrier(gather.name)]
-    return [gemm, Barrier(gemm.name, "barrier")]
+        sent = Epilogue(function, "", last.bias, last.saved, send=gather)
+        return [gemm(sent), gather, Barrier(gather.name)]
+    return [gemm(last), Barrier(f"forward {n}", "barrier")]
 
 
 def backward(d: Sharding, layer: int) -> list[Phase]:
@@ -260,10 +264,13 @@ def backward(d: Sharding, layer: int) -> list[Phase]:
     gathered = d.boundaries[layer] == ALL_GATHERED
     last = Epilogue(ACTIVATE_BACKWARD, f"z{layer}", own_rows=gathered,
                     saved=f"z{layer}" if p.saves_input else f"a{layer}")
-    gemm = Gemm(f"backward {n}", BACKWARD, layer, f"w{n}", f"z{n}", d.ins(layer), d.columns,
-                d.outs(layer), last)
+
+    def gemm(epilogue: Epilogue) -> Gemm:
+        return Gemm(f"backward {n}", BACKWARD, layer, f"w{n}", f"z{n}", d.ins(layer), d.columns,
+                    d.outs(layer), epilogue)
+
     if d.layer_kinds[layer] != COLUMN_PARALLEL:
-        return [gemm, Barrier(gemm.name, "barrier")]
+        return [gemm(last), Barrier(f"backward {n}", "barrier")]
     if gathered:
         scatter = Exchange(name, REDUCE_SCATTER, layer, p.layers[layer],
                            d.shards[layer] * d.tp_size, last, d.tp_size, d.idle(layer))
@@ -280,7 +287,11 @@ def weight_gradient(d: Sharding, layer: int) -> Gemm:
                 conditional=d.problem.scaled and d.dp_size == 1)
 
 
-def all_reduce(d: Sharding, gemm: Gemm, name: str, boundary: int, last: Epilogue) -> list[Phase]:
+GemmOf = Callable[[Epilogue], Gemm]
+"""A GEMM by its epilogue."""
+
+
+def all_reduce(d: Sharding, gemm: GemmOf, name: str, boundary: int, last: Epilogue) -> list[Phase]:
     """A GEMM whose partial sums all blocks want in full: one-shot, or a reduce-scatter and an
     all-gather."""
     n = d.problem.layers[boundary]
@@ -294,11 +305,12 @@ def all_reduce(d: Sharding, gemm: Gemm, name: str, boundary: int, last: Epilogue
     return [*sending(d, gemm, scatter), gather, Barrier(name)]
 
 
-def sending(d: Sharding, gemm: Gemm, exchange: Exchange) -> list[Phase]:
+def sending(d: Sharding, gemm: GemmOf, exchange: Exchange) -> list[Phase]:
     """The GEMM, whose partial sums are sent, and the exchange that adds them up."""
-    busy = d.via_l2 and d.teams(exchange.rows // d.tp_size) > 1 and gemm.tiling(d).split > 1
-    exchange = replace(exchange, scratch_busy=busy)
-    return [replace(gemm, epilogue=Epilogue(IDENTITY, send=exchange)), exchange]
+    if d.via_l2 and d.teams(exchange.rows // d.tp_size) > 1:
+        busy = gemm(Epilogue(IDENTITY)).tiling(d).split > 1
+        exchange = replace(exchange, scratch_busy=busy)
+    return [gemm(Epilogue(IDENTITY, send=exchange)), exchange]
 
 
 def loss(d: Sharding) -> list[Phase]:
