@@ -3,70 +3,96 @@ for both transports, DSMEM and L2 (ptx/onchip_transport.cuh)."""
 
 from __future__ import annotations
 
-from rawnn.persistent.sharding import Message, Place, ceil
+from rawnn.persistent import buffers
+from rawnn.persistent.buffers import Slot
+from rawnn.persistent.schedule import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    OVERFLOW,
+    REDUCE_SCATTER,
+    STATISTICS,
+    Exchange,
+)
+from rawnn.persistent.sharding import ALL_GATHERED, Sharding, ceil
+from rawnn.persistent.tiles import softmax_of
 from rawnn.persistent.writer import KernelWriter
 
-ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "kAllGather", "kReduceScatter", "kAllReduce"
+KINDS = {ALL_GATHER: "kAllGather", REDUCE_SCATTER: "kReduceScatter", ALL_REDUCE: "kAllReduce"}
 
 
-class Exchange:
-    """One exchange of a micro-batch: declares its C++ type and announces it, and emits the calls
-    that send and receive it.
+def share_of(features: int, tp_size: int) -> tuple[int, str]:
+    """Rows per block of a reduce-scatter, and a C++ expression for the rows of this block (the last
+    blocks may have fewer)."""
+    size = ceil(features, tp_size)
+    return size, f"max(0, min({size}, {features} - rank * {size}))"
 
-    kind: ALL_GATHER, REDUCE_SCATTER or ALL_REDUCE.
-    message: rows of a receive buffer, partial sums of each result, blocks without rows.
-    share: rows that belong to a block; the last blocks may have fewer.
-    own: C++ expression for the rows that belong to this block.
-    flags: single numbers that a block receives besides its rows, or in place of them.
-    """
 
-    def __init__(self, writer: KernelWriter, kind: str, message: Message, share: int, own: str,
-                 flags: int = 0) -> None:
-        self.writer, self.w, self.own, self.idle = writer, writer.w, own, message.idle
-        d, number = writer.d, writer.exchanges
-        writer.exchanges += 1
-        self.name, self.received = f"E{number}", f"received_E{number}"
-        self.teams = d.teams(message.rows // message.parts) if message.parts > 1 else 1
-        place = d.places[number] if d.places else Place(0)
-        self.w(f"using {self.name} = Exchange<{kind}, {message.rows}, {share}, {message.parts}, "
-               f"{self.idle}, {flags}, {place.first}, {place.messages}, {place.number}, "
-               f"{self.teams}>;")
-        self.w(f"transport.expect<{self.name}>({own});")
-        if self.idle:
-            self.w(f"send_flags<{self.name}>(transport, {own});")
-
-    def send_row(self) -> str:
-        """C++ that sends `v`, row `m` of the examples e .. e + 3."""
-        return f"send_row<{self.name}>(transport, m, e, v);"
-
-    def wait(self, phase: str) -> None:
-        """Waits for the receive buffer. Via L2, `recv` waits instead, so the stamp of a traced
-        kernel would say nothing there."""
-        self.w(f"const auto {self.received} = transport.wait<{self.name}>();")
-        if not self.writer.d.via_l2:
-            self.writer.stamp(phase, "wait")
-
-    def recv(self, count: int | str, body: str) -> None:
-        """Hands the first `count` rows to `body`, each reduced in the order of the blocks."""
-        scratch = self.writer.at("scratch") if self.teams > 1 else "nullptr"
-        if self.teams > 1 and self.writer.scratched:
-            self.w("__syncthreads();")
-            self.writer.scratched = False
-        self.w(f"transport.recv<{self.name}>({self.received}, {count}, {scratch}, {body});")
-        if self.idle:
-            self.w(f"receive_flags<{self.name}>(transport, {self.received}, {self.own});")
+def rows_of_block(d: Sharding, exchange: Exchange) -> tuple[int, str]:
+    """Rows of an exchange that belong to a block, and a C++ expression for those of this block."""
+    if exchange.name == OVERFLOW:
+        return 0, "0"
+    if exchange.name == STATISTICS or exchange.kind == ALL_REDUCE:
+        return exchange.rows // d.tp_size, str(exchange.rows // d.tp_size)
+    if d.boundaries[exchange.boundary] == ALL_GATHERED:
+        return d.shards[exchange.boundary], f"n{exchange.boundary}"
+    return share_of(exchange.features, d.tp_size)
 
 
 class ExchangeWriter(KernelWriter):
-    """Emits the set-up of the transport, and the decision whether an fp16 step counts."""
+    """Emits exchanges, and the set-up of the transport."""
 
-    def exchange(self, kind: str, rows: int, share: int, own: str, *, parts: int = 1,
-                 idle: int = 0, flags: int = 0) -> Exchange:
-        """Begins the next exchange of a micro-batch."""
-        message = self.d.messages[self.exchanges]
-        assert (message.rows, message.to_all, message.parts, message.idle) == (
-            rows, kind != REDUCE_SCATTER, parts, idle)
-        return Exchange(self, kind, message, share, own, flags)
+    def begin_exchange(self, exchange: Exchange) -> None:
+        """Declares the C++ type of an exchange and announces it. Must precede its sends."""
+        d, name = self.d, self.type_of_exchange(exchange)
+        share, own = rows_of_block(d, exchange)
+        number = self.schedule.exchanges.index(exchange)
+        slots = buffers.l2_slots(self.schedule)
+        slot = slots[number] if slots else Slot(0)
+        # A block without rows of a reduce-scatter gets a flag from each block in their place.
+        in_place = exchange.kind == REDUCE_SCATTER and exchange.idle
+        flags = d.tp_size if in_place else exchange.flags
+        self.w(f"using {name} = Exchange<{KINDS[exchange.kind]}, {exchange.rows}, "
+               f"{share}, {exchange.parts}, {exchange.idle}, {flags}, "
+               f"{slot.offset}, {slot.uses}, {slot.number}, {self.teams(exchange)}>;")
+        self.w(f"transport.expect<{name}>({own});")
+        if exchange.idle:
+            self.w(f"send_flags<{name}>(transport, {own});")
+
+    def type_of_exchange(self, exchange: Exchange) -> str:
+        """The C++ type of an exchange."""
+        return f"E{self.schedule.exchanges.index(exchange)}"
+
+    def teams(self, exchange: Exchange) -> int:
+        """Threads that share a sum."""
+        return self.d.teams(exchange.rows // exchange.parts) if exchange.parts > 1 else 1
+
+    def send_row(self, exchange: Exchange) -> str:
+        """C++ that sends `v`, row `m` of the examples e .. e + 3."""
+        return f"send_row<{self.type_of_exchange(exchange)}>(transport, m, e, v);"
+
+    def publish_statistics(self, exchange: Exchange) -> str:
+        """C++ functor that publishes what warps have found of a shard of the outputs."""
+        return f"publish_statistics<{self.type_of_exchange(exchange)}, " \
+               f"{softmax_of(self.d).lanes}>(transport)"
+
+    def wait(self, exchange: Exchange) -> None:
+        """Waits for the receive buffer. Via L2, `recv` waits instead, so the stamp of a traced
+        kernel would say nothing there."""
+        name = self.type_of_exchange(exchange)
+        self.w(f"const auto received_{name} = transport.wait<{name}>();")
+        if not self.d.via_l2:
+            self.stamp(exchange.name, "wait")
+
+    def recv(self, exchange: Exchange, count: int | str, body: str) -> None:
+        """Hands the first `count` rows to `body`, each reduced in the order of the blocks."""
+        name = self.type_of_exchange(exchange)
+        scratch = self.at("scratch") if self.teams(exchange) > 1 else "nullptr"
+        if exchange.scratch_busy:
+            self.w("__syncthreads();")
+        self.w(f"transport.recv<{name}>(received_{name}, {count}, {scratch}, {body});")
+        if exchange.idle:
+            self.w(f"receive_flags<{name}>(transport, received_{name}, "
+                   f"{rows_of_block(self.d, exchange)[1]});")
 
     def set_up_transport(self) -> None:
         """Emits the transport. Must precede the first exchange."""
@@ -75,44 +101,22 @@ class ExchangeWriter(KernelWriter):
             return
         if not d.via_l2:
             w("cluster_wait<Shape>();")
-        if not found.exchange:
+        if not found.receive_floats:
             return
         if d.via_l2:
-            w(f"ViaL2<Shape, {d.mail_floats if d.boxes > 1 else 0}ll> transport = {{"
-              f"parcels + group * {d.boxes * d.mail_floats}ll, rank, generations[blockIdx.x]}};")
+            floats, copies = buffers.group_floats(self.schedule), buffers.copies(self.schedule)
+            w(f"ViaL2<Shape, {floats if copies > 1 else 0}ll> transport = {{"
+              f"parcels + group * {copies * floats}ll, rank, generations[blockIdx.x]}};")
         else:
-            w(f"Dsmem<Shape, {found.exchange}> transport = {{{self.at('exchange')}, "
+            w(f"Dsmem<Shape, {found.receive_floats}> transport = {{{self.at('exchange')}, "
               f"barriers + 16, rank, 0}};")
 
     def end_exchanges(self) -> None:
         """Ends the exchanges of a micro-batch. A block barrier must follow."""
-        d = self.d
-        if d.tp_size > 1 and self.layout.exchange:
-            assert self.exchanges == len(d.messages) + d.problem.scaled, "none is left out"
+        if self.schedule.exchanges:
             self.w("transport.end_micro_batch();")
 
     def store_micro_batch(self) -> None:
         """Stores the count of micro-batches via L2, from which the next launch continues."""
-        if self.d.mail_floats:
+        if self.d.via_l2 and self.schedule.exchanges:
             self.w("if (thread == 0) generations[blockIdx.x] = transport.micro_batch;")
-
-    def publish_overflow(self) -> None:
-        """Publishes whether this block saw a gradient that overflows fp16."""
-        ranks = self.d.tp_size
-        if ranks > 1:
-            self.overflows = Exchange(self, ALL_GATHER, Message(0, True), 0, "0", flags=ranks)
-            self.w(f"transport.publish_flag<{self.overflows.name}>(rank, "
-                   "*found != 0 ? 1.0f : 0.0f);")
-
-    def overflowed(self) -> str:
-        """C++ expression: a block of the group saw an overflow."""
-        if self.d.tp_size == 1:
-            return "*found != 0"
-        return f"transport.any<{self.overflows.name}>()"
-
-
-def share_of(features: int, ranks: int) -> tuple[int, str]:
-    """Rows per block of a reduce-scatter, and a C++ expression for the rows of this block (the last
-    blocks may have fewer)."""
-    size = ceil(features, ranks)
-    return size, f"max(0, min({size}, {features} - rank * {size}))"

@@ -7,21 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from rawnn.persistent import buffers
 from rawnn.persistent.problem import Problem
-from rawnn.persistent.sharding import ALL_GATHERED, SHARDED, Sharding, ceil, pitch, up
+from rawnn.persistent.schedule import Gemm, Schedule, build, separates_logits, stores_tallies
+from rawnn.persistent.sharding import ALL_GATHERED, SHARDED, TILE, Sharding, ceil, pitch, up
 from rawnn.persistent.tiles import Tiling, far_tiling, softmax_floats, tiling
-
-TILE = 128
-"""Floats of a tile: 16 inputs x 8 outputs of a weight, or 128 biases."""
 
 ALL, SHARE = "all", "share"
 AT_ONCE, BY_FIRST, BY_LAST = "at once", "by the first block", "by the last block"
 STATE = "state of the optimizer"
-MOST_MORE, SUMMED_BYTES, STATE_BYTES = 1100.0, 53.0, 47.0
-"""By shares, clusters tell each other twice, which takes so many cycles; by all, each takes in so
-many bytes of the others' gradients a cycle, and updates so many of a state (ten networks that an
-H200 trained in both ways). They are no costs that a GPU may keep of its own: on them depend the
-last bits of a run, which must go on as it began."""
 
 COUNTS = ("counters", "generations", "meetings", "trace")
 """Workspaces of integers."""
@@ -35,25 +29,20 @@ FIXED_BYTES = 1024
 """Static shared memory of the templates."""
 
 
-def settled(problem: Problem) -> int:
-    """Tensors that the optimizer keeps for each parameter."""
-    return len(problem.states)
-
-
-def summed_by_all(groups: int, nbytes: int, states: int) -> bool:
-    """Whether every cluster adds up and updates all gradients, of which a block has so many bytes,
-    and not each its share."""
-    others = (groups - 1) * nbytes
-    return others / SUMMED_BYTES + states * others / groups / STATE_BYTES <= MOST_MORE
-
-
 @dataclass(frozen=True)
 class LayerLayout:
-    """A layer's part in a block: `rows` x `pitch` floats of weights at float `weights`, biases at
-    `bias`; `tiles` of its gradient are weights, `across` side by side, `bias_tiles` biases, the
-    first of all is number `base`: tiles are numbered as their gradients are made, from the last
-    layer on. `near` is the float where its state lies, None where that is in a
-    workspace; `far` its first tile there."""
+    """A layer's part in a block.
+
+    rows, pitch: rows of weights, and floats of each.
+    weights, bias: the floats where weights and biases begin.
+    across, tiles, bias_tiles: tiles of the weight gradient side by side and in all, and of the
+        biases' gradient.
+    base: the number of the layer's first tile. Tiles are numbered in the order in which their
+        gradients are computed, from the last layer on.
+    near, far: the float where optimizer state begins in shared memory, or None and its first tile
+        in global memory.
+    forward, backward, update: the tilings of the GEMMs.
+    """
 
     rows: int
     pitch: int
@@ -76,30 +65,36 @@ class LayerLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """`places` are floats from the start of a block's shared memory by name, and `held` says in
-    words what lies in each; `nbytes` are all of it.
-    `copies` is the float where copies of the first `copied` floats in 16 bits begin, which products
-    read: weights, and biases among them; None where there are none.
-    `sync` says how clusters update: "" (there is one), "all" or "share". `shares` warps share the
-    sum of a tile. A batch of inputs takes `input_floats`, its rows `input_pitch` numbers each.
-    `shared_state` is where the state lies that a block keeps of all layers, where there are several
-    clusters. Of the first `traced` steps of a launch all `stamps` of a step are kept, where phases
-    are traced (tracing.py). A kernel that is `turning` is launched once an epoch and also does what
-    stands between two."""
+    """The memory of a schedule.
 
-    sharding: Sharding
+    places, held: floats from the start of a block's shared memory by name, and a description of
+        what lies at each.
+    nbytes: shared memory of a block.
+    shares: warps that share the sum of a tile in a sharded update.
+    input_pitch, input_floats: values of a row of the input, and floats of a micro-batch of it.
+    raw_pitch: values of a row of the input as the data set stores it.
+    target_pitch, target_width: the same of targets.
+    receive_floats: floats of a receive buffer; 0 without exchanges.
+    shared_state: the float where the optimizer state of all layers begins, with several groups.
+    far_tiles: tiles whose optimizer state lies in global memory.
+    traced, stamps: steps of a launch that are traced, and stamps of each.
+    copies, copied: the float where 16-bit copies of the first `copied` floats begin, which GEMMs
+        read: weights, and biases among them. None where there are no copies.
+    turning: a launch is an epoch, and also does what stands between two.
+    """
+
+    schedule: Schedule
     layers: tuple[LayerLayout, ...]
     places: dict[str, int] = field(hash=False)
     held: dict[str, str] = field(hash=False)
     nbytes: int
-    sync: str
     shares: int
     input_pitch: int
     input_floats: int
     raw_pitch: int
     target_pitch: int
     target_width: int
-    exchange: int
+    receive_floats: int
     shared_state: int | None
     far_tiles: int
     traced: int = 0
@@ -109,6 +104,16 @@ class Layout:
     turning: bool = False
 
     @property
+    def sharding(self) -> Sharding:
+        return self.schedule.sharding
+
+    @property
+    def sync(self) -> str:
+        """How data-parallel groups update: "" (there is one), ALL or SHARE."""
+        found = self.schedule.all_reduce
+        return "" if found is None else SHARE if found.sharded else ALL
+
+    @property
     def dynamic_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return self.nbytes - FIXED_BYTES
@@ -116,7 +121,8 @@ class Layout:
     def with_partial_batch(self) -> Layout:
         """The same for epochs that end with a smaller batch."""
         d = self.sharding
-        return replace(self, sharding=replace(d, problem=replace(d.problem, partial=True)))
+        partial = replace(d, problem=replace(d.problem, partial=True))
+        return replace(self, schedule=build(partial))
 
     @property
     def tiles(self) -> int:
@@ -124,36 +130,36 @@ class Layout:
 
     @property
     def owned(self) -> int:
-        """Tiles that a cluster updates, where each updates its share."""
+        """Tiles that a group updates in a sharded update."""
         return ceil(self.tiles, self.sharding.dp_size)
 
     @property
     def parts(self) -> int:
-        """Parts of a step's loss: of each example, where tallies are kept, or of blocks: one a
-        cluster, unless the outputs are sliced."""
+        """Parts of a step's loss: of each example where tallies are stored, else of each group, or
+        of each block where outputs are sharded."""
         d = self.sharding
-        if keeps_tallies(d):
+        if stores_tallies(d):
             return d.group_batch
         return d.blocks if d.boundaries[-1] == SHARDED else d.dp_size
 
     @property
     def reports(self) -> str:
-        """When a step's loss goes to memory: at once, where its sum is a block's own; behind the
-        steps by the first block, where the parts are its own or its cluster's; or by the last block
-        that comes there."""
+        """When a step's loss is stored: AT_ONCE where one block has all of it; behind the steps
+        BY_FIRST block, where the parts come from its own group; or BY_LAST block that gets there.
+        """
         d = self.sharding
-        if self.counters:  # which the last block puts back
+        if self.counters:  # which the last block resets
             return BY_LAST
-        if not keeps_tallies(d) and self.parts * d.micro_batches == 1:
+        if not stores_tallies(d) and self.parts * d.micro_batches == 1:
             return AT_ONCE
-        return BY_FIRST if d.dp_size == 1 and not (d.via_l2 and self.told_by_all) else BY_LAST
+        return BY_FIRST if d.dp_size == 1 and not (d.via_l2 and self.all_report) else BY_LAST
 
     @property
-    def told_by_all(self) -> bool:
+    def all_report(self) -> bool:
         """Whether each block of a group has parts of a step's loss."""
         d = self.sharding
         return d.tp_size > 1 and (
-            d.shards_softmax if keeps_tallies(d) else d.boundaries[-1] == SHARDED)
+            d.shards_softmax if stores_tallies(d) else d.boundaries[-1] == SHARDED)
 
     def workspaces(self, steps: int) -> dict[str, int]:
         """4-byte words of each workspace of an epoch of so many steps."""
@@ -170,11 +176,11 @@ class Layout:
             found["overflows"] = 2 * d.blocks * 4
         if self.sync:
             found["meetings"] = d.blocks
-        if d.mail_floats:
+        if floats := buffers.group_floats(self.schedule):
             found["generations"] = d.blocks
-            found["parcels"] = d.boxes * d.dp_size * d.mail_floats
+            found["parcels"] = buffers.copies(self.schedule) * d.dp_size * floats
         if self.far_tiles:
-            found["far"] = d.blocks * self.far_tiles * settled(d.problem) * TILE
+            found["far"] = d.blocks * self.far_tiles * len(d.problem.states) * TILE
         if self.traced:
             of_warps = (self.traced * self.stamps + LAUNCH_STAMPS) * d.blocks * d.warps
             found["trace"] = of_warps + NANOSECOND_WORDS * d.blocks
@@ -182,48 +188,22 @@ class Layout:
 
     @property
     def counters(self) -> int:
-        """Words of the counter at which blocks meet that tell each other nothing in a step, or
-        nothing but to those of their rank."""
+        """Words of the counter of a grid barrier, for blocks that exchange nothing in a step, or
+        only with other groups."""
         d = self.sharding
         if d.via_l2:
-            return 0 if d.mail_floats else 1
-        return 1 if self.sync and d.tp_size > 1 and not self.exchange else 0
-
-
-def keeps_tallies(d: Sharding) -> bool:
-    """Whether the tally of each example goes to global memory, and is added up behind the steps: of
-    one cluster, where a step would wait for the warp that adds them up; of few examples."""
-    return d.problem.labelled and d.dp_size == 1
-
-
-def apart(d: Sharding) -> bool:
-    """Whether a softmax leaves gradients elsewhere than where its logits lie: those of all blocks,
-    or gradients in 16 bits."""
-    return d.boundaries[-1] == ALL_GATHERED or (d.problem.labelled and d.problem.halved)
+            return 0 if self.receive_floats else 1
+        return 1 if self.sync and d.tp_size > 1 and not self.receive_floats else 0
 
 
 def tallies(d: Sharding) -> int:
-    """Tallies of a step in shared memory: of an example, or where the loss is a mean over elements,
-    of each thread that may have some, two or more as the last product ends."""
+    """Tallies of a step in shared memory: of each example, or where the loss is a mean over
+    elements, of each thread that may have some, two or more as the last GEMM ends."""
     p = d.problem
-    if keeps_tallies(d):
+    if stores_tallies(d):
         return 1
     most = up(d.outs(p.depth - 1), 16) * d.columns // 2
     return d.columns if p.labelled else min(d.threads, most)
-
-
-def flags(d: Sharding) -> int:
-    """Floats by which the blocks of a cluster tell each other that gradients overflowed."""
-    return up(d.tp_size, 4) if d.problem.scaled and d.tp_size > 1 else 0
-
-
-def far_sums(d: Sharding) -> int:
-    """Floats of scratch memory for sums that several threads share, of parts that come through the
-    L2 cache."""
-    if not d.via_l2:
-        return 0
-    sums = (message.rows // d.tp_size for message in d.messages if message.parts > 1)
-    return max((d.teams(rows) * rows * d.sent for rows in sums if d.teams(rows) > 1), default=0)
 
 
 def beyond(features: int, step: int) -> int:
@@ -231,167 +211,174 @@ def beyond(features: int, step: int) -> int:
     return max(up(features, 16) - step, 0)
 
 
-def least_bytes(problem: Problem, ranks: int, columns: int = 8) -> int:
-    """Shared memory that a block takes at least of any layout by so many blocks or fewer, for so
-    many examples or more: of each layer its weights and biases, its inputs and sums, cut as is best
-    for it."""
+def least_bytes(problem: Problem, tp_size: int, columns: int = 8) -> int:
+    """A lower bound of a block's shared memory in any sharding by up to `tp_size` blocks and for at
+    least so many examples: weights, biases, inputs and sums of each layer, cut as is best for it.
+    """
     def floats(ins: int, outs: int, first: bool) -> int:
-        inputs = 0 if first else up(ins, 16)  # the first layer's lie otherwise
+        inputs = 0 if first else up(ins, 16)  # the first layer's lie elsewhere
         weights = up(ins, 8) * up(outs, 8)
         values = (inputs + up(outs, 8)) * pitch(columns)
         return weights + TILE * problem.bias + (values // 2 if problem.halved else values)
 
     layers = Counter((pair, not n) for n, pair in enumerate(pairwise(problem.layers)))
-    return 4 * sum(times * min(floats(ins, outs, first), floats(ins, ceil(outs, ranks), first),
-                               floats(ceil(ins, ranks), outs, first))
+    return 4 * sum(times * min(floats(ins, outs, first), floats(ins, ceil(outs, tp_size), first),
+                               floats(ceil(ins, tp_size), outs, first))
                    for ((ins, outs), first), times in layers.items())
 
 
 def layout_of(d: Sharding, room: int) -> Layout:
-    """Where everything of a sharding lies, whether or not it fits; state of the optimizer lies
-    in shared memory as far as that has `room`, in bytes, and so do copies of weights in 16 bits for
-    products that take such, where no state makes room for them."""
-    found = _layout(d, room, False)
+    """The layout of a sharding, whether or not it fits in `room` bytes of shared memory.
+
+    Optimizer state lies in shared memory as far as there is room. So do 16-bit copies of weights
+    for GEMMs that take such, where no optimizer state needs the room."""
+    schedule = build(d)
+    found = _layout(schedule, room, False)
     if d.problem.halved and found.nbytes < room:
-        copied = _layout(d, room, True)
+        copied = _layout(schedule, room, True)
         if copied.nbytes <= room and copied.far_tiles == found.far_tiles:
             return copied
     return found
 
 
-def _layout(d: Sharding, room: int, copied: bool) -> Layout:
-    p, states = d.problem, settled(d.problem)
-    cursor, places, held = 0, {}, {}
+class _Memory:
+    """Hands out the shared memory of a block, in floats."""
 
-    def take(name: str, floats: int, what: str) -> int:
-        nonlocal cursor
-        held[name] = what
-        places[name] = cursor = up(cursor, 4)
-        cursor += floats
-        return places[name]
+    def __init__(self) -> None:
+        self.cursor = 0
+        self.places: dict[str, int] = {}
+        self.held: dict[str, str] = {}
 
-    parts = []
+    def take(self, name: str, floats: int, what: str) -> int:
+        self.held[name] = what
+        self.places[name] = place = up(self.cursor, 4)
+        self.cursor = place + floats
+        return place
+
+    def has(self, floats: int, room: int) -> bool:
+        """Whether so many more fit in `room` bytes."""
+        return (up(self.cursor, 4) + floats) * 4 <= room - FIXED_BYTES
+
+
+def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
+    d, p, memory = schedule.sharding, schedule.sharding.problem, _Memory()
+    layers = [_take_weights(d, layer, memory, copied) for layer in range(p.depth)]
     base = 0
-    for layer in range(p.depth):
-        ins, outs = d.ins(layer), d.outs(layer)
-        wide = up(outs, 8)
-        # The first layer's inputs lie by examples, so that pairs of rows are read: 4 more than a
-        # multiple of 16 then gives 32 banks.
-        step = pitch(wide) if layer or copied else wide + (4 - wide) % 16
-        # The backward product takes whole tiles of 16 rows.
-        rows = up(ins, 16 if layer else 8)
-        tiles = ceil(ins, 16) * ceil(outs, 8)
-        bias_tiles = ceil(outs, TILE) if p.bias else 0
-        weights = take(f"w{layer}", rows * step + beyond(outs, step), "weights")
-        bias = take(f"b{layer}", bias_tiles * TILE, "biases")
-        parts.append((rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, base))
-        base += tiles + bias_tiles
-    copied_floats = up(cursor, 4) if copied else 0
-    if copied:
-        take("copies", copied_floats // 2, "weights in 16 bits")
-    parts = [(*part[:-1], base - part[-1] - part[5] - part[6]) for part in parts]
-    sync = "" if d.dp_size == 1 else \
-        ALL if summed_by_all(d.dp_size, base * TILE * d.published_bytes, states) else SHARE
+    for layer in reversed(range(p.depth)):  # tiles are numbered from the last layer on
+        layers[layer] = replace(layers[layer], base=base)
+        base += layers[layer].all_tiles
+    weights = up(memory.cursor, 4) if copied else 0
+    copies = memory.take("copies", weights // 2, "weights in 16 bits") if copied else None
     ins = d.ins(0)
     input_pitch = pitch(up(ins, 8))
     raw_pitch = up(ins * p.input_size, 16) // p.input_size
     inputs = d.columns * input_pitch + beyond(ins, input_pitch)
     input_floats = up(inputs, 8) // 2 if p.rounded else up(inputs, 4)
-    take("x", (1 if p.converted else 2) * input_floats, "inputs")
-    if p.converted:
-        take("raw", 2 * d.columns * raw_pitch * p.input_size // 4, "inputs as they come")
-    if p.normalised:
-        take("mean", up(ins, 4), "means of inputs")
-        take("inverse_std", up(ins, 4), "scales of inputs")
-    # What is between layers is operands alone: of 16 bits, where products take these.
-    size = 2 if p.halved else 1
-    for layer in range(1, p.depth):
-        take(f"a{layer}", up(d.ins(layer), 16) * d.pitch // size, "activations")
-    for layer in range(1, p.depth + 1):
-        take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch // size, "sums and gradients")
-    if apart(d):
-        rows = p.outputs if d.boundaries[-1] == ALL_GATHERED else d.outs(p.depth - 1)
-        take("logits", rows * d.pitch, "outputs")
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
-    take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
+    memory.take("x", (1 if p.converted else 2) * input_floats, "inputs")
+    if p.converted:
+        memory.take("raw", 2 * d.columns * raw_pitch * p.input_size // 4, "inputs as stored")
+    if p.normalised:
+        memory.take("mean", up(ins, 4), "means of inputs")
+        memory.take("inverse_std", up(ins, 4), "scales of inputs")
+    _take_values(d, memory)
+    memory.take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
     if p.ordered:
-        take("order", 2 * d.columns, "numbers of examples")
-    take("rules", RULE_BYTES // 4, "rule of the update")
-    take("barriers", 8, "barriers")
-    if sync:
-        take("places", 2 * base, "places of the tiles of gradients")
-    take("tallies", 2 * tallies(d), "losses")
+        memory.take("order", 2 * d.columns, "numbers of examples")
+    memory.take("rules", RULE_BYTES // 4, "optimizer step")
+    memory.take("barriers", 8, "barriers")
+    if schedule.all_reduce:
+        memory.take("places", 2 * base, "places of the tiles of gradients")
+    memory.take("tallies", 2 * tallies(d), "losses")
     if p.scaled:
-        take("scaling", 4, "loss scale")
-    exchange = max(d.exchanged() * d.sent, flags(d), *(
-        p.layers[n] * d.sent + up(d.idle(n), 4) for n, type_ in enumerate(d.boundaries)
-        if type_ == ALL_GATHERED and d.idle(n)))
-    if exchange and not d.via_l2:
-        take("exchange", 2 * exchange, "exchange")
-    scratch, tilings = softmax_floats(d), []
-    eighths = d.columns // 8
-    for layer in range(p.depth):
-        ins, outs = d.ins(layer), d.outs(layer)
-        forward = tiling(ceil(outs, 16), eighths, ceil(ins, 8), d.warps, p.numbers)
-        backward = tiling(ceil(ins, 16), eighths, ceil(outs, 8), d.warps, p.numbers) \
-            if layer else None
-        for found, rows in ((forward, outs), (backward, ins)):
-            if found and found.split > 1:
-                scratch = max(scratch, found.split * up(rows, 16) * d.pitch)
-        tilings.append((forward, backward))
-    shares = 1
-    if sync == SHARE:
-        owned = ceil(base, d.dp_size)
+        memory.take("scaling", 4, "loss scale")
+    receive_floats = buffers.dsmem_floats(schedule)
+    if receive_floats and not d.via_l2:
+        memory.take("exchange", 2 * receive_floats, "receive buffers")
+    shares = _shares(schedule, base)
+    memory.take("scratch", _scratch_floats(schedule, base, shares), "scratch")
+    memory.cursor = up(memory.cursor, 4)
+    layers, shared_state, far_tiles = _with_state(schedule, layers, memory, room)
+    return Layout(
+        schedule, tuple(layers), memory.places, memory.held, memory.cursor * 4 + FIXED_BYTES,
+        shares, input_pitch, input_floats, raw_pitch, target_pitch, target_width, receive_floats,
+        shared_state, far_tiles, copies=copies, copied=weights)
+
+
+def _take_weights(d: Sharding, layer: int, memory: _Memory, copied: bool) -> LayerLayout:
+    """Weights and biases of a layer, and the default tilings of its GEMMs."""
+    p, ins, outs = d.problem, d.ins(layer), d.outs(layer)
+    wide, eighths = up(outs, 8), d.columns // 8
+    # The first layer's inputs lie by examples, so that pairs of rows are read. A pitch of 4 more
+    # than a multiple of 16 then uses all 32 banks.
+    step = pitch(wide) if layer or copied else wide + (4 - wide) % 16
+    rows = up(ins, 16 if layer else 8)  # a backward GEMM reads whole tiles of 16 rows
+    tiles, bias_tiles = ceil(ins, 16) * ceil(outs, 8), ceil(outs, TILE) if p.bias else 0
+    weights = memory.take(f"w{layer}", rows * step + beyond(outs, step), "weights")
+    bias = memory.take(f"b{layer}", bias_tiles * TILE, "biases")
+    forward = tiling(ceil(outs, 16), eighths, ceil(ins, 8), d.warps, p.numbers)
+    backward = tiling(ceil(ins, 16), eighths, ceil(outs, 8), d.warps, p.numbers) if layer else None
+    update = tiling(ceil(ins, 16), ceil(outs, 8), eighths, d.warps, p.numbers, may_split=False)
+    return LayerLayout(rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, 0, None, 0,
+                       forward, backward, update)
+
+
+def _take_values(d: Sharding, memory: _Memory) -> None:
+    """Values between layers: operands of GEMMs alone, in 16 bits where these take such."""
+    p, size = d.problem, 2 if d.problem.halved else 1
+    for layer in range(1, p.depth):
+        memory.take(f"a{layer}", up(d.ins(layer), 16) * d.pitch // size, "activations")
+    for layer in range(1, p.depth + 1):
+        memory.take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch // size, "sums and gradients")
+    if separates_logits(d):
+        rows = p.outputs if d.boundaries[-1] == ALL_GATHERED else d.outs(p.depth - 1)
+        memory.take("logits", rows * d.pitch, "outputs")
+
+
+def _shares(schedule: Schedule, tiles: int) -> int:
+    """Warps that share the sum of a tile in a sharded update: with few tiles, more than one."""
+    d, found, shares = schedule.sharding, schedule.all_reduce, 1
+    if found and found.sharded:
+        owned = ceil(tiles, d.dp_size)
         while shares * 2 <= min(d.warps, d.dp_size) and owned * shares < d.warps:
             shares *= 2
-        scratch = max(scratch, owned * shares * TILE if shares > 1 else 0)
-    take("scratch", max(scratch, far_sums(d)), "scratch")
-    return _with_state(d, parts, places, held, cursor, sync, shares, input_pitch, input_floats,
-                       raw_pitch, target_pitch, target_width, exchange, tilings, states,
-                       room - FIXED_BYTES, copied_floats)
+    return shares
 
 
-def _with_state(d: Sharding, parts: Sequence[tuple[int, ...]], places: dict[str, int],
-                held: dict[str, str], cursor: int, sync: str, shares: int, input_pitch: int,
-                input_floats: int, raw_pitch: int, target_pitch: int, target_width: int,
-                exchange: int, tilings: list[tuple[Tiling, Tiling | None]], states: int,
-                room: int, copied: int) -> Layout:
-    """State of the largest layers lies in shared memory as far as there is room, the rest in a
-    workspace, where it costs round trips to the L2 cache. Where clusters share the batch, it is in
-    one piece in either place."""
-    p = d.problem
-    cursor = up(cursor, 4)
-    near: dict[int, int] = {}
-    far: dict[int, int] = {}
-    shared_state, far_tiles = None, 0
-    sizes = [part[5] + part[6] for part in parts]
-    if states and sync:
-        owned = sum(sizes) if sync == ALL else ceil(sum(sizes), d.dp_size)
-        if (cursor + owned * states * TILE) * 4 <= room:
-            shared_state = places["state"] = cursor
-            held["state"] = STATE
-            cursor += owned * states * TILE
+def _scratch_floats(schedule: Schedule, tiles: int, shares: int) -> int:
+    """Scratch memory: phases use it one after the other."""
+    d = schedule.sharding
+    splits = [gemm.tiling(d).split * up(gemm.m, 16) * d.pitch for gemm in schedule.micro_batch
+              if isinstance(gemm, Gemm) and gemm.tiling(d).split > 1]
+    shared = ceil(tiles, d.dp_size) * shares * TILE if shares > 1 else 0
+    return max(softmax_floats(d), buffers.reduction_floats(schedule), shared, *splits)
+
+
+def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: _Memory,
+                room: int) -> tuple[list[LayerLayout], int | None, int]:
+    """The layers with their optimizer state, the place of that of all layers together with several
+    groups, and the tiles whose state lies in global memory.
+
+    State of the largest layers lies in shared memory as far as there is room. In global memory it
+    costs round trips to the L2 cache."""
+    d, p, found = schedule.sharding, schedule.sharding.problem, list(layers)
+    states, far_tiles = len(p.states), 0
+    tiles = sum(layer.all_tiles for layer in layers)
+    if schedule.all_reduce and states:
+        owned = ceil(tiles, d.dp_size) if schedule.all_reduce.sharded else tiles
+        if memory.has(owned * states * TILE, room):
+            return found, memory.take("state", owned * states * TILE, STATE), 0
+        return found, None, owned
+    for layer in sorted(range(p.depth), key=lambda i: -layers[i].all_tiles) if states else ():
+        part, rows = layers[layer], ceil(d.ins(layer), 16)
+        if memory.has(part.all_tiles * states * TILE, room):
+            near = memory.take(f"m{layer}", part.all_tiles * states * TILE, STATE)
+            update = tiling(rows, part.across, d.columns // 8, d.warps, p.numbers, may_split=False,
+                            most_tiles=1 if states > 1 else 8)
+            found[layer] = replace(part, near=near, update=update)
         else:
-            far_tiles = owned
-    elif states:
-        for layer in sorted(range(p.depth), key=lambda i: -sizes[i]):
-            if (cursor + sizes[layer] * states * TILE) * 4 <= room:
-                near[layer] = places[f"m{layer}"] = cursor
-                held[f"m{layer}"] = STATE
-                cursor += sizes[layer] * states * TILE
-            else:
-                far[layer] = far_tiles
-                far_tiles += sizes[layer]
-    layers = []
-    for layer, (rows, step, weights, bias, across, tiles, bias_tiles, base) in enumerate(parts):
-        forward, backward = tilings[layer]
-        update = tiling(ceil(d.ins(layer), 16), across, d.columns // 8, d.warps, p.numbers,
-                        may_split=False, most_tiles=1 if layer in near and states > 1 else 8)
-        if layer in far:
-            update = far_tiling(ceil(d.ins(layer), 16), across, d.warps)
-        layers.append(LayerLayout(rows, step, weights, bias, across, tiles, bias_tiles, base,
-                                  near.get(layer), far.get(layer, 0), forward, backward, update))
-    return Layout(d, tuple(layers), places, held, cursor * 4 + FIXED_BYTES, sync, shares,
-                  input_pitch, input_floats, raw_pitch, target_pitch, target_width, exchange,
-                  shared_state, far_tiles, copies=places.get("copies"), copied=copied)
+            found[layer] = replace(part, far=far_tiles,
+                                   update=far_tiling(rows, part.across, d.warps))
+            far_tiles += part.all_tiles
+    return found, None, far_tiles

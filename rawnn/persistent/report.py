@@ -1,4 +1,4 @@
-"""What was chosen for a network, in words: who does what, what lies where, what it takes."""
+"""A choice in words: who does what, what lies where, and the phases of a step with their cycles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from collections.abc import Iterator
 
 from rawnn.persistent import cost
 from rawnn.persistent.choose import Choice
-from rawnn.persistent.layout import ALL, Layout
+from rawnn.persistent.layout import Layout
+from rawnn.persistent.schedule import (
+    ACTIVATE,
+    ACTIVATE_BACKWARD,
+    LOSS,
+    UPDATE,
+    Epilogue,
+    Exchange,
+    Gemm,
+    GradientAllReduce,
+    Phase,
+)
 from rawnn.persistent.sharding import ALL_GATHERED, COLUMN_PARALLEL, ROW_PARALLEL, Sharding
 
 
@@ -26,14 +37,9 @@ def _lines(choice: Choice) -> Iterator[str]:
         tiles = layout.layers[layer]
         split = f", split in {tiles.forward.split}" if tiles.forward.split > 1 else ""
         yield f"  layer {layer + 1}: {p.layers[layer]} -> {p.layers[layer + 1]} {kind}, " \
-              f"{d.outs(layer)} x {d.ins(layer)} weights a block{split}; " \
-              f"{_exchange(d, layer)}"
-    meeting = {"": "", ALL: f"every {group} adds up and updates all"}.get(
-        layout.sync, f"each {group} adds up and updates its share")
+              f"{d.outs(layer)} x {d.ins(layer)} weights a block{split}; {_outputs(d, layer)}"
     if d.via_l2:
         yield "  the blocks of a group exchange through the L2 cache"
-    if meeting:
-        yield f"  gradients of the {group}s meet in the L2 cache; {meeting}"
     yield f"shared memory: {layout.nbytes:,} bytes a block"
     for words, nbytes in _places(layout).items():
         yield f"  {words:<24} {nbytes:>9,}"
@@ -41,18 +47,53 @@ def _lines(choice: Choice) -> Iterator[str]:
         if name == "tally":
             continue
         yield f"  workspace {name:<14} {4 * size:>9,} (global memory)"
-    phases = cost.phases(d, choice.costs)
-    yield f"expected: {choice.us:.1f} us a step, {sum(ph.cycles for ph in phases):,.0f} cycles"
-    for phase in phases:
-        yield f"  {phase.name:<24} {phase.cycles:>9,.0f}"
+    yield from _phases(choice)
 
 
-def _exchange(d: Sharding, layer: int) -> str:
-    above = d.boundaries[layer + 1]
+def _phases(choice: Choice) -> Iterator[str]:
+    """The phases that cost something, in program order."""
+    d = choice.sharding
+    lines = [(line.name, line.cycles, _what(d, phase) if line.name == phase.name else "")
+             for phase, line in cost.table(choice.layout.schedule, choice.costs)]
+    lines.append((cost.LAUNCH, cost.launch_cycles(d, choice.costs) / cost.LAUNCHED,
+                  f"a share of one with {cost.LAUNCHED} steps"))
+    total = sum(cycles for _, cycles, _ in lines)
+    yield f"expected: {choice.us:.1f} us a step, {total:,.0f} cycles"
+    for name, cycles, what in lines:
+        yield f"  {name:<24} {cycles:>9,.0f}  {what}".rstrip()
+
+
+def _what(d: Sharding, phase: Phase) -> str:
+    """What a phase does, in a few words."""
+    match phase:
+        case Gemm():
+            return f"{phase.m} x {phase.n} over {phase.k}{_epilogue(d, phase.epilogue)}"
+        case Exchange():
+            nbytes = phase.rows * d.sent * 4
+            return f"{phase.kind}, {nbytes:,} bytes a block{_epilogue(d, phase.epilogue)}" \
+                if nbytes else phase.kind
+        case GradientAllReduce():
+            group = "group" if d.via_l2 else "cluster"
+            return f"each {group} sums and updates its share of {phase.tiles} tiles" \
+                if phase.sharded else f"every {group} sums and updates all {phase.tiles} tiles"
+    return ""
+
+
+def _epilogue(d: Sharding, end: Epilogue) -> str:
+    words = [word for word, said in (
+        ("bias", bool(end.bias)), (d.problem.activation, end.function == ACTIVATE),
+        (f"gradient of {d.problem.activation}", end.function == ACTIVATE_BACKWARD),
+        ("loss", end.function == LOSS), ("update", end.function == UPDATE),
+        ("send", end.send is not None)) if said]
+    return f", {', '.join(words)}" if words else ""
+
+
+def _outputs(d: Sharding, layer: int) -> str:
     if d.layer_kinds[layer] == ROW_PARALLEL:
-        return f"partial sums are added up across the {'group' if d.via_l2 else 'cluster'}"
+        return "outputs all-reduced"
     if d.layer_kinds[layer] == COLUMN_PARALLEL:
-        return "outputs gathered" if above == ALL_GATHERED else "outputs stay sliced"
+        return "outputs all-gathered" if d.boundaries[layer + 1] == ALL_GATHERED \
+            else "outputs stay sharded"
     return "no exchange"
 
 

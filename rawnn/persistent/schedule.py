@@ -172,6 +172,11 @@ class Softmax(Phase):
 
 
 @dataclass(frozen=True)
+class StoreTallies(Phase):
+    """Each thread stores what its elements contribute to a loss in an epilogue."""
+
+
+@dataclass(frozen=True)
 class SumLoss(Phase):
     """The last warp adds up what the examples of the step contribute to the loss."""
 
@@ -323,9 +328,7 @@ def loss(d: Sharding) -> list[Phase]:
     if d.shards_softmax:
         sums = Exchange(STATISTICS, ALL_GATHER, depth, 4 * d.tp_size, 4 * d.tp_size,
                         Epilogue(IDENTITY, "statistics"))
-        # A cluster reads them in the receive buffer, where the exchange has waited for all of them.
-        return [replace(end, statistics=True, send=sums), sums,
-                *[Barrier(STATISTICS, "wait")] * d.via_l2, *found]
+        return [replace(end, statistics=True, send=sums), sums, *found]
     if softmax_of(d).warps > 1:
         return [replace(end, statistics=True), Barrier(SOFTMAX, ""), *found]
     return found
@@ -374,7 +377,8 @@ def build(d: Sharding) -> Schedule:
     p = d.problem
     hides = d.dp_size > 1 and d.micro_batches == 1  # the all-reduce hides Prefetch and SumLoss
     head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]
-    head += [LoadRate(BETWEEN)] * p.scheduled + loss(d)
+    head[-1:-1] = [StoreTallies(BETWEEN)] * (not p.labelled)
+    head += [*[LoadRate(BETWEEN)] * p.scheduled, *loss(d)]
     micro_batch = [*prepare_input(d), *(head if hides else with_prefetch(d, head)),
                    *[SumLoss(BETWEEN)] * (not hides and not stores_tallies(d)),
                    *backward_pass(d)]
@@ -411,7 +415,7 @@ def backward_pass(d: Sharding) -> list[Phase]:
     waiting.append(weight_gradient(d, 0))
     if not p.scaled:
         return [*found, *waiting]
-    flags = Exchange(OVERFLOW, ALL_REDUCE, 0, 0, 0, Epilogue(IDENTITY), flags=d.tp_size)
+    flags = Exchange(OVERFLOW, ALL_GATHER, 0, 0, 0, Epilogue(IDENTITY), flags=d.tp_size)
     checked = CheckOverflow(OVERFLOW, flags if d.tp_size > 1 else None)
     agreed: list[Phase] = [*[flags] * (d.tp_size > 1), AgreeOnStep(OVERFLOW)]
     return [*found, checked, *(agreed + waiting if late else waiting + agreed)]

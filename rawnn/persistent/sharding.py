@@ -34,8 +34,6 @@ REPLICATED_LAYER, COLUMN_PARALLEL, ROW_PARALLEL = "replicated", "column-parallel
 WARP = 32
 TILE = 128
 """Floats of a tile of gradients: 16 inputs x 8 outputs of a weight, or 128 biases."""
-LINE = 32
-"""Floats of a line of the L2 cache."""
 LOADS_IN_FLIGHT = 8
 """Partial sums that a thread loads via L2 at once (kLoadsInFlight in onchip_far.cuh)."""
 ONE_SHOT_BYTES = 8192
@@ -207,119 +205,6 @@ class Sharding:
             return 1
         items = rows * self.sent // 4
         return max(1, min(ceil(self.tp_size, LOADS_IN_FLIGHT), self.threads // items))
-
-    # -- today's messages -------------------------------------------------------------------------
-    def exchanged(self) -> int:
-        """Rows of a mailbox for the widest exchange; 0 where there is none."""
-        return max((message.rows for message in self.messages), default=0)
-
-    @cached_property
-    def messages(self) -> tuple[Message, ...]:
-        """What is exchanged in a turn, in its order, but for what is told of overflows."""
-        layers, found = self.problem.layers, []
-        for layer, kind in enumerate(self.layer_kinds):
-            if kind == ROW_PARALLEL:
-                found += self.summed(layers[layer + 1])
-            if self.boundaries[layer + 1] == ALL_GATHERED:
-                found.append(Message(layers[layer + 1], True, self.idle(layer + 1)))
-        if self.shards_softmax:
-            found.append(self.slices_told)
-        for layer in range(len(self.layer_kinds) - 1, 0, -1):
-            if self.layer_kinds[layer] == COLUMN_PARALLEL:
-                found += [self.shared_out(layer)] if self.boundaries[layer] == ALL_GATHERED \
-                    else self.summed(layers[layer])
-        return tuple(found)
-
-    @property
-    def slices_told(self) -> Message:
-        """What blocks tell each other for that: four floats of each example (onchip_slices.cuh)."""
-        return Message(4 * self.tp_size, True)
-
-    def summed(self, features: int) -> list[Message]:
-        """The messages by which so many features' partial sums are added up for all."""
-        if self.is_one_shot(features):
-            return [Message(features * self.tp_size, True, parts=self.tp_size)]
-        return [Message(up(features, self.tp_size), False, parts=self.tp_size, told=features),
-                Message(features, True)]
-
-    def shared_out(self, layer: int) -> Message:
-        """The message by which partial sums of a gathered boundary's gradient come to those whose
-        features they are."""
-        return Message(self.shards[layer] * self.tp_size, False, self.idle(layer), self.tp_size,
-                       self.problem.layers[layer])
-
-    def box_floats(self, message: Message) -> int:
-        """Floats of the places that a message through the L2 cache has in a box: lines of their
-        own."""
-        if message.to_all:
-            return up(message.rows * self.sent + 4 * message.idle, LINE)
-        return self.tp_size * message.rows * self.sent
-
-    @property
-    def overflow_floats(self) -> int:
-        """The same of what blocks tell each other of gradients that overflowed."""
-        return up(4 * self.tp_size, LINE) if self.problem.scaled else 0
-
-    @cached_property
-    def places(self) -> tuple[Place, ...]:
-        """Where the messages of a turn through the L2 cache lie, in their order, the one of
-        overflows last. One is written where another of the same form lay that all have read: not
-        where the one ahead of it lies (onchip_far.cuh), around the turn's end as well. So they take
-        little of the cache, and are written again while they are in it."""
-        if not self.via_l2:
-            return ()
-        told: list[Message | None] = [*self.messages, *([None] if self.problem.scaled else [])]
-        uses: list[list[int]] = []
-        for i, message in enumerate(told):
-            for of in uses:
-                if told[of[0]] == message and i - of[-1] >= 2 and of[0] + len(told) - i >= 2:
-                    of.append(i)
-                    break
-            else:
-                uses.append([i])
-        found: dict[int, Place] = {}
-        first = 0
-        for of in uses:
-            found |= {i: Place(first, len(of), n) for n, i in enumerate(of)}
-            message = told[of[0]]
-            first += self.box_floats(message) if message else self.overflow_floats
-        return tuple(found[i] for i in range(len(told)))
-
-    @property
-    def boxes(self) -> int:
-        """Of a group: a turn's only message has two that take turns."""
-        return 2 if len(self.places) == 1 else 1
-
-    @cached_property
-    def mail_floats(self) -> int:
-        """Floats of a box of a group, in which all messages of a turn through the L2 cache have
-        their places."""
-        messages = [*(self.box_floats(message) for message in self.messages), self.overflow_floats]
-        return max((place.first + floats for place, floats in
-                    zip(self.places, messages, strict=False)), default=0)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a message through the L2 cache begins in a box, by floats: there lie so many messages
-    of a turn the one behind the other, of which it is the one with that `number`."""
-
-    first: int
-    messages: int = 1
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class Message:
-    """Rows of floats that come to each block of a group, of `parts` that are added up; the same to
-    all, or each its own: of so many features in all as are `told`. Blocks that are `idle` have no
-    part of it, and each says so, or hears from all."""
-
-    rows: int
-    to_all: bool
-    idle: int = 0
-    parts: int = 1
-    told: int = 0
 
 
 def output_boundaries(problem: Problem) -> str:

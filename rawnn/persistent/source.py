@@ -12,14 +12,20 @@ from rawnn.persistent.layout import (
     COUNTS,
     RULE_BYTES,
     SHARE,
-    TILE,
     Layout,
-    keeps_tallies,
 )
 from rawnn.persistent.problem import Problem
-from rawnn.persistent.sharding import COLUMN_PARALLEL, REPLICATED_LAYER, ROW_PARALLEL, SHARDED
+from rawnn.persistent.schedule import stores_tallies
+from rawnn.persistent.sharding import (
+    COLUMN_PARALLEL,
+    REPLICATED_LAYER,
+    ROW_PARALLEL,
+    SHARDED,
+    TILE,
+)
+from rawnn.persistent.stamps import stamps
 from rawnn.persistent.steps import StepWriter
-from rawnn.persistent.writer import Stamp, literal
+from rawnn.persistent.writer import literal
 
 LONG_FROM = 3
 """Layers from which on a kernel compiles for a second and more, and is written to take less: one
@@ -31,13 +37,6 @@ NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "flo
 def source(layout: Layout, name: str) -> str:
     """The CUDA C of the kernel `name`."""
     return _Kernel(layout, name).text()
-
-
-def stamps(layout: Layout) -> list[Stamp]:
-    """What a kernel of the layout stamps in each step, in order; nothing where it is not traced."""
-    kernel = _Kernel(layout, "stamped")
-    kernel.text()
-    return kernel.stamps_of_step()
 
 
 def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
@@ -114,7 +113,7 @@ class _Kernel(StepWriter):
         self.stamp_launch(3)
         w("}")
         if self.layout.traced:
-            turn, every = len(self.of_turn), self.stamps_of_step()
+            turn, every = len(self.of_micro_batch), stamps(self.schedule)
             w.lines[head:head] = [
                 f"constexpr int kStampsOfTurn = {turn};",
                 f"using Stamps = Trace<Shape, {len(every)}, {self.layout.traced}>;"]
@@ -131,10 +130,6 @@ class _Kernel(StepWriter):
         self.w("if (ptx::unknown_zero() != 0) goto inside;  // never: so that NVVM sees no loop")
         self.w("for (; u < span; ++u) {")
         self.w("inside:;")
-
-    def stamps_of_step(self) -> list[Stamp]:
-        """All of a step, in their order, once its text is written."""
-        return [*self.of_turn * self.d.micro_batches, *self.behind_turns]
 
     # -- ahead of the steps ------------------------------------------------------------------------
     def begin(self) -> None:
@@ -178,7 +173,7 @@ class _Kernel(StepWriter):
         self.load_first_input()
         for layer in range(p.depth):
             self.move_states(layer, "load", far=True)
-        self.emit_tile_places()
+        self.tile_places()
         w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
         w(f"[[maybe_unused]] Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
         if p.scaled:
@@ -221,16 +216,16 @@ class _Kernel(StepWriter):
             start = f"rank * {d.shards[0]}" if d.boundaries[0] == SHARDED else "0"
             for name in ("mean", "inverse_std"):
                 w(f"load_floats<Shape>({self.at(name)}, {name} + {start}, {self.count(0)});")
-        self.places_in_turn()
+        self.threads_of_prefetch()
         if p.labelled:
             w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
-            w(f"NextLabels<Shape, {self.free}, kBehindRows> labels_ahead;")
+            w(f"NextLabels<Shape, {self.first_thread}, kBehindRows> labels_ahead;")
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
             w(f"first_orders<Shape>(fetched, order, first_of(0), {self.present('0')}, first_of(1), "
-              f"{self.turns} > 1 ? {self.present('1')} : 0);")
+              f"{self.count_of_launch} > 1 ? {self.present('1')} : 0);")
         w("__syncthreads();")
-        w(f"if (thread >= {self.free}) {{" if self.free else "{")
+        w(f"if (thread >= {self.first_thread}) {{" if self.first_thread else "{")
         self.fetch("0")
         w("}")
         w("ptx::commit_copies();")
@@ -366,7 +361,7 @@ class _Kernel(StepWriter):
         d, w, found = self.d, self.w, self.layout
         if not self.clustered:
             return
-        if not found.exchange and REPLICATED_LAYER in d.layer_kinds:
+        if not found.receive_floats and REPLICATED_LAYER in d.layer_kinds:
             w("cluster_arrive<Shape>();")
             w("cluster_wait<Shape>();")
         w(f"cluster_arrive{'' if self.tells_at_end else '_relaxed'}<Shape>();")
@@ -375,8 +370,8 @@ class _Kernel(StepWriter):
     def tells_at_end(self) -> bool:
         """Whether blocks of a cluster need more of each other than that they are as far."""
         found = self.layout
-        return (found.reports == BY_FIRST and found.told_by_all) or (
-            found.turning and not found.exchange and not found.counters)
+        return (found.reports == BY_FIRST and found.all_report) or (
+            found.turning and not found.receive_floats and not found.counters)
 
     def report_ahead(self) -> None:
         """Who comes last is found out while weights are stored."""
@@ -395,7 +390,7 @@ class _Kernel(StepWriter):
             w("correct[cursor_now + step] = total.right;")
         w("};")
         left, parts = "reinterpret_cast<const float2*>(tally)", found.parts * d.micro_batches
-        total = f"sum_kept<Shape>({left}, {parts}, span, report);" if keeps_tallies(d) else \
+        total = f"sum_kept<Shape>({left}, {parts}, span, report);" if stores_tallies(d) else \
             f"sum_parts<Shape, {parts}, {found.dynamic_bytes // 4}>({left}, shared, span, report);"
         if found.reports == BY_FIRST:
             w(f"{'if (rank == 0) ' * (d.tp_size > 1)}{total}")

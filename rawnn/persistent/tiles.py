@@ -155,7 +155,7 @@ def softmax_floats(d: Sharding) -> int:
     other what they found."""
     if not d.problem.labelled:
         return 0
-    told = d.slices_told.rows * d.sent if d.shards_softmax and d.via_l2 else 0
+    told = 4 * d.tp_size * d.sent if d.shards_softmax and d.via_l2 else 0
     return told + (statistics_floats(d) if d.shards_softmax or softmax_of(d).warps > 1 else 0)
 
 

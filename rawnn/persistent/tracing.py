@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from rawnn.persistent.choose import Choice
 from rawnn.persistent.layout import LAUNCH_STAMPS, NANOSECOND_WORDS, Layout
-from rawnn.persistent.source import stamps
-from rawnn.persistent.writer import Stamp
+from rawnn.persistent.stamps import Stamp, stamps
 
 WRAPS = 2**32
 """Stamps are the lower half of a clock: differences are taken by this modulus."""
@@ -29,7 +28,7 @@ AHEAD = 2**20
 def traced(chosen: Choice, steps: int) -> Choice:
     """The same sharding, whose kernel stamps the phases of its first `steps` steps."""
     layout = replace(chosen.layout, traced=steps, stamps=0)
-    return replace(chosen, layout=replace(layout, stamps=len(stamps(layout))))
+    return replace(chosen, layout=replace(layout, stamps=len(stamps(layout.schedule))))
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Trace:
 def read_trace(layout: Layout, words: NDArray[np.unsignedinteger]) -> Trace:
     """What the workspace `trace` of a layout's kernel says, once it has run as many steps as are
     traced."""
-    d, found = layout.sharding, tuple(stamps(layout))
+    d, found = layout.sharding, tuple(stamps(layout.schedule))
     steps, blocks, warps = layout.traced, d.blocks, d.warps
     step_plans = steps * blocks * len(found) * warps
     of_launch = blocks * LAUNCH_STAMPS * warps

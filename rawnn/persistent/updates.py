@@ -1,79 +1,64 @@
-"""Emits weight gradients, the gradient all-reduce of data-parallel groups, and updates."""
+"""Emits how gradients become new weights: the all-reduce of data-parallel groups, and whether an
+fp16 step counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from rawnn.persistent.exchanges import ExchangeWriter
-from rawnn.persistent.layout import ALL, TILE, LayerLayout
-from rawnn.persistent.sharding import ceil
+from rawnn.persistent.layout import ALL, LayerLayout
+from rawnn.persistent.schedule import CheckOverflow, GradientAllReduce, Phase, WeightAllGather
+from rawnn.persistent.sharding import TILE
 from rawnn.persistent.writer import literal
+
+QUADS = TILE // 4
 
 
 class UpdateWriter(ExchangeWriter):
-    """Emits what follows the gradients of a step."""
+    """Emits `GradientAllReduce`, `WeightAllGather`, `CheckOverflow`, `AgreeOnStep` and
+    `AdjustLossScale`."""
 
     @property
-    def told_as(self) -> str:
-        """Four numbers that clusters tell each other, in C++."""
+    def published_type(self) -> str:
+        """C++ type of four published numbers."""
         return "uint2" if self.d.publishes_bf16 else "float4"
 
-    def gradients(self, layers: list[int], first: int = 0) -> None:
-        """Emits the weight gradients of `layers` with their updates, or publishes them for the
-        gradient all-reduce. The GEMM begins at warp `first`."""
-        d, p, w = self.d, self.p, self.w
-        for layer in layers:
-            n, part, tiles = layer + 1, self.layout.layers[layer], self.layout.layers[layer].update
-            pitch = d.pitch if layer else self.layout.input_pitch
-            w("{")
-            w(f"// gradient {n}")
-            if self.layout.sync:
-                turn = "(meeting & 1)" if self.layout.sync == ALL else "0"
-                many = self.layout.tiles
-                way, adds = "PublishTiles", ""
-                if d.micro_batches > 1:
-                    way = "AccumulateTiles"
-                    adds = f" ^ (part < {d.micro_batches - 1} ? 1u : 0u), part > 0"
-                told = self.told_as
-                kind = f", {told}" if d.publishes_bf16 else ""
-                w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
-                  f"reinterpret_cast<{told}*>(gradients) + ((({turn} * {d.dp_size} + group) * "
-                  f"{d.tp_size}ll + rank) * {many} + {part.base})"
-                  f" * {TILE // 4}, flag_bit{adds}}};")
-            else:
-                far = literal(part.near is None and bool(p.states))
-                w("const Rule rule = *rule_of_step;")
-                chance = bool(self.p.streams)
-                how = f", StochasticRounding<{self.p.layers[layer]}>" if chance else ""
-                w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, "
-                  f"{part.across}, {part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
-                  f"{self.states_at(layer)}{f', chance{n}' if chance else ''}}};")
-            w(f"Product<Shape, {literal(layer > 0)}, true, {ceil(d.ins(layer), 16)}, "
-              f"{ceil(d.outs(layer), 8)}, {d.columns // 8}, 1, {tiles.down}, {tiles.across}, "
-              f"{pitch}, {d.pitch}, {literal(p.bias)}, {self.type_of(layer)}, "
-              f"{self.type_of(layer + 1)}>::run({self.a(layer)}, "
-              f"{self.z(layer + 1)}, {first}, finish);")
-            w("}")
-            self.stamp(f"gradient {n}")
-            sums = ceil(ceil(d.outs(layer), 8), tiles.across) if p.bias else 0
-            first = (first + tiles.tasks + sums) % d.warps
-        layers.clear()
+    @property
+    def counts(self) -> str:
+        """C++: whether the step counts."""
+        return "!left_out" if self.p.scaled else "true"
 
-    def receive_overflow(self) -> None:
+    # -- overflows ---------------------------------------------------------------------------------
+    def check_overflow(self, phase: CheckOverflow) -> None:
+        """Publishes whether this block saw a gradient that overflows fp16."""
+        if phase.send:
+            self.begin_exchange(phase.send)
+            self.w(f"transport.publish_flag<{self.type_of_exchange(phase.send)}>(rank, "
+                   "*found != 0 ? 1.0f : 0.0f);")
+        if self.d.dp_size > 1:
+            self.stamp(phase.name, "send")
+
+    def agree_on_step(self, phase: Phase) -> None:
         """Decides whether the step is left out. One of several data-parallel groups publishes
         what it has found."""
         d, w = self.d, self.w
-        found = self.overflowed()
-        if not self.layout.sync:
+        found = "*found != 0" if d.tp_size == 1 else \
+            f"transport.any<{self.type_of_exchange(self.schedule.exchanges[-1])}>()"
+        if d.dp_size == 1:
             w(f"const bool left_out = {found};")
-            return
-        w(f"const bool seen = {found};")
-        w("const unsigned int overflow_flag_bit = ~(meeting >> 1) & 1u;")
-        w("float4* const of_groups = reinterpret_cast<float4*>(overflows) + (meeting & 1) * "
-          f"{d.blocks} + rank;")
-        w(f"if (thread == 0) send_flagged(of_groups + group * {d.tp_size}, "
-          "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), overflow_flag_bit);")
+        else:
+            w(f"const bool seen = {found};")
+            w("const unsigned int overflow_flag_bit = ~(meeting >> 1) & 1u;")
+            w("float4* const of_groups = reinterpret_cast<float4*>(overflows) + (meeting & 1) * "
+              f"{d.blocks} + rank;")
+            w(f"if (thread == 0) send_flagged(of_groups + group * {d.tp_size}, "
+              "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), overflow_flag_bit);")
+        self.stamp(phase.name)
 
+    def adjust_loss_scale(self) -> None:
+        self.w(f"if (thread == 0) scaling->adjust(left_out, {self.p.growth}, (u + 1) & 1);")
+
+    # -- several groups ----------------------------------------------------------------------------
     def emit_flag_bit(self) -> None:
         """Emits the number of the step since the workspaces were made, and the flag bit of what
         data-parallel groups publish in it, which differs from the one in memory."""
@@ -82,8 +67,8 @@ class UpdateWriter(ExchangeWriter):
             uses = "(meeting >> 1)" if self.layout.sync == ALL else "meeting"
             self.w(f"const unsigned int flag_bit = ~{uses} & 1u;")
 
-    def emit_tile_places(self) -> None:
-        """Emits the table of the tiles' places, for the gradient all-reduce."""
+    def tile_places(self) -> None:
+        """A table of where each tile of weights lies, for updates of tiles of several layers."""
         d, w, found = self.d, self.w, self.layout
         if not found.sync:
             return
@@ -97,53 +82,51 @@ class UpdateWriter(ExchangeWriter):
         w(f"for (int i = thread; i < {found.tiles}; i += {d.threads}) "
           "places[i] = place_of_tile(i);")
 
-    def all_reduce_gradients(self, meanwhile: Callable[[bool], None]) -> None:
-        """Emits the gradient all-reduce of data-parallel groups with its updates. `meanwhile(last)`
-        emits what overlaps with the exchange, in the last place for it or not."""
+    def begin_all_reduce(self) -> None:
+        """Opens the scope of the gradient all-reduce, with what its phases use."""
         d, w, found = self.d, self.w, self.layout
-        if not found.sync:
-            return
-        many, quads = found.tiles, TILE // 4
         if self.p.scaled:
             w("bool left_out;")
-        far = literal(found.shared_state is None and bool(self.p.states))
         w("{")
         w("// gradients of all clusters")
         w("const auto place = [=](int tile) { return place_in(shared, places[tile]); };")
-        how = ""
         if self.p.streams:
-            how = ", how"
             w("const auto how = [=](int tile) {")
             self.by_layer(lambda part, n: f"chance{n}.numbered<{part.across}, {part.tiles}>("
                                           f"tile - {part.base})")
             w("};")
         w(f"float4* const states = {self.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
-          f"{len(self.p.states) * quads}; }};")
+          f"{len(self.p.states) * QUADS}; }};")
         w("const Rule rule = *rule_of_step;")
-        stride = f"{d.tp_size * many * quads}ll"
-        turn = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
-        sent = self.sent_type
-        w(f"const {sent}* const parts = reinterpret_cast<const {sent}*>(gradients) + ({turn}rank) "
-          f"* {many * quads};")
-        counts = "!left_out" if self.p.scaled else "true"
-        meanwhile(found.sync == ALL)
+        copy = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
+        w(f"const {self.published_type}* const parts = reinterpret_cast<const "
+          f"{self.published_type}*>(gradients) + ({copy}rank) * {found.tiles * QUADS};")
+
+    def all_reduce(self, phase: GradientAllReduce) -> None:
+        d, w, found, many = self.d, self.w, self.layout, self.layout.tiles
+        how = ", how" if self.p.streams else ""
+        far = literal(found.shared_state is None and bool(self.p.states))
+        stride = f"{d.tp_size * many * QUADS}ll"
         if self.p.scaled:
             w("left_out = any_group<Shape>(of_groups, overflow_flag_bit);")
-        if found.sync == ALL:
-            w(f"update_all<Shape, Rule, {far}, {many}>(parts, {stride}, flag_bit, {counts}, "
+        if not phase.sharded:
+            w(f"update_all<Shape, Rule, {far}, {many}>(parts, {stride}, flag_bit, {self.counts}, "
               f"rule, place, state{how});")
-            self.stamp("all clusters sum")
         else:
-            w(f"{sent}* const changes = reinterpret_cast<{sent}*>(fresh) + rank * {many * quads};")
+            published = self.published_type
+            w(f"{published}* const changes = reinterpret_cast<{published}*>(fresh) + rank * "
+              f"{many * QUADS};")
             w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, "
-              f"flag_bit, {counts}, rule, group, {self.at('scratch')}, changes, place, "
+              f"flag_bit, {self.counts}, rule, group, {self.at('scratch')}, changes, place, "
               f"state{how});")
-            self.stamp("clusters sum and share")
-            meanwhile(True)
-            w(f"receive_changes<Shape, {many}>(changes, flag_bit, {counts}, group, place{how});")
-            self.stamp("clusters sum and share", "changes")
-        w("}")
+        self.stamp(phase.name)
+
+    def all_gather(self, phase: WeightAllGather) -> None:
+        how = ", how" if self.p.streams else ""
+        self.w(f"receive_changes<Shape, {self.layout.tiles}>(changes, flag_bit, {self.counts}, "
+               f"group, place{how});")
+        self.stamp(phase.name, "changes")
 
     def by_layer(self, text: Callable[[LayerLayout, int], str]) -> None:
         """Emits `return text(layer, number)` for the layer that a tile belongs to; layers are

@@ -1,11 +1,11 @@
-"""The text of a kernel: its lines, and where in shared memory things lie."""
+"""The text of a kernel: its lines, its stamps, and C++ names of what lies in shared memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from rawnn.persistent.layout import TILE, Layout, apart
-from rawnn.persistent.sharding import REPLICATED
+from rawnn.persistent.layout import Layout
+from rawnn.persistent.schedule import separates_logits
+from rawnn.persistent.sharding import REPLICATED, TILE
+from rawnn.persistent.stamps import Stamp, stamps_of
 
 
 def literal(value: float | bool | int) -> str:
@@ -13,15 +13,6 @@ def literal(value: float | bool | int) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, int) else f"{value!r}"
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """The end of a part of a phase: `phase` is its name in the cost model (cost.py), `part` what
-    the block did in it."""
-
-    phase: str
-    part: str = "work"
 
 
 class Writer:
@@ -44,32 +35,28 @@ class Writer:
 
 
 class KernelWriter:
-    """Writes of a layout's kernel."""
+    """What all parts of the emitter use: the text so far, and the names of a layout."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.d, self.p = layout, layout.sharding, layout.sharding.problem
+        self.schedule = layout.schedule
         self.w = Writer()
-        self.of_turn: list[Stamp] = []
-        self.behind_turns: list[Stamp] = []
-        self.in_turn = False
-        self.fetched = False
-        self.scratched = False  # whether the product ahead may still read its parts
-        self.exchanges = 0  # of a micro-batch that have been emitted
-
-    @property
-    def meets_ahead(self) -> bool:
-        """Whether what a step does besides its phases is done while clusters meet: in each step."""
-        return bool(self.layout.sync) and self.d.micro_batches == 1
+        self.of_micro_batch = stamps_of(self.d, layout.schedule.micro_batch)
+        self.of_step = stamps_of(self.d, layout.schedule.step)
+        self.in_micro_batch = False
+        self.stamped = [0, 0]  # of a step, of a micro-batch
 
     def stamp(self, phase: str, part: str = "work") -> None:
-        """Behind a part of a phase, in a kernel that is traced."""
+        """The end of a part of a phase, in a traced kernel."""
         if not self.layout.traced:
             return
-        found = self.of_turn if self.in_turn else self.behind_turns
-        turn = " + part * kStampsOfTurn" if self.d.micro_batches > 1 else ""
-        place = f"{len(found)}{turn}" if self.in_turn else \
-            f"{self.d.micro_batches} * kStampsOfTurn + {len(found)}"
-        found.append(Stamp(phase, part))
+        number = self.stamped[self.in_micro_batch]
+        self.stamped[self.in_micro_batch] += 1
+        expected = (self.of_micro_batch if self.in_micro_batch else self.of_step)[number]
+        assert expected == Stamp(phase, part), f"{expected} is next in the schedule"
+        of_part = " + part * kStampsOfTurn" if self.d.micro_batches > 1 else ""
+        place = f"{number}{of_part}" if self.in_micro_batch else \
+            f"{self.d.micro_batches} * kStampsOfTurn + {number}"
         self.w(f"stamps.stamp(u, {place});")
 
     def stamp_launch(self, number: int) -> None:
@@ -84,37 +71,40 @@ class KernelWriter:
         """Values of 32 or 16 bits."""
         return f"(halves + {2 * self.layout.places[name]})" if half else self.at(name)
 
-    def a(self, boundary: int) -> str:
-        return self.values(f"a{boundary}", self.p.halved) if boundary else "x"
+    def buffer(self, name: str) -> str:
+        """C++ expression of a buffer by its name in the schedule."""
+        if name == "x":
+            return "x"
+        return self.logits if name == "logits" else self.values(name, self.p.halved)
 
     def z(self, boundary: int) -> str:
         return self.values(f"z{boundary}", self.p.halved)
 
     @property
     def logits(self) -> str:
-        """The last layer's sums, of which a softmax makes their gradients."""
-        return self.at("logits") if apart(self.d) else self.z(self.p.depth)
+        """The last layer's sums."""
+        return self.at("logits") if separates_logits(self.d) else self.z(self.p.depth)
 
     def type_of(self, boundary: int) -> str:
-        """What a product takes the boundary's values or gradients as: inputs that are not rounded
-        ahead lie as float32."""
+        """C++ type in which a GEMM reads a boundary's values or gradients. Inputs that are not
+        rounded ahead lie as float32."""
         return "Half" if self.p.halved and (boundary or self.p.rounded) else "float"
 
     def weights_of(self, layer: int) -> tuple[str, str]:
-        """Type and place of a layer's weights as products take them."""
+        """Type and place of a layer's weights as GEMMs read them."""
         found, n = self.layout, layer + 1
         if found.copies is None:
             return "float", f"weights{n}"
         return "Half", f"(halves + {2 * found.copies + found.layers[layer].weights})"
 
     def count(self, boundary: int) -> str:
-        """Features of the boundary that this block holds."""
+        """C++: features of the boundary that this block has."""
         return str(self.p.layers[boundary]) if self.d.boundaries[boundary] == REPLICATED \
             else f"n{boundary}"
 
     def states_at(self, layer: int) -> str:
-        """Where the layer's state lies, as a float4 pointer; that of all layers where clusters
-        share the batch."""
+        """C++ float4 pointer to the layer's optimizer state; to that of all layers with several
+        groups."""
         found, part = self.layout, self.layout.layers[layer]
         many = len(self.p.states) * TILE // 4
         near = found.shared_state if found.sync else part.near

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from rawnn.persistent.schedule import (
     ACTIVATE,
     ACTIVATE_BACKWARD,
-    LOSS,
     UPDATE,
     Barrier,
     ClearInput,
@@ -19,6 +18,7 @@ from rawnn.persistent.schedule import (
     Phase,
     Schedule,
     Softmax,
+    StoreTallies,
     SumLoss,
     WaitForInput,
     WeightAllGather,
@@ -34,13 +34,12 @@ def touched(d: Sharding, phase: Phase) -> tuple[set[str], set[str]]:
         case Gemm(epilogue=end) | Exchange(epilogue=end):
             reads = {end.bias, end.saved if end.function == ACTIVATE_BACKWARD else ""}
             writes = {end.to, end.saved if end.function == ACTIVATE else "",
-                      "tallies" if end.function == LOSS else "",
                       end.to.replace("w", "b") if end.function == UPDATE else ""}
             if isinstance(phase, Gemm):
                 reads |= {phase.left, phase.right}
                 writes |= {"scratch"} if phase.tiling(d).split > 1 else set()
-            elif end.to == "statistics" and not d.via_l2:
-                writes = set()  # read in the receive buffer
+            elif end.to == "statistics":
+                writes = set()  # the exchange waits for all of them, and for all threads
             elif phase.parts > 1 and d.via_l2 and d.teams(phase.rows // d.tp_size) > 1:
                 writes |= {"scratch"}
                 if phase.scratch_busy:  # which has a barrier of its own
@@ -52,6 +51,8 @@ def touched(d: Sharding, phase: Phase) -> tuple[set[str], set[str]]:
             writes = {phase.logits, "" if phase.send else "statistics"}
         case Softmax():
             reads, writes = {phase.logits, "y", "statistics"}, {phase.to, "tallies"}
+        case StoreTallies():
+            writes = {"tallies"}
         case SumLoss():
             reads = {"tallies"}
         case GradientAllReduce() | WeightAllGather():

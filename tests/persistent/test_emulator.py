@@ -18,7 +18,7 @@ from rawnn.common.target import known
 from rawnn.cuda.device import padded
 from rawnn.model.layers import Network
 from rawnn.opts.persistent import as_one_op, rewrite
-from rawnn.persistent import layout
+from rawnn.persistent import layout, schedule
 from rawnn.persistent.choose import Choice
 from rawnn.persistent.layout import COUNTS, layout_of
 from rawnn.persistent.problem import problem_of
@@ -282,7 +282,7 @@ IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
 def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
                                   ranks: int, groups: int, types: str) -> None:
     """Clusters of which some have a tile more to hear of than others."""
-    monkeypatch.setattr(layout, "summed_by_all", lambda *_: False)
+    monkeypatch.setattr(schedule, "is_summed_by_all", lambda *_: False)
     launch = Launch(name, ranks, groups, types)
     found = launch.op.attributes["chosen"].layout
     assert found.sync == layout.SHARE
@@ -294,7 +294,7 @@ def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_clusters_that_tell_each_other_bfloat16_have_the_same_weights(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, types: str) -> None:
     """A cluster takes in what it tells itself as the others do."""
-    monkeypatch.setattr(layout, "summed_by_all", lambda *_: not shared)
+    monkeypatch.setattr(schedule, "is_summed_by_all", lambda *_: not shared)
     launch = Launch("bfloat16", 2, 3, types)
     assert launch.sharding.publishes_bf16
     check(launch, tmp_path, 2)

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.persistent.buffers import l2_slots
 from rawnn.persistent.exchanges import share_of
 from rawnn.persistent.layout import BY_FIRST
+from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import DSMEM, L2
 from tests.persistent.test_twin import FAR, FAR_STEPS, TURNS, Launch
 from tests.ptx.twin.twin import Kernels, compiler
@@ -95,12 +97,12 @@ def test_messages_that_share_a_place_are_numbered_in_their_order() -> None:
     sharing = set()
     for launch in far_launches():
         of: dict[int, list[Any]] = {}
-        for place in launch.sharding.places:
-            of.setdefault(place.first, []).append(place)
-        for places in of.values():
-            assert [place.number for place in places] == list(range(len(places)))
-            assert {place.messages for place in places} == {len(places)}
-            sharing.add(len(places))
+        for slot in l2_slots(build(launch.sharding)):
+            of.setdefault(slot.offset, []).append(slot)
+        for slots in of.values():
+            assert [slot.number for slot in slots] == list(range(len(slots)))
+            assert {slot.uses for slot in slots} == {len(slots)}
+            sharing.add(len(slots))
     assert sharing >= {1, 2}  # also an even number
 
 

@@ -16,6 +16,8 @@ from rawnn.cuda.device import Device
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
 from rawnn.model.optimizers import Optimizer
+from rawnn.persistent.buffers import copies, l2_slots
+from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import L2
 from rawnn.plan.ops.epoch import CLOCK_PERIOD, MAX_STEPS, count_after
 from rawnn.sim import Simulation
@@ -82,25 +84,26 @@ def test_exchanges_through_l2_where_their_count_wraps_around(
     in the boxes that turns ahead of it left there."""
     launch = Launch(name, ranks, groups, types, exchange=L2)
     launch.arrays["generations"][:] = -AHEAD
-    d = launch.sharding
-    boxes = launch.arrays["parcels"].view(np.uint32).reshape(groups, d.boxes, -1)
-    if d.boxes == 2:
+    schedule = build(launch.sharding)
+    boxes = launch.arrays["parcels"].view(np.uint32).reshape(groups, copies(schedule), -1)
+    if copies(schedule) == 2:
         for turn in (-AHEAD, 1 - AHEAD):
             boxes[:, turn & 1] = turn >> 1 & 1
     else:
-        for place in sorted(d.places, key=lambda place: place.first):
-            boxes[:, :, place.first :] = -AHEAD * place.messages & 1
+        for slot in sorted(l2_slots(schedule), key=lambda slot: slot.offset):
+            boxes[:, :, slot.offset :] = -AHEAD * slot.uses & 1
     check(launch, tmp_path, 1)
 
 
 def test_messages_of_a_turn_lie_in_two_boxes_or_share_places() -> None:
     """The test above takes all: a turn's only message, places of one and of two messages."""
-    found = [Launch(name, ranks, groups, types, exchange=L2).sharding
+    found = [build(Launch(name, ranks, groups, types, exchange=L2).sharding)
              for name, ranks, groups, types in (("five layers", 4, 1, "SFSFSF"),
                                                 ("Adam in an order", 4, 2, "FSFF"),
                                                 ("five layers", 3, 2, "FGSFSF"))]
-    assert [d.boxes for d in found] == [1, 2, 1]
-    assert [sorted({place.messages for place in d.places}) for d in found] == [[1, 2], [1], [1, 2]]
+    assert [copies(schedule) for schedule in found] == [1, 2, 1]
+    assert [sorted({slot.uses for slot in l2_slots(schedule)}) for schedule in found] \
+        == [[1, 2], [1], [1, 2]]
 
 
 @needs_twin

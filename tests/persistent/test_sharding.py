@@ -7,8 +7,9 @@ from itertools import pairwise, product
 
 import pytest
 
-from rawnn.persistent.layout import ALL, RULE_BYTES, SHARE, TILE, Layout, layout_of, summed_by_all
+from rawnn.persistent.layout import ALL, RULE_BYTES, SHARE, Layout, layout_of
 from rawnn.persistent.problem import Problem
+from rawnn.persistent.schedule import is_summed_by_all
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     COLUMN_PARALLEL,
@@ -18,6 +19,7 @@ from rawnn.persistent.sharding import (
     REPLICATED_LAYER,
     ROW_PARALLEL,
     SHARDED,
+    TILE,
     Sharding,
     layer_kinds,
     output_boundaries,
@@ -70,7 +72,7 @@ def needed(found: Layout) -> dict[str, int]:
         "y": d.columns if p.labelled else 2 * d.columns * found.target_pitch,
         "order": 2 * d.columns, "rules": RULE_BYTES // 4, "barriers": 8,
         "places": 2 * found.tiles, "tallies": 2, "scaling": 4, "copies": found.copied // 2,
-        "exchange": 2 * max((m.rows for m in d.messages), default=0) * d.sent,
+        "exchange": 2 * max((e.rows for e in found.schedule.exchanges), default=0) * d.sent,
         "state": (found.tiles if found.sync == ALL else found.owned) * len(p.states) * TILE}
     scratch = [0]
     for layer, part in enumerate(found.layers):
@@ -137,8 +139,8 @@ def test_state_that_finds_no_room_goes_to_a_workspace() -> None:
 
 def test_clusters_share_sums_where_each_would_take_in_much() -> None:
     """More bytes, more clusters and more state all speak for shares."""
-    assert summed_by_all(2, 40_000, 0)
-    assert not summed_by_all(2, 40_000, 2)
-    assert not summed_by_all(2, 80_000, 0)
-    assert summed_by_all(16, 3_000, 0)
-    assert not summed_by_all(16, 6_000, 0)
+    assert is_summed_by_all(2, 40_000, 0)
+    assert not is_summed_by_all(2, 40_000, 2)
+    assert not is_summed_by_all(2, 80_000, 0)
+    assert is_summed_by_all(16, 3_000, 0)
+    assert not is_summed_by_all(16, 6_000, 0)

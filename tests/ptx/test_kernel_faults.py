@@ -67,7 +67,7 @@ def test_kernels_that_are_written_take_every_way() -> None:
     assert {"float32", "bfloat16"} <= {p.numbers for p in problems}
     for what in ("labelled", "ordered", "scheduled", "normalised", "converted"):
         assert {bool(getattr(p, what)) for p in problems} == {True, False}, what
-    types = "".join(found.sharding.boundaries for found in layouts if found.exchange)
+    types = "".join(found.sharding.boundaries for found in layouts if found.receive_floats)
     assert set(types) == set("FGS")
 
 

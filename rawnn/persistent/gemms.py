@@ -1,0 +1,204 @@
+"""Emits GEMMs and the receiving ends of exchanges, with the epilogues of both."""
+
+from __future__ import annotations
+
+from rawnn.persistent.exchanges import rows_of_block
+from rawnn.persistent.layout import ALL
+from rawnn.persistent.loss import LossWriter
+from rawnn.persistent.schedule import (
+    ACCUMULATE,
+    ACTIVATE,
+    ACTIVATE_BACKWARD,
+    ALL_GATHER,
+    FORWARD,
+    LOSS,
+    OVERFLOW,
+    REDUCE_SCATTER,
+    STATISTICS,
+    UPDATE,
+    Epilogue,
+    Exchange,
+    Gemm,
+)
+from rawnn.persistent.sharding import TILE, ceil
+from rawnn.persistent.writer import literal
+
+
+class GemmWriter(LossWriter):
+    """Emits `Gemm` and `Exchange`."""
+
+    # -- phases ------------------------------------------------------------------------------------
+    def gemm(self, g: Gemm) -> None:
+        """A forward or backward GEMM."""
+        d, p, w, end = self.d, self.p, self.w, g.epilogue
+        n, boundary = g.layer + 1, g.layer + (g.kind == FORWARD)
+        first = g.kind == FORWARD and g.layer == 0
+        if first and p.scaled:
+            w("int* const found = scaling->found + (u & 1);")
+        w(f"// {g.kind} {n}: {d.layer_kinds[g.layer]}")
+        if g.kind == FORWARD and n == p.depth and not p.labelled:
+            self.declare_loss()
+        if end.send:
+            self.begin_exchange(end.send)
+        if first:
+            self.prepare_optimizer()
+        # All rows of partial sums are sent; of values, those that the block has.
+        whole = end.own_rows or (end.send and end.send.kind != ALL_GATHER)
+        limit = str(p.layers[boundary]) if whole else self.count(boundary)
+        finish = self.function(end, boundary, limit)
+        self.product(g, finish, limit)
+
+    def product(self, g: Gemm, finish: str, limit: str) -> None:
+        """Product<...>::run(weights, right operand, first warp, what happens to the sums)."""
+        d, w, part, tiles = self.d, self.w, self.layout.layers[g.layer], g.tiling(self.d)
+        sent, bias = g.epilogue.send is not None, self.biases(g.epilogue)
+        if g.kind == FORWARD:
+            ways, right = f"false, {literal(g.layer == 0)}", g.layer
+            pitch = d.pitch if g.layer else self.layout.input_pitch
+        else:
+            ways, right, pitch = "true, false", g.layer + 1, d.pitch
+        type_, weights = self.weights_of(g.layer)
+        head = f"Product<Shape, {ways}, {ceil(g.m, 16)}, {d.columns // 8}, {ceil(g.k, 8)}, " \
+               f"{tiles.split}, {tiles.down}, {tiles.across}, {part.pitch}, {pitch}, false, " \
+               f"{type_}, {self.type_of(right)}>::run({weights}, {self.buffer(g.right)}, 0, "
+        if tiles.split == 1:
+            ends = f"{'quads' if sent else 'pairs'}({finish})"
+            w(f"{head}{f'biased({bias}, {limit}, {ends})' if bias else ends});")
+            self.stamp(g.name)
+            return
+        rows, scratch = ceil(g.m, 16) * 16, self.at("scratch")
+        w(f"{head}store_parts<Shape, {rows}>({scratch}));")
+        self.stamp(g.name)
+        w("__syncthreads();")
+        body = finish if sent else f"by_pairs({finish})"
+        w(f"add_parts<Shape, {tiles.split}, {rows}>({scratch}, {limit}, "
+          f"{f'with_bias({bias}, {body})' if bias else body});")
+        self.stamp(g.name, "parts")
+
+    def exchange(self, e: Exchange) -> None:
+        """Waits for an exchange, and hands what it brings to the epilogue."""
+        end = e.epilogue
+        if e.name == OVERFLOW:
+            return  # AgreeOnStep reads its flags
+        if e.name == STATISTICS:
+            self.receive_statistics(e)
+            return
+        self.wait(e)  # must precede the announcement of the next exchange
+        if end.send:
+            self.begin_exchange(end.send)
+        count = rows_of_block(self.d, e)[1] if e.kind == REDUCE_SCATTER \
+            else str(self.p.layers[e.boundary])
+        body = self.function(end, e.boundary, count)
+        if not end.send:
+            body = f"by_pairs({body})"
+        if bias := self.biases(end):
+            body = f"with_bias({bias}, {body})"
+        self.recv(e, count, body)
+        if end.send:
+            self.stamp(e.name, "share")
+
+    def weight_gradient(self, g: Gemm, first_warp: int) -> None:
+        """A weight gradient, whose first task is that of warp `first_warp`."""
+        d, p, w = self.d, self.p, self.w
+        n, part = g.layer + 1, self.layout.layers[g.layer]
+        tiles, pitch = part.update, d.pitch if g.layer else self.layout.input_pitch
+        w("{")
+        w(f"// gradient {n}")
+        if g.epilogue.function == UPDATE:
+            self.declare_update(g)
+        else:
+            self.declare_publication(g)
+        w(f"Product<Shape, {literal(g.layer > 0)}, true, {ceil(g.m, 16)}, {ceil(g.n, 8)}, "
+          f"{d.columns // 8}, 1, {tiles.down}, {tiles.across}, {pitch}, {d.pitch}, "
+          f"{literal(p.bias)}, {self.type_of(g.layer)}, {self.type_of(n)}>::run("
+          f"{self.buffer(g.left)}, {self.buffer(g.right)}, {first_warp}, finish);")
+        w("}")
+        self.stamp(g.name)
+
+    def declare_update(self, g: Gemm) -> None:
+        """The epilogue that updates weights and biases."""
+        n, part, p = g.layer + 1, self.layout.layers[g.layer], self.p
+        far = literal(part.near is None and bool(p.states))
+        self.w("const Rule rule = *rule_of_step;")
+        how = f", ByChance<{p.layers[g.layer]}>" if p.streams else ""
+        self.w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
+               f"{part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
+               f"{self.states_at(g.layer)}{f', chance{n}' if p.streams else ''}}};")
+
+    def declare_publication(self, g: Gemm) -> None:
+        """The epilogue that stores tiles for the other groups, or adds to what earlier
+        micro-batches stored. The others wait for the flag bit of the last micro-batch."""
+        d, part = self.d, self.layout.layers[g.layer]
+        copy = "(meeting & 1)" if self.layout.sync == ALL else "0"
+        way, adds = "PublishTiles", ""
+        if g.epilogue.function == ACCUMULATE:
+            way = "AccumulateTiles"
+            adds = f" ^ (part < {d.micro_batches - 1} ? 1u : 0u), part > 0"
+        published = self.published_type
+        kind = f", {published}" if d.publishes_bf16 else ""
+        self.w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
+               f"reinterpret_cast<{published}*>(gradients) + ((({copy} * {d.dp_size} + group) * "
+               f"{d.tp_size}ll + rank) * {self.layout.tiles} + {part.base}) * {TILE // 4}, "
+               f"flag_bit{adds}}};")
+
+    # -- epilogues ---------------------------------------------------------------------------------
+    def biases(self, end: Epilogue) -> str:
+        """The biases that an epilogue adds, in C++; "" where it adds none."""
+        return end.bias.replace("b", "biases")
+
+    def function(self, end: Epilogue, boundary: int, limit: str) -> str:
+        """The C++ function of an epilogue: over row `m` (below the limit) and the examples
+        e .. e + 3 where it sends, else over row `m` and the examples e, e + 1."""
+        if end.function == LOSS:
+            return "of_outputs"
+        if end.send:
+            columns = f" && e < {self.d.sent}" if self.d.sent < self.d.columns else ""
+            return f"[=](int m, int e, float4 v) {{\nif (m < {limit}{columns}) {{\n" \
+                   f"{self.sent(end)}\n}}\n}}"
+        if end.own_rows and limit == str(self.p.layers[boundary]):  # all rows are there
+            text = f"const int own = m - rank * {self.d.shards[boundary]};\n" \
+                   f"if (own >= 0 && own < n{boundary}) {{\n{self.stored(end, 'own', 'm')}\n}}"
+        elif end.own_rows:
+            shard = f"rank * {self.d.shards[boundary]} + m"
+            text = self.stored(end, "m", shard)
+        else:
+            text = self.stored(end, "m", "m")
+        return f"[=](int m, int e, float v0, float v1) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
+
+    def stored(self, end: Epilogue, row: str, saved_row: str) -> str:
+        """C++ that applies the function to v0 and v1, and stores them. `row` is that of the block's
+        shard, `saved_row` that of all features."""
+        if end.function == ACTIVATE_BACKWARD:
+            return self.activation_gradient(end, row, saved_row)
+        to = self.buffer(end.to)
+        if end.function != ACTIVATE:
+            return self.store(to, "v0", "v1", row)
+        saved = [self.store(self.buffer(end.saved), "v0", "v1", row)] if end.saved else []
+        return "\n".join([*saved, self.store(to, "Between::apply(v0)", "Between::apply(v1)", row)])
+
+    def activation_gradient(self, end: Epilogue, row: str, saved_row: str) -> str:
+        to = self.buffer(end.to)
+        saved = f"{to} + ({row}) * {self.d.pitch}" if end.saved == end.to \
+            else f"{self.buffer(end.saved)} + ({saved_row}) * {self.d.pitch}"
+        kept = f"const float2 kept = load_two<Shape>({saved} + e);\n"
+        slopes = "Between::backward(v0, kept.x)", "Between::backward(v1, kept.y)"
+        if not self.p.scaled:
+            return kept + self.store(to, *slopes, row)
+        return f"{kept}const float d0 = {slopes[0]}, d1 = {slopes[1]};\n" \
+               "report_overflow(found, poison<float16>(v0) + poison<float16>(v1) + " \
+               "poison<float16>(d0) + poison<float16>(d1));\n" + self.store(to, "d0", "d1", row)
+
+    def store(self, to: str, first: str, second: str, row: str) -> str:
+        return f"store_two<Shape>({to} + ({row}) * {self.d.pitch} + e, {first}, {second});"
+
+    def sent(self, end: Epilogue) -> str:
+        """C++ that applies the function to `v`, and sends it."""
+        lines = []
+        if end.function == ACTIVATE:
+            if end.saved:
+                saved = f"{self.buffer(end.saved)} + m * {self.d.pitch} + e"
+                lines.append(f"store_four<Shape>({saved}, v);")
+            applied = ", ".join(f"Between::apply(v.{c})" for c in "xyzw")
+            lines.append(f"v = make_float4({applied});")
+        assert end.send is not None
+        return "\n".join([*lines, self.send_row(end.send)])
