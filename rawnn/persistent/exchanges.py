@@ -15,7 +15,7 @@ from rawnn.persistent.schedule import (
 )
 from rawnn.persistent.sharding import ALL_GATHERED, Sharding, ceil
 from rawnn.persistent.tiles import softmax_of
-from rawnn.persistent.writer import KernelWriter
+from rawnn.persistent.writer import Emitter
 
 KINDS = {ALL_GATHER: "kAllGather", REDUCE_SCATTER: "kReduceScatter", ALL_REDUCE: "kAllReduce"}
 
@@ -38,12 +38,12 @@ def rows_of_block(d: Sharding, exchange: Exchange) -> tuple[int, str]:
     return share_of(exchange.features, d.tp_size)
 
 
-class ExchangeWriter(KernelWriter):
+class ExchangeEmitter(Emitter):
     """Emits exchanges, and the set-up of the transport."""
 
     def begin_exchange(self, exchange: Exchange) -> None:
         """Declares the C++ type of an exchange and announces it. Must precede its sends."""
-        d, name = self.d, self.type_of_exchange(exchange)
+        d, name = self.d, self.k.type_of_exchange(exchange)
         share, own = rows_of_block(d, exchange)
         number = self.schedule.exchanges.index(exchange)
         slots = buffers.l2_slots(self.schedule)
@@ -58,35 +58,31 @@ class ExchangeWriter(KernelWriter):
         if exchange.idle:
             self.w(f"send_flags<{name}>(transport, {own});")
 
-    def type_of_exchange(self, exchange: Exchange) -> str:
-        """The C++ type of an exchange."""
-        return f"E{self.schedule.exchanges.index(exchange)}"
-
     def teams(self, exchange: Exchange) -> int:
         """Threads that share a sum."""
         return self.d.teams(exchange.rows // exchange.parts) if exchange.parts > 1 else 1
 
     def send_row(self, exchange: Exchange) -> str:
         """C++ that sends `v`, row `m` of the examples e .. e + 3."""
-        return f"send_row<{self.type_of_exchange(exchange)}>(transport, m, e, v);"
+        return f"send_row<{self.k.type_of_exchange(exchange)}>(transport, m, e, v);"
 
     def publish_statistics(self, exchange: Exchange) -> str:
         """C++ functor that publishes what warps have found of a shard of the outputs."""
-        return f"publish_statistics<{self.type_of_exchange(exchange)}, " \
+        return f"publish_statistics<{self.k.type_of_exchange(exchange)}, " \
                f"{softmax_of(self.d).lanes}>(transport)"
 
     def wait(self, exchange: Exchange) -> None:
         """Waits for the receive buffer. Via L2, `recv` waits instead, so the stamp of a traced
         kernel would say nothing there."""
-        name = self.type_of_exchange(exchange)
+        name = self.k.type_of_exchange(exchange)
         self.w(f"const auto received_{name} = transport.wait<{name}>();")
         if not self.d.via_l2:
-            self.stamp(exchange.name, "wait")
+            self.k.stamp(exchange.name, "wait")
 
     def recv(self, exchange: Exchange, count: int | str, body: str) -> None:
         """Hands the first `count` rows to `body`, each reduced in the order of the blocks."""
-        name = self.type_of_exchange(exchange)
-        scratch = self.at("scratch") if self.teams(exchange) > 1 else "nullptr"
+        name = self.k.type_of_exchange(exchange)
+        scratch = self.k.at("scratch") if self.teams(exchange) > 1 else "nullptr"
         if exchange.scratch_busy:
             self.w("__syncthreads();")
         self.w(f"transport.recv<{name}>(received_{name}, {count}, {scratch}, {body});")
@@ -108,7 +104,7 @@ class ExchangeWriter(KernelWriter):
             w(f"ViaL2<Shape, {floats if copies > 1 else 0}ll> transport = {{"
               f"parcels + group * {copies * floats}ll, rank, generations[blockIdx.x]}};")
         else:
-            w(f"Dsmem<Shape, {found.receive_floats}> transport = {{{self.at('exchange')}, "
+            w(f"Dsmem<Shape, {found.receive_floats}> transport = {{{self.k.at('exchange')}, "
               f"barriers + 16, rank, 0}};")
 
     def end_exchanges(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rawnn.persistent.exchanges import rows_of_block
+from rawnn.persistent.exchanges import ExchangeEmitter, rows_of_block
 from rawnn.persistent.layout import ALL
-from rawnn.persistent.loss import LossWriter
+from rawnn.persistent.loss import LossEmitter
 from rawnn.persistent.schedule import (
     ACCUMULATE,
     ACTIVATE,
@@ -21,11 +21,17 @@ from rawnn.persistent.schedule import (
     Gemm,
 )
 from rawnn.persistent.sharding import TILE, ceil
-from rawnn.persistent.writer import literal
+from rawnn.persistent.updates import UpdateEmitter
+from rawnn.persistent.writer import Emitter, Kernel, literal
 
 
-class GemmWriter(LossWriter):
+class GemmEmitter(Emitter):
     """Emits `Gemm` and `Exchange`."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.exchanges = ExchangeEmitter(kernel)
+        self.loss, self.updates = LossEmitter(kernel), UpdateEmitter(kernel)
 
     # -- phases ------------------------------------------------------------------------------------
     def gemm(self, g: Gemm) -> None:
@@ -37,14 +43,14 @@ class GemmWriter(LossWriter):
             w("int* const found = scaling->found + (u & 1);")
         w(f"// {g.kind} {n}: {d.layer_kinds[g.layer]}")
         if g.kind == FORWARD and n == p.depth and not p.labelled:
-            self.declare_loss()
+            self.loss.declare_loss()
         if end.send:
-            self.begin_exchange(end.send)
+            self.exchanges.begin_exchange(end.send)
         if first:
-            self.prepare_optimizer()
+            self.updates.prepare_optimizer()
         # All rows of partial sums are sent; of values, those that the block has.
         whole = end.own_rows or (end.send and end.send.kind != ALL_GATHER)
-        limit = str(p.layers[boundary]) if whole else self.count(boundary)
+        limit = str(p.layers[boundary]) if whole else self.k.count(boundary)
         finish = self.function(end, boundary, limit)
         self.product(g, finish, limit)
 
@@ -57,23 +63,23 @@ class GemmWriter(LossWriter):
             pitch = d.pitch if g.layer else self.layout.input_pitch
         else:
             ways, right, pitch = "true, false", g.layer + 1, d.pitch
-        type_, weights = self.weights_of(g.layer)
+        type_, weights = self.k.weights_of(g.layer)
         head = f"Product<Shape, {ways}, {ceil(g.m, 16)}, {d.columns // 8}, {ceil(g.k, 8)}, " \
                f"{tiles.split}, {tiles.down}, {tiles.across}, {part.pitch}, {pitch}, false, " \
-               f"{type_}, {self.type_of(right)}>::run({weights}, {self.buffer(g.right)}, 0, "
+               f"{type_}, {self.k.type_of(right)}>::run({weights}, {self.k.buffer(g.right)}, 0, "
         if tiles.split == 1:
             ends = f"{'quads' if sent else 'pairs'}({finish})"
             w(f"{head}{f'biased({bias}, {limit}, {ends})' if bias else ends});")
-            self.stamp(g.name)
+            self.k.stamp(g.name)
             return
-        rows, scratch = ceil(g.m, 16) * 16, self.at("scratch")
+        rows, scratch = ceil(g.m, 16) * 16, self.k.at("scratch")
         w(f"{head}store_parts<Shape, {rows}>({scratch}));")
-        self.stamp(g.name)
+        self.k.stamp(g.name)
         w("__syncthreads();")
         body = finish if sent else f"by_pairs({finish})"
         w(f"add_parts<Shape, {tiles.split}, {rows}>({scratch}, {limit}, "
           f"{f'with_bias({bias}, {body})' if bias else body});")
-        self.stamp(g.name, "parts")
+        self.k.stamp(g.name, "parts")
 
     def exchange(self, e: Exchange) -> None:
         """Waits for an exchange, and hands what it brings to the epilogue."""
@@ -81,11 +87,11 @@ class GemmWriter(LossWriter):
         if e.name == OVERFLOW:
             return  # AgreeOnStep reads its flags
         if e.name == STATISTICS:
-            self.receive_statistics(e)
+            self.loss.receive_statistics(e)
             return
-        self.wait(e)  # must precede the announcement of the next exchange
+        self.exchanges.wait(e)  # must precede the announcement of the next exchange
         if end.send:
-            self.begin_exchange(end.send)
+            self.exchanges.begin_exchange(end.send)
         count = rows_of_block(self.d, e)[1] if e.kind == REDUCE_SCATTER \
             else str(self.p.layers[e.boundary])
         body = self.function(end, e.boundary, count)
@@ -93,9 +99,9 @@ class GemmWriter(LossWriter):
             body = f"by_pairs({body})"
         if bias := self.biases(end):
             body = f"with_bias({bias}, {body})"
-        self.recv(e, count, body)
+        self.exchanges.recv(e, count, body)
         if end.send:
-            self.stamp(e.name, "share")
+            self.k.stamp(e.name, "share")
 
     def weight_gradient(self, g: Gemm, first_warp: int) -> None:
         """A weight gradient, whose first task is that of warp `first_warp`."""
@@ -110,10 +116,10 @@ class GemmWriter(LossWriter):
             self.declare_publication(g)
         w(f"Product<Shape, {literal(g.layer > 0)}, true, {ceil(g.m, 16)}, {ceil(g.n, 8)}, "
           f"{d.columns // 8}, 1, {tiles.down}, {tiles.across}, {pitch}, {d.pitch}, "
-          f"{literal(p.bias)}, {self.type_of(g.layer)}, {self.type_of(n)}>::run("
-          f"{self.buffer(g.left)}, {self.buffer(g.right)}, {first_warp}, finish);")
+          f"{literal(p.bias)}, {self.k.type_of(g.layer)}, {self.k.type_of(n)}>::run("
+          f"{self.k.buffer(g.left)}, {self.k.buffer(g.right)}, {first_warp}, finish);")
         w("}")
-        self.stamp(g.name)
+        self.k.stamp(g.name)
 
     def declare_update(self, g: Gemm) -> None:
         """The epilogue that updates weights and biases."""
@@ -123,7 +129,7 @@ class GemmWriter(LossWriter):
         how = f", ByChance<{p.layers[g.layer]}>" if p.streams else ""
         self.w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
                f"{part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
-               f"{self.states_at(g.layer)}{f', chance{n}' if p.streams else ''}}};")
+               f"{self.k.states_at(g.layer)}{f', chance{n}' if p.streams else ''}}};")
 
     def declare_publication(self, g: Gemm) -> None:
         """The epilogue that stores tiles for the other groups, or adds to what earlier
@@ -134,7 +140,7 @@ class GemmWriter(LossWriter):
         if g.epilogue.function == ACCUMULATE:
             way = "AccumulateTiles"
             adds = f" ^ (part < {d.micro_batches - 1} ? 1u : 0u), part > 0"
-        published = self.published_type
+        published = self.k.published_type
         kind = f", {published}" if d.publishes_bf16 else ""
         self.w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
                f"reinterpret_cast<{published}*>(gradients) + ((({copy} * {d.dp_size} + group) * "
@@ -170,16 +176,16 @@ class GemmWriter(LossWriter):
         shard, `saved_row` that of all features."""
         if end.function == ACTIVATE_BACKWARD:
             return self.activation_gradient(end, row, saved_row)
-        to = self.buffer(end.to)
+        to = self.k.buffer(end.to)
         if end.function != ACTIVATE:
             return self.store(to, "v0", "v1", row)
-        saved = [self.store(self.buffer(end.saved), "v0", "v1", row)] if end.saved else []
+        saved = [self.store(self.k.buffer(end.saved), "v0", "v1", row)] if end.saved else []
         return "\n".join([*saved, self.store(to, "Between::apply(v0)", "Between::apply(v1)", row)])
 
     def activation_gradient(self, end: Epilogue, row: str, saved_row: str) -> str:
-        to = self.buffer(end.to)
+        to = self.k.buffer(end.to)
         saved = f"{to} + ({row}) * {self.d.pitch}" if end.saved == end.to \
-            else f"{self.buffer(end.saved)} + ({saved_row}) * {self.d.pitch}"
+            else f"{self.k.buffer(end.saved)} + ({saved_row}) * {self.d.pitch}"
         kept = f"const float2 kept = load_two<Shape>({saved} + e);\n"
         slopes = "Between::backward(v0, kept.x)", "Between::backward(v1, kept.y)"
         if not self.p.scaled:
@@ -196,9 +202,9 @@ class GemmWriter(LossWriter):
         lines = []
         if end.function == ACTIVATE:
             if end.saved:
-                saved = f"{self.buffer(end.saved)} + m * {self.d.pitch} + e"
+                saved = f"{self.k.buffer(end.saved)} + m * {self.d.pitch} + e"
                 lines.append(f"store_four<Shape>({saved}, v);")
             applied = ", ".join(f"Between::apply(v.{c})" for c in "xyzw")
             lines.append(f"v = make_float4({applied});")
         assert end.send is not None
-        return "\n".join([*lines, self.send_row(end.send)])
+        return "\n".join([*lines, self.exchanges.send_row(end.send)])

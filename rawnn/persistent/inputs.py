@@ -3,52 +3,19 @@ what the first layer's GEMMs read."""
 
 from __future__ import annotations
 
+from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.layout import AT_ONCE, tallies
 from rawnn.persistent.schedule import Phase, Prefetch
 from rawnn.persistent.sharding import SHARDED, WARP, up
-from rawnn.persistent.updates import UpdateWriter
-from rawnn.persistent.writer import literal
+from rawnn.persistent.writer import Emitter, Kernel, literal
 
 
-class InputWriter(UpdateWriter):
+class InputEmitter(Emitter):
     """Emits `ConvertInput`, `ClearInput`, `Prefetch`, `WaitForInput` and `SumLoss`."""
 
-    @property
-    def counter(self) -> str:
-        """C++ variable that counts micro-batches from the launch on; steps where there is one."""
-        return "t" if self.d.micro_batches > 1 else "u"
-
-    @property
-    def count_of_launch(self) -> str:
-        """C++ variable: micro-batches of a launch."""
-        return "turns" if self.d.micro_batches > 1 else "span"
-
-    def present(self, step: str) -> str:
-        """C++: examples of this group in a micro-batch."""
-        return f"present_in({step})" if self.p.partial or self.d.micro_batches > 1 else "present"
-
-    def mean(self, terms: int) -> str:
-        """C++ factor of a mean over a batch with so many terms."""
-        whole = f"{literal(1.0 / terms)}f"
-        if not self.p.partial:
-            return whole
-        left = f"1.0f / static_cast<float>(left * {terms // self.p.batch})"
-        return f"(cursor_now + u < whole ? {whole} : {left})"
-
-    def rate(self, step: str) -> str:
-        """C++: the learning rate of a step."""
-        return f"rates[cursor_now + {step}]" if self.p.scheduled else f"{literal(self.p.lr)}f"
-
-    def prepare_optimizer(self) -> None:
-        """One thread makes the object of the optimizer step."""
-        p = self.p
-        time = "steps_before + u + 1" if p.timed else "0"
-        settings = "".join(f", {literal(value)}" for value in p.settings)
-        scale = "scaling->scale, " if p.scaled else ""
-        rate = "rate" if p.scheduled else self.rate("")
-        first = "part == 0 && " if self.d.micro_batches > 1 else ""
-        self.w(f"if ({first}thread == {self.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
-               f"{time}{settings});")
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.exchanges = ExchangeEmitter(kernel)
 
     # -- prefetch ----------------------------------------------------------------------------------
     @property
@@ -64,19 +31,19 @@ class InputWriter(UpdateWriter):
                     if isinstance(phase, Prefetch))
 
     def prefetch(self, phase: Prefetch) -> None:
-        w, t = self.w, self.counter
+        w, t = self.w, self.k.counter
         some = f" && thread >= {phase.first_thread}" if phase.first_thread else ""
-        w(f"if ({t} + 1 < {self.count_of_launch}{some}) {{")
+        w(f"if ({t} + 1 < {self.k.count_of_launch}{some}) {{")
         self.fetch(f"{t} + 1")
         w("ptx::commit_copies();")
         if self.p.ordered:
-            w(f"if ({t} + 2 < {self.count_of_launch}) {{")
+            w(f"if ({t} + 2 < {self.k.count_of_launch}) {{")
             w(f"fetch_order<Shape, {phase.first_thread}, kBehindTargets>(fetched + ({t} & 1) * "
-              f"{self.d.columns}, order, first_of({t} + 2), {self.present(f'{t} + 2')});")
+              f"{self.d.columns}, order, first_of({t} + 2), {self.k.present(f'{t} + 2')});")
             w("ptx::commit_copies();")
             w("}")
         w("}")
-        self.stamp(phase.name, "fetch")
+        self.k.stamp(phase.name, "fetch")
 
     def fetch(self, step: str) -> None:
         """Starts all copies of a micro-batch, but for the commit."""
@@ -87,26 +54,26 @@ class InputWriter(UpdateWriter):
         start = f"rank * {d.shards[0]}" if d.boundaries[0] == SHARDED else "0"
         if p.converted:
             size = d.columns * found.raw_pitch
-            to = f"reinterpret_cast<{p.input_type}*>{self.at('raw')} + {buffer} * {size}"
+            to = f"reinterpret_cast<{p.input_type}*>{self.k.at('raw')} + {buffer} * {size}"
             pitch = found.raw_pitch
         elif p.rounded:
-            to = f"reinterpret_cast<{p.input_type}*>({self.at('x')} + {buffer} * " \
+            to = f"reinterpret_cast<{p.input_type}*>({self.k.at('x')} + {buffer} * " \
                  f"{found.input_floats})"
             pitch = found.input_pitch
         else:
-            to = f"{self.at('x')} + {buffer} * {found.input_floats}"
+            to = f"{self.k.at('x')} + {buffer} * {found.input_floats}"
             pitch = found.input_pitch
         barrier = f"barriers + 8 * {buffer}"
-        expected = f"engine_bytes<Shape, {d.ins(0)}, {p.input_type}>({self.count(0)})"
+        expected = f"engine_bytes<Shape, {d.ins(0)}, {p.input_type}>({self.k.count(0)})"
         if not p.labelled and not p.reconstruct:
             expected += f" + engine_bytes<Shape, {found.target_width}, float>(" \
-                        f"{self.count(p.depth)})"
-        present = self.present(step)
+                        f"{self.k.count(p.depth)})"
+        present = self.k.present(step)
         w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
           f"({expected}));")
         w("__syncwarp();")
         w(f"fetch_rows<Shape, {self.first_thread}, 0, {ordered}, {d.ins(0)}, {pitch}>({to}, "
-          f"images, ldimages, {start}, {self.count(0)}, {rows}, first_of({step}), {present}, "
+          f"images, ldimages, {start}, {self.k.count(0)}, {rows}, first_of({step}), {present}, "
           f"{barrier});")
         if p.labelled:
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
@@ -114,9 +81,9 @@ class InputWriter(UpdateWriter):
             last = p.depth
             start = f"rank * {d.shards[last]}" if d.boundaries[last] == SHARDED else "0"
             w(f"fetch_rows<Shape, {self.first_thread}, kBehindRows, {ordered}, "
-              f"{found.target_width}, {found.target_pitch}>({self.at('y')} + {buffer} * "
+              f"{found.target_width}, {found.target_pitch}>({self.k.at('y')} + {buffer} * "
               f"{d.columns * found.target_pitch}, "
-              f"targets, ldtargets, {start}, {self.count(last)}, {rows}, first_of({step}), "
+              f"targets, ldtargets, {start}, {self.k.count(last)}, {rows}, first_of({step}), "
               f"{present}, {barrier});")
 
     def threads_of_prefetch(self) -> None:
@@ -139,37 +106,37 @@ class InputWriter(UpdateWriter):
 
     def wait_for_next_input(self, phase: Phase) -> None:
         """The input of the next micro-batch is there. Ends the exchanges of this one."""
-        w, t = self.w, self.counter
-        w(f"if ({t} + 1 < {self.count_of_launch}) {{")
+        w, t = self.w, self.k.counter
+        w(f"if ({t} + 1 < {self.k.count_of_launch}) {{")
         self.wait_for_input(f"{t} + 1")
         w("}")
         if self.p.labelled:
             w("labels_ahead.store(y);")
-        self.end_exchanges()
+        self.exchanges.end_exchanges()
         w("__syncthreads();")
-        self.stamp(phase.name, "next input")
+        self.k.stamp(phase.name, "next input")
 
     # -- a micro-batch -----------------------------------------------------------------------------
     def begin_micro_batch(self) -> None:
         """Declares x, as the first layer's GEMMs read it."""
-        d, p, w, t = self.d, self.p, self.w, self.counter
+        d, p, w, t = self.d, self.p, self.w, self.k.counter
         if p.partial or d.micro_batches > 1:
             w(f"const int present = present_in({t});")
         if p.converted:
-            w(f"float* const x = {self.at('x')};")
+            w(f"float* const x = {self.k.at('x')};")
             return
         size = self.layout.input_floats * (2 if p.rounded else 1)
-        w(f"{self.type_of(0)}* const x = {self.values('x', p.rounded)} + ({t} & 1) * {size};")
+        w(f"{self.k.type_of(0)}* const x = {self.k.values('x', p.rounded)} + ({t} & 1) * {size};")
 
     def convert_input(self) -> None:
         d, p, found = self.d, self.p, self.layout
-        raw = f"reinterpret_cast<const {p.input_type}*>{self.at('raw')} + ({self.counter} & 1) * " \
-              f"{d.columns * found.raw_pitch}"
-        vectors = f"{self.at('mean')}, {self.at('inverse_std')}" if p.normalised \
+        raw = f"reinterpret_cast<const {p.input_type}*>{self.k.at('raw')} + " \
+              f"({self.k.counter} & 1) * {d.columns * found.raw_pitch}"
+        vectors = f"{self.k.at('mean')}, {self.k.at('inverse_std')}" if p.normalised \
             else "nullptr, nullptr"
         self.w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
                f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
-               f"{self.count(0)}, present);")
+               f"{self.k.count(0)}, present);")
 
     def clear_input(self) -> None:
         """Rows of an earlier step may be infinite, and infinity times 0 is NaN."""
@@ -189,19 +156,12 @@ class InputWriter(UpdateWriter):
         w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>(tallies);")
         w("if (lane_index() == 0) {")
         if self.layout.reports == AT_ONCE:
-            w(f"loss[cursor_now + u] = total.loss / {self.terms('u')};")
+            w(f"loss[cursor_now + u] = total.loss / {self.k.terms('u')};")
             if self.p.measured:
                 w("correct[cursor_now + u] = total.right;")
         else:
-            w(f"reinterpret_cast<float2*>(tally)[{self.counter} * {self.layout.parts}ll + "
+            w(f"reinterpret_cast<float2*>(tally)[{self.k.counter} * {self.layout.parts}ll + "
               f"{place}] = make_float2(total.loss, __int_as_float(total.right));")
         w("}")
         w("}")
-        self.stamp(phase.name, "tally")
-
-    def terms(self, step: str) -> str:
-        """C++: the number of terms that the loss of a step is the mean of."""
-        each = 1 if self.p.labelled else self.p.outputs
-        if self.p.partial:
-            return f"static_cast<float>(batch_of({step}) * {each})"
-        return f"{literal(float(self.p.batch * each))}f"
+        self.k.stamp(phase.name, "tally")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from rawnn.persistent.inputs import InputWriter
+from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.layout import tallies
-from rawnn.persistent.schedule import Exchange, Softmax, stores_tallies
+from rawnn.persistent.schedule import STATISTICS, Exchange, Softmax, stores_tallies
 from rawnn.persistent.sharding import ALL_GATHERED, SHARDED
 from rawnn.persistent.tiles import softmax_of, statistics_floats
-from rawnn.persistent.writer import literal
+from rawnn.persistent.writer import Emitter, Kernel, literal
 
 
-class LossWriter(InputWriter):
+class LossEmitter(Emitter):
     """Emits `Softmax`, `StoreTallies` and `LoadRate`, and the loss of an epilogue."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.exchanges = ExchangeEmitter(kernel)
 
     def load_rate(self) -> None:
         self.w("if (u + 1 < span) {")
-        self.w(f"if (thread == {self.d.threads - 1}) rate = {self.rate('u + 1')};")
+        self.w(f"if (thread == {self.d.threads - 1}) rate = {self.k.rate('u + 1')};")
         self.w("}")
 
     @property
@@ -32,12 +36,12 @@ class LossWriter(InputWriter):
             targets, pitch = f"x{offset}", self.layout.input_pitch
         else:
             pitch = self.layout.target_pitch
-            targets = f"{self.at('y')} + ({self.counter} & 1) * {d.columns * pitch}"
-        scaled = f", {self.type_of(last)}" + (", ScaledGradient" if p.scaled else "")
+            targets = f"{self.k.at('y')} + ({self.k.counter} & 1) * {d.columns * pitch}"
+        scaled = f", {self.k.type_of(last)}" + (", ScaledGradient" if p.scaled else "")
         w("Tally tallied = {0.0f, 0};")
         w(f"const OutputsLoss<Shape, {p.loss}, {pitch}, {d.outs(last - 1)}{scaled}> of_outputs = {{"
-          f"{self.z(last)}, {targets}, {self.count(last)}, present, "
-          f"{self.mean(p.batch * p.outputs)}, &tallied, {self.scaling or '{}'}}};")
+          f"{self.k.z(last)}, {targets}, {self.k.count(last)}, present, "
+          f"{self.k.mean(p.batch * p.outputs)}, &tallied, {self.scaling or '{}'}}};")
 
     def store_tallies(self) -> None:
         self.w(f"if (thread < {tallies(self.d)}) tallies[thread] = tallied;")
@@ -46,32 +50,34 @@ class LossWriter(InputWriter):
         """Of logits in shared memory: whole, or one of its two halves."""
         d, p, w, last = self.d, self.p, self.w, self.p.depth
         scaling = f", {self.scaling}" if self.scaling else ""
-        ends = f"y, present, {self.mean(p.batch)}, {self.tallies_at()}{scaling});"
+        ends = f"y, present, {self.k.mean(p.batch)}, {self.tallies_at()}{scaling});"
         if not d.shards_softmax and softmax_of(d).warps == 1:
             first = f"rank * {d.shards[last]}" if d.boundaries[last] == ALL_GATHERED else "0"
-            w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({self.logits}, "
-              f"{self.z(last)}, {first}, {self.count(last)}, {ends}")
+            w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({self.k.logits}, "
+              f"{self.k.z(last)}, {first}, {self.k.count(last)}, {ends}")
             return
         warps = softmax_of(d).warps
-        statistics = f"reinterpret_cast<float4*>{self.at('scratch')}"
+        statistics = f"reinterpret_cast<float4*>{self.k.at('scratch')}"
         shape = f"{d.outs(last - 1)}, {softmax_of(d).lanes}, {warps}"
         first = f"rank * {d.shards[last]}" if d.shards_softmax else "0"
-        mine = f"{first}, {self.count(last)}, {statistics}"
+        mine = f"{first}, {self.k.count(last)}, {statistics}"
         if phase.statistics:
             w("{")
             publish = "PublishNothing{}"
             if phase.send:
-                self.begin_exchange(phase.send)
-                publish = self.publish_statistics(phase.send)
-            w(f"powers_of_slice<Shape, {shape}>({self.logits}, {mine}, {publish});")
-            self.stamp(phase.name, "slice")
+                self.exchanges.begin_exchange(phase.send)
+                publish = self.exchanges.publish_statistics(phase.send)
+            w(f"powers_of_slice<Shape, {shape}>({self.k.logits}, {mine}, {publish});")
+            self.k.stamp(phase.name, "slice")
             return
         parts, columns = warps, d.columns
         if d.shards_softmax:
             parts, columns = d.tp_size, d.sent
-            statistics = f"reinterpret_cast<const float4*>({self.received_statistics})"
+            (sums,) = (each for each in self.schedule.exchanges if each.name == STATISTICS)
+            received = f"received_{self.k.type_of_exchange(sums)}"
+            statistics = f"reinterpret_cast<const float4*>({received})"
         w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
-          f"{literal(stores_tallies(d))}>({self.logits}, {self.z(last)}, {mine}, {statistics}, "
+          f"{literal(stores_tallies(d))}>({self.k.logits}, {self.k.z(last)}, {mine}, {statistics}, "
           f"{ends}")
         w("}")
 
@@ -82,12 +88,11 @@ class LossWriter(InputWriter):
             return f"tallies, {d.columns}"
         mine = str(d.group_batch) if d.shards_softmax or d.tp_size == 1 \
             else f"rank == 0 ? {d.group_batch} : 0"
-        return f"reinterpret_cast<Tally*>(tally) + {self.counter} * {d.group_batch}ll, {mine}"
+        return f"reinterpret_cast<Tally*>(tally) + {self.k.counter} * {d.group_batch}ll, {mine}"
 
     def receive_statistics(self, exchange: Exchange) -> None:
         """Waits for the statistics of all blocks, and declares the array of them."""
-        name = self.type_of_exchange(exchange)
-        self.received_statistics = f"received_{name}"
+        name = self.k.type_of_exchange(exchange)
         self.w(f"const float* const received_{name} = transport.gather<{name}>("
-               f"{self.at('scratch')} + {statistics_floats(self.d)});")
-        self.stamp(exchange.name, "wait")
+               f"{self.k.at('scratch')} + {statistics_floats(self.d)});")
+        self.k.stamp(exchange.name, "wait")

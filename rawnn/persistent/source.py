@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rawnn.common.dtypes import c_type
 from rawnn.model.activations import functor
+from rawnn.persistent.exchanges import ExchangeEmitter
+from rawnn.persistent.inputs import InputEmitter
 from rawnn.persistent.layout import (
     ALL,
     AT_ONCE,
@@ -24,8 +26,8 @@ from rawnn.persistent.sharding import (
     TILE,
 )
 from rawnn.persistent.stamps import stamps
-from rawnn.persistent.steps import StepWriter
-from rawnn.persistent.writer import literal
+from rawnn.persistent.steps import StepEmitter
+from rawnn.persistent.writer import Emitter, Kernel, literal
 
 LONG_FROM = 3
 """Layers from which on a kernel compiles for a second and more, and is written to take less: one
@@ -36,7 +38,7 @@ NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "flo
 
 def source(layout: Layout, name: str) -> str:
     """The CUDA C of the kernel `name`."""
-    return _Kernel(layout, name).text()
+    return KernelEmitter(layout, name).text()
 
 
 def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
@@ -74,10 +76,15 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     return [*found, ("int", "offset"), ("int", "span")]
 
 
-class _Kernel(StepWriter):
+class KernelEmitter(Emitter):
+    """Emits a kernel: what stands ahead of the steps, the steps, and what stands behind them."""
+
     def __init__(self, layout: Layout, name: str) -> None:
-        super().__init__(layout)
+        kernel = Kernel(layout)
+        super().__init__(kernel)
         self.name = name
+        self.exchanges, self.inputs = ExchangeEmitter(kernel), InputEmitter(kernel)
+        self.steps = StepEmitter(kernel)
         self.shares_moves = self.p.depth >= LONG_FROM  # code of loads and stores
 
     # -- the whole ---------------------------------------------------------------------------------
@@ -104,16 +111,16 @@ class _Kernel(StepWriter):
                               else f"{kind} {name}" for kind, name in parameters(p, self.layout))
         w(f"__global__ void __launch_bounds__({d.threads}, 1) {self.name}({arguments}) {{")
         self.begin()
-        self.stamp_launch(1)
+        self.k.stamp_launch(1)
         self.begin_steps()
-        self.step()
+        self.steps.step()
         w("}")
-        self.stamp_launch(2)
+        self.k.stamp_launch(2)
         self.end()
-        self.stamp_launch(3)
+        self.k.stamp_launch(3)
         w("}")
         if self.layout.traced:
-            turn, every = len(self.of_micro_batch), stamps(self.schedule)
+            turn, every = len(self.k.of_micro_batch), stamps(self.schedule)
             w.lines[head:head] = [
                 f"constexpr int kStampsOfTurn = {turn};",
                 f"using Stamps = Trace<Shape, {len(every)}, {self.layout.traced}>;"]
@@ -145,7 +152,7 @@ class _Kernel(StepWriter):
         self.ahead_of_wait()
         w("pdl_wait();")
         w("pdl_trigger();")
-        self.stamp_launch(0)  # no sooner: the launch ahead may still write its own
+        self.k.stamp_launch(0)  # no sooner: the launch ahead may still write its own
         if self.layout.sync:
             w("const unsigned int meetings_before = meetings[blockIdx.x];")
         if p.timed:
@@ -173,24 +180,25 @@ class _Kernel(StepWriter):
         self.load_first_input()
         for layer in range(p.depth):
             self.move_states(layer, "load", far=True)
-        self.tile_places()
-        w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.at('rules')};")
-        w(f"[[maybe_unused]] Tally* const tallies = reinterpret_cast<Tally*>{self.at('tallies')};")
+        self.steps.updates.tile_places()
+        w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.k.at('rules')};")
+        w("[[maybe_unused]] Tally* const tallies = "
+          f"reinterpret_cast<Tally*>{self.k.at('tallies')};")
         if p.scaled:
-            w(f"LossScale* const scaling = reinterpret_cast<LossScale*>({self.at('scaling')});")
+            w(f"LossScale* const scaling = reinterpret_cast<LossScale*>({self.k.at('scaling')});")
             w("if (thread == 0) *scaling = {loss_scale[0], loss_scale[1], {overflow[0], 0}};")
         if p.scheduled:
-            w(f"float rate = thread == {d.threads - 1} ? {self.rate('0')} : 0.0f;")
+            w(f"float rate = thread == {d.threads - 1} ? {self.k.rate('0')} : 0.0f;")
         if p.timed:
             w("const int steps_before = steps_of_epochs + cursor_now;")
-        self.wait_for_input("0")
+        self.inputs.wait_for_input("0")
         if p.labelled:
             w("labels_ahead.store(y);")
         w("__syncthreads();")
         if self.layout.copies is not None:
             w(f"copy_weights<Shape>({self.layout.copied});")
             w("__syncthreads();")
-        self.set_up_transport()
+        self.exchanges.set_up_transport()
 
     def ahead_of_wait(self) -> None:
         """While the launch ahead may still run: what touches shared memory alone, and the cursor,
@@ -198,7 +206,7 @@ class _Kernel(StepWriter):
         d, w = self.d, self.w
         w(f"clear_shared<Shape>(shared, {self.layout.dynamic_bytes // 4});")
         w("__syncthreads();")
-        w(f"const unsigned int barriers = ptx::shared_address({self.at('barriers')});")
+        w(f"const unsigned int barriers = ptx::shared_address({self.k.at('barriers')});")
         w("if (kBulk && thread == 0) {")
         w("for (int i = 0; i < 4; ++i) ptx::init_barrier(barriers + 8 * i, 1);")
         w("ptx::publish_barriers();")
@@ -215,18 +223,18 @@ class _Kernel(StepWriter):
         if p.normalised:
             start = f"rank * {d.shards[0]}" if d.boundaries[0] == SHARDED else "0"
             for name in ("mean", "inverse_std"):
-                w(f"load_floats<Shape>({self.at(name)}, {name} + {start}, {self.count(0)});")
-        self.threads_of_prefetch()
+                w(f"load_floats<Shape>({self.k.at(name)}, {name} + {start}, {self.k.count(0)});")
+        self.inputs.threads_of_prefetch()
         if p.labelled:
-            w(f"int* const y = reinterpret_cast<int*>{self.at('y')};")
-            w(f"NextLabels<Shape, {self.first_thread}, kBehindRows> labels_ahead;")
+            w(f"int* const y = reinterpret_cast<int*>{self.k.at('y')};")
+            w(f"NextLabels<Shape, {self.inputs.first_thread}, kBehindRows> labels_ahead;")
         if p.ordered:
-            w(f"int* const fetched = reinterpret_cast<int*>{self.at('order')};")
-            w(f"first_orders<Shape>(fetched, order, first_of(0), {self.present('0')}, first_of(1), "
-              f"{self.count_of_launch} > 1 ? {self.present('1')} : 0);")
+            w(f"int* const fetched = reinterpret_cast<int*>{self.k.at('order')};")
+            w(f"first_orders<Shape>(fetched, order, first_of(0), {self.k.present('0')}, "
+              f"first_of(1), {self.k.count_of_launch} > 1 ? {self.k.present('1')} : 0);")
         w("__syncthreads();")
-        w(f"if (thread >= {self.first_thread}) {{" if self.first_thread else "{")
-        self.fetch("0")
+        w(f"if (thread >= {self.inputs.first_thread}) {{" if self.inputs.first_thread else "{")
+        self.inputs.fetch("0")
         w("}")
         w("ptx::commit_copies();")
 
@@ -281,7 +289,7 @@ class _Kernel(StepWriter):
         if far not in (None, near is None):
             return
         ahead = base * len(self.p.states) * TILE if found.sync == ALL else 0
-        place = f"reinterpret_cast<float*>({self.states_at(layer)}) + {ahead}"
+        place = f"reinterpret_cast<float*>({self.k.states_at(layer)}) + {ahead}"
         for number, state in enumerate(self.p.states):
             bias = f"b{n}_{state}" if self.p.bias else "static_cast<float*>(nullptr)"
             turn = ""
@@ -336,7 +344,7 @@ class _Kernel(StepWriter):
             w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
             w("overflow[0] = 0;")
             w("}")
-        self.store_micro_batch()
+        self.exchanges.store_micro_batch()
         if found.sync:
             w("if (thread == 0) meetings[blockIdx.x] = meetings_before + span;")
         if found.turning:
@@ -376,7 +384,7 @@ class _Kernel(StepWriter):
     def report_ahead(self) -> None:
         """Who comes last is found out while weights are stored."""
         if self.layout.reports == BY_LAST:
-            self.w(f"int* const last = reinterpret_cast<int*>{self.at('tallies')};")
+            self.w(f"int* const last = reinterpret_cast<int*>{self.k.at('tallies')};")
             self.w("take_ticket<Shape>(counters, last);")
 
     def report(self) -> None:
@@ -385,7 +393,7 @@ class _Kernel(StepWriter):
         if found.reports == AT_ONCE:
             return
         w("const auto report = [=](int step, const Tally& total) {")
-        w(f"loss[cursor_now + step] = total.loss / {self.terms('step')};")
+        w(f"loss[cursor_now + step] = total.loss / {self.k.terms('step')};")
         if p.measured:
             w("correct[cursor_now + step] = total.right;")
         w("};")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from rawnn.persistent.gemms import GemmWriter
+from rawnn.persistent.gemms import GemmEmitter
+from rawnn.persistent.inputs import InputEmitter
 from rawnn.persistent.layout import Layout
+from rawnn.persistent.loss import LossEmitter
 from rawnn.persistent.schedule import (
     BACKWARD,
     GRADIENT,
@@ -26,6 +28,8 @@ from rawnn.persistent.schedule import (
     WeightAllGather,
 )
 from rawnn.persistent.sharding import ceil
+from rawnn.persistent.updates import UpdateEmitter
+from rawnn.persistent.writer import Emitter, Kernel
 
 
 def first_warps(layout: Layout) -> list[int]:
@@ -47,8 +51,13 @@ def first_warps(layout: Layout) -> list[int]:
     return found
 
 
-class StepWriter(GemmWriter):
+class StepEmitter(Emitter):
     """Emits the phases of a step in their order."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.gemms, self.loss = GemmEmitter(kernel), LossEmitter(kernel)
+        self.inputs, self.updates = InputEmitter(kernel), UpdateEmitter(kernel)
 
     def step(self) -> None:
         d, w = self.d, self.w
@@ -56,7 +65,7 @@ class StepWriter(GemmWriter):
             n = layer + 1
             w(f"const ByChance<{self.p.layers[layer]}> chance{n} = {{seed, {stream}u, "
               f"steps_before + u, part{n}.out, part{n}.in}};")
-        self.emit_flag_bit()
+        self.updates.emit_flag_bit()
         if d.micro_batches > 1:
             w(f"for (int part = 0; part < {d.micro_batches}; ++part) {{")
             w(f"const int t = u * {d.micro_batches} + part;")
@@ -66,8 +75,8 @@ class StepWriter(GemmWriter):
         self.behind_micro_batches()
 
     def micro_batch(self) -> None:
-        self.in_micro_batch = True
-        self.begin_micro_batch()
+        self.k.in_micro_batch = True
+        self.inputs.begin_micro_batch()
         conditional = False
         warps = first_warps(self.layout)
         for phase, first_warp in zip(self.schedule.micro_batch, warps, strict=True):
@@ -77,13 +86,13 @@ class StepWriter(GemmWriter):
             self.emit(phase, first_warp)
         if conditional:
             self.w("}")
-        self.in_micro_batch = False
+        self.k.in_micro_batch = False
 
     def behind_micro_batches(self) -> None:
         reduction = [phase for phase in self.schedule.step
                      if isinstance(phase, (GradientAllReduce, WeightAllGather))]
         if reduction:
-            self.begin_all_reduce()
+            self.updates.begin_all_reduce()
         for phase in self.schedule.step:
             self.emit(phase)
             if reduction and phase is reduction[-1]:
@@ -92,43 +101,43 @@ class StepWriter(GemmWriter):
     def emit(self, phase: Phase, first_warp: int = 0) -> None:
         match phase:
             case Gemm(kind=kind) if kind == GRADIENT:
-                self.weight_gradient(phase, first_warp)
+                self.gemms.weight_gradient(phase, first_warp)
             case Gemm():
-                self.gemm(phase)
+                self.gemms.gemm(phase)
             case Exchange():
-                self.exchange(phase)
+                self.gemms.exchange(phase)
             case Barrier():
                 self.barrier(phase)
             case ConvertInput():
-                self.convert_input()
+                self.inputs.convert_input()
             case ClearInput():
-                self.clear_input()
+                self.inputs.clear_input()
             case Prefetch():
-                self.prefetch(phase)
+                self.inputs.prefetch(phase)
             case WaitForInput():
-                self.wait_for_next_input(phase)
+                self.inputs.wait_for_next_input(phase)
             case Softmax():
-                self.softmax(phase)
+                self.loss.softmax(phase)
             case StoreTallies():
-                self.store_tallies()
+                self.loss.store_tallies()
             case LoadRate():
-                self.load_rate()
+                self.loss.load_rate()
             case SumLoss():
-                self.sum_loss(phase)
+                self.inputs.sum_loss(phase)
             case CheckOverflow():
-                self.check_overflow(phase)
+                self.updates.check_overflow(phase)
             case AgreeOnStep():
-                self.agree_on_step(phase)
+                self.updates.agree_on_step(phase)
             case AdjustLossScale():
-                self.adjust_loss_scale()
+                self.updates.adjust_loss_scale()
             case GradientAllReduce():
-                self.all_reduce(phase)
+                self.updates.all_reduce(phase)
             case WeightAllGather():
-                self.all_gather(phase)
+                self.updates.all_gather(phase)
             case _:
                 raise NotImplementedError(type(phase).__name__)
 
     def barrier(self, phase: Barrier) -> None:
         self.w("__syncthreads();")
         if phase.part:
-            self.stamp(phase.name, phase.part)
+            self.k.stamp(phase.name, phase.part)

@@ -5,23 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rawnn.persistent.exchanges import ExchangeWriter
+from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.layout import ALL, LayerLayout
 from rawnn.persistent.schedule import CheckOverflow, GradientAllReduce, Phase, WeightAllGather
 from rawnn.persistent.sharding import TILE
-from rawnn.persistent.writer import literal
+from rawnn.persistent.writer import Emitter, Kernel, literal
 
 QUADS = TILE // 4
 
 
-class UpdateWriter(ExchangeWriter):
+class UpdateEmitter(Emitter):
     """Emits `GradientAllReduce`, `WeightAllGather`, `CheckOverflow`, `AgreeOnStep` and
     `AdjustLossScale`."""
 
-    @property
-    def published_type(self) -> str:
-        """C++ type of four published numbers."""
-        return "uint2" if self.d.publishes_bf16 else "float4"
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.exchanges = ExchangeEmitter(kernel)
 
     @property
     def counts(self) -> str:
@@ -32,18 +31,18 @@ class UpdateWriter(ExchangeWriter):
     def check_overflow(self, phase: CheckOverflow) -> None:
         """Publishes whether this block saw a gradient that overflows fp16."""
         if phase.send:
-            self.begin_exchange(phase.send)
-            self.w(f"transport.publish_flag<{self.type_of_exchange(phase.send)}>(rank, "
+            self.exchanges.begin_exchange(phase.send)
+            self.w(f"transport.publish_flag<{self.k.type_of_exchange(phase.send)}>(rank, "
                    "*found != 0 ? 1.0f : 0.0f);")
         if self.d.dp_size > 1:
-            self.stamp(phase.name, "send")
+            self.k.stamp(phase.name, "send")
 
     def agree_on_step(self, phase: Phase) -> None:
         """Decides whether the step is left out. One of several data-parallel groups publishes
         what it has found."""
         d, w = self.d, self.w
         found = "*found != 0" if d.tp_size == 1 else \
-            f"transport.any<{self.type_of_exchange(self.schedule.exchanges[-1])}>()"
+            f"transport.any<{self.k.type_of_exchange(self.schedule.exchanges[-1])}>()"
         if d.dp_size == 1:
             w(f"const bool left_out = {found};")
         else:
@@ -53,7 +52,18 @@ class UpdateWriter(ExchangeWriter):
               f"{d.blocks} + rank;")
             w(f"if (thread == 0) send_flagged(of_groups + group * {d.tp_size}, "
               "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), overflow_flag_bit);")
-        self.stamp(phase.name)
+        self.k.stamp(phase.name)
+
+    def prepare_optimizer(self) -> None:
+        """One thread makes the object of the optimizer step."""
+        p = self.p
+        time = "steps_before + u + 1" if p.timed else "0"
+        settings = "".join(f", {literal(value)}" for value in p.settings)
+        scale = "scaling->scale, " if p.scaled else ""
+        rate = "rate" if p.scheduled else self.k.rate("")
+        first = "part == 0 && " if self.d.micro_batches > 1 else ""
+        self.w(f"if ({first}thread == {self.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
+               f"{time}{settings});")
 
     def adjust_loss_scale(self) -> None:
         self.w(f"if (thread == 0) scaling->adjust(left_out, {self.p.growth}, (u + 1) & 1);")
@@ -73,7 +83,7 @@ class UpdateWriter(ExchangeWriter):
         if not found.sync:
             return
         assert found.nbytes <= 4 << 16, "an entry has 16 bits for a float's place"
-        w(f"uint2* const places = reinterpret_cast<uint2*>{self.at('places')};")
+        w(f"uint2* const places = reinterpret_cast<uint2*>{self.k.at('places')};")
         w("const auto place_of_tile = [](int tile) {")
         self.by_layer(lambda part, n: f"place_of<{part.pitch}, {part.rows}, {part.across}, "
                                       f"{part.tiles}>(tile - {part.base}, {part.weights}u, "
@@ -95,13 +105,13 @@ class UpdateWriter(ExchangeWriter):
             self.by_layer(lambda part, n: f"chance{n}.numbered<{part.across}, {part.tiles}>("
                                           f"tile - {part.base})")
             w("};")
-        w(f"float4* const states = {self.states_at(0)};")
+        w(f"float4* const states = {self.k.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * QUADS}; }};")
         w("const Rule rule = *rule_of_step;")
         copy = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
-        w(f"const {self.published_type}* const parts = reinterpret_cast<const "
-          f"{self.published_type}*>(gradients) + ({copy}rank) * {found.tiles * QUADS};")
+        w(f"const {self.k.published_type}* const parts = reinterpret_cast<const "
+          f"{self.k.published_type}*>(gradients) + ({copy}rank) * {found.tiles * QUADS};")
 
     def all_reduce(self, phase: GradientAllReduce) -> None:
         d, w, found, many = self.d, self.w, self.layout, self.layout.tiles
@@ -114,19 +124,19 @@ class UpdateWriter(ExchangeWriter):
             w(f"update_all<Shape, Rule, {far}, {many}>(parts, {stride}, flag_bit, {self.counts}, "
               f"rule, place, state{how});")
         else:
-            published = self.published_type
+            published = self.k.published_type
             w(f"{published}* const changes = reinterpret_cast<{published}*>(fresh) + rank * "
               f"{many * QUADS};")
             w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, "
-              f"flag_bit, {self.counts}, rule, group, {self.at('scratch')}, changes, place, "
+              f"flag_bit, {self.counts}, rule, group, {self.k.at('scratch')}, changes, place, "
               f"state{how});")
-        self.stamp(phase.name)
+        self.k.stamp(phase.name)
 
     def all_gather(self, phase: WeightAllGather) -> None:
         how = ", how" if self.p.streams else ""
         self.w(f"receive_changes<Shape, {self.layout.tiles}>(changes, flag_bit, {self.counts}, "
                f"group, place{how});")
-        self.stamp(phase.name, "changes")
+        self.k.stamp(phase.name, "changes")
 
     def by_layer(self, text: Callable[[LayerLayout, int], str]) -> None:
         """Emits `return text(layer, number)` for the layer that a tile belongs to; layers are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.persistent.layout import Layout
-from rawnn.persistent.schedule import separates_logits
+from rawnn.persistent.schedule import Exchange, separates_logits
 from rawnn.persistent.sharding import REPLICATED, TILE
 from rawnn.persistent.stamps import Stamp, stamps_of
 
@@ -34,7 +34,7 @@ class Writer:
         return "\n".join(self.lines) + "\n"
 
 
-class KernelWriter:
+class Kernel:
     """What all parts of the emitter use: the text so far, and the names of a layout."""
 
     def __init__(self, layout: Layout) -> None:
@@ -115,3 +115,54 @@ class KernelWriter:
         tile = 0 if found.sync else part.far
         return f"(reinterpret_cast<float4*>(far) + (blockIdx.x * {found.far_tiles}ll + {tile}) * " \
                f"{many})"
+
+    # -- variables and expressions of the kernel --------------------------------------------------
+    def type_of_exchange(self, exchange: Exchange) -> str:
+        """The C++ type of an exchange."""
+        return f"E{self.schedule.exchanges.index(exchange)}"
+
+    @property
+    def published_type(self) -> str:
+        """C++ type of four published numbers."""
+        return "uint2" if self.d.publishes_bf16 else "float4"
+
+    @property
+    def counter(self) -> str:
+        """C++ variable that counts micro-batches from the launch on; steps where there is one."""
+        return "t" if self.d.micro_batches > 1 else "u"
+
+    @property
+    def count_of_launch(self) -> str:
+        """C++ variable: micro-batches of a launch."""
+        return "turns" if self.d.micro_batches > 1 else "span"
+
+    def present(self, step: str) -> str:
+        """C++: examples of this group in a micro-batch."""
+        return f"present_in({step})" if self.p.partial or self.d.micro_batches > 1 else "present"
+
+    def mean(self, terms: int) -> str:
+        """C++ factor of a mean over a batch with so many terms."""
+        whole = f"{literal(1.0 / terms)}f"
+        if not self.p.partial:
+            return whole
+        left = f"1.0f / static_cast<float>(left * {terms // self.p.batch})"
+        return f"(cursor_now + u < whole ? {whole} : {left})"
+
+    def rate(self, step: str) -> str:
+        """C++: the learning rate of a step."""
+        return f"rates[cursor_now + {step}]" if self.p.scheduled else f"{literal(self.p.lr)}f"
+
+    def terms(self, step: str) -> str:
+        """C++: the number of terms that the loss of a step is the mean of."""
+        each = 1 if self.p.labelled else self.p.outputs
+        if self.p.partial:
+            return f"static_cast<float>(batch_of({step}) * {each})"
+        return f"{literal(float(self.p.batch * each))}f"
+
+
+class Emitter:
+    """Emits some classes of phases into a kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.k, self.w, self.layout = kernel, kernel.w, kernel.layout
+        self.schedule, self.d, self.p = kernel.schedule, kernel.d, kernel.p
