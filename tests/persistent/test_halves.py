@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rawnn.persistent import layout
+from rawnn.persistent.schedule import build
 from rawnn.plan.tensor import Role
 from tests.persistent.problems import HOPPER
 from tests.persistent.test_emulator import Launch
@@ -26,7 +27,7 @@ def test_copies_of_weights_in_16_bits_change_no_bit(tmp_path: Path, name: str, r
     sums: copies are rounded alike, and of every weight as it is now."""
     copied = Launch(name, ranks, groups, types)
     d = copied.sharding
-    room = layout._layout(d, HOPPER.shared, False).nbytes
+    room = layout._layout(build(d), HOPPER.shared, False).nbytes
     plain = Launch(name, ranks, groups, types, room=room)
     assert copied.op.attributes["chosen"].layout.copies is not None
     assert plain.op.attributes["chosen"].layout.copies is None
