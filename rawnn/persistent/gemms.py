@@ -34,15 +34,20 @@ class GemmEmitter(Emitter):
         self.loss, self.updates = LossEmitter(kernel), UpdateEmitter(kernel)
 
     # -- phases ------------------------------------------------------------------------------------
+    def begin_forward(self) -> None:
+        """Declares what the epilogues use; ahead of a prefetch beside the first GEMM."""
+        if self.p.scaled:
+            self.w("int* const found = scaling->found + (u & 1);")
+        if self.p.depth == 1 and not self.p.labelled:
+            self.loss.declare_loss()
+
     def gemm(self, g: Gemm) -> None:
         """A forward or backward GEMM."""
         d, p, w, end = self.d, self.p, self.w, g.epilogue
         n, boundary = g.layer + 1, g.layer + (g.kind == FORWARD)
         first = g.kind == FORWARD and g.layer == 0
-        if first and p.scaled:
-            w("int* const found = scaling->found + (u & 1);")
         w(f"// {g.kind} {n}: {d.layer_kinds[g.layer]}")
-        if g.kind == FORWARD and n == p.depth and not p.labelled:
+        if g.kind == FORWARD and n == p.depth > 1 and not p.labelled:
             self.loss.declare_loss()
         if end.send:
             self.exchanges.begin_exchange(end.send)
@@ -126,7 +131,7 @@ class GemmEmitter(Emitter):
         n, part, p = g.layer + 1, self.layout.layers[g.layer], self.p
         far = literal(part.near is None and bool(p.states))
         self.w("const Rule rule = *rule_of_step;")
-        how = f", ByChance<{p.layers[g.layer]}>" if p.streams else ""
+        how = f", StochasticRounding<{p.layers[g.layer]}>" if p.streams else ""
         self.w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
                f"{part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
                f"{self.k.states_at(g.layer)}{f', chance{n}' if p.streams else ''}}};")

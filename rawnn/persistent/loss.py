@@ -67,7 +67,7 @@ class LossEmitter(Emitter):
             if phase.send:
                 self.exchanges.begin_exchange(phase.send)
                 publish = self.exchanges.publish_statistics(phase.send)
-            w(f"powers_of_slice<Shape, {shape}>({self.k.logits}, {mine}, {publish});")
+            w(f"exponentials_of_slice<Shape, {shape}>({self.k.logits}, {mine}, {publish});")
             self.k.stamp(phase.name, "slice")
             return
         parts, columns = warps, d.columns

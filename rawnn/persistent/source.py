@@ -313,7 +313,7 @@ class KernelEmitter(Emitter):
         their `own`."""
         everywhere = self.d.layer_kinds[layer] == REPLICATED_LAYER and self.d.tp_size > 1
         if own:
-            return f"{{rank, {self.d.tp_size}}}" if everywhere else "kAlone"
+            return f"{{rank, {self.d.tp_size}}}" if everywhere else "kStoresAll"
         return "of_blocks" if everywhere else "of_groups"
 
     # -- behind the steps --------------------------------------------------------------------------
@@ -325,8 +325,9 @@ class KernelEmitter(Emitter):
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         self.arrive_at_end()
         self.report_ahead()
-        w(f"[[maybe_unused]] const Turn of_groups = {{group, {d.dp_size}}};")
-        w(f"[[maybe_unused]] const Turn of_blocks = {{group * {d.tp_size} + rank, {d.blocks}}};")
+        w(f"[[maybe_unused]] const StoreShare of_groups = {{group, {d.dp_size}}};")
+        w(f"[[maybe_unused]] const StoreShare of_blocks = {{group * {d.tp_size} + rank, "
+          f"{d.blocks}}};")
         for layer in range(p.depth):
             part, n, turn = found.layers[layer], layer + 1, self.turn_to_store(layer)
             for to in [f"w{n}, ldw{n}"] + [f"c{n}, ldc{n}"] * bool(p.copies):

@@ -63,7 +63,7 @@ class StepEmitter(Emitter):
         d, w = self.d, self.w
         for layer, stream in enumerate(self.p.streams):
             n = layer + 1
-            w(f"const ByChance<{self.p.layers[layer]}> chance{n} = {{seed, {stream}u, "
+            w(f"const StochasticRounding<{self.p.layers[layer]}> chance{n} = {{seed, {stream}u, "
               f"steps_before + u, part{n}.out, part{n}.in}};")
         self.updates.emit_flag_bit()
         if d.micro_batches > 1:
@@ -77,9 +77,12 @@ class StepEmitter(Emitter):
     def micro_batch(self) -> None:
         self.k.in_micro_batch = True
         self.inputs.begin_micro_batch()
+        phases = self.schedule.micro_batch
+        begin = next(i for i, phase in enumerate(phases) if isinstance(phase, (Gemm, Prefetch)))
         conditional = False
-        warps = first_warps(self.layout)
-        for phase, first_warp in zip(self.schedule.micro_batch, warps, strict=True):
+        for i, (phase, first_warp) in enumerate(zip(phases, first_warps(self.layout), strict=True)):
+            if i == begin:
+                self.gemms.begin_forward()
             if conditional != (isinstance(phase, Gemm) and phase.conditional):
                 conditional = not conditional
                 self.w("if (!left_out) {" if conditional else "}")

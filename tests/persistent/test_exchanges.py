@@ -88,7 +88,7 @@ def calls(text: str) -> list[str]:
 def test_the_code_of_an_exchange_does_not_depend_on_the_transport(
         name: str, ranks: int, groups: int, types: str) -> None:
     found = [calls(Launch(name, ranks, groups, types, exchange=exchange).impl.code.text)
-             for exchange in (CLUSTER, L2)]
+             for exchange in (DSMEM, L2)]
     assert found[0] == found[1]
     assert any(line.startswith("transport.expect<") for line in found[0])
 

@@ -1,19 +1,40 @@
-"""The schedule of a step and its walkers, beside the code that they replace."""
+"""The schedule of a step: its barriers, receive buffers, stamps and costs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from rawnn.persistent.schedule import Barrier, Schedule, build
+from rawnn.persistent import cost
+from rawnn.persistent.buffers import LINE, dsmem_floats, group_floats, l2_slots
+from rawnn.persistent.layout import layout_of
+from rawnn.persistent.schedule import (
+    ALL_GATHER,
+    GRADIENT,
+    OVERFLOW,
+    REDUCE_SCATTER,
+    Barrier,
+    Exchange,
+    Gemm,
+    Prefetch,
+    Schedule,
+    WaitForInput,
+    build,
+)
+from rawnn.persistent.stamps import stamps
 from tests.persistent.hazards import hazards
+from tests.persistent.problems import HOPPER
 from tests.persistent.sampling import sampled
 
+SEEDS = range(120)
 
-@pytest.mark.parametrize("seed", range(300))
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_barriers_stand_where_one_phase_needs_what_another_wrote(seed: int) -> None:
     schedule = build(sampled(seed))
     assert hazards(schedule) == []
@@ -31,3 +52,99 @@ def leaving_barriers_out(schedule: Schedule) -> Iterator[Schedule]:
             if isinstance(phase, Barrier):
                 fewer: Any = {name: phases[:i] + phases[i + 1:]}
                 yield replace(schedule, **fewer)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_sent_is_received_once_and_later(seed: int) -> None:
+    """Each exchange has one sender ahead of it, and none is announced while another, which it
+    follows, is still to be waited for."""
+    schedule = build(sampled(seed))
+    under_way: list[Exchange] = []
+    received = []
+    for phase in schedule.micro_batch:
+        if isinstance(phase, Exchange):
+            assert under_way == [phase]
+            received.append(under_way.pop())
+        end = getattr(phase, "epilogue", None)
+        sent = end.send if end else getattr(phase, "send", None)
+        under_way += [sent] if sent else []
+    assert not under_way
+    assert tuple(received) == schedule.exchanges
+    assert len(set(received)) == len(received)
+    assert schedule.sharding.has_exchanges == any(each.name != OVERFLOW for each in received)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_layer_has_its_gemms_and_every_micro_batch_its_input(seed: int) -> None:
+    schedule = build(sampled(seed))
+    p = schedule.sharding.problem
+    gemms = [phase for phase in schedule.micro_batch if isinstance(phase, Gemm)]
+    names = [f"forward {n}" for n in range(1, p.depth + 1)]
+    names += [f"gradient {n}" for n in range(1, p.depth + 1)]
+    names += [f"backward {n}" for n in range(2, p.depth + 1)]
+    assert sorted(gemm.name for gemm in gemms) == sorted(names)
+    both = (*schedule.micro_batch, *schedule.step)
+    for kind in (Prefetch, WaitForInput):
+        assert sum(isinstance(phase, kind) for phase in both) == 1
+    assert isinstance(both[-1], (WaitForInput, Barrier))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_exchange_brings_all_features_or_all_parts_of_a_shard(seed: int) -> None:
+    d = sampled(seed)
+    for each in build(d).exchanges:
+        n = d.problem.layers[each.boundary]
+        if each.kind == REDUCE_SCATTER:
+            assert each.rows * d.tp_size >= n * d.tp_size  # parts of a shard of n / tp_size or more
+            assert each.rows % d.tp_size == 0
+            assert each.parts == d.tp_size
+        elif each.kind == ALL_GATHER:
+            assert each.rows in (n, 4 * d.tp_size, 0)
+        else:
+            assert each.rows == n * d.tp_size
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_slots_via_l2_do_not_overlap_and_are_not_reused_too_soon(seed: int) -> None:
+    d = sampled(seed)
+    schedule = build(d)
+    slots = l2_slots(schedule)
+    if not d.via_l2:
+        assert slots == ()
+        floats = [each.rows * d.sent + each.flags for each in schedule.exchanges]
+        assert dsmem_floats(schedule) >= max(floats, default=0)
+        return
+    needs: dict[int, int] = {}
+    for slot, each in zip(slots, schedule.exchanges, strict=True):
+        own = d.tp_size if each.kind == REDUCE_SCATTER else 1
+        floats = own * each.rows * d.sent + 4 * each.flags
+        assert needs.setdefault(slot.offset, floats) == floats
+    assert all(offset % LINE == 0 or d.sent % LINE for offset in needs)
+    ends = [*sorted(needs), group_floats(schedule)]
+    assert all(start + needs[start] <= end for start, end in pairwise(ends))
+    if len(slots) > 1:  # one alone alternates between two buffers
+        around = [*slots, slots[0]]
+        assert all(a.offset != b.offset for a, b in pairwise(around))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_costs_and_stamps_have_the_same_lines(seed: int) -> None:
+    d = sampled(seed)
+    schedule = build(d)
+    priced = {line.name for _, line in cost.table(schedule)} - {"exchanges begin"}
+    stamped = {stamp.phase for stamp in stamps(schedule)}
+    assert {name for name in priced if not name.startswith("rounding ")} == stamped
+    assert math.isclose(cost.cycles(d), sum(line.cycles for _, line in cost.table(schedule))
+                        + cost.launch_cycles(d) / cost.LAUNCHED)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tilings_of_the_layout_are_those_of_the_schedule(seed: int) -> None:
+    """But for weight gradients, whose tiling depends on where optimizer state lies."""
+    d = sampled(seed)
+    found = layout_of(d, HOPPER.shared)
+    for phase in found.schedule.micro_batch:
+        if isinstance(phase, Gemm) and phase.kind != GRADIENT:
+            layer = found.layers[phase.layer]
+            assert phase.tiling(d) == (
+                layer.forward if phase.kind == "forward" else layer.backward)
