@@ -1,7 +1,7 @@
 """`persistent`: whole steps of training in one kernel, made from the plan of a step.
 
-Weights, activations and the optimizer's state stay in shared memory from step to step; blocks share
-layers and batch as a cost model says (rawnn/persistent).
+Weights, activations and optimizer state stay in shared memory from step to step. A cost model
+chooses how thread blocks share layers and batch (rawnn/persistent).
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ MOST_TURNED, MOST_TURNED_OF_A_THREAD = 16384, 4
 kernel that has the whole GPU for it makes it sooner."""
 
 
-def rewrite(plan: Plan, ranks: int = 0, groups: int = 0, threads: int = 0,
-            types: str = "", turns: int = 1, exchange: str = "") -> Plan:
+def rewrite(plan: Plan, tp_size: int = 0, dp_size: int = 0, threads: int = 0,
+            boundaries: str = "", micro_batches: int = 1, transport: str = "") -> Plan:
     """`plan`, a step that trains, its inputs rounded where that is done ahead of the steps, as one
-    op, shared as the cost model says of so many blocks and groups (0: of any), or exactly as asked
-    where `threads` and `types` are given. Raises Unsupported where no kernel does it."""
+    op. The cost model chooses a sharding by `tp_size` x `dp_size` blocks (0: of any number), or it
+    is exactly the one asked for, where `threads` and `boundaries` are given. Raises Unsupported
+    where no kernel does it."""
     if reason := plan.target.lacks(*NEEDED):
         raise Unsupported(reason)
     problem, chip = problem_of(plan), chip_of(plan.target)
-    return as_one_op(plan, exactly(problem, chip, ranks, groups, threads, types, turns, exchange)
-                     if types else choose(problem, chip, ranks, groups))
+    return as_one_op(plan, exactly(problem, chip, tp_size, dp_size, threads, boundaries,
+                                   micro_batches, transport)
+                     if boundaries else choose(problem, chip, tp_size, dp_size))
 
 
 def as_one_op(plan: Plan, chosen: Choice) -> Plan:
-    """`plan`, a step that trains, as one op whose kernel shares the work as chosen."""
+    """`plan`, a step that trains, as one op whose kernel has the sharding that was chosen."""
     workspaces = _workspaces(plan, chosen)
     threads = chosen.sharding.blocks * chosen.sharding.threads
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
@@ -50,7 +52,7 @@ def as_one_op(plan: Plan, chosen: Choice) -> Plan:
 
 
 def _seed(plan: Plan) -> dict[str, int]:
-    """Of the bits by which weights are rounded, where they are rounded by chance."""
+    """The seed of stochastic rounding, where weights are rounded so."""
     seeds = [op.attributes["seed"] for op in plan.ops if op.attributes.get("stochastic")]
     return {"seed": seeds[0]} if seeds else {}
 
@@ -71,10 +73,11 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if plan.name == "rest":
         return plan, policy
     found = _SYNTAX.fullmatch(str(value))
-    ranks, groups, exchange, threads, types, turns = found.groups("") if found else ("",) * 6
+    tp_size, dp_size, transport, threads, boundaries, micro_batches \
+        = found.groups("") if found else ("",) * 6
     try:
-        return rewrite(plan, int(ranks or 0), int(groups or 0), int(threads or 0), types,
-                       int(turns or 1), exchange), policy
+        return rewrite(plan, int(tp_size or 0), int(dp_size or 0), int(threads or 0), boundaries,
+                       int(micro_batches or 1), transport), policy
     except Unsupported as reason:
         raise ConfigError(f"the toggle 'persistent' cannot run so: the step {reason}") from None
 
@@ -93,12 +96,12 @@ def parse(text: str) -> str:
 
 
 def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
-    """How the kernel shares the work, in full."""
+    """The sharding of the kernel, in full."""
     for op in plan.find(kind=KIND):
         d: Sharding = op.attributes["chosen"].sharding
-        turns = f":{d.micro_batches}" if d.micro_batches > 1 else ""
-        through = f"@{d.transport}" if d.via_l2 else ""
-        return f"{d.tp_size}x{d.dp_size}{through}:{d.threads}:{d.boundaries}{turns}"
+        micro_batches = f":{d.micro_batches}" if d.micro_batches > 1 else ""
+        transport = f"@{d.transport}" if d.via_l2 else ""
+        return f"{d.tp_size}x{d.dp_size}{transport}:{d.threads}:{d.boundaries}{micro_batches}"
     return value
 
 

@@ -1,4 +1,7 @@
-"""The text of a training kernel: constants, and calls of the templates in ptx/onchip_*.cuh."""
+"""Emits a training kernel: constants, and calls of the templates in ptx/onchip_*.cuh.
+
+What stands ahead of the steps (load) and behind them (store, report) follows from the layout, so it
+is not in the schedule."""
 
 from __future__ import annotations
 
@@ -30,9 +33,8 @@ from rawnn.persistent.steps import StepEmitter
 from rawnn.persistent.writer import Emitter, Kernel, literal
 
 LONG_FROM = 3
-"""Layers from which on a kernel compiles for a second and more, and is written to take less: one
-function for all layers loads and stores them, which is written out for each of fewer, and NVVM does
-not see the loop over steps."""
+"""Layers from which on a kernel takes a second and more to compile, and is emitted to take less:
+one function loads and stores all layers, and NVVM does not see the loop over steps."""
 NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "float16": "kFloat16"}
 
 
@@ -85,7 +87,7 @@ class KernelEmitter(Emitter):
         self.name = name
         self.exchanges, self.inputs = ExchangeEmitter(kernel), InputEmitter(kernel)
         self.steps = StepEmitter(kernel)
-        self.shares_moves = self.p.depth >= LONG_FROM  # code of loads and stores
+        self.is_long = self.p.depth >= LONG_FROM
 
     # -- the whole ---------------------------------------------------------------------------------
     def text(self) -> str:
@@ -127,9 +129,8 @@ class KernelEmitter(Emitter):
         return w.text()
 
     def begin_steps(self) -> None:
-        """The loop over steps. NVVM's passes over loops know none that is entered in two places: of
-        13 such kernels each compiles in 0.95 to 0.76 of the time, the longest in the least. ptxas,
-        which knows the 0, has one place and a loop, and steps take as long."""
+        """The loop over steps. NVVM sees no loop in one that is entered in two places, which makes
+        compiling faster (docs/kernel-compilation.md). ptxas knows the 0, and has a loop."""
         if self.p.depth < LONG_FROM:
             self.w("for (int u = 0; u < span; ++u) {")
             return
@@ -159,7 +160,7 @@ class KernelEmitter(Emitter):
             w("const int steps_of_epochs = clock[1];")
         if d.micro_batches > 1:
             w(f"const int turns = span * {d.micro_batches};")
-            self.turns_of_steps()
+            self.examples_of_micro_batches()
         elif p.partial:
             w("// The step behind the whole ones has the examples that are left.")
             w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
@@ -201,8 +202,8 @@ class KernelEmitter(Emitter):
         self.exchanges.set_up_transport()
 
     def ahead_of_wait(self) -> None:
-        """While the launch ahead may still run: what touches shared memory alone, and the cursor,
-        which nobody moves where that matters."""
+        """What can run while the launch ahead is still running: it touches shared memory and reads
+        the cursor, which the launch ahead does not move."""
         d, w = self.d, self.w
         w(f"clear_shared<Shape>(shared, {self.layout.dynamic_bytes // 4});")
         w("__syncthreads();")
@@ -217,8 +218,8 @@ class KernelEmitter(Emitter):
         w("const int cursor_now = *cursor" + (";" if self.layout.turning else " + offset;"))
 
     def load_first_input(self) -> None:
-        """Asks for the examples of the first turn, and finds those of the second, while weights are
-        on their way."""
+        """Starts the copies of the first micro-batch, and reads the order of the second, while
+        weights are on their way."""
         d, p, w = self.d, self.p, self.w
         if p.normalised:
             start = f"rank * {d.shards[0]}" if d.boundaries[0] == SHARDED else "0"
@@ -238,8 +239,8 @@ class KernelEmitter(Emitter):
         w("}")
         w("ptx::commit_copies();")
 
-    def turns_of_steps(self) -> None:
-        """Which examples a turn has: a part of its step's."""
+    def examples_of_micro_batches(self) -> None:
+        """C++ functions: the examples of a micro-batch, and the first of them."""
         d, p, w = self.d, self.p, self.w
         batch = str(p.batch)
         if p.partial:
@@ -262,7 +263,7 @@ class KernelEmitter(Emitter):
         w(f"const Part part{n} = {self.part_of(layer)};")
         w(f"[[maybe_unused]] float* const weights{n} = shared + {part.weights};")
         w(f"[[maybe_unused]] float* const biases{n} = shared + {part.bias};")
-        if self.shares_moves:
+        if self.is_long:
             w(f"load_layer<Shape>({part.weights}, {part.pitch}, w{n}, ldw{n}, part{n});")
         else:
             w(f"load_weights<Shape>(weights{n}, {part.pitch}, w{n}, ldw{n}, part{n});")
@@ -281,7 +282,8 @@ class KernelEmitter(Emitter):
         return f"{{0, {outs}, 0, {ins}}}"
 
     def move_states(self, layer: int, way: str, far: bool | None = None) -> None:
-        """Loads or stores a layer's state, if it lies as `far` says."""
+        """Loads or stores the optimizer state of a layer, if it lies in global memory (`far`) or in
+        shared memory."""
         found, part, n = self.layout, self.layout.layers[layer], layer + 1
         share = found.sync == SHARE
         base = part.base if found.sync else 0
@@ -294,23 +296,23 @@ class KernelEmitter(Emitter):
             bias = f"b{n}_{state}" if self.p.bias else "static_cast<float*>(nullptr)"
             turn = ""
             if way == "store":
-                turn = f", {self.turn_to_store(layer, own=share)}"
+                turn = f", {self.store_share(layer, own=share)}"
                 if self.p.bias and self.d.layer_kinds[layer] == ROW_PARALLEL:
                     bias = f"rank == 0 ? {bias} : nullptr"  # all blocks have it
             what = f"{part.across}, {part.tiles}, {part.all_tiles}, {base if share else 0}, " \
                    f"group, {number}, w{n}_{state}, ldw{n}_{state}, {bias}, part{n}{turn}"
             is_far = literal(near is None)
             kinds = f"{len(self.p.states)}, {self.d.dp_size if share else 1}"
-            if self.shares_moves:
+            if self.is_long:
                 at = f"{place}, 0" if near is None else f"nullptr, {near + ahead}"
                 self.w(f"{way}_state<Shape, {is_far}, {kinds}>({at}, {what});")
             else:
                 kinds = f"{is_far}, {kinds}" if way == "load" else kinds
                 self.w(f"{way}_states<Shape, {kinds}>({place}, {what});")
 
-    def turn_to_store(self, layer: int, own: bool = False) -> str:
-        """Who stores what of a layer: blocks that hold the same share it, unless groups hold each
-        their `own`."""
+    def store_share(self, layer: int, own: bool = False) -> str:
+        """C++: which part of a layer this block stores. Blocks that have the same values share the
+        store, unless each group has values of its `own`."""
         everywhere = self.d.layer_kinds[layer] == REPLICATED_LAYER and self.d.tp_size > 1
         if own:
             return f"{{rank, {self.d.tp_size}}}" if everywhere else "kStoresAll"
@@ -320,8 +322,7 @@ class KernelEmitter(Emitter):
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
         if found.counters and (d.via_l2 or found.turning):
-            w("// Blocks that exchange nothing have met nobody, or those of their rank alone: all "
-              "have loaded what one stores.")
+            w("// Without exchanges nothing else says that all have loaded what one block stores.")
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         self.arrive_at_end()
         self.report_ahead()
@@ -329,9 +330,9 @@ class KernelEmitter(Emitter):
         w(f"[[maybe_unused]] const StoreShare of_blocks = {{group * {d.tp_size} + rank, "
           f"{d.blocks}}};")
         for layer in range(p.depth):
-            part, n, turn = found.layers[layer], layer + 1, self.turn_to_store(layer)
+            part, n, turn = found.layers[layer], layer + 1, self.store_share(layer)
             for to in [f"w{n}, ldw{n}"] + [f"c{n}, ldc{n}"] * bool(p.copies):
-                if self.shares_moves:
+                if self.is_long:
                     w(f"store_layer<Shape>({to}, {part.weights}, {part.pitch}, part{n}, {turn});")
                 else:
                     w(f"store_weights_as<Shape>({to}, weights{n}, {part.pitch}, part{n}, {turn});")
@@ -351,7 +352,8 @@ class KernelEmitter(Emitter):
         if found.turning:
             w("NextOrder<Shape> order_to_come(turn_seed, offset, count);")
         if self.clustered:
-            w(f"cluster_wait<Shape>();{'' if self.tells_at_end else '  // none has left sooner'}")
+            remark = "" if self.releases_at_end else "  // none has left sooner"
+            w(f"cluster_wait<Shape>();{remark}")
         if found.turning:  # all blocks have read this epoch's order
             w("order_to_come.store(order);")
         self.report()
@@ -364,32 +366,32 @@ class KernelEmitter(Emitter):
         return self.d.tp_size > 1 and not self.d.via_l2
 
     def arrive_at_end(self) -> None:
-        """No block of a cluster ends before the others are as far: nothing of theirs comes to one
-        that is gone, and the first sees what all left of the losses. Where steps exchange nothing,
-        this is how all have loaded what one stores."""
+        """No block of a cluster ends before the others get here: nothing is sent to a block that
+        has ended, and the first block sees the losses of all. Without exchanges, this also says
+        that all blocks have loaded what one stores."""
         d, w, found = self.d, self.w, self.layout
         if not self.clustered:
             return
         if not found.receive_floats and REPLICATED_LAYER in d.layer_kinds:
             w("cluster_arrive<Shape>();")
             w("cluster_wait<Shape>();")
-        w(f"cluster_arrive{'' if self.tells_at_end else '_relaxed'}<Shape>();")
+        w(f"cluster_arrive{'' if self.releases_at_end else '_relaxed'}<Shape>();")
 
     @property
-    def tells_at_end(self) -> bool:
-        """Whether blocks of a cluster need more of each other than that they are as far."""
+    def releases_at_end(self) -> bool:
+        """Whether blocks of a cluster must see what the others wrote to memory."""
         found = self.layout
         return (found.reports == BY_FIRST and found.all_report) or (
             found.turning and not found.receive_floats and not found.counters)
 
     def report_ahead(self) -> None:
-        """Who comes last is found out while weights are stored."""
+        """Finds out which block is the last one while weights are stored."""
         if self.layout.reports == BY_LAST:
             self.w(f"int* const last = reinterpret_cast<int*>{self.k.at('tallies')};")
             self.w("take_ticket<Shape>(counters, last);")
 
     def report(self) -> None:
-        """The losses of all steps, where they are not in memory yet."""
+        """Adds up and stores the losses of all steps, unless each step has stored its own."""
         d, p, w, found = self.d, self.p, self.w, self.layout
         if found.reports == AT_ONCE:
             return

@@ -1,4 +1,4 @@
-"""How the warps of a block share a product, and what that takes."""
+"""How the warps of a block share a GEMM or a softmax, and the cycles that this takes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from functools import cache
 from rawnn.persistent.sharding import REPLICATED, Sharding, ceil, pitch
 
 SCRATCH_FLOATS = 6144
-"""Most floats of partial sums of a product that is split."""
+"""Most floats of partial sums of a GEMM that is split."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """A task is `down` x `across` tiles of 16 x 8 over one of `split` parts of the inner dimension;
-    the block has `tasks` of them. `cycles` is what the product is expected to take."""
+    """How the warps of a block share a GEMM.
+
+    down, across: tiles of 16 x 8 sums of a task.
+    split: parts of the inner dimension. A task sums one of them; another phase adds up the parts.
+    tasks: of the whole GEMM; each is a warp's.
+    cycles: expected of the GEMM.
+    """
 
     down: int
     across: int
@@ -56,7 +61,7 @@ MMA_CYCLES = 6.5
 @cache
 def tiling(rows: int, columns: int, steps: int, warps: int, numbers: str, *,
            may_split: bool = True, most_tiles: int = 8) -> Tiling:
-    """The fastest way to share `rows` x `columns` tiles with `steps` steps each."""
+    """The fastest way to share `rows` x `columns` tiles with `steps` steps of 8 each."""
     costs, best = COSTS[numbers], None
     for down in (1, 2):
         for across in (1, 2, 4):
@@ -91,8 +96,8 @@ def _tiling(costs: ProductCosts, rows: int, columns: int, steps: int, warps: int
 
 
 def far_tiling(rows: int, columns: int, warps: int) -> Tiling:
-    """The same for gradients whose tiles' state comes from the L2 cache ahead of the product: more
-    tiles a task are more loads at once."""
+    """The same for gradients whose optimizer state is loaded from L2 ahead of the GEMM: with more
+    tiles a task, more loads are in flight."""
     found = [Tiling(down, across, 1, tasks,
                     ceil(tasks, warps) * (FAR_ROUND + FAR_TILE * down * across))
              for down in (1, 2) for across in (1, 2, 4)
@@ -105,60 +110,59 @@ FAR_ROUND, FAR_TILE = 600.0, 150.0
 """Cycles of a round of tasks, and more for each of a task's tiles (H200)."""
 
 
-SOFTMAX_ROW, SOFTMAX_AGAIN, SOFTMAX_STEP, SOFTMAX_MEETING = 70.0, 30.0, 75.0, 800.0
+SOFTMAX_ROW, SOFTMAX_AGAIN, SOFTMAX_STEP, SOFTMAX_EXCHANGE = 70.0, 30.0, 75.0, 800.0
 """Cycles of an output of a lane in the softmax: of one of the first MOST_UNROLLED, whose
 instructions are read for it alone, and of another; of a step of the sums that lanes pass each
-other, and of a meeting of warps or blocks that share it (H200)."""
+other, and of the exchange of warps or blocks that share it (H200)."""
 MOST_UNROLLED = 12
 
 
 @dataclass(frozen=True)
-class Softmax:
-    """`lanes` of a warp share the outputs of an example that a block has of it, or of each of so
-    many `warps`. `cycles` is what that is expected to take."""
+class SoftmaxTiling:
+    """How a block shares a softmax: `lanes` of each of `warps` warps share the outputs of an
+    example. `cycles` is expected of it."""
 
     lanes: int
     warps: int
     cycles: float
 
 
-def softmax_of(d: Sharding) -> Softmax:
-    """The fastest way to share a labelled loss: of outputs that are sliced or gathered, an example
-    is one warp's."""
+def softmax_of(d: Sharding) -> SoftmaxTiling:
+    """The fastest way to share a softmax. Of sharded or all-gathered outputs, an example is one
+    warp's."""
     outputs = d.shards[-1] if d.shards_softmax else d.problem.outputs
-    told = d.tp_size if d.shards_softmax else 1
-    return _softmax(d.columns, outputs, told, d.warps, d.boundaries[-1] == REPLICATED)
+    blocks = d.tp_size if d.shards_softmax else 1
+    return _softmax(d.columns, outputs, blocks, d.warps, d.boundaries[-1] == REPLICATED)
 
 
 @cache
-def _softmax(columns: int, outputs: int, told: int, warps: int, many: bool) -> Softmax:
+def _softmax(columns: int, outputs: int, blocks: int, warps: int, many: bool) -> SoftmaxTiling:
     ways = [(lanes, shared) for lanes in (4, 8, 16) for shared in ((1, 2, 4, 8) if many else (1,))]
-    return min((Softmax(*way, _softmax_cycles(columns, outputs, told, warps, *way))
+    return min((SoftmaxTiling(*way, _softmax_cycles(columns, outputs, blocks, warps, *way))
                 for way in ways), key=lambda found: found.cycles)
 
 
-def _softmax_cycles(columns: int, outputs: int, told: int, warps: int, lanes: int,
+def _softmax_cycles(columns: int, outputs: int, blocks: int, warps: int, lanes: int,
                     shared: int) -> float:
-    """What it takes where `told` blocks tell each other, and of a block `shared` warps. More than
+    """The cycles of `blocks` blocks that exchange statistics, with `shared` warps each. More than
     four lanes read rows of an example from the same banks."""
-    tasks, parts = columns * lanes // 32 * shared, told * shared
+    tasks, parts = columns * lanes // 32 * shared, blocks * shared
     rows = ceil(outputs, lanes * shared) + (ceil(parts, lanes) if parts > 1 else 0)
     cycles = SOFTMAX_ROW * min(rows, MOST_UNROLLED) + SOFTMAX_AGAIN * max(rows - MOST_UNROLLED, 0)
     steps = SOFTMAX_STEP * (lanes.bit_length() - 1) * (2 if parts > 1 else 1)
     banks = outputs * columns / 32 * (lanes // 4 - 1) * 2
-    meeting = SOFTMAX_MEETING if parts > 1 else 0.0
-    return ceil(tasks, warps) * (cycles + steps) + banks + meeting
+    exchange = SOFTMAX_EXCHANGE if parts > 1 else 0.0
+    return ceil(tasks, warps) * (cycles + steps) + banks + exchange
 
 
 def softmax_floats(d: Sharding) -> int:
-    """Floats of scratch memory by which warps or blocks that share an example's softmax tell each
-    other what they found."""
+    """Floats of scratch memory for the statistics of warps or blocks that share an example."""
     if not d.problem.labelled:
         return 0
-    told = 4 * d.tp_size * d.sent if d.shards_softmax and d.via_l2 else 0
-    return told + (statistics_floats(d) if d.shards_softmax or softmax_of(d).warps > 1 else 0)
+    received = 4 * d.tp_size * d.sent if d.shards_softmax and d.via_l2 else 0
+    return received + (statistics_floats(d) if d.shards_softmax or softmax_of(d).warps > 1 else 0)
 
 
 def statistics_floats(d: Sharding) -> int:
-    """Floats of what a block's warps have found."""
+    """Floats of the statistics of a block's warps."""
     return 4 * softmax_of(d).warps * d.columns
