@@ -37,22 +37,22 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rawnn.device.compiling.compile import compile_source
-from rawnn.device.cuda.nvrtc import Nvrtc
-from rawnn.network.activations import ACTIVATIONS
-from rawnn.network.losses import LOSSES
-from rawnn.network.optimizers import Optimizer
-from rawnn.onchip.decompose import CLUSTER, FULL, GATHERED, L2, SLICED
-from rawnn.onchip.problem import Unsupported
-from rawnn.onchip.spelling import exactly
-from tests.onchip.problems import HOPPER, VARIETY
-from tests.onchip.test_twin import Launch, check
+from rawnn.persistent.decompose import CLUSTER, FULL, GATHERED, L2, SLICED
+from tests.persistent.test_twin import Launch, check
 
+from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.common.files import write_atomically
-from rawnn.errors import ConfigError, MissingLibrary
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES
+from rawnn.persistent.problem import Unsupported
+from rawnn.persistent.spelling import exactly
 from tests.catalogue import legal
 from tests.engine import same_run
+from tests.persistent.problems import HOPPER, VARIETY
 from tests.properties.runs import MODES, Case, cases, on_host, on_simulated_gpu, toggles
 from tests.properties.test_runners import TOLERANCE
 from tools.full_walk import ROOT, commit_of_code
@@ -129,7 +129,7 @@ def _agree(found: SimpleNamespace, wanted: SimpleNamespace) -> None:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A whole-step kernel for a problem of tests/onchip, and an order of its threads."""
+    """A whole-step kernel for a problem of tests/persistent, and an order of its threads."""
 
     how: tuple[Any, ...]
     run: int

@@ -83,10 +83,10 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
         z = of_last if last else f"fc{layer}"
         a = graph.add("Gemm", a, *operands, name=z, transB=1)
         if not last:
-            if network.between.onnx is None:
+            if network.activation_spec.onnx is None:
                 raise ConfigError(f"the activation '{network.activation}' says no ONNX operators: "
                                   f"give it `onnx` (rawnn/model/activations)")
-            a = network.between.onnx(graph, a, f"fc{layer}")
+            a = network.activation_spec.onnx(graph, a, f"fc{layer}")
     if (targets := model.target_normalisation) is not None:
         std = graph.constant("target_std", targets.std.astype(np.float32))
         mean = graph.constant("target_mean", targets.mean.astype(np.float32))

@@ -162,7 +162,7 @@ class Model:
 
             yield from forward(self.network, self.parameters, self.normalisation, inputs, device)
             return
-        between = self.network.between.fast or self.network.between.function
+        between = self.network.activation_spec.fast or self.network.activation_spec.function
         for start in range(0, len(inputs), batch):
             a = self.normalisation.apply(inputs[start : start + batch])
             for layer in range(1, self.network.depth + 1):

@@ -6,5 +6,5 @@
   report.py (words), and the emitters.
 - choose.py searches the sharding that is fastest on a chip.py; spelling.py takes one as named.
 - source.py emits the kernel: steps.py dispatches its phases to inputs.py, gemms.py, exchanges.py,
-  loss.py and updates.py, which write calls of the templates in ptx/onchip_*.cuh by writer.py.
+  loss.py and updates.py, which write calls of the templates in ptx/persistent/*.cuh by writer.py.
 """

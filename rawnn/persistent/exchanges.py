@@ -1,5 +1,5 @@
 """Emits the exchanges between the thread blocks of a tensor-parallel group. The code is the same
-for both transports, DSMEM and L2 (ptx/onchip_transport.cuh)."""
+for both transports, DSMEM and L2 (ptx/persistent/exchange.cuh)."""
 
 from __future__ import annotations
 

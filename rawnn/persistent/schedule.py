@@ -11,8 +11,8 @@ what a step does.
   boundary 1), `z1` (pre-activations, then their gradients), `logits`, `y` (labels or targets),
   `statistics` (of a softmax). They hold no addresses (layout.py) and no C++ (the emitters).
 
-A new kind of phase is a dataclass here, a template in ptx/onchip_*.cuh that an emitter calls, and
-a line in cost.py.
+A new kind of phase is a dataclass here, a template in ptx/persistent/*.cuh that an emitter calls,
+and a line in cost.py.
 """
 
 from __future__ import annotations

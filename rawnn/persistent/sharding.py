@@ -35,7 +35,8 @@ WARP = 32
 TILE = 128
 """Floats of a tile of gradients: 16 inputs x 8 outputs of a weight, or 128 biases."""
 LOADS_IN_FLIGHT = 8
-"""Partial sums that a thread loads via L2 at once (kLoadsInFlight in onchip_far.cuh)."""
+"""Partial sums that a thread loads via L2 at once (kLoadsInFlight in
+persistent/exchange_l2.cuh)."""
 ONE_SHOT_BYTES = 8192
 """Bytes of partial sums up to which an all-reduce is one-shot: each block sends its partial sums to
 all others, and each adds up all of them."""

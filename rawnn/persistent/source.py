@@ -1,4 +1,4 @@
-"""Emits a training kernel: constants, and calls of the templates in ptx/onchip_*.cuh.
+"""Emits a training kernel: constants, and calls of the templates in ptx/persistent/*.cuh.
 
 What stands ahead of the steps (load) and behind them (store, report) follows from the layout, so it
 is not in the schedule."""

@@ -143,7 +143,7 @@ def test_a_connection_whose_options_cannot_be_set_makes_room(
             assert there.wait(10)
         team = Team(replace(JOB, rank=rank, local_rank=rank, port=port, seconds=5.0), {})
         team.close()
-        return team.size
+        return team.world_size
 
     found = all_fine(together(3, act))
     assert found[:2] == [2, 2]

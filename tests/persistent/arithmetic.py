@@ -60,7 +60,7 @@ def split(values: Array) -> tuple[Array, Array]:
 
 
 def product(a: Array, b: Array, tiles: int, parts: int = 1, nearest: bool = False) -> Array:
-    """a [m, k] times b [k, n] in float32 as Product of onchip_product.cuh, a task of which has so
+    """a [m, k] times b [k, n] in float32 as Product of persistent/gemm.cuh, a task of which has so
     many `tiles`, with the inner dimension in so many `parts`."""
     rounded = to_nearest if nearest else toward_zero
     chains = 3 if tiles <= 2 else 2 if tiles <= 4 else 1
@@ -118,7 +118,7 @@ class Approximations:
         return self._off(1 / x.astype(np.float64), INVERSE)
 
     def softmax(self, z: Array) -> Array:
-        """Of [batch, outputs], as in onchip_loss.cuh."""
+        """Of [batch, outputs], as in persistent/loss.cuh."""
         powers = self.exp_below_zero(z - z.max(axis=1, keepdims=True))
         return powers * self.inverse(powers.sum(axis=1, keepdims=True))
 
@@ -129,7 +129,8 @@ class Approximations:
 
 
 def markable(values: Array, marked: Array) -> Array:
-    """float32 of which those that are `marked` give up their last bit, as in onchip_marks.cuh."""
+    """float32 of which those that are `marked` give up their last bit, as in
+    persistent/flag_bits.cuh."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     odd = (bits | (bits & np.uint32(1)) << np.uint32(1)) & np.uint32(0xFFFFFFFE)
     return np.where(marked, odd, bits).view(np.float32)

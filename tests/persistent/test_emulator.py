@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rawnn.plan.joining import with_rest
 
 from rawnn.common.cuda_text import CudaText
 from rawnn.common.dtypes import numpy_dtype
@@ -25,7 +26,6 @@ from rawnn.persistent.problem import problem_of
 from rawnn.persistent.sharding import DSMEM, L2, Sharding
 from rawnn.plan import around
 from rawnn.plan.build import CLOCK
-from rawnn.plan.joining import with_rest
 from rawnn.plan.op import Op
 from rawnn.plan.ops import train_steps
 from rawnn.plan.ops.train_steps import spanning
@@ -34,7 +34,7 @@ from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from tests.persistent.problems import HOPPER, VARIETY, prepared
-from tests.ptx.twin.twin import Kernels, Twin, TwinError, compiler
+from tests.ptx.emulator.twin import Kernels, Twin, TwinError, compiler
 from tests.slices import sliced
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")

@@ -17,7 +17,7 @@ from rawnn.persistent.layout import BY_FIRST
 from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import DSMEM, L2
 from tests.persistent.test_twin import FAR, FAR_STEPS, TURNS, Launch
-from tests.ptx.twin.twin import Kernels, compiler
+from tests.ptx.emulator.twin import Kernels, compiler
 
 needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
 

@@ -11,7 +11,7 @@ import pytest
 from rawnn.common import random
 from rawnn.persistent.sharding import DSMEM, L2
 from tests.persistent.test_twin import STEPS_OF_EPOCH, Launch, check
-from tests.ptx.twin.twin import compiler
+from tests.ptx.emulator.twin import compiler
 from tests.slices import sliced
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads)
 #endif
 
 #if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_exchanges)
-// Two receive buffers alternate, as in onchip_exchange.cuh: a block sends exchange i + 2 after it has
+// Two receive buffers alternate, as in persistent/exchange_dsmem.cuh: a block sends exchange i + 2 after it has
 // received exchange i + 1 from every block, of which each thread sends its part after it has read exchange i.
 // Threads that send nothing take no part: no thread would wait for them, and a thread that comes two phases
 // of a barrier late waits forever.

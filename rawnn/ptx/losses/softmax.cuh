@@ -1,6 +1,6 @@
 // The softmax of a row, whichever way it lies: in the registers of neighbouring lanes, in quads or in
 // turns, or in memory. All kernels that have one take it from here, but for those that are written
-// for a network, whose rows are columns of shared memory (onchip_loss.cuh).
+// for a network, whose rows are columns of shared memory (persistent/loss.cuh).
 //
 // A value of -infinity stands for a column that does not exist. A NaN is ignored by the largest value
 // and comes back through the sum: all probabilities are NaN then, and the first maximum is at 0, as

@@ -1,4 +1,4 @@
-// Constants of a generated kernel that all of onchip_*.cuh share, and the place of a block in its group.
+// Constants of a generated kernel that all of persistent/*.cuh share, and the place of a block in its group.
 //
 // A SHAPE, the first template parameter of most templates, has
 //   kThreads  threads of a block              kRanks    tp_size: blocks of a group, which share the layers

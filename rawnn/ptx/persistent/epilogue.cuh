@@ -1,4 +1,4 @@
-// Epilogues of a GEMM (onchip_product.cuh). An epilogue hands the sums of a tile to a body, four or two at a
+// Epilogues of a GEMM (gemm.cuh). An epilogue hands the sums of a tile to a body, four or two at a
 // time and with their row and column, or stores them as partial sums in scratch memory, which add_parts
 // reduces in order.
 #pragma once

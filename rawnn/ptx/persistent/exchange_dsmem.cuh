@@ -4,7 +4,7 @@
 //
 // Reuse: two receive buffers alternate, and no block waits for another to release one. A block sends exchange
 // i + 2 after it has received exchange i + 1 from every block, which each of them sent after it had read its
-// buffer of exchange i. Hence every block must send something to every other block (onchip_transport.cuh).
+// buffer of exchange i. Hence every block must send something to every other block (exchange.cuh).
 //
 // A store whose lanes address different blocks counts as several stores. So one thread sends its values to
 // one block after the other.
@@ -12,7 +12,7 @@
 #pragma once
 #include "device/barriers.cuh"
 #include "device/fences.cuh"
-#include "onchip_transport.cuh"
+#include "persistent/exchange.cuh"
 
 template <typename SHAPE, int FLOATS>
 struct Dsmem {

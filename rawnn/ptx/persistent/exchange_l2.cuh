@@ -3,7 +3,7 @@
 // a receive buffer that they share. Partial sums go to a receive buffer of the block that reduces them.
 //
 // Synchronisation: there are no fences and no separate flags. Every 16-byte store carries a flag bit
-// (onchip_marks.cuh), and the receiver polls the data until the bit has the expected value. The bit is the
+// (flag_bits.cuh), and the receiver polls the data until the bit has the expected value. The bit is the
 // parity of the number of writes to the buffer, so it changes with every write. The count of micro-batches
 // continues from launch to launch and may wrap around. Buffers are zero at first; the first flag bit is 1.
 //
@@ -11,13 +11,13 @@
 // not that of i - 1. Reason: a block sends i after it has received i - 1 from every block that it sends to,
 // or from the block that reduced their partial sums; each of them had read i - 2 before it sent i - 1.
 // (Partial sums are sent before the block barrier that follows i - 1, but they depend on all of it.) Hence
-// every block must send something to every other block (onchip_transport.cuh). A micro-batch with a single
+// every block must send something to every other block (exchange.cuh). A micro-batch with a single
 // exchange alternates between two buffers.
 //
 // Limit: the one-way latency of L2, and the footprint of all receive buffers, which must stay in L2.
 #pragma once
 #include "persistent/flag_bits.cuh"
-#include "onchip_transport.cuh"
+#include "persistent/exchange.cuh"
 
 // Loads of 16 bytes that a thread has in flight. A thread with fewer items loads its first item again and
 // drops the result: a branch around each load would put some fifteen instructions between two loads.

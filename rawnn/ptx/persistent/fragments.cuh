@@ -1,4 +1,4 @@
-// A task of a GEMM (onchip_product.cuh) in float32 or tf32. It loads fragments of its operands from shared
+// A task of a GEMM (gemm.cuh) in float32 or tf32. It loads fragments of its operands from shared
 // memory, converts them to tf32, and accumulates its tiles. A tile has several chains of sums, so that
 // consecutive mma instructions are independent.
 #pragma once

@@ -1,4 +1,4 @@
-// A task of a GEMM (onchip_product.cuh) in 16 bits: MT x NT tiles of 16 x 8 over STEPS eights of K8. With few
+// A task of a GEMM (gemm.cuh) in 16 bits: MT x NT tiles of 16 x 8 over STEPS eights of K8. With few
 // tiles, a tile has several chains of sums: the result of an mma is available to the next one after some 30
 // cycles.
 #pragma once

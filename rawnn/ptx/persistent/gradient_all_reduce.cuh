@@ -3,7 +3,7 @@
 // updates its share of the tiles and publishes the changes of the weights. Values are sent as float32, or as
 // bfloat16 if GEMMs read that: an all-reduce of many tiles is bound by bytes.
 //
-// Synchronisation: values carry flag bits (onchip_marks.cuh), which a receiver polls. There are no fences.
+// Synchronisation: values carry flag bits (flag_bits.cuh), which a receiver polls. There are no fences.
 //
 // Equal weights: new weights are the same in all groups to the last bit. A group applies a change as it sends
 // it, without the bit that the flag bit replaces, which is 0 anyway if a weight changes by less than half.
@@ -126,7 +126,7 @@ __device__ __forceinline__ const V* part_of(const V* parts, int tile, const Plac
 
 // Every group updates all tiles, if the step `counts`. `parts` is the first tile of this tp_rank in group 0;
 // the tiles of the next group begin `stride` V further on. place(tile) is the place of a tile's weights,
-// state(tile) of its optimizer state, and how(tile) says how its weights are stored (onchip_update.cuh).
+// state(tile) of its optimizer state, and how(tile) says how its weights are stored (update.cuh).
 template <typename SHAPE, typename RULE, bool FAR, int TILES, typename V, typename P, typename Q,
           typename H = NoRoundingOfTiles>
 __device__ __forceinline__ void update_all(const V* parts, long long stride, unsigned int flag_bit,

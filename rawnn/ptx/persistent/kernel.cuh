@@ -10,7 +10,7 @@
 #include "persistent/gemm.cuh"
 #include "persistent/loss_scale.cuh"
 #include "persistent/shared_softmax.cuh"
-#include "onchip_transport.cuh"
+#include "persistent/exchange.cuh"
 #include "persistent/epoch_boundary.cuh"
 #include "persistent/weights.cuh"
 #include "primitives/pdl.cuh"

@@ -1,7 +1,7 @@
 // The loss of a step in shared memory: z [outputs, kPitch] of the examples becomes dz, and each thread counts
 // loss and correct answers in a Tally. The gradient of examples from `present` on is 0. `made` maps a
 // gradient to what is stored: itself (UnscaledGradient), or the gradient times the loss scale
-// (onchip_scale.cuh).
+// (loss_scale.cuh).
 #pragma once
 #include "losses/losses.cuh"
 #include "losses/metrics.cuh"
@@ -60,7 +60,7 @@ struct Largest {
 };
 
 // Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. LANES lanes of a warp share an example.
-// (If several warps share one: onchip_slices.cuh.) `logits` has all OUTPUTS rows. `dz` has the `count` rows
+// (If several warps share one: shared_softmax.cuh.) `logits` has all OUTPUTS rows. `dz` has the `count` rows
 // from `first` on; it may be the same memory if first is 0. Each of the first `tallied` examples stores a
 // tally, with the probability of its label in place of the loss (add_tallies, sum_kept).
 //

@@ -4,7 +4,7 @@
 // A weight's gradient is a float32 sum of float16 products, so it is finite if all factors are. Hence a step
 // is known to count once the gradient of the first layer's outputs is known. Every block records what it has
 // seen (LossScale::found). The blocks of a tensor-parallel group publish flags to each other
-// (onchip_transport.cuh), data-parallel groups publish a quad besides their gradients. All blocks decide the
+// (exchange.cuh), data-parallel groups publish a quad besides their gradients. All blocks decide the
 // same and change their own copy of the scale the same way.
 #pragma once
 #include "persistent/gradient_all_reduce.cuh"

@@ -8,7 +8,7 @@
 // All combine the statistics by the same arithmetic in the same order.
 #pragma once
 #include "persistent/loss.cuh"
-#include "onchip_transport.cuh"
+#include "persistent/exchange.cuh"
 
 // Statistics of some logits of an example: the maximum, its first place among all outputs, and the sum of
 // exp(z - maximum), which is NaN if a logit is. They are sent as four floats. Via L2 the flag bit takes a bit

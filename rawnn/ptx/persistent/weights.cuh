@@ -1,5 +1,5 @@
 // Loads weights and optimizer state at the beginning of a launch, and stores them at its end. In shared
-// memory they have the layout of onchip_update.cuh, in global memory they are matrices [outputs, inputs].
+// memory they have the layout of update.cuh, in global memory they are matrices [outputs, inputs].
 #pragma once
 #include "persistent/update.cuh"
 

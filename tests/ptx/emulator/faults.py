@@ -54,7 +54,7 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
 the cost model takes them; of float16 the loss scale and its count of good steps; the examples of a
 partial batch that ends it, how many micro-batches a batch is, where blocks exchange, whether the
 kernel goes on to the next epoch, and the room for copies of weights. Between them they take every
-template of onchip_*.cuh."""
+template of persistent/*.cuh."""
 
 _EXTENT = r"(?:batch|rows|cols|m|n|k|classes|features|left|count|extent|stages|steps|examples)"
 _PLACE = r"(?:lane|thread|warp|row|column|col|quad|tile|unit|stage|slot|first)"

@@ -1,4 +1,4 @@
-// What blocks left of each step's loss, added up by the block that comes last (onchip_loss.cuh), as a kernel
+// What blocks left of each step's loss, added up by the block that comes last (persistent/loss.cuh), as a kernel
 // of many steps ends: in several rounds, through the shared memory where it says which block that is.
 #include "persistent/loss.cuh"
 

@@ -1,4 +1,4 @@
-// Data with flag bits (onchip_marks.cuh) from one block to another: what is sent is what is received.
+// Data with flag bits (persistent/flag_bits.cuh) from one block to another: what is sent is what is received.
 #include "persistent/flag_bits.cuh"
 
 // Block 0 sends `rounds` sets of 64 quads through two slots that alternate. Block 1 receives them and answers in a

@@ -1,6 +1,6 @@
 // Exchanges between the thread blocks of a tensor-parallel group. An Exchange says what is exchanged. A
-// transport says how: Dsmem (onchip_exchange.cuh) between the blocks of a thread block cluster, ViaL2
-// (onchip_far.cuh) between any blocks that are co-resident. Both have the same methods, so the generated code
+// transport says how: Dsmem (exchange_dsmem.cuh) between the blocks of a thread block cluster, ViaL2
+// (exchange_l2.cuh) between any blocks that are co-resident. Both have the same methods, so the generated code
 // of a step does not depend on the transport. E is an Exchange:
 //
 //   expect<E>(own)                   announces what this block receives; precedes every send of the exchange
@@ -23,7 +23,7 @@
 // are reused on the assumption that a block that has received exchange i from all others knows that they have
 // read exchange i - 1. A flag stands for the missing rows (send_flags, receive_flags).
 #pragma once
-#include "onchip_finish.cuh"
+#include "persistent/epilogue.cuh"
 
 enum ExchangeKind {
   kAllGather,      // every block publishes SHARE rows
