@@ -63,7 +63,7 @@ def long_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken_off(monkeypatch: pytest.MonkeyPatch, epoch: int, *numbers: signal.Signals) -> None:
-    """Send signals in the middle of an epoch, which then takes 10 s more."""
+    """Send signals in the middle of an epoch, which then takes longer than a test may."""
     for runner in (HostRunner, GpuRunner):
         whole, count = runner.epoch, [0]
 
@@ -73,8 +73,7 @@ def broken_off(monkeypatch: pytest.MonkeyPatch, epoch: int, *numbers: signal.Sig
             if count[0] == epoch:
                 for number in numbers:
                     signal.raise_signal(number)
-                end = time.monotonic() + 10
-                while time.monotonic() < end:
+                for _ in range(100_000):
                     time.sleep(0.01)
 
         monkeypatch.setattr(runner, "epoch", half)
@@ -99,9 +98,7 @@ def test_a_second_signal_ends_at_once_with_the_last_epochs_state(
     straight = go(device=device, opt=opt)
     with monkeypatch.context() as patched:
         broken_off(patched, 3, signal.SIGINT, signal.SIGINT)
-        started = time.monotonic()
         result = go(device=device, opt=opt, save=tmp_path, save_every=10)
-        assert time.monotonic() - started < 9
     assert result.interrupted
     assert [r.epoch for r in result.history] == [1, 2]
     assert result.test_loss == result.history[-1].test_loss
@@ -115,9 +112,7 @@ def test_the_time_over_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr("rawnn.engine.loop.LONG_SECONDS", 0.0)
     monkeypatch.setattr("rawnn.engine.loop.Signals", lambda notify: Signals(notify, grace=0.2))
     broken_off(monkeypatch, 3, signal.SIGINT)
-    started = time.monotonic()
     result = go(save=tmp_path, save_every=10)
-    assert time.monotonic() - started < 9
     assert [r.epoch for r in result.history] == [1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["rawnn-000002.safetensors"]
 
@@ -151,9 +146,7 @@ def test_a_second_signal_in_the_first_epoch_ends_at_once(
 ) -> None:
     sender = Sender(9)
     broken_off(monkeypatch, 1, signal.SIGINT, signal.SIGINT)
-    started = time.monotonic()
     result = go(device=device, save=tmp_path, listener=sender)
-    assert time.monotonic() - started < 5
     assert result.interrupted
     assert (result.broken_epoch, result.epoch_ms, result.history) == (1, [], [])
     assert np.isnan([result.test_loss, result.test_accuracy]).all()
@@ -313,10 +306,10 @@ from rawnn.cli import run
 from rawnn.engine.runners.host import HostRunner
 def slow(self, measured):
     print('in the epoch', flush=True)
-    for _ in range(1000):
+    for _ in range(100_000):
         time.sleep(0.01)
 HostRunner.epoch = slow
-HostRunner.evaluate = lambda self: time.sleep(20)
+HostRunner.evaluate = lambda self: time.sleep(1000)
 """
 
 
@@ -332,9 +325,7 @@ def test_the_command_ends_at_once_in_the_first_epoch() -> None:
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    sent = time.monotonic()
-    out, err = process.communicate(timeout=60)
-    assert time.monotonic() - sent < 3  # some tenths of a second on a machine that is idle
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
     assert "interrupted     in the midst of epoch 1 of 30; nothing is kept" in out
     assert "test loss       not measured, as the run was ended at once" in out

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ def another_protocol(port: int) -> Any:
 @pytest.mark.parametrize("stranger", [nothing, four_gigabytes, a_rank, no_secret, replayed,
                                       another_protocol])
 def test_a_stranger_that_comes_first_keeps_nobody_out(stranger: Callable[[int], Any]) -> None:
-    port, begun, there = free_port(), monotonic(), threading.Event()
+    port, there = free_port(), threading.Event()
     held = []
 
     def act(rank: int) -> Any:
@@ -91,7 +91,6 @@ def test_a_stranger_that_comes_first_keeps_nobody_out(stranger: Callable[[int], 
         return found
 
     assert all_fine(together(3, act)) == [[0, 1], [0, 1], None]
-    assert monotonic() - begun < 3
     held[0].close()
 
 

@@ -78,7 +78,7 @@ def test_a_process_is_used_again_only_behind_a_launch_that_succeeded(device: Dev
     def meaning(t: Any, a: Any) -> None:
         launches[0] += 1
         if a["n"] == 10:
-            time.sleep(60)
+            time.sleep(600)
         if a["n"] == 20:
             raise ValueError("CUDA_ERROR_ILLEGAL_ADDRESS")
         t.y[...] = os.getpid(), launches[0], a["n"]
@@ -112,14 +112,12 @@ def test_a_process_is_used_again_only_behind_a_launch_that_succeeded(device: Dev
 def test_sizes_behind_a_hanging_one_are_judged_by_themselves(device: Device) -> None:
     def meaning(t: Any, a: Any) -> None:
         if a["n"] == 20:
-            time.sleep(60)
+            time.sleep(600)
         doubled(t, a)
 
     cheat = Cheat("lab_hangs", WRITE, plain(meaning), ())
-    begun = time.monotonic()
     found = rawnn.check(cheat.simulated(device), **{**cheat.given, "sizes": {"n": [10, 20, 30]}},
                         limit=0.5)
-    assert time.monotonic() - begun < 30
     assert [[f.what for f in t.findings] for t in found.tried] == [[], ["failed"], []]
     assert "lab_hangs did not end within 0.5 s, and its process was ended" in str(found)
 

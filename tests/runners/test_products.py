@@ -3,23 +3,19 @@ many as are faster."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import rawnn
 from rawnn.engine.runners import threaded_matmul
 from rawnn.engine.runners.threaded_matmul import LARGE, TRIAL_STEPS, ThreadedMatmul, slices
 from tests.engine import random_dataset, same_parameters
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(128, 784, 1024), (1024, 128, 784), (600, 300, 600), (1, 2048, 8200), (128, 784, 10),
           (3, 5, 7), (8200, 2048, 1)]
 
@@ -74,13 +70,15 @@ def test_bits_do_not_depend_on_threads(shape: tuple[int, int, int], layout: str,
 @pytest.mark.parametrize("faster", [1, 4])
 def test_the_faster_is_taken(faster: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = several(4, monkeypatch)
+    now = 0.0
+    monkeypatch.setattr(products, "perf_counter", lambda: now)
     a = np.ones((512, 512), np.float32)
     tried = []
     for _ in range(2 * (TRIAL_STEPS + 1) + 2):
         with made.step():
             tried.append(made.threads)
             made.multiply(a, a)
-            time.sleep(0.0 if made.threads == faster else 0.03)
+            now += 1.0 if made.threads == faster else 1.03
     made.close()
     assert tried == [1, 4] * (TRIAL_STEPS + 1) + [faster] * 2
 
@@ -144,28 +142,19 @@ def test_a_run_has_the_same_bits_with_any_number_and_resumes_to_them(
     assert [p["num_threads"] for p in threadpool_info()] == [p["num_threads"] for p in before]
 
 
-BUSY = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
+def test_blas_has_one_thread_while_a_run_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own threads wait without sleeping: where other processes wanted every core, steps took
+    some 10 times as long."""
+    while_computing = set()
 
+    def multiply(left: Any, right: Any, out: Any) -> None:
+        while_computing.update(p["num_threads"] for p in threadpool_info()
+                               if p["user_api"] == "blas")
+        np.matmul(left, right, out=out)
 
-def test_a_loaded_machine_does_not_make_steps_many_times_as_long() -> None:
-    """Where other processes want every core, a run with as many threads as there are cores takes
-    little longer than one with a single thread. With BLAS's own threads it took some 10 times."""
-    code = "import sys, time, rawnn\nfrom tests.runners.test_products import train\n" \
-           "train(layers=(784, 400, 10), epochs=1)\nbegun = time.perf_counter()\n" \
-           "train(layers=(784, 400, 10), epochs=4)\nprint(time.perf_counter() - begun)"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2 * cores)]
-    try:
-        seconds = {}
-        for threads in (1, max(cores, 2)):
-            done = subprocess.run(
-                [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
-                timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT),
-                                  **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
-                                                   "MKL_NUM_THREADS"), str(threads))})
-            seconds[threads] = float(done.stdout)
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-    assert seconds[max(cores, 2)] < 4 * seconds[1]
+    with threadpool_limits(2, "blas"):
+        monkeypatch.setattr(products, "_multiply", multiply)
+        train(layers=(784, 400, 10), epochs=1)
+        after = {p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"}
+    assert while_computing == {1}
+    assert after == {2}
