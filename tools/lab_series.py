@@ -3,6 +3,7 @@
 
     python tools/lab_series.py --json results/lab-h200.json     # on the GPU, a minute
     python tools/lab_series.py gemm --also gemm/8_clusters:GROUP=16
+    python tools/lab_series.py --check      # exits with 1 where a last step is far from its limit
     python tools/pages.py                                       # writes examples/lab/README.md
 
 Every step is checked on small sizes first (`rawnn.check`), and at the size that is timed its result
@@ -343,6 +344,23 @@ def _candidate(made: Step, times: Sequence[float]) -> Candidate:
                      launch=str(made.launching))
 
 
+SHARES = {"reduction": 0.9, "transpose": 0.9, "softmax": 0.9, "gemm": 0.95}
+"""What the last step of a series reaches of a copy of as many bytes, `gemm` of cuBLASLt."""
+
+
+def short_of_limits(found: LabResult) -> list[str]:
+    """Sentences on series whose last step reaches less of its limit than it should."""
+    short = []
+    for topic in found.topics:
+        if topic.steps and topic.beside:
+            limit, last = topic.beside[0], topic.steps[-1]
+            reached = limit.us.median / last.us.median
+            if reached < SHARES[topic.name]:
+                short.append(f"{topic.name}: {last.name} reaches {reached:.1%} of {limit.name}, "
+                             f"less than {SHARES[topic.name]:.0%}")
+    return short
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("topics", nargs="*", help=f"of {', '.join(SIZES)}; all by default")
@@ -350,6 +368,8 @@ def main() -> None:
     parser.add_argument("--also", action="append", default=[], metavar="TOPIC/STEP:MACRO=VALUE,...",
                         help="a step with other macros, too")
     parser.add_argument("--trials", type=int, default=4, help="small sizes that are checked")
+    parser.add_argument("--check", action="store_true",
+                        help="exit with 1 where a last step is far from its limit")
     asked = parser.parse_args()
     unknown = set(asked.topics) - set(SIZES)
     if unknown:
@@ -362,6 +382,8 @@ def main() -> None:
     if asked.json:
         write_atomically(asked.json, msgspec.json.format(msgspec.json.encode(found), indent=2)
                          + b"\n")
+    if asked.check and (short := short_of_limits(found)):
+        sys.exit("; ".join(short))
     sys.exit(any(p.stem in text for t in found.topics for text in t.missing
                  for p in steps_of(t.name)))
 

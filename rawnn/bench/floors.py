@@ -109,6 +109,30 @@ class FloorsResult(Measured, frozen=True, kw_only=True):
 FLOORS: Mapping[str, tuple[type[FloorsResult], int]] = {"floors": (FloorsResult, SCHEMA_VERSION)}
 
 
+NODE_US = (0.1, 20.0)
+"""Microseconds that a node of a graph can take on any GPU there is."""
+ORDERED = (("node", 1.2, "node_whole"), ("copy", 1.0, "l2_read"), ("host_to_device", 1.0, "copy"),
+           ("fma", 1.0, "tensor_tf32"), ("tensor_tf32", 1.0, "tensor_bf16"),
+           ("cluster_barrier_2", 1.0, "grid_barrier"), ("exchange_2", 2.0, "grid_barrier"))
+"""The first is less than the factor times the second on any GPU that has both."""
+
+
+def implausible(result: FloorsResult) -> list[str]:
+    """Sentences on constants that no GPU can have, or that were not measured although the GPU has
+    what they need: something else was at work on it, or the measurement is wrong."""
+    found = [f"{f.name} was not measured: {f.reason or 'the measurement was ended early'}"
+             for f in result.floors if f.value is None and not f.reason.startswith("needs ")]
+    node = result.value("node")
+    if node is not None and not NODE_US[0] < node < NODE_US[1]:
+        found.append(f"node = {number(node)} us is not between {NODE_US[0]:g} and {NODE_US[1]:g}")
+    for less, factor, more in ORDERED:
+        a, b = result.value(less), result.value(more)
+        if a is not None and b is not None and a >= factor * b:
+            times = "" if factor == 1 else f"{factor:g} times "
+            found.append(f"{less} = {number(a)} is not below {times}{more} = {number(b)}")
+    return found
+
+
 def number(value: float) -> str:
     """Three significant digits, or all before the point."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"

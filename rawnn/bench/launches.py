@@ -92,6 +92,18 @@ LAUNCHES: Mapping[str, tuple[type[LaunchesResult], int]] = {
     "launches": (LaunchesResult, SCHEMA_VERSION)}
 
 
+MOST_BEYOND_US = {"rawnn": 1.0, "rawnn, bound": 0.2}
+"""Microseconds of the host by which our launches may cost more than BESIDE; half is usual."""
+
+
+def too_dear(result: LaunchesResult) -> list[str]:
+    """Sentences on launches of ours that cost more than they may beside the driver's own call."""
+    medians = {way.name: way.us.median for way in result.ways if way.us}
+    return [f"{name} takes {medians[name]:.2f} us, which is more than {most:g} us above {BESIDE} "
+            f"({medians[BESIDE]:.2f} us)" for name, most in MOST_BEYOND_US.items()
+            if {name, BESIDE} <= medians.keys() and medians[name] >= medians[BESIDE] + most]
+
+
 def read_launches(path: str | os.PathLike[str]) -> LaunchesResult:
     """Read what `write_json` wrote. Raises ConfigError for anything else."""
     found: LaunchesResult = read_measured(path, LAUNCHES)

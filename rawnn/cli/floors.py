@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import click
 
-from rawnn.bench.floors import HEADINGS, Floor, FloorsResult, keep
+from rawnn.bench.floors import HEADINGS, Floor, FloorsResult, implausible, keep
 from rawnn.bench.limits import default_effort, measure
 from rawnn.bench.suites import read_suites
 from rawnn.cli.kept import Kept
@@ -26,9 +26,11 @@ from rawnn.engine.machine import open_device
 @click.option("--device", default="auto", metavar="auto|gpu:N|sim", help="Which GPU (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep everything as JSON, here as well.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+@click.option("--check", is_flag=True,
+              help="Exit with 1, and keep no limits, where a constant is none that a GPU can have.")
 @as_by_ctrl_c()
 def floors(samples: int | None, bench_file: str | None, device: str, json_file: str | None,
-           markdown_file: str | None) -> None:
+           markdown_file: str | None, check: bool) -> None:
     """Measure what limits this GPU: launches, barriers, exchanges, memory, arithmetic.
 
     What is found is kept beside the kernels' cache, by GPU and driver. The column "x floor" of the
@@ -37,6 +39,9 @@ def floors(samples: int | None, bench_file: str | None, device: str, json_file: 
     check_output("--json", json_file)
     check_output("--markdown", markdown_file)
     check_device(device)
+    if check and device == "sim":
+        raise ConfigError("--check judges the constants of a GPU: those of --device sim say "
+                          "nothing of one")
     suite = read_suites(bench_file).floors
     opened = open_device(device, say)
     if opened.device is None:
@@ -53,6 +58,8 @@ def floors(samples: int | None, bench_file: str | None, device: str, json_file: 
     Kept(json_file).end(result, lambda: show_floors(result, markdown_file))
     if not any(floor.value for floor in result.floors):
         raise RawnnError("none of it could be measured; the reasons stand above")
+    if check and (doubts := implausible(result)):
+        raise RawnnError(f"not such as a GPU can have: {'; '.join(doubts)}")
     if result.environment.device != "sim":
         say(f"kept in {keep(result)}")
 

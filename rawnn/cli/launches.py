@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rawnn.bench.launches import HEADINGS, MOST, OURS, LaunchesResult, measure
+from rawnn.bench.launches import HEADINGS, MOST, OURS, LaunchesResult, measure, too_dear
 from rawnn.bench.suites import read_suites
 from rawnn.cli.kept import Kept
 from rawnn.cli.peers import bench_option
@@ -25,9 +25,11 @@ from rawnn.engine.machine import open_device
 @click.option("--device", default="auto", metavar="auto|gpu:N|sim", help="Which GPU (auto).")
 @click.option("--json", "json_file", metavar="FILE", help="Keep everything as JSON.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
+@click.option("--check", is_flag=True,
+              help="Exit with 1 where a launch of ours costs more than it may.")
 @as_by_ctrl_c()
 def launches(samples: int | None, count: int | None, bench_file: str | None, device: str,
-             json_file: str | None, markdown_file: str | None) -> None:
+             json_file: str | None, markdown_file: str | None, check: bool) -> None:
     """Measure what launching a small kernel costs the host, beside cuda.bindings, cuda.core, CuPy,
     PyTorch, Triton and Numba, as far as they are installed.
 
@@ -44,6 +46,8 @@ def launches(samples: int | None, count: int | None, bench_file: str | None, dev
     Kept(json_file).end(result, lambda: show_launches(result, markdown_file))
     if failed := [way for way in result.ways if way.name in OURS and way.reason]:
         raise RawnnError(f"{failed[0].name}: {failed[0].reason}")
+    if check and (dear := too_dear(result)):
+        raise RawnnError("; ".join(dear))
 
 
 def show_launches(result: LaunchesResult, markdown_file: str | None) -> None:

@@ -209,6 +209,50 @@ def test_the_command_measures_shows_and_keeps(tmp_path: Path) -> None:
     assert kept(read_floors(file).gpu) is None  # a simulated GPU's times are no limits
 
 
+def test_constants_that_no_gpu_can_have_are_named() -> None:
+    assert floors.implausible(made()) == []
+    assert floors.implausible(made(cluster_barrier_2=0.5, exchange_2=2.9)) == []
+    assert floors.implausible(made(node=1.5)) == [
+        "node = 1.50 is not below 1.2 times node_whole = 1.25"]
+    assert floors.implausible(made(node=25.0, node_whole=25.0)) == [
+        "node = 25.0 us is not between 0.1 and 20"]
+    assert floors.implausible(made(cluster_barrier_2=1.5, exchange_2=3.0)) == [
+        "cluster_barrier_2 = 1.50 is not below grid_barrier = 1.50",
+        "exchange_2 = 3.00 is not below 2 times grid_barrier = 1.50"]
+    for name, rate, words in (("copy", 8000.0, "copy = 8,000 is not below l2_read = 8,000"),
+                              ("host_to_device", 4100.0,
+                               "host_to_device = 4,100 is not below copy = 4,000"),
+                              ("fma", 300.0, "fma = 300 is not below tensor_tf32 = 300"),
+                              ("tensor_tf32", 601.0,
+                               "tensor_tf32 = 601 is not below tensor_bf16 = 600")):
+        rows = [msgspec.structs.replace(f, value=spread([rate])) if f.name == name else f
+                for f in made().floors]
+        assert floors.implausible(msgspec.structs.replace(made(), floors=rows)) == [words]
+    lost = [Floor(name="a", what="a", unit="us", reason="needs clusters, which 8.9 has not"),
+            Floor(name="b", what="b", unit="us", reason="2 rounds took no longer than 1")]
+    assert floors.implausible(msgspec.structs.replace(made(), floors=lost)) == [
+        "b was not measured: 2 rounds took no longer than 1"]
+
+
+@pytest.mark.parametrize(("check", "node", "code"), [
+    ([], 25.0, 0), (["--check"], 25.0, 1), (["--check"], 1.0, 0)])
+def test_a_check_of_what_was_measured_ends_with_1_and_keeps_nothing(
+        check: list[str], node: float, code: int, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.cli.floors.measure", lambda *_: made(node=node))
+    monkeypatch.setattr("rawnn.cli.floors.open_device", lambda *_: opened_of(Simulation()))
+    assert command(["bench", "floors", *check]) == code
+    said = capsys.readouterr()
+    assert "Some GPU" in said.out
+    assert ("not such as a GPU can have: node = 25.0 us is not between" in said.err) == bool(code)
+    assert bool(kept("Some GPU")) == (not code)
+
+
+def test_a_simulated_gpu_is_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["bench", "floors", "--device", "sim", "--check"]) == 2
+    assert "--check judges the constants of a GPU" in capsys.readouterr().err
+
+
 def test_what_was_measured_outlives_sigterm(capsys: pytest.CaptureFixture[str], tmp_path: Path,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(asked: Any, effort: Effort) -> Floor:

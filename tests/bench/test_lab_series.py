@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import rawnn
+from rawnn.bench.statistics import spread
 from rawnn.common.errors import ConfigError, RawnnError
 from tools import lab_series, lab_tables
 from tools.pages import filled
@@ -82,6 +83,19 @@ def test_a_wrong_result_is_not_timed(one_step: None, monkeypatch: pytest.MonkeyP
     with pytest.raises(RawnnError, match=r"5_four_by_four: the result at the size that is timed is "
                                          r"off by .* of its norm, and .* is allowed"):
         measured("transpose")
+
+
+@pytest.mark.parametrize(("last", "said"), [(1.1, []), (1.2, [
+    "softmax: 2_warp reaches 83.3% of a copy, less than 90%"])])
+def test_a_last_step_that_is_far_from_its_limit_is_named(last: float, said: list[str]) -> None:
+    def candidate(name: str, us: float) -> lab_tables.Candidate:
+        return lab_tables.Candidate(name=name, us=spread([us]), interval=(us, us))
+
+    topic = lab_tables.Topic(
+        name="softmax", sizes={}, moved=1, computed=None, beside=[candidate("a copy", 1.0)],
+        steps=[candidate("1_naive", 9.0), candidate("2_warp", last)])
+    result: Any = SimpleNamespace(topics=[topic])
+    assert lab_series.short_of_limits(result) == said
 
 
 def test_without_results_every_step_says_so() -> None:

@@ -160,6 +160,21 @@ def test_the_command_keeps_and_shows_what_was_measured(rawnn: Rawnn, tmp_path: P
     forget(KERNEL)
 
 
+@pytest.mark.parametrize(("name", "us", "said"), [
+    ("rawnn", 3.69, ""), ("rawnn", 3.71, "rawnn takes 3.71 us, which is more than 1 us above"),
+    ("rawnn, bound", 2.95, "rawnn, bound takes 2.95 us, which is more than 0.2 us above"),
+    ("rawnn, others", 9.0, "")])
+def test_a_check_ends_with_1_where_ours_cost_more_than_they_may(
+        rawnn: Rawnn, opened: Opened, monkeypatch: pytest.MonkeyPatch, name: str, us: float,
+        said: str) -> None:
+    result = msgspec.structs.replace(RESULT, ways=[ways_by(name, us), ways_by(BESIDE, 2.7)])
+    monkeypatch.setattr("rawnn.cli.launches.measure", lambda *_: result)
+    for check in ([], ["--check"]):
+        done = rawnn("bench", "launches", "--device", "sim", *check)
+        assert (done.status, said in done.err) == (int(bool(said and check)),
+                                                   bool(check) or not said)
+
+
 def test_what_was_measured_outlives_sigterm(rawnn: Rawnn, tmp_path: Path,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a sample of the second way: the first has one more."""
