@@ -39,8 +39,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 COVERED = 4
-"""Of so many cases of each test, evenly spread, coverage is recorded, where it is asked for. Further
-cases of a test run the same lines, and recording makes them half as long again."""
+"""Of so many cases of each test, evenly spread, coverage is recorded, where it is asked for.
+Further cases run the same lines, and recording makes them half as long again."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

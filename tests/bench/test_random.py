@@ -34,16 +34,19 @@ def opened() -> Opened:
     return open_device("sim", lambda message: None)
 
 
-def test_a_specification_follows_from_its_seed() -> None:
-    assert [draw(n, Limits(), CAPABLE) for n in range(9)] == \
-        [draw(n, Limits(), CAPABLE) for n in range(9)]
-    assert len({str(draw(n, Limits(), CAPABLE)) for n in range(50)}) == 50
+@pytest.fixture(scope="module")
+def specs() -> list[Specification]:
+    return [draw(n, Limits(), CAPABLE) for n in range(120)]
+
+
+def test_a_specification_follows_from_its_seed(specs: list[Specification]) -> None:
+    assert [draw(n, Limits(), CAPABLE) for n in range(9)] == specs[:9]
+    assert len({str(spec) for spec in specs}) == len(specs)
     spec = draw(3, SMALL, CAPABLE)
     assert np.array_equal(spec.data().train_images, spec.data().train_images)
 
 
-def test_specifications_keep_to_their_limits_and_vary() -> None:
-    specs = [draw(n, Limits(), CAPABLE) for n in range(200)]
+def test_specifications_keep_to_their_limits_and_vary(specs: list[Specification]) -> None:
     for spec in specs:
         layers = spec.network.layers
         weights = sum(a * b for a, b in pairwise(layers))

@@ -12,8 +12,8 @@ import click
 import numpy as np
 import pytest
 
-from rawnn.cli import cli
-from rawnn.cli.option_groups import Option
+from rawnn.cli import cli, run
+from rawnn.cli.grouped import Option
 from rawnn.common.errors import ConfigError
 from rawnn.engine.config import Config
 from rawnn.engine.training import train
@@ -95,17 +95,33 @@ def test_the_page_of_options_is_current() -> None:
     ("rawnn tune --loss b", {"bce"}), ("rawnn predict x --device si", {"sim"}),
     ("rawnn --monitor test_", {"test_loss", "test_accuracy"}),
 ])
-def test_completion(shell: str, words: str, found: set[str]) -> None:
+def test_completion(shell: str, words: str, found: set[str],
+                    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in completing(shell, words).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        run([])
+    assert found <= completed(capsys.readouterr().out)
+
+
+def completing(shell: str, words: str) -> dict[str, str]:
+    """The environment in which a shell asks for completions."""
     parts = words.split(" ")
     # bash and zsh say which word it is; fish gives the word itself.
     place = parts[-1] if shell == "fish" else str(len(parts) - 1)
+    return {"COMP_WORDS": words, "COMP_CWORD": place, "_RAWNN_COMPLETE": f"{shell}_complete"}
+
+
+def completed(printed: str) -> set[str]:
+    return {line.split("\t")[0] for line in printed.replace("plain,", "").splitlines()}
+
+
+def test_completion_by_a_process_of_its_own() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from rawnn.__main__ import main; main()"], text=True,
         capture_output=True, timeout=60, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COMP_WORDS": words, "COMP_CWORD": place,
-             "_RAWNN_COMPLETE": f"{shell}_complete"})
-    lines = {line.split("\t")[0] for line in done.stdout.replace("plain,", "").splitlines()}
-    assert found <= lines, done.stderr
+        env={**os.environ, "PYTHONPATH": str(ROOT), **completing("bash", "rawnn --opt gra")})
+    assert "graphs" in completed(done.stdout), done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

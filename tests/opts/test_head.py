@@ -4,7 +4,7 @@ changes in what they compute."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from tests.engine import (
 )
 from tests.opts import variants
 from tests.opts.variants import kinds
+from tests.slices import sliced
 
 LAYERS = (29, 264, 35, 7)  # too wide to be one of `fuse`'s narrow networks
 DATA = random_dataset(29, 7, 40, 8)
@@ -80,14 +81,12 @@ def test_the_rewrite_changes_nothing_that_is_computed(options: dict[str, Any],
     assert exact.evaluation == alone.evaluation
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("how", [
+@pytest.mark.parametrize(("how", "options", "number"), sliced(product((
     "", ",graphs=step", ",graphs=3", ",graphs=epoch", ",graphs=while", ",pdl,streams",
-    ",arena,nosync,streams,pdl,graphs=epoch", ",report=2"])
-def test_the_simulated_device_gives_the_hosts_result(how: str, options: dict[str, Any],
+    ",arena,nosync,streams,pdl,graphs=epoch", ",report=2"), OPTIONS, NUMBERS), 32))
+def test_the_simulated_device_gives_the_hosts_result(how: str, options: str,
                                                      number: str) -> None:
-    check_against_host(f"preload,{number},mma,fuse", how, LAYERS, DATA, **options)
+    check_against_host(f"preload,{number},mma,fuse", how, LAYERS, DATA, **OPTIONS[options])
 
 
 def test_every_pair_of_toggles_goes_with_it() -> None:

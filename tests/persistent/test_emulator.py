@@ -290,7 +290,7 @@ def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     check(launch, tmp_path, 1)
 
 
-@pytest.mark.parametrize(("shared", "types"), [(True, "FSFG"), (False, "FGSF")])
+@pytest.mark.parametrize(("shared", "types"), sliced([(True, "FSFG"), (False, "FGSF")]))
 def test_clusters_that_tell_each_other_bfloat16_have_the_same_weights(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, types: str) -> None:
     """A cluster takes in what it tells itself as the others do."""
@@ -308,7 +308,7 @@ def test_a_kernel_on_the_host_trains_as_numpy_does(tmp_path: Path, name: str, ra
 
 
 @pytest.mark.parametrize("run", sliced([0, 1, 2]))
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(SHARED, 3))
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(SHARED, 2))
 def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, groups: int,
                                     types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types), tmp_path, run)
@@ -411,7 +411,7 @@ FAR = [
 
 
 @pytest.mark.parametrize("run", sliced([0, 1, 3]))
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(FAR, 3))
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(FAR, 2))
 def test_every_exchange_through_the_l2_cache(tmp_path: Path, name: str, ranks: int, groups: int,
                                              types: str, run: int) -> None:
     check(Launch(name, ranks, groups, types, exchange=L2), tmp_path, run)
@@ -479,7 +479,7 @@ EPOCHS: list[tuple[Any, ...]] = [
 exchange: every place where losses are reported, and every workspace."""
 
 
-@pytest.mark.parametrize("how", EPOCHS, ids=lambda how: ", ".join(map(str, how)))
+@pytest.mark.parametrize("how", sliced(EPOCHS, 3), ids=lambda how: ", ".join(map(str, how)))
 def test_a_whole_epoch_uses_its_workspaces_to_the_end(tmp_path: Path,
                                                       how: tuple[Any, ...]) -> None:
     """The last step of an epoch has the last of what is kept for each step."""

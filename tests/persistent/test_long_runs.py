@@ -47,7 +47,7 @@ def test_clusters_meet_where_their_number_wraps_around(
 
 
 @needs_twin
-@pytest.mark.parametrize(("name", "ranks", "groups", "types"), MEETINGS)
+@pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(MEETINGS))
 def test_clusters_meet_in_the_next_launch(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
     """What they told each other in the launch before, of an odd number of steps, still lies there,

@@ -31,7 +31,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("run", sliced([0, 1, 3]))
-@pytest.mark.parametrize("kind", sliced(KINDS, 3))
+@pytest.mark.parametrize("kind", sliced(KINDS))
 def test_the_next_epoch_is_made_ready(tmp_path: Path, kind: tuple[str, int, int, str, int, str],
                                       run: int) -> None:
     name, ranks, groups, types, left, exchange = kind

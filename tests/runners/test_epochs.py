@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.model.optimizers import Optimizer
 from rawnn.sim import Simulation
 from tests.engine import make_work, random_dataset
+from tests.slices import sliced
 
 DATA, LAYERS, SEED, EXAMPLES = random_dataset(), (29, 7), 5, 70
 WAYS = ("none", "nosync,pinned", "preload,arena,nosync", "preload,report=2,streams",
@@ -61,8 +63,7 @@ def assert_same(found: list[Any], wanted: list[Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("opt", WAYS)
+@pytest.mark.parametrize(("opt", "recipe"), sliced(product(WAYS, RECIPES), 16))
 def test_what_comes_between_epochs_changes_nothing(opt: str, recipe: str) -> None:
     """Four epochs by themselves, with all that a run may ask for between them, in two runners of
     which the second takes up where the first stopped, and in one that has been elsewhere."""

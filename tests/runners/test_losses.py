@@ -4,6 +4,7 @@ graph against the stream, bit for bit."""
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import Optimizer
 from rawnn.sim import Simulation
 from tests.engine import GRAPHS, dataset_for, make_work, outcome, same_run
+from tests.slices import sliced
 from tests.tolerances import RUN
 
 LAYERS, BATCH, EXAMPLES = (13, 9, 6, 5), 6, 28
@@ -54,9 +56,8 @@ def simulated(opt: str, loss: str, options: dict[str, Any], seed: int = 0) -> Si
         simulation.assert_clean()
 
 
-@pytest.mark.parametrize("options", ORDERS, ids=lambda o: "+".join(o) or "plain")
-@pytest.mark.parametrize("opt", WAYS)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "opt", "options"), sliced(product(LOSSES, WAYS, ORDERS), 36),
+                         ids=lambda v: ("+".join(v) or "plain") if isinstance(v, dict) else v)
 def test_the_gpu_agrees_with_the_host(loss: str, opt: str, options: dict[str, Any]) -> None:
     found, wanted = simulated(opt, loss, options), on_host(loss, options)
     steps = EXAMPLES // BATCH + bool(options.get("partial"))
@@ -69,10 +70,9 @@ def test_the_gpu_agrees_with_the_host(loss: str, opt: str, options: dict[str, An
     assert found.evaluation.accuracy == pytest.approx(wanted.evaluation.accuracy, nan_ok=True)
 
 
-@pytest.mark.parametrize("base", ["preload,arena,nosync", "preload,arena,nosync,fuse,streams",
-                                  "preload,arena,nosync,mma,fuse,streams"])
-@pytest.mark.parametrize("mode", GRAPHS)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "mode", "base"), sliced(product(LOSSES, GRAPHS, (
+    "preload,arena,nosync", "preload,arena,nosync,fuse,streams",
+    "preload,arena,nosync,mma,fuse,streams")), 12))
 def test_graphs_equal_the_stream_bit_for_bit(loss: str, mode: str, base: str) -> None:
     options = {"shuffle": True, "partial": True, "schedule": "warmup:1,cosine",
                "optimizer": Optimizer("adam", 0.05)}

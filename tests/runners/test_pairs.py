@@ -4,7 +4,7 @@ they compute what the host computes, or are refused in one sentence, whichever i
 from __future__ import annotations
 
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +18,7 @@ from rawnn.opts import TOGGLES, Selection, select
 from rawnn.sim import Simulation
 from tests.catalogue import forms
 from tests.engine import CAPABLE, GRAPHS, make_work, random_dataset, run_on, trained
+from tests.slices import sliced
 from tests.tolerances import of_run
 
 LAYERS, BATCH = (29, 18, 7), 8
@@ -95,6 +96,10 @@ def apart(*words: str) -> bool:
         {"persistent", "fp16=acc16"} <= {*words})
 
 
+RUN = {*sliced(PAIRS, len(PAIRS) // 4)}
+"""The pairs that train: all of them are selected or refused."""
+
+
 @pytest.mark.parametrize("first", WORDS)
 def test_every_two_toggles(first: str) -> None:
     for pair in (pair for pair in PAIRS if pair[0] == first):
@@ -102,11 +107,12 @@ def test_every_two_toggles(first: str) -> None:
         assert (bool(refusal(here)), bool(refusal(there))) == (apart(*pair),) * 2, here
         if not apart(*pair):
             assert selected(here).values == selected(there).values
-            check(here)
+            if pair in RUN:
+                check(here)
 
 
-@pytest.mark.parametrize("graph", IN_GRAPHS)
-@pytest.mark.parametrize("word", [w for w in WORDS if not w.startswith("graphs")])
+@pytest.mark.parametrize(("word", "graph"), sliced(product(
+    [w for w in WORDS if not w.startswith("graphs")], IN_GRAPHS), 40))
 def test_every_toggle_in_every_graph(word: str, graph: str) -> None:
     text = graph if word in graph.split(",") else f"{graph},{word}"
     assert bool(refusal(text)) == apart(*text.split(",")), refusal(text)
