@@ -30,6 +30,7 @@ from rawnn.engine.checkpoint import (
 from rawnn.engine.model import Model
 from rawnn.engine.result import Result
 from rawnn.engine.training import train
+from tests import requires
 from tests.cli.conftest import Rawnn
 from tests.cli.conftest import rawnn as rawnn
 from tests.engine import same_parameters
@@ -104,7 +105,7 @@ def test_the_command_line_uses_it_and_says_so(tmp_path: Path, rawnn: Rawnn) -> N
 
 
 def test_export_uses_it(tmp_path: Path, rawnn: Rawnn) -> None:
-    onnx = pytest.importorskip("onnx")
+    onnx = requires.module("onnx")
     result = go(tmp_path / "saved")
     out = tmp_path / "m.onnx"
     done = rawnn("export", str(tmp_path / "saved"), str(out))

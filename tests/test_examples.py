@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rawnn.engine.config import Config, read_toml
+from tests import requires
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -30,7 +31,7 @@ def test_regression() -> None:
 
 
 def test_digits() -> None:
-    pytest.importorskip("sklearn")
+    requires.module("sklearn")
     done = run("digits.py")
     assert done.returncode == 0, done.stderr
     assert "test accuracy 0.9" in done.stdout
@@ -76,7 +77,7 @@ def test_the_notebook_runs_from_top_to_bottom_as_on_a_t4(tmp_path: Path) -> None
 
 
 def test_the_notebook_of_the_lab_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     said = run_notebook(NOTEBOOKS[1], tmp_path)
     for words in ("points to float, but the array holds int64", "saxpy<float>: right with all of",
                   "whole_blocks: WRONG", "saxpy<float> on simulated GPU", "4 of 4 variants tried",

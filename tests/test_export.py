@@ -18,9 +18,10 @@ from rawnn.engine.export import export_onnx, onnx_model
 from rawnn.engine.model import Model
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
+from tests import requires
 
-onnx = pytest.importorskip("onnx")
-runtime = pytest.importorskip("onnxruntime")
+onnx = requires.module("onnx")
+runtime = requires.module("onnxruntime")
 
 ROOT = Path(__file__).resolve().parents[1]
 MEANS = Normalisation(1 / 255, np.linspace(0.1, 0.5, 13, dtype=np.float32),

@@ -34,9 +34,10 @@ from rawnn.ptx.family import FAMILIES, Family
 from rawnn.ptx.kernel_registry import KERNELS
 from rawnn.ptx.optimizers.updates import register_update
 from rawnn.sim import Simulation
-from rawnn.sim.kernel_references import reference_of
+from rawnn.sim.meanings import reference_of
+from tests import requires
 from tests.engine import make_work, random_dataset, run_on, same_parameters, trained
-from tests.ptx.emulator.emulator import Kernels, compiler
+from tests.ptx.twin.twin import Kernels
 
 LEAKY = """
 struct Leaky {  // z above 0, a tenth of it below
@@ -199,7 +200,7 @@ def test_nvrtc_compiles_them(leaky: Activation, signs: Path) -> None:
                               expressions=(expression,)).cubin
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@requires.GXX
 def test_the_device_code_runs_on_the_twin(leaky: Activation, signs: Path) -> None:
     rng = np.random.default_rng(0)
     z = rng.normal(size=(5, 8)).astype(np.float32)

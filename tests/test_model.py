@@ -17,6 +17,7 @@ from rawnn.engine.result import Result
 from rawnn.engine.training import train
 from rawnn.model.activations import ACTIVATIONS, activation
 from rawnn.model.layers import Network
+from tests import requires
 from tests.data.foreign import Foreign
 from tests.test_training import DATA
 
@@ -161,7 +162,7 @@ def test_no_rows_give_an_empty_array() -> None:
 
 @pytest.mark.parametrize("loss", ["mse", "bce"])
 def test_scores_take_the_values_that_training_takes(loss: str) -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = requires.module("pandas")
     y = (DATA.train_images[:, :2] > 100).astype(float)
     frame = pandas.DataFrame(y, columns=["u", "v"]).astype({"u": "Int64", "v": bool})
     inputs = pandas.DataFrame(DATA.train_images.astype(float))

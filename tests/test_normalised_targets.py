@@ -18,6 +18,7 @@ from rawnn.engine.config import Config
 from rawnn.engine.result import Report, Result
 from rawnn.engine.training import train
 from rawnn.model.layers import Network
+from tests import requires
 from tests.engine import same_parameters
 
 RNG = np.random.default_rng(8)
@@ -250,8 +251,8 @@ def test_a_checkpoint_holds_it() -> None:
 
 @pytest.mark.parametrize("input_type", ["float32", "uint8"])
 def test_an_exported_model_gives_values(input_type: Any) -> None:
-    pytest.importorskip("onnx")
-    runtime = pytest.importorskip("onnxruntime")
+    requires.module("onnx")
+    runtime = requires.module("onnxruntime")
     from rawnn.engine.export import onnx_model
 
     model = go(BOTH).model

@@ -17,6 +17,7 @@ import pytest
 
 import rawnn
 from rawnn import ptx
+from tests import requires
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -73,7 +74,7 @@ def needs_setuptools() -> None:
     except PackageNotFoundError:
         installed_version = 0
     if installed_version < 77:
-        pytest.skip("setuptools >= 77 is not installed")
+        pytest.skip(f"needs setuptools >= 77: {requires.command('setuptools')}")
 
 
 def test_a_source_archive_holds_the_tests_whole_and_what_they_read(tmp_path: Path) -> None:

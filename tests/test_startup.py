@@ -16,6 +16,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.driver_start import start_driver
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.sim import Simulation
+from tests import requires
 from tests.engine import make_work, random_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,7 +56,7 @@ def test_all_public_names_are_completed_and_exist() -> None:
 
 
 def test_a_type_checker_knows_which_names_there_are(tmp_path: Path) -> None:
-    api = pytest.importorskip("mypy.api")
+    api = requires.module("mypy.api")
     (tmp_path / "user.py").write_text("import rawnn\nrawnn.train\nrawnn.trian\n")
     said, _, _ = api.run(["--follow-imports=skip", "--strict", "--config-file=", "--cache-dir",
                           str(tmp_path / "cache"), str(ROOT / "rawnn" / "__init__.py"),

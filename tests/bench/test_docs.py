@@ -14,6 +14,7 @@ from rawnn.bench import records, sets
 from rawnn.bench.peers.problem import draws
 from rawnn.bench.peers.records import ContestsResult, read_contests
 from rawnn.opts import TOGGLES
+from tests import requires
 from tests.bench.typed import PAGES, ROOT, prose, typed
 from tools import trials
 from tools.pages import BLOCKS, NOT_MEASURED, PICTURES, filled, missing, pages, worth
@@ -130,7 +131,7 @@ def texts(picture: Path) -> list[str]:
 
 @pytest.mark.parametrize("picture", PICTURES)
 def test_a_picture_shows_what_the_results_say(picture: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    requires.module("matplotlib")
     kept, drawn = ROOT / picture, tmp_path / "drawn.svg"
     PICTURES[picture](drawn)
     assert texts(drawn)

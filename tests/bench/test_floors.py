@@ -25,6 +25,7 @@ from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.result import Environment
 from rawnn.ptx.limits import microbenchmarks as probes
 from rawnn.sim import Simulation
+from tests import requires
 from tests.bench.conftest import GPU
 
 TIMES = {"launch": 2.0, "node": 1.0, "node_whole": 1.25, "node_whole_early": 0.75,
@@ -294,7 +295,7 @@ def test_without_a_gpu_one_sentence_refuses(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_report_shows_them(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
+    requires.module("jinja2")
     from rawnn.bench.report import write_report
 
     made().write_json(tmp_path / "floors.json")

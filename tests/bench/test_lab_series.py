@@ -12,6 +12,7 @@ import pytest
 import rawnn
 from rawnn.bench.statistics import spread
 from rawnn.common.errors import ConfigError, RawnnError
+from tests import requires
 from tools import lab_series, lab_tables
 from tools.pages import filled
 
@@ -20,7 +21,7 @@ SMALL = {"transpose": {"rows": 64, "cols": 128}, "gemm": {"m": 64, "n": 64, "k":
 
 
 def measured(*topics: str, also: tuple[str, ...] = ()) -> tuple[lab_series.LabResult, list[str]]:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     said: list[str] = []
     device = rawnn.lab.simulated()
     opened: Any = SimpleNamespace(device=device, ordinal=0, machine=SimpleNamespace(gpu="none"))

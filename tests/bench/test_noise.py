@@ -13,6 +13,7 @@ from rawnn.bench.compare import Pair, judged_pair
 from rawnn.bench.noise import GRAPHS, HOST, Apart, holm, judged, kinds_of
 from rawnn.bench.series import Series, restored
 from rawnn.bench.statistics import Spread, spread
+from tests import requires
 
 NORMAL_975, T5_975 = 1.959963984540054, 2.5705818356363146
 """scipy.stats.norm.ppf(0.975) and t.ppf(0.975, 5)."""
@@ -57,7 +58,7 @@ def test_a_p_value_counts_both_sides(host: bool, factor: float, p: float) -> Non
 
 
 def test_the_constants_are_quantiles() -> None:
-    stats = pytest.importorskip("scipy.stats")
+    stats = requires.module("scipy.stats")
     within = stats.norm.ppf((1 + noise.UNCHANGED) / 2)
     assert within == pytest.approx(noise.QUANTILE, abs=1e-4)
     scale = within / stats.t.ppf((1 + noise.UNCHANGED) / 2, noise.FREEDOM)

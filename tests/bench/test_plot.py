@@ -6,12 +6,13 @@ import pytest
 from rawnn.bench.plot import plot_ladder
 from rawnn.bench.records import LadderResult
 from rawnn.common.errors import ConfigError, MissingLibrary
+from tests import requires
 from tests.bench.conftest import make_ladder, make_rung
 
 
 def test_bars_are_labelled_and_the_file_is_reproducible(ladder: LadderResult,
                                                         tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    requires.module("matplotlib")
     first, second = tmp_path / "a.svg", tmp_path / "b.svg"
     plot_ladder(ladder, first)
     plot_ladder(ladder, second)
@@ -23,13 +24,13 @@ def test_bars_are_labelled_and_the_file_is_reproducible(ladder: LadderResult,
 
 
 def test_nothing_measured_cannot_be_plotted(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    requires.module("matplotlib")
     with pytest.raises(ConfigError, match="nothing to plot"):
         plot_ladder(make_ladder(make_rung("baseline", status="failed")), tmp_path / "a.svg")
 
 
 def test_an_unknown_ending_is_refused(ladder: LadderResult, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    requires.module("matplotlib")
     with pytest.raises(ConfigError, match="cannot plot to"):
         plot_ladder(ladder, tmp_path / "a.docx")
     assert not list(tmp_path.iterdir())

@@ -27,6 +27,7 @@ from rawnn.bench.records import GPU_TIMER
 from rawnn.bench.sets import Measurement, SetsResult
 from rawnn.bench.statistics import spread
 from rawnn.engine.config import Config
+from tests import requires
 from tests.bench.conftest import make_ladder, make_rung
 from tests.bench.contests import PLACE, contest_of, result_of, tiny
 
@@ -111,7 +112,7 @@ def test_a_summarys_figures_are_those_of_scipy() -> None:
     assert line.worst_of == f"seed {RATIOS.index(min(RATIOS))}"
     assert line.faster == sum(ratio > 1 for ratio in RATIOS) == 45
     assert cells(line)[2:4] == ("1.22 x", f"{line.low:.2f}-{line.high:.2f}")
-    stats = pytest.importorskip("scipy.stats")
+    stats = requires.module("scipy.stats")
     assert line.mean == pytest.approx(stats.gmean(RATIOS))
 
 
@@ -198,7 +199,7 @@ def sizes() -> CurvesResult:
 
 
 def test_the_sizes_figure_shows_the_fastest_form(axes: MagicMock) -> None:
-    pytest.importorskip("matplotlib", reason="which draws the ticks")
+    requires.module("matplotlib")
     figures.sizes_figure(sizes(), throughput=True)
     assert axes.plot.call_args.args[:2] == ((12, 200), (50 / 25e-6, 50 / 50e-6))
     figures.sizes_figure(sizes(), throughput=False)
@@ -206,7 +207,7 @@ def test_the_sizes_figure_shows_the_fastest_form(axes: MagicMock) -> None:
 
 
 def test_the_sweep_figure_shows_the_fastest_form(axes: MagicMock) -> None:
-    pytest.importorskip("matplotlib", reason="which draws the ticks")
+    requires.module("matplotlib")
     contests: list[Any] = []
     for width, us in ((17, 6.0), (40, 9.0)):
         made = contest_of(rawnn_float32=[us])

@@ -23,9 +23,10 @@ from rawnn.cli import report as report_module
 from rawnn.cli.bench import bench
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.engine.result import Environment
+from tests import requires
 from tests.bench.conftest import GPU, make_ladder, make_rung
 
-pytest.importorskip("jinja2", reason="a report needs Jinja2, which is not installed")
+requires.module("jinja2")
 RESULTS = Path(__file__).parents[2] / "results"
 PLACE = Environment("0.1", "abc", "3.11", "Linux x86_64", "cuda", GPU, {"numpy": "2"}, {},
                     "2026-01-01T00:00:00+00:00")
@@ -149,7 +150,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     assert "no results to report on" in str(done.exception)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+@pytest.mark.skipif(BROWSER is None, reason=requires.tool("Chromium", "chromium"))
 @pytest.mark.parametrize("size", ["390,844", "1280,900"])
 def test_a_browser_shows_the_page_without_a_complaint(files: list[str], tmp_path: Path,
                                                       size: str) -> None:

@@ -19,6 +19,7 @@ from rawnn.bench.statistics import spread
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.distributed.launcher import run
 from rawnn.engine.result import environment
+from tests import requires
 from tests.bench.test_docs import explained, keys
 from tests.cli.conftest import Rawnn, rawnn
 
@@ -81,7 +82,7 @@ def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_plot_has_a_line_for_each_workload_and_system(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    requires.module("matplotlib")
     plot_scaling(RESULT, tmp_path / "scaling.svg")
     text = (tmp_path / "scaling.svg").read_text()
     assert "mlp4, rawnn" in text
@@ -179,7 +180,7 @@ def test_what_ddp_is_not_measured_with_is_refused(tmp_path: Path,
 
 def test_losses_are_those_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of ours and two of PyTorch's, from the same parameters on the same batches."""
-    pytest.importorskip("torch")
+    requires.module("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     options = {"layers": (784, 32, 10), "batch": 512, "epochs": 2, "seed": 3, "shuffle": True,
                "device": "host", "dataset": "synthetic"}

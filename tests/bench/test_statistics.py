@@ -16,6 +16,7 @@ from rawnn.bench.statistics import (
     spread,
     with_deviation,
 )
+from tests import requires
 
 numbers = st.floats(-1e6, 1e6)
 
@@ -62,7 +63,7 @@ def test_figures_are_those_of_scipy(values: list[float], median: float, mad: flo
     assert (found.median, found.mad, found.iqr) == (pytest.approx(median), pytest.approx(mad),
                                                     pytest.approx(iqr))
     assert mean_std(values) == (pytest.approx(mean), pytest.approx(deviation))
-    stats = pytest.importorskip("scipy.stats")
+    stats = requires.module("scipy.stats")
     assert interquartile_range(values) == pytest.approx(stats.iqr(values))
     assert found.mad == pytest.approx(stats.median_abs_deviation(values))
 
@@ -88,7 +89,7 @@ def test_intervals_are_those_of_scipy(name: str, low: float, high: float) -> Non
 
 
 def test_intervals_beside_scipys_own() -> None:
-    stats = pytest.importorskip("scipy.stats")
+    stats = requires.module("scipy.stats")
 
     def quotient(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
         return np.median(a, axis=axis) / np.median(b, axis=axis)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from rawnn.engine.model import Model
+from tests import requires
 from tests.cli.conftest import Rawnn
 
-pytest.importorskip("onnx")
-runtime = pytest.importorskip("onnxruntime")
+requires.module("onnx")
+runtime = requires.module("onnxruntime")
 
 
 def test_from_the_command_line_after_training(rawnn: Rawnn, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from rawnn.cli import run
 from rawnn.lab import inspection
+from tests import requires
 
-pytest.importorskip("cuda.bindings.nvrtc")
+requires.module("cuda.bindings.nvrtc")
 
 SOURCE = """
 __global__ void plain(float* x) {

@@ -8,9 +8,10 @@ import pytest
 
 from rawnn.cli import run, trials
 from rawnn.sim import register
-from rawnn.sim.kernel_references import forget
+from rawnn.sim.meanings import forget
+from tests import requires
 
-pytest.importorskip("cuda.bindings.nvrtc")
+requires.module("cuda.bindings.nvrtc")
 
 SOURCE = """/* rawnn
 kernel = "lab_axpy<float>"

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-cu = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+from tests import requires
+
+cu = requires.module("cuda.bindings.driver")
 
 from rawnn.cuda.driver import Driver  # noqa: E402
 

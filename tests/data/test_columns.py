@@ -12,6 +12,7 @@ import pytest
 from rawnn.common.errors import DataError
 from rawnn.data import columns, from_arrays
 from rawnn.data.columns import read_answers, read_inputs
+from tests import requires
 
 AGE, TALL, COUNT = [31.5, 40.0, 7.25], [True, False, True], [3, 1, 2]
 WANTED = np.array([[31.5, 1, 3], [40.0, 0, 1], [7.25, 1, 2]])
@@ -26,10 +27,10 @@ def frames(kind: str) -> Any:
         return np.array(list(zip(AGE, TALL, COUNT, strict=True)),
                         [("age", "f8"), ("tall", "?"), ("count", "i4")])
     if kind.startswith("polars"):
-        polars = pytest.importorskip("polars")
+        polars = requires.module("polars")
         frame = polars.DataFrame(values)
         return frame.lazy() if kind == "polars lazy" else frame
-    pandas = pytest.importorskip("pandas")
+    pandas = requires.module("pandas")
     frame = pandas.DataFrame(values)
     if kind == "pandas nullable":
         return frame.astype({"age": "Float64", "tall": "boolean", "count": "Int64"})
@@ -50,13 +51,13 @@ def test_columns_become_an_array_of_numbers(kind: str) -> None:
 
 
 def test_dummies_of_pandas() -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = requires.module("pandas")
     frame = pandas.get_dummies(pandas.DataFrame({"v": [0.5, 1.5], "c": ["x", "y"]}))
     np.testing.assert_array_equal(read_inputs(frame, "X").array, [[0.5, 1, 0], [1.5, 0, 1]])
 
 
 def test_a_frame_of_one_type_shares_its_memory() -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = requires.module("pandas")
     x = np.arange(12, dtype=np.float32).reshape(4, 3)
     found = read_inputs(pandas.DataFrame(x, copy=False), "X")
     assert np.shares_memory(found.array, x)
@@ -71,7 +72,7 @@ def test_a_matrix_is_an_array() -> None:
 
 
 def test_sparse_matrices_are_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    sparse = pytest.importorskip("scipy.sparse")
+    sparse = requires.module("scipy.sparse")
     x = np.array([[0, 2.5], [1, 0], [0, 0]])
     for kind in (sparse.csr_matrix, sparse.coo_array):
         data = from_arrays((kind(x), [0, 1, 0]), (kind(x), [0, 1, 0]))
@@ -101,7 +102,7 @@ def test_what_is_missing_is_named_with_column_and_row(value: Any) -> None:
 
 
 def test_what_pandas_and_polars_call_missing() -> None:
-    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    pandas, polars = requires.module("pandas"), requires.module("polars")
     for value in (pandas.NA, pandas.NaT, None):
         with pytest.raises(DataError, match="column 'b' has no value in row 1"):
             read_inputs(pandas.DataFrame({"a": [1, 2], "b": [1, value]}), "X")

@@ -273,7 +273,7 @@ def test_loading_from_the_cache_imports_no_network(small, pin, tmp_path: Path) -
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.skipif(not REAL, reason="RAWNN_DATA does not name a directory with MNIST")
+@pytest.mark.skipif(not REAL, reason="needs RAWNN_DATA: a folder with MNIST's IDX files")
 def test_real_mnist_is_summed_once(cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pinned sums hold, and the second start computes none of them again."""
     said: list[str] = []

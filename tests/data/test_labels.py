@@ -13,6 +13,7 @@ from rawnn.data import from_arrays
 from rawnn.engine.model import Model
 from rawnn.engine.result import Result
 from rawnn.engine.training import train
+from tests import requires
 
 RNG = np.random.default_rng(0)
 PLACES = np.arange(60) % 3
@@ -117,7 +118,7 @@ def test_one_hot_rows_are_labels(dtype: str) -> None:
 
 
 def test_one_hot_columns_name_the_classes() -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = requires.module("pandas")
     words = np.array(["eel", "cat", "dog"])[PLACES]
     y = pandas.get_dummies(pandas.Series(words))
     model = trained(y).model

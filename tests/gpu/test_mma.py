@@ -25,6 +25,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.kernels import kernel_for
+from tests import requires
 
 pytestmark = pytest.mark.gpu
 
@@ -221,7 +222,7 @@ def test_float32_on_tensor_cores_is_float32(lowering: Lowering, own: str, positi
     """At most twice as far from float64 as cuBLAS's float32; of K below 16 terms it is more
     (tests/ptx/test_tf32x3.py)."""
     needs(lowering, own, "float32")
-    pytest.importorskip("nvmath")
+    requires.module("nvmath")
     rng, shape = np.random.default_rng(9), {"m": 128, "n": 192}
     for k in (16, 64, 784, 4096):
         tensors = {"a": Tensor("a", (128, k), "float32", Role.BATCH),

@@ -15,6 +15,7 @@ from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened
 from rawnn.engine.training import Listener, Session, train
 from rawnn.opts.registry import Machine
+from tests import requires
 from tests.engine import random_dataset, same_parameters
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +29,7 @@ def opened(device: Device, machine: Machine) -> Opened:
 
 
 def on_gpu(array: Any, dtype: str) -> Any:
-    torch = pytest.importorskip("torch")
+    torch = requires.module("torch")
     return torch.tensor(np.asarray(array), device="cuda").to(getattr(torch, dtype))
 
 
@@ -66,7 +67,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(tmp_path: Path, changed: d
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
 def test_models_predict_as_on_the_host_and_as_pytorch(activation: str) -> None:
-    torch = pytest.importorskip("torch")
+    torch = requires.module("torch")
     result = train(layers=(64, 48, 10), epochs=2, device="gpu", data=DATA, activation=activation,
                    batch=32)
     model = result.model

@@ -14,6 +14,7 @@ from rawnn.common.errors import DeviceError
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.tensormap import MappedMatrix
 from rawnn.lab import Array, TensorMap, tensor_map
+from tests import requires
 
 pytestmark = pytest.mark.gpu
 
@@ -167,7 +168,7 @@ def test_a_box_of_a_user_lies_as_its_swizzle_says(swizzle: str) -> None:
 
 
 def test_the_map_of_another_librarys_array() -> None:
-    torch = pytest.importorskip("torch")
+    torch = requires.module("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch has no GPU")
     x = torch.arange(40 * 64, device="cuda").reshape(40, 64).to(torch.uint8)

@@ -6,9 +6,10 @@ import pytest
 
 from rawnn.cuda.device import Device
 from rawnn.lab.torch_op import torch_op
+from tests import requires
 from tests.lab.test_torch_op import GRADIENT, WORK, kernels
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch = requires.module("torch")
 pytestmark = pytest.mark.gpu
 
 

@@ -8,13 +8,14 @@ import sys
 
 import pytest
 
+from tests import requires
 from tests.lab.test_examples import LAB
 
 pytestmark = pytest.mark.gpu
 
 
 def test_one_memory_in_two_libraries() -> None:
-    pytest.importorskip("torch")
+    requires.module("torch")
     done = subprocess.run([sys.executable, str(LAB / "zero_copy.py")], capture_output=True,
                           text=True, check=False, timeout=240,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(

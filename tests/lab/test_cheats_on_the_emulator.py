@@ -13,10 +13,11 @@ import pytest
 import rawnn
 from rawnn.cuda.device import Device
 from rawnn.sim import register
+from tests import requires
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat
-from tests.ptx.emulator.emulator import Kernels, Twin, TwinError, compiler
+from tests.ptx.twin.twin import Kernels, Twin, TwinError
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++")
+pytestmark = requires.GXX
 HONEST = Cheat("honest", WRITE, lambda: lambda t, a: None, ())
 RUN = [cheat for cheat in CHEATS if not cheat.before and cheat.limit is None]
 """Those without variables of their own, which the twin makes anew for every launch, half precision,

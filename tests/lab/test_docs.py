@@ -14,6 +14,7 @@ from rawnn.cli import run
 from rawnn.lab import arrays, simulated
 from rawnn.ptx.user_kernels import USER_KERNELS, unregister
 from rawnn.sim import register
+from tests import requires
 
 PAGE = (Path(rawnn.__file__).parents[1] / "docs" / "lab.md").read_text()
 SCALE = """
@@ -53,7 +54,7 @@ def test_the_python() -> None:
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                       capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     monkeypatch.chdir(tmp_path)
     Path("scale.cu").write_text(SCALE)
     for block in blocks("cuda"):

@@ -13,9 +13,9 @@ import pytest
 
 import rawnn
 from rawnn.lab.header import header
-from rawnn.lab.kernel_files import kernel_of
-from tests.lab.on_the_emulator import check_of_nothing, check_on_the_twin
-from tests.ptx.emulator.emulator import Kernels, compiler
+from tests import requires
+from tests.lab.on_the_twin import check_of_nothing, check_on_the_twin
+from tests.ptx.twin.twin import Kernels
 from tests.slices import sliced
 
 LAB = Path(rawnn.__file__).parents[1] / "examples" / "lab"
@@ -46,7 +46,7 @@ def test_every_topic_is_a_series() -> None:
 
 @pytest.mark.parametrize("path", SERIES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_its_description_fits(path: Path) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     assert "// Learned: " in path.read_text()
     assert header(path.read_text(), path)
     kernel, work = kernel_of(path, device=rawnn.lab.simulated())
@@ -60,7 +60,7 @@ def test_its_description_fits(path: Path) -> None:
     ("power_iteration.py", "rawnn.Graph(2 nodes, 1 edge): 5 rounds, largest eigenvalue 63.7"),
 ])
 def test_the_scripts_run_on_the_simulated_gpu(script: str, words: str) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     done = subprocess.run([sys.executable, *f"{LAB}/{script} --device sim".split()],
                           capture_output=True, text=True, check=False, timeout=240,
                           env={**os.environ, "PYTHONPATH": str(LAB.parents[1])})
@@ -68,7 +68,7 @@ def test_the_scripts_run_on_the_simulated_gpu(script: str, words: str) -> None:
     assert words in done.stdout
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@requires.GXX
 def test_the_kernel_for_the_trainer_is_right_on_the_twin() -> None:
     rng = np.random.default_rng(0)
     z, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 18), (18,)))
@@ -78,14 +78,14 @@ def test_the_kernel_for_the_trainer_is_right_on_the_twin() -> None:
     np.testing.assert_array_equal(a, np.maximum(z + bias, 0))
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@requires.GXX
 @pytest.mark.parametrize("path", sliced((p for p in SERIES if p.stem != "4_tensor_cores"), 5),
                          ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_its_code_is_right_on_the_twin(path: Path) -> None:
     check_on_the_twin(path, sizes=small(path)).require()
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@requires.GXX
 @pytest.mark.parametrize(("defines", "grid"), sliced([
     ({"STAGES": 2, "CLUSTER": 2, "GROUP": 1}, 2), ({"STAGES": 3, "CLUSTER": 4, "GROUP": 2}, 4),
     ({"STAGES": 2, "CLUSTER": 1, "GROUP": 8}, 1)]))
@@ -96,7 +96,7 @@ def test_a_block_computes_several_tiles_in_every_order(defines: dict[str, int], 
                       grid=grid).require()
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@requires.GXX
 @pytest.mark.parametrize(("right", "wrong", "words"), sliced([
     # A place is filled again before all have read it.
     ("          ptx::wait_for(empty + turn.slot * 8, turn.parity ^ 1);\n", "",
@@ -125,7 +125,7 @@ def test_mistakes_in_the_last_product_are_found_there(tmp_path: Path, right: str
     assert words in str(found)
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@requires.GXX
 def test_a_kernel_that_forgets_a_barrier_is_found_there(tmp_path: Path) -> None:
     text = (LAB / "transpose" / "2_tile.cu").read_text()
     wrong = tmp_path / "wrong.cu"

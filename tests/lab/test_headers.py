@@ -11,8 +11,9 @@ from rawnn.cuda import library_folders
 from rawnn.cuda.compiling import headers
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.nvrtc import Nvrtc
+from tests import requires
 
-pytest.importorskip("cuda.bindings.nvrtc")
+requires.module("cuda.bindings.nvrtc")
 
 INCLUDING = {
     "cooperative_groups": """

@@ -16,6 +16,7 @@ from rawnn.common.errors import CompileError, ConfigError, DeviceError
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Stream
 from rawnn.sim import Simulation, register
+from tests import requires
 
 ADD = """
 __global__ void lab_add(T* x, T by, int n) {
@@ -60,7 +61,7 @@ def test_headers_of_ones_own(device: Device, tmp_path: Path, x: Any) -> None:
 
 
 def test_what_one_architecture_alone_has(device: Device) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     source = ('__global__ void lab_wgmma(int* x) {\n'
               '    asm volatile("wgmma.fence.sync.aligned;");\n}\n')
     rawnn.Kernel(source, "lab_wgmma", arch="sm_90a", device=device)

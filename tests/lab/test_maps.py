@@ -15,6 +15,7 @@ from rawnn.cuda.device import Device
 from rawnn.lab.graph import Graph
 from rawnn.sim import SimulationError, register
 from rawnn.sim.tensormap import decoded
+from tests import requires
 
 BOXES = """
 struct alignas(64) TensorMap { unsigned long long words[16]; };
@@ -186,7 +187,7 @@ __global__ void lab_cudas(const float* x, float* y, int n,
 
 
 def test_the_type_of_cudas_header(device: Device) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     register("lab_cudas", lambda t, a: np.copyto(t.y, t.x), {"x": ("n",), "y": ("n",)},
              reads=("x",), writes=("y",))
     kernel = rawnn.Kernel(CUDAS, "lab_cudas", device=device, options=["-default-device"])

@@ -13,6 +13,7 @@ import pytest
 import rawnn
 from rawnn.common.errors import RawnnError
 from rawnn.cuda.device import Device
+from tests import requires
 
 SOURCE = """
 __constant__ float taps[4];
@@ -152,7 +153,7 @@ DECLARES = "__global__ void lab_large(float* x) { __shared__ float s[20000]; s[*
 ])
 def test_what_the_compiler_refuses_has_a_cure(device: Device, source: str, name: str,
                                               words: str) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     with pytest.raises(RawnnError) as caught:
         Lab(device).kernel(source, name)
     said, _, log = str(caught.value).partition("\nlog:\n")

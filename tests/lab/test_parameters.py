@@ -15,8 +15,9 @@ from rawnn.common.errors import CompileError, ConfigError, DeviceError
 from rawnn.cuda.device import Device
 from rawnn.lab import simulated
 from rawnn.sim import register
+from tests import requires
 
-pytest.importorskip("cuda.bindings.nvrtc")
+requires.module("cuda.bindings.nvrtc")
 
 Packed = Callable[..., list[bytes]]
 

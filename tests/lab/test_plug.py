@@ -21,6 +21,7 @@ from rawnn.model.layers import Network
 from rawnn.ptx import SOURCES
 from rawnn.ptx.user_kernels import USER_KERNELS, unregister, user_ops, vocabulary
 from rawnn.sim import Simulation, SimulationError
+from tests import requires
 from tests.engine import (
     dataset_for,
     make_work,
@@ -214,7 +215,7 @@ def test_the_plan_says_what_it_keeps_out(mine: Path, capsys: pytest.CaptureFixtu
 
 
 def test_nvrtc_compiles_it_for_what_the_plan_asks(mine: Path) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     from rawnn.cuda.nvrtc import Nvrtc
 
     plan = make_work(f"preload,bf16,bias_relu={mine}", LAYERS, DATA).train

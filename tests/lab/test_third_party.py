@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import rawnn
-from rawnn.lab.kernel_files import kernel_of
-from tests.lab.on_the_emulator import check_of_nothing, check_on_the_twin
-from tests.ptx.emulator.emulator import compiler
+from rawnn.lab.files import kernel_of
+from tests import requires
+from tests.lab.on_the_twin import check_of_nothing, check_on_the_twin
 from tests.slices import sliced
 
 BROUGHT = sorted((Path(__file__).parent / "brought").glob("*.cu"))
@@ -27,13 +27,13 @@ def test_there_are_ten() -> None:
 
 @pytest.mark.parametrize("path", BROUGHT, ids=lambda p: p.stem)
 def test_it_compiles_and_its_description_fits(path: Path) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     kernel, work = kernel_of(path, device=rawnn.lab.simulated())
     rawnn.check(kernel, work, trials=3).require()
     assert check_of_nothing(kernel, work).findings[0].what in ("not written", "wrong")
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no g++")
+@requires.GXX
 @pytest.mark.parametrize("path", sliced((p for p in BROUGHT if p.stem not in NOT_ON_THE_TWIN), 2),
                          ids=lambda p: p.stem)
 def test_its_code_is_right_on_the_twin(path: Path) -> None:

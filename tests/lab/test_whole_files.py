@@ -15,8 +15,9 @@ from rawnn.common.errors import CompileError
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.cuda.nvrtc import Nvrtc
+from tests import requires
 
-pytest.importorskip("cuda.bindings.nvrtc")
+requires.module("cuda.bindings.nvrtc")
 
 WHOLE = """#include <iostream>
 #include <vector>

@@ -16,6 +16,7 @@ from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.engine.machine import open_device
 from rawnn.lab import arrays, kernel_source, simulated
 from rawnn.sim import register
+from tests import requires
 
 HALVE = "__global__ void lab_halve(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] /= 2; }"
 
@@ -63,7 +64,7 @@ def test_what_it_names_works(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_broken_cuda_is_refused_where_nvrtc_is_installed() -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     with pytest.raises(CompileError, match="undefined_name"):
         rawnn.Kernel(HALVE.replace("/= 2", "= undefined_name"), "lab_halve", device=simulated())
 

@@ -18,6 +18,7 @@ from rawnn.common.errors import DeviceError, MissingLibrary
 from rawnn.cuda.errors import CallFailed, check
 from rawnn.cuda.libs import cublaslt
 from rawnn.cuda.libs.cublaslt import CublasLt, Heuristic
+from tests import requires
 
 
 class Status(Exception):
@@ -156,7 +157,7 @@ def test_missing_driver_is_not_a_missing_package(bindings: Bindings) -> None:
 
 
 def test_the_bindings_agree_with_what_we_pass() -> None:
-    lt = pytest.importorskip("nvmath.bindings.cublasLt")
+    lt = requires.module("nvmath.bindings.cublasLt")
     for name in ("TRANSA", "TRANSB", "EPILOGUE", "BIAS_POINTER"):
         assert hasattr(lt.MatmulDescAttribute, name)
     for name in ("MAX_WORKSPACE_BYTES", "REDUCTION_SCHEME_MASK", *(
@@ -177,7 +178,7 @@ def test_the_bindings_agree_with_what_we_pass() -> None:
 
 def test_the_bindings_alone_are_imported_and_the_rest_can_be_later() -> None:
     """Their packages' code, which imports all of nvmath-python, is not run by us."""
-    pytest.importorskip("nvmath")
+    requires.module("nvmath")
     code = """
 import importlib, sys
 from rawnn.cuda.libs import cublaslt

@@ -15,6 +15,7 @@ from rawnn.common.errors import MissingLibrary
 from rawnn.cuda.errors import CallFailed, check
 from rawnn.cuda.libs.collectives import AllGather, AllReduce, Collective, ReduceScatter
 from rawnn.cuda.libs.nccl import DATA_TYPE, Nccl
+from tests import requires
 
 
 class Bindings(ModuleType):
@@ -118,7 +119,7 @@ def test_without_the_bindings_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_library_itself_says_what_it_refuses() -> None:
-    pytest.importorskip("nccl.bindings.nccl")
+    requires.module("nccl.bindings.nccl")
     library = Nccl()
     assert library.ncclGetVersion()[1] >= 22000
     assert len(library.ncclGetUniqueId()[1]) == 128

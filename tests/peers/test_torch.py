@@ -21,9 +21,10 @@ from rawnn.engine.runners.host import HostRunner
 from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.workloads import workload
 from rawnn.opts import select
+from tests import requires
 from tests.engine import CAPABLE
 
-torch = pytest.importorskip("torch", reason="compares with PyTorch, which is not installed")
+torch = requires.module("torch")
 
 STEPS = 1000
 EARLY = 50

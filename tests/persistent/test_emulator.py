@@ -33,11 +33,12 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
+from tests import requires
 from tests.persistent.problems import HOPPER, VARIETY, prepared
 from tests.ptx.emulator.twin import Kernels, Twin, TwinError, compiler
 from tests.slices import sliced
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+pytestmark = requires.GXX
 
 STEPS = 5
 STEPS_OF_EPOCH = 64

@@ -19,7 +19,7 @@ from rawnn.persistent.sharding import DSMEM, L2
 from tests.persistent.test_twin import FAR, FAR_STEPS, TURNS, Launch
 from tests.ptx.emulator.twin import Kernels, compiler
 
-needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+needs_twin = requires.GXX
 
 FLAG_BITS = """
 #include "persistent/exchange_l2.cuh"

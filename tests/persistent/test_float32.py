@@ -18,6 +18,7 @@ import pytest
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.persistent.sharding import DSMEM, L2
 from rawnn.plan.ops.train_steps import role_of
+from tests import requires
 from tests.persistent import arithmetic, errors
 from tests.persistent.arithmetic import Arithmetic
 from tests.persistent.test_emulator import STEPS, Launch
@@ -37,7 +38,7 @@ EXACT: list[tuple[Any, ...]] = [
 """Kernels without exponentials, which the host's library rounds otherwise than NumPy."""
 
 
-@pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+@requires.GXX
 @pytest.mark.parametrize("how", sliced(EXACT, 2), ids=str)
 def test_the_model_is_the_kernels_arithmetic(tmp_path: Path, how: tuple[Any, ...]) -> None:
     """Bit for bit, parameters and loss aside, which is summed in another order."""

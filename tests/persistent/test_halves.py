@@ -10,6 +10,7 @@ import pytest
 from rawnn.persistent import layout
 from rawnn.persistent.schedule import build
 from rawnn.plan.tensor import Role
+from tests import requires
 from tests.persistent.problems import HOPPER
 from tests.persistent.test_emulator import Launch
 from tests.ptx.emulator.emulator import compiler
@@ -19,7 +20,7 @@ COPIED = [("bfloat16", 2, 2, "FSFS"), ("float16, Adam, tanh", 2, 1, "FGSF"),
           ("float16, mean squares", 1, 3, "FFFF"), ("rounded by chance, Adam", 2, 2, "FSFF")]
 
 
-@pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+@requires.GXX
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(COPIED))
 def test_copies_of_weights_in_16_bits_change_no_bit(tmp_path: Path, name: str, ranks: int,
                                                     groups: int, types: str) -> None:

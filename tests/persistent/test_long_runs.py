@@ -21,12 +21,13 @@ from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import L2
 from rawnn.plan.ops.epoch import CLOCK_PERIOD, MAX_STEPS, count_after
 from rawnn.sim import Simulation
+from tests import requires
 from tests.engine import make_work, random_dataset
 from tests.persistent.test_emulator import Launch, check
 from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
-needs_twin = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+needs_twin = requires.GXX
 AHEAD = 3
 """Arrivals, or exchanges, ahead of 2^32 at which a counter starts."""
 

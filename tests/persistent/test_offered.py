@@ -21,7 +21,7 @@ from tests.persistent.test_emulator import STEPS, Launch, check
 from tests.ptx.emulator.emulator import compiler
 from tests.slices import SLICE, sliced
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+pytestmark = requires.GXX
 
 MOST_RANKS, MOST_BLOCKS = 20, 24
 """Blocks that share the widths, and all, which run on the host in some seconds."""

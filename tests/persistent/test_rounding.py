@@ -14,6 +14,7 @@ from rawnn.persistent.problem import problem_of
 from rawnn.persistent.rounding import with_rounded_inputs
 from rawnn.plan import epoch_plans
 from rawnn.plan.tensor import Role
+from tests import requires
 from tests.persistent.problems import prepared, problem
 from tests.persistent.test_emulator import Launch
 from tests.ptx.emulator.emulator import compiler
@@ -38,7 +39,7 @@ def trained(launch: Launch, folder: Path) -> dict[str, np.ndarray]:
             if launch.plan[launch.op.operands[role]].role is not Role.SCRATCH}
 
 
-@pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+@requires.GXX
 @pytest.mark.parametrize(("name", "ranks", "groups", "types", "left", "turns"), sliced(ALIKE, 2))
 def test_inputs_rounded_ahead_change_no_bit(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ranks: int, groups: int,

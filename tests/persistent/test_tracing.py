@@ -42,7 +42,7 @@ def choice(name: str, ranks: int, groups: int, types: str, turns: int, exchange:
     return Choice(layout_of(d, HOPPER.shared), 0.0)
 
 
-@pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+@requires.GXX
 @pytest.mark.parametrize("kind", sliced(KINDS))
 def test_each_phase_is_stamped_once_a_step_and_in_order(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, int, int, str, int, str]

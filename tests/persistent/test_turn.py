@@ -14,7 +14,7 @@ from tests.persistent.test_twin import STEPS_OF_EPOCH, Launch, check
 from tests.ptx.emulator.twin import compiler
 from tests.slices import sliced
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="g++ is not installed")
+pytestmark = requires.GXX
 
 KINDS = [
     ("Adam in an order", 4, 2, "FSFF", 0, DSMEM),

@@ -14,6 +14,7 @@ from rawnn.common.errors import CompileError
 from rawnn.cuda.compiling.batch import Batch, Job
 from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.ptx import source_path
+from tests import requires
 
 JOBS = [Job("a.cu", ("x", "y")), Job("b.cu", ("z",), programmatic=True)]
 
@@ -96,7 +97,7 @@ def test_what_nobody_waits_for_is_not_begun() -> None:
 
 
 def test_nvrtc_compiles_in_threads_what_it_compiles_alone() -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     from rawnn.cuda.nvrtc import Nvrtc
 
     library = Nvrtc()
@@ -139,7 +140,7 @@ assert found[0] == found[2]
 
 def test_what_else_was_compiled_does_not_decide_the_bits_of_adam_on_the_chip() -> None:
     """NVRTC makes one instruction or two of 1 / sqrtf(x), by what it compiled before."""
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     done = subprocess.run([sys.executable, "-c", ORDER], capture_output=True, text=True,
                           timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from rawnn.cuda.compiling import headers
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.cuda.errors import CallFailed
+from tests import requires
 
 SOURCE = """#include "scale.cuh"
 template <typename T, bool TWICE> __global__ void scale(T* x, int n) {
@@ -75,7 +76,7 @@ class FakeNvrtc:
 
 @pytest.fixture(scope="module")
 def nvrtc():
-    pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    requires.module("cuda.bindings.nvrtc")
     from rawnn.cuda.nvrtc import Nvrtc
 
     return Nvrtc()

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from rawnn.sim.tensormap import SimMap
-from tests.ptx.emulator.emulator import Kernels, Twin, TwinError, compiler
+from tests import requires
+from tests.ptx.twin.twin import Kernels, Twin, TwinError
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+pytestmark = requires.GXX
 
 HERE = Path(__file__).resolve().parent / "twin"
 RUNS = (0, 1, 2, 3)

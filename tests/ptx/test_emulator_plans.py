@@ -11,10 +11,10 @@ import pytest
 
 from rawnn.plan.tensor import Role
 from rawnn.ptx import SOURCES
-from rawnn.ptx.limits.microbenchmarks import PROBES
-from tests.ptx.emulator.cases import CASES, plan_of
-from tests.ptx.emulator.emulator import compiler
-from tests.ptx.emulator.plans import (
+from rawnn.ptx.limits.floors import PROBES
+from tests import requires
+from tests.ptx.twin.cases import CASES, plan_of
+from tests.ptx.twin.plans import (
     Case,
     Memory,
     build,
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "emulation"))
 import emulated_kernels
 import epoch_cases
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+pytestmark = requires.GXX
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rawnn.cuda.nvrtc import Nvrtc
+from tests import requires
 from tests.ptx.architectures import installed_nvrtc, some, supported
 from tests.ptx.test_kernels_nvrtc import ARCHITECTURES, SOURCES, compile_source
 
@@ -40,7 +41,7 @@ def nvrtc() -> Nvrtc:
 @pytest.fixture(scope="module")
 def built() -> Twin:
     if compiler() is None:
-        pytest.skip("no g++ on PATH")
+        pytest.skip(requires.tool("g++", "g++"))
     return emulated_kernels.kernels(epoch_cases.FILES, epoch_cases.EXPRESSIONS).build()
 
 

@@ -13,11 +13,12 @@ from rawnn.common.target import KNOWN
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.compiling.resources import resource_usage, spills
 from rawnn.cuda.nvrtc import Nvrtc
-from rawnn.ptx.limits.microbenchmarks import MOST_BLOCKS, PROBES, THREADS
-from tests.ptx.emulator import floors as twin_floors
-from tests.ptx.emulator.emulator import Twin, compiler
+from rawnn.ptx.limits.floors import MOST_BLOCKS, PROBES, THREADS
+from tests import requires
+from tests.ptx.twin import floors as twin_floors
+from tests.ptx.twin.twin import Twin
 
-TWIN = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+TWIN = requires.GXX
 
 
 @pytest.fixture(scope="module")

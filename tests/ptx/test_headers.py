@@ -10,6 +10,7 @@ import pytest
 from rawnn.common.errors import MissingLibrary
 from rawnn.cuda import library_folders
 from rawnn.cuda.compiling import headers
+from tests import requires
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -178,7 +179,7 @@ def test_loader_path_is_searched(site, monkeypatch):
 
 
 def test_real_headers_are_those_of_the_loaded_nvrtc():
-    pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    requires.module("cuda.bindings.nvrtc")
     from rawnn.cuda.nvrtc import Nvrtc
 
     code, major, _ = Nvrtc().nvrtcVersion()

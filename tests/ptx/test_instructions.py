@@ -12,9 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from rawnn.sim.tensormap import SimMap
-from tests.ptx.emulator.emulator import Kernels, Twin, TwinError, compiler, for_host
+from tests import requires
+from tests.ptx.twin.twin import Kernels, Twin, TwinError, for_host
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+pytestmark = requires.GXX
 
 Array = NDArray[Any]
 HERE = Path(__file__).resolve().parent / "twin"

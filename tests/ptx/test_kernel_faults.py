@@ -9,10 +9,10 @@ import json
 import pytest
 
 from rawnn.persistent.layout import ALL, SHARE
-from tests.persistent.test_emulator import Launch
-from tests.ptx.emulator import attempts, faults, outcomes
-from tests.ptx.emulator.emulator import compiler
-from tests.ptx.emulator.harmless import HARMLESS, OUT_OF_REACH, why_harmless
+from tests import requires
+from tests.persistent.test_twin import Launch
+from tests.ptx.twin import attempts, faults, outcomes
+from tests.ptx.twin.harmless import HARMLESS, OUT_OF_REACH, why_harmless
 from tests.slices import SLICE, sliced
 
 KNOWN = {
@@ -25,7 +25,7 @@ DRAWN = 5
 SEED = 20 + SLICE
 
 
-@pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+@requires.GXX
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_survived_once_is_caught(name: str) -> None:
     file, kind, which = KNOWN[name]
@@ -34,7 +34,7 @@ def test_what_survived_once_is_caught(name: str) -> None:
     assert found.what == "caught", (fault.name, found.how)
 
 
-@pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+@requires.GXX
 @pytest.mark.parametrize("turn", range(DRAWN))
 def test_a_fault_drawn_at_random_is_caught(turn: int) -> None:
     """What headers and the twin have to do with it is not in the record: that stays true so."""
@@ -44,7 +44,7 @@ def test_a_fault_drawn_at_random_is_caught(turn: int) -> None:
     assert found.what in ("caught", "invalid") or why_harmless(fault), (fault.name, found.how)
 
 
-@pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+@requires.GXX
 @pytest.mark.parametrize("kind", sliced(KINDS, 4))
 def test_a_fault_in_a_whole_step_is_caught(kind: str) -> None:
     """In the text of a kernel that is written for a network, or in its headers."""

@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "emulation"))
 import emulated_kernels
 import kernel_cases
 
-from tests.ptx.emulator.emulator import Twin, compiler
+from tests import requires
+from tests.ptx.twin.twin import Twin
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+pytestmark = requires.GXX
 
 RUNS = {"sm_90 in order": ("sm_90", 0), "sm_75 in reverse": ("sm_75", 1),
         "sm_90 at random": ("sm_90", 3)}

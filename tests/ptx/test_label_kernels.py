@@ -9,12 +9,12 @@ import pytest
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role
-from tests.ptx.emulator.cases import plan_of
-from tests.ptx.emulator.emulator import compiler
-from tests.ptx.emulator.plans import Memory, build, check, has_kernel, kernel_for, launch
+from tests import requires
+from tests.ptx.twin.cases import plan_of
+from tests.ptx.twin.plans import Memory, build, check, has_kernel, kernel_for, launch
 from tests.slices import SLICE, sliced
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+pytestmark = requires.GXX
 
 NAMES = ("products of floats", "one layer", "narrow layers", "losses of several blocks",
          "mma of bfloat16", "mma of tf32 with a softmax", "wgmma with a softmax",

@@ -15,8 +15,10 @@ from rawnn.ptx import SOURCES
 from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.ptx.losses import losses
-from tests.ptx.emulator.emulator import Kernels, compiler
-from tests.ptx.emulator.plans import Case, Memory, build, launch, refer
+from rawnn.ptx.table import Key
+from tests import requires
+from tests.ptx.twin.plans import Case, Memory, build, launch, refer
+from tests.ptx.twin.twin import Kernels
 
 HERE = Path(__file__).resolve().parent / "twin"
 STEPS, PARTS = 20, 24
@@ -36,7 +38,7 @@ def check_losses(sources: Path = SOURCES) -> None:
         assert np.array_equal(right, hits.sum(1))
 
 
-@pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+@requires.GXX
 def test_many_parts_are_added_up_in_rounds() -> None:
     check_losses()
 
@@ -69,7 +71,7 @@ def test_every_block_has_its_places_in_the_workspace(key: Key) -> None:
     assert many == (places - 1) // 2  # the largest grid there may be
 
 
-@pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+@requires.GXX
 @pytest.mark.parametrize(("layers", "batch", "loss", "opt"), [
     ((20, 31), 530, "cross_entropy", "preload"), ((20, 33), 141, "cross_entropy", "preload"),
     ((20, 33), 141, "cross_entropy", "preload,fuse"), ((20, 131), 41, "mse", "preload"),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import pytest
 
 from rawnn.ptx import SOURCES
-from tests.ptx.emulator.emulator import Kernels, compiler
+from tests import requires
+from tests.ptx.twin.twin import Kernels
 
 HERE = Path(__file__).resolve().parent / "twin"
 ROUNDS = 5
@@ -60,30 +60,7 @@ def check_marks(sources: Path = SOURCES) -> None:
                 assert np.array_equal(found[:, 2], found[:, 0])
 
 
-@pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
-def test_a_mark_replaces_the_lowest_bit_alone() -> None:
-    """Whatever the bit was, and no other: of the last of four floats, or of two words."""
-    twin = Kernels(("marks.cu",), ("store_and_load",), folders=(HERE,)).build()
-    n = 64
-    words = np.random.default_rng(4).integers(0, 1 << 32, (n, 4), np.uint32)
-    words &= ~np.uint32(1 << 30)  # no NaN, which a host may quieten
-    back, two = np.zeros((n, 4), np.uint32), np.zeros((n, 2), np.uint32)
-    found = np.zeros((n, 2, 2), np.uint32)
-    twin.call("store_and_load", (1,), (1,), **{"from": words}, quads=np.zeros((n, 4), np.float32),
-              pairs=np.zeros((n, 2), np.uint32), back=back, two=two, found=found, n=n)
-    mark = np.arange(n, dtype=np.uint32) & 1
-    assert {(int(last & 1), int(bit)) for last, bit in zip(words[:, 3], mark, strict=True)} == {
-        (0, 0), (0, 1), (1, 0), (1, 1)}
-    wanted, wanted_two = words.copy(), words[:, :2].copy()
-    wanted[:, 3] = words[:, 3] - words[:, 3] % 2 + mark
-    wanted_two[:, 1] = words[:, 1] - words[:, 1] % 2 + mark
-    assert np.array_equal(back, wanted)
-    assert np.array_equal(two, wanted_two)
-    asked = np.arange(2)[None, :, None]
-    assert np.array_equal(found, np.broadcast_to(mark[:, None, None] != asked, found.shape))
-
-
-@pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+@requires.GXX
 def test_what_is_told_is_heard() -> None:
     check_marks()
 

@@ -21,6 +21,7 @@ from rawnn.plan.tensor import Role
 from rawnn.ptx import SOURCES
 from rawnn.ptx.fused.narrow import shared_bytes
 from rawnn.ptx.kernels import kernel_for
+from tests import requires
 from tests.engine import CAPABLE, step_plan
 from tests.ptx.architectures import installed_nvrtc, some, supported
 from tests.ptx.emulator.emulator import Kernels, Twin, compiler
@@ -64,7 +65,7 @@ EVERY = [e for plan in PLANS.values() for e in expressions(plan)]
 def twin() -> Twin:
     """All instances, built for the host."""
     if compiler() is None:
-        pytest.skip("no g++ on PATH")
+        pytest.skip(requires.tool("g++", "g++"))
     wanted = tuple(dict.fromkeys(EVERY))
     return Kernels(FILES, wanted, 900, ("RAWNN_PDL",), extra=BYTES).build()
 

@@ -23,13 +23,14 @@ from rawnn.cuda.compiling.probe import (
     unpacked,
 )
 from rawnn.cuda.compiling.signature import parse_kernels
+from tests import requires
 
 LONG = ("_ZN11rawnn_probe4seenINS_4ListIJPPfPKfd6ParamshPi4dim37__half2Pv6float2N4cuda3std3__47"
         "complexIdEE4PairIS6_EPSI_P10IncompletebaxmPKS2_PFiiEPViN1a1b1CILi3ELb1EEEEEEEE")
 
 
 def compiled(text: str, *names: str, cache: CubinCache | None = None) -> Compiled:
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     from rawnn.cuda.nvrtc import Nvrtc
 
     return compile_source(Nvrtc, text, name="kernel.cu", arch="sm_90", expressions=names,
@@ -49,7 +50,7 @@ def test_a_mangled_name_says_the_types() -> None:
         "function*", "int*", "a::b::C<3, true>"]
 
 
-@pytest.mark.skipif(not shutil.which("c++filt"), reason="needs c++filt of binutils")
+@pytest.mark.skipif(not shutil.which("c++filt"), reason=requires.tool("c++filt", "binutils"))
 def test_other_demanglers_read_the_same() -> None:
     said = subprocess.run(["c++filt", LONG], capture_output=True, text=True, check=True).stdout
     inner = said[said.index("List<") + 5:].rstrip("> \n")

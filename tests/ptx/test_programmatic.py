@@ -12,6 +12,7 @@ from rawnn.common.errors import CompileError
 from rawnn.cuda.compiling.programmatic import Proof, prove
 from rawnn.cuda.compiling.signature import parse_kernels
 from rawnn.ptx import SOURCES
+from tests import requires
 
 HEAD = '#include "primitives/pdl.cuh"\n'
 DECLARED = "(const float* __restrict__ x, const int* __restrict__ cursor, float* y, int n)"
@@ -19,7 +20,7 @@ DECLARED = "(const float* __restrict__ x, const int* __restrict__ cursor, float*
 
 @cache
 def nvrtc() -> Any:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
+    requires.module("cuda.bindings.nvrtc")
     from rawnn.cuda.nvrtc import Nvrtc
 
     seam = Nvrtc()

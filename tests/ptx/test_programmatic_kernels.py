@@ -84,7 +84,7 @@ def test_the_machine_code_has_the_accesses_behind_the_wait_too(source: str,
     """What the proof takes on trust: that ptxas moves no access across the wait."""
     tool = shutil.which("cuobjdump")
     if tool is None:
-        pytest.skip("needs cuobjdump")
+        pytest.skip("needs cuobjdump: NVIDIA's CUDA toolkit has it")
     for arch in ("sm_90a", *(["sm_100"] if source != "gemm/wgmma.cu" else [])):
         built = compiled(source, arch)
         file = tmp_path / f"{arch}.cubin"

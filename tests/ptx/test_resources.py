@@ -8,6 +8,7 @@ import pytest
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.compiling.resources import SM_LIMITS, Usage, occupancy, resource_usage, spills
+from tests import requires
 
 SOURCE = """
 template <int N> __global__ void tile(float* p, int n) {
@@ -34,7 +35,7 @@ EXPRESSIONS = ("tile<512>", "small", "spilling")
 
 @pytest.fixture(scope="module")
 def nvrtc():
-    pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    requires.module("cuda.bindings.nvrtc")
     from rawnn.cuda.nvrtc import Nvrtc
 
     return Nvrtc()

@@ -13,10 +13,10 @@ from rawnn.common.target import known
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
-from tests.ptx.emulator.emulator import compiler
-from tests.ptx.emulator.plans import Memory, build, launch
+from tests import requires
+from tests.ptx.twin.plans import Memory, build, launch
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+pytestmark = requires.GXX
 
 M, N, K = 70, 72, 140
 

@@ -15,9 +15,9 @@ sys.path.insert(0, str(EMULATION))
 import emulated_kernels  # noqa: E402
 from emulated_arrays import DTYPES, close, f64, filled, padding_untouched, pitched  # noqa: E402
 
-from tests.ptx.emulator.emulator import compiler  # noqa: E402
+from tests import requires  # noqa: E402
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++ on PATH")
+pytestmark = requires.GXX
 
 # BM, BN, WM, WN, WK, STAGES
 SMALL, SHARED, LARGE = (32, 32, 2, 1, 1, 2), (16, 32, 1, 1, 4, 3), (64, 64, 2, 1, 1, 2)

@@ -14,6 +14,7 @@ from rawnn.cuda.libs.matmul import LtContext
 from rawnn.cuda.libs.softmax import CudnnContext
 from rawnn.sim import Fault, Faults, Simulation
 from rawnn.sim.codes import CODES, describe
+from tests import requires
 
 from .work import read, relu, vector
 
@@ -127,8 +128,8 @@ def test_faults_that_make_no_sense() -> None:
 
 
 def test_codes_agree_with_the_bindings() -> None:
-    driver = pytest.importorskip("cuda.bindings.driver")
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    driver = requires.module("cuda.bindings.driver")
+    nvrtc = requires.module("cuda.bindings.nvrtc")
     for library, enum in (("cuda", driver.CUresult), ("nvrtc", nvrtc.nvrtcResult)):
         for name, (value, _) in CODES[library].items():
             assert int(getattr(enum, name)) == value

@@ -20,6 +20,7 @@ from rawnn.sim.cudnn import SimCudnn
 from rawnn.sim.driver import SimDriver
 from rawnn.sim.nccl import SimNccl
 from rawnn.sim.nvrtc import SimNvrtc
+from tests import requires
 
 CALL = re.compile(r"(cu|nvrtc|cublasLt|cudnn|nccl)[A-Z]\w+|error_text")
 
@@ -54,7 +55,7 @@ def test_methods_and_their_parameters_are_the_same(real: type, simulated: type) 
 
 
 def test_direct_calls_have_the_bindings_parameters() -> None:
-    bindings = pytest.importorskip("cuda.bindings.driver")
+    bindings = requires.module("cuda.bindings.driver")
     for name in passed_through():
         wanted = list(inspect.signature(getattr(bindings, name)).parameters)
         assert [p for p, _ in parameters(getattr(SimDriver, name))][1:] == wanted, name

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import requires
+
 from .clock_machine import BASH, LOCK, NO_PERMISSION, RESTORE, SCRIPT, Machine
 
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -261,7 +263,7 @@ def test_unknown_command_is_refused_before_locking(machine: Machine) -> None:
     assert machine.changes() == []
 
 
-@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
+@pytest.mark.skipif(SHELLCHECK is None, reason=requires.tool("shellcheck", "shellcheck"))
 def test_shellcheck_finds_nothing() -> None:
     done = subprocess.run(
         [str(SHELLCHECK), str(SCRIPT)], capture_output=True, text=True, check=False
