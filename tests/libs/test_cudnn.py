@@ -3,7 +3,6 @@ where it is not."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,11 +44,8 @@ def test_bad_handles_are_codes_not_crashes(library: Cudnn) -> None:
 
 
 def test_missing_library_says_where_it_looked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, wheels: Path
 ) -> None:
-    (tmp_path / "nvidia").mkdir()
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "nvidia", raising=False)  # its folder would be looked in, too
     for name in ("CONDA_PREFIX", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_HOME", "/opt/cuda-of-mine")
@@ -60,7 +56,7 @@ def test_missing_library_says_where_it_looked(
         Cudnn()
     message = str(raised.value)
     places = ", ".join((
-        str(tmp_path / "nvidia/cudnn/lib"), "/opt/libs-of-mine", "/opt/cuda-of-mine/lib64",
+        str(wheels / "cudnn/lib"), "/opt/libs-of-mine", "/opt/cuda-of-mine/lib64",
         "/usr/local/cuda/lib64", "/opt/system",
     ))
     assert message.startswith("cuDNN (libcudnn-none.so.9) cannot be loaded")
@@ -69,15 +65,14 @@ def test_missing_library_says_where_it_looked(
 
 
 def test_a_library_without_the_calls_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, wheels: Path
 ) -> None:
     monkeypatch.setattr(cudnn, "FILE_NAMES", ("libm.so.6",))
     with pytest.raises(MissingLibrary, match=r"libm\.so\.6.*undefined symbol: cudnnGetVersion"):
         Cudnn()
-    (tmp_path / "nvidia/cudnn/lib").mkdir(parents=True)
-    broken = tmp_path / "nvidia/cudnn/lib/libcudnn.so.9"
+    broken = wheels / "cudnn/lib/libcudnn.so.9"
+    broken.parent.mkdir(parents=True)
     broken.write_bytes(b"no library")
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
     monkeypatch.setattr(cudnn, "FILE_NAMES", ("libcudnn.so.9",))
     assert locate.find(cudnn.FILE_NAMES, cudnn.WHEEL_FOLDERS) == broken
     with pytest.raises(MissingLibrary, match=r"file too short|invalid ELF"):
