@@ -30,7 +30,9 @@ class OnTheTwin:
         macros = tuple(f"{name}={value}" for name, value in defines.items())
         self._expression = expression
         self._twin: Twin = Kernels((path.name,), (expression,), defines=macros,
-                                   folders=(path.parent,), flags=("-Wno-error",)).build()
+                                   folders=(path.parent,),
+                                   # A library of its own, whose device variables nobody else has.
+                                   flags=("-Wno-error", f"-I{path.parent}")).build()
 
     def run(self, launching: Launching | None, images: Images,
             numbers: Mapping[str, Any]) -> Contents:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -17,7 +18,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,14 @@ def _folder() -> Path:
     return path
 
 
+@contextlib.contextmanager
+def _building(path: Path) -> Iterator[None]:
+    """One process at a time builds a file; the others wait, and find it."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:24]
 
@@ -81,6 +90,11 @@ def _run(command: Sequence[str]) -> None:
 @functools.cache
 def _library() -> Path:
     """The twin itself, of which every kernel's library takes its functions."""
+    with _building(_folder() / "libtwin"):
+        return _built_library()
+
+
+def _built_library() -> Path:
     headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
     flags = (*_COMMON, "-O2", "-g1")
     objects: list[Path] = []
@@ -199,8 +213,16 @@ class Kernels:
             if name.startswith("device/"):  # so that messages name the line that calls a primitive
                 headers[name] = headers[name].replace(
                     "__forceinline__", "inline __attribute__((always_inline))")
-        digest = _digest(text, *sorted(headers.values()), *flags, *folders, _library())
+        # By content alone: tests with the same program in folders of their own share what is built.
+        digest = _digest(text, *sorted(headers.values()), *flags, _library())
         path = _folder() / f"kernels-{digest}.so"
+        if not path.exists():
+            with _building(path):
+                self._compile(path, text, headers, flags)
+        return Twin(self, path)
+
+    def _compile(self, path: Path, text: str, headers: Mapping[str, str],
+                 flags: Sequence[str]) -> None:
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=_folder()) as folder:
                 source, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.o"
@@ -215,7 +237,6 @@ class Kernels:
                 _run([*command, "-shared", "-Wl,-Bsymbolic", str(made), str(_library()),
                       "-o", str(made.with_suffix(".so"))])
                 _keep(made.with_suffix(".so"), path)
-        return Twin(self, path)
 
 
 class _Region(ctypes.Structure):
