@@ -27,6 +27,8 @@ from rawnn.plan.recipe import Recipe
 from rawnn.ptx.gemm.tiles import GemmShape
 from rawnn.ptx.kernel_registry import Key, key_of
 from rawnn.ptx.kernels import kernel_for
+from rawnn.ptx.table import Key, key_of
+from tests.calls import untraced
 from tests.engine import CAPABLE, VALUES, form_for
 
 OPEN = ("max", "auto", "RxG[[@l2]:THREADS:TYPES[:TURNS]]")
@@ -177,6 +179,11 @@ class Case:
 @cache
 def cases(machine: Machine = CAPABLE) -> dict[Key, list[Case]]:
     """By entry of the table of kernels: each op with each instance, set of operands and shape."""
+    with untraced():
+        return _cases(machine)
+
+
+def _cases(machine: Machine) -> dict[Key, list[Case]]:
     found: dict[tuple[Any, ...], Case] = {}
     without = ("tune", "persistent")  # which writes its kernels for each network
     kernels = [text for text in sets_of("kernels", machine, without) if text.count(",") < 2]
