@@ -352,7 +352,7 @@ def test_a_slowdown_of_5_percent_of_the_simulated_gpu_is_named(
     """Real runs, whose clock counts commands: in one set each epoch gets one in twenty more."""
     wanted = [("linear", opt) for opt in ("none,preload,graphs=4", "none,preload,fuse,graphs=4",
                                           "none,preload,fuse,graphs=2")]
-    data = random_dataset(784, 10, 2000, 60)
+    data = random_dataset(784, 10, 1024, 60)
 
     def measured(name: str) -> str:
         run_sets("workloads", wanted, 2, 2, "sim", data=data).write_json(tmp_path / name)
