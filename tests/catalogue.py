@@ -27,7 +27,6 @@ from rawnn.plan.recipe import Recipe
 from rawnn.ptx.gemm.tiles import GemmShape
 from rawnn.ptx.kernel_registry import Key, key_of
 from rawnn.ptx.kernels import kernel_for
-from rawnn.ptx.table import Key, key_of
 from tests.calls import untraced
 from tests.engine import CAPABLE, VALUES, form_for
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ptx.twin.twin import compiler
+from tests.ptx.emulator.emulator import compiler
 
 EXTRAS = {
     "cuda": "nvrtc12", "nvmath": "cu12", "nccl": "nccl12", "onnx": "export", "jinja2": "report",

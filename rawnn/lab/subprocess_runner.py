@@ -84,8 +84,8 @@ class SeparateProcess:
         try:
             connection.send((name, arguments))
             if not connection.poll(self.limit):
-                raise ProcessEnded(f"{self._kernel.expression} did not end within {self.limit:g} s, "
-                                   f"and its process was ended")
+                raise ProcessEnded(f"{self._kernel.expression} did not end within {self.limit:g} "
+                                   f"s, and its process was ended")
             kind, value = connection.recv()
         except (EOFError, OSError):
             self.close()

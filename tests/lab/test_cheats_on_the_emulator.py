@@ -15,7 +15,7 @@ from rawnn.cuda.device import Device
 from rawnn.sim import register
 from tests import requires
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat
-from tests.ptx.twin.twin import Kernels, Twin, TwinError
+from tests.ptx.emulator.emulator import Kernels, Twin, TwinError
 
 pytestmark = requires.GXX
 HONEST = Cheat("honest", WRITE, lambda: lambda t, a: None, ())

@@ -13,9 +13,10 @@ import pytest
 
 import rawnn
 from rawnn.lab.header import header
+from rawnn.lab.kernel_files import kernel_of
 from tests import requires
-from tests.lab.on_the_twin import check_of_nothing, check_on_the_twin
-from tests.ptx.twin.twin import Kernels
+from tests.lab.on_the_emulator import check_of_nothing, check_on_the_twin
+from tests.ptx.emulator.emulator import Kernels
 from tests.slices import sliced
 
 LAB = Path(rawnn.__file__).parents[1] / "examples" / "lab"

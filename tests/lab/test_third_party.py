@@ -7,11 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rawnn.lab.files import kernel_of
 
 import rawnn
-from rawnn.lab.files import kernel_of
 from tests import requires
-from tests.lab.on_the_twin import check_of_nothing, check_on_the_twin
+from tests.lab.on_the_emulator import check_of_nothing, check_on_the_twin
 from tests.slices import sliced
 
 BROUGHT = sorted((Path(__file__).parent / "brought").glob("*.cu"))

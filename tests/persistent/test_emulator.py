@@ -35,7 +35,7 @@ from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from tests import requires
 from tests.persistent.problems import HOPPER, VARIETY, prepared
-from tests.ptx.emulator.twin import Kernels, Twin, TwinError, compiler
+from tests.ptx.emulator.twin import Kernels, Twin, TwinError
 from tests.slices import sliced
 
 pytestmark = requires.GXX

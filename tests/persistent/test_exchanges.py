@@ -16,8 +16,9 @@ from rawnn.persistent.exchanges import share_of
 from rawnn.persistent.layout import BY_FIRST
 from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import DSMEM, L2
+from tests import requires
 from tests.persistent.test_twin import FAR, FAR_STEPS, TURNS, Launch
-from tests.ptx.emulator.twin import Kernels, compiler
+from tests.ptx.emulator.twin import Kernels
 
 needs_twin = requires.GXX
 

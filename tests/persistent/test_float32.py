@@ -22,7 +22,6 @@ from tests import requires
 from tests.persistent import arithmetic, errors
 from tests.persistent.arithmetic import Arithmetic
 from tests.persistent.test_emulator import STEPS, Launch
-from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "float32-error.json"

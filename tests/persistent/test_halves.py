@@ -13,7 +13,6 @@ from rawnn.plan.tensor import Role
 from tests import requires
 from tests.persistent.problems import HOPPER
 from tests.persistent.test_emulator import Launch
-from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 COPIED = [("bfloat16", 2, 2, "FSFS"), ("float16, Adam, tanh", 2, 1, "FGSF"),

@@ -24,7 +24,6 @@ from rawnn.sim import Simulation
 from tests import requires
 from tests.engine import make_work, random_dataset
 from tests.persistent.test_emulator import Launch, check
-from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 needs_twin = requires.GXX

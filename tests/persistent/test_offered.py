@@ -16,9 +16,9 @@ from rawnn.common.target import KNOWN
 from rawnn.persistent.chip import NEEDED, chip_of
 from rawnn.persistent.choose import _groups
 from rawnn.persistent.sharding import ALL_GATHERED, DSMEM, L2, REPLICATED, SHARDED, layer_kinds
+from tests import requires
 from tests.persistent.problems import HOPPER, VARIETY
 from tests.persistent.test_emulator import STEPS, Launch, check
-from tests.ptx.emulator.emulator import compiler
 from tests.slices import SLICE, sliced
 
 pytestmark = requires.GXX

@@ -17,7 +17,6 @@ from rawnn.plan.tensor import Role
 from tests import requires
 from tests.persistent.problems import prepared, problem
 from tests.persistent.test_emulator import Launch
-from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 ALIKE = [

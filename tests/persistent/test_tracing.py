@@ -18,12 +18,12 @@ from rawnn.persistent.sharding import DSMEM, L2, Sharding
 from rawnn.persistent.source import source
 from rawnn.persistent.stamps import stamps
 from rawnn.persistent.tracing import read_trace, traced
+from tests import requires
 from tests.persistent import test_emulator
 from tests.persistent.problems import HOPPER, VARIETY, problem
 from tests.persistent.test_emulator import STEPS, Launch
 from tests.persistent.test_source import built
 from tests.ptx.architectures import installed_nvrtc
-from tests.ptx.emulator.emulator import compiler
 from tests.slices import sliced
 
 KINDS = [

@@ -10,8 +10,8 @@ import pytest
 
 from rawnn.common import random
 from rawnn.persistent.sharding import DSMEM, L2
+from tests import requires
 from tests.persistent.test_twin import STEPS_OF_EPOCH, Launch, check
-from tests.ptx.emulator.twin import compiler
 from tests.slices import sliced
 
 pytestmark = requires.GXX

@@ -12,7 +12,7 @@ import pytest
 
 from rawnn.sim.tensormap import SimMap
 from tests import requires
-from tests.ptx.twin.twin import Kernels, Twin, TwinError
+from tests.ptx.emulator.emulator import Kernels, Twin, TwinError
 
 pytestmark = requires.GXX
 

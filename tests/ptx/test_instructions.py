@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rawnn.sim.tensormap import SimMap
 from tests import requires
-from tests.ptx.twin.twin import Kernels, Twin, TwinError, for_host
+from tests.ptx.emulator.emulator import Kernels, Twin, TwinError, for_host
 
 pytestmark = requires.GXX
 

@@ -19,7 +19,7 @@ import emulated_kernels
 import kernel_cases
 
 from tests import requires
-from tests.ptx.twin.twin import Twin
+from tests.ptx.emulator.emulator import Twin
 
 pytestmark = requires.GXX
 

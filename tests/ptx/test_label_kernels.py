@@ -10,8 +10,8 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role
 from tests import requires
-from tests.ptx.twin.cases import plan_of
-from tests.ptx.twin.plans import Memory, build, check, has_kernel, kernel_for, launch
+from tests.ptx.emulator.cases import plan_of
+from tests.ptx.emulator.plans import Memory, build, check, has_kernel, kernel_for, launch
 from tests.slices import SLICE, sliced
 
 pytestmark = requires.GXX

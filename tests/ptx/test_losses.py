@@ -15,10 +15,9 @@ from rawnn.ptx import SOURCES
 from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.ptx.losses import losses
-from rawnn.ptx.table import Key
 from tests import requires
-from tests.ptx.twin.plans import Case, Memory, build, launch, refer
-from tests.ptx.twin.twin import Kernels
+from tests.ptx.emulator.emulator import Kernels
+from tests.ptx.emulator.plans import Case, Memory, build, launch, refer
 
 HERE = Path(__file__).resolve().parent / "twin"
 STEPS, PARTS = 20, 24

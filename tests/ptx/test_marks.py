@@ -10,7 +10,7 @@ import numpy as np
 
 from rawnn.ptx import SOURCES
 from tests import requires
-from tests.ptx.twin.twin import Kernels
+from tests.ptx.emulator.emulator import Kernels
 
 HERE = Path(__file__).resolve().parent / "twin"
 ROUNDS = 5

@@ -14,7 +14,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from tests import requires
-from tests.ptx.twin.plans import Memory, build, launch
+from tests.ptx.emulator.plans import Memory, build, launch
 
 pytestmark = requires.GXX
 

@@ -71,7 +71,7 @@ def test_bits_do_not_depend_on_threads(shape: tuple[int, int, int], layout: str,
 def test_the_faster_is_taken(faster: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = several(4, monkeypatch)
     now = 0.0
-    monkeypatch.setattr(products, "perf_counter", lambda: now)
+    monkeypatch.setattr(threaded_matmul, "perf_counter", lambda: now)
     a = np.ones((512, 512), np.float32)
     tried = []
     for _ in range(2 * (TRIAL_STEPS + 1) + 2):
@@ -153,7 +153,7 @@ def test_blas_has_one_thread_while_a_run_computes(monkeypatch: pytest.MonkeyPatc
         np.matmul(left, right, out=out)
 
     with threadpool_limits(2, "blas"):
-        monkeypatch.setattr(products, "_multiply", multiply)
+        monkeypatch.setattr(threaded_matmul, "_multiply", multiply)
         train(layers=(784, 400, 10), epochs=1)
         after = {p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"}
     assert while_computing == {1}
