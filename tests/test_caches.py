@@ -8,7 +8,7 @@ import platformdirs
 import pytest
 
 import rawnn
-from rawnn.bench import accuracy
+from rawnn.bench import reference
 from rawnn.common.files import cache_directory
 from rawnn.cuda.compiling import cache
 from rawnn.data import store
@@ -17,7 +17,7 @@ from rawnn.data import store
 def test_one_variable_moves_kernels_data_and_references(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(rawnn, "__file__", str(tmp_path / "site" / "rawnn" / "__init__.py"))
-    places = cache.default_directory, store.default_directory, accuracy.default_path
+    places = cache.default_directory, store.default_directory, reference.default_path
     monkeypatch.delenv("RAWNN_CACHE", raising=False)
     usual = Path(platformdirs.user_cache_dir("rawnn", appauthor=False))
     assert [place() for place in places] == [usual / name for name in

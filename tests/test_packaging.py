@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, version
@@ -90,7 +91,8 @@ def test_a_source_archive_holds_the_tests_whole_and_what_they_read(tmp_path: Pat
                                                for part in path.relative_to(ROOT).parts)}
         assert there
         assert there <= held
-    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml"} <= held
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml",
+            "bench.toml"} <= held
     assert not [name for name in held if name.endswith((".pyc", ".pyo"))]
 
 
@@ -101,7 +103,7 @@ def clone_and_install(tmp_path: Path, hook: str) -> tuple[Path, Path]:
     clone, built, installed = (tmp_path / name for name in ("rawnn", "built", "installed"))
     for folder in (clone, built, installed):
         folder.mkdir()
-    for name in ("rawnn", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("rawnn", "bench.toml", "pyproject.toml", "README.md", "LICENSE"):
         (clone / name).symlink_to(ROOT / name)
     build = f"import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
     subprocess.run([sys.executable, "-c", build, str(built)], cwd=clone, check=True,
@@ -110,6 +112,23 @@ def clone_and_install(tmp_path: Path, hook: str) -> tuple[Path, Path]:
     with zipfile.ZipFile(wheel) as content:
         content.extractall(installed)
     return clone, installed
+
+
+def test_a_source_archive_has_bench_toml_as_a_file_of_the_package(tmp_path: Path) -> None:
+    needs_setuptools()
+    clone = tmp_path / "rawnn"
+    clone.mkdir()
+    for name in ("rawnn", "bench.toml", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        (clone / name).symlink_to(ROOT / name)
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=clone, check=True,
+                   capture_output=True, timeout=120)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as content:
+        for name in ("bench.toml", "rawnn/bench/bench.toml"):
+            file = content.extractfile(f"{archive.name.removesuffix('.tar.gz')}/{name}")
+            assert file
+            assert file.read() == (ROOT / "bench.toml").read_bytes()
 
 
 RUN = """
@@ -165,6 +184,9 @@ def test_a_wheel_without_the_repository_trains_and_tests_itself(tmp_path: Path) 
     found = {str(path.relative_to(installed / "rawnn"))
              for path in (installed / "rawnn").rglob("*") if path.is_file()}
     assert found == kept  # every kernel and table, and nothing but the package
+    packaged = installed / "rawnn" / "bench" / "bench.toml"
+    assert not packaged.is_symlink()
+    assert packaged.read_text() == (ROOT / "bench.toml").read_text()
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RAWNN_DATA")}
     environment["RAWNN_CACHE"] = str(tmp_path / "cache")
     runs = "runpy.run_module('rawnn', run_name='__main__')"
@@ -172,7 +194,7 @@ def test_a_wheel_without_the_repository_trains_and_tests_itself(tmp_path: Path) 
         (("--device", "host", "--dataset", "synthetic", "--epochs", "1"), "test accuracy"),
         (("--device", "sim", "--dataset", "synthetic", "--epochs", "1", "--opt", "best"),
          "SIMULATED"),
-        (("bench", "random", "--device", "sim", "--n", "2"), "right"),
+        (("bench", "check", "--device", "sim", "--n", "2"), "right"),
         (("toggles",), "graphs"),
     ):
         done = subprocess.run([sys.executable, "-c", INSTALLED + runs, str(installed), *arguments],

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fit the constants of the on-chip cost model to a GPU: rawnn/persistent/cost.py.
 
-    python -m rawnn bench floors --json floors.json
+    python -m rawnn bench lower-bounds --json floors.json
     python tools/fit_costs.py steps.csv --floors floors.json --gpu H200
     python tools/fit_costs.py results/forms.csv --stay launch --stay launch_bytes --stay clock
 
@@ -17,11 +17,11 @@ steps.csv has a line for each measured network, with a heading: `layers` (784-12
 default, or float32), and the `reason` of what was not measured. Lines that are of no persistent
 kernel, or of one that this version does not make, are left out and said.
 
-A constant that `bench floors` measures by itself is taken from there; the others are fitted: those
-that make the sum of the squared log ratios of expected and measured times least, where being off
-from today's constant by a factor of e^PRIOR costs as much as a network that is off by e^NOISE. So a
-constant that the networks say nothing of stays what it is, and is marked `kept`. Printed is what
-each constant was, is, where it comes from and how well it is known, then expected and measured
+A constant that `bench lower-bounds` measures by itself is taken from there; the others are fitted:
+those that make the sum of the squared log ratios of expected and measured times least, where being
+off from today's constant by a factor of e^PRIOR costs as much as a network that is off by e^NOISE.
+So a constant that the networks say nothing of stays what it is, and is marked `kept`. Printed is
+what each constant was, is, where it comes from and how well it is known, then expected and measured
 times of each network. With `--keep` they are kept for the GPU that the floors are of, and count
 there from then on; otherwise nothing is written.
 
@@ -45,9 +45,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rawnn.bench.floors import FloorsResult, read_floors
-from rawnn.bench.measured import read_measured
-from rawnn.bench.phases import PHASES, PhasesResult
+from rawnn.bench.gpu_limits import GPU, SUITE, Limits, read_limits
+from rawnn.bench.record import read_results
 from rawnn.cli.plan import TARGETS, assumed
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.cuda.fitted_constants import keep
@@ -126,14 +125,14 @@ def phase_errors(m: Measured, costs: Costs) -> list[float]:
     return [(found.get(name, 0.0) - cycles) / step for name, cycles in m.phases.items()]
 
 
-def of_floors(found: FloorsResult, blocks: Collection[int] = (4, 8, 16)) -> dict[str, float]:
+def of_floors(found: Limits, blocks: Collection[int] = (4, 8, 16)) -> dict[str, float]:
     """The constants that floors are: the clock; what an exchange in a cluster begins with and the
     bytes of it a cycle, by the times of a short one (512 bytes from each block) and a long one (4
     KiB), in the median of the cluster sizes; what telling other clusters takes."""
-    seen = found.conditions
-    if seen is None or seen.sm_mhz is None:
+    seen = found.results.where(SUITE, variant=GPU, metric="sm_mhz")
+    if not seen:
         return {}
-    clock = seen.sm_mhz.median  # MHz: cycles a microsecond
+    _, clock, _ = seen[0].samples  # MHz: cycles a microsecond
     values = {"clock": clock}
     begins, rates = [], []
     for size in blocks:
@@ -229,15 +228,19 @@ def read_steps(path: str, gpu: str, say: Callable[[str], None] = print) -> list[
 def read_phases(path: str, gpu: str) -> Measured:
     """The network of a JSON file of `bench phases`. The stamps' own cycles, which are what the
     traced launch took longer, are spread over its phases; what is no step's is the launch's."""
-    found: PhasesResult = read_measured(path, PHASES)
-    layers = "-".join(map(str, found.layers))
-    choice = _choice(layers, found.batch, found.opt, gpu,
-                     {"loss": found.loss, "optimizer": found.optimizer}, "float32")
-    steps = found.step - (found.traced_us - found.us) * found.clock
-    without = steps / sum(phase.cycles for phase in found.phases)
-    phases = grouped(((phase.phase, without * phase.cycles) for phase in found.phases), choice)
-    return Measured(f"{layers} batch {found.batch} {found.opt}", choice, found.us,
-                    {**phases, cost.LAUNCH: max(found.us * found.clock - steps, 0.0)})
+    step, *rows = read_results(path).entries("phases")
+    told: dict[str, Any] = step.conditions
+    layers = "-".join(map(str, told["layers"]))
+    choice = _choice(layers, told["batch"], told["opt"], gpu,
+                     {"loss": told["loss"], "optimizer": told["optimizer"]}, "float32")
+    us, traced_us, clock, cycles = (step.samples(name)[0] for name in (
+        "step_us", "traced_us", "clock_mhz", "cycles"))
+    steps = cycles - (traced_us - us) * clock
+    of = {row.variant: row.samples("cycles")[0] for row in rows if "/" not in row.variant}
+    without = steps / sum(of.values())
+    phases = grouped(((name, without * found) for name, found in of.items()), choice)
+    return Measured(f"{layers} batch {told['batch']} {told['opt']}", choice, us,
+                    {**phases, cost.LAUNCH: max(us * clock - steps, 0.0)})
 
 
 def _measured(row: Mapping[str, str | None], where: str, gpu: str) -> Measured:
@@ -329,7 +332,8 @@ def report(measured: Sequence[Measured], constants: Sequence[Constant],
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("steps", metavar="STEPS.csv", nargs="+")
-    parser.add_argument("--floors", metavar="FILE.json", help="what bench floors --json wrote")
+    parser.add_argument("--floors", metavar="FILE.json",
+                        help="what bench lower-bounds --json wrote")
     parser.add_argument("--gpu", choices=list(TARGETS), default="H200")
     parser.add_argument("--fit", action="append", default=[], metavar="NAME",
                         help="fit this constant though floors have it")
@@ -345,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--held {given.held}: give 2 or more, or 0 for none")
         if given.keep and not given.floors:
             raise ConfigError("--keep needs --floors, which says which GPU it is")
-        floors = read_floors(given.floors) if given.floors else None
+        floors = read_limits(given.floors) if given.floors else None
         fixed = of_floors(floors) if floors else {}
         names = asdict(cost.FITTED)
         if unknown := [name for name in (*given.fit, *given.stay) if name not in names]:

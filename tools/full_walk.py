@@ -30,6 +30,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from rawnn.bench.render.grid import Grid
 from rawnn.common.files import write_atomically
 from tests.slices import SLICES
 
@@ -187,23 +188,27 @@ def kept(record: Record, part: Part, every: Sequence[Step]) -> Record:
     return Record(parts=[parts[step.name] for step in every if step.name in parts])
 
 
+HEADS = ("tests", "parts", "passed", "skipped", "failed", "minutes of a core")
+
+
 def table(record: Record) -> str:
-    """The table of docs/testing.md: a line a folder."""
+    """The tables of docs/testing.md: one for each commit, a line a folder."""
     if not record.parts:
         return "Not walked yet.\n"
-    folders: dict[str, list[Part]] = {}
+    folders: dict[str, dict[str, list[Part]]] = {}
     for part in record.parts:
-        folders.setdefault(part.name.rpartition("/")[0], []).append(part)
-    lines = ["| tests | parts | commit | passed | skipped | failed | minutes of a core |",
-             "|---|---:|---|---:|---:|---:|---:|"]
-    for folder, parts in folders.items():
-        commits = ", ".join(dict.fromkeys(part.commit[:7] for part in parts))
-        counts = (sum(counted) for counted in zip(
-            *((p.passed, p.skipped, len(p.failed)) for p in parts), strict=True))
-        lines.append(" | ".join((
-            f"| `{folder}`", str(len(parts)), commits, *(f"{count:,}" for count in counts),
-            f"{sum(p.seconds for p in parts) / 60:.1f} |")))
-    return "\n".join([*lines, ""])
+        commit = folders.setdefault(part.commit[:7], {})
+        commit.setdefault(part.name.rpartition("/")[0], []).append(part)
+    return "\n".join(Grid(HEADS, [_row(f"`{folder}`", parts) for folder, parts in several.items()],
+                          HEADS[:1], source=f"commit {commit}").markdown()
+                     for commit, several in folders.items())
+
+
+def _row(name: str, parts: Sequence[Part]) -> list[str]:
+    counts = (sum(counted) for counted in zip(
+        *((p.passed, p.skipped, len(p.failed)) for p in parts), strict=True))
+    return [name, str(len(parts)), *(f"{count:,}" for count in counts),
+            f"{sum(p.seconds for p in parts) / 60:.1f}"]
 
 
 def commit_of_code() -> str:

@@ -15,15 +15,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from rawnn.bench.render.grid import Grid  # noqa: E402
 from rawnn.common.files import write_atomically  # noqa: E402
 
 KEPT = ROOT / "results" / "gpu-tests.json"
@@ -186,41 +188,57 @@ def read_record(path: Path = KEPT) -> Record:
     return msgspec.json.decode(path.read_bytes(), type=Record)
 
 
+LIST_HEADS = ("list", "", "passed", "failed", "of them passed alone", "skipped", "not reached")
+
+
 def lists_table(found: Record) -> str:
-    """The lists as Markdown, and every failure in words."""
-    rows = ["| list | | commit | passed | failed | of them passed alone | skipped | not reached |",
-            "|---|---|---|---:|---:|---:|---:|---:|"]
-    for each in found.lists:
-        alone = sum(f.passed_alone for f in each.failures)
-        rows.append(f"| {each.name} | {LISTS.get(each.name, '')} | {each.commit[:7]} | "
-                    f"{each.passed:,} | {len(each.failures)} | {alone or ''} | {each.skipped} | "
-                    f"{each.not_reached or ''} |")
+    """The lists as Markdown, a table for each commit, and every failure in words."""
+    tables = []
+    for commit, lists in _by_commit(found.lists).items():
+        rows = [[each.name, LISTS.get(each.name, ""), f"{each.passed:,}", str(len(each.failures)),
+                 str(sum(f.passed_alone for f in each.failures) or ""), str(each.skipped),
+                 str(each.not_reached or "")] for each in lists]
+        tables.append(Grid(LIST_HEADS, rows, LIST_HEADS[:2],
+                           source=_source(found, commit, lists)).markdown())
     failures: dict[str, list[tuple[str, Failure]]] = {}
     for each in found.lists:
         for f in each.failures:
             failures.setdefault(f.test.removeprefix("tests/gpu/"), []).append((each.name, f))
-    told = [f"- `{test}` ({', '.join(name for name, _ in where)}"
+    said = [f"- `{test}` ({', '.join(name for name, _ in where)}"
             f"{'; passed alone' if all(f.passed_alone for _, f in where) else ''}): "
             f"`{where[0][1].text.removeprefix('E').strip().replace('`', '')}`"
             for test, where in sorted(failures.items())]
-    return "\n".join([*rows, "", *(told or ["Nothing failed."]), "",
-                      f"{found.gpu}{_elsewhere({e.commit: e.gpu for e in found.lists})}.", ""])
+    return "\n".join([*tables, *(said or ["Nothing failed."]), ""])
 
 
-def _elsewhere(gpus: Mapping[str, str]) -> str:
-    """Which commits' runs were on another GPU, in words."""
-    return "".join(f"; at {commit[:7]} {gpu}" for commit, gpu in gpus.items() if gpu)
+CHECKED_HEADS = ("under compute-sanitizer", "tool", "result")
 
 
 def checked_table(found: Record) -> str:
-    """The sanitizers' runs as Markdown."""
-    rows = ["| under compute-sanitizer | tool | commit | said |", "|---|---|---|---|"]
-    for c in found.checked:
-        said = "did not come to its end" if c.errors is None else \
-            f"{'clean' if c.errors == 0 else f'{c.errors} errors'}; {c.said}"
-        rows.append(f"| {CHECKED.get(c.name, c.name)} | {c.tool} | {c.commit[:7]} | {said} |")
-    gpus = _elsewhere({c.commit: c.gpu for c in found.checked})
-    return "\n".join([*rows, "", f"{found.gpu}{gpus}.", ""])
+    """The sanitizers' runs as Markdown, a table for each commit."""
+    tables = []
+    for commit, checks in _by_commit(found.checked).items():
+        rows = [[CHECKED.get(c.name, c.name), c.tool, "did not come to its end"
+                 if c.errors is None else
+                 f"{'clean' if c.errors == 0 else f'{c.errors} errors'}; {c.said}"] for c in checks]
+        tables.append(Grid(CHECKED_HEADS, rows, CHECKED_HEADS,
+                           source=_source(found, commit, checks)).markdown())
+    return "\n".join(tables)
+
+
+Ran = TypeVar("Ran", List, Checked)
+
+
+def _by_commit(several: Iterable[Ran]) -> dict[str, list[Ran]]:
+    """What ran at each commit, and on each GPU of it."""
+    made: dict[str, list[Ran]] = {}
+    for each in several:
+        made.setdefault(f"{each.commit[:7]} {each.gpu}", []).append(each)
+    return made
+
+
+def _source(found: Record, commit: str, several: Sequence[List | Checked]) -> str:
+    return f"{several[0].gpu or found.gpu}, commit {commit.split()[0]}"
 
 
 def main() -> None:

@@ -18,10 +18,12 @@ nvmath-python, whichever there is.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import ml_dtypes
@@ -32,10 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rawnn.bench.conditions import Watch  # noqa: E402
-from rawnn.bench.records import place_of  # noqa: E402
-from rawnn.bench.statistics import median_interval, spread  # noqa: E402
+from rawnn.bench.harness import place_of  # noqa: E402
+from rawnn.bench.record import Record, Results, records_of  # noqa: E402
 from rawnn.common.errors import ConfigError, RawnnError  # noqa: E402
-from rawnn.common.files import write_atomically  # noqa: E402
 from rawnn.cuda.device import Device  # noqa: E402
 from rawnn.cuda.errors import check as check_call  # noqa: E402
 from rawnn.cuda.stream import Event  # noqa: E402
@@ -52,7 +53,15 @@ from rawnn.lab.parameter_roles import problem_of  # noqa: E402
 from rawnn.lab.red_zones import Image  # noqa: E402
 from rawnn.lab.reference_run import ReferenceRun  # noqa: E402
 from rawnn.lab.work import Work  # noqa: E402
-from tools.lab_tables import LAB, Candidate, LabResult, Topic, steps_of  # noqa: E402
+
+LAB = ROOT / "examples" / "lab"
+LAUNCH = "time between two events around one launch, behind a fill of twice the L2 cache"
+
+
+def steps_of(topic: str) -> list[Path]:
+    """The steps of a series, in order."""
+    return sorted((LAB / topic).glob("[1-9]_*.cu"))
+
 
 SIZES: Mapping[str, Mapping[str, int]] = {
     "reduction": {"n": 1 << 26}, "transpose": {"rows": 4096, "cols": 4096},
@@ -167,7 +176,7 @@ def _rehearsed(problem: Problem, launching: Launching, arrays: Mapping[str, Arra
     return run
 
 
-def in_turns(device: Device, runs: Mapping[str, Callable[[], None]], rounds: int = ROUNDS
+def interleaved(device: Device, runs: Mapping[str, Callable[[], None]], rounds: int = ROUNDS
              ) -> dict[str, list[float]]:
     """Microseconds of launches of each."""
     nbytes = 1 if device.backend.name == "sim" else 2 * device.attribute("L2_CACHE_SIZE")
@@ -268,18 +277,27 @@ def _by_nvmath(device: Device, a: Array, b: Array, c: Array) -> Callable[[], Non
 
 def measure(opened: Opened, topics: Iterable[str], sizes: Mapping[str, Mapping[str, int]],
             also: Sequence[str] = (), trials: int = 4,
-            say: Callable[[str], None] = print) -> LabResult:
-    """All of it. Raises ConfigError without a GPU, RawnnError where a step is wrong."""
+            say: Callable[[str], None] = print) -> tuple[Results, list[str]]:
+    """The records of all of it, and what is missing, in sentences. Raises ConfigError without a
+    GPU, RawnnError where a step is wrong."""
     device = opened.device
     if device is None:
         raise ConfigError(f"the series are measured on a GPU: {opened.machine.gpu}")
+    place, missing = place_of(opened, {"launch_us": LAUNCH}), list[str]()
+    records: list[Record] = []
     with Watch.of(opened).during() as seen:
-        made = [_topic(device, topic, sizes[topic], also, trials, say) for topic in topics]
-    return LabResult(environment=place_of(opened), conditions=seen.conditions, topics=made)
+        for topic in topics:
+            found, gone = _topic(device, topic, sizes[topic], also, trials, say)
+            records += found
+            missing += gone
+    if seen.conditions is not None and (mhz := seen.conditions.readings.get("sm_mhz")):
+        records += records_of("lab", "gpu", {"sm_mhz": mhz})
+    return Results(environments={place.key: place}, records=[
+        msgspec.structs.replace(record, environment=place.key) for record in records]), missing
 
 
 def _topic(device: Device, topic: str, sizes: Mapping[str, int], also: Sequence[str], trials: int,
-           say: Callable[[str], None]) -> Topic:
+           say: Callable[[str], None]) -> tuple[list[Record], list[str]]:
     bed = Bed(device)
     asked: list[tuple[Path, dict[str, object]]] = [(path, {}) for path in steps_of(topic)]
     for text in also:
@@ -295,53 +313,73 @@ def _topic(device: Device, topic: str, sizes: Mapping[str, int], also: Sequence[
             made.compare(device, ROWS_OF.get(topic))
             ready.append(made)
         except RawnnError as error:  # the others go on
-            missing.append(f"{path.stem} {_words(defines)}: {error}")
+            missing.append(f"{topic}/{path.stem} {_words(defines)}: {error}")
     if not ready:
         raise RawnnError("\n".join(missing))
     last = max((s for s in ready if s.path in steps_of(topic)), key=lambda s: s.name)
-    moved = sum(a.nbytes for a in last.arrays.values())
     flops = last.problem.work.flops
-    computed = None if flops is None else int(evaluate(flops, last.numbers, "flops"))
+    work = {"moved_bytes": sum(a.nbytes for a in last.arrays.values()),
+            "operations": None if flops is None else
+            int(evaluate(flops, last.numbers, "flops"))}
     others: dict[str, Callable[[], None]] = {}
     if topic == "gemm":
         if not bed.simulated:
             others, gone = products(bed, sizes)
             missing += gone
     else:
-        others = {"a copy": copy(bed, moved)}
-    times = in_turns(device, {**{s.name: s.run for s in ready}, **others})
-    every = [_candidate(s, times[s.name]) for s in ready]
-    beside = sorted((Candidate(name=name, us=spread(times[name]),
-                               interval=median_interval(times[name])) for name in others),
-                    key=lambda c: c.us.median)
+        others = {"a copy": copy(bed, work["moved_bytes"] or 0)}
+    times = interleaved(device, {**{s.name: s.run for s in ready}, **others})
     plain = {path.stem for path in steps_of(topic)}
-    result = Topic(name=topic, sizes=dict(sizes), moved=moved, computed=computed,
-                   steps=[c for c in every if c.name in plain],
-                   also=[c for c in every if c.name not in plain], beside=beside, missing=missing)
-    for each in [*every, *beside]:
-        best = f", {beside[0].us.median / each.us.median:.1%} of {beside[0].name}" if beside else ""
-        say(f"{topic} {each.name}: {each.us.median:,.1f} us "
-            f"({each.us.min:,.1f}-{each.us.max:,.1f}, n = {each.us.n}){best}; {each.registers} "
-            f"registers")
+    shared = {f"size_{name}": value for name, value in sizes.items()}
+    records: list[Record] = []
+    for made in ready:
+        records += records_of(
+            f"lab/{topic}", made.name, {"launch_us": times[made.name], **work, **_resources(made)},
+            conditions={**shared, "role": "steps" if made.name in plain else "also",
+                        "launch": str(made.launching)})
+    for name in sorted(others, key=lambda name: median(times[name])):
+        records += records_of(f"lab/{topic}", name, {"launch_us": times[name], **work},
+                              conditions={**shared, "role": "comparison"})
+    best = min((median(times[name]) for name in others), default=None)
+    for name, found in times.items():
+        share = f", {best / median(found):.1%} of the fastest other" if best else ""
+        say(f"{topic} {name}: {median(found):,.1f} us ({min(found):,.1f}-{max(found):,.1f}, n = "
+            f"{len(found)}){share}")
     for text in missing:
-        say(f"{topic} missing {text}")
-    return result
+        say(f"missing: {text}")
+    return records, missing
 
 
 def _words(defines: Mapping[str, object]) -> str:
     return ",".join(f"{n}={v}" for n, v in defines.items())
 
 
-def _candidate(made: Step, times: Sequence[float]) -> Candidate:
+def _resources(made: Step) -> dict[str, int]:
+    """Registers of a thread, bytes of shared memory of a block, and bytes of a thread for which
+    registers had no room."""
     kernel = made.problem.candidate
     assert isinstance(kernel, Kernel)
     driver = kernel.device.driver
     registers, shared, local = (int(check_call(
         driver, "cuFuncGetAttribute", driver.cuFuncGetAttribute(what, kernel.function.handle),
         made.name)) for what in ("NUM_REGS", "SHARED_SIZE_BYTES", "LOCAL_SIZE_BYTES"))
-    return Candidate(name=made.name, us=spread(times), interval=median_interval(times),
-                     registers=registers, shared=shared + made.launching.shared, local=local,
-                     launch=str(made.launching))
+    return {"registers": registers, "shared_bytes": shared + made.launching.shared,
+            "local_bytes": local}
+
+
+# -- for the page ----------------------------------------------------------------------------------
+
+
+def learned(path: Path) -> str:
+    """A header comment's sentences behind "Learned:", in one line."""
+    found = re.search(r"// Learned: (.*?)\n(?!//)", path.read_text(encoding="utf-8"), re.DOTALL)
+    return " ".join(found[1].replace("\n//", " ").split()) if found else ""
+
+
+def lessons(topic: str) -> str:
+    """What each step of a series taught, as a list in Markdown."""
+    return "\n".join([*(f"- [{p.stem}]({topic}/{p.name}): {learned(p)}" for p in steps_of(topic)),
+                      ""])
 
 
 SHARES = {"reduction": 0.9, "transpose": 0.9, "softmax": 0.9, "gemm": 0.95}
@@ -376,16 +414,15 @@ def main() -> None:
         parser.error(f"there is no series {', '.join(sorted(unknown))}")
     try:
         opened = open_device("gpu", print)
-        found = measure(opened, asked.topics or SIZES, SIZES, asked.also, asked.trials)
+        found, missing = measure(opened, asked.topics or SIZES, SIZES, asked.also, asked.trials)
     except RawnnError as error:
         sys.exit(str(error))
     if asked.json:
-        write_atomically(asked.json, msgspec.json.format(msgspec.json.encode(found), indent=2)
-                         + b"\n")
+        found.write(asked.json)
     if asked.check and (short := short_of_limits(found)):
         sys.exit("; ".join(short))
-    sys.exit(any(p.stem in text for t in found.topics for text in t.missing
-                 for p in steps_of(t.name)))
+    sys.exit(any(text.partition(" ")[0] == f"{topic}/{p.stem}" for text in missing
+                 for topic in SIZES for p in steps_of(topic)))
 
 
 if __name__ == "__main__":

@@ -4,185 +4,214 @@
     python tools/pages.py
 
 A table stands between two comments of its page, `<!-- name -->` and `<!-- /name -->`; what is
-around them is written by hand and names no measured figure. `BLOCKS` says which block of which page
-is made from which file, `PICTURES` the same of the pictures. The toggles' pages have a column for
-each GPU, all of it from one run of `rawnn bench toggles --json results/toggles-NAME.json`. What was
-measured once and by no command of rawnn's stands in `results/trials` (`tools/trials.py`).
+around them is written by hand and names no measured figure. `BLOCKS` declares them: the page, the
+name, the results file, and the table of rawnn/bench/render. `PICTURES` declares the charts. A table
+whose rows are of unequal epochs, GPUs or commits is refused. What was measured once and by no
+command of rawnn's stands in `results/trials` (`tools/trials.py`).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-
-import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rawnn.bench import ablation, curves, scaling_model  # noqa: E402
-from rawnn.bench.columns import markdown_table  # noqa: E402
-from rawnn.bench.compare import Comparison, Pair  # noqa: E402
-from rawnn.bench.figures import (  # noqa: E402
-    ablation_figure,
-    curves_figure,
-    random_figure,
-    sizes_figure,
-    standalone,
-    sweep_figure,
-)
-from rawnn.bench.floors import read_floors  # noqa: E402
-from rawnn.bench.footprint import x_floor  # noqa: E402
-from rawnn.bench.launches import read_launches  # noqa: E402
-from rawnn.bench.peers import summary, workload_table  # noqa: E402
-from rawnn.bench.peers.problem import BATCHES, DEPTHS, WIDTHS, draws  # noqa: E402
-from rawnn.bench.peers.records import NUMBERS, OURS, read_contests  # noqa: E402
-from rawnn.bench.plot import plot_ladder, plot_scaling  # noqa: E402
-from rawnn.bench.records import read_ladder  # noqa: E402
-from rawnn.bench.scaling import read_scaling  # noqa: E402
-from rawnn.bench.sets import SetsResult, read_sets  # noqa: E402
-from rawnn.bench.table import markdown_rows, provenance  # noqa: E402
-from rawnn.bench.worth import has_all, markdown  # noqa: E402
+from rawnn.bench.peers.problem import BATCHES, DEPTHS, WIDTHS  # noqa: E402
+from rawnn.bench.record import Results, read_results  # noqa: E402
+from rawnn.bench.render import curves, machine, peers, sample, training  # noqa: E402
+from rawnn.bench.render.charts import Chart  # noqa: E402
+from rawnn.bench.render.grid import Grid  # noqa: E402
+from rawnn.bench.render.networks import NAMES, networks, peers_of  # noqa: E402
+from rawnn.bench.render.suites import SUITES, Grids  # noqa: E402
+from rawnn.bench.render.tables import unequal  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
-from tools import false_alarms, full_walk, gpu_record, lab_series, lab_tables, trials  # noqa: E402
+from tools import false_alarms, full_walk, gpu_record, lab_series, trials  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
+TOGGLE_FILES = ("toggles-h200", "toggles-h100")
 NOT_MEASURED = "Not measured by `bench toggles` yet.\n"
-NOT_YET = "Not measured by `bench {name}` yet.\n"
-PICTURED = ("float32 against tf32", "fastest against fastest")
-"""The classes in the picture of the random draw: what the other systems take for float32 unless
-told otherwise, and whatever is fastest on both sides."""
+SAMPLE = "sample-h100"
+"""The random networks that the first page shows; other samples have a line each on the page of the
+peers."""
+
+
+# -- blocks made of results files ------------------------------------------------------------------
+
+
+@cache
+def results_of(name: str) -> Results:
+    """A file of results/. Raises ConfigError."""
+    return read_results(RESULTS / f"{name}.json")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block: its page and name, its file in results/, the tables made of it, the columns that are
+    left out, whether notes are shown, and sentences above."""
+
+    page: str
+    name: str
+    file: str
+    grids: Grids
+    without: tuple[str, ...] = ()
+    notes: bool = True
+    above: Callable[[Results], str] | None = None
+
+    def text(self) -> str:
+        """Raises ValueError for a table whose rows are not of equal epochs, GPU and commit."""
+        results = results_of(self.file)
+        texts = [self.above(results)] if self.above else []
+        for grid in self.grids(results):
+            checked(results, grid, f"{self.page}, {self.name}")
+            shown = grid.without(self.without)
+            texts.append((shown if self.notes else replace(shown, notes=())).markdown())
+        return "\n".join(texts)
+
+
+def checked(results: Results, grid: Grid, where: str) -> Grid:
+    """The table. Raises ValueError where its rows are not of equal epochs, GPU and commit, or not
+    known to be."""
+    if not grid.entries:
+        raise ValueError(f"{where}: a table does not say what its rows were made of")
+    if why := unequal(results, grid.entries):
+        raise ValueError(f"{where}: {why}")
+    return grid
+
+
+def first(grids: Grids) -> Grids:
+    """The first table alone."""
+    return lambda results: grids(results)[:1]
+
+
+def suite(name: str) -> Grids:
+    """All tables of a suite."""
+    return SUITES[name].grids
+
+
+def about_the_sample(results: Results) -> str:
+    """What the random networks are, in sentences."""
+    count, several = len(networks(results, "sample")), len(sample.samples_of(results))
+    found = networks(results, "sample")
+    names = " and ".join(NAMES[p] for p in peers_of(found))
+    in_samples = f" in {several} random samples" if several > 1 else ""
+    left = len(sample.asked(results)) - count
+    missing = f" {left} more were not reached: {results.ended.get('sample', '')}." if left else ""
+    return (f"{count} random networks{in_samples}, that nobody has tuned to: time of the best of "
+            f"{names} over\nthat of `best`, so **above 1 rawnn is faster, below 1 slower**. All "
+            f"have {DEPTHS[0]} to {DEPTHS[1]} layers of {WIDTHS[0]} to\n{WIDTHS[1]} units and "
+            f"batches of {BATCHES[0]} to {BATCHES[1]}, few of them at once the widest and the "
+            f"largest.{missing}\n")
+
+
+def against_the_best(results: Results) -> list[Grid]:
+    """The summary of the random networks against the better of the peers."""
+    summary, _ = sample.sample(results)
+    rows = [row for row in summary.rows if row[1] == sample.BEST]
+    return [replace(summary, rows=rows).without(("against",))]
+
+
+def about_the_peers(results: Results) -> str:
+    return ("Microseconds a step, the fastest variant of each; the last column is the time of "
+            "rawnn over the\n[lower bound](docs/floors.md#x-lower-bound) of any program.\n")
+
+
+def pictured(names: Sequence[str]) -> Callable[[Results], str]:
+    """The pictures above a table."""
+    return lambda results: "\n".join(
+        f"![{name.replace('-', ' ')}](../results/{name}.svg)" for name in names
+        ) + "\n"
+
+
+def lab_series_of(topic: str) -> Grids:
+    """A series of kernels in examples/lab."""
+    return lambda results: machine.lab(
+        results, topic, [p.stem for p in lab_series.steps_of(topic)])
+
+
+SCALING = ("scaling", "scaling-four", "scaling-small")
 FLOPS, ALPHA, BETA = (float(trials.cell("scaling.toml", "constants", letter, "value"))
                       for letter in ("F", "alpha", "beta"))
-NVLINK = scaling_model.Link(ALPHA, BETA)
 NETWORK_CARD = 50e9
 """Bytes a second of a link of 400 Gbit/s."""
-FLOORS_PAGE = "docs/floors.md#x-floor"
-SYSTEMS = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
-DRAWN = RESULTS / "random-peers-h100.json"
-"""The random draw that the first page shows; other files of draws have a row each on the page of
-the peers."""
 
 
-def ladder() -> str:
-    """The ladder, less the comparison with the reference, and where it was measured."""
-    found = read_ladder(RESULTS / "ladder-h200.json")
-    lines = markdown_rows(found, ("reference",))
-    machine, clocks, _, runs = provenance(found)
-    return "\n".join([*lines, "", f"{machine}; {clocks}; {runs}.", ""])
+def reduction_model(results: Results) -> list[Grid]:
+    return [replace(grid, source="")
+            for grid in machine.reduction_model(results, machine.Link(ALPHA, BETA))]
 
 
-def random_headline() -> str:
-    """The random draw: `best` against the best of the peers, a class of numbers a row."""
-    found = read_contests(DRAWN)
-    peers = [SYSTEMS.get(s, s) for s in found.systems if s != OURS]
-    lines = summary.summary(found)
-    best = [line for line in lines if line.against == lines[0].against]
-    head = [h for h in summary.HEADINGS if h != "against"]
-    rows = [[name, *figures] for name, _, *figures in map(summary.cells, best)]
-    table = markdown_table(head, rows, head[:1])
-    left = len(found.asked) - len(found.contests)
-    if left:
-        table += ["", f"{left} more {'was' if left == 1 else 'were'} drawn and not reached: "
-                  f"{found.ended or 'left out'}."]
-    for each in filter(None, (summary.tensor_bound_line(found), summary.draws_line(found),
-                              summary.setups(found))):
-        table += ["", f"{each[0].upper()}{each[1:]}."]
-    count = len(draws(found.asked))
-    several = f" in {count} draws" if count > 1 else ""
-    return "\n".join([
-        f"{len(found.contests)} networks drawn at random{several}, that nobody has tuned to: time "
-        f"of the best of {' and '.join(peers)} over",
-        f"that of `best`, so **above 1 rawnn is faster, below 1 slower**. All have {DEPTHS[0]} to "
-        f"{DEPTHS[1]} layers of {WIDTHS[0]} to",
-        f"{WIDTHS[1]} units and batches of {BATCHES[0]} to {BATCHES[1]}, few of them at once the "
-        "widest and the largest.", "", *table, "",
-        f"{summary.provenance(found)}.", ""])
+MEASURED = (
+    Block("README.md", "random", SAMPLE, against_the_best, above=about_the_sample),
+    Block("README.md", "peers", "peers-h200", peers.headline, above=about_the_peers),
+    Block("README.md", "ladder", "ladder-h200", suite("ladder"), ("reference",), notes=False),
+    Block("docs/peers.md", "random", SAMPLE, suite("sample")),
+    Block("docs/peers.md", "workloads", "peers-h200", peers.programs("peers")),
+    Block("docs/workloads.md", "h200", "workloads-h200", suite("workloads")),
+    Block("docs/workloads.md", "h100", "workloads-h100", suite("workloads")),
+    Block("docs/floors.md", "floors", "lower-bounds-h200", suite("lower-bounds")),
+    Block("docs/lab.md", "launches", "launches-h200", suite("launches")),
+    Block("docs/suites.md", "ablation", "ablation-h200", suite("ablation"),
+          above=pictured(("ablation",))),
+    Block("docs/suites.md", "sweep", "sweep-h200", suite("sweep"),
+          above=pictured(("sweep-batch", "sweep-width"))),
+    Block("docs/suites.md", "curves", "curves-h200", suite("curves"),
+          above=lambda results: pictured(list(curves.curve_charts(results)))(results)),
+    *(Block("docs/scaling.md", name, f"{name}-h200", suite("scaling")) for name in SCALING),
+    *(Block("docs/scaling.md", name.replace("scaling", "model"), f"{name}-h200", reduction_model)
+      for name in ("scaling", "scaling-small")),
+    *(Block("examples/lab/README.md", topic, "lab-h200", lab_series_of(topic),
+            above=lambda results, topic=topic: lab_series.lessons(topic))  # type: ignore[misc]
+      for topic in lab_series.SIZES),
+)
+"""Every block that is made of one results file."""
+
+CHARTS = {
+    "README.md": ((SAMPLE, "sample"), ("ladder-h200", "ladder")),
+    "docs/scaling.md": (("scaling-four-h200", "scaling"),),
+    "docs/suites.md": (("ablation-h200", "ablation"), ("sweep-h200", "sweep"),
+                       ("curves-h200", "curves")),
+}
+"""Page -> results files whose suite's charts results/ has for it."""
 
 
-def other_draws() -> str:
-    """A row for each file of other draws, the newest first: what they gave, at which commit."""
-    others = [(path, read_contests(path)) for path in RESULTS.glob("random-peers*.json")
-              if path != DRAWN]
-    rows = []
-    for path, found in sorted(others, key=lambda pair: pair[1].environment.date, reverse=True):
-        means = {line.name: f"{line.mean:.2f} x" for line in summary.summary(found)
-                 if line.against == "the best peer"}
-        rows.append([found.environment.date[:10], str(len(found.contests)),
-                     *(means[name] for name in PICTURED), (found.environment.gpu or {})["name"],
-                     f"{found.environment.commit[:7]} ([samples](../results/{path.name}))"])
-    return "\n".join([*markdown_table(("date", "networks", *PICTURED, "GPU", "commit"), rows,
-                                      ("date", "GPU", "commit")), ""])
+# -- blocks made otherwise -------------------------------------------------------------------------
 
 
-def random_whole() -> str:
-    """All of the random draw: every peer, every network, and what failed."""
-    return summary.markdown(read_contests(DRAWN))
-
-
-def peers_of_workloads() -> str:
-    """Every program of the built-in workloads that were measured beside the peers."""
-    return workload_table.markdown(read_contests(RESULTS / "peers-h200.json"))
-
-
-PEERS_HEADINGS = ("workload", "network", "numbers", "rawnn", "PyTorch", "JAX", "NumPy",
-                  "best peer over rawnn", "x floor")
-
-
-def peers_headline() -> str:
-    """The built-in workloads beside the fastest form of each peer, a class of numbers a row."""
-    found = read_contests(RESULTS / "peers-h200.json")
-    rows = []
-    for contest in found.contests:
-        problem = contest.problem
-        sizes = "-".join(map(str, problem.layers))
-        for numbers in NUMBERS:
-            each = {s: contest.best((s,), (numbers,)) for s in (OURS, "torch", "jax", "numpy")}
-            ours = each[OURS]
-            theirs = [e.time for s, e in each.items() if e is not None and s != OURS]
-            rows.append([f"`{problem.name}`" if numbers == NUMBERS[0] else "",
-                         f"{sizes}, batch {problem.batch}" if numbers == NUMBERS[0] else "",
-                         numbers, *(f"{e.time:.1f}" if e else "" for e in each.values()),
-                         f"**{min(theirs) / ours.time:.2f} x**" if ours and theirs else "",
-                         x_floor(ours.time if ours else None, contest.footprint(numbers))])
-    lines = markdown_table(PEERS_HEADINGS, rows, PEERS_HEADINGS[:3])
-    return "\n".join([*lines, "", f"Microseconds a step, the fastest form of each; the last "
-                      f"column is our time over the [least]({FLOORS_PAGE}) that any could take; "
-                      f"{summary.provenance(found)}.", ""])
-
-
-def workloads(name: str) -> Callable[[], str]:
-    """The built-in workloads on one GPU."""
-    return lambda: read_sets(RESULTS / name).markdown()
-
-
-def measured_toggles() -> list[SetsResult]:
-    """Everything that `bench toggles` has measured, the newest first."""
-    found = [msgspec.json.decode(path.read_bytes(), type=SetsResult)
-             for path in RESULTS.glob("toggles-*.json")]
-    return sorted(found, key=lambda result: result.environment.date, reverse=True)
-
-
-def worth(toggle: Toggle, measured: Sequence[SetsResult]) -> str:
-    """What a toggle is worth, with a column for each GPU: of the newest result there that has all
-    the sets of the toggle. Without any it says so."""
-    newest: dict[str, SetsResult] = {}
-    for result in measured:
-        if has_all(result, toggle):
-            newest.setdefault(result.machine(), result)
-    if not newest:
+def speedups(toggle: Toggle, measured: Sequence[Results]) -> str:
+    """The speedup of a toggle, a table for each GPU and number of epochs."""
+    made = [checked(results, grid, toggle.name).markdown()
+            for results in measured for grid in training.toggle_grids(toggle, results)]
+    if not made:
         return NOT_MEASURED
-    return (f"Milliseconds an epoch of MNIST by the device's clock, and in brackets how many times "
-            f"faster than without, with the 95 % interval; `python -m rawnn bench toggles "
-            f"{toggle.name}` measures this "
-            f"([how we measure](../measuring.md)).\n\n"
-            f"{markdown(toggle, [newest[machine] for machine in sorted(newest)])}")
+    return "\n".join([
+        f"Milliseconds an epoch of MNIST by the device's clock, and how many times faster than "
+        f"without, with the 95 %\ninterval, or of few runs the range; `python -m rawnn bench "
+        f"toggles {toggle.name}` measures this\n([how we measure](../measuring.md)).\n", *made])
+
+
+def other_samples() -> str:
+    """A line for each file of other samples, the newest first: what they gave, at which commit."""
+    lines = []
+    for path in RESULTS.glob("sample-*.json"):
+        if path.stem == SAMPLE:
+            continue
+        results = results_of(path.stem)
+        found = networks(results, "sample")
+        means = {s.name: s.mean[0] for s in sample.against_best(found)}
+        place = results.place(found[0].entries[0])
+        said = ", ".join(f"{name} {means[name]:.2f} x" for name in sample.CHARTED)
+        where = f"{place.date[:10]}, {place.machine}, commit {place.commit[:7]}"
+        lines.append((place.date, f"- {where}: {said} ({len(found)} networks, "
+                                  f"[samples](../results/{path.name}))"))
+    return "\n".join([*(line for _, line in sorted(lines, reverse=True)), ""])
 
 
 def ranks_worth() -> str:
@@ -192,181 +221,48 @@ def ranks_worth() -> str:
         least = 2 * FLOPS / (3 * beta)
         rows.append([link, *(f"{times * least:,.0f}" for times in (1, 1.5, 3, 12, 384))])
     heads = ("link", "`b*`", "3/2 `b*`", "a batch worth 2 GPUs", "8 GPUs", "256 GPUs")
-    return "\n".join([*markdown_table(heads, rows, heads[:1]), ""])
+    return Grid(heads, rows, heads[:1]).markdown()
 
 
 def float32_error() -> str:
-    """How far float32 on the chip is from float64, beside NumPy's."""
+    """How far float32 of `persistent` is from float64, beside NumPy's."""
     kept = json.loads((RESULTS / "float32-error.json").read_text(encoding="utf-8"))
-    worst, median, draws = kept["worst"], kept["median"], kept["draws"]
-    far = max(draws, key=lambda row: float(row["gradient"]))
-    return (f"Of {len(draws)} networks drawn at random, one step's change of the weights, as "
-            f"stored in float32, is\nat most **{worst['update']:.2f} times** as far from float64 "
-            f"as NumPy's in float32 is; the gradients that it is made of,\nin which storing hides "
-            f"nothing, at most **{worst['gradient']:.2f} times**, in the median "
-            f"{median['gradient']:.2f} times. The worst:\n{far['what']}.\n")
+    worst, median, networks = kept["worst"], kept["median"], kept["draws"]
+    far = max(networks, key=lambda row: float(row["gradient"]))
+    update, gradient = (f"{worst[name]:.2f} times" for name in ("update", "gradient"))
+    return (f"Of {len(networks)} random networks, one step's change of the weights, as stored in "
+            f"float32, is\nat most **{update}** as far from float64 as NumPy's in float32 is; the "
+            f"gradients that it is made of,\nin which storing hides nothing, at most "
+            f"**{gradient}**, in the median {median['gradient']:.2f} times. The worst:\n"
+            f"{far['what']}.\n")
 
 
-def lab(topic: str) -> Callable[[], str]:
-    """The steps of a series of examples/lab, with what each taught and takes on each GPU."""
-    return lambda: lab_tables.table(
-        topic, [lab_tables.read_lab(path) for path in sorted(RESULTS.glob("lab-*.json"))])
-
-
-def once_measured(name: str, table: Callable[[Path], str]) -> Callable[[], str]:
-    """What `bench NAME` gave on an H200, once somebody has measured it."""
-
-    def made() -> str:
-        path = RESULTS / f"{name}-h200.json"
-        return table(path) if path.exists() else NOT_YET.format(name=name)
-
-    return made
-
-
-def two_runs() -> str:
-    """What `bench compare` says of two runs of `bench all` of one commit, and of a run in which a
-    slowdown was planted."""
-    same, planted = (RESULTS / f"compare{which}-h200.json" for which in ("", "-planted"))
-    if not same.exists():
-        return "Not measured yet.\n"
-    found = msgspec.json.decode(same.read_bytes(), type=Comparison)
-    lines = ["Two runs of `bench all` of one commit, one after the other on one GPU (the first is "
-             "what `results/` has; the second has those suites that time no peers). Ours: "
-             f"{_counted(found.ours)}{_mean(found.overall)}."]
-    if found.peers:
-        lines += [f"The peers': {_counted(found.peers)}{_mean(found.overall_peers)}."]
-    if found.between:
-        low, high = min(found.between.values()), max(found.between.values())
-        lines += [f"Beyond what repetitions explain the two differ by {low:.1%} to {high:.1%}, by "
-                  f"kind of sets."]
-    lines += ["", *_pairs([p for p in found.pairs if p.verdict in ("slower", "faster", "lost")])]
-    if planted.exists():
-        other = msgspec.json.decode(planted.read_bytes(), type=Comparison)
-        lines += ["Workloads of the second run, and some of them again, where a kernel makes each "
-                  "epoch of one set 5 % longer (exit status 1):", "",
-                  *_pairs([p for p in other.pairs if p.ratio])]
-    return "\n".join(lines)
-
-
-def _counted(pairs: Sequence[Pair]) -> str:
-    return ", ".join(f"{n} `{verdict}`" for verdict, n in
-                     Counter(pair.verdict for pair in pairs).most_common()) or "none"
-
-
-def _mean(overall: tuple[float, float, float] | None) -> str:
-    return "; all together B / A = {:.3f} ({:.3f}-{:.3f})".format(*overall) if overall else ""
-
-
-def _pairs(pairs: Sequence[Pair]) -> list[str]:
-    """A table of pairs, and an empty line; nothing for none."""
-    if not pairs:
-        return []
-    cells = [[p.suite, f"`{p.set}`", f"{p.ratio:.3f}" if p.ratio else "",
-              f"{p.low:.3f}-{p.high:.3f}" if p.low and p.high else "", p.verdict] for p in pairs]
-    heads = ("suite", "set", "B / A", "95 % interval", "verdict")
-    return [*markdown_table(heads, cells, (heads[0], heads[1], heads[-1])), ""]
-
-
-def pictured(path: Path, text: str) -> str:
-    """A block with the pictures of a results file above it."""
-    made = {"sweep": sweeps, "curves": loss_curves}[path.stem.partition("-")[0]]()
-    words = {name: name.partition("-")[2].replace("-", " ") for name in made}
-    return "\n".join([*(f"![{word}](../results/{name}.svg)" for name, word in words.items()), "",
-                      text])
-
-
-BLOCKS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"random": random_headline, "peers": peers_headline, "ladder": ladder,
-                  "slower": partial(trials.text, "peers.toml", "slower")},
-    "docs/peers.md": {"random": random_whole, "earlier": other_draws,
-                      "workloads": peers_of_workloads},
-    "docs/workloads.md": {"h200": workloads("workloads-h200.json"),
-                          "h100": workloads("workloads-h100.json")},
+OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"slower": partial(trials.text, "peers.toml", "slower")},
+    "docs/peers.md": {"earlier": other_samples},
     "docs/toggles/persistent.md": {"float32": float32_error},
-    "docs/scaling.md": {
-        **{name: once_measured(name, lambda path: read_scaling(path).markdown())
-           for name in ("scaling", "scaling-four", "scaling-small")},
-        **{name: once_measured(measured, lambda path: scaling_model.table(
-            read_scaling(path), NVLINK))
-           for name, measured in (("model", "scaling"), ("model-small", "scaling-small"))},
-        "worth": ranks_worth},
-    "docs/measuring.md": {"compare": two_runs},
-    "docs/floors.md": {"floors": once_measured(
-        "floors", lambda path: read_floors(path).markdown())},
-    "docs/lab.md": {"launches": once_measured(
-        "launches", lambda path: read_launches(path).markdown())},
-    "docs/suites.md": {
-        "ablation": once_measured("ablation", lambda path: ablation.markdown(read_sets(path))),
-        "sweep": once_measured("sweep", lambda path: pictured(
-            path, workload_table.markdown(read_contests(path)))),
-        "curves": once_measured("curves", lambda path: pictured(
-            path, curves.markdown(curves.read_curves(path))))},
+    "docs/scaling.md": {"worth": ranks_worth},
     "docs/testing.md": {"walk": lambda: full_walk.table(full_walk.read_record()),
                         "alarms": lambda: false_alarms.table(false_alarms.read_record()),
                         "gpu": lambda: gpu_record.lists_table(gpu_record.read_record()),
                         "checked": lambda: gpu_record.checked_table(gpu_record.read_record())},
-    "examples/lab/README.md": {topic: lab(topic) for topic in lab_series.SIZES},
 }
-"""Page -> name of a block in it -> what makes its text."""
+"""Page -> name of a block in it -> what makes its text, where that is not one results file."""
 
 
-def random_picture(path: Path) -> None:
-    """Draw the random draw: ratio against size, network by network."""
-    found = read_contests(DRAWN)
-    path.write_text(standalone(random_figure(found, PICTURED)), encoding="utf-8")
+# -- pictures --------------------------------------------------------------------------------------
 
 
-def ladder_picture(path: Path) -> None:
-    """Draw the ladder's epochs as bars."""
-    plot_ladder(read_ladder(RESULTS / "ladder-h200.json"), path)
-
-
-def sweeps() -> dict[str, Callable[[], str]]:
-    """Time against width, and against batch."""
-    path = RESULTS / "sweep-h200.json"
-    names = {c.problem.name.split()[0] for c in read_contests(path).contests} if path.exists() \
-        else set[str]()
-    return {f"sweep-{name}": partial(lambda name: sweep_figure(name, [
-        c for c in read_contests(path).contests if c.problem.name.split()[0] == name]), name)
-        for name in sorted(names)}
-
-
-def loss_curves() -> dict[str, Callable[[], str]]:
-    """The loss curves of each workload, and speed and loss over the size of the networks."""
-    path = RESULTS / "curves-h200.json"
-    if not path.exists():
-        return {}
-    found = curves.read_curves(path)
-    made: dict[str, Callable[[], str]] = {
-        f"curves-{name}": partial(curves_figure, name, found) for name in found.steps}
-    for which, name in ((True, "speed"), (False, "loss")):
-        made[f"curves-by-size-{name}"] = partial(sizes_figure, found, which)
-    return made
-
-
-def ablations() -> dict[str, Callable[[], str]]:
-    """What each toggle is worth alone and beside the others."""
-    path = RESULTS / "ablation-h200.json"
-    return {"ablation": lambda: ablation_figure(read_sets(path))} if path.exists() else {}
-
-
-def pictures() -> dict[str, Callable[[Path], None]]:
-    """File -> what draws it, for all that was measured."""
-    made: dict[str, Callable[[Path], None]] = {
-        "results/random-peers.svg": random_picture, "results/ladder.svg": ladder_picture}
-    if (RESULTS / "scaling-four-h200.json").exists():
-        made["results/scaling.svg"] = lambda path: plot_scaling(
-            read_scaling(RESULTS / "scaling-four-h200.json"), path)
-    for name, draw in {**sweeps(), **loss_curves(), **ablations()}.items():
-        made[f"results/{name}.svg"] = partial(_written, draw)
-    return made
-
-
-def _written(draw: Callable[[], str], path: Path) -> None:
-    path.write_text(standalone(draw()), encoding="utf-8")
+def pictures() -> dict[str, Chart]:
+    """File -> chart, for all that CHARTS declares."""
+    return {f"results/{name}.svg": chart for several in CHARTS.values() for file, suite in several
+            for name, chart in SUITES[suite].charts(results_of(file)).items()}
 
 
 PICTURES = pictures()
+
+
+# -- pages -----------------------------------------------------------------------------------------
 
 
 def filled(text: str, blocks: Mapping[str, str]) -> str:
@@ -386,7 +282,8 @@ def filled(text: str, blocks: Mapping[str, str]) -> str:
 
 def missing() -> str:
     """A sentence on pages that there are not; an empty one where all are there."""
-    names = dict.fromkeys([*BLOCKS, *(f"{TOGGLE_PAGES}/{name}.md" for name in TOGGLES),
+    names = dict.fromkeys([*(block.page for block in MEASURED), *OTHERS,
+                           *(f"{TOGGLE_PAGES}/{name}.md" for name in TOGGLES),
                            *(page for page, _, _ in trials.read_trials())])
     absent = [page for page in names if not (ROOT / page).exists()]
     return f"there is no {', '.join(absent)}: figures go there, and CONTRIBUTING.md says what a " \
@@ -396,12 +293,15 @@ def missing() -> str:
 def pages() -> dict[str, str]:
     """Every page with blocks, by its path from the root, and what it is to say; those that are
     missing are left out."""
-    measured = measured_toggles()
-    blocks = {page: {name: make() for name, make in made.items()}
-              for page, made in BLOCKS.items()}
+    blocks: dict[str, dict[str, str]] = {}
+    for block in MEASURED:
+        blocks.setdefault(block.page, {})[block.name] = block.text()
+    for page, others in OTHERS.items():
+        blocks.setdefault(page, {}).update({name: make() for name, make in others.items()})
+    measured = [results_of(name) for name in TOGGLE_FILES]
     for toggle in TOGGLES.values():
         page = blocks.setdefault(f"{TOGGLE_PAGES}/{toggle.name}.md", {})
-        page["worth"] = worth(toggle, measured)
+        page["worth"] = speedups(toggle, measured)
     for where, name, text in trials.read_trials():
         blocks.setdefault(where, {})[name] = text
     return {page: filled((ROOT / page).read_text(encoding="utf-8"), made)
@@ -413,8 +313,8 @@ def main() -> None:
         sys.exit(said)
     for page, text in pages().items():
         (ROOT / page).write_text(text, encoding="utf-8")
-    for picture, draw in PICTURES.items():
-        draw(ROOT / picture)
+    for picture, chart in PICTURES.items():
+        chart.write(ROOT / picture)
 
 
 if __name__ == "__main__":

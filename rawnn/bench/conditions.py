@@ -1,41 +1,41 @@
-"""A GPU's clocks, temperature, power and reasons for slowing down, sampled while something runs."""
+"""A GPU's clocks, temperature, power and reasons for slowing down while something runs, by NVIDIA's
+management library.
+
+It is asked through `nvidia-ml-py`. Without the package, or without such a GPU, nothing is observed
+and nothing else changes.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
 from time import monotonic
-from typing import TypeVar
+from typing import Any
 
-import msgspec
-
-from rawnn.bench.clocks import ClockSample, ManagedGpu, summarize
-from rawnn.bench.statistics import Spread
 from rawnn.engine.machine import Opened
-
-T = TypeVar("T")
 
 INTERVAL_S = 0.05
 """Seconds between samples; one takes some 0.1 ms of a core, in the thread that takes it."""
-
-LEAST_S = 1.0
-"""Seconds from which on the energy counter's steps, of some 0.1 s, do not matter."""
-
+SLOWDOWNS = {"HwSlowdown": "hardware slowdown", "HwThermalSlowdown": "too hot",
+             "HwPowerBrakeSlowdown": "power brake", "SwThermalSlowdown": "too hot (driver)",
+             "SwPowerCap": "power limit"}
+"""NVML's reasons for lower clocks, and their names here. Idle or locked clocks are none."""
 HARMLESS = ("power limit",)
 """Reasons that a GPU at full load has anyway, which make no run worth repeating."""
 
 
-class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen during a measurement: clocks in MHz, degrees Celsius, watts; `energy_j` is what
-    the GPU took in all, `seconds` how long was watched. `slowdowns` are reasons for lower clocks
-    that held at some sample."""
+@dataclass(frozen=True)
+class Conditions:
+    """What was seen during a measurement: of each quantity of record.CLOCK_METRICS that the GPU
+    reports its minimum, median and maximum; reasons for lower clocks that held at some sample; the
+    joules that the GPU took in all; and for how many seconds it was watched."""
 
-    sm_mhz: Spread | None = None
-    mem_mhz: Spread | None = None
-    temperature_c: Spread | None = None
-    power_w: Spread | None = None
-    slowdowns: list[str] = []
+    readings: dict[str, list[float]] = field(default_factory=dict)
+    slowdowns: list[str] = field(default_factory=list)
     energy_j: float | None = None
     seconds: float = 0.0
 
@@ -52,19 +52,34 @@ class Seen:
 
 
 class Watch:
-    """Samples one GPU from a thread."""
+    """Samples CUDA's device `ordinal` from a thread; none is observed without one. `library` stands
+    in for pynvml."""
 
-    def __init__(self, gpu: ManagedGpu) -> None:
-        self._gpu = gpu
+    def __init__(self, ordinal: int | None, library: Any = None) -> None:
+        self._nvml, self._handle = library, None
+        if ordinal is None:
+            return
+        try:
+            if library is None:
+                import pynvml
+
+                self._nvml = pynvml
+            self._nvml.nvmlInit()
+            name = nvml_name(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+            self._handle = self._nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() \
+                else self._nvml.nvmlDeviceGetHandleByUUID(name)
+        except Exception:  # no package, no library, no such GPU: nothing is observed
+            self._handle = None
 
     @classmethod
     def of(cls, opened: Opened) -> Watch:
         """Of the GPU that was opened; one that observes nothing for the host and simulated GPUs."""
-        return cls(ManagedGpu.of(opened))
+        device = opened.device
+        return cls(device.info.ordinal if device and device.backend.name != "sim" else None)
 
     @property
     def observes(self) -> bool:
-        return self._gpu.observes
+        return self._handle is not None
 
     @contextmanager
     def during(self) -> Iterator[Seen]:
@@ -73,14 +88,15 @@ class Watch:
         if not self.observes:
             yield seen
             return
-        samples: list[ClockSample | None] = []
+        readings: dict[str, list[float]] = {}
         reasons: set[str] = set()
-        done, begun, energy = threading.Event(), monotonic(), self._gpu.energy()
+        done, begun, energy = threading.Event(), monotonic(), self._energy()
 
         def watch() -> None:
             while True:
-                reasons.update(self._gpu.slowdowns())
-                samples.append(self._gpu.sample())
+                reasons.update(self._slowdowns())
+                for name, value in self._sample().items():
+                    readings.setdefault(name, []).append(value)
                 if done.wait(INTERVAL_S):
                     return
 
@@ -91,53 +107,41 @@ class Watch:
         finally:
             done.set()
             thread.join()
-            end = self._gpu.energy()
+            end = self._energy()
             used = None if energy is None or end is None else (end - energy) / 1e3
-            seen.conditions = Conditions(**summarize(samples), slowdowns=sorted(reasons),
-                                         energy_j=used, seconds=monotonic() - begun)
+            seen.conditions = Conditions(
+                {name: [min(values), median(values), max(values)]
+                 for name, values in readings.items()},
+                sorted(reasons), used, monotonic() - begun)
 
+    def _sample(self) -> dict[str, float]:
+        """The reading of this moment: MHz, degrees Celsius, watts."""
+        found = {
+            "sm_mhz": self._ask(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)),
+            "mem_mhz": self._ask(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)),
+            "temperature_c": self._ask(
+                lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)),
+            "power_w": self._ask(lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3)}
+        return {name: value for name, value in found.items() if value is not None}
 
-def unslowed(measure: Callable[[], tuple[T, Conditions | None]]) -> tuple[T, Conditions | None]:
-    """What `measure` gives with the conditions that it saw: once more where the GPU slowed down
-    meanwhile; if it does so again, that is kept, and its conditions say so."""
-    found = measure()
-    return measure() if found[1] is not None and found[1].throttled else found
+    def _slowdowns(self) -> set[str]:
+        """What makes the clocks lower at this moment."""
+        bits = self._ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h)) or 0
+        return {words for name, words in SLOWDOWNS.items()
+                if int(bits) & getattr(self._nvml, f"nvmlClocksThrottleReason{name}", 0)}
 
+    def _energy(self) -> float | None:
+        """Millijoules since the driver was loaded."""
+        return self._ask(lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h))
 
-def slowed(conditions: Conditions | None) -> str:
-    """In words that a measurement is one of a GPU that slowed down, and why; "" where it is not."""
-    if conditions is None or not conditions.throttled:
-        return ""
-    return (f"ran on a slowed-down GPU ({', '.join(conditions.throttled)}), even when it was run "
-            f"again")
-
-
-def joules(conditions: Conditions | None, epochs: int) -> str:
-    """Joules of an epoch, with its share of the test evaluation; "" where NVML does not say. A
-    counter that moves some times a second tells nothing of a run shorter than that."""
-    if conditions is None or conditions.energy_j is None or conditions.seconds < LEAST_S \
-            or not epochs:
-        return ""
-    return f"{conditions.energy_j / epochs:.3g}"
-
-
-def merged(parts: list[Conditions]) -> Conditions | None:
-    """The conditions of several turns as one; None for none."""
-    if not parts:
-        return None
-
-    def widest(name: str) -> Spread | None:
-        spreads = [s for p in parts if (s := getattr(p, name)) is not None]
-        if not spreads:
+    def _ask(self, question: Any) -> float | None:
+        try:
+            return float(question(self._nvml, self._handle))
+        except Exception:  # this GPU does not report it
             return None
-        middle = sorted(spreads, key=lambda s: s.median)[len(spreads) // 2]
-        return Spread(n=sum(s.n for s in spreads), median=middle.median,
-                      min=min(s.min for s in spreads), max=max(s.max for s in spreads),
-                      mad=middle.mad)
 
-    energies = [p.energy_j for p in parts if p.energy_j is not None]
-    return Conditions(
-        sm_mhz=widest("sm_mhz"), mem_mhz=widest("mem_mhz"), power_w=widest("power_w"),
-        temperature_c=widest("temperature_c"),
-        slowdowns=sorted({word for p in parts for word in p.slowdowns}),
-        energy_j=sum(energies) if energies else None, seconds=sum(p.seconds for p in parts))
+
+def nvml_name(ordinal: int, visible: str) -> str:
+    """NVML's index, or the UUID, of CUDA's device `ordinal`, given CUDA_VISIBLE_DEVICES."""
+    names = [word.strip() for word in visible.split(",") if word.strip()]
+    return names[ordinal] if ordinal < len(names) else str(ordinal)

@@ -2,7 +2,7 @@
 program could do without.
 
 Both are models. Bytes and operations follow from the plan, what a GPU does a second, and what a
-launch and an exchange take, from `rawnn bench floors` (docs/floors.md).
+launch and an exchange take, from `rawnn bench lower-bounds` (docs/floors.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rawnn.bench.floors import CROSSING, FloorsResult
+from rawnn.bench.gpu_limits import Limits
 from rawnn.bench.moved import moved_by, touched
 from rawnn.plan.op import Op
 from rawnn.plan.op_flops import gemms_of, op_precision, operations
@@ -42,36 +42,36 @@ class OpCost:
     bound: str = ""
 
 
-def op_costs(plan: Plan, policy: Policy, floors: FloorsResult | None) -> list[OpCost]:
+def op_costs(plan: Plan, policy: Policy, limits: Limits | None) -> list[OpCost]:
     """What each op of a one-step plan costs.
 
     An op is expected to take a launch and, behind it, its bytes or its operations, whichever takes
     longer. A whole-step kernel has a model of its own (rawnn/persistent/cost.py).
     """
-    resident = floors is not None and _working_set(plan) <= floors.l2_bytes
-    return [_op_cost(op, plan, policy, floors, resident) for op in plan.ops]
+    resident = limits is not None and _working_set(plan) <= limits.l2_bytes
+    return [_op_cost(op, plan, policy, limits, resident) for op in plan.ops]
 
 
-def _op_cost(op: Op, plan: Plan, policy: Policy, floors: FloorsResult | None,
+def _op_cost(op: Op, plan: Plan, policy: Policy, limits: Limits | None,
              resident: bool) -> OpCost:
     plain = OpCost(op, moved_by(op, plan), operations(op, plan),
                    op_precision(op, plan) if gemms_of(op, plan) else "")
-    if floors is None:
+    if limits is None:
         return plain
     if op.kind == KIND:
         us = float(op.attributes["chosen"].us) * int(op.attributes["span"])
         return OpCost(op, plain.nbytes, plain.operations, plain.numbers, us=us, bound=OWN)
-    memory = _memory_us(op, plan, floors, resident)
-    rate, word = _rate(op, plan, floors)
+    memory = _memory_us(op, plan, limits, resident)
+    rate, word = _rate(op, plan, limits)
     arithmetic = plain.operations / rate if rate else None
-    launch = floors.value(_launch(policy))
+    launch = limits.value(_launch(policy))
     if launch is None:
-        launch = floors.value("node_whole")
-    limits = {"memory": memory, word: arithmetic, "launch": launch}
+        launch = limits.value("node_whole")
+    terms = {"memory": memory, word: arithmetic, "launch": launch}
     if memory is None or launch is None:
         return plain
     us = launch + max(memory, arithmetic or 0.0)
-    bound = max(limits, key=lambda name: limits[name] or 0.0)
+    bound = max(terms, key=lambda name: terms[name] or 0.0)
     return OpCost(op, plain.nbytes, plain.operations, plain.numbers, memory, arithmetic, launch, us,
                   bound)
 
@@ -83,11 +83,11 @@ def _launch(policy: Policy) -> str:
     return "node_whole_early" if policy.pdl else "node_whole"
 
 
-def _memory_us(op: Op, plan: Plan, floors: FloorsResult, resident: bool) -> float | None:
+def _memory_us(op: Op, plan: Plan, limits: Limits, resident: bool) -> float | None:
     """The time of an op's bytes: the data set's from device memory, or from the host, the others
     from the L2 cache where all that a step touches stays there."""
-    near = floors.value("l2_read") if resident else floors.value("copy")
-    far, host = floors.value("read"), floors.value("host_to_device")
+    near = limits.value("l2_read") if resident else limits.value("copy")
+    far, host = limits.value("read"), limits.value("host_to_device")
     total = 0.0
     for name, nbytes in touched(op, plan):
         role = plan[name].role
@@ -98,27 +98,27 @@ def _memory_us(op: Op, plan: Plan, floors: FloorsResult, resident: bool) -> floa
     return total
 
 
-def _rate(op: Op, plan: Plan, floors: FloorsResult) -> tuple[float | None, str]:
+def _rate(op: Op, plan: Plan, limits: Limits) -> tuple[float | None, str]:
     """Operations a microsecond of what an op multiplies by, and which of the GPU's units it is:
     tensor cores multiply float32, too, by three products of tf32 or float16."""
     number = op_precision(op, plan)
-    fma = floors.value("fma")
+    fma = limits.value("fma")
     scalar = op.impl == "naive" or not MAIN_LOOPS.get(op.impl, True) \
         or op.kind in ("linear_forward", "linear_update")
     if not gemms_of(op, plan) or scalar or (
             number == "float32" and not MAIN_LOOPS.get(op.impl, op.impl == "skinny")):
         return (fma * 1e6 if fma else None), "FMA"
-    rate = _class_rate(number, floors, tensor=True)
+    rate = _class_rate(number, limits, tensor=True)
     return (rate * 1e6 if rate else None), "tensor"
 
 
-def _class_rate(number: str, floors: FloorsResult, tensor: bool = False) -> float | None:
+def _class_rate(number: str, limits: Limits, tensor: bool = False) -> float | None:
     """TFLOP/s that a number class can be multiplied at; float32 by fused multiply-adds or by three
     products of tf32, whichever is faster, by the latter alone where `tensor`."""
     if number != "float32":
-        return floors.value(f"tensor_{number}")
-    three = floors.value("tensor_tf32")
-    rates = [three / 3 if three else None, None if tensor else floors.value("fma")]
+        return limits.value(f"tensor_{number}")
+    three = limits.value("tensor_tf32")
+    rates = [three / 3 if three else None, None if tensor else limits.value("fma")]
     return max((r for r in rates if r), default=None)
 
 
@@ -147,7 +147,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
                 f"of arithmetic, and {self.waiting_us:.2f} of {self.exchanges} exchanges")
 
 
-def least_time(plan: Plan, floors: FloorsResult) -> Bound | None:
+def least_time(plan: Plan, limits: Limits) -> Bound | None:
     """The time that a step of a plan takes at least, by these limits; None where they lack what is
     needed, or the plan trains nothing.
 
@@ -162,51 +162,50 @@ def least_time(plan: Plan, floors: FloorsResult) -> Bound | None:
       has a share of the arithmetic: the lesser counts.
     """
     layers = [t for t in plan.tensors.values() if t.role is Role.PARAMETER and len(t.shape) == 2]
-    arithmetic = _arithmetic_us(plan, floors)
-    memory = _unavoidable_us(plan, floors)
-    exchange = min((f.value.median for f in floors.floors if f.value and f.name in CROSSING),
-                   default=None)
+    arithmetic = _arithmetic_us(plan, limits)
+    memory = _unavoidable_us(plan, limits)
+    exchange = min(limits.crossings(), default=None)
     if not layers or arithmetic is None or memory is None or exchange is None:
         return None
     count = 2 * len(layers)
     waiting = count * exchange
-    alone = max(memory, arithmetic * floors.multiprocessors)
+    alone = max(memory, arithmetic * limits.multiprocessors)
     if alone < max(memory, arithmetic) + waiting:
-        arithmetic, waiting, count = arithmetic * floors.multiprocessors, 0.0, 0
+        arithmetic, waiting, count = arithmetic * limits.multiprocessors, 0.0, 0
     parts = {"memory": memory, "arithmetic": arithmetic, "waiting": waiting}
     return Bound(us=max(memory, arithmetic) + waiting, by=max(parts, key=lambda n: parts[n]),
                  memory_us=memory, arithmetic_us=arithmetic, waiting_us=waiting, exchanges=count)
 
 
-def _arithmetic_us(plan: Plan, floors: FloorsResult) -> float | None:
+def _arithmetic_us(plan: Plan, limits: Limits) -> float | None:
     """Of the products of a plan's ops a step."""
     total = 0.0
     for op in plan.ops:
         work = sum(2 * m * n * k for m, n, k in gemms_of(op, plan))
-        rate = _class_rate(op_precision(op, plan), floors) if work else 1.0
+        rate = _class_rate(op_precision(op, plan), limits) if work else 1.0
         if rate is None:
             return None
         total += work / rate / 1e6
     return total / plan.steps
 
 
-def _unavoidable_us(plan: Plan, floors: FloorsResult) -> float | None:
+def _unavoidable_us(plan: Plan, limits: Limits) -> float | None:
     used = {name for op in plan.ops for name in op.tensors}
     data = {n: plan[n] for n in used if plan[n].role.of_data}
     kept = sum(t.nbytes for t in plan.tensors.values()
                if t.role is Role.PARAMETER or (t.role is Role.STATE and t.name in used))
-    rates = {name: floors.value(name) for name in ("read", "copy", "l2_read", "host_to_device")}
+    rates = {name: limits.value(name) for name in ("read", "copy", "l2_read", "host_to_device")}
     if any(rate is None for rate in rates.values()):
         return None
     total = 0.0
     for tensor in data.values():
-        near = tensor.nbytes <= floors.l2_bytes
+        near = tensor.nbytes <= limits.l2_bytes
         rate = "host_to_device" if tensor.role is Role.HOST else "l2_read" if near else "read"
         total += tensor.nbytes // max(tensor.shape[0], 1) * plan.batch / (rates[rate] or 1) / 1e3
     chip = plan.target.multiprocessors * (plan.target.shared_per_multiprocessor
                                           + 4 * plan.target.registers)
     if kept > chip:
-        total += 2 * kept / (rates["l2_read" if kept <= floors.l2_bytes else "copy"] or 1) / 1e3
+        total += 2 * kept / (rates["l2_read" if kept <= limits.l2_bytes else "copy"] or 1) / 1e3
     return total
 
 

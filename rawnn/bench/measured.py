@@ -1,4 +1,5 @@
-"""What `rawnn bench` finds, written and read: files of a kind and a schema version."""
+"""What `rawnn profile` and the series of the lab find, written and read: files of a kind and a
+schema version."""
 
 from __future__ import annotations
 
@@ -28,15 +29,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_measured(path: str | os.PathLike[str],
                   kinds: Mapping[str, tuple[type[Any], int]]) -> Any:
-    """Read a measurement that `rawnn bench` kept. `kinds` gives the type and the schema version of
+    """Read such a file. `kinds` gives the type and the schema version of
     each kind that is read. Raises ConfigError for anything else."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     try:
-        if other := other_file(content):
-            raise ConfigError(f"{path} is {other}, and no measurement of `rawnn bench`")
         head = msgspec.json.decode(content, type=_Head)
         if head.kind not in kinds:
             raise ConfigError(f"{path} holds a measurement of the kind '{head.kind}'; what can be "
@@ -48,22 +47,6 @@ def read_measured(path: str | os.PathLike[str],
         return msgspec.json.decode(content, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a measurement that rawnn wrote: {error}") from None
-
-
-OTHERS = {
-    "the result of one training run, as `rawnn train --json` writes it (docs/results.md)":
-        {"config", "toggles", "history", "epoch_ms"},
-    "what `rawnn eval --json` found of a checkpoint": {"checkpoint", "epoch", "loss", "accuracy"},
-}
-"""Other files of JSON that rawnn writes, and keys that each of them has."""
-
-
-def other_file(content: bytes) -> str:
-    """Which of OTHERS a file is, by its content; an empty text for any other. Raises
-    msgspec.DecodeError."""
-    found = msgspec.json.decode(content)
-    keys = set(found) if isinstance(found, dict) and "kind" not in found else set()
-    return next((said for said, wanted in OTHERS.items() if wanted <= keys), "")
 
 
 class _Head(msgspec.Struct):

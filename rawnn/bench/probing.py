@@ -32,20 +32,20 @@ class Repeated:
     are its other arguments, among them the addresses of what it reads and writes; `counter` is
     whether the one of that name has to be 0 ahead of each launch."""
 
-    def __init__(self, bed: Bed, launch: KernelLaunch, values: dict[str, Value],
+    def __init__(self, probing: ProbeDevice, launch: KernelLaunch, values: dict[str, Value],
                  counter: bool) -> None:
-        self._bed, self._launch, self._counter = bed, launch, counter
+        self._on, self._launch, self._counter = probing, launch, counter
         self.values = values
 
     def __call__(self, rounds: int) -> float:
         self._launch.arguments.set("rounds", rounds)
         what = f"limits, {self._launch.label}"
         if self._counter:
-            self._bed.device.fill(int(self.values["counter"]), 0, 4, what)
-        return self._bed.between(self._launch.launch, what)
+            self._on.device.fill(int(self.values["counter"]), 0, 4, what)
+        return self._on.between(self._launch.launch, what)
 
 
-class Bed:
+class ProbeDevice:
     """An open device with all probes compiled that it can run. Use as a context manager; what its
     methods make lives as long as the stack that they are given."""
 
@@ -65,7 +65,7 @@ class Bed:
         if self.target.has("programmatic launches"):
             device.compile(probes.NOTHING.source, (probes.NOTHING.expression,), programmatic=True)
 
-    def __enter__(self) -> Bed:
+    def __enter__(self) -> ProbeDevice:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -15,11 +15,11 @@ import msgspec
 from rawnn.bench import cupti
 from rawnn.bench.costing import OWN, op_costs
 from rawnn.bench.cupti import Activity
-from rawnn.bench.floors import kept
+from rawnn.bench.gpu_limits import kept
+from rawnn.bench.harness import environment_of
 from rawnn.bench.measured import Measured
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
-from rawnn.bench.records import place_of, toggle_words_of
 from rawnn.bench.statistics import Spread, spread
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.stream import Event
@@ -119,10 +119,10 @@ def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
         else:
             spans, empty = _between_events(opened, runner, work, steps)
         ops = _ops_of(spans, work, opened)
-        environment = place_of(opened)
+        place = environment_of(opened)
         return ProfileResult(
-            config=session.config, environment=environment, dataset=data.name,
-            toggles=toggle_words_of(session.selection.values),
+            config=session.config, environment=place, dataset=data.name,
+            toggles=[n if v is None else f"{n}={v}" for n, v in session.selection.values.items()],
             notes=list(session.selection.notes), way=chosen,
             steps=len({span.step for span in spans}),
             step_us=spread([ms * 1e3 / work.updates for ms in whole]),
@@ -275,9 +275,9 @@ def _work_of(plan: Plan, work: PreparedRun,
     """By op: bytes, operations, and the microseconds that they take at least."""
     assert opened.device is not None
     info = opened.device.info
-    floors = kept(info.name, info.driver)
+    limits = kept(info.name, info.driver)
     found = {}
-    for cost in op_costs(plan, work.policy, floors.result if floors else None):
+    for cost in op_costs(plan, work.policy, limits):
         least = None if cost.bound == OWN or cost.memory_us is None \
             else max(cost.memory_us, cost.arithmetic_us or 0.0)
         found[cost.op.own_name] = (cost.nbytes, cost.operations, least)

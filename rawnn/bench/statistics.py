@@ -1,23 +1,27 @@
-"""Median and spread of repeated measurements, and intervals of ratios: by Python's statistics and
-NumPy, as SciPy would be a large dependency for its bootstrap alone."""
+"""Median, quartiles, and the bootstrap interval of a ratio of medians: all that tables claim.
+
+By Python's statistics and NumPy, as SciPy would be a large dependency for ten lines of bootstrap.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
+ENOUGH = 8
+"""Samples a side from which on the bootstrap interval of a ratio means something. Resampled medians
+of fewer take few different values: of three samples ten, so that their quantiles are the range."""
+RESAMPLES = 2000
+
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """What n repetitions of one measurement gave, in the measurement's own unit.
-
-    `mad` is the median of the absolute deviations from the median, unscaled: half of the
-    repetitions lie within median +- mad. `iqr` is the interquartile range, by linear interpolation;
-    files from before have none. Unlike a standard deviation neither is moved by the one repetition
-    that something else on the machine disturbed.
-    """
+    """What n repetitions of one measurement gave, in its own unit. `mad` is the median of the
+    absolute deviations from the median, `iqr` the distance of the quartiles (by linear
+    interpolation). One disturbed repetition moves neither."""
 
     n: int
     median: float
@@ -36,10 +40,70 @@ def spread(values: Sequence[float]) -> Spread:
     )
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median and the upper quartile of at least one value."""
+    low, middle, high = np.quantile(np.asarray(values, np.float64), [0.25, 0.5, 0.75])
+    return float(low), float(middle), float(high)
+
+
 def interquartile_range(values: Sequence[float]) -> float:
     """The distance of the quartiles of at least one value."""
-    low, high = np.quantile(np.asarray(values, np.float64), [0.25, 0.75])
-    return float(high - low)
+    low, _, high = quartiles(values)
+    return high - low
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1; 0 for a single value)."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The median of some samples over that of others. `low` and `high` are the bootstrap's 95 %
+    interval where each side has at least ENOUGH samples (`is_interval`), else the range: the least
+    over the greatest and the greatest over the least."""
+
+    value: float
+    low: float
+    high: float
+    is_interval: bool
+    samples: tuple[int, int]
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the interval, or the range, holds 1: the samples do not show a difference. One
+        sample a side cannot show that."""
+        return self.low <= 1.0 <= self.high
+
+
+def ratio(a: Sequence[float], b: Sequence[float], seed: int = 0) -> Ratio:
+    """median(a) / median(b) with its interval or range. Both have at least one positive sample."""
+    value, sizes = statistics.median(a) / statistics.median(b), (len(a), len(b))
+    if min(sizes) < ENOUGH:
+        return Ratio(value, min(a) / max(b), max(a) / min(b), False, sizes)
+    generator = np.random.default_rng(seed)
+    medians = [np.median(generator.choice(np.asarray(v, np.float64), (RESAMPLES, len(v))), axis=1)
+               for v in (a, b)]
+    low, high = np.quantile(medians[0] / medians[1], [0.025, 0.975])
+    return Ratio(value, float(low), float(high), True, sizes)
+
+
+def median_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """The bootstrap's 95 % interval of the median, of fewer than ENOUGH values their range."""
+    if len(values) < ENOUGH:
+        return min(values), max(values)
+    generator = np.random.default_rng(seed)
+    resampled = generator.choice(np.asarray(values, np.float64), (RESAMPLES, len(values)))
+    low, high = np.quantile(np.median(resampled, axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def geometric_mean(ratios: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
+    """Of at least one ratio, with the bootstrap's 95 % interval over the ratios."""
+    logs = np.log(np.asarray(ratios, np.float64))
+    resampled = np.random.default_rng(seed).choice(logs, (RESAMPLES, len(logs))).mean(axis=1)
+    low, high = np.exp(np.quantile(resampled, [0.025, 0.975]))
+    return float(np.exp(logs.mean())), float(low), float(high)
 
 
 def runs_text(counts: Collection[int]) -> str:
@@ -53,27 +117,3 @@ def runs_text(counts: Collection[int]) -> str:
 def with_deviation(value: float, deviation: float, n: int, digits: int = 4) -> str:
     """ "0.9223 ± 0.0003"; of one measurement there is no deviation."""
     return f"{value:.{digits}f}" + (f" ± {deviation:.{digits}f}" if n > 1 else "")
-
-
-def mean_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (n - 1; 0 for a single value)."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def median_interval(values: Sequence[float], resamples: int = 2000,
-                    seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the median, by a bootstrap of the measurements."""
-    generator = np.random.default_rng(seed)
-    drawn = generator.choice(np.asarray(values, np.float64), (resamples, len(values)))
-    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
-    return float(low), float(high)
-
-
-def ratio_interval(a: Sequence[float], b: Sequence[float], resamples: int = 2000,
-                   seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of median(a) / median(b), by a bootstrap of the measurements of each."""
-    generator = np.random.default_rng(seed)
-    ratios = [np.median(generator.choice(np.asarray(v, np.float64), (resamples, len(v))), axis=1)
-              for v in (a, b)]
-    low, high = np.quantile(ratios[0] / ratios[1], [0.025, 0.975])
-    return float(low), float(high)

@@ -1,4 +1,6 @@
-"""What `rawnn bench` measures: `bench.toml` beside this file, or one of the user's own.
+"""What `rawnn bench` measures: bench.toml, or a file of the user's own.
+
+bench.toml stands at the top of the repository; the link beside this file puts it into the package.
 
 Every key is a field of a struct here; docs/suites.md explains them.
 """
@@ -31,9 +33,10 @@ class LadderSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     repeats: Count
 
 
-class SetsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench workloads`: workloads by name, and the sets of toggles of each; `others` are those of
-    workloads that have none. `epochs` likewise, where they are not the workload's own."""
+class WorkloadsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`bench workloads`: workloads by name, and the toggles that each is trained with (`sets`);
+    `others` are those of workloads that have none. `epochs` likewise, where they are not the
+    workload's own."""
 
     names: list[str]
     repeats: Count
@@ -42,7 +45,7 @@ class SetsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What shows the worth of a toggle: workloads that are trained with the toggles `beside`, and
+    """What shows the speedup of a toggle: workloads that are trained with the toggles `beside`, and
     with each of `added` beside those (the toggle itself unless some are given). Where the toggle
     stands in `beside` with another value, it is that which `added` replaces."""
 
@@ -52,7 +55,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TogglesSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench toggles`: by toggle, what shows its worth; `epochs` as in SetsSuite."""
+    """`bench toggles`: by toggle, what shows its speedup; `epochs` as in WorkloadsSuite."""
 
     repeats: Count
     epochs: dict[str, Count] = {}
@@ -60,8 +63,8 @@ class TogglesSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class AblationSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench ablation`: a workload with the fastest set `full`, less one toggle at a time, and with
-    `base`, plus one at a time."""
+    """`bench ablation`: a workload with the fastest configuration `full`, less one toggle at a
+    time, and with `base`, plus one at a time."""
 
     workload: str
     full: str
@@ -100,16 +103,16 @@ class CurvesSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     systems: list[str]
 
 
-class RandomSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench random --peers`: how many networks, from which seed on, beside the peers `systems`."""
+class SampleSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`bench sample`: how many random networks, from which seed on, beside the peers `systems`."""
 
     n: Count
     seed: Annotated[int, Meta(ge=0)]
     systems: list[str]
 
 
-class FloorsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench floors`: samples of each constant."""
+class LowerBoundsSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`bench lower-bounds`: samples of each constant."""
 
     samples: Count
 
@@ -134,17 +137,21 @@ class Suites(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The whole file."""
 
     ladder: LadderSuite
-    workloads: SetsSuite
+    workloads: WorkloadsSuite
     toggles: TogglesSuite
     ablation: list[AblationSuite]
     sweep: list[SweepSuite]
     peers: PeersSuite
     curves: CurvesSuite
-    random: RandomSuite
-    floors: FloorsSuite
+    sample: SampleSuite
+    lower_bounds: LowerBoundsSuite
     launches: LaunchesSuite
     all: AllSuite
 
+
+OLD_TABLES = {"random": "sample", "floors": "lower_bounds"}
+"""Tables that were called otherwise, as files of users may still call them."""
+OLD_SUITES = {"random": "sample", "floors": "lower-bounds"}
 
 _STRUCTS = {Suites, Comparison, *(
     hint for hint in get_type_hints(Suites).values() if isinstance(hint, type)),
@@ -163,7 +170,22 @@ def read_suites(path: str | None = None) -> Suites:
         raise ConfigError(f"cannot read the suites {path}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return _converted(_laid_over(packaged, own), path)
+    return _converted(_laid_over(packaged, _renamed(own)), path)
+
+
+def _renamed(own: dict[str, Any]) -> dict[str, Any]:
+    """A user's file with today's names of tables and suites."""
+    found = {OLD_TABLES.get(name, name): table for name, table in own.items()}
+    whole = found.get("all")
+    if isinstance(whole, dict):
+        whole = dict(whole)
+        if isinstance(names := whole.get("suites"), list):
+            whole["suites"] = [OLD_SUITES.get(name, name) if isinstance(name, str) else name
+                               for name in names]
+        if isinstance(shares := whole.get("shares"), dict):
+            whole["shares"] = {OLD_SUITES.get(name, name): share for name, share in shares.items()}
+        found["all"] = whole
+    return found
 
 
 def _laid_over(below: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

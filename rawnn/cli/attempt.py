@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from rawnn.bench.duel import ROUNDS, duel
-from rawnn.cli.compare import show_duel
+from rawnn.bench.harness import Harness
+from rawnn.bench.side_by_side import ROUNDS, SUITE, TIMER, compare_configurations
+from rawnn.cli.compare import show_compared
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import PATH, TOGGLES, config_options, make_config, run_option, toggle_names
 from rawnn.cli.screen import say, sentences, table_console
 from rawnn.common.errors import MissingLibrary, RawnnError
 from rawnn.engine.data_source import fitted
-from rawnn.engine.machine import open_device
 
 LAYERS = "784-128-128-10"
 """What is trained where nothing is said: a network that has every op of hidden layers."""
@@ -28,7 +28,7 @@ LAYERS = "784-128-128-10"
 @config_options("opt", "epochs", "partial", "patience", "min_delta", "monitor", "save",
                 "save_every", "keep", "resume")
 @click.option("--rounds", type=click.IntRange(2), default=ROUNDS, show_default=True,
-              help="Turns of each set.")
+              help="Turns of each configuration.")
 def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds: int,
          **options: Any) -> None:
     """Try the kernel of FILE in a training step: compile it, check it against the op's reference,
@@ -47,10 +47,11 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
         options["layers"] = LAYERS
     config, data = fitted(make_config(config_file, options), say)
     console = table_console()
-    opened = open_device(config.device, say)
-    device = opened.device
-    real = device is not None and device.backend.name != "sim"
-    try:
+    with Harness(SUITE, notify=say, progress=lambda done, total, rounds, last: say(
+            f"turn {done} of {total}: {last.partition(' ')[2]}")) as harness:
+        opened = harness.open(config.device, TIMER)
+        device = opened.device
+        real = device is not None and device.backend.name != "sim"
         machine = opened.machine if device else ASSUMED
         plan = attempt.step_of(config, opt, data, machine)
         ops = ", ".join(each.name for each in attempt.ops_of(own, plan))
@@ -84,14 +85,11 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
                           f"{' + '.join(each_op.replaced)} {each_op.ours:.2f} us "
                           f"({ratio:.2f} x)", markup=False)
         kept = attempt.curves(config, beside, opt, data, opened)
-        found = duel(config, [beside, opt], data, opened, rounds,
-                     lambda number, each: say(f"turn {number + 1} of {rounds}: {each}"))
-        show_duel(found)
+        compare_configurations(harness, config, [beside, opt], data, opened, rounds)
+        show_compared(harness.results)
         console.print(str(kept), markup=False)
         if not kept.stayed:
             raise RawnnError(f"{own.word} trains another model than rawnn's own kernels")
-    finally:
-        opened.close()
 
 
 def _check(examined: list[Any], word: str, console: Any) -> None:

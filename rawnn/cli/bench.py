@@ -1,63 +1,51 @@
-"""`rawnn bench`: measure the ladder of optimizations, and show what was measured."""
+"""`rawnn bench`: a command for every case, and what shows, compares and joins what they found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from math import inf
+import math
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import click
+import msgspec
 
-from rawnn.bench.accuracy import (
-    SEEDS,
-    Oracle,
-    default_path,
-    find_oracle,
-    host_accuracy,
-    keep_oracle,
+from rawnn.bench import render
+from rawnn.bench.case import Case, all_cases
+from rawnn.bench.harness import Harness, resumed
+from rawnn.bench.record import Environment, Results, read_directory, read_results
+from rawnn.bench.regressions import (
+    EFFECT,
+    MEANING,
+    Pair,
+    measure_again,
+    notes_of,
+    overall,
+    pairs_of,
 )
-from rawnn.bench.curves import CURVES, CurvesResult
-from rawnn.bench.duel import DUELS, Duel
-from rawnn.bench.floors import FLOORS, FloorsResult
-from rawnn.bench.ladder import Progress, check_rungs, run_ladder
-from rawnn.bench.launches import LAUNCHES, LaunchesResult
-from rawnn.bench.measured import Measured, read_measured
-from rawnn.bench.peers.records import CONTESTS, ContestsResult
-from rawnn.bench.phases import PHASES, PhasesResult
-from rawnn.bench.plot import plot_ladder, require_matplotlib
-from rawnn.bench.records import LADDERS, LadderResult
-from rawnn.bench.scaling import SCALINGS, ScalingResult
-from rawnn.bench.sets import SETS
-from rawnn.bench.suites import read_suites
-from rawnn.bench.table import markdown, provenance, remarks, terminal_table
-from rawnn.cli.compare import show_duel
-from rawnn.cli.differences import compare
-from rawnn.cli.floors import floors, show_floors
-from rawnn.cli.kept import Kept
-from rawnn.cli.launches import launches, show_launches
-from rawnn.cli.options import make_config
-from rawnn.cli.peers import (
-    Part,
-    bench_option,
-    merge,
-    peers,
-    random_contests,
-    show_contests,
-)
-from rawnn.cli.phases import phases, show_phases
-from rawnn.cli.report import everything, report
-from rawnn.cli.scaling import scaling, show_scaling
-from rawnn.cli.screen import Screen, say, sentences, table_console
-from rawnn.cli.sets import show_sets, toggles, workloads
-from rawnn.cli.suites import ablation, curves, show_ablation, show_curves, sweep
-from rawnn.common.errors import ConfigError, RawnnError, nearest
+from rawnn.bench.render.charts import require_matplotlib
+from rawnn.bench.suites import OLD_SUITES, read_suites
+from rawnn.cli import tables
+from rawnn.cli.screen import Screen, say, table_console
+from rawnn.cli.termination import as_by_ctrl_c
+from rawnn.common.errors import ConfigError, RawnnError, nearest, unknown
 from rawnn.common.files import check_output, write_atomically
-from rawnn.data import Dataset, load_dataset
-from rawnn.engine.config import Config
-from rawnn.engine.data_source import settled
-from rawnn.engine.machine import open_device
+
+CASES = all_cases()
+ALIASES = {alias: case.name for case in CASES.values() for alias in case.aliases}
+
+BENCH = click.option(
+    "--bench", "bench_file", metavar="FILE.toml",
+    help="What to measure, in place of the packaged bench.toml (docs/suites.md).")
+RESUME = click.option("--resume", metavar="FILE",
+                      help="Keep what this file has, measure what it lacks, and write it.")
+JSON = click.option("--json", "json_file", metavar="FILE",
+                    help="Keep everything as JSON; written while it is measured.")
+MARKDOWN = click.option("--markdown", "markdown_file", metavar="FILE",
+                        help="Write the tables as Markdown.")
+PLOT = click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
 
 
 class _Bench(click.Group):
@@ -71,259 +59,350 @@ class _Bench(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        args = today(args)
         if args[0] not in self.commands:
             raise click.UsageError(f"no such measurement '{args[0]}'" + (
                 nearest(args[0], self.commands) or f"; there are {', '.join(self.commands)}"))
         return super().resolve_command(context, args)
 
 
+def today(args: Sequence[str]) -> list[str]:
+    """Arguments with today's name of a measurement that was called otherwise: `random` was two,
+    told apart by --peers."""
+    name, *others = args
+    if name == "random":
+        is_timed = "--peers" in others
+        return ["sample" if is_timed else "check", *(a for a in others if a != "--peers")]
+    return [ALIASES.get(name, name), *others]
+
+
 @click.group(cls=_Bench, invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure what each optimization is worth on this machine; the ladder unless another
+    """Measure the speedup of each optimization on this machine; the ladder unless another
     measurement is named."""
     if context.invoked_subcommand is None:
-        context.invoke(ladder)
+        context.invoke(bench.commands["ladder"])
 
 
-@bench.command()
-@bench_option
-@click.option("--repeats", type=click.IntRange(1),
-              help="How often every rung is run, with a seed of its own each time (5).")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-              help="Run all rungs once more only where that is expected to end within this.")
-@click.option("--rungs", metavar="TOGGLES",
-              help="What each rung adds to the one before (as bench.toml says); a+b adds two at "
-                   "once, a preset replaces all. The baseline is always run.")
-@click.option("--layers", metavar="784-10", help="Sizes from the inputs to the classes.")
-@click.option("--epochs", type=int, help="Passes over the training set (20).")
-@click.option("--batch", type=int, help="Examples per step (128).")
-@click.option("--lr", type=float, help="Learning rate (0.1).")
-@click.option("--seed", type=int, help="Seed of the first repeat (0).")
-@click.option("--dataset", metavar="NAME",
-              help="mnist (the default), fashion-mnist, idx or synthetic.")
-@click.option("--data", metavar="DIRECTORY", help="Where the data set's IDX files are.")
-@click.option("--device", metavar="auto|gpu:N|host|sim", help="Where to run (auto).")
-@click.option("--json", "json_file", metavar="FILE",
-              help="Keep everything as JSON; written after every run.")
-@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
-@click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
-@click.option("--oracle", type=click.Choice(["auto", "compute", "off"]), default="auto",
-              show_default=True,
-              help="Compare accuracies with float64 runs on the host: kept ones if there are any, "
-                   "computed now and kept, or not at all.")
-@click.option("--oracle-file", type=click.Path(path_type=Path), metavar="FILE",
-              help="Where the reference accuracies are kept.")
-def ladder(bench_file: str | None, repeats: int | None, budget: float | None, rungs: str | None,
-           json_file: str | None, markdown_file: str | None, plot_file: str | None, oracle: str,
-           oracle_file: Path | None, **options: Any) -> None:
-    """Run the ladder: the same training with one optimization more at every rung, interleaved.
+def command_of(case: Case) -> click.Command:
+    """The command line of a case."""
+    @as_by_ctrl_c()
+    def measure(bench_file: str | None, json_file: str | None, markdown_file: str | None,
+                resume: str | None = None, plot_file: str | None = None, **options: Any) -> None:
+        run_case(case, options, bench_file, json_file, markdown_file, resume, plot_file)
 
-    Exits with 1 if a rung failed; a rung that cannot run on this machine is a row that says why.
-    """
-    config = make_config(None, options)
-    suite = read_suites(bench_file).ladder
-    repeats = repeats or suite.repeats
-    names = suite.rungs if rungs is None else [r.strip() for r in rungs.split(",") if r.strip()]
-    check_rungs([*names, *suite.base])
-    _check_outputs(json_file, markdown_file, plot_file)
-    data = load_dataset(config.dataset, config.data, notify=say, stand_in=True)
-    config, _ = settled(config, data)
-    reference = _reference(oracle, oracle_file or default_path(), config, data)
-    kept = Kept(json_file)
-    with Screen("ladder", repeats) as screen:
-
-        def advance(progress: Progress) -> None:
-            kept.write(progress.result)
-            screen.advance(progress.done, progress.total, progress.rung)
-
-        result = run_ladder(config, repeats, names, advance, notify=say, data=data,
-                            oracle=reference, base=suite.base, budget=budget or inf)
-    kept.write(result)
-    _show(result)
-    if result.interrupted and not any(rung.runs for rung in result.rungs):
-        raise click.Abort()
-    _export(result, markdown_file, plot_file)
-    if result.interrupted:
-        raise click.Abort()
-    kept.check()
-    failed = [rung.name for rung in result.rungs if rung.status == "failed"]
-    if failed:
-        raise RawnnError(f"{len(failed)} of {len(result.rungs)} rungs failed ({', '.join(failed)});"
-                         f" the reasons stand below the table")
+    measure.__doc__ = case.measure.__doc__
+    shared = [BENCH, *([RESUME] if case.resumes else []), JSON, MARKDOWN,
+              *([PLOT] if case.has_plot else [])]
+    for option in reversed([*case.options, *shared]):
+        measure = option(measure)
+    return click.command(case.name)(measure)
 
 
-@bench.command()
-@click.option("--n", "count", type=click.IntRange(1),
-              help="How many runs are drawn (30).")
-@click.option("--seed", "seeds", type=click.IntRange(0), multiple=True,
-              help="Seed of the first run (0); each has the next. A run follows from its seed "
-                   "alone. With --peers several may be given: a draw of N networks from each.")
-@click.option("--work", type=click.FloatRange(1), metavar="N",
-              help="Multiply-adds of a step at most, which bound the time that NumPy takes to "
-                   "check it (2e9; on a simulated device 2e5).")
-@click.option("--peers", "beside_peers", is_flag=True,
-              help="Draw networks for speed, and time `best` beside PyTorch and JAX.")
-@click.option("--peer", "peer_names", multiple=True, metavar="NAME",
-              help="With --peers: torch, jax or numpy; several may be given (torch and jax).")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-              help="With --peers: end with what was measured before this is exceeded.")
-@click.option("--part", type=Part(), metavar="K/N",
-              help="With --peers: the Kth of every N networks, so that several GPUs share them; "
-                   "bench merge makes one file of the parts.")
-@click.option("--resume", metavar="FILE",
-              help="With --peers: go on where this file ends, and write it.")
-@click.option("--markdown", "markdown_file", metavar="FILE",
-              help="With --peers: write the tables as Markdown.")
-@bench_option
-@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
-              help="Where to run (auto).")
-@click.option("--json", "json_file", metavar="FILE", help="Keep what was found as JSON.")
-def random(count: int | None, seeds: tuple[int, ...], work: float | None, beside_peers: bool,
-           peer_names: tuple[str, ...], budget: float | None, part: tuple[int, int] | None,
-           resume: str | None, markdown_file: str | None, bench_file: str | None, device: str,
-           json_file: str | None) -> None:
-    """Train random networks with random toggles, and check each run against NumPy.
+def run_case(case: Case, options: dict[str, Any], bench_file: str | None = None,
+             json_file: str | None = None, markdown_file: str | None = None,
+             resume: str | None = None, plot_file: str | None = None) -> None:
+    """Measure a case, print its table, and write what was asked for. Raises RawnnError where
+    something of rawnn's failed, click.Abort where Ctrl-C ended it."""
+    check_output("--markdown", markdown_file)
+    check_output("--plot", plot_file)
+    if plot_file:
+        require_matplotlib()
+    suites = read_suites(bench_file)
+    earlier = read_results(str(resume)) if resumed(resume) else None
+    screen = Screen(case.name, 1)
 
-    Losses and parameters must come as near to a run in float64 as NumPy does that rounds the same
-    numbers. Exits with 1 if a run is wrong or fails; one that does not fit into memory is said.
+    def progress(done: int, total: int, rounds: int, last: str) -> None:
+        screen.rounds(rounds)
+        screen.advance(done, total, last)
 
-    With --peers another draw is timed: networks trained by `best` in float32, tf32 and bf16, beside
-    the same work in other systems.
-    """
-    if beside_peers:
-        if work is not None:
-            raise ConfigError("--work bounds what NumPy checks, which --peers does not")
-        random_contests(count, seeds, device, peer_names, budget, resume, json_file,
-                        markdown_file, bench_file, part or (1, 1))
-        return
-    given = {"--peer": peer_names, "--budget": budget, "--part": part, "--resume": resume,
-             "--markdown": markdown_file, "--bench": bench_file, "a second --seed": seeds[1:]}
-    for option, value in given.items():
-        if value:
-            raise ConfigError(f"{option} goes with --peers only")
-    count, seed = count or 30, seeds[0] if seeds else 0
-    from rawnn.bench.random import HEADER, Outcomes, run_random
-    from rawnn.bench.specification import SMALL, Limits
+    def echo(text: str) -> None:
+        with screen.aside():
+            click.echo(text)
 
-    check_output("--json", json_file)
-    opened = open_device(Config(device=device).device, say)
-    found, kept = Outcomes(), Kept(json_file)
+    with Harness(case.name, json_file or resume, earlier,
+                 options.pop("budget", None) or math.inf, say, progress,
+                 echo if case.has_bar else click.echo) as harness:
+        try:
+            if case.has_bar:
+                with screen:
+                    case.measure(harness, suites, **options)
+            else:
+                case.measure(harness, suites, **options)
+        except KeyboardInterrupt:
+            harness.interrupted = True
+            harness.end()
+    if any(record.samples for record in harness.results.where(case.name)) \
+            or not harness.interrupted:
+        tables.show(harness.results, case.name)
+        if markdown_file:
+            write_atomically(markdown_file, render.markdown(harness.results, case.name).encode())
+        if plot_file:
+            render.plot_ladder(harness.results, plot_file)
     try:
-        limits = SMALL if device == "sim" else Limits()
-        limits = replace(limits, work=work or limits.work)
-        click.echo(HEADER)
-        with Screen("random runs", count) as screen:
-            for outcome in run_random(opened, limits, seed, count):
-                with screen.aside():
-                    click.echo(str(outcome))
-                found.append(outcome)
-                kept.write(found)
-                screen.advance(len(found), count, f"seed {outcome.seed}")
-    finally:
-        opened.close()
-    kept.check()
-    wrong = [str(outcome.seed) for outcome in found if outcome.verdict in ("wrong", "failed")]
-    if len(found) < count:
-        click.echo(f"the device cannot be used any more: {count - len(found)} runs are left")
-    if wrong:
-        raise RawnnError(f"{len(wrong)} of {len(found)} runs are not right (seeds "
-                         f"{', '.join(wrong)}); --n 1 --seed N repeats one")
+        harness.check()
+    except KeyboardInterrupt:
+        raise click.Abort from None
+    if failures := case.failures(harness.results):
+        raise RawnnError(failures)
 
 
-bench.add_command(workloads)
-bench.add_command(toggles)
-bench.add_command(compare)
-bench.add_command(peers)
-bench.add_command(merge)
-bench.add_command(ablation)
-bench.add_command(sweep)
-bench.add_command(curves)
-bench.add_command(floors)
-bench.add_command(launches)
-bench.add_command(scaling)
-bench.add_command(phases)
-bench.add_command(report)
-bench.add_command(everything)
+for each in CASES.values():
+    bench.add_command(command_of(each))
 
 
-SHOWN: Mapping[type[Measured], Callable[[Any, str | None], None]] = {
-    FloorsResult: show_floors, LaunchesResult: show_launches, ScalingResult: show_scaling,
-    PhasesResult: show_phases, ContestsResult: show_contests, CurvesResult: show_curves,
-    Duel: show_duel}
-"""What prints a result that says all by itself, and writes it as Markdown."""
+# -- files -----------------------------------------------------------------------------------------
 
 
 @bench.command()
 @click.argument("file", metavar="FILE.json")
-@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the table as Markdown.")
-@click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw the ladder.")
-@bench_option
-def show(file: str, markdown_file: str | None, plot_file: str | None, bench_file: str | None
-         ) -> None:
-    """Print the table of what --json kept of any of the suites, or of `rawnn compare`."""
-    from rawnn.bench.random import HEADER, read_outcomes
-
-    if (outcomes := read_outcomes(file)) is not None:
-        if markdown_file or plot_file:
-            raise ConfigError(f"{file} holds random runs, which are shown as text alone")
-        click.echo("\n".join([HEADER, *map(str, outcomes)]))
-        return
-    result: Any = read_measured(
-        file, {**LADDERS, **SETS, **FLOORS, **LAUNCHES, **SCALINGS, **PHASES, **CONTESTS,
-               **CURVES, **DUELS})
-    if isinstance(result, LadderResult):
-        _show(result)
-        _export(result, markdown_file, plot_file)
-        return
-    if plot_file:
-        raise ConfigError(f"--plot draws a ladder, and {file} holds {result.kind}")
-    if type(result) in SHOWN:
-        SHOWN[type(result)](result, markdown_file)
-    elif result.kind == "ablation":
-        show_ablation(result, markdown_file)
-    else:
-        show_sets(result, markdown_file, bench_file)
-
-
-def _check_outputs(json_file: str | None, markdown_file: str | None, plot_file: str | None) -> None:
-    for option, file in (("--json", json_file), ("--markdown", markdown_file),
-                         ("--plot", plot_file)):
-        check_output(option, file)
-    if plot_file:
-        require_matplotlib()
-
-
-def _reference(mode: str, path: Path, config: Config, data: Dataset) -> Oracle | None:
-    if mode == "off":
-        return None
-    if mode == "auto":
-        return find_oracle(path, config, data)
-
-    with Screen("reference", len(SEEDS)) as screen:
-
-        def tell(seed: int, accuracy: float) -> None:
-            with screen.aside():
-                say(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
-            screen.advance(SEEDS.index(seed) + 1, len(SEEDS), f"seed {seed}")
-
-        reference = host_accuracy(config, SEEDS, data=data, on_seed=tell)
-    keep_oracle(path, reference)
-    return reference
-
-
-def _show(result: LadderResult) -> None:
-    console = table_console()
-    table, left_out = terminal_table(result, console.width)
-    console.print(table)
-    said = [f"no room for {', '.join(left_out)}: a wider terminal, a pipe or --markdown shows all"
-            ] if left_out else []
-    sentences(console, [*(f"- {text}" for text in (*said, *remarks(result))), *provenance(result),
-                        *(f"{name}: {text}" for name, text in result.timer.items())])
-
-
-def _export(result: LadderResult, markdown_file: str | None, plot_file: str | None) -> None:
+@MARKDOWN
+@PLOT
+def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
+    """Print the tables of a results file again, of any case, or of `rawnn compare`."""
+    results = read_results(file)
+    if plot_file and "ladder" not in results.suites:
+        raise ConfigError(f"--plot draws a ladder, and {file} holds {', '.join(results.suites)}")
+    for suite in results.suites:
+        tables.show(results, suite)
     if markdown_file:
-        write_atomically(markdown_file, markdown(result).encode())
+        text = "\n".join(render.markdown(results, suite) for suite in results.suites)
+        write_atomically(markdown_file, text.encode())
     if plot_file:
-        plot_ladder(result, plot_file)
+        render.plot_ladder(results, plot_file)
+
+
+@bench.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE.json...")
+@click.option("--json", "json_file", required=True, metavar="FILE", help="The one file.")
+@MARKDOWN
+def merge(files: tuple[str, ...], json_file: str, markdown_file: str | None) -> None:
+    """Make one file of several: parts of a sample (--part), or samples from other seeds.
+
+    They must be of the same commit, kind of GPU, driver and libraries. Needs no GPU.
+    """
+    check_output("--json", json_file)
+    check_output("--markdown", markdown_file)
+    first, *others = files
+    whole = read_results(first)
+    for file in others:
+        found = read_results(file)
+        if reason := _unlike(whole, found):
+            raise ConfigError(f"{first} and {file} do not belong together: {reason}")
+        whole.merge(found, file)
+    whole.write(json_file)
+    for suite in whole.suites:
+        tables.show(whole, suite)
+    if markdown_file:
+        text = "\n".join(render.markdown(whole, suite) for suite in whole.suites)
+        write_atomically(markdown_file, text.encode())
+    failures = [said for suite in whole.suites if suite in CASES
+                if (said := CASES[suite].failures(whole))]
+    if failures:
+        raise RawnnError("; ".join(failures))
+
+
+ALIKE: dict[str, Callable[[Environment], str]] = {
+    "commit": lambda e: e.commit or "unknown", "GPU": lambda e: e.machine,
+    "driver": lambda e: str((e.gpu or {}).get("driver", "none")),
+    "libraries": lambda e: ", ".join(f"{n} {v}" for n, v in sorted(e.libraries.items()))}
+"""What must be the same in files that are merged."""
+
+
+def _unlike(a: Results, b: Results) -> str:
+    """Why the figures of two files would not stand side by side; "" where they do."""
+    for mine in a.environments.values():
+        for other in b.environments.values():
+            for what, of in ALIKE.items():
+                if of(mine) != of(other):
+                    return f"the {what} of the one is {of(mine)}, of the other {of(other)}"
+    return ""
+
+
+@bench.command()
+@click.argument("results", nargs=-1, metavar="[FILE|DIRECTORY]...")
+@click.option("--out", "out", default="report.html", show_default=True, metavar="FILE.html",
+              help="The page.")
+@click.option("--title", default="The speedup of every optimization", show_default=True)
+def report(results: tuple[str, ...], out: str, title: str) -> None:
+    """Make one HTML page of results files, or of all in a directory (results, unless named).
+
+    It needs no network: figures are in it, and it has no script.
+    """
+    check_output("--out", out)
+    made = render.write_report(results or ("results",), out, title)
+    say(f"{out}: {', '.join(made)}")
+
+
+# -- comparing -------------------------------------------------------------------------------------
+
+HEADINGS = ("case", "variant", "B / A", "interval or range", "measured again", "samples", "verdict")
+
+
+@bench.command()
+@click.argument("a", metavar="A.json|DIRECTORY")
+@click.argument("b", metavar="B.json|DIRECTORY")
+@click.option("--effect", type=click.FloatRange(0, 1), default=EFFECT, show_default=True,
+              help="The smallest difference that counts, as a share of the time.")
+@click.option("--all", "everything", is_flag=True, help="Show variants that did not change, too.")
+@click.option("--again/--no-again", "again", default=True, show_default=True,
+              help="Measure what is slower once more, where this is B's machine and commit.")
+@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
+              help="Where to measure again (auto).")
+@click.option("--json", "json_file", metavar="FILE", help="Keep the comparison as JSON.")
+@click.option("--level", hidden=True, expose_value=False)
+@as_by_ctrl_c()
+def compare(a: str, b: str, effect: float, everything: bool, again: bool, device: str,
+            json_file: str | None) -> None:
+    """Compare two results files of `bench`, variant by variant: is B slower than A? Or all files of
+    two directories, as `bench all` writes them.
+
+    What is slower by at least the smallest difference that counts is measured again, and only what
+    is slower again is called slower. Exits with 1 if a variant of rawnn's is slower, or could not
+    be run any more, or is slower and could not be measured again. The peers' are compared apart.
+    """
+    check_output("--json", json_file)
+    before, now = read_directory(a), read_directory(b)
+    pairs, notes = pairs_of(before, now, effect), notes_of(before, now)
+    if again:
+        with Screen("again", 1) as screen, Harness(
+                "again", notify=say, progress=lambda done, total, rounds, last: screen.advance(
+                    done, total, last)) as harness:
+            pairs = measure_again(harness, pairs, now, effect, device)
+    if json_file:
+        found = {"a": a, "b": b, "effect": effect, "notes": notes,
+                 "pairs": [{k: v for k, v in msgspec.to_builtins(
+                     _plain(pair)).items() if v not in (None, "")} for pair in pairs]}
+        write_atomically(json_file, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    _show(pairs, notes, everything, a, b, effect)
+    bad = [p for p in pairs if p.is_ours and p.verdict in ("slower", "flagged", "lost")]
+    if bad:
+        ours = sum(p.is_ours for p in pairs)
+        named = "; ".join(p.name for p in bad[:3]) + (f" and {len(bad) - 3} more"
+                                                      if len(bad) > 3 else "")
+        raise RawnnError(f"{len(bad)} of {ours} variants are worse in {b} than in {a}: {named}")
+
+
+def _plain(pair: Pair) -> dict[str, Any]:
+    """A pair as the file of a comparison has it."""
+    return {"case": pair.case, "variant": pair.variant, "precision": pair.precision,
+            "verdict": pair.verdict, "ours": pair.is_ours, "ratio": pair.ratio,
+            "again": pair.again, "reason": pair.reason}
+
+
+def _show(pairs: Sequence[Pair], notes: Sequence[str], everything: bool, a: str, b: str,
+          effect: float) -> None:
+    console = table_console()
+    for ours, title, what in ((True, f"A = {a}, B = {b}", "all variants together"),
+                              (False, "The peers, judged by themselves: no regression of ours",
+                               "all of the peers' variants together")):
+        mine = [p for p in pairs if p.is_ours is ours]
+        shown = [p for p in mine if everything or p.verdict not in ("same", "not measured")]
+        if shown:
+            tables.print_table(HEADINGS, [cells(pair) for pair in shown], title)
+        for verdict, meaning in MEANING.items():
+            if count := sum(p.verdict == verdict for p in mine):
+                console.print(f"{count} {verdict}: {meaning}", markup=False)
+        if mean := overall(mine, ours):
+            console.print("{}: B / A = {:.3f} [{:.3f}, {:.3f}] (geometric mean; interval over the "
+                          "variants)".format(what, *mean), markup=False)
+    console.print(f"the smallest difference that counts is {effect:.0%}", markup=False)
+    for note in notes:
+        console.print(f"- {note}", markup=False)
+
+
+def cells(pair: Pair) -> tuple[str, ...]:
+    """The texts under HEADINGS."""
+    name = f"{pair.variant} ({pair.precision})" if not pair.is_ours else pair.variant
+    verdict = f"{pair.verdict}: {pair.reason}" if pair.reason else pair.verdict
+    if pair.ratio is None:
+        return (pair.case, name, "", "", "", "", verdict)
+    r, again = pair.ratio, "" if pair.again is None else f"{pair.again.value:.3f}"
+    return (pair.case, name, f"{r.value:.3f}", f"{r.low:.3f} - {r.high:.3f}"
+            + ("" if r.is_interval else " (range)"), again, f"{r.samples[1]} | {r.samples[0]}",
+            verdict)
+
+
+# -- everything ------------------------------------------------------------------------------------
+
+
+@bench.command("all")
+@click.argument("names", nargs=-1, metavar="[SUITE]...")
+@BENCH
+@click.option("--out", "out", default="results", show_default=True, metavar="DIRECTORY",
+              help="Where the results files are written, and those that are whole are kept.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="For all that are left: each has its share, and none is begun after this (720).")
+@click.option("--device", default="auto", metavar="auto|gpu:N|host|sim", help="Where to run.")
+@click.option("--dataset", type=click.Choice(["mnist", "synthetic"]), default="mnist",
+              show_default=True, help="The data set.")
+@as_by_ctrl_c()
+def everything(names: tuple[str, ...], bench_file: str | None, out: str, budget: float | None,
+               device: str, dataset: str) -> None:
+    """Measure all suites of bench.toml, one after the other, each into a file of its own.
+
+    A suite whose file is whole is not measured again, so that after Ctrl-C the same command goes
+    on where it was. A suite that fails does not stop the others.
+    """
+    suite = read_suites(bench_file).all
+    wanted = [OLD_SUITES.get(name, name) for name in names or suite.suites]
+    budget = budget or suite.budget
+    for name in (*wanted, *suite.shares):
+        if name not in CASES:
+            raise unknown("suite", name, CASES)
+    folder, begun = Path(out), monotonic()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from None
+    files = {name: folder / f"{name}.json" for name in wanted}
+    shares = {name: suite.shares.get(name, 0.0) for name in wanted if not _is_whole(files[name],
+                                                                                    name)}
+    until, all_shares = 0.0, sum(shares.values())
+    failed: list[str] = []
+    for name, file in files.items():
+        if name not in shares:
+            say(f"{name}: {file} is whole; remove it to measure again")
+            continue
+        spent = monotonic() - begun
+        if spent >= budget:
+            raise RawnnError(f"the budget of {budget:.0f} s is spent before {name}; the same "
+                             f"command goes on there")
+        share = shares[name] * budget / all_shares if shares[name] else budget
+        until += share
+        left = min(max(until - spent, share), budget - spent)
+        say(f"{name}: into {file}, for {left:.0f} of the {budget - spent:.0f} s that are left")
+        try:
+            _measure(CASES[name], file, left, bench_file, device, dataset)
+        except RawnnError as error:
+            failed.append(name)
+            say(f"{name}: {error}")
+        except (click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as error:  # a fault of one suite is no reason to lose the others
+            failed.append(name)
+            traceback.print_exc()
+            say(f"{name}: {type(error).__name__}: {error}")
+    if failed:
+        raise RawnnError(f"{len(failed)} of {len(wanted)} suites failed ({', '.join(failed)})")
+
+
+def _is_whole(file: Path, suite: str) -> bool:
+    """Whether a file has all that its suite was to measure."""
+    try:
+        return read_results(file).is_whole(suite)
+    except ConfigError:
+        return False
+
+
+def _measure(case: Case, file: Path, left: float, bench_file: str | None, device: str,
+             dataset: str) -> None:
+    """Run a case with its table as Markdown beside the results."""
+    options = bench.commands[case.name].make_context(case.name, []).params
+    options |= {name: value for name, value in (("device", device), ("dataset", dataset),
+                                                ("budget", left)) if name in options}
+    for name in ("bench_file", "json_file", "markdown_file", "resume", "plot_file"):
+        options.pop(name, None)
+    run_case(case, options, bench_file, str(file), str(file.with_suffix(".md")),
+             str(file) if case.resumes and file.exists() else None)

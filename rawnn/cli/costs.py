@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.bench.costing import OWN, OpCost, least_time, op_costs, total
-from rawnn.bench.floors import FloorsResult, kept, missing, read_floors
+from rawnn.bench.gpu_limits import Limits, kept, missing, read_limits
 from rawnn.cli.screen import sentences, table_console
 from rawnn.cli.tables import print_table
 from rawnn.plan.plan import Plan
@@ -17,25 +17,25 @@ KNOWN = 5
 
 def show_costs(plan: Plan, policy: Policy, gpu: str, floors_file: str | None = None) -> None:
     """Print the costs of a one-step plan on a GPU, by limits from a file, or those kept of it."""
-    floors, where = _floors(gpu, floors_file)
-    costs = op_costs(plan, policy, floors)
+    limits, where = _limits(gpu, floors_file)
+    costs = op_costs(plan, policy, limits)
     rows = [_row(cost) for cost in costs]
     rows.append(("the step", "", f"{sum(c.nbytes for c in costs):,}",
                  f"{sum(c.operations for c in costs):,}", "", "", "", "", _us(total(costs)), ""))
-    shown = len(HEADINGS) if floors else KNOWN
+    shown = len(HEADINGS) if limits else KNOWN
     print_table(HEADINGS[:shown], [row[:shown] for row in rows])
-    sentences(table_console(), [where, *_below(costs, plan, floors)])
+    sentences(table_console(), [where, *_below(costs, plan, limits)])
 
 
-def _floors(gpu: str, file: str | None) -> tuple[FloorsResult | None, str]:
+def _limits(gpu: str, file: str | None) -> tuple[Limits | None, str]:
     """The limits, and a sentence on where they are from, or why there are none."""
     if file:
-        found = read_floors(file)
+        found = read_limits(file)
         return found, f"limits: {file}, measured {found.environment.date} on {found.gpu}"
     there = kept(gpu)
     if there is None:
         return None, f"no microseconds: {missing(gpu)}"
-    return there.result, f"limits: {there}"
+    return there, f"limits: {there}"
 
 
 def _row(cost: OpCost) -> tuple[str, ...]:
@@ -49,15 +49,15 @@ def _us(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _below(costs: list[OpCost], plan: Plan, floors: FloorsResult | None) -> list[str]:
-    if floors is None:
+def _below(costs: list[OpCost], plan: Plan, limits: Limits | None) -> list[str]:
+    if limits is None:
         return []
     said = ["expected: a launch and, behind it, the bytes or the operations, whichever take "
             "longer; of the step all ops, one behind the other"]
     if any(cost.bound == OWN for cost in costs):
         said.append("a whole-step kernel is expected to take what its own model says (`rawnn plan` "
                     "prints that)")
-    least = least_time(plan, floors)
+    least = least_time(plan, limits)
     expected = total(costs)
     if least:
         times = f"; expected is {expected / least.us:.1f} times that" if expected else ""

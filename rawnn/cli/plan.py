@@ -55,7 +55,7 @@ ASSUMED = assumed(EVERYTHING_RUNS)
               help="Print what each op costs by the GPU's limits, and what no program could do "
                    "without.")
 @click.option("--floors", "floors_file", metavar="FILE.json",
-              help="With --cost: limits that `bench floors --json` wrote (those kept here).")
+              help="With --cost: limits that `bench lower-bounds --json` wrote (those kept here).")
 @click.option("--dot", is_flag=True, help="Print the graph for Graphviz.")
 @click.option("--all", "show_all", is_flag=True,
               help=f"Show every node of a graph, not the first {SHOWN_NODES}.")

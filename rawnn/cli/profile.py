@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rawnn.bench.floors import missing
+from rawnn.bench.gpu_limits import missing
 from rawnn.bench.profiling import WAYS, ProfileResult, beside
 from rawnn.bench.profiling import profile as profiled
 from rawnn.bench.traces import write_trace

@@ -53,7 +53,7 @@ class Pace:
 
     def __init__(self, repeats: int, unit: str = "run",
                  now: Callable[[], float] = perf_counter) -> None:
-        self._repeats, self._unit, self._now = max(repeats, 1), unit, now
+        self.repeats, self._unit, self._now = max(repeats, 1), unit, now
         self._began = self._last = now()
         self._took: dict[int, float] = {}
         self.done, self.total = 0, 0
@@ -66,7 +66,7 @@ class Pace:
         self._last = now
 
     def _round(self) -> int:
-        return max(self.total // self._repeats, 1)
+        return max(self.total // self.repeats, 1)
 
     @property
     def elapsed(self) -> float:
@@ -173,6 +173,10 @@ class Screen:
     def __exit__(self, *exception: object) -> None:
         self._heart.__exit__()
         self._hide()
+
+    def rounds(self, count: int) -> None:
+        """Runs come in so many equal rounds."""
+        self._pace.repeats = max(count, 1)
 
     def advance(self, done: int, total: int, last: str) -> None:
         """`done` of `total` runs are done; the last was called `last`."""

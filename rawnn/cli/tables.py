@@ -8,23 +8,55 @@ from collections.abc import Sequence
 import click
 from rich.table import Table
 
-from rawnn.bench.columns import filled
-from rawnn.cli.screen import table_console
+from rawnn.bench.record import Results
+from rawnn.bench.render.grid import Grid
+from rawnn.bench.render.suites import SUITES
+from rawnn.cli.screen import sentences, table_console
 
 NARROW = 14
 """Characters that a column of words keeps at least; shorter ones, as figures are, keep all."""
 
 
+def show(results: Results, suite: str) -> None:
+    """Print the tables of a suite, their notes and where they were measured."""
+    for number, grid in enumerate(SUITES[suite].grids(results)):
+        if number:
+            click.echo()
+        print_grid(grid)
+
+
+def print_grid(grid: Grid) -> None:
+    """A table with its title, notes and source."""
+    console = table_console()
+    left_out = [h for h in grid.dispensable if h in grid.headings]
+    for count in range(len(left_out) + 1):
+        shown = grid.without(left_out[:count])
+        if _fits(shown.headings, shown.rows, console.width):
+            break
+    else:
+        shown, count = grid, 0  # rows become lines, which have room for all
+    rows = [[cell.replace("`", "").replace("**", "") for cell in row] for row in shown.rows]
+    print_table(shown.headings, rows, grid.title.replace("`", ""))
+    if count:
+        click.echo(f"no room for {', '.join(left_out[:count])}: a wider terminal, a pipe or "
+                   f"--markdown shows all")
+    sentences(console, [*(f"- {note}" for note in grid.notes),
+                        *([grid.source] if grid.source else [])])
+
+
+def _fits(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether a table fits, its columns of words folded."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    return sum(min(each, NARROW) for each in widths) + 3 * len(widths) + 1 <= width
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """A table on the screen, less optional columns that are empty. Where it does not fit, columns
-    of words are folded; where that does not suffice, each row becomes lines of its own. Nothing is
-    cut off."""
-    headings, rows = filled(headings, rows)
+    """A table on the screen. Where it does not fit, columns of words are folded; where that does
+    not suffice, each row becomes lines of its own. Nothing is cut off."""
     console = table_console()
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    room = console.width - 3 * len(widths) - 1
-    whole = sum(widths) <= room
-    if not whole and sum(min(width, NARROW) for width in widths) > room:
+    whole = sum(widths) <= console.width - 3 * len(widths) - 1
+    if not _fits(headings, rows, console.width):
         _records(headings, rows, title, console.width)
         return
     table = Table(title=title or None, title_justify="left")

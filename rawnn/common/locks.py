@@ -13,7 +13,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -37,14 +37,17 @@ class DirectoryLock:
     system has no locks, `notify` is called and `is_held` is false.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], notify: Callable[[str], None]) -> None:
-        self._path, self._file = Path(directory, NAME), -1
+    def __init__(self, directory: str | os.PathLike[str], notify: Callable[[str], None],
+                 name: str = NAME,
+                 busy: tuple[str, str] = ("another run writes to {}",
+                                          "save to another directory with --save")) -> None:
+        self._path, self._file = Path(directory, name), -1
         try:
             self._file = self._locked()
         except BlockingIOError:
             raise ConfigError(
-                f"another run writes to {os.fspath(directory)} ({self._holder()}): wait until it "
-                f"has ended, or save to another directory with --save") from None
+                f"{busy[0].format(os.fspath(directory))} ({self._holder()}): wait until it has "
+                f"ended, or {busy[1]}") from None
         except OSError as error:
             notify(f"{os.fspath(directory)} cannot be locked ({error.strerror or error}): start no "
                    f"other run that saves there")
@@ -126,3 +129,19 @@ class DirectoryLocks:
     def __exit__(self, *error: object) -> None:
         for lock in self._by_path.values():
             lock.release()
+
+
+@contextlib.contextmanager
+def file_lock(path: str | os.PathLike[str], notify: Callable[[str], None]) -> Iterator[None]:
+    """Hold the exclusive right to write one results file, by a lock beside it. What is no regular
+    file (/dev/stdout) has none. Raises ConfigError where another process holds it."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        yield
+        return
+    lock = DirectoryLock(target.parent, notify, f".{target.name}.lock", (
+        f"another measurement writes {os.fspath(path)}", "name another file with --json"))
+    try:
+        yield
+    finally:
+        lock.release()

@@ -112,7 +112,7 @@ def advice(uses: Uses, launching: Launching, seen: Measurements) -> Iterator[str
                f"which hides little latency: try {what[uses.occupancy.limit]}, or more independent "
                f"work in each thread")
     if share is None:
-        yield "run `rawnn bench floors` on this GPU, to see how far from its limits this is"
+        yield "run `rawnn bench lower-bounds` on this GPU, to see how far from its limits this is"
     elif seen.bound == "memory":
         yield ("it is memory that limits it, and less than nine tenths are reached: let "
                "consecutive threads read consecutive addresses, 16 bytes each (float4), and have "

@@ -36,7 +36,7 @@ from rawnn.lab.subprocess_runner import SeparateProcess, runner_for
 from rawnn.lab.work import Work
 
 if TYPE_CHECKING:
-    from rawnn.bench.floors import Roofline
+    from rawnn.bench.gpu_limits import Roofline
     from rawnn.bench.statistics import Spread
 
 SAMPLES = 40
@@ -182,7 +182,7 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
     least, bound = limits(roof, moved, computed, number_class(problem))
     _refuse_too_fast(problem, trial, cold, warm, roof, on)
     notes = [] if roof else [f"how far from the limit that is cannot be said: the limits of "
-                             f"{on.info.name} have not been measured (rawnn bench floors)"]
+                             f"{on.info.name} have not been measured (rawnn bench lower-bounds)"]
     if roof and computed and number_class(problem) not in roof.flops:
         notes.append(f"nothing was measured of how fast this GPU computes in "
                      f"{number_class(problem)}: memory alone is compared with")
@@ -282,7 +282,7 @@ class _Clock:
 
 def roofline_of(gpu: str) -> Roofline | None:
     """What this GPU was measured to do at most; None where nobody has."""
-    from rawnn.bench.floors import roofline
+    from rawnn.bench.gpu_limits import roofline
 
     return roofline(gpu)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rawnn.bench.clocks import ManagedGpu
-from rawnn.bench.conditions import Conditions, Watch
+from rawnn.bench.conditions import Conditions, Watch, nvml_name
 from rawnn.bench.peers import worker
-from rawnn.bench.peers.contest import Rules, run_contests
+from rawnn.bench.peers.comparison import Rules, compare, task_of
 from rawnn.bench.peers.worker import timed
-from tests.bench.contests import tiny
+from tests.bench.measuring import standing, tiny
 
 
 class Clock:
@@ -50,65 +50,104 @@ def test_long_samples_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(found.milliseconds), found.epochs) == (2, 2)
 
 
-class Library:
-    """As much of NVML as is asked."""
+class Library(SimpleNamespace):
+    """As much of NVML as is asked; `refuses` are questions that it does not answer."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     nvmlClocksThrottleReasonHwSlowdown = 8
     nvmlClocksThrottleReasonSwPowerCap = 4
-    reasons, energy = 12, 0
+    refuses: tuple[str, ...] = ()
+    asked: Any = None
+    joules = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in super().__getattribute__("refuses"):
+            raise RuntimeError("Not Supported")
+        return super().__getattribute__(name)
 
     def nvmlInit(self) -> None: ...
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        self.asked = index
+        return "gpu"
 
-    def nvmlDeviceGetClockInfo(self, handle: int, which: int) -> int:
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self.asked = uuid
+        return "gpu"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, which: int) -> int:
         return 1980 if which == 1 else 3201
 
-    def nvmlDeviceGetTemperature(self, handle: int, which: int) -> int:
-        raise RuntimeError("not supported")
+    def nvmlDeviceGetTemperature(self, handle: str, which: int) -> int:
+        return 41
 
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         return 250_000
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        self.energy += 5000
-        return self.energy
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        self.joules += 5
+        return self.joules * 1000
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
-        return self.reasons
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 8 + 4 + 1
+
+
+def seen_by(watch: Watch) -> Conditions | None:
+    with watch.during() as seen:
+        pass
+    return seen.conditions
 
 
 def test_conditions_are_sampled_while_something_runs() -> None:
-    with Watch(ManagedGpu(0, Library())).during() as seen:
-        pass
-    found = seen.conditions
+    found = seen_by(Watch(0, Library()))
     assert found is not None
-    assert found.sm_mhz is not None
-    assert found.sm_mhz.median == 1980
-    assert found.temperature_c is None
+    assert found.readings == {"sm_mhz": [1980.0] * 3, "mem_mhz": [3201.0] * 3,
+                              "temperature_c": [41.0] * 3, "power_w": [250.0] * 3}
     assert found.energy_j == 5.0
     assert found.slowdowns == ["hardware slowdown", "power limit"]
     assert found.throttled == ["hardware slowdown"]
 
 
-def test_nothing_is_observed_without_the_library() -> None:
-    class Broken:
-        def nvmlInit(self) -> None:
-            raise OSError("no driver")
+def test_what_a_gpu_does_not_report_is_left_out() -> None:
+    found = seen_by(Watch(0, Library(refuses=(
+        "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption",
+        "nvmlDeviceGetCurrentClocksThrottleReasons"))))
+    assert found is not None
+    assert set(found.readings) == {"sm_mhz", "mem_mhz", "temperature_c"}
+    assert (found.energy_j, found.slowdowns) == (None, [])
 
-    watch = Watch(ManagedGpu(0, Broken()))
+
+@pytest.mark.parametrize("watch", [
+    Watch(0, Library(refuses=("nvmlInit",))), Watch(None),
+    Watch(0, Library(refuses=("nvmlDeviceGetHandleByIndex",)))])
+def test_nothing_is_observed_without_the_library_or_a_gpu(watch: Watch) -> None:
     assert not watch.observes
-    with watch.during() as seen:
-        pass
-    assert seen.conditions is None
+    assert seen_by(watch) is None
 
 
-def test_a_throttled_turn_is_repeated_and_then_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    contest, = run_contests([tiny(steps=4)], Rules(("rawnn", "numpy"), "host", rounds=1),
-                            Watch(ManagedGpu(0, Library())))
-    for entry in contest.entries:
-        assert entry.throttled == ["hardware slowdown"]
-        assert len(entry.us) == 4
-        assert isinstance(entry.conditions, Conditions)
+def test_the_gpu_is_the_one_that_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-abc")
+    library = Library()
+    assert Watch(1, library).observes
+    assert library.asked == "GPU-abc"
+    assert Watch(0, library).observes
+    assert library.asked == 3
+
+
+@pytest.mark.parametrize(("ordinal", "visible", "index"), [
+    (0, "", "0"), (2, "", "2"), (0, "5", "5"), (1, "5, 6", "6"), (3, "5,6", "3"),
+])
+def test_cuda_visible_devices_renumbers(ordinal: int, visible: str, index: str) -> None:
+    assert nvml_name(ordinal, visible) == index
+
+
+def test_a_throttled_turn_is_repeated_and_then_marked() -> None:
+    """Without CUDA the programs run on the host, while a GPU made up says that it slowed down."""
+    with standing("sample") as harness:
+        harness.watch = Watch(0, Library())
+        compare(harness, [task_of(tiny(steps=4), "sample/3")],
+                Rules(("rawnn", "numpy"), "host", rounds=1))
+    for entry in harness.results.entries():
+        assert entry.notes[-1].startswith("ran on a slowed-down GPU (hardware slowdown)")
+        assert len(entry.samples("step_us")) == 4
+        assert entry.samples("sm_mhz") == [1980.0] * 3

@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from rawnn.bench import floors as store
-from rawnn.bench.columns import filled, markdown_table
-from rawnn.bench.costing import OWN, Bound, least_time, op_costs, total
-from rawnn.bench.footprint import NO_FLOORS, Footprint, x_floor
-from rawnn.bench.sets import run_sets
-from rawnn.bench.table import HEADINGS, markdown, remarks, rows
+from rawnn.bench import gpu_limits
+from rawnn.bench.costing import OWN, least_time, op_costs, total
+from rawnn.bench.gpu_limits import Limits
+from rawnn.bench.harness import Harness
+from rawnn.bench.record import Entry, Results
+from rawnn.bench.training import measure_workloads
 from rawnn.cli import run as command
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
-from tests.bench.conftest import make_ladder, make_rung
-from tests.bench.test_floors import made
+from tests.bench.test_lower_bounds import made
 from tests.engine import CAPABLE, step_plan
 
 LIMITS = made()
@@ -73,7 +71,7 @@ def test_launches_and_units_follow_the_toggles(opt: str, launch: float, bound: s
 
 def test_what_does_not_fit_the_l2_cache_comes_from_memory() -> None:
     plan, policy = planned((784, 4096, 10), 128, "preload,tiled,graphs")
-    small = msgspec.structs.replace(LIMITS, l2_bytes=1 << 20)
+    small = made(l2_bytes=1 << 20)
     near, far = (next(c for c in op_costs(plan, policy, limits) if c.op.name == "fc1.forward")
                  for limits in (LIMITS, small))
     assert far.memory_us == pytest.approx(2 * (near.memory_us or 0))
@@ -127,7 +125,7 @@ def test_the_least_time_of_a_large_step_is_memory_or_arithmetic() -> None:
     assert large.by == "arithmetic"
 
 
-def test_no_toggle_is_expected_to_beat_the_floor() -> None:
+def test_no_toggle_is_expected_to_beat_the_lower_bound() -> None:
     for layers, batch in (((784, 10), 128), ((784, 512, 512, 10), 64), ((784, 4096, 10), 32)):
         for opt in ("none", "best,-persistent", "best,bf16,-persistent"):
             plan, policy = planned(layers, batch, opt)
@@ -140,63 +138,32 @@ def test_no_toggle_is_expected_to_beat_the_floor() -> None:
 def test_limits_that_lack_something_give_no_least_time() -> None:
     plan, _ = planned((784, 10), 128, "preload")
     for name in ("l2_read", "fma"):
-        some = [f for f in LIMITS.floors if f.name not in (name, "tensor_tf32")]
-        assert least_time(plan, msgspec.structs.replace(LIMITS, floors=some)) is None
+        some = [r for r in LIMITS.results.records if r.variant not in (name, "tensor_tf32")]
+        there = LIMITS.results.environments
+        assert least_time(plan, Limits(Results(environments=there, records=some))) is None
     with_step = replace(plan, tensors={n: t for n, t in plan.tensors.items()
                                        if "weight" not in n}, ops=plan.ops[:1])
     assert least_time(with_step, LIMITS) is None
 
 
-# -- tables ----------------------------------------------------------------------------------------
+# -- the metrics of a run --------------------------------------------------------------------------
 
 
-FLOOR = Bound(us=5.0, by="waiting", memory_us=1.0, arithmetic_us=2.0, waiting_us=3.0, exchanges=2)
-PRINT = Footprint(launches=2, bytes=10, least_bytes=5, steps=1000, floor=FLOOR)
+def test_a_measurement_goes_by_the_limits_of_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured() -> Entry:
+        with Harness("workloads") as harness:
+            measure_workloads(harness, [("linear", "preload,fuse")], 1, 1, "sim", "synthetic")
+        return harness.results.entries()[0]
 
-
-def test_times_are_divided_by_the_least_time() -> None:
-    assert x_floor(10.0, PRINT) == "2.00"
-    assert x_floor(500.0, PRINT) == "100"
-    assert x_floor(10.0, None) == x_floor(None, PRINT) == ""
-    assert x_floor(10.0, Footprint(launches=1, bytes=1, least_bytes=1)) == ""
-
-
-def test_a_ladder_shows_it_where_limits_were_known() -> None:
-    plain = make_ladder(make_rung("baseline", 20.0, 22.0))
-    assert "| x floor |" not in markdown(plain)
-    known = make_ladder(*(msgspec.structs.replace(r, footprint=PRINT) for r in plain.rungs))
-    (row,) = rows(known)
-    assert row.cells()[HEADINGS.index("x floor")] == "4.20"  # 21 us a step
-    assert "| x floor |" in markdown(known)
-    assert NO_FLOORS not in remarks(known)
-
-
-def test_a_column_that_nothing_is_known_of_is_left_out() -> None:
-    assert filled(("a", "x floor"), [("1", "")]) == (["a"], [["1"]])
-    assert filled(("a", "x floor"), [("1", ""), ("2", "3.0")]) == (
-        ["a", "x floor"], [["1", ""], ["2", "3.0"]])
-    assert markdown_table(("a", "n"), [("x", "1")], ("a",)) == [
-        "| a | n |", "|---|---:|", "| x | 1 |"]
-
-
-def test_a_measurement_goes_by_the_limits_of_its_own_gpu(tmp_path: Path,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured() -> Footprint | None:
-        result = run_sets("workloads", [("linear", "preload,fuse")], 1, 1, "sim", "synthetic")
-        return result.measurements[0].footprint
-
-    plain = measured()
-    assert plain
-    assert plain.floor is None
+    assert "lower_bound_us" not in measured()
     own = made("Simulated GPU")
-    monkeypatch.setattr(store, "kept", lambda gpu, driver="": None)
-    monkeypatch.setattr("rawnn.bench.footprint.kept",
-                        lambda gpu, driver="": store.Kept(tmp_path, own))
+    monkeypatch.setattr("rawnn.bench.footprint.kept", lambda gpu, driver="": own)
     known = measured()
-    assert known
-    assert known.floor
-    assert known.floor.exchanges in (0, 2)
-    assert known.steps > 0
+    parts = {name: known.median(f"lower_bound_{name}") or 0.0
+             for name in ("us", "memory_us", "arithmetic_us", "waiting_us", "exchanges")}
+    assert parts["us"] == max(parts["memory_us"], parts["arithmetic_us"]) + parts["waiting_us"] > 0
+    assert parts["exchanges"] in (0, 2)
+    assert (known.median("steps") or 0) > 0
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -205,14 +172,14 @@ def test_a_measurement_goes_by_the_limits_of_its_own_gpu(tmp_path: Path,
 def test_plan_prints_costs_by_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                      monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "250")
-    made("NVIDIA H200").write_json(tmp_path / "h200.json")
+    made("NVIDIA H200").results.write(tmp_path / "h200.json")
     asked = ["plan", "--cost", "--opt", "best,bf16,-persistent", "--layers", "784-512-10"]
     assert command([*asked, "--floors", str(tmp_path / "h200.json")]) == 0
     said = capsys.readouterr().out
     assert "the step" in said
     assert "expected (us)" in said
     assert "no program does the step in less than" in said
-    store.keep(made("NVIDIA H200"))
+    gpu_limits.keep(made("NVIDIA H200").results)
     assert command(asked) == 0
     assert "no program does the step in less than" in capsys.readouterr().out
     # Those of another GPU are not taken.

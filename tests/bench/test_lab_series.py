@@ -6,26 +6,30 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 import rawnn
-from rawnn.bench.statistics import spread
+from rawnn.bench.record import Results, read_results
+from rawnn.bench.render.machine import lab
 from rawnn.common.errors import ConfigError, RawnnError
-from tests import requires
-from tools import lab_series, lab_tables
-from tools.pages import filled
+from tools import lab_series
 
 SMALL = {"transpose": {"rows": 64, "cols": 128}, "gemm": {"m": 64, "n": 64, "k": 64},
          "reduction": {"n": 8192}, "softmax": {"rows": 4, "cols": 64}}
 
 
-def measured(*topics: str, also: tuple[str, ...] = ()) -> tuple[lab_series.LabResult, list[str]]:
-    requires.module("cuda.bindings.nvrtc")
+def measured(*topics: str, also: tuple[str, ...] = ()) -> tuple[Results, list[str], list[str]]:
+    """The records, what is missing, and what was said."""
+    pytest.importorskip("cuda.bindings.nvrtc")
     said: list[str] = []
     device = rawnn.lab.simulated()
     opened: Any = SimpleNamespace(device=device, ordinal=0, machine=SimpleNamespace(gpu="none"))
-    return lab_series.measure(opened, topics, SMALL, also, 1, said.append), said
+    return *lab_series.measure(opened, topics, SMALL, also, 1, said.append), said
+
+
+def table(found: Results, topic: str) -> str:
+    [grid] = lab(found, topic, [p.stem for p in lab_series.steps_of(topic)])
+    return grid.markdown()
 
 
 @pytest.fixture
@@ -40,35 +44,32 @@ def test_every_topic_has_a_size() -> None:
 
 
 def test_steps_are_measured_beside_a_copy_and_kept(tmp_path: Path) -> None:
-    result, said = measured("transpose")
-    (topic,) = result.topics
-    assert [s.name for s in topic.steps] == [p.stem for p in lab_series.steps_of("transpose")]
-    assert topic.moved == 2 * 64 * 128 * 4
-    assert [b.name for b in topic.beside] == ["a copy"]
-    assert topic.steps[-1].us.n == lab_series.ROUNDS * (lab_series.BURST - lab_series.SKIPPED)
+    result, missing, said = measured("transpose")
+    assert missing == []
+    entries = result.entries("lab")
+    assert [e.variant for e in entries] == [
+        *(p.stem for p in lab_series.steps_of("transpose")), "a copy"]
+    assert all(e.samples("moved_bytes") == [2 * 64 * 128 * 4] for e in entries)
+    assert len(entries[0].samples("launch_us")) == \
+        lab_series.ROUNDS * (lab_series.BURST - lab_series.SKIPPED)
     assert any(line.startswith("transpose 5_four_by_four: 2.0 us") for line in said)
-    path = tmp_path / "lab.json"
-    path.write_bytes(msgspec.json.encode(result))
-    assert lab_tables.read_lab(path).topics == result.topics
-    text = lab_tables.table("transpose", [result])
+    result.write(tmp_path / "lab.json")
+    assert read_results(tmp_path / "lab.json").records == result.records
+    text = table(result, "transpose")
     assert "| 5_four_by_four | 2.0 | 2.0-2.0 | 32.8 | 1.0 | 100.0% |" in text
     assert "| a copy | 2.0 | 2.0-2.0 | 32.8 |  | 100.0% |  |  |" in text
     assert "rows = 64, cols = 128; cold L2 cache; medians of 24 launches" in text
-    assert "[1_naive](transpose/1_naive.cu): reads are in order" in text
-    path.write_text('{"kind": "floors", "schema_version": 1}')
-    with pytest.raises(ConfigError, match="of the kind 'floors'"):
-        lab_tables.read_lab(path)
+    assert "[1_naive](transpose/1_naive.cu): reads are in order" in lab_series.lessons("transpose")
 
 
 def test_steps_with_other_macros_stand_by_themselves(one_step: None) -> None:
-    result, _ = measured("gemm", also=("gemm/8_clusters:STAGES=3,GROUP=4", "softmax/1_x",
-                                       "gemm/8_clusters:STAGES=none"))
-    (topic,) = result.topics
-    assert [c.name for c in topic.steps] == ["8_clusters"]
-    assert [c.name for c in topic.also] == ["8_clusters:STAGES=3,GROUP=4"]
-    assert topic.computed == 2 * 64 ** 3
-    assert topic.missing[0].startswith("8_clusters STAGES=none: ")
-    assert "TFLOP/s" in lab_tables.table("gemm", [result])
+    result, missing, _ = measured("gemm", also=("gemm/8_clusters:STAGES=3,GROUP=4", "softmax/1_x",
+                                                "gemm/8_clusters:STAGES=none"))
+    roles = {e.variant: e.conditions["role"] for e in result.entries("lab")}
+    assert roles == {"8_clusters": "steps", "8_clusters:STAGES=3,GROUP=4": "also"}
+    assert result.entries("lab")[0].samples("operations") == [2 * 64 ** 3]
+    assert missing[0].startswith("gemm/8_clusters STAGES=none: ")
+    assert "TFLOP/s" in table(result, "gemm")
 
 
 def test_a_wrong_result_is_not_timed(one_step: None, monkeypatch: pytest.MonkeyPatch,
@@ -86,24 +87,10 @@ def test_a_wrong_result_is_not_timed(one_step: None, monkeypatch: pytest.MonkeyP
         measured("transpose")
 
 
-@pytest.mark.parametrize(("last", "said"), [(1.1, []), (1.2, [
-    "softmax: 2_warp reaches 83.3% of a copy, less than 90%"])])
-def test_a_last_step_that_is_far_from_its_limit_is_named(last: float, said: list[str]) -> None:
-    def candidate(name: str, us: float) -> lab_tables.Candidate:
-        return lab_tables.Candidate(name=name, us=spread([us]), interval=(us, us))
-
-    topic = lab_tables.Topic(
-        name="softmax", sizes={}, moved=1, computed=None, beside=[candidate("a copy", 1.0)],
-        steps=[candidate("1_naive", 9.0), candidate("2_warp", last)])
-    result: Any = SimpleNamespace(topics=[topic])
-    assert lab_series.short_of_limits(result) == said
-
-
-def test_without_results_every_step_says_so() -> None:
-    text = lab_tables.table("gemm", [])
-    for path in lab_series.steps_of("gemm"):
-        assert f"| [{path.stem}](gemm/{path.name}) | not measured | " in text
-    assert filled("<!-- gemm -->\n<!-- /gemm -->\n", {"gemm": text}).count("not measured") == 8
+def test_a_step_without_samples_says_so(one_step: None) -> None:
+    result, _, _ = measured("gemm")
+    [grid] = lab(result, "gemm", ["7_none", "8_clusters"])
+    assert [row[1] == "not measured" for row in grid.rows] == [True, False]
 
 
 def test_a_gpu_is_asked_for() -> None:

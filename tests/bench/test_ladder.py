@@ -1,8 +1,18 @@
-import msgspec
+"""The ladder: what each rung trains with, in turns, and what becomes of a rung that cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from rawnn.bench import ladder as module
-from rawnn.bench.ladder import DEFAULT_RUNGS, Progress, check_rungs, climb, run_ladder
+from rawnn.bench import training
+from rawnn.bench.cases.ladder import check_rungs, climb, failures, run_ladder
+from rawnn.bench.harness import Harness
+from rawnn.bench.record import Entry, Record, Results
+from rawnn.bench.reference import host_accuracy
+from rawnn.bench.suites import read_suites
 from rawnn.common.errors import ConfigError, MissingLibrary, RawnnError
 from rawnn.engine.config import Config
 from rawnn.engine.result import Result
@@ -12,14 +22,37 @@ from tests.engine import random_dataset
 DATA = random_dataset()
 CONFIG = Config(layers=(29, 7), batch=8, epochs=2, device="sim")
 HOST = Config(layers=(29, 7), batch=8, epochs=2, device="host")
+SUITE = read_suites().ladder
 
 
-def test_rungs_are_cumulative_and_interleaved() -> None:
-    order: list[tuple[int, str]] = []
-    found = run_ladder(CONFIG, 2, on_progress=lambda p: order.append((p.repeat, p.rung)), data=DATA)
-    names = ["baseline", *DEFAULT_RUNGS]
-    assert order == [(repeat, name) for repeat in range(2) for name in names]
-    assert [r.opt for r in found.rungs] == [
+def ladder(config: Config, repeats: int, rungs: Sequence[str] = SUITE.rungs,
+           reference: Record | None = None, **more: Any) -> tuple[Results, Harness]:
+    with Harness("ladder", **more) as harness:
+        run_ladder(harness, config, repeats, rungs, SUITE.base, DATA, reference)
+    return harness.results, harness
+
+
+def words(entry: Entry) -> str:
+    return entry.notes[0].removeprefix("toggles: ") if entry.notes else ""
+
+
+def trained_opts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The toggles and the seed of each run, in order."""
+    found: list[tuple[str, int]] = []
+
+    class Seen(Session):
+        def run(self) -> Result:
+            found.append((self.config.opt, self.config.seed))
+            return super().run()
+
+    monkeypatch.setattr(training, "Session", Seen)
+    return found
+
+
+def test_rungs_are_cumulative_and_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = trained_opts(monkeypatch)
+    found, _ = ladder(CONFIG, 2)
+    opts = [
         "none,preload,arena", "none,preload,arena,nosync", "none,preload,arena,nosync,cublas",
         "none,preload,arena,nosync,cublas,report=10",
         "none,preload,arena,nosync,cublas,report=10,fuse",
@@ -28,58 +61,53 @@ def test_rungs_are_cumulative_and_interleaved() -> None:
         "none,preload,arena,nosync,cublas,report=10,fuse,cudnn,graphs,streams",
         "none,preload,arena,nosync,cublas,report=10,fuse,cudnn,streams,graphs=epoch", "best",
     ]
-    assert {r.status for r in found.rungs} == {"measured"}
-    for rung in found.rungs:
-        assert [(run.repeat, run.seed, len(run.epoch_ms)) for run in rung.runs] == \
-            [(0, 0, 2), (1, 1, 2)]
-    assert found.rungs[7].graph_nodes is not None
-    assert found.rungs[0].graph_nodes is None
-    assert found.environment.device == "sim"
-    assert "cudnn" in found.environment.libraries
-    assert not found.interrupted
+    assert seen == [(opt, seed) for seed in range(2) for opt in opts]
+    entries = found.entries("ladder")
+    assert [e.variant for e in entries] == ["baseline", *SUITE.rungs]
+    for entry in entries:
+        assert (entry.status, len(entry.samples("epoch_ms"))) == ("measured", 2)
+        assert entry.conditions["layers"] == [29, 7]
+    assert "graph_nodes" in entries[7]
+    assert "graph_nodes" not in entries[0]
+    place = found.place(entries[0])
+    assert place.device == "sim"
+    assert "cudnn" in place.libraries
+    assert "says nothing about a GPU" in place.timer["epoch_ms"]
     # Same data, same seeds: what differs is rounding.
-    assert len({round(r.accuracy_mean or 0, 1) for r in found.rungs}) == 1
+    assert len({round(e.median("accuracy") or 0, 1) for e in entries}) == 1
 
 
 def test_memory_of_one_rung_does_not_count_for_the_next() -> None:
-    found = run_ladder(CONFIG, 1, ("fuse", "-fuse"), data=DATA)
-    peaks = [r.peak_memory_bytes for r in found.rungs]
-    assert peaks[0] == peaks[2]
-    assert peaks[1] is not None
-    assert peaks[2] is not None
-    assert peaks[1] < peaks[2]
+    found, _ = ladder(CONFIG, 1, ("fuse", "-fuse"))
+    before, fused, after = (e.median("peak_memory_bytes") or 0 for e in found.entries())
+    assert before == after > fused > 0
 
 
-def test_on_the_host_only_what_applies_is_run() -> None:
-    said: list[str] = []
-    found = run_ladder(HOST, 1, notify=said.append, data=DATA)
-    assert [r.name for r in found.rungs] == ["baseline", "report=10", "fuse", "best"]
-    assert [r.opt for r in found.rungs] == \
+def test_on_the_host_only_what_applies_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = trained_opts(monkeypatch)
+    found, _ = ladder(HOST, 1)
+    assert [opt for opt, _ in seen] == \
         ["none,preload", "none,preload,report=10", "none,preload,report=10,fuse", "best"]
-    assert {r.status for r in found.rungs} == {"measured"}
+    first = found.entries()[0]
     left_out = "left out: nosync, cublas, cudnn, graphs, streams, graphs=epoch"
-    assert any(left_out in note for note in found.notes)
-    assert "wall clock" in found.timer["average_epoch_ms"]
-
-
-class Broken(Session):
-    """A session that fails when a toggle is on, and counts runs."""
-
-    toggle, error, from_run = "fuse", RawnnError("boom"), 0
-    runs = 0
-
-    def run(self) -> Result:
-        if self.toggle in self.selection.values:
-            type(self).runs += 1
-            if type(self).runs > self.from_run:
-                raise self.error
-        return super().run()
+    assert any(left_out in note for note in first.notes)
+    assert "wall clock" in found.place(first).timer["epoch_ms"]
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, toggle: str, error: BaseException,
            from_run: int = 0) -> None:
-    parts = {"toggle": toggle, "error": error, "from_run": from_run, "runs": 0}
-    monkeypatch.setattr(module, "Session", type("Broken", (Broken,), parts))
+    """Sessions that fail from a run on when a toggle is on."""
+    runs = [0]
+
+    class Broken(Session):
+        def run(self) -> Result:
+            if toggle in self.selection.values:
+                runs[0] += 1
+                if runs[0] > from_run:
+                    raise error
+            return super().run()
+
+    monkeypatch.setattr(training, "Session", Broken)
 
 
 @pytest.mark.parametrize(("error", "status"), [
@@ -89,41 +117,34 @@ def broken(monkeypatch: pytest.MonkeyPatch, toggle: str, error: BaseException,
 def test_a_rung_that_cannot_run_is_a_row_and_is_not_carried_on(
         monkeypatch: pytest.MonkeyPatch, error: RawnnError, status: str) -> None:
     broken(monkeypatch, "cublas", error)
-    found = run_ladder(CONFIG, 2, ("nosync", "cublas", "fuse"), data=DATA)
-    rung = found.rungs[2]
-    assert (rung.status, rung.reason, rung.runs) == (status, str(error), [])
-    assert found.rungs[3].opt == "none,preload,arena,nosync,fuse"
-    assert [len(r.runs) for r in found.rungs] == [2, 2, 0, 2]
-
-
-def test_a_failing_baseline_leaves_the_other_rungs_their_base(
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    class Once(Session):
-        def run(self) -> Result:
-            if "nosync" not in self.selection.values:
-                raise RawnnError("boom")
-            return super().run()
-
-    monkeypatch.setattr(module, "Session", Once)
-    found = run_ladder(CONFIG, 1, ("nosync",), data=DATA)
-    assert found.rungs[0].status == "failed"
-    assert found.rungs[1].opt == "none,preload,arena,nosync"
+    found, _ = ladder(CONFIG, 2, ("nosync", "cublas", "fuse"))
+    _, nosync, cublas, fuse = found.entries()
+    assert (cublas.status, cublas.reason, cublas.samples("epoch_ms")) == (status, str(error), [])
+    assert "cublas" not in words(fuse)
+    assert "nosync" in words(fuse)
+    assert [len(e.samples("epoch_ms")) for e in (nosync, fuse)] == [2, 2]
+    assert failures(found) == ("1 of 4 rungs failed (cublas); the reasons stand below the table"
+                               if status == "failed" else "")
 
 
 def test_a_later_failure_keeps_the_runs_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, "fuse", RawnnError("boom"), from_run=2)
-    found = run_ladder(HOST, 4, ("fuse",), data=DATA)
-    assert found.rungs[1].status == "failed"
-    assert len(found.rungs[1].runs) == 2
-    assert found.rungs[1].average_epoch_ms is not None
-    assert len(found.rungs[0].runs) == 4
+    base, fuse = ladder(HOST, 4, ("fuse",))[0].entries()
+    assert (fuse.status, len(fuse.samples("epoch_ms")), len(base.samples("epoch_ms"))) == (
+        "failed", 2, 4)
 
 
-def test_ctrl_c_keeps_what_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_ladder_goes_on_with_the_toggles_that_it_had(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, "fuse", KeyboardInterrupt(), from_run=1)
-    found = run_ladder(HOST, 3, ("report=10", "fuse"), data=DATA)
-    assert found.interrupted
-    assert [len(r.runs) for r in found.rungs] == [2, 2, 1]
+    found, harness = ladder(HOST, 2, ("report=10", "fuse"))
+    assert harness.interrupted
+    assert [len(e.samples("epoch_ms")) for e in found.entries()] == [2, 2, 1]
+    seen = trained_opts(monkeypatch)
+    whole, _ = ladder(HOST, 3, ("report=10", "fuse"), earlier=found)
+    assert seen == [("none,preload,report=10,fuse", 1), ("none,preload", 2),
+                    ("none,preload,report=10", 2), ("none,preload,report=10,fuse", 2)]
+    assert {len(e.samples("epoch_ms")) for e in whole.entries()} == {3}
 
 
 def test_a_run_cut_short_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,20 +154,17 @@ def test_a_run_cut_short_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None
             object.__setattr__(result, "interrupted", "fuse" in self.selection.values)
             return result
 
-    monkeypatch.setattr(module, "Session", Cut)
-    found = run_ladder(HOST, 3, ("fuse",), data=DATA)
-    assert found.interrupted
-    assert [len(r.runs) for r in found.rungs] == [1, 0]
+    monkeypatch.setattr(training, "Session", Cut)
+    found, harness = ladder(HOST, 3, ("fuse",))
+    assert harness.interrupted
+    assert [len(e.samples("epoch_ms")) for e in found.entries()] == [1, 0]
 
 
-def test_progress_carries_everything_found_so_far() -> None:
-    seen: list[Progress] = []
-    found = run_ladder(HOST, 2, ("fuse",), seen.append, data=DATA)
-    assert [(p.done, p.total) for p in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert [sum(len(r.runs) for r in p.result.rungs) for p in seen] == [1, 2, 3, 4]
-    assert all(p.result.interrupted for p in seen)  # what a killed process leaves is not whole
-    last = msgspec.structs.replace(seen[-1].result, interrupted=False)
-    assert msgspec.structs.asdict(last) == msgspec.structs.asdict(found)
+def test_the_reference_is_a_record_of_its_own() -> None:
+    reference = host_accuracy(HOST, DATA, (0, 1))
+    *_, last = ladder(HOST, 1, ("fuse",), reference)[0].entries()
+    assert (last.variant, last.precision, last.samples("accuracy")) == (
+        "reference", "float64", reference.samples)
 
 
 @pytest.mark.parametrize(("words", "added", "wanted"), [
@@ -168,8 +186,3 @@ def test_climbing(words: tuple[str, ...], added: tuple[str, ...], wanted: tuple[
 def test_rungs_that_do_not_exist_are_refused_before_anything_runs(rung: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         check_rungs([rung])
-
-
-def test_at_least_one_repeat() -> None:
-    with pytest.raises(ConfigError, match="repeats = 0"):
-        run_ladder(HOST, 0, data=DATA)

@@ -11,11 +11,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from rawnn.bench import launch_systems, launches
+from rawnn.bench import launch_systems
+from rawnn.bench.cases import launches
+from rawnn.bench.cases.launches import OURS, measure_launches
+from rawnn.bench.harness import Harness
 from rawnn.bench.launch_systems import (
     KERNEL,
     SOURCE,
@@ -27,26 +29,17 @@ from rawnn.bench.launch_systems import (
     Way,
     missing,
 )
-from rawnn.bench.launches import (
-    BESIDE,
-    LaunchCost,
-    LaunchesResult,
-    measure,
-    read_launches,
-)
-from rawnn.bench.report import write_report
-from rawnn.bench.statistics import spread
+from rawnn.bench.record import Entry, read_results
 from rawnn.common.errors import ConfigError
 from rawnn.engine.machine import Opened, open_device
-from rawnn.engine.result import environment
 from rawnn.lab.kernel import Kernel
 from rawnn.sim import register
 from rawnn.sim.kernel_references import forget
-from tests.bench.test_docs import explained, keys
+from tests.bench.measuring import place, standing
 from tests.cli.conftest import Rawnn, rawnn
 
 __all__ = ["rawnn"]  # the fixture
-OURS = ("rawnn", "rawnn, others", "rawnn, bound")
+PACKED = "cuda.bindings, packed"
 
 
 class TorchVersion(str):
@@ -73,29 +66,29 @@ def stand_in(times: int = 1, statement: str = "launch(y)") -> Way:
     return Way(statement, {"launch": launch, "y": y}, lambda: y, "1.2")
 
 
+def measure(opened: Opened, samples: int, launches: int, **more: Any
+            ) -> tuple[dict[str, Entry], Harness]:
+    with standing("launches", where=place(device="sim"), **more) as harness:
+        measure_launches(harness, opened, samples, launches)
+    return {e.variant: e for e in harness.results.entries()}, harness
+
+
 def test_ours_are_measured_by_the_hosts_clock(opened: Opened) -> None:
-    seen: list[tuple[int, int]] = []
-    result = measure(opened, 3, 4, lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    rows = {way.name: way for way in result.ways}
-    assert list(rows) == [*OURS, *SYSTEMS]
-    for name in OURS:
-        way = rows[name]
-        assert way.us
-        assert way.interval
-        assert way.us.n == len(way.samples) == 3
-        assert way.interval[0] <= way.us.median <= way.interval[1]
-    assert rows["rawnn"].how == "kernel[1, 32](y, x, 2.0, 32)"
-    assert all(rows[name].reason for name in SYSTEMS)
-    assert rows[BESIDE].reason == "launches on a real GPU only"
-    assert "SIMULATED GPU, whose times say nothing" in result.provenance()
-    assert "the host's time, 4 launches a sample" in result.provenance()
+    seen: list[tuple[int, ...]] = []
+    found, _ = measure(opened, 3, 4, progress=lambda done, total, rounds, last: seen.append(
+        (done, total, rounds)))
+    assert seen == [(done, 12, 4) for done in range(1, 13)]
+    assert list(found) == [*OURS, *SYSTEMS]
+    assert [len(found[name].samples("launch_us")) for name in OURS] == [3, 3, 3]
+    assert found["rawnn"].notes == ["kernel[1, 32](y, x, 2.0, 32)"]
+    assert all(found[name].reason for name in SYSTEMS)
+    assert found[PACKED].reason == "launches on a real GPU only"
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, opened: Opened, systems: dict[str, System]) -> Opened:
     """That the simulated GPU is a real one, beside these systems."""
-    monkeypatch.setattr("rawnn.bench.launches.SYSTEMS", systems)
-    monkeypatch.setattr("rawnn.bench.launches._runs_here", lambda kernel: True)
+    monkeypatch.setattr("rawnn.bench.cases.launches.SYSTEMS", systems)
+    monkeypatch.setattr("rawnn.bench.cases.launches._runs_here", lambda kernel: True)
     return opened
 
 
@@ -106,7 +99,7 @@ def test_what_cannot_be_measured_keeps_its_reason(
         raise RuntimeError("no such compiler\nand more")
 
     systems = {
-        BESIDE: System("json", lambda kernel: stand_in(), "cuda.bindings"),
+        PACKED: System("json", lambda kernel: stand_in(), "cuda.bindings"),
         "wrong": System("json", lambda kernel: stand_in(times=2)),
         "idle": System("json", lambda kernel: stand_in(times=0)),
         "broken": System("json", broken),
@@ -114,39 +107,20 @@ def test_what_cannot_be_measured_keeps_its_reason(
         "lost": System("json", lambda kernel: replace(stand_in(), result=lambda: 1 // 0)),
         "absent": System("no_such_package.inner", lambda kernel: stand_in()),
     }
-    result = measure(pretend(monkeypatch, opened, systems), 2, 5)
-    reasons = {way.name: way.reason for way in result.ways}
-    assert {reasons[name] for name in (*OURS, BESIDE)} == {""}
+    found, harness = measure(pretend(monkeypatch, opened, systems), 2, 5)
+    reasons = {name: entry.reason for name, entry in found.items()}
+    assert {reasons[name] for name in (*OURS, PACKED)} == {""}
     assert reasons["wrong"].startswith("refused: after 15 launches y is [60.], not 30")
     assert reasons["idle"].startswith("refused: after 15 launches y is [0.]")
     assert reasons["broken"] == "failed: RuntimeError: no such compiler"
     assert reasons["fails"] == "failed: NameError: name 'z' is not defined"
     assert reasons["lost"].startswith("failed: ZeroDivisionError")
     assert reasons["absent"] == "no_such_package.inner is not installed"
-    assert result.environment.libraries["cuda.bindings"] == "1.2"
-    ours = result.cells(result.ways[0])
-    assert float(ours[5]) > 0  # a simulated launch beside an addition
-    assert result.cells(result.ways[len(OURS)])[5] == ""
-
-
-def ways_by(name: str, us: float) -> LaunchCost:
-    return LaunchCost(name=name, how="run()", us=spread([us, us]), interval=(us, us),
-                      samples=[us, us])
-
-
-RESULT = LaunchesResult(environment=environment("cuda", {"name": "a GPU", "driver": "1"}, {}),
-                        launches=200, ways=[ways_by("rawnn", 3.1), ways_by(BESIDE, 2.7),
-                                            LaunchCost(name="CuPy", reason="not there")])
-
-
-def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
-    RESULT.write_json(tmp_path / "launches.json")
-    assert read_launches(tmp_path / "launches.json") == RESULT
-    assert "| rawnn | 3.10 | 3.10-3.10 | 3.10-3.10 | 2 | +0.40 | run() |" in RESULT.markdown()
-    assert keys(msgspec.json.schema(LaunchesResult)) <= \
-        explained("lab.md") | explained("measuring.md") | explained("results.md")
-    (section,) = write_report([str(tmp_path / "launches.json")], tmp_path / "page.html")
-    assert section.title == "What a launch costs the host"
+    assert {name: found[name].status for name in ("wrong", "broken", "fails", "absent")} == {
+        "wrong": "wrong", "broken": "failed", "fails": "failed", "absent": "unavailable"}
+    assert not any(found[name].samples("launch_us") for name in reasons if reasons[name])
+    assert harness.environment
+    assert harness.environment.libraries["cuda.bindings"] == "1.2"
 
 
 def test_the_command_keeps_and_shows_what_was_measured(rawnn: Rawnn, tmp_path: Path) -> None:
@@ -154,9 +128,9 @@ def test_the_command_keeps_and_shows_what_was_measured(rawnn: Rawnn, tmp_path: P
     done = rawnn("bench", "launches", "--device", "sim", "--samples", "2", "--launches", "3",
                  "--json", str(target), "--markdown", str(tmp_path / "launches.md"))
     assert done.status == 0, done.err
-    assert read_launches(target).launches == 3
+    assert read_results(target).entries()[0].conditions == {"launches": 3}
     assert rawnn("bench", "show", str(target)).out == done.out
-    assert (tmp_path / "launches.md").read_text() == read_launches(target).markdown()
+    assert "kernel[1, 32](y, x, 2.0, 32)" in (tmp_path / "launches.md").read_text()
     forget(KERNEL)
 
 
@@ -193,20 +167,14 @@ def test_what_was_measured_outlives_sigterm(rawnn: Rawnn, tmp_path: Path,
     forget(KERNEL)
     assert done.status == 128 + signal.SIGTERM, done.err
     assert "ended by SIGTERM" in done.err
-    kept = read_launches(target)
-    assert kept.interrupted
-    assert [len(way.samples) for way in kept.ways if way.name in OURS] == [3, 2, 2]
+    kept = read_results(target)
+    assert kept.ended == {"launches": "it was interrupted"}
+    assert [len(e.samples("launch_us")) for e in kept.entries()[:3]] == [3, 2, 2]
     assert rawnn("bench", "show", str(target)).out == done.out
 
 
-def test_ctrl_c_while_ways_warm_up_leaves_nothing_to_show(
+def test_ctrl_c_ahead_of_a_first_sample_leaves_a_reason(
         opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure(opened, 3, 4, stop)
-
     def first(kernel: Kernel) -> None:
         turns.append(kernel)
         if len(turns) == len(OURS) + 2:
@@ -214,8 +182,8 @@ def test_ctrl_c_while_ways_warm_up_leaves_nothing_to_show(
 
     turns: list[Kernel] = []
     monkeypatch.setattr(Kernel, "synchronize", first)
-    reasons = {way.name: way.reason for way in measure(opened, 3, 4).ways}
-    assert [reasons[name] for name in OURS] == \
+    found, _ = measure(opened, 3, 4)
+    assert [found[name].reason for name in OURS] == \
         ["", *["broken off ahead of its first sample"] * 2]
 
 

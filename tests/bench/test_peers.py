@@ -1,38 +1,48 @@
-"""The commands that hold contests."""
+"""The commands that compare systems."""
 
 from __future__ import annotations
 
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from rawnn.bench.peers.problem import RUN_STEPS
-from rawnn.bench.peers.records import read_contests
-from rawnn.bench.peers.workload_table import table_rows
-from tests.bench.contests import invoke
+from rawnn.bench.cases.curves import _finite
+from rawnn.bench.peers.lanes import Prepared
+from rawnn.bench.record import read_results
+from tests.bench.measuring import invoke
 
 
-def test_the_headline_command(tmp_path: Path) -> None:
+def test_the_headline_command_and_its_old_spelling(tmp_path: Path) -> None:
     kept, table = tmp_path / "r.json", tmp_path / "r.md"
     done = invoke("random", "--peers", "--n", "1", "--seed", "2", "--device", "host", "--peer",
                   "numpy", "--json", str(kept), "--markdown", str(table))
     assert done.exit_code == 0, done.output
-    for words in ("seed 2", "float32 against true float32", "above 1 we are faster", "draw 1"):
+    for words in ("seed 2", "float32 against true float32"):
         assert words in done.output
-    assert len(read_contests(kept).contests) == 1
-    assert "Nothing failed" in table.read_text()
-    again = invoke("random", "--peers", "--device", "host", "--peer", "numpy", "--resume",
-                   str(kept))
+    found = read_results(kept)
+    assert {e.case for e in found.entries()} == {"sample/2"}
+    assert "float32 against true float32" in table.read_text()
+    before = kept.read_bytes()
+    again = invoke("sample", "--device", "host", "--peer", "numpy", "--resume", str(kept))
     assert again.exit_code == 0, again.output
-    shorter = msgspec.structs.replace(read_contests(kept), run_steps=128_000)
-    assert shorter.run_steps != read_contests(kept).run_steps == RUN_STEPS
-    shorter.write_json(kept)
-    again = invoke("random", "--peers", "--device", "host", "--peer", "numpy", "--resume",
-                   str(kept))
-    assert again.exit_code != 0
-    assert "of runs of 128,000 steps" in str(again.exception or again.output)
+    assert read_results(kept) == found
+    assert kept.read_bytes() == before
+
+
+def test_parts_are_merged_by_a_command(tmp_path: Path) -> None:
+    files = [str(tmp_path / f"{n}.json") for n in (1, 2)]
+    for number, file in enumerate(files, 1):
+        done = invoke("sample", "--n", "2", "--seed", "2", "--device", "host", "--peer", "numpy",
+                      "--part", f"{number}/2", "--json", file)
+        assert done.exit_code == 0, done.output
+    whole = tmp_path / "whole.json"
+    done = invoke("merge", *files, "--json", str(whole))
+    assert done.exit_code == 0, done.output
+    assert read_results(whole).is_whole("sample")
+    twice = invoke("merge", files[0], files[0], "--json", str(whole))
+    assert "a second time" in str(twice.exception)
 
 
 def test_workloads_beside_numpy(tmp_path: Path) -> None:
@@ -41,17 +51,68 @@ def test_workloads_beside_numpy(tmp_path: Path) -> None:
                   "--peer", "numpy", "--steps", "4", "--json", str(kept), "--markdown",
                   str(tmp_path / "p.md"))
     assert done.exit_code == 0, done.output
-    rows = table_rows(read_contests(kept))
-    assert [row[1] for row in rows] == ["rawnn", "numpy"]
-    assert all(row[-1] == "agree" for row in rows)
-    assert "| linear | rawnn |" in (tmp_path / "p.md").read_text()
+    entries = read_results(kept).entries("peers")
+    assert [e.conditions["system"] for e in entries] == ["rawnn", "numpy"]
+    assert all((e.median("loss_error") or 0) <= 1 for e in entries)
+    assert "linear" in (tmp_path / "p.md").read_text()
+
+
+def test_a_sweep_on_the_host(tmp_path: Path) -> None:
+    own, kept = tmp_path / "own.toml", tmp_path / "s.json"
+    own.write_text("[[sweep]]\nname='tiny'\nlayers=['12-8-4', '12-16-4']\nbatches=[4]\n"
+                   "sets=['float32:best']\nsteps=4\n")
+    done = invoke("sweep", "tiny", "--bench", str(own), "--device", "host", "--peer", "numpy",
+                  "--json", str(kept))
+    assert done.exit_code == 0, done.output
+    found = read_results(kept).entries("sweep")
+    assert [e.case for e in found[::2]] == ["sweep/tiny 12-8-4 batch 4",
+                                            "sweep/tiny 12-16-4 batch 4"]
+    assert [e.conditions["layers"] for e in found[::2]] == [[12, 8, 4], [12, 16, 4]]
+    wrong = invoke("sweep", "tany", "--bench", str(own))
+    assert "did you mean 'tiny'" in str(wrong.exception)
+
+
+def test_curves_lie_on_top_of_each_other(tmp_path: Path) -> None:
+    kept = tmp_path / "c.json"
+    done = invoke("curves", "--workload", "linear", "--steps", "10", "--peer", "numpy",
+                  "--dataset", "synthetic", "--device", "host", "--json", str(kept))
+    assert done.exit_code == 0, done.output
+    found = read_results(kept).entries("curves")
+    assert {e.conditions["system"]: len(e.samples("loss")) for e in found} == {"rawnn": 10,
+                                                                               "numpy": 10}
+    assert all((e.median("loss_error") or 0) < 0.1 for e in found)
+    assert all(len(e.samples("step_us")) == 4 for e in found)
+
+
+def test_curves_that_are_there_outlive_sigterm(tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while the first network is timed, when the second has all its losses, too."""
+    def time(*arguments: object) -> object:
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError
+
+    monkeypatch.setattr(Prepared, "time", time)
+    kept = tmp_path / "c.json"
+    done = invoke("curves", "--workload", "linear", "--workload", "wide128", "--steps", "4",
+                  "--peer", "numpy", "--dataset", "synthetic", "--device", "host", "--json",
+                  str(kept))
+    assert done.exit_code == 128 + signal.SIGTERM, done.output
+    found = read_results(kept)
+    assert found.ended == {"curves": "it was interrupted"}
+    assert {(e.case, e.conditions["system"]): len(e.samples("loss")) for e in found.entries()} == {
+        (f"curves/{name}", system): 4 for name in ("linear", "wide128")
+        for system in ("rawnn", "numpy")}
+
+
+def test_a_loss_that_is_not_finite_ends_its_curve() -> None:
+    assert _finite([2.0, 1.0, None, 3.0]) == [2.0, 1.0]
+    assert _finite([2.0, float("nan"), 1.0]) == [2.0]
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (("random", "--peers", "--peer", "tarch"), "did you mean 'torch'"),
-    (("random", "--peers", "--work", "5"), "--peers does not"),
-    (("random", "--budget", "5"), "--budget goes with --peers only"),
-    (("random", "--seed", "1", "--seed", "2"), "a second --seed goes with --peers only"),
+    (("random", "--peers", "--work", "5"), "No such option '--work'"),
+    (("random", "--budget", "5"), "No such option '--budget'"),
     (("random", "--peers", "--part", "3/2"), "'3/2' is no part: 2/3 is the second of three"),
     (("peers", "--workload", "lineer"), "did you mean 'linear'"),
     (("peers", "--device", "gpu:3"), "CUDA_VISIBLE_DEVICES=3")])

@@ -17,7 +17,7 @@ from rawnn.bench.peers.process import SystemProcess, missing
 from rawnn.bench.peers.rawnn_system import Training, dataset
 from rawnn.bench.peers.worker import TRUTH, Prepare, Program, first_losses
 from rawnn.engine.machine import open_device
-from tests.bench.contests import made_of, tiny
+from tests.bench.measuring import made_of, tiny
 
 
 def share(losses: Any, right: Any, numbers: str) -> float:

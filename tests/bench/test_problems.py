@@ -1,4 +1,4 @@
-"""Networks that every system is given alike: drawn from seeds, the same arrays each time."""
+"""Networks that every system is given alike: random ones by seed, the same arrays each time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.bench.peers.arrange import drawn, drawn_forms, of_workloads
-from rawnn.bench.peers.problem import DRAW_VERSION, draw, draws
+from rawnn.bench.cases.peers import of_workloads
+from rawnn.bench.cases.sample import forms_of, random_networks
+from rawnn.bench.peers.problem import SAMPLE_VERSION, sampled
 from rawnn.bench.peers.process import missing
 from rawnn.common.errors import ConfigError
-from tests.bench.contests import tiny
+from tests.bench.measuring import tiny
 
 
-def test_a_version_of_the_draw_never_draws_other_networks() -> None:
-    text = "\n".join(f"{p} lr {p.lr} steps {p.steps}" for p in map(draw, range(200)))
-    assert (DRAW_VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "97b13949476667fc")
+def test_a_version_of_the_sample_never_has_other_networks() -> None:
+    text = "\n".join(f"{p} lr {p.lr} steps {p.steps}" for p in map(sampled, range(200)))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert (SAMPLE_VERSION, digest[:16]) == (1, "97b13949476667fc")
 
 
-def test_the_draw_covers_what_it_says() -> None:
-    problems = [draw(seed) for seed in range(1000)]
+def test_the_sample_covers_what_it_says() -> None:
+    problems = [sampled(seed) for seed in range(1000)]
     depths = {len(p.layers) - 1 for p in problems}
     widths = [n for p in problems for n in p.layers[:-1]]
     assert depths == {1, 2, 3, 4, 5, 6}
@@ -48,9 +50,9 @@ def test_a_problems_arrays_are_the_same_each_time(loss: Any) -> None:
     assert not np.array_equal(problem.order(0), problem.order(1))
 
 
-def test_what_is_slow_to_make_is_made_for_five_networks_of_each_draw() -> None:
-    asked = drawn((10, 110), 30, "gpu")
-    forms = drawn_forms(asked)
+def test_what_is_slow_to_make_is_made_for_five_networks_of_each_sample() -> None:
+    asked = random_networks((10, 110), 30, "gpu")
+    forms = forms_of(asked)
     wanted = [first + n for first in (10, 110) for n in (0, 6, 12, 18, 24)]
     assert [p.seed for p in asked if "graph, compiled" in forms(p, "torch")] == wanted
     assert [p.seed for p in asked if forms(p, "jax") != ["tf32", "bf16"]] == wanted
@@ -73,10 +75,10 @@ def test_forms_of_jax_are_chosen_by_numbers_and_by_unrolling(forms: list[str],
         assert len(list(jax_system.offers(tiny(), "gpu", forms))) == wanted
 
 
-def test_draws_that_touch_are_refused() -> None:
-    assert [len(d) for d in draws(drawn((40, 7), 30, "gpu"))] == [30, 30]
+def test_samples_that_touch_are_refused() -> None:
+    assert len(random_networks((40, 7), 30, "gpu")) == 60
     with pytest.raises(ConfigError, match="seeds 7 and 37 on are not apart: take seeds 31 or more"):
-        drawn((37, 7), 30, "gpu")
+        random_networks((37, 7), 30, "gpu")
 
 
 def test_operations_of_a_step() -> None:

@@ -23,7 +23,7 @@ from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.engine.config import Config
 from rawnn.engine.machine import open_device
 from rawnn.model.layers import Network
-from tests.bench.test_floors import made
+from tests.bench.test_lower_bounds import made
 from tests.engine import dataset_for
 
 SMALL = ["--device", "sim", "--dataset", "synthetic", "--layers", "784-16-10", "--batch", "2000",
@@ -69,11 +69,10 @@ def test_every_op_of_a_step_is_timed(opt: str) -> None:
 
 def test_the_roofline_is_this_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAWNN_FLOORS", str(tmp_path / "f.json"))
-    made("simulated GPU").write_json(tmp_path / "f.json")
+    made("simulated GPU").results.write(tmp_path / "f.json")
     plain = taken_apart("preload,arena,nosync")
     assert all(op.least_us is None for op in plain.ops)  # another driver's
-    monkeypatch.setattr("rawnn.bench.profiling.kept", lambda gpu, driver: SimpleNamespace(
-        result=made(gpu)))
+    monkeypatch.setattr("rawnn.bench.profiling.kept", lambda gpu, driver: made(gpu))
     known = taken_apart("preload,arena,nosync")
     for op in known.ops:
         assert op.least_us

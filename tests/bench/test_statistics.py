@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rawnn.bench.noise import overall
 from rawnn.bench.statistics import (
+    ENOUGH,
+    geometric_mean,
     interquartile_range,
     mean_std,
     median_interval,
-    ratio_interval,
+    quartiles,
+    ratio,
     runs_text,
     spread,
     with_deviation,
@@ -79,10 +81,10 @@ RATIOS = [math.exp(0.2 + 0.3 * math.sin(5 * i)) for i in range(60)]
 def test_intervals_are_those_of_scipy(name: str, low: float, high: float) -> None:
     """scipy.stats.bootstrap(method="percentile", confidence_level=0.95, n_resamples=50000); those
     of 90 % are 16 to 18 % narrower."""
-    mean = overall(RATIOS, 0)
-    assert mean is not None
-    found = {"median": median_interval(A), "ratio": ratio_interval(A, B),
-             "inverse": ratio_interval(B, A), "geometric mean": mean[1:]}[name]
+    one, inverse = ratio(A, B), ratio(B, A)
+    found = {"median": median_interval(A), "ratio": (one.low, one.high),
+             "inverse": (inverse.low, inverse.high),
+             "geometric mean": geometric_mean(RATIOS)[1:]}[name]
     width = high - low
     assert found[1] - found[0] == pytest.approx(width, rel=0.08)
     assert found == (pytest.approx(low, abs=0.08 * width), pytest.approx(high, abs=0.08 * width))
@@ -100,24 +102,47 @@ def test_intervals_beside_scipys_own() -> None:
                                 rng=np.random.default_rng(3)).confidence_interval
         return found.low, found.high
 
-    few = [10.0, 10.4, 9.9, 10.1, 10.9, 10.2, 9.7]
-    mean = overall(RATIOS, 1)
-    assert mean is not None
+    few = [10.0, 10.4, 9.9, 10.1, 10.9, 10.2, 9.7, 10.3, 10.6, 9.8, 10.05]
+    mean, one = geometric_mean(RATIOS, 1), ratio(A, B)
     assert mean[0] == pytest.approx(stats.gmean(RATIOS))
     for found, data, statistic in (
             (median_interval(few), (few,), np.median), (median_interval(A), (A,), np.median),
-            (ratio_interval(A, B), (A, B), quotient), (mean[1:], (RATIOS,), stats.gmean)):
+            ((one.low, one.high), (A, B), quotient), (mean[1:], (RATIOS,), stats.gmean)):
         low, high = interval(data, statistic)
         assert found == (pytest.approx(low, abs=0.1 * (high - low)),
                          pytest.approx(high, abs=0.1 * (high - low)))
 
 
 def test_a_ratio_is_of_the_first_over_the_second() -> None:
-    assert ratio_interval([4.0, 4.0], [2.0, 2.0]) == (2.0, 2.0)
-    assert ratio_interval([2.0], [4.0]) == (0.5, 0.5)
-    low, high = ratio_interval([9.0, 10.0, 11.0], [4.0, 5.0, 6.0])
-    assert low == pytest.approx(9 / 6)
-    assert high == pytest.approx(11 / 4)
+    found = ratio([9.0, 10.0, 11.0], [4.0, 5.0, 6.0])
+    assert (found.value, found.samples, found.is_interval) == (2.0, (3, 3), False)
+    assert (found.low, found.high) == (9 / 6, 11 / 4)  # the range of all quotients
+    assert not found.is_noise
+    assert ratio([2.0], [4.0]).value == 0.5
+
+
+def test_an_interval_needs_eight_samples_a_side() -> None:
+    eight = [10.0, 10.1, 9.9, 10.2, 9.8, 10.0, 10.1, 30.0]
+    assert len(eight) == ENOUGH
+    found = ratio(eight, eight)
+    assert found.is_interval
+    assert found.high < 1.1, "one that was disturbed is in the range, but hardly in the interval"
+    for sides in ((eight[:-1], eight), (eight, eight[1:])):
+        assert not ratio(*sides).is_interval
+    assert ratio(eight, eight[:-1]).high == 30.0 / 9.8
+    assert median_interval(eight[:3]) == (9.9, 10.1)
+
+
+@pytest.mark.parametrize(("a", "b", "is_noise"), [
+    ([1.0, 1.2], [1.1, 1.3], True), ([1.0, 1.2], [1.3, 1.4], False),
+    ([1.0] * 8, [1.1] * 8, False), ([1.0, 1.2] * 4, [1.2, 1.0] * 4, True)])
+def test_a_difference_within_the_noise_is_none(a: list[float], b: list[float],
+                                               is_noise: bool) -> None:
+    assert ratio(a, b).is_noise == ratio(b, a).is_noise == is_noise
+
+
+def test_quartiles_are_numpys() -> None:
+    assert quartiles(ODD) == tuple(np.quantile(ODD, [0.25, 0.5, 0.75]))
 
 
 def test_more_measurements_make_an_interval_narrower() -> None:
@@ -126,11 +151,8 @@ def test_more_measurements_make_an_interval_narrower() -> None:
     small, large = ([*generator.normal(100, 5, n)] for n in (40, 640))
     widths = [high - low for low, high in map(median_interval, (small, large))]
     assert 3 < widths[0] / widths[1] < 5.5
-    assert overall([2.0, 2.0], 0) == (pytest.approx(2.0),) * 3
-    assert overall([], 0) is None
-    found = overall([1.0, 4.0], 0)
-    assert found is not None
-    assert found[0] == pytest.approx(2.0)  # not the mean, 2.5
+    assert geometric_mean([2.0, 2.0]) == (pytest.approx(2.0),) * 3
+    assert geometric_mean([1.0, 4.0])[0] == pytest.approx(2.0)  # not the mean, 2.5
 
 
 @pytest.mark.parametrize(("counts", "text"), [

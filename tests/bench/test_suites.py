@@ -1,43 +1,40 @@
-"""bench.toml and what is made of it: ablations, sweeps, loss curves."""
+"""bench.toml, files of one's own, and the commands that go by them."""
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from rawnn.bench.ablation import Ablated, ablated, ablated_in, ablation_sets, markdown, rows
-from rawnn.bench.curves import read_curves
-from rawnn.bench.ladder import BASE, DEFAULT_RUNGS, check_rungs
-from rawnn.bench.peers.arrange import swept
-from rawnn.bench.peers.records import read_contests
-from rawnn.bench.records import GPU_TIMER, read_ladder
-from rawnn.bench.sets import Measurement, SetsResult, read_sets
-from rawnn.bench.statistics import spread
-from rawnn.bench.suites import read_suites, schema
-from rawnn.cli.bench import bench
-from rawnn.cli.report import SUITES
+from rawnn.bench.cases.ablation import ablated
+from rawnn.bench.cases.ladder import check_rungs
+from rawnn.bench.cases.sweep import problems
+from rawnn.bench.record import read_results
+from rawnn.bench.suites import PACKAGED, read_suites, schema
+from rawnn.cli.bench import CASES
 from rawnn.common.errors import ConfigError
-from rawnn.engine.result import Environment
 from rawnn.model.workloads import workload
-from tests.bench.conftest import GPU
+from tests.bench.measuring import invoke
 from tests.engine import CAPABLE
 
-PLACE = Environment("0.1", "abc", "3.11", "Linux x86_64", "cuda", GPU, {"numpy": "2"}, {}, "")
+ROOT = Path(__file__).parents[2]
+
+
+def test_there_is_one_bench_toml() -> None:
+    assert PACKAGED.is_symlink()
+    assert PACKAGED.resolve() == ROOT / "bench.toml"
 
 
 def test_the_packaged_suites_mean_something() -> None:
     suites = read_suites()
-    assert (tuple(suites.ladder.base), tuple(suites.ladder.rungs)) == (BASE, DEFAULT_RUNGS)
-    check_rungs(suites.ladder.rungs)
+    check_rungs([*suites.ladder.base, *suites.ladder.rungs])
     for name in (*suites.workloads.names, *suites.peers.names, *suites.curves.names):
         workload(name)
     for suite in suites.ablation:
         assert ablated(suite, CAPABLE)
-    assert sum(len(swept(s)) for s in suites.sweep) == 12
-    assert set(suites.all.suites) == {*SUITES} - {"random"}
+    assert sum(len(problems(s)) for s in suites.sweep) == 12
+    assert set(suites.all.suites) == {*CASES} - {"sample", "check", "phases", "scaling"}
+    assert set(suites.all.shares) == set(suites.all.suites)
 
 
 def own(tmp_path: Path, text: str) -> str:
@@ -47,10 +44,18 @@ def own(tmp_path: Path, text: str) -> str:
 
 
 def test_what_a_users_file_leaves_out_stays(tmp_path: Path) -> None:
-    suites = read_suites(own(tmp_path, "[ladder]\nrepeats = 2\n[random]\nn = 5\n"))
+    suites = read_suites(own(tmp_path, "[ladder]\nrepeats = 2\n[sample]\nn = 5\n"))
     assert suites.ladder.repeats == 2
     assert suites.ladder.rungs == read_suites().ladder.rungs
-    assert (suites.random.n, suites.random.seed) == (5, read_suites().random.seed)
+    assert (suites.sample.n, suites.sample.seed) == (5, read_suites().sample.seed)
+
+
+def test_names_of_before_still_mean_the_same(tmp_path: Path) -> None:
+    suites = read_suites(own(tmp_path, "[random]\nn = 5\n[floors]\nsamples = 3\n[all]\nsuites = "
+                                       "['floors', 'random', 'peers']\n[all.shares]\nfloors = 7\n"))
+    assert (suites.sample.n, suites.lower_bounds.samples) == (5, 3)
+    assert suites.all.suites == ["lower-bounds", "sample", "peers"]
+    assert suites.all.shares["lower-bounds"] == 7
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -59,6 +64,15 @@ def test_what_a_users_file_leaves_out_stays(tmp_path: Path) -> None:
     ("[[sweep]]\nname='a'\nlayers=[]\nbatches=[1]\nsets=[]\nstep=1\n", "did you mean 'steps'"),
     ("[ladder]\nrepeats = 0\n", "Expected `int` >= 1"),
     ("[ladder\n", "is not valid TOML"),
+    ("[toggles.compare]\nfuze = []",
+     r"\[toggles.compare\]: no toggle is called 'fuze'; did you mean 'fuse'"),
+    ('[toggles.compare]\nfuse = [{workloads = ["linear"], besides = "x"}]',
+     r"unknown key 'besides' in \[toggles.compare.*\]; did you mean 'beside'"),
+    ('[toggles.compare]\nfuse = [{workloads = ["mpl4"], beside = "x"}]', "did you mean 'mlp4'"),
+    ('[workloads]\nnames = ["linea"]', r"\[workloads\]: unknown workload 'linea'; did you mean"),
+    ('[workloads.sets]\nlinaer = ["best"]', r"\[workloads.sets\]: unknown workload 'linaer'"),
+    ("[lower_bounds]\nsample = 3", "did you mean 'samples'"),
+    ("[lower_bound]\nsamples = 3", "mean 'lower_bounds'"),
 ])
 def test_what_means_nothing_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -71,118 +85,15 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_key_is_explained() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "suites.md").read_text()
+    page = (ROOT / "docs" / "suites.md").read_text()
     keys = {key for table in schema()["$defs"].values() for key in table["properties"]}
     assert {"ladder", "rungs", "compare", "beside"} <= keys
     for key in keys:
         assert f"`{key}`" in page, key
 
 
-def test_an_ablation_measures_each_toggle_alone_and_in_the_set() -> None:
-    suite = read_suites().ablation[0]
-    toggles = ablated(suite, CAPABLE)
-    words = {t.toggle.partition("=")[0] for t in toggles}
-    assert "fuse" in words
-    assert not words & {"preload", "arena"}
-    sets = ablation_sets(toggles)
-    assert len(sets) == len(set(sets)) == 2 + 2 * len(toggles)
-    assert ("linear", "best,-fuse") in sets
-    assert ("linear", "preload,arena,fuse") in sets
-
-
-def measured(opt: str, *times: float, reason: str = "") -> Measurement:
-    return Measurement(workload="linear", opt=opt, epochs=1, reason=reason,
-                       epoch_ms=spread(times) if times else None, times_ms=list(times),
-                       accuracies=[0.9] * len(times))
-
-
-def test_the_interaction_is_the_worth_in_the_set_over_that_alone() -> None:
-    toggle = Ablated(workload="linear", toggle="fuse", base="preload", full="best")
-    other = Ablated(workload="linear", toggle="pdl", base="preload", full="best")
-    result = SetsResult(
-        kind="ablation", repeats=2, environment=PLACE, dataset="mnist", synthetic=False,
-        timer=GPU_TIMER, measurements=[
-            measured("preload", 8.0, 8.1), measured("best", 1.0, 1.01),
-            measured("preload,fuse", 4.0, 4.1), measured("best,-fuse", 3.0, 3.1),
-            measured("preload,pdl", reason="pdl needs graphs"), measured("best,-pdl", 1.0, 1.02)])
-    assert ablated_in(result) == [toggle, other]
-    fuse, pdl = rows([toggle, other], result)
-    assert fuse == ("linear", "fuse", "1.99 x", "3.03 x", "1.53", "")
-    assert pdl == ("linear", "pdl", "cannot run: pdl needs graphs", "1.00 x, in the noise", "", "")
-    assert "| `linear` | `fuse` | 1.99 x |" in markdown(result)
-
-
-def test_an_ablation_without_a_gpu_is_refused() -> None:
-    done = CliRunner().invoke(bench, ["ablation", "--device", "host"])
-    assert isinstance(done.exception, ConfigError)
-    assert "on a GPU only" in str(done.exception)
-
-
-def test_a_sweep_on_the_host(tmp_path: Path) -> None:
-    file = own(tmp_path, "[[sweep]]\nname='tiny'\nlayers=['12-8-4', '12-16-4']\nbatches=[4]\n"
-                         "sets=['float32:best']\nsteps=4\n")
-    kept = tmp_path / "s.json"
-    done = CliRunner().invoke(bench, ["sweep", "tiny", "--bench", file, "--device", "host",
-                                      "--peer", "numpy", "--json", str(kept), "--markdown",
-                                      str(tmp_path / "s.md")])
-    assert done.exit_code == 0, done.output
-    found = read_contests(kept)
-    assert [c.problem.layers for c in found.contests] == [(12, 8, 4), (12, 16, 4)]
-    assert all(e.status == "measured" for c in found.contests for e in c.entries)
-    wrong = CliRunner().invoke(bench, ["sweep", "tany", "--bench", file])
-    assert "did you mean 'tiny'" in str(wrong.exception)
-
-
-def test_curves_lie_on_top_of_each_other(tmp_path: Path) -> None:
-    kept = tmp_path / "c.json"
-    done = CliRunner().invoke(bench, ["curves", "--workload", "linear", "--steps", "10", "--peer",
-                                      "numpy", "--dataset", "synthetic", "--device", "host",
-                                      "--json", str(kept)])
-    assert done.exit_code == 0, done.output
-    found = read_curves(kept)
-    assert {c.system: len(c.losses) for c in found.curves} == {"rawnn": 10, "numpy": 10}
-    assert all(c.error is not None and c.error < 0.1 for c in found.curves)
-    assert all(len(c.us) == 4 and min(c.us) > 0 for c in found.curves)
-    assert [(p.name, p.weights) for p in found.problems] == [("linear", 7840)]
-
-
-def test_curves_that_are_there_outlive_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                               ) -> None:
-    """It comes while the first network is timed, when the second has all its losses, too."""
-    def timed(*arguments: object) -> list[float]:
-        signal.raise_signal(signal.SIGTERM)
-        return []
-
-    monkeypatch.setattr("rawnn.bench.curves._timed", timed)
-    kept = tmp_path / "c.json"
-    done = CliRunner().invoke(bench, ["curves", "--workload", "linear", "--workload", "wide128",
-                                      "--steps", "4", "--peer", "numpy", "--dataset", "synthetic",
-                                      "--device", "host", "--json", str(kept)])
-    assert done.exit_code == 128 + signal.SIGTERM, done.output
-    found = read_curves(kept)
-    assert found.interrupted
-    assert {(c.workload, c.system): len(c.losses) for c in found.curves} == {
-        (name, system): 4 for name in ("linear", "wide128") for system in ("rawnn", "numpy")}
-    assert "first loss" in done.output
-
-
-@pytest.mark.parametrize(("text", "said"), [
-    ("[toggles.compare]\nfuze = []",
-     r"\[toggles.compare\]: no toggle is called 'fuze'; did you mean 'fuse'"),
-    ('[toggles.compare]\nfuse = [{workloads = ["linear"], besides = "x"}]',
-     r"unknown key 'besides' in \[toggles.compare.*\]; did you mean 'beside'"),
-    ('[toggles.compare]\nfuse = [{workloads = ["mpl4"], beside = "x"}]', "did you mean 'mlp4'"),
-    ('[workloads]\nnames = ["linea"]', r"\[workloads\]: unknown workload 'linea'; did you mean"),
-    ('[workloads.sets]\nlinaer = ["best"]', r"\[workloads.sets\]: unknown workload 'linaer'"),
-    ("[floors]\nsample = 3", "did you mean 'samples'"), ("[floor]\nsamples = 3", "mean 'floors'")])
-def test_names_that_mean_nothing_are_refused_with_the_nearest(tmp_path: Path, text: str,
-                                                              said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        read_suites(own(tmp_path, text))
-
-
-def test_a_file_of_ones_own_says_what_a_ladder_and_sets_are(tmp_path: Path) -> None:
-    """Its base and rungs, its workloads and sets, and how often."""
+def test_a_file_of_ones_own_says_what_is_run(tmp_path: Path) -> None:
+    """Its base and rungs, its workloads and their toggles, and how often."""
     file = own(tmp_path, """
 [ladder]
 base = ["preload"]
@@ -199,31 +110,73 @@ repeats = 1
 fuse = [{ workloads = ["linear"], beside = "none" }]
 """)
     short = ["--bench", file, "--epochs", "1", "--dataset", "synthetic", "--device", "host"]
-    ladder = CliRunner().invoke(bench, ["ladder", *short[:-1], "sim", "--batch", "2000", "--json",
-                                        str(tmp_path / "l.json")])
+    ladder = invoke("ladder", *short[:-1], "sim", "--batch", "2000", "--json",
+                    str(tmp_path / "l.json"))
     assert ladder.exit_code == 0, ladder.output
-    found = read_ladder(tmp_path / "l.json")
-    assert [(r.name, r.opt) for r in found.rungs] == [
-        ("baseline", "none,preload"), ("fuse", "none,preload,fuse")]
-    assert found.repeats == 1
-    sets = CliRunner().invoke(bench, ["workloads", *short, "--json", str(tmp_path / "w.json")])
-    assert sets.exit_code == 0, sets.output
-    assert [(m.workload, m.opt) for m in read_sets(tmp_path / "w.json").measurements] == [
-        ("linear", "none,fuse")]
-    toggles = CliRunner().invoke(bench, ["toggles", "fuse", *short, "--json",
-                                         str(tmp_path / "t.json")])
-    assert toggles.exit_code == 0, toggles.output
-    assert "with fuse" in toggles.output
-    shown = CliRunner().invoke(bench, ["show", str(tmp_path / "t.json"), "--bench", file])
-    assert "with fuse" in shown.output
+    assert [(e.variant, e.notes[0], len(e.samples("epoch_ms")))
+            for e in read_results(tmp_path / "l.json").entries()] == [
+        ("baseline", "toggles: preload", 1), ("fuse", "toggles: preload,fuse", 1)]
+    for name, named, opts in (("workloads", (), ["none,fuse"]),
+                              ("toggles", ("fuse",), ["none", "none,fuse"])):
+        kept = tmp_path / f"{name}.json"
+        done = invoke(name, *named, *short, "--json", str(kept))
+        assert done.exit_code == 0, done.output
+        assert [(e.case, e.variant) for e in read_results(kept).entries()] == [
+            (f"{name}/linear", opt) for opt in opts]
 
 
 def test_what_is_asked_for_on_the_command_line_counts_first(tmp_path: Path) -> None:
     file = own(tmp_path, '[ladder]\nrungs = ["fuse"]\nrepeats = 2\n')
-    CliRunner().invoke(bench, [
-        "ladder", "--bench", file, "--rungs", "nosync", "--repeats", "1", "--epochs", "1",
-        "--batch", "2000", "--dataset", "synthetic", "--device", "sim", "--json",
-        str(tmp_path / "l.json")])
-    found = read_ladder(tmp_path / "l.json")
-    assert [r.name for r in found.rungs] == ["baseline", "nosync"]
-    assert found.repeats == 1
+    invoke("ladder", "--bench", file, "--rungs", "nosync", "--repeats", "1", "--epochs", "1",
+           "--batch", "2000", "--dataset", "synthetic", "--device", "sim", "--json",
+           str(tmp_path / "l.json"))
+    found = read_results(tmp_path / "l.json").entries()
+    assert [(e.variant, len(e.samples("epoch_ms"))) for e in found] == [("baseline", 1),
+                                                                       ("nosync", 1)]
+
+
+def test_an_ablation_without_a_gpu_is_refused() -> None:
+    done = invoke("ablation", "--device", "host")
+    assert isinstance(done.exception, ConfigError)
+    assert "on a GPU only" in str(done.exception)
+
+
+def test_an_ablation_on_the_simulated_gpu(tmp_path: Path) -> None:
+    file = own(tmp_path, "[[ablation]]\nworkload='linear'\nfull='preload,fuse'\nbase='preload'\n"
+                         "epochs=1\n")
+    kept = tmp_path / "a.json"
+    done = invoke("ablation", "--bench", file, "--device", "sim", "--dataset", "synthetic",
+                  "--repeats", "1", "--json", str(kept))
+    assert done.exit_code == 0, done.output
+    found = {e.variant: e for e in read_results(kept).entries("ablation")}
+    assert {"preload", "preload,fuse"} <= set(found)
+    assert found["preload"].conditions["full"] == "preload,fuse"
+
+
+def test_all_suites_are_measured_each_into_a_file_and_whole_ones_kept(tmp_path: Path) -> None:
+    file = own(tmp_path, """
+[peers]
+names = ["linear"]
+steps = 4
+systems = ["numpy"]
+[workloads]
+names = ["linear"]
+repeats = 1
+epochs = { linear = 1 }
+[workloads.sets]
+linear = ["none"]
+[all]
+suites = ["peers", "workloads", "ablation"]
+""")
+    arguments = ("all", "--bench", file, "--device", "host", "--dataset", "synthetic", "--out",
+                 str(tmp_path / "out"))
+    done = invoke(*arguments)
+    assert "1 of 3 suites failed (ablation)" in str(done.exception)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "peers.json", "peers.md", "workloads.json", "workloads.md"]
+    before = (tmp_path / "out" / "peers.json").read_bytes()
+    again = invoke(*arguments, "--budget", "60")
+    assert again.output.count("is whole; remove it to measure again") == 2
+    assert (tmp_path / "out" / "peers.json").read_bytes() == before
+    unknown = invoke("all", "laddr")
+    assert "did you mean 'ladder'" in str(unknown.exception)

@@ -22,11 +22,34 @@ def test_a_table_of_trials_becomes_the_text_of_its_block(tmp_path: Path) -> None
     [(page, block, text)] = trials.read_trials(tmp_path)
     assert (page, block) == ("docs/a.md", "tried")
     assert text.splitlines() == [
-        "Microseconds of a form.", "", "| form | us | commit |", "|---|---:|---|",
-        "| first | 1.50 | abc1234 |", "| second |  | unknown |", "",
-        "NVIDIA H200; kept in `results/trials/a.toml`."]
+        "Microseconds of a form.", "", "| form | us |", "|---|---:|", "| first | 1.50 |", "",
+        "NVIDIA H200, commit abc1234; kept in `results/trials/a.toml`.", "",
+        "| form | us |", "|---|---:|", "| second |  |", "",
+        "NVIDIA H200, commit unknown; kept in `results/trials/a.toml`."]
     assert trials.cell("a.toml", "tried", "first", "us", tmp_path) == "1.50"
     assert trials.text("a.toml", "tried", tmp_path) == text
+
+
+def test_comparisons_of_several_commits_are_a_list_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        'page = "a.md"\n[t]\nabout = "A."\ngpu = "G"\n'
+        'columns = ["what", "on", "before", "after", "unit", "commit"]\n'
+        'rows = [["tiles", "784-10", "2", "1", "us", "abc1234"], '
+        '["the same", "", "3", "4", "us", "def5678"]]\n')
+    [(_, _, text)] = trials.read_trials(tmp_path)
+    assert text.splitlines()[2:4] == [
+        "- tiles, 784-10: 2 before, 1 us after (commit abc1234)",
+        "- the same: 3 before, 4 us after (commit def5678)"]
+
+
+def test_figures_of_two_gpus_together_are_no_table(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        'page = "a.md"\n[t]\nabout = "A."\ngpu = "NVIDIA H100 80GB HBM3 and H200"\n'
+        'commit = "abc1234"\ncolumns = ["what", "us"]\nrows = [["fit", "2"]]\n')
+    [(_, _, text)] = trials.read_trials(tmp_path)
+    assert text.splitlines()[2:] == [
+        "- fit: us 2 (commit abc1234)", "",
+        "NVIDIA H100 80GB HBM3 and H200; kept in `results/trials/a.toml`."]
 
 
 @pytest.mark.parametrize(("old", "new", "why"), [

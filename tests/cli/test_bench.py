@@ -1,23 +1,25 @@
-import re
+"""`rawnn bench` as a user types it: what is printed, kept, shown again, and refused."""
+
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from rawnn.bench import ladder as ladder_module
-from rawnn.bench.records import read_ladder
-from rawnn.bench.sets import SetsResult
+from rawnn.bench import training
+from rawnn.bench.record import read_results
 from rawnn.cli import bench as bench_module
-from rawnn.cli.bench import bench
+from rawnn.cli.bench import CASES, bench, today
 from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.engine import machine
 from rawnn.engine.training import Session
 from tests.cli.conftest import Rawnn
 
-SMALL = ("ladder", "--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2",
-         "--batch", "500")
+FAST = ("--device", "host", "--dataset", "synthetic", "--epochs", "1")
+SMALL = ("ladder", *FAST, "--repeats", "2", "--batch", "500")
+ONE = (*FAST, "--repeats", "1")
 
 
 def invoke(*arguments: str) -> Result:
@@ -28,13 +30,24 @@ def test_a_ladder_is_measured_kept_and_shown_again(tmp_path: Path) -> None:
     kept, table = tmp_path / "l.json", tmp_path / "l.md"
     done = invoke(*SMALL, "--json", str(kept), "--markdown", str(table))
     assert done.exit_code == 0, done.output
-    for word in ("baseline", "report=10", "fuse", "best", "SYNTHETIC", "clocks: not observed"):
+    for word in ("baseline", "report=10", "fuse", "best"):
         assert word in done.output
-    assert [len(r.runs) for r in read_ladder(kept).rungs] == [2, 2, 2, 2]
+    assert [len(e.samples("epoch_ms")) for e in read_results(kept).entries()] == [2, 2, 2, 2]
     shown = invoke("show", str(kept), "--markdown", str(tmp_path / "again.md"))
     assert shown.exit_code == 0
-    assert shown.output[shown.output.index("ladder\n"):] in done.output
+    assert shown.output in done.output
     assert (tmp_path / "again.md").read_text() == table.read_text()
+
+
+def test_a_ladder_is_gone_on_with_where_it_ended(tmp_path: Path) -> None:
+    kept = tmp_path / "l.json"
+    assert invoke(*SMALL, "--rungs", "fuse", "--json", str(kept)).exit_code == 0
+    before = read_results(kept).entries()
+    more = invoke(*SMALL[:-3], "3", *SMALL[-2:], "--rungs", "fuse", "--resume", str(kept))
+    assert more.exit_code == 0, more.output
+    after = read_results(kept).entries()
+    assert [e.samples("epoch_ms")[:2] for e in after] == [e.samples("epoch_ms") for e in before]
+    assert [len(e.samples("epoch_ms")) for e in after] == [3, 3]
 
 
 def test_the_reference_is_computed_once_and_then_used(tmp_path: Path) -> None:
@@ -48,40 +61,43 @@ def test_the_reference_is_computed_once_and_then_used(tmp_path: Path) -> None:
     assert "agrees" in second.output
     without = invoke(*SMALL, *where, "--oracle", "off")
     assert "agrees" not in without.output
+    absent = invoke(*SMALL, "--oracle-file", str(tmp_path / "none.json"), "--rungs", "fuse")
+    assert absent.exit_code == 0
+    assert not (tmp_path / "none.json").exists()
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Runs of the rung `fuse` fail."""
+    class Broken(Session):
+        def run(self):  # type: ignore[no-untyped-def]
+            if "fuse" in self.selection.values and self.config.opt != "best":
+                raise error
+            return super().run()
+
+    monkeypatch.setattr(training, "Session", Broken)
 
 
 def test_a_failed_rung_makes_the_exit_status_1_after_all_is_kept(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Session):
-        def run(self):  # type: ignore[no-untyped-def]
-            if "fuse" in self.selection.values and self.config.opt != "best":
-                raise RawnnError("cuLaunchKernel failed")
-            return super().run()
-
-    monkeypatch.setattr(ladder_module, "Session", Broken)
+    fails(monkeypatch, RawnnError("cuLaunchKernel failed"))
     kept = tmp_path / "l.json"
     done = invoke(*SMALL, "--json", str(kept))
     assert isinstance(done.exception, RawnnError)
     assert "1 of 4 rungs failed (fuse)" in str(done.exception)
-    assert "fuse failed: cuLaunchKernel failed" in done.output
-    assert [r.status for r in read_ladder(kept).rungs] == \
+    assert "cuLaunchKernel failed" in done.output
+    assert [e.status for e in read_results(kept).entries()] == \
         ["measured", "measured", "failed", "measured"]
 
 
 def test_ctrl_c_shows_and_keeps_what_was_reached(tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(Session):
-        def run(self):  # type: ignore[no-untyped-def]
-            if "fuse" in self.selection.values:
-                raise KeyboardInterrupt
-            return super().run()
-
-    monkeypatch.setattr(ladder_module, "Session", Interrupted)
+    fails(monkeypatch, KeyboardInterrupt())
     kept, table = tmp_path / "l.json", tmp_path / "l.md"
     done = invoke(*SMALL, "--json", str(kept), "--markdown", str(table))
     assert done.exit_code == 1  # the entry turns click's Abort into 130
-    assert read_ladder(kept).interrupted
-    assert "interrupted: the figures" in table.read_text()
+    assert read_results(kept).ended == {"ladder": "it was interrupted"}
+    assert "baseline" in done.output
+    assert "interrupted" in table.read_text()
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
@@ -97,51 +113,39 @@ def test_mistakes_are_found_before_anything_runs(arguments: tuple[str, ...],
     assert sentence in str(done.exception)
 
 
-def test_the_reference_accuracy_has_a_home_outside_the_run(tmp_path: Path) -> None:
-    done = invoke(*SMALL, "--oracle-file", str(tmp_path / "none.json"), "--rungs", "fuse")
-    assert done.exit_code == 0
-    assert "--oracle compute makes one" in done.output
-    assert not (tmp_path / "none.json").exists()
-
-
-SETS = ("--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "1")
-
-
 def test_toggles_are_compared_and_kept(tmp_path: Path) -> None:
     kept, table = tmp_path / "t.json", tmp_path / "t.md"
-    done = invoke("toggles", "batch", *SETS, "--json", str(kept), "--markdown", str(table))
+    done = invoke("toggles", "batch", *ONE, "--json", str(kept), "--markdown", str(table))
     assert done.exit_code == 0, done.output
-    assert "with batch=4096" in done.output
-    lines = done.output.splitlines()
-    assert lines[0].split("  ")[0] == "workload"
-    assert "µs/step" in lines[0]
-    assert "±" not in done.output  # of one run
-    assert "one run each" in done.output
-    assert "host (" in done.output
-    assert "by the wall clock" in done.output
-    assert "| linear" not in done.output  # Markdown is for the file
-    assert "with `batch=4096`" in table.read_text()
-    result = msgspec.json.decode(kept.read_bytes(), type=SetsResult)
-    assert [m.opt for m in result.measurements][:2] == ["best", "best,batch=32"]
-    assert all(m.accuracies for m in result.measurements)
+    assert "batch=4096" in done.output
+    assert "batch=4096" in table.read_text()
+    entries = read_results(kept).entries("toggles")
+    assert [e.variant for e in entries][:2] == ["best", "best,batch=32"]
     shown = invoke("show", str(kept), "--markdown", str(tmp_path / "again.md"))
     assert shown.exit_code == 0, shown.output
-    head, then = (each.output.partition("Milliseconds an epoch") for each in (shown, done))
-    assert head[1:] == then[1:]
-    assert "launches" in then[0]  # of which nothing is known on the host
-    assert "launches" not in head[0]
+    assert shown.output in done.output
     assert (tmp_path / "again.md").read_text() == table.read_text()
     drawn = invoke("show", str(kept), "--plot", str(tmp_path / "t.svg"))
     assert "--plot draws a ladder" in str(drawn.exception)
 
 
+def test_a_ladder_is_plotted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "l.svg"
+    done = invoke("ladder", *ONE, "--rungs", "fuse", "--oracle", "off", "--plot", str(picture))
+    assert done.exit_code == 0, done.output
+    assert "baseline" in picture.read_text()
+
+
 @pytest.mark.parametrize("device", ["auto", "host"])
 def test_what_does_not_apply_on_the_host_is_a_row_that_says_so(
-        device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "open_gpu", no_gpu)
-    done = invoke("toggles", "arena", *SETS, "--device", device)
-    assert re.search("linear +none,preload,arena +only for a GPU: arena", done.output)
+    kept = tmp_path / "t.json"
+    done = invoke("toggles", "arena", *ONE, "--device", device, "--json", str(kept))
     assert done.exit_code == 0  # `preload`, which it is compared with, can run
+    assert "only for a GPU: arena" in {e.reason for e in read_results(kept).entries()}
+    assert "only for a GPU: arena" in done.output
 
 
 def no_gpu(*arguments: Any) -> Any:
@@ -150,11 +154,12 @@ def no_gpu(*arguments: Any) -> Any:
 
 def test_times_of_a_simulated_gpu_are_not_called_device_timed(tmp_path: Path) -> None:
     kept = tmp_path / "w.json"
-    done = invoke("workloads", "--workload", "linear", *SETS, "--device", "sim", "--opt",
+    done = invoke("workloads", "--workload", "linear", *ONE, "--device", "sim", "--opt",
                   "preload,arena,report=100", "--json", str(kept))
     assert done.exit_code == 0, done.output
     assert "SIMULATED" in done.output
-    assert "device" not in " ".join(msgspec.json.decode(kept.read_bytes())["timer"].values())
+    place, = read_results(kept).environments.values()
+    assert "device" not in " ".join(place.timer.values())
 
 
 def test_options_alone_are_the_ladders() -> None:
@@ -163,50 +168,51 @@ def test_options_alone_are_the_ladders() -> None:
     assert "no such measurement 'laddr'; did you mean 'ladder'" in invoke("laddr").output
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_rows_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    done = invoke("toggles", "arena", "report", *SETS)
-    sentences = done.output[done.output.index("Milliseconds an epoch"):]
-    rows = [line for line in done.output[:done.output.index("Milliseconds an")].splitlines()
-            if not line.startswith("rawnn:")]
-    tables = [line for line in sentences.splitlines() if line.startswith(("linear", "workload"))]
-    assert max(map(len, [*rows, *tables])) <= width
-    assert "…" not in done.output
+def test_without_a_name_the_ladder_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
 
+    def heard(case: Any, options: dict[str, Any], *more: Any) -> None:
+        asked.append((case.name, options["repeats"], options["rungs"]))
+        raise RawnnError("asked")
 
-def test_workloads_are_measured_and_kept(tmp_path: Path) -> None:
-    kept, table = tmp_path / "w.json", tmp_path / "w.md"
-    done = invoke("workloads", "--workload", "linear", *SETS, "--json", str(kept),
-                  "--markdown", str(table))
-    assert done.exit_code == 0, done.output
-    assert msgspec.json.decode(kept.read_bytes(), type=SetsResult).markdown() == table.read_text()
+    monkeypatch.setattr(bench_module, "run_case", heard)
+    assert isinstance(invoke().exception, RawnnError)
+    assert asked == [("ladder", None, None)]
 
 
 def test_where_nothing_can_run_the_exit_status_is_1_and_the_reason_said() -> None:
-    done = invoke("toggles", "pinned", *SETS)
+    done = invoke("toggles", "pinned", *ONE)
     assert isinstance(done.exception, RawnnError)
     assert "only for a GPU" in done.output
 
 
 def test_an_unknown_toggle_is_refused_before_anything_is_measured() -> None:
-    done = invoke("toggles", "bf61", *SETS)
+    done = invoke("toggles", "bf61", *ONE)
     assert isinstance(done.exception, ConfigError)
     assert "did you mean 'bf16'" in str(done.exception)
-    done = invoke("workloads", *SETS, "--opt", "best,nosuch", "--dataset", "nowhere")
+    done = invoke("workloads", *ONE, "--opt", "best,nosuch", "--dataset", "nowhere")
     assert "--opt best,nosuch: no toggle is called 'nosuch'" in str(done.exception)
 
 
-def test_without_a_name_the_ladder_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
+def test_every_case_is_a_command_with_its_own_help() -> None:
+    listed = invoke("--help").output
+    for name, case in CASES.items():
+        assert f"  {name} " in listed
+        shown = invoke(name, "--help").output
+        assert (case.measure.__doc__ or "").split(".")[0].split()[0] in shown
+        for option in ("--json", "--markdown", "--bench"):
+            assert option in shown
+        assert ("--resume" in shown) == case.resumes
 
-    def heard(config: Any, repeats: int, names: list[str], *others: Any, **more: Any) -> None:
-        asked.append((repeats, tuple(names)))
-        raise RawnnError("asked")
 
-    monkeypatch.setattr(bench_module, "run_ladder", heard)
-    assert isinstance(invoke().exception, RawnnError)
-    assert asked == [(5, ladder_module.DEFAULT_RUNGS)]
+def test_old_spellings_are_hidden_and_work() -> None:
+    listed = invoke("--help").output
+    assert "floors" not in listed
+    assert "  random " not in listed
+    assert today(["floors", "--samples", "3"]) == ["lower-bounds", "--samples", "3"]
+    assert today(["random", "--n", "3"]) == ["check", "--n", "3"]
+    assert today(["random", "--n", "3", "--peers"]) == ["sample", "--n", "3"]
+    assert "Usage: bench lower-bounds" in invoke("floors", "--help").output
 
 
 def test_show_says_what_another_file_is(rawnn: Rawnn, tmp_path: Path) -> None:
@@ -216,8 +222,29 @@ def test_show_says_what_another_file_is(rawnn: Rawnn, tmp_path: Path) -> None:
     assert rawnn("eval", str(tmp_path / "a"), "--json", str(found)).status == 0
     other.write_text('{"a": 1}')
     for file, said in ((run, "is the result of one training run, as `rawnn train --json` writes"),
-                       (found, "is what `rawnn eval --json` found of a checkpoint, and no "),
-                       (other, "is not a measurement that rawnn wrote")):
+                       (found, "is what `rawnn eval --json` found of a checkpoint"),
+                       (other, "is")):
         done = rawnn("bench", "show", str(file))
         assert done.status == 2
         assert f"rawnn: error: {file} {said}" in done.err
+        assert len(done.err.splitlines()) == 1
+
+
+# -- a full disk -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("command", "row"), [
+    (("ladder", "--oracle", "off", "--rungs", "fuse"), "baseline"),
+    (("workloads", "--workload", "linear", "--opt", "none"), "linear"),
+    (("toggles", "report"), "report=10")])
+def test_a_full_disk_costs_no_table(command: tuple[str, ...], row: str, rawnn: Rawnn,
+                                    tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Any, content: bytes) -> None:
+        raise RawnnError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("rawnn.bench.record.write_atomically", write)
+    done = rawnn("bench", *command, *ONE, "--json", str(tmp_path / "r.json"))
+    assert done.status == 1
+    assert row in done.out
+    assert done.err.count("going on, to be tried again") == 1
+    assert "error: cannot write" in done.err

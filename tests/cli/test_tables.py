@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from rawnn.cli.tables import print_table
+from rawnn.bench.render.grid import Grid
+from rawnn.cli.tables import print_grid, print_table
 
 HEADINGS = ("suite", "set", "us/step", "95 % interval", "verdict")
 ROWS = [("ladder 784-10 batch 128", "preload,arena,nosync,graphs=epoch", "12.50", "0.99-1.01",
@@ -34,3 +35,18 @@ def test_a_pipe_has_all_the_room(capsys: pytest.CaptureFixture[str],
     monkeypatch.delenv("COLUMNS", raising=False)
     print_table(HEADINGS, ROWS)
     assert "preload,arena,nosync,graphs=epoch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("width", "shown"), [(40, ["rung", "ms"]), (200, ["rung", "ms", "IQR"])])
+def test_a_narrow_terminal_does_without_what_is_dispensable_and_says_so(
+    width: int, shown: list[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_grid(Grid(("rung", "ms", "IQR"), [["`a`" * 3, "1" * 20, "2" * 30], ["b", "1", "2"]],
+                    notes=["a note"], source="here", dispensable=("IQR",)))
+    text = capsys.readouterr().out
+    assert [word for word in ("rung", "ms", "IQR") if f" {word} " in text.splitlines()[1]] == shown
+    assert ("no room for IQR: a wider terminal" in text) == ("IQR" not in shown)
+    assert "- a note" in text
+    assert "`" not in text

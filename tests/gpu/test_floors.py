@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.bench.limits import NUMBERS, Effort, measure, random_words
-from rawnn.bench.probing import Bed, Repeated
+from rawnn.bench.cases.lower_bounds import NUMBERS, TIMER, Effort, measure_limits, random_words
+from rawnn.bench.conditions import Watch
+from rawnn.bench.gpu_limits import GPU, Limits
+from rawnn.bench.harness import Harness, place_of
+from rawnn.bench.probing import ProbeDevice, Repeated
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.ptx.limits import microbenchmarks as probes
@@ -23,12 +26,12 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def bed(device: Device) -> Iterator[Bed]:
-    with Bed(device) as made:
+def bed(device: Device) -> Iterator[ProbeDevice]:
+    with ProbeDevice(device) as made:
         yield made
 
 
-def computed(bed: Bed, run: Repeated, rounds: int, written: str = "sums") -> np.ndarray:
+def computed(bed: ProbeDevice, run: Repeated, rounds: int, written: str = "sums") -> np.ndarray:
     """What a kernel wrote in some rounds: its sums, or its counter."""
     run(rounds)
     found = np.zeros(1, np.uint32) if written == "counter" else \
@@ -47,7 +50,7 @@ def meant(probe: Probe, run: Repeated, rounds: int, **more: Any) -> np.ndarray:
 @pytest.mark.parametrize("probe", [p for p in PROBES if "sums" in p.meaning.writes
                                    and p not in (probes.READ, probes.EXCHANGES)],
                          ids=lambda probe: probe.expression)
-def test_arithmetic_is_what_it_means(bed: Bed, probe: Probe) -> None:
+def test_arithmetic_is_what_it_means(bed: ProbeDevice, probe: Probe) -> None:
     if lacking := probe.lacks(bed.target):
         pytest.skip(lacking)
     values: dict[str, Any] = {"scale": 0.5, "shift": 1.0} if probe is probes.FMA else {}
@@ -63,7 +66,7 @@ def test_arithmetic_is_what_it_means(bed: Bed, probe: Probe) -> None:
     np.testing.assert_allclose(found, right, rtol=rough, atol=rough * np.abs(right).max())
 
 
-def test_barriers_count_all_blocks(bed: Bed) -> None:
+def test_barriers_count_all_blocks(bed: ProbeDevice) -> None:
     whole = bed.target.multiprocessors
     with ExitStack() as stack:
         run = bed.kernel(stack, probes.GRID_BARRIERS, whole, {"blocks": whole}, counter=True)
@@ -76,7 +79,7 @@ def test_barriers_count_all_blocks(bed: Bed) -> None:
                 assert computed(bed, run, 7, "counter")[0] == 7 * blocks, size
 
 
-def test_an_exchange_brings_the_mean_of_all_ranks(bed: Bed) -> None:
+def test_an_exchange_brings_the_mean_of_all_ranks(bed: ProbeDevice) -> None:
     sizes = [size for size, blocks in bed.target.at_once.items() if size > 1 and blocks]
     if not sizes:
         pytest.skip(bed.target.lacks("clusters") or "no cluster fits")
@@ -88,7 +91,7 @@ def test_an_exchange_brings_the_mean_of_all_ranks(bed: Bed) -> None:
             np.testing.assert_allclose(found, meant(probes.EXCHANGES, run, 6), rtol=1e-6)
 
 
-def test_memory_is_read_written_and_copied(bed: Bed) -> None:
+def test_memory_is_read_written_and_copied(bed: ProbeDevice) -> None:
     device, count, blocks = bed.device, 5000, 6
     x = np.random.default_rng(0).integers(-8, 9, 4 * count).astype(np.float32)
     y = np.zeros_like(x)
@@ -110,7 +113,24 @@ def test_memory_is_read_written_and_copied(bed: Bed) -> None:
     np.testing.assert_allclose(found, operands.sums, rtol=1e-6)
 
 
-def test_every_constant_is_measured_or_says_what_it_needs(device: Device) -> None:
-    result = measure(Opened(device, machine_of(device), 0.0), Effort(samples=3))
-    for floor in result.floors:
-        assert floor.value or floor.reason.startswith("needs "), (floor.name, floor.reason)
+def test_the_limits_are_such_as_a_gpu_can_have(device: Device) -> None:
+    opened = Opened(device, machine_of(device), 0.0)
+    with Harness("lower-bounds") as harness:
+        harness.watch = Watch.of(opened)
+        harness.stand(place_of(opened, TIMER))
+        measure_limits(harness, opened, Effort(samples=3))
+    limits = Limits(harness.results)
+    value: dict[str, float] = {}
+    for entry in harness.results.entries():
+        measured = limits.value(entry.variant)
+        if entry.variant != GPU:
+            assert measured or entry.reason.startswith("needs "), (entry.variant, entry.reason)
+            value |= {entry.variant: measured} if measured else {}
+    assert 0.1 < value["node"] <= value["node_whole"] * 1.2 < 20  # microseconds
+    assert value["copy"] < value["l2_read"]
+    assert value["host_to_device"] < value["copy"]
+    if "tensor_bf16" in value:
+        assert value["fma"] < value["tensor_tf32"] < value["tensor_bf16"]
+    if "exchange_2" in value:
+        assert value["cluster_barrier_2"] < value["grid_barrier"]
+        assert value["exchange_2"] < value["grid_barrier"] * 2

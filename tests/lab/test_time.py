@@ -40,7 +40,7 @@ def test_what_is_measured(device: Device) -> None:
     assert found.checked >= 10
     text = str(found)
     for part in ("cold L2 cache", "warm L2 cache", "24,000 bytes", "times say nothing",
-                 "have not been measured (rawnn bench floors)", "timed results compared"):
+                 "have not been measured (rawnn bench lower-bounds)", "timed results compared"):
         assert part in text
 
 
@@ -473,7 +473,7 @@ def uses(blocks: int = 8, fraction: float = 1.0, limit: str = "threads", spilled
     ({}, {"grid": (5280, 1, 1)}, {"fraction": 0.1, "limit": "shared"}, "shared leave room for 10%"),
     ({}, {"grid": (5280, 1, 1)}, {}, "it is memory that limits it"),
     ({"bound": "arithmetic"}, {"grid": (5280, 1, 1)}, {}, "it is arithmetic that limits it"),
-    ({"least": None}, {"grid": (5280, 1, 1)}, {}, "rawnn bench floors"),
+    ({"least": None}, {"grid": (5280, 1, 1)}, {}, "rawnn bench lower-bounds"),
 ])
 def test_what_to_try_next(changes: Any, launch: Any, used: Any, first: str) -> None:
     said = list(advice(uses(**used), replace(LAUNCH, **launch), replace(SEEN, **changes)))

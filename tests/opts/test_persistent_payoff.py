@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from rawnn.bench.peers.problem import RUN_STEPS, STEPS
+from rawnn.bench.record import read_results
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import persistent_payoff
@@ -25,9 +25,9 @@ from tests.engine import CAPABLE
 from tools.fit_costs import Measured, expected, read_steps
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-KEPT = RESULTS / "random-peers-h200.json"
-FITTED = [RESULTS / f"random-peers-h200-{seed}.json" for seed in (11001, 12001, 13001)]
-OLDER = RESULTS / "random-peers-h200-9101.json"
+KEPT = RESULTS / "sample-h200.json"
+FITTED = [RESULTS / f"sample-h200-{seed}.json" for seed in (11001, 12001, 13001)]
+OLDER = RESULTS / "sample-h200-9101.json"
 SOONER, LONGER = "2026-11-23T21", {"": 1.03, "bf16": 1.13}
 """Since when products end sooner, and how many times as long launches of before took."""
 NUMBERS = {"float32": "", "tf32": "tf32", "bf16": "bf16"}
@@ -48,12 +48,11 @@ def setting(problem: dict[str, Any],
 
 def runs(kept: Path = KEPT) -> list[tuple[dict[str, Any], str, float, float]]:
     """Problem, numbers, launches a step and microseconds a step of our runs of a draw."""
-    return [(contest["problem"], NUMBERS[entry["numbers"]], entry["footprint"]["launches"],
-             statistics.median(entry["us"]))
-            for contest in json.loads(kept.read_text())["contests"]
-            for entry in contest["entries"]
-            if entry["system"] == "rawnn" and entry["status"] == "measured"
-            and entry["numbers"] in NUMBERS and entry["footprint"]]
+    usual = {"bias": True, "activation": "relu", "shuffle": True}
+    return [({**usual, **entry.conditions}, NUMBERS[entry.precision], entry.samples("launches")[0],
+             statistics.median(entry.samples("step_us")))
+            for entry in read_results(kept).entries("sample", system="rawnn")
+            if entry.status == "measured" and entry.precision in NUMBERS and "launches" in entry]
 
 
 def step(problem: dict[str, Any], precision: str) -> Plan:
@@ -63,7 +62,7 @@ def step(problem: dict[str, Any], precision: str) -> Plan:
 def off(kept: Path) -> list[float]:
     """How many times as long as expected each run of a draw took that went launch by launch, with
     what is expected now of kernels as they were then."""
-    made = json.loads(kept.read_text())["environment"]["date"]
+    made = max(place.date for place in read_results(kept).environments.values())
     longer = LONGER if made < SOONER else {}
     return [us / persistent_payoff.predict_launches_us(step(problem, precision), precision)
             / longer.get(precision, 1.0)

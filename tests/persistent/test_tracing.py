@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rawnn.bench.measured import read_measured
-from rawnn.bench.phases import PHASES, PhasesResult, of_phases
+from rawnn.bench.cases.phases import of_phases
+from rawnn.bench.record import read_results
 from rawnn.cli.bench import bench
 from rawnn.persistent import cost
 from rawnn.persistent.choose import Choice
@@ -121,10 +121,11 @@ def test_the_command_shows_and_keeps_the_phases(tmp_path: Path) -> None:
         "4", "--device", "sim", "--json", str(kept), "--markdown", str(tmp_path / "t.md")])
     assert said.exit_code == 0, said.output
     assert "gradient 2" in said.output
-    result: PhasesResult = read_measured(kept, PHASES)
-    assert result.layers == (24, 16, 4)
-    assert "persistent=1x1" in result.opt
-    assert "| forward 1 |" in (tmp_path / "t.md").read_text()
+    step, *rows = read_results(kept).entries("phases")
+    assert (step.variant, step.conditions["layers"]) == ("step", [24, 16, 4])
+    assert "persistent=1x1" in str(step.conditions["opt"])
+    assert "gradient 2" in {row.variant for row in rows}
+    assert "forward 1" in (tmp_path / "t.md").read_text()
     again = CliRunner().invoke(bench, ["show", str(kept)])
     assert "gradient 2" in again.output
 

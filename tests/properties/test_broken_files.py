@@ -9,14 +9,13 @@ import struct
 import tracemalloc
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from rawnn.bench.records import read_ladder
+from rawnn.bench.record import read_results
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import idx
-from tests.bench.conftest import make_ladder, make_rung
+from tests.bench.built import results, rung
 from tests.properties.mutation import Rewritten, mutants
 
 IMAGES = idx.encode(np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5))
@@ -55,19 +54,19 @@ def test_idx_files(tmp_path: Path, content: bytes, ndim: int, packed: bool) -> N
 
 
 def test_results_of_a_ladder(tmp_path: Path) -> None:
-    ladder = make_ladder(make_rung("baseline", 20.0, 22.0), make_rung("fuse", 10.0))
-    good = msgspec.json.encode(ladder)
+    results(rung("baseline", 20.0, 22.0), rung("fuse", 10.0)).write(tmp_path / "good.json")
+    good = (tmp_path / "good.json").read_bytes()
     pieces = [b"null", b"true", b"-1", b"1e999", b"9" * 5000, b"[" * 3000, b'{"a":' * 3000, b'"',
-              b"{}", b"[]", b"\\ud800", b"\xff", b",", b":", b'"schema_version":2,', b"NaN"]
+              b"{}", b"[]", b"\\ud800", b"\xff", b",", b":", b'"format":1,', b"NaN"]
     read = 0
     with Rewritten(tmp_path / "ladder.json") as file:
         for mutant in mutants(good, pieces, 10_000, random.Random(2)):
             file.write(mutant)
             try:
-                found = read_ladder(file.path)
+                found = read_results(file.path)
             except ConfigError as error:
                 assert str(error)  # noqa: PT017 (either outcome is right)
             else:
                 read += 1
-                assert found.schema_version == 1
+                assert found.format == 2
     assert 500 < read < 9500

@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from rawnn.bench.conditions import Conditions
-from rawnn.bench.floors import Floor, FloorsResult, Unit
-from rawnn.bench.statistics import spread
+from rawnn.bench.gpu_limits import GPU, SUITE, Limits
+from rawnn.bench.record import Record
 from rawnn.cuda.fitted_constants import kept as kept_costs
-from rawnn.engine.result import Environment
 from rawnn.persistent import cost
 from rawnn.persistent.choose import choose
 from rawnn.persistent.cost import Costs
 from rawnn.persistent.problem import Unsupported
+from tests.bench.measuring import place, record, results
 from tests.persistent.problems import HOPPER, problem
 from tools import fit_costs
 from tools.fit_costs import Measured, expected, fitted, main, of_floors
@@ -29,23 +27,21 @@ SHAPES = [(layers, batch, shares)
           for batch in (16, 128) for shares in ((1, 0), (8, 1), (16, 4))]
 
 
-def environment() -> Environment:
-    return Environment("0.1", "abc", "3.12", "Linux x86_64", "cuda", {"name": "NVIDIA H200"}, {},
-                       {}, "2026-01-01T00:00:00+00:00")
-
-
-def floors() -> FloorsResult:
+def floors(*without: str) -> Limits:
     """Of a GPU on which an exchange of n bytes takes EXCHANGE + n / RATE cycles."""
-    def one(name: str, value: float, unit: Unit = "us") -> Floor:
-        return Floor(name=name, what=name, unit=unit, value=spread([value]), samples=[value])
+    where = place(gpu={"name": "NVIDIA H200", "driver": "1"})
+
+    def one(name: str, *values: float, metric: str = "latency_us") -> Record:
+        return record(name, values, SUITE, metric, precision="", environment=where.key)
 
     found = [one("grid_barrier", 1.1)]
     for size in (2, 4, 8, 16):
         short, long = ((EXCHANGE + nbytes / RATE) / CLOCK for nbytes in (512 * size, 4096 * size))
         found += [one(f"exchange_{size}", short),
-                  one(f"exchange_bytes_{size}", 4096 * size / long / 1e3, "GB/s")]
-    return FloorsResult(environment=environment(), multiprocessors=132, timer={}, floors=found,
-                        conditions=Conditions(sm_mhz=spread([CLOCK])))
+                  one(f"exchange_bytes_{size}", 4096 * size / long / 1e3, metric="bandwidth_gbs")]
+    if "clock" not in without:
+        found += [one(GPU, CLOCK - 100, CLOCK, CLOCK + 10, metric="sm_mhz")]
+    return Limits(results(*found, where=where))
 
 
 def measured(costs: Costs, noise: float = 0.0) -> list[Measured]:
@@ -65,7 +61,7 @@ def test_what_floors_say_is_taken_from_them() -> None:
     found = of_floors(floors())
     assert found == pytest.approx({"clock": CLOCK, "exchange": EXCHANGE, "exchange_bytes": RATE,
                                    "decision_between": 1.1 * CLOCK})
-    assert of_floors(msgspec.structs.replace(floors(), conditions=None)) == {}
+    assert of_floors(floors("clock")) == {}
 
 
 def test_constants_that_made_the_times_are_found_again_and_say_where_they_are_from() -> None:
@@ -95,7 +91,7 @@ def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
 ) -> None:
     monkeypatch.setenv("RAWNN_CACHE", str(tmp_path / "cache"))
     kept, steps = tmp_path / "floors.json", tmp_path / "steps.csv"
-    floors().write_json(kept)
+    floors().results.write(kept)
     steps.write_text("layers,batch,opt,us,optimizer\n"
                      "784-10,128,persistent,6.1,\n"
                      "784-128-10,128,\"best,persistent\",11.0,adam\n"

@@ -7,7 +7,6 @@ makes the arrays itself: the same initial weights, the same examples in the same
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, get_args
@@ -20,10 +19,11 @@ from rawnn.common.random import permutation
 from rawnn.data import Dataset, load_dataset
 from rawnn.engine.config import Config
 
-DRAW_VERSION = 1
-"""Of `draw`: another version draws other networks from the same seeds, which cannot be compared."""
+SAMPLE_VERSION = 1
+"""Of `sampled`: another version makes other networks of the same seeds, which cannot be
+compared."""
 STEPS = 64
-"""Steps of a drawn network's epoch."""
+"""Steps of a random network's epoch."""
 RUN_STEPS = 1_000_000
 """Steps of the run that ours is asked for, by which `best` judges what a compilation is worth. A
 time a step leaves everybody's making-ready out, so that the run is one for which that does not
@@ -126,11 +126,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.optimizer}")
 
 
-def draw(seed: int) -> Problem:
+def sampled(seed: int) -> Problem:
     """The network of a seed: one to six layers of 16 to 1024 units and a batch of 1 to 4096, both
     log-uniform, half of them rounded up to multiples of 16; three in five classifiers have 2 to 32
     classes; ReLU between layers."""
-    generator = np.random.default_rng([seed, DRAW_VERSION])
+    generator = np.random.default_rng([seed, SAMPLE_VERSION])
     depth = int(generator.integers(DEPTHS[0], DEPTHS[1] + 1))
     sizes = [_log_uniform(generator, WIDTHS) for _ in range(depth + 1)]
     batch = _log_uniform(generator, BATCHES)
@@ -143,17 +143,6 @@ def draw(seed: int) -> Problem:
         sizes[-1] = _log_uniform(generator, CLASSES)
     return Problem(name=f"seed {seed}", seed=seed, layers=tuple(sizes), batch=batch, loss=loss,
                    optimizer=optimizer, lr=LEARNING_RATES[optimizer])
-
-
-def draws(asked: Sequence[Problem]) -> list[list[Problem]]:
-    """Drawn problems by draw: each is a row of seeds that follow each other."""
-    found: list[list[Problem]] = []
-    for problem in asked:
-        if found and problem.seed == found[-1][-1].seed + 1:
-            found[-1].append(problem)
-        else:
-            found.append([problem])
-    return found
 
 
 def smaller(problem: Problem, width: int = 48, batch: int = 32, steps: int = 16) -> Problem:

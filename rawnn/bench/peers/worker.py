@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.footprint import Footprint
 from rawnn.bench.peers.problem import Problem
 
 TRUTH = "float64"
@@ -109,7 +108,7 @@ class Made(msgspec.Struct, tag="made", frozen=True, kw_only=True):
     losses: list[float | None] = []
     seconds: float = 0.0
     reason: str = ""
-    footprint: Footprint | None = None
+    footprint: dict[str, float] = {}
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -201,7 +200,7 @@ class Worker:
             self._answer(Made(numbers=offer.numbers, form=offer.form, clock=offer.clock,
                               losses=losses, reason=reason,
                               seconds=perf_counter() - started,
-                              footprint=getattr(program, "footprint", None)))
+                              footprint=getattr(program, "footprint", {})))
         self._answer(Ready(self._system.versions()))
 
     def _timed(self, programs: list[Program | None], index: int) -> Timed:

@@ -1,0 +1,68 @@
+"""A case of `rawnn bench`: its name, its options, and what measures it.
+
+A new case is a module in rawnn/bench/cases with one `CASE`, its name in CASES, and, where it has
+settings, a table in bench.toml. Its command line follows from the case (rawnn/cli/bench.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from rawnn.bench.record import Results
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Option = Callable[[Command], Command]
+"""What click.option and click.argument return."""
+
+BUDGET = click.option(
+    "--budget", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    help="Take further samples only where that is expected to end within this.")
+DEVICE = click.option("--device", default="auto", metavar="auto|gpu:N|host|sim",
+                      help="Where to run (auto).")
+GPU_DEVICE = click.option("--device", default="auto", metavar="auto|gpu:N|sim",
+                          help="Which GPU (auto).")
+MNIST = click.option("--dataset", default="mnist", show_default=True, metavar="NAME",
+                     help="mnist or synthetic.")
+WORKLOADS = click.option("--workload", "names", multiple=True, metavar="NAME",
+                         help="A built-in workload; several may be given (those of bench.toml).")
+
+
+def peer_option(usual: str) -> Option[Any]:
+    """Which other systems take part."""
+    return click.option("--peer", "peers", multiple=True, metavar="NAME",
+                        help=f"torch, jax or numpy; several may be given ({usual}).")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case. `measure` is called with the harness, the settings of bench.toml and the values of
+    `options`; its docstring is the help of the command. `failures` says, of what was found, why the
+    exit status is 1, "" where it is 0. `resumes` says whether a file can be gone on with,
+    `aliases` are spellings that still work, `has_bar` says whether
+    progress is shown as a bar, `has_plot` whether --plot draws it."""
+
+    name: str
+    measure: Callable[..., None]
+    options: tuple[Option[Any], ...]
+    failures: Callable[[Results], str] = lambda results: ""
+    resumes: bool = True
+    aliases: tuple[str, ...] = ()
+    has_bar: bool = True
+    has_plot: bool = False
+
+
+MODULES = ("ladder", "toggles", "workloads", "ablation", "sweep", "curves", "sample",
+           "lower_bounds", "launches", "scaling", "peers", "phases", "check")
+"""Of rawnn/bench/cases, in the order in which the command line lists them."""
+
+
+def all_cases() -> dict[str, Case]:
+    """Every case by name."""
+    found = (importlib.import_module(f"rawnn.bench.cases.{name}").CASE for name in MODULES)
+    return {case.name: case for case in found}
+

@@ -1,0 +1,1 @@
+"""What `rawnn bench` measures, a module a case."""

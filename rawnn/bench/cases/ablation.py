@@ -1,0 +1,84 @@
+"""The speedup of each toggle of the fastest configuration, alone and beside the others."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from rawnn.bench.case import BUDGET, DEVICE, MNIST, Case
+from rawnn.bench.harness import Harness
+from rawnn.bench.suites import AblationSuite, Suites
+from rawnn.bench.training import WorkloadOpt, measure_workloads, open_timed
+from rawnn.common.errors import ConfigError
+from rawnn.engine.config import Config, check_device
+from rawnn.model.workloads import workload
+from rawnn.opts import select
+from rawnn.opts.registry import Machine
+from rawnn.plan.recipe import DataSpec
+
+EXAMPLES = 60_000
+"""Of the training set of MNIST."""
+
+
+def measure(harness: Harness, suites: Suites, *, repeats: int | None, dataset: str,
+            device: str) -> None:
+    """Measure the speedup of each toggle of the fastest configuration, alone and beside the others.
+
+    The fastest configuration is trained less one toggle at a time, and the base with one toggle at
+    a time."""
+    check_device(device)
+    opened = open_timed(harness, device)
+    if opened.device is None:
+        raise ConfigError(f"an ablation means something on a GPU only: {opened.machine.gpu}")
+    tables = suites.ablation
+    of = {pair: suite for suite in tables for t in ablated(suite, opened.machine)
+          for pair in t.variants}
+    epochs = {s.workload: max(o.epochs for o in tables if o.workload == s.workload)
+              for s in tables}
+    measure_workloads(harness, list(of), repeats or max(s.repeats for s in tables), epochs, device,
+                      dataset, opened=opened,
+                      conditions=lambda pair: {"base": of[pair].base, "full": of[pair].full})
+
+
+class Ablated(msgspec.Struct, frozen=True, kw_only=True):
+    """A toggle of a fastest configuration, and the four variants that show its speedup."""
+
+    workload: str
+    toggle: str
+    base: str
+    full: str
+
+    @property
+    def plus(self) -> str:
+        """The base with it."""
+        return f"{self.base},{self.toggle}"
+
+    @property
+    def less(self) -> str:
+        """The fastest configuration without it."""
+        return f"{self.full},-{self.toggle.partition('=')[0]}"
+
+    @property
+    def variants(self) -> list[WorkloadOpt]:
+        return [(self.workload, opt) for opt in (self.base, self.full, self.plus, self.less)]
+
+
+def ablated(suite: AblationSuite, machine: Machine) -> list[Ablated]:
+    """The toggles that a fastest configuration has beyond its base on a machine. Raises
+    ConfigError."""
+    config = Config(**{**workload(suite.workload), "opt": suite.full, "epochs": suite.epochs})
+    recipe, form = config.recipe(), DataSpec(EXAMPLES, labels="uint8", scale=1 / 255)
+    steps = recipe.steps(EXAMPLES)
+
+    def words(opt: str) -> list[str]:
+        return select(opt, config.network(), steps, machine, batch=recipe.batch, recipe=recipe,
+                      form=form).words()
+
+    base = words(suite.base)
+    return [Ablated(workload=suite.workload, toggle=word, base=suite.base, full=suite.full)
+            for word in words(suite.full) if word not in base]
+
+
+CASE = Case("ablation", measure, (
+    click.option("--repeats", type=click.IntRange(1), help="Runs of each variant (3)."),
+    BUDGET, MNIST, DEVICE))

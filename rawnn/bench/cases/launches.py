@@ -1,0 +1,185 @@
+"""What one launch of a small kernel costs the host: ours beside other systems of Python.
+
+docs/lab.md says what each column is.
+"""
+
+from __future__ import annotations
+
+import timeit
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+from rawnn.bench.case import GPU_DEVICE, Case
+from rawnn.bench.harness import Harness, Sample, Variant
+from rawnn.bench.launch_systems import KERNEL, SOURCE, SYSTEMS, N, Way, missing
+from rawnn.bench.record import Results
+from rawnn.bench.suites import Suites
+from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.engine.config import check_device
+from rawnn.engine.machine import Opened
+from rawnn.lab.arrays import array
+from rawnn.lab.kernel import Kernel
+
+OURS = ("rawnn", "rawnn, others", "rawnn, bound")
+MOST = 400
+"""Launches of a sample at most: a stream takes some 1,000 before the host has to wait for it."""
+TIMER = {"launch_us": "the host's time of many launches over their number, all work awaited "
+                      "between samples"}
+
+
+def measure(harness: Harness, suites: Suites, *, samples: int | None, count: int | None,
+            device: str) -> None:
+    """Measure what launching a small kernel costs the host, beside cuda.bindings, cuda.core, CuPy,
+    PyTorch, Triton and Numba, as far as they are installed.
+
+    Exits with 1 if a launch of ours could not be measured; what others say stands in the table.
+    """
+    check_device(device)
+    opened = harness.open(device, TIMER)
+    measure_launches(harness, opened, samples or suites.launches.samples,
+                     count or suites.launches.launches)
+
+
+def measure_launches(harness: Harness, opened: Opened, samples: int, launches: int) -> None:
+    """Time every way that is installed, in turns. One that cannot be made or that does not compute
+    what it should keeps the reason.
+
+    Raises ConfigError without a GPU, and for more launches than a stream takes.
+    """
+    if opened.device is None:
+        raise ConfigError(f"launches can be measured on a GPU only: {opened.machine.gpu}")
+    if launches > MOST:
+        raise ConfigError(f"launches = {launches}: take at most {MOST}, since the host has to wait "
+                          f"for a stream that holds more")
+    if opened.device.backend.name == "sim":
+        from rawnn.sim import register
+
+        register(KERNEL, lambda t, a: t.y.__iadd__(a["a"] * t.x), {"y": ("n",), "x": ("n",)},
+                 reads=("x", "y"), writes=("y",))
+    assert harness.environment is not None
+    kernel = Kernel(SOURCE, KERNEL, device=opened.device)
+    variants, timed = [], {}
+    for name, way in [*_own(kernel), *_others(kernel)]:
+        found = _Timed(way, launches, kernel) if isinstance(way, Way) else None
+        variant = Variant("launches", name, "", "launch_us", {"launches": launches},
+                          found or (lambda number: Sample({})))
+        if found is None:
+            variant.refuse("failed" if str(way).startswith("failed") else "unavailable", str(way))
+        else:
+            timed[name] = found
+            variant.notes = [f"{found.way.statement}{found.way.note}"]
+            if found.way.version:
+                harness.environment.libraries[SYSTEMS[name].title or name] = found.way.version
+        variants.append(variant)
+    harness.ask(variants)
+    harness.interleave(  # whose file is written when all is over, not between samples
+        variants, samples + 1, is_budgeted=False,
+        on_sample=lambda variant, done, total: harness.progress(done, total, samples + 1,
+                                                                variant.name))
+    for variant in variants:
+        if variant.is_usable and variant.name in timed and (reason := timed[variant.name].wrong()):
+            variant.samples.clear()
+            variant.refuse("wrong", reason)
+        harness.keep(variant.records())
+    harness.end()
+
+
+@dataclass
+class _Timed:
+    """A way that is timed; the first of its turns warms up. `begun` and `ended` count turns."""
+
+    way: Way
+    launches: int
+    kernel: Kernel
+    begun: int = 0
+    ended: int = 0
+
+    def __post_init__(self) -> None:
+        self._timer = timeit.Timer(self.way.statement, globals=dict(self.way.names))
+        self._statements = max(self.launches // self.way.launches, 1)
+
+    def __call__(self, number: int) -> Sample:
+        self.begun += 1
+        try:
+            seconds = self._timer.timeit(self._statements)
+        except Exception as error:  # whatever another system says; the others go on
+            raise RawnnError(_said(error)) from None
+        self.kernel.synchronize()
+        self.ended += 1
+        times = [seconds / (self._statements * self.way.launches) * 1e6] if number else []
+        return Sample({"launch_us": times})
+
+    def wrong(self) -> str:
+        """What is wrong with the sums that its launches left; "" if nothing is."""
+        if self.ended < 2:
+            return "broken off ahead of its first sample"
+        each = self._statements * self.way.launches
+        return _wrong(self.way, each * self.ended, each * self.begun)
+
+
+def _own(kernel: Kernel) -> Sequence[tuple[str, Way]]:
+    """Our launches: with the same arguments again, with others each time, and bound."""
+    made = []
+    once = f"kernel[1, {N}](y, x, 2.0, {N})"
+    statements = ((once, 1), (f"{once}; kernel[1, {N}](y, z, 2.0, {N})", 2), ("run()", 1))
+    for name, (statement, count) in zip(OURS, statements, strict=True):
+        y, x, z = (array(np.full(N, value, np.float32), device=kernel.device)
+                   for value in (0, 1, 1))
+        names = {"kernel": kernel, "y": y, "x": x, "z": z,
+                 "run": kernel.bind(1, N, y, x, 2.0, N)}
+        made.append((name, Way(statement, names, y.numpy, launches=count)))
+    return made
+
+
+def _others(kernel: Kernel) -> list[tuple[str, Way | str]]:
+    """Those of other systems; in place of one that there is not, the reason."""
+    made: list[tuple[str, Way | str]] = []
+    for name, system in SYSTEMS.items():
+        reason = missing(system.package)
+        if reason or not _runs_here(kernel):
+            made.append((name, reason or "launches on a real GPU only"))
+            continue
+        try:
+            made.append((name, system.make(kernel)))
+        except Exception as error:  # whatever the system says; the others go on
+            made.append((name, _said(error)))
+    return made
+
+
+def _runs_here(kernel: Kernel) -> bool:
+    return kernel.device.backend.name != "sim"
+
+
+def _said(error: Exception) -> str:
+    first = (str(error).splitlines() or [""])[0]
+    return f"failed: {type(error).__name__}: {first}"
+
+
+def _wrong(way: Way, least: int, most: int) -> str:
+    """What is wrong with the sums that `most` launches left, or not fewer than `least` where the
+    last sample was broken off; an empty string if nothing is."""
+    try:
+        found: Any = np.asarray(way.result())
+    except Exception as error:  # whatever the system says; the others go on
+        return _said(error)
+    right = found.shape == (N,) and (found == found[0]).all() and \
+        float(found[0]) in range(2 * least, 2 * most + 1, 2)
+    return "" if right else f"refused: after {most} launches y is {found[:1]}, not {2.0 * most}"
+
+
+def failures(results: Results) -> str:
+    """Which launch of ours could not be measured."""
+    failed = [e for e in results.entries("launches") if e.variant in OURS
+              and e.status not in ("measured", "not measured")]
+    return f"{failed[0].variant}: {failed[0].reason}" if failed else ""
+
+
+CASE = Case("launches", measure, (
+    click.option("--samples", type=click.IntRange(1, 10_000), help="Samples of each way (50)."),
+    click.option("--launches", "count", type=click.IntRange(1, MOST),
+                 help="Launches of a sample (200)."),
+    GPU_DEVICE), failures, resumes=False)

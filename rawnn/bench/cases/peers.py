@@ -1,0 +1,75 @@
+"""The built-in workloads in other systems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import click
+
+from rawnn.bench.case import BUDGET, DEVICE, WORKLOADS, Case, peer_option
+from rawnn.bench.harness import Harness
+from rawnn.bench.peers.comparison import (
+    OURS,
+    Rules,
+    chosen,
+    compare,
+    device_of,
+    failures,
+    open_compared,
+    task_of,
+)
+from rawnn.bench.peers.problem import Problem
+from rawnn.bench.suites import Suites
+from rawnn.data.synthetic import EXAMPLES
+from rawnn.model.workloads import WORKLOADS as BUILT_IN
+from rawnn.model.workloads import workload
+
+OUR_FORMS = ("float32:best", "tf32:best,tf32", "bf16:best,bf16", "sr:best,sr")
+PEER_DATASET = click.option("--dataset", type=click.Choice(["mnist", "synthetic"]),
+                            default="mnist", show_default=True, help="The data set.")
+
+
+def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: tuple[str, ...],
+            steps: int | None, dataset: str, device: str) -> None:
+    """Train the built-in workloads in NumPy, PyTorch and JAX beside ours, in turns.
+
+    Every system starts from the same weights and sees the same batches, and its losses are checked
+    against the others'. A system that is not installed is left out by name.
+    """
+    suite = suites.peers
+    systems, absent = chosen(peers, suite.systems)
+    asked = of_workloads(names or suite.names, dataset, steps or suite.steps)
+    rules = Rules(systems, device_of(device), workload_forms)
+    open_compared(harness, rules, absent)
+    compare(harness, [task_of(p, f"peers/{p.name}") for p in asked], rules)
+
+
+def of_workloads(names: Sequence[str], dataset: str, steps: int) -> list[Problem]:
+    """The built-in workloads as problems, all of them unless some are named. Raises ConfigError."""
+    made = []
+    for name in names or tuple(BUILT_IN):
+        values = workload(name)
+        examples = 60_000 if dataset == "mnist" else EXAMPLES
+        made.append(Problem(
+            name=name, seed=0, layers=tuple(values["layers"]), batch=values["batch"],
+            loss="cross_entropy", optimizer="sgd", lr=values["lr"],
+            bias=values.get("bias", True), shuffle=values.get("shuffle", False), data=dataset,
+            steps=min(steps, examples // values["batch"])))
+    return made
+
+
+def workload_forms(problem: Problem, system: str) -> list[str]:
+    """Every form that is known, those that people write included."""
+    if system == "torch":
+        return ["plain loop", "compiled loop", "graph", "graph, gathered first", "graph, compiled"]
+    if system == OURS:
+        return list(OUR_FORMS if problem.layers != (784, 10) else OUR_FORMS[:3])
+    return []
+
+
+CASE = Case("peers", measure, (
+    WORKLOADS, peer_option("all that are installed"),
+    click.option("--steps", type=click.IntRange(1),
+                 help="Steps of an epoch, at most as many as the data have (256)."),
+    PEER_DATASET, DEVICE, BUDGET), partial(failures, "peers"), has_bar=False)

@@ -1,0 +1,144 @@
+"""Random networks that nobody has tuned to, by `best` and in other systems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import click
+
+from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
+from rawnn.bench.harness import Harness
+from rawnn.bench.peers.comparison import (
+    Rules,
+    Task,
+    chosen,
+    compare,
+    device_of,
+    failures,
+    open_compared,
+    task_of,
+)
+from rawnn.bench.peers.problem import SAMPLE_VERSION, Problem, sampled, smaller
+from rawnn.bench.record import Results
+from rawnn.bench.suites import Suites
+from rawnn.common.errors import ConfigError
+
+THOROUGH = 5
+"""Networks of a sample for which PyTorch has inductor's kernels as well, and JAX true float32. Both
+are slow to make and neither was ever the fastest: in 32 networks on an H200 JAX's true float32 took
+two thirds of the seconds in which JAX compiled, and its tf32 or bf16 was faster in each; inductor's
+kernels were behind JAX in all eight that had them."""
+
+
+def measure(harness: Harness, suites: Suites, *, count: int | None, seeds: tuple[int, ...],
+            peers: tuple[str, ...], part: tuple[int, int] | None, device: str) -> None:
+    """Time `best` in float32, tf32 and bf16 on random networks, beside the same work in other
+    systems.
+
+    A network follows from its seed alone. A file to be resumed says which networks were asked for.
+    """
+    device, suite = device_of(device), suites.sample
+    before = seeds_in(harness.results) if count is None and not seeds else []
+    problems = networks(before, device) if before else \
+        random_networks(seeds or (suite.seed,), count or suite.n, device)
+    systems, absent = chosen(peers, suite.systems)
+    rules = Rules(systems, device, forms_of(problems))
+    open_compared(harness, rules, absent)
+    tasks = [task_of(p, f"sample/{p.seed}", sample_version=SAMPLE_VERSION) for p in problems]
+    compare(harness, tasks, rules, partial(part_of, part or (1, 1)))
+
+
+def random_networks(seeds: Sequence[int], count: int, device: str) -> list[Problem]:
+    """The networks of `count` seeds from each of `seeds` on, each such sample after the other.
+    Raises ConfigError for samples that have a network in common or touch, as nobody could tell them
+    apart."""
+    first, *others = sorted(seeds)
+    for before, seed in zip([first, *others], others, strict=False):
+        if seed <= before + count:
+            raise ConfigError(f"the samples of {count} networks from the seeds {before} and {seed} "
+                              f"on are not apart: take seeds {count + 1} or more from each other")
+    return networks([n for seed in seeds for n in range(seed, seed + count)], device)
+
+
+def networks(seeds: Sequence[int], device: str) -> list[Problem]:
+    """The networks of some seeds; small ones without a GPU."""
+    made = [sampled(seed) for seed in seeds]
+    return made if device not in ("host", "sim") else [smaller(p) for p in made]
+
+
+def seeds_in(results: Results) -> list[int]:
+    """The seeds of the networks that a file was asked for, samples one after the other."""
+    found = [r.conditions["seed"] for r in results.where("sample") if "seed" in r.conditions]
+    return sorted({seed for seed in found if isinstance(seed, int)})
+
+
+def samples_of(seeds: Sequence[int]) -> list[list[int]]:
+    """Seeds by sample: each is a row of seeds that follow each other."""
+    found: list[list[int]] = []
+    for seed in seeds:
+        if found and seed == found[-1][-1] + 1:
+            found[-1].append(seed)
+        else:
+            found.append([seed])
+    return found
+
+
+def thorough(seeds: Sequence[int]) -> set[int]:
+    """Those that have the forms that are slow to make: a few of each sample, evenly spread."""
+    found = set[int]()
+    for several in samples_of(seeds):
+        count = min(THOROUGH, len(several))
+        found |= {several[i * len(several) // count] for i in range(count)}
+    return found
+
+
+def forms_of(problems: Sequence[Problem]) -> Callable[[Problem, str], list[str]]:
+    """The forms of random networks: with those that are slow to make for a few of each sample."""
+    slow = thorough([p.seed for p in problems])
+
+    def forms(problem: Problem, system: str) -> list[str]:
+        if system == "torch" and problem.seed in slow:
+            return ["graph", "graph, gathered first", "graph, compiled"]
+        if system == "jax" and problem.seed not in slow:
+            return ["tf32", "bf16"]
+        return []
+
+    return forms
+
+
+def part_of(part: tuple[int, int], tasks: Sequence[Task]) -> list[Task]:
+    """The Kth of every N tasks, so that several GPUs share them. Those that take longest to be made
+    ready are dealt to the parts first and begun first: one part had them all, and waited for the
+    last."""
+    number, count = part
+    slow = thorough([task.problem.seed for task in tasks])
+    order = sorted(tasks, key=lambda task: task.problem.seed not in slow)
+    return order[number - 1::count]
+
+
+class Part(click.ParamType):  # type: ignore[type-arg]
+    """One of several equal parts: "2/3" is (2, 3)."""
+
+    name = "K/N"
+
+    def convert(self, value: str | tuple[int, int], param: click.Parameter | None,
+                context: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        number, _, count = value.partition("/")
+        if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+            self.fail(f"'{value}' is no part: 2/3 is the second of three", param, context)
+        return int(number), int(count)
+
+
+CASE = Case("sample", measure, (
+    click.option("--n", "count", type=click.IntRange(1), help="How many networks (30)."),
+    click.option("--seed", "seeds", type=click.IntRange(0), multiple=True,
+                 help="Seed of the first network (0); each has the next. Several may be given: a "
+                      "sample of N networks from each."),
+    peer_option("torch and jax"), BUDGET,
+    click.option("--part", type=Part(), metavar="K/N",
+                 help="The Kth of every N networks, so that several GPUs share them; bench merge "
+                      "makes one file of the parts."),
+    DEVICE), partial(failures, "sample"), has_bar=False)

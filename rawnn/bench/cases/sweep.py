@@ -1,0 +1,64 @@
+"""Time against width and against batch, with the peers as lines."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import click
+
+from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
+from rawnn.bench.harness import Harness
+from rawnn.bench.peers.comparison import (
+    OURS,
+    Rules,
+    chosen,
+    compare,
+    device_of,
+    failures,
+    open_compared,
+    task_of,
+)
+from rawnn.bench.peers.problem import Problem
+from rawnn.bench.suites import Suites, SweepSuite
+from rawnn.common.errors import unknown
+from rawnn.engine.config import parse_layers
+
+
+def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: tuple[str, ...],
+            device: str) -> None:
+    """Time networks of growing width, or with growing batches, beside the peers.
+
+    NAMEs are those of the sweeps in bench.toml (width and batch); all of them unless some are
+    given.
+    """
+    known = [s.name for s in suites.sweep]
+    for name in names:
+        if name not in known:
+            raise unknown("sweep", name, known)
+    tables = [s for s in suites.sweep if not names or s.name in names]
+    usual = dict.fromkeys(name for s in tables for name in s.systems)
+    systems, absent = chosen(peers, tuple(usual))
+    swept = {p.name: (s, p) for s in tables for p in problems(s)}
+
+    def forms(problem: Problem, system: str) -> list[str]:
+        """Ours as each sweep names them, and the peers' fastest forms; JAX's true float32, which is
+        not one of them, is left out."""
+        return swept[problem.name][0].sets if system == OURS else \
+            ["tf32", "bf16"] if system == "jax" else []
+
+    rules = Rules(systems, device_of(device), forms)
+    open_compared(harness, rules, absent)
+    compare(harness, [task_of(p, f"sweep/{name}") for name, (_, p) in swept.items()], rules)
+
+
+def problems(suite: SweepSuite) -> list[Problem]:
+    """The networks of a sweep, with every batch. Raises ConfigError for layers that are none."""
+    return [Problem(
+        name=f"{suite.name} {'-'.join(map(str, sizes))} batch {batch}", seed=0, layers=sizes,
+        batch=batch, loss="cross_entropy", optimizer="sgd", lr=suite.lr, steps=suite.steps)
+        for sizes in map(parse_layers, suite.layers) for batch in suite.batches]
+
+
+CASE = Case("sweep", measure, (
+    click.argument("names", nargs=-1, metavar="[NAME]..."), peer_option("torch and jax"),
+    DEVICE, BUDGET), partial(failures, "sweep"), has_bar=False)

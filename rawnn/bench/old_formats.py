@@ -1,0 +1,405 @@
+"""Results files as rawnn wrote them before format 2: one shape a suite, read into records.
+
+Files of these shapes are what users have. Each reader takes the JSON of one kind; what a file
+lacks, because its version did not measure it, its records lack as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from rawnn.bench.cases.ladder import ALWAYS, IDENTIFYING
+from rawnn.bench.record import (
+    CLOCK_METRICS,
+    Environment,
+    Record,
+    Results,
+    Status,
+    Value,
+    records_of,
+)
+from rawnn.common.errors import ConfigError
+from rawnn.engine.config import Config
+from rawnn.opts.precision_names import precision_of
+
+Json = dict[str, Any]
+
+RESTORED = ("the file keeps medians and spreads alone; samples with the same median, extremes and "
+            "median deviation stand for those measured")
+OTHERS = {
+    "the result of one training run, as `rawnn train --json` writes it (docs/results.md)":
+        {"config", "toggles", "history", "epoch_ms"},
+    "what `rawnn eval --json` found of a checkpoint": {"checkpoint", "epoch", "loss", "accuracy"},
+}
+"""Other files of JSON that rawnn writes, and keys that each of them has."""
+
+
+def converted(content: bytes, path: str) -> Results:
+    """The records of an older results file. Raises ConfigError for what is none, and
+    msgspec.DecodeError for what is no JSON."""
+    raw = msgspec.json.decode(content)
+    keys = set(raw) if isinstance(raw, dict) else set()
+    for words, wanted in OTHERS.items():
+        if wanted <= keys and "kind" not in keys:
+            raise ConfigError(f"{path} is {words}, and no measurement of `rawnn bench`")
+    is_checks = isinstance(raw, list) and bool(raw) and all(
+        isinstance(run, dict) and "specification" in run for run in raw)
+    if {"schema_version", "entries"} == keys:
+        return _references(raw)
+    kind = "check" if is_checks else str(raw.get("kind") or "") if isinstance(raw, dict) else ""
+    if kind not in READERS and not is_checks:
+        raise ConfigError(f"{path} holds '{kind}', which is no results file of rawnn bench; older "
+                          f"files are read of {', '.join(READERS)}" if kind else
+                          f"{path} is not a results file of rawnn")
+    try:
+        place = UNKNOWN if is_checks else environment_of(raw)
+        results = Results(environments={place.key: place})
+        results.records = [msgspec.structs.replace(record, environment=place.key)
+                           for record in (_checks if is_checks else READERS[kind])(raw)]
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path} holds '{kind}', but not as rawnn wrote it: {error}") from None
+    if not is_checks and (raw.get("interrupted") or raw.get("ended")):
+        for suite in results.suites:
+            results.ended[suite] = raw.get("ended") or "Ctrl-C"
+    return results
+
+
+def _references(raw: Json) -> Results:
+    """The reference accuracies that were kept in a file of their own."""
+    stored = [msgspec.structs.replace(record, environment=UNKNOWN.key) for entry in raw["entries"]
+            for record in records_of(
+                "ladder", "reference", {"accuracy": entry["accuracies"]}, precision="float64",
+                conditions={name: entry[name] for name in (
+                    "layers", "epochs", "batch", "lr", "dataset", "data_digest", "seeds")})]
+    return Results(environments={UNKNOWN.key: UNKNOWN}, records=stored)
+
+
+def environment_of(raw: Json) -> Environment:
+    """Where and when a file was measured."""
+    place = dict(raw["environment"])
+    known = {name: place[name] for name in Environment.__struct_fields__ if name in place}
+    timer = raw.get("timer", {})
+    return msgspec.convert({**known, "timer": timer, "ranks": [
+        {"host": d["who"].partition(",")[0], "device": d["device"]}
+        for d in raw.get("devices", [])]}, Environment)
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def _plan(print_: Json | None) -> dict[str, float | None]:
+    """What a step launches and moves by its plan, and its lower bound."""
+    if not print_:
+        return {}
+    bound = print_.get("floor") or {}
+    return {"launches": print_["launches"], "graph_nodes": print_.get("nodes"),
+            "steps": print_.get("steps") or None,
+            "step_bytes": print_["bytes"], "least_bytes": print_["least_bytes"],
+            "lower_bound_us": bound.get("us"), "lower_bound_memory_us": bound.get("memory_us"),
+            "lower_bound_arithmetic_us": bound.get("arithmetic_us"),
+            "lower_bound_waiting_us": bound.get("waiting_us"),
+            "lower_bound_exchanges": bound.get("exchanges")}
+
+
+def _seen(conditions: Json | None) -> dict[str, Sequence[float] | float | None]:
+    """What NVML saw meanwhile: the least, the median and the most of each quantity."""
+    if not conditions:
+        return {}
+    found: dict[str, Sequence[float] | float | None] = {
+        name: (spread["min"], spread["median"], spread["max"])
+        for name in CLOCK_METRICS if (spread := conditions.get(name))}
+    return {**found, "energy_j": conditions.get("energy_j"),
+            "seconds": conditions.get("seconds")}
+
+
+def _slowed(*seen: Json | None) -> list[str]:
+    reasons = sorted({word for each in seen if each for word in each.get("slowdowns", [])}
+                     - {"power limit"})
+    return [f"ran on a slowed-down GPU ({', '.join(reasons)}), even when it was run again"] \
+        if reasons else []
+
+
+def restored(spread: Json) -> list[float]:
+    """Samples with the median, extremes and median deviation of a spread: the very ones up to
+    three, else some that are as far apart."""
+    n, middle, least, most = spread["n"], spread["median"], spread["min"], spread["max"]
+    if n < 3:
+        return [middle] if n == 1 else [least, most]
+    middles = [middle] * (2 - n % 2)
+    inner = n - 2 - len(middles)
+    low, high = max(least, middle - spread["mad"]), min(most, middle + spread["mad"])
+    return [least, *[low] * (inner // 2), *middles, *[high] * (inner // 2), most]
+
+
+def _precision(opt: str) -> str:
+    """The precision that toggles ask for."""
+    return precision_of(opt.split(",")) or "float32"
+
+
+def _dataset(raw: Json) -> dict[str, Value | None]:
+    """The data set, and whether generated data stood in for it."""
+    stood_in = raw["synthetic"] and raw["dataset"] != "synthetic"
+    return {"dataset": raw["dataset"], "synthetic": True if stood_in else None}
+
+
+def _toggles(words: Sequence[str]) -> list[str]:
+    return [f"toggles: {','.join(words)}"] if words else []
+
+
+# -- kinds -----------------------------------------------------------------------------------------
+
+
+def _ladder(raw: Json) -> Iterator[Record]:
+    config, usual = raw["config"], {each.name: each.default for each in fields(Config)}
+    shared: dict[str, Value | None] = {
+        name: config[name] for name in usual if name in config and (
+            name in ALWAYS or (name in IDENTIFYING and config[name] != usual[name]))}
+    shared |= {"seed": config["seed"], **_dataset(raw)}
+    for rung in raw["rungs"]:
+        runs, cond = rung["runs"], rung.get("conditions")
+        status = rung.get("status", "measured")
+        notes = [*rung["notes"], *_toggles(rung["toggles"]), *_slowed(cond)]
+        metrics: dict[str, Sequence[float] | float | None] = {
+            "epoch_ms": [r["average_epoch_ms"] for r in runs],
+            "every_epoch_ms": [ms for r in runs for ms in r["epoch_ms"]],
+            "epoch_wall_ms": [r["average_epoch_wall_ms"] for r in runs],
+            "total_ms": [r["total_ms"] for r in runs],
+            "total_device_ms": [r["total_device_ms"] for r in runs],
+            "evaluation_ms": [r["evaluation_ms"] for r in runs],
+            "accuracy": [r["test_accuracy"] for r in runs],
+            "loss": [r["test_loss"] for r in runs],
+            "peak_memory_bytes": [r["peak_memory_bytes"] for r in runs],
+            "step_us": [r["average_epoch_ms"] * 1e3 / steps for r in runs]
+            if (steps := (rung.get("footprint") or {}).get("steps")) else [],
+            **_plan(rung.get("footprint")), **_seen(cond)}
+        yield from records_of("ladder", rung["name"], metrics,
+                              precision=_precision(rung["opt"]),
+                              conditions=shared, status=status,
+                              reason=rung.get("reason", ""), notes=notes)
+    if oracle := raw.get("oracle"):
+        yield from records_of("ladder", "reference", {"accuracy": oracle["accuracies"]},
+                              precision="float64",
+                              conditions={**shared, "seeds": list(oracle["seeds"])})
+
+
+def _sets(raw: Json) -> Iterator[Record]:
+    pairs: dict[str, list[str]] = {}
+    for m in raw["measurements"]:  # of an ablation the first two of a workload are base and fastest
+        pairs.setdefault(m["workload"], []).append(m["opt"].removeprefix("none,"))
+    for m in raw["measurements"]:
+        epochs_ms = m.get("times_ms") or (restored(m["epoch_ms"]) if m.get("epoch_ms") else [])
+        was_restored = bool(epochs_ms) and not m.get("times_ms")
+        steps = m.get("steps") or None
+        metrics: dict[str, Sequence[float] | float | None] = {
+            "epoch_ms": epochs_ms,
+            "step_us": [ms * 1e3 / steps for ms in epochs_ms] if steps else [],
+            "evaluation_ms": restored(m["evaluation_ms"]) if m.get("evaluation_ms") else [],
+            "accuracy": m.get("accuracies", []),
+            "peak_memory_bytes": m.get("peak_memory_bytes") or None,
+            "steps": steps, **_plan(m.get("footprint")), **_seen(m.get("conditions"))}
+        if not m.get("conditions"):
+            metrics.update({n: (s["min"], s["median"], s["max"])
+                            for n, s in m.get("clocks", {}).items()})
+        yield from records_of(
+            f"{raw['kind']}/{m['workload']}", m["opt"].removeprefix("none,"), metrics,
+            precision=_precision(m["opt"]),
+            conditions={"epochs": m["epochs"], **_dataset(raw), **(
+                            dict(zip(("base", "full"), pairs[m["workload"]], strict=False))
+                            if raw["kind"] == "ablation" else {})},
+            status="measured" if epochs_ms else "unavailable" if m["reason"] else "not measured",
+            reason=m["reason"], notes=[*m["notes"], *_toggles(m["toggles"]),
+                                       *_slowed(m.get("conditions")),
+                                       *([RESTORED] if was_restored else [])])
+
+
+USUAL = {"bias": True, "activation": "relu", "shuffle": True, "data": "drawn"}
+"""Keys of a problem that are conditions only where they have another value."""
+
+
+def _problem(problem: Json) -> dict[str, Value | None]:
+    return {"layers": list(problem["layers"]), "batch": problem["batch"],
+            "loss": problem["loss"], "optimizer": problem["optimizer"], "lr": problem["lr"],
+            "steps": problem.get("steps"), "seed": problem["seed"],
+            **{name: problem[name] for name, value in USUAL.items()
+               if problem.get(name, value) != value}}
+
+
+SUITES = {"random-peers": "sample", "peers": "peers", "sweep": "sweep"}
+
+
+def _contests(raw: Json) -> Iterator[Record]:
+    suite = SUITES[raw["kind"]]
+    shared = {"run_steps": raw.get("run_steps", 128_000),
+              "sample_version": raw["draw_version"] if suite == "sample" else None}
+    for contest in raw["contests"]:
+        problem = contest["problem"]
+        for e in contest["entries"]:
+            notes = _slowed(e.get("conditions"), {"slowdowns": e.get("throttled", [])})
+            if not e.get("steady", True):
+                notes.append("never became steady")
+            yield from records_of(
+                _network_case(suite, problem), f"{e['system']} {e['form']}".strip(), {
+                    "step_us": e.get("us", []), "setup_s": e.get("setup_s") or None,
+                    "loss_error": e.get("error"), "epochs": e.get("epochs") or None,
+                    **_plan(e.get("footprint")), **_seen(e.get("conditions"))},
+                precision=e["numbers"], status=e["status"], reason=e.get("reason", ""),
+                notes=notes, conditions={
+                    "system": e["system"], "form": e["form"] or None, **_problem(problem),
+                    **shared, "clock": e.get("clock", "events")})
+    done = {contest["problem"]["name"] for contest in raw["contests"]}
+    for problem in raw["asked"]:
+        if problem["name"] not in done:
+            yield from records_of(
+                _network_case(suite, problem), "rawnn best", {"step_us": []}, precision="float32",
+                conditions={"system": "rawnn", "form": "best", **_problem(problem), **shared},
+                status="not measured", reason=raw.get("ended") or "not reached")
+    for system, why in raw.get("left_out", {}).items():
+        yield from records_of(suite, system, {"step_us": []}, status="unavailable", reason=why,
+                              conditions={"system": system})
+
+
+def _network_case(suite: str, problem: Json) -> str:
+    name = str(problem["name"])
+    return f"{suite}/{name.removeprefix('seed ') if suite == 'sample' else name}"
+
+
+def _curves(raw: Json) -> Iterator[Record]:
+    problems = {p["name"]: p for p in raw.get("problems", [])}
+    for c in raw["curves"]:
+        problem, losses = problems.get(c["workload"]), c["losses"]
+        finite = losses[:losses.index(None)] if None in losses else losses
+        broken = f"the loss of step {len(finite)} is not finite" if finite != losses else ""
+        yield from records_of(
+            f"curves/{c['workload']}", f"{c['system']} {c['form']}".strip(),
+            {"loss": finite, "step_us": c.get("us", []), "loss_error": c.get("error")},
+            precision=c["numbers"], conditions={
+                "system": c["system"], "form": c["form"] or None,
+                **(_problem(problem) if problem else {})},
+            status="failed" if c.get("reason") else "wrong" if broken else "measured",
+            reason=c.get("reason", "") or broken)
+    for system, why in raw.get("left_out", {}).items():
+        yield from records_of("curves", system, {"step_us": []}, status="unavailable", reason=why,
+                              conditions={"system": system})
+
+
+LIMITS = {"us": "latency_us", "GB/s": "bandwidth_gbs", "TFLOP/s": "throughput_tflops"}
+
+
+def _floors(raw: Json) -> Iterator[Record]:
+    for f in raw["floors"]:
+        yield from records_of(
+            "lower-bounds", f["name"], {LIMITS[f["unit"]]: f.get("samples", [])},
+            status="measured" if f.get("value") else "unavailable", reason=f.get("reason", ""),
+            notes=[f["what"], f.get("how", "") + (
+                "" if f.get("steady", True) else "; not steady")])
+    yield from records_of(
+        "lower-bounds", "gpu", {"multiprocessors": raw.get("multiprocessors"),
+                                "l2_bytes": raw.get("l2_bytes") or None,
+                                **_seen(raw.get("conditions"))},
+        notes=_slowed(raw.get("conditions")))
+
+
+def _launches(raw: Json) -> Iterator[Record]:
+    for way in raw["ways"]:
+        yield from records_of(
+            "launches", way["name"], {"launch_us": way.get("samples", [])},
+            conditions={"launches": raw["launches"]}, reason=way.get("reason", ""),
+            status="measured" if way.get("us") else "unavailable", notes=[way.get("how", "")])
+
+
+OWN_TOGGLES = {"each workload's own toggles": "the workload's own"}
+
+
+def _scaling(raw: Json) -> Iterator[Record]:
+    for p in raw["points"]:
+        yield from records_of(
+            f"scaling/{p['workload']}", p["system"],
+            {"step_us": p.get("samples", []), "loss": p.get("losses", [])},
+            conditions={"scaling": p["scaling"], "ranks": p["ranks"], "batch": p["batch"],
+                        "epochs": raw["epochs"], "opt": OWN_TOGGLES.get(raw["opt"], raw["opt"])},
+            precision=_precision((p.get("toggles") or "").replace(" ", "")),
+            status="measured" if p.get("us") else "failed" if p.get("reason") else "not measured",
+            reason=p.get("reason", ""),
+            notes=[*([p["note"]] if p.get("note") else []),
+                   *_toggles(p["toggles"].split(", ") if p.get("toggles") else [])])
+
+
+def _lab(raw: Json) -> Iterator[Record]:
+    for topic in raw["topics"]:
+        sizes = {f"size_{name}": value for name, value in topic["sizes"].items()}
+        for role in ("steps", "beside", "also"):
+            for c in topic.get(role, []):
+                ours = role != "beside"
+                yield from records_of(
+                    f"lab/{topic['name']}", c["name"],
+                    {"launch_us": restored(c["us"]), "moved_bytes": topic["moved"],
+                     "operations": topic["computed"],
+                     "registers": c["registers"] if ours else None,
+                     "shared_bytes": c["shared"] if ours else None,
+                     "local_bytes": c["local"] if ours else None},
+                    conditions={**sizes, "role": role if ours else "comparison",
+                                "launch": c.get("launch") or None},
+                    notes=[RESTORED])
+    yield from records_of("lab", "gpu", {"seconds": None, **_seen(raw.get("conditions"))})
+
+
+def _phases(raw: Json) -> Iterator[Record]:
+    shared = {"layers": list(raw["layers"]), "batch": raw["batch"], "loss": raw["loss"],
+              "optimizer": raw["optimizer"], "opt": raw["opt"], "steps": raw["steps"]}
+    for p in [*raw["phases"], *raw["parts"]]:
+        yield from records_of(
+            "phases", f"{p['phase']}/{p['part']}" if p.get("part") else p["phase"], {
+                "cycles": p["cycles"], "expected_cycles": p.get("expected"),
+                "slowest_cycles": p["slowest"], "warp_cycles": p["warp"]},
+            conditions=shared)
+    yield from records_of("phases", "step", {
+        "step_us": raw["us"], "traced_us": raw["traced_us"], "expected_us": raw["expected_us"],
+        "kernel_us": raw["kernel_us"], "epoch_us": raw["epoch_us"], "clock_mhz": raw["clock"],
+        "load_cycles": raw["load"], "store_cycles": raw["store"], "cycles": raw["step"],
+        "blocks": raw["blocks"]}, conditions=shared)
+
+
+VERDICTS: dict[str, Status] = {"right": "measured", "wrong": "wrong", "failed": "failed",
+                               "memory": "unavailable"}
+
+
+def _checks(raw: Sequence[Json]) -> Iterator[Record]:
+    """Random runs that were checked against NumPy: a list, which does not say where it was made."""
+    for run in raw:
+        yield from records_of(
+            f"check/{run['seed']}", "", {"tolerance_used": run.get("used"),
+                                         "step_us": run.get("us")},
+            conditions={"seed": run["seed"]}, status=VERDICTS[run["verdict"]],
+            reason=run.get("reason", ""), notes=[run["specification"]])
+
+
+UNKNOWN = Environment(rawnn="unknown", commit="", python="unknown", platform="unknown",
+                      device="unknown", gpu=None, libraries={}, clocks={}, date="")
+
+
+def _duel(raw: Json) -> Iterator[Record]:
+    config = raw["config"]
+    for side in raw["sides"]:
+        yield from records_of(
+            "compare", side["opt"], {
+                "epoch_ms": side["milliseconds"],
+                "step_us": [ms * 1e3 / side["steps"] for ms in side["milliseconds"]],
+                "loss": side["loss"], "steps": side["steps"],
+                **_plan(side.get("footprint")),
+                **_seen(side.get("conditions"))},
+            conditions={"layers": list(config["layers"]), "batch": config["batch"],
+                        "dataset": raw["dataset"]},
+            notes=[*side["notes"], *_toggles(side["toggles"]), *_slowed(side.get("conditions")),
+                   *([] if side.get("steady", True) else ["never became steady"])])
+
+
+READERS: dict[str, Callable[[Json], Iterator[Record]]] = {
+    "ladder": _ladder, "workloads": _sets, "toggles": _sets, "ablation": _sets,
+    "random-peers": _contests, "peers": _contests, "sweep": _contests, "curves": _curves,
+    "floors": _floors, "launches": _launches, "scaling": _scaling, "lab-series": _lab,
+    "phases": _phases, "duel": _duel}
+"""What a file says it holds -> how its records are read."""

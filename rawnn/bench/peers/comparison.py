@@ -1,0 +1,350 @@
+"""The same work in several systems: all programs of a problem made ready, checked against each
+other, and timed in turns.
+
+Problems are taken some at a time. All their programs are made ready side by side on all cores
+(rawnn.bench.peers.lanes), and nothing is timed meanwhile; then one program at a time has the GPU,
+while all others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf, isfinite
+from statistics import median
+from time import monotonic
+
+from rawnn.bench.conditions import Watch
+from rawnn.bench.harness import CUT_OFF, Harness, Sample, Variant, place_of
+from rawnn.bench.peers.check import reference
+from rawnn.bench.peers.lanes import Lanes, Prepared
+from rawnn.bench.peers.problem import RUN_STEPS, Problem
+from rawnn.bench.peers.process import SYSTEMS, missing
+from rawnn.bench.peers.rounding import share
+from rawnn.bench.peers.worker import TRUTH, Made, Prepare
+from rawnn.bench.record import Record, Results, Value
+from rawnn.bench.statistics import ratio
+from rawnn.common.errors import ConfigError, RawnnError, unknown
+from rawnn.common.words import counted
+from rawnn.engine.config import check_device
+from rawnn.engine.machine import open_device
+
+OURS = "rawnn"
+PRECISIONS = ("float32", "tf32", "bf16")
+TIMER = {
+    "step_us": (
+        "an epoch's time over its steps. rawnn: two events on the device, before the first and "
+        "after the last command of an epoch, shuffling, accuracy and the copy of the losses "
+        "included; PyTorch's graphs: events around epochs that follow each other; JAX, loops and "
+        "NumPy: wall clock around epochs that follow each other, the wait at the end included. The "
+        "peers' order of examples lies in memory and costs them nothing"
+    ),
+    "setup_s": "wall clock of making a program ready, several at a time on all cores",
+}
+HOPELESS = 1.25
+"""A form this much slower than the fastest of its system and precision has no further turn."""
+TIMING_S = 3.0
+"""Of a budget, what is kept to time each network that was begun to be made ready."""
+TURN_S = 60.0
+"""What a turn may take at most."""
+
+Forms = Callable[[Problem, str], list[str]]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How systems are compared: which, the device of ours and of the others, the forms that each is
+    asked for, turns of each program, seconds for making a problem's programs ready, and problems at
+    a time."""
+
+    systems: tuple[str, ...]
+    device: str
+    forms: Forms = lambda problem, system: []
+    rounds: int = 2
+    patience: float = 300.0
+    at_once: int = 48
+
+    def device_of(self, system: str) -> str:
+        return self.device if system == OURS or self.device != "sim" else "host"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem with the case of its records, and what identifies it there besides."""
+
+    problem: Problem
+    case: str
+    conditions: Mapping[str, Value]
+
+    def marker(self, environment: str) -> Record:
+        """What says in a file that it was not reached."""
+        return Record(case=self.case, variant=OURS, precision="", metric="step_us", samples=[],
+                      conditions=dict(self.conditions), environment=environment,
+                      status="not measured")
+
+
+def task_of(problem: Problem, case: str, **more: Value) -> Task:
+    """A problem as records identify it."""
+    plain = Problem(name="", seed=0, layers=(1, 1), batch=1, loss=problem.loss,
+                    optimizer=problem.optimizer, lr=0)
+    conditions: dict[str, Value] = {
+        "layers": list(problem.layers), "batch": problem.batch, "loss": problem.loss,
+        "optimizer": problem.optimizer, "lr": problem.lr, "steps": problem.steps,
+        "run_steps": RUN_STEPS, "seed": problem.seed}
+    for name in ("bias", "activation", "shuffle", "data"):
+        if getattr(problem, name) != getattr(plain, name):
+            conditions[name] = getattr(problem, name)
+    return Task(problem, case, {**conditions, **more})
+
+
+# -- who takes part --------------------------------------------------------------------------------
+
+
+def chosen(names: Sequence[str], usual: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Ours and the peers that take part, and those that are left out, with the reason. Raises
+    ConfigError for unknown ones."""
+    for name in names:
+        if name not in SYSTEMS or name == OURS:
+            raise unknown("peer", name, [s for s in SYSTEMS if s != OURS])
+    wanted = list(dict.fromkeys(names or usual))
+    absent = {name: reason for name in wanted if (reason := missing(name))}
+    return (OURS, *(name for name in wanted if name not in absent)), absent
+
+
+def device_of(device: str) -> str:
+    """The device of ours, which other systems have as their first."""
+    check_device(device)
+    name, _, ordinal = device.partition(":")
+    if ordinal and ordinal != "0":
+        raise RawnnError(f"--device {device}: other systems run on the first GPU; choose it with "
+                         f"CUDA_VISIBLE_DEVICES={ordinal}")
+    return name
+
+
+def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str]) -> None:
+    """Find out where it is measured, and say who is left out. Raises ConfigError without a GPU,
+    unless the host was asked for."""
+    with open_device(rules.device, harness.notify) as opened:  # systems have their own processes
+        harness.watch = Watch.of(opened)
+        harness.stand(place_of(opened, TIMER))
+    if opened.device is None and rules.device not in ("host", "sim"):
+        raise ConfigError(f"there is no GPU to compare on: {opened.machine.gpu}; --device host "
+                          f"compares small networks on the host")
+    for reason in absent.values():
+        harness.notify(f"{reason}; it is left out")
+    assert harness.environment is not None
+    harness.keep(Record(case=harness.suite, variant=system, precision="", metric="step_us",
+                        samples=[], environment=harness.environment.key, status="unavailable",
+                        reason=reason) for system, reason in absent.items())
+
+
+# -- comparing -------------------------------------------------------------------------------------
+
+
+def compare(harness: Harness, tasks: Sequence[Task], rules: Rules,
+            part: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks) -> None:
+    """Compare the systems on every task that the results do not have yet; of a `part` of them.
+
+    No problem is begun that is not expected to be ready and timed within the budget. Ctrl-C ends it
+    with the problems that are done.
+    """
+    assert harness.environment is not None
+    key = harness.environment.key
+    done = {r.program for r in harness.results.where(harness.suite)}
+    names = {task.problem.name: task for task in tasks}
+    found = {name for name, task in names.items() if any(
+        map(task.marker(key).is_reached_by, harness.results.where(harness.suite)))}
+    harness.keep(marker for name, task in names.items() if name not in found
+                 and (marker := task.marker(key)).program not in done)
+    left = [task for task in part(tasks) if task.problem.name not in found]
+    harness.results.ended[harness.suite] = CUT_OFF
+    try:
+        for problem, variants in _compared([t.problem for t in left], rules, harness, names):
+            task = names[problem.name]
+            harness.results.replace(task.marker(key).program, [
+                record for variant in variants for record in variant.records()])
+            harness.keep(())
+            harness.echo(network_line(problem, variants))
+            found.add(problem.name)
+    except KeyboardInterrupt:
+        harness.interrupted = True
+    is_spent = isfinite(harness.budget) and any(t.problem.name not in found for t in left)
+    harness.end(f"the budget of {harness.budget:.0f} s was spent"
+                if is_spent and not harness.interrupted else "")
+
+
+def _compared(problems: Sequence[Problem], rules: Rules, harness: Harness,
+              tasks: Mapping[str, Task]) -> Generator[tuple[Problem, list[Variant]]]:
+    """Each problem with its programs timed."""
+    left = list(problems)
+    if not left:
+        return
+    with Lanes(rules.systems, min(len(left), rules.at_once)) as lanes:
+        while left:
+            done = set[str]()
+            for problem, variants in _together(left[:rules.at_once], rules, lanes, harness, tasks):
+                done.add(problem.name)
+                yield problem, variants
+            assert harness.environment is not None
+            harness.environment.libraries.update(lanes.versions)
+            left = [p for p in left if p.name not in done]
+            if left and not (done and _suffices(harness, 0, lanes.usual())):
+                harness.notify(f"the budget is spent: {len(left)} of {len(problems)} networks are "
+                               f"left")
+                return
+
+
+def _suffices(harness: Harness, ready: int, seconds: float) -> bool:
+    """Whether what is left of the budget suffices to make one more network ready, which takes
+    `seconds`, and to time it behind `ready` others."""
+    return harness.left > seconds + TIMING_S * (ready + 1)
+
+
+def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Harness,
+              tasks: Mapping[str, Task]) -> Generator[tuple[Problem, list[Variant]]]:
+    """Make the programs of some problems ready side by side, then time one problem after the
+    other; as many as the time suffices for."""
+    begun, is_first = monotonic(), True
+    ready, total = [0], len(group) * len(rules.systems)
+    patience = min(rules.patience, harness.left)
+
+    def command(problem: Problem, system: str) -> Prepare:
+        return Prepare(problem, rules.device_of(system), rules.forms(problem, system), patience)
+
+    def done(prepared: Prepared) -> None:
+        ready[0] += 1
+        harness.notify(f"{prepared.problem.name} is ready in {prepared.system} ({ready[0]} of "
+                       f"{total}, {monotonic() - begun:.0f} s)")
+
+    everything = lanes.prepare(group, command, done, partial(_suffices, harness))
+    for problem in group:
+        prepared = everything.get(problem.name, [])
+        if not prepared or (not is_first and harness.left < 0):
+            continue
+        variants = timed_in_turns(tasks[problem.name], prepared, rules, harness)
+        for each in prepared:
+            each.forget()
+        if harness.interrupted:
+            return
+        is_first = False
+        yield problem, variants
+
+
+def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
+                   harness: Harness) -> list[Variant]:
+    """Check the losses of all programs, and time them, each once a round."""
+    right = reference([(p.system, m) for p in prepared for m in p.made])
+    variants: list[Variant] = []
+    wrong: dict[int, str] = {}
+    for p in prepared:
+        if not p.made:
+            variants.append(program(task, p.system, None, harness))
+            variants[-1].refuse("failed", p.reason or "it made nothing ready")
+        for index, made in enumerate(p.made):
+            if made.numbers == TRUTH:
+                continue
+            variant = program(task, p.system, made, harness, partial(_turn, p, index, harness))
+            if made.reason:
+                variant.refuse("failed", made.reason)
+            elif right is not None and (
+                    reason := check(variant, share(right, task.problem, made))):
+                wrong[len(variants)] = reason
+            variants.append(variant)
+    harness.interleave(variants, rules.rounds, is_budgeted=False,
+                       on_sample=lambda *turn: None,
+                       is_hopeless=lambda variant: _is_hopeless(variant, variants))
+    for place, reason in wrong.items():
+        if variants[place].is_usable:
+            variants[place].refuse("wrong", reason)
+    return variants
+
+
+def program(task: Task, system: str, made: Made | None, harness: Harness,
+            take: Callable[[int], Sample] = lambda number: Sample({})) -> Variant:
+    """A system's program of a problem as a variant."""
+    assert harness.environment is not None
+    form, precision = (made.form, made.numbers) if made else ("", "")
+    variant = Variant(
+        task.case, f"{system} {form}".strip(), precision, "step_us",
+        {**task.conditions, "system": system, **({"form": form, "clock": made.clock} if made
+                                                 else {})}, take)
+    variant.environment = harness.environment.key
+    if made:
+        variant.facts = {"setup_s": made.seconds, **made.footprint}
+    return variant
+
+
+def check(variant: Variant, error: float) -> str:
+    """Keep the share of the tolerance that a program's losses used up; why it is wrong, if it
+    is."""
+    if not isfinite(error):
+        return "its losses are not finite"
+    variant.facts["loss_error"] = error
+    return "" if error <= 1 else f"its losses are off by {error:.3g} times the tolerance"
+
+
+def _turn(prepared: Prepared, index: int, harness: Harness, number: int) -> Sample:
+    """Time a program once more."""
+    assert harness.watch is not None
+    with harness.watch.during() as seen:
+        found = prepared.time(index, TURN_S)
+    if found.reason:
+        raise RawnnError(found.reason)
+    steps = prepared.problem.steps
+    return Sample({"step_us": [ms * 1e3 / steps for ms in found.milliseconds]},
+                  notes=[] if found.steady else ["it never became steady"], seen=seen.conditions)
+
+
+def _is_hopeless(variant: Variant, variants: Sequence[Variant]) -> bool:
+    """Whether another form of the same system and precision is far ahead."""
+    rivals = [min(v.samples["step_us"]) for v in variants if v.samples.get("step_us")
+              and (v.conditions["system"], v.precision)
+              == (variant.conditions["system"], variant.precision)]
+    mine = variant.samples.get("step_us")
+    return bool(mine) and min(mine or [inf]) > HOPELESS * min(rivals)
+
+
+# -- what came of it -------------------------------------------------------------------------------
+
+
+def network_line(problem: Problem, variants: Sequence[Variant]) -> str:
+    """A problem in one line: our time in each precision beside the best peer's; and a line for
+    each program that failed."""
+    def best(precision: str, ours: bool) -> Variant | None:
+        return min((v for v in variants if v.status == "measured" and v.precision == precision
+                    and v.samples.get("step_us") and (v.conditions["system"] == OURS) is ours),
+                   key=lambda v: median(v.samples["step_us"]), default=None)
+
+    parts = []
+    for precision in PRECISIONS:
+        mine, peer = best(precision, True), best(precision, False)
+        if mine is None and peer is None:
+            continue
+        times = [f"{median(v.samples['step_us']):.2f} us" if v else "-" for v in (mine, peer)]
+        factor = ""
+        if mine and peer:
+            found = ratio(peer.samples["step_us"], mine.samples["step_us"])
+            noise = ", in the noise" if found.is_noise else ""
+            factor = f" {peer.conditions['system']} ({found.value:.2f} x{noise})"
+        parts.append(f"{precision} {times[0]} | {times[1]}{factor}")
+    bad = [f"           {v.name} {v.precision} {v.status}: {v.reason}" for v in variants
+           if v.status != "measured"]
+    return "\n".join([f"{problem.name:>9}  {problem}: {'; '.join(parts)}", *bad])
+
+
+def failures(suite: str, results: Results) -> str:
+    """In which problems ours failed or was wrong."""
+    networks: dict[tuple[object, ...], bool] = {}
+    names: dict[tuple[object, ...], str] = {}
+    for e in results.entries(suite):
+        if "layers" not in e.conditions or e.status == "not measured":
+            continue
+        key = (e.case, str(e.conditions["layers"]), e.conditions["batch"])
+        networks.setdefault(key, False)
+        names[key] = e.case.partition("/")[2]
+        if e.conditions.get("system") == OURS and e.status != "measured":
+            networks[key] = True
+    bad = [names[key] for key, is_bad in networks.items() if is_bad]
+    return f"rawnn was refused, failed or was wrong in {len(bad)} of " \
+           f"{counted(len(networks), 'network')} ({', '.join(bad)})" if bad else ""

@@ -1,0 +1,102 @@
+"""Loss curves, and what networks of several sizes learn in as many steps, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from rawnn.bench.record import Entry, Results
+from rawnn.bench.render import charts
+from rawnn.bench.render.charts import Axis, Chart, Line
+from rawnn.bench.render.grid import Grid
+from rawnn.bench.render.networks import (
+    NAMES,
+    Network,
+    form,
+    line_of,
+    networks,
+    program,
+    series_of,
+    system,
+)
+from rawnn.bench.render.tables import provenance, remarks, workload
+from rawnn.bench.render.training import subtitle
+
+LAST = 50
+"""Steps whose mean loss is what a network has reached."""
+CURVES = ("workload", "system", "precision", "variant", "first loss", "last loss",
+          "tolerance used")
+
+
+def last_loss(entry: Entry) -> float | None:
+    """The mean loss of the last LAST steps; None where the curve ends in a loss that is not
+    finite."""
+    tail = entry.samples("loss")[-LAST:]
+    return None if entry.status == "wrong" or not tail else sum(tail) / len(tail)
+
+
+def curves(results: Results) -> list[Grid]:
+    """Where each curve begins and ends."""
+    entries = [e for e in results.entries("curves") if workload(e)]
+    rows = []
+    for e in entries:
+        losses, last, error = e.samples("loss"), last_loss(e), e.median("loss_error")
+        rows.append([workload(e), system(e), e.precision, form(e),
+                     f"{losses[0]:.5f}" if losses else e.reason,
+                     "" if not losses else "not finite" if last is None else f"{last:.5f}",
+                     "" if error is None else f"{error:.0%}"])
+    longest = {str(max(len(e.samples("loss")) for e in n.entries))
+               for n in networks(results, "curves")}
+    steps = ", ".join(sorted(longest, key=int))
+    return [Grid(CURVES, rows, CURVES[:4], notes=remarks(entries, program), source=provenance(
+        results, entries, f"{steps} steps from the same weights on the same batches"),
+        entries=entries)] if rows else []
+
+
+def curve_charts(results: Results) -> dict[str, Chart]:
+    """The losses of each workload, and speed and loss over the size of the networks."""
+    found = networks(results, "curves")
+    built = {}
+    for network in found:
+        lines = [Line(f"{NAMES.get(system(e), system(e))} {e.precision}, {form(e)}", _windows(e),
+                      system(e), e.precision) for e in network.entries if "loss" in e]
+        if lines:
+            built[f"curves-{network.name}"] = charts.lines(
+                f"Loss of {network.name}, step by step", subtitle(results, network.entries,
+                                                                  f"{network}"),
+                lines, Axis("step"), Axis("loss", "log", lambda v: f"{v:.4g}"), marked=False)
+    if len({n.weights for n in found if n.layers}) > 1:
+        built |= _by_size(results, found)
+    return built
+
+
+def _windows(entry: Entry) -> list[tuple[float, float]]:
+    """A curve as means of windows, a hundred of them."""
+    losses = entry.samples("loss")
+    size = max(1, len(losses) // 100)
+    return [(at, sum(losses[at:at + size]) / size)
+            for at in range(0, len(losses) - size + 1, size)]
+
+
+def _by_size(results: Results, found: Sequence[Network]) -> dict[str, Chart]:
+    """Examples a second and the last loss against the size of a network, of the fastest variant."""
+    speed: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    loss: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for network in found:
+        for key in series_of(found):
+            best = network.best(key[:1], key[1:])
+            if best is None or "step_us" not in best:
+                continue
+            us = median(best.samples("step_us"))
+            speed.setdefault(key, []).append((network.weights, network.batch / us * 1e6))
+            if (last := last_loss(best)) is not None:
+                loss.setdefault(key, []).append((network.weights, last))
+    words = subtitle(results, found[0].entries, "the fastest variant of each system")
+    x = Axis("weights of the network", "log", lambda v: f"{v:,.0f}")
+    return {name: charts.lines(title, words, [line_of(*key, points)
+                                              for key, points in sorted(series.items())], x, y)
+            for name, title, series, y in (
+                ("curves-by-size-speed", "Examples a second over the size of the network", speed,
+                 Axis("examples a second", "log", lambda v: f"{v / 1e6:g} M")),
+                ("curves-by-size-loss", "Loss at the end of the curves over the size", loss,
+                 Axis("loss at the end of the curves", "log"))) if series}

@@ -1,0 +1,236 @@
+"""What limits a GPU: how it is measured, kept and found again."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.bench import gpu_limits
+from rawnn.bench.cases import lower_bounds
+from rawnn.bench.cases.lower_bounds import SIMULATED, Constant, Effort, rounds_of
+from rawnn.bench.gpu_limits import CROSSING, GPU, SUITE, Limits, kept, read_limits, roofline
+from rawnn.bench.harness import Harness
+from rawnn.bench.probing import ProbeDevice
+from rawnn.bench.record import Entry
+from rawnn.cli import run as command
+from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import Opened, machine_of
+from rawnn.ptx.limits import microbenchmarks as probes
+from rawnn.sim import Simulation
+from tests.bench.measuring import invoke, place, record, results, standing
+
+TIMES = {"launch": 2.0, "node": 1.0, "node_whole": 1.25, "node_whole_early": 0.75,
+         "grid_barrier": 1.5, "cluster_barrier_8": 0.25, "exchange_8": 0.5}
+RATES = {"host_to_device": 50.0, "read": 4000.0, "write": 4000.0, "copy": 4000.0,
+         "l2_read": 8000.0, "fma": 50.0, "tensor_tf32": 300.0, "tensor_bf16": 600.0}
+
+
+def made(gpu: str = "Some GPU", date: str = "2026-01-01", l2_bytes: int = 50 << 20,
+         **more: float) -> Limits:
+    """Constants of a GPU that nobody has."""
+    where = place(gpu={**(place().gpu or {}), "name": gpu}, date=date)
+    rows = {name: ("latency_us", us) for name, us in {**TIMES, **more}.items()}
+    rows |= {name: ("throughput_tflops" if name in ("fma", "tensor_tf32", "tensor_bf16") else
+                    "bandwidth_gbs", rate) for name, rate in RATES.items()}
+    records = [record(name, [value], SUITE, metric, precision="", environment=where.key)
+               for name, (metric, value) in rows.items()]
+    records += [record(GPU, [value], SUITE, metric, precision="", environment=where.key)
+                for metric, value in (("multiprocessors", 100.0), ("l2_bytes", l2_bytes))]
+    return Limits(results(*records, where=where))
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("RAWNN_FLOORS", raising=False)
+
+
+def opened_of(simulation: Simulation) -> Opened:
+    device = Device(simulation.backend())
+    return Opened(device, machine_of(device), 0.0)
+
+
+def measure(opened: Opened, **more: Any) -> tuple[Limits, dict[str, Entry], Harness]:
+    with standing(SUITE, where=place(device="sim"), **more) as harness:
+        lower_bounds.measure_limits(harness, opened, SIMULATED)
+    assert opened.device
+    opened.device.close()
+    return Limits(harness.results), {e.variant: e for e in harness.results.entries()}, harness
+
+
+def test_everything_is_run_on_a_simulated_gpu(sim: Simulation) -> None:
+    heard: list[str] = []
+    limits, entries, _ = measure(opened_of(sim), progress=lambda done, total, rounds, what:
+                                 heard.append(what))
+    # A task takes a microsecond there, however much it does.
+    for name in ("launch", "node", "node_whole"):
+        assert limits.value(name) == pytest.approx(1)
+    assert entries["grid_barrier"].reason == "2 rounds took no longer than 1"
+    assert {f"exchange_{n}" for n in (2, 4, 8, 16)} <= entries.keys()
+    assert heard.count("tensor cores, bf16") == 2  # in both ways
+    alone = {"launch", "graph_launch"}  # by which nothing gets from one multiprocessor to another
+    times = {r.variant for r in limits.records if r.metric == "latency_us"}
+    assert times - alone == CROSSING & entries.keys()
+    assert limits.multiprocessors == 132
+    assert limits.results.is_whole(SUITE)
+
+
+@pytest.mark.parametrize(("capability", "lacking"), [
+    ((7, 5), {"node_early", "cluster_barrier", "exchange", "tensor_tf32", "tensor_fp8"}),
+    ((8, 9), {"node_early", "cluster_barrier", "exchange"})])
+def test_what_a_gpu_has_not_is_said(capability: tuple[int, int], lacking: set[str]) -> None:
+    simulation = Simulation(compute_capability=capability)
+    limits, entries, _ = measure(opened_of(simulation))
+    simulation.assert_clean()
+    for name in lacking:
+        assert entries[name].status == "unavailable"
+        assert "which" in entries[name].reason, name
+        assert entries[name].reason.startswith("needs "), name
+    assert limits.value("node") == pytest.approx(1)
+
+
+def test_a_constant_is_the_difference_of_many_rounds_and_few(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch that takes 50 us, and rounds of 3 us: only the latter count."""
+    def run(rounds: int) -> float:
+        return 0.05 + 0.003 * rounds
+
+    effort = Effort(samples=3, least_ms=1.0)
+    assert rounds_of(run, effort) == (64, 512)
+    assert rounds_of(run, Effort(most=100)) == (12, 100)
+    assert rounds_of(run, SIMULATED) == (1, 2)
+    monkeypatch.setattr(lower_bounds, "WARM_S", 0.0)
+    for unit, work, meant in (("us", 1.0, 3.0), ("GB/s", 6000.0, 2.0), ("TFLOP/s", 6e6, 2.0)):
+        with standing(SUITE) as harness:
+            found = lower_bounds._measured(lower_bounds._Asked(
+                Constant("x", "what", unit, "how"), lambda stack: run, work), effort, harness)
+        first, = found.records()
+        assert first.samples == pytest.approx([meant] * 3)
+        assert (first.unit, first.notes) == (unit, ["what", "how, 64 and 512 rounds"])
+
+
+def test_a_constant_that_fails_leaves_the_others(sim: Simulation,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: ProbeDevice, *given: Any, **more: Any) -> Any:
+        raise RawnnError("no page-locked memory")
+
+    monkeypatch.setattr(ProbeDevice, "copies", fails)
+    limits, entries, _ = measure(opened_of(sim))
+    assert (entries["host_to_device"].status, entries["host_to_device"].reason) == (
+        "failed", "no page-locked memory")
+    assert limits.value("node") == pytest.approx(1)
+
+
+def test_ctrl_c_keeps_what_there_is(sim: Simulation) -> None:
+    def stop(done: int, *more: Any) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    limits, _, harness = measure(opened_of(sim), progress=stop)
+    assert harness.interrupted
+    assert len(limits.records) == 3
+    assert limits.results.ended == {SUITE: "it was interrupted"}
+
+
+def test_kernels_of_a_simulated_gpu_do_what_they_mean(device: Device) -> None:
+    """The simulated GPU computes the meanings: 8 chains of 2 rounds of x / 2 + 1 end near 2."""
+    sums = np.zeros(2 * probes.THREADS, np.float32)
+    with ProbeDevice(device) as probing, ExitStack() as stack:
+        run = probing.kernel(stack, probes.FMA, 2, {"scale": 0.5, "shift": 1.0})
+        run(2)
+        device.to_host(sums, int(run.values["sums"]), "sums")
+    assert sums == pytest.approx(16, abs=1e-2)
+
+
+def test_constants_are_kept_by_gpu_and_driver_and_never_taken_for_another() -> None:
+    assert kept("Some GPU") is None
+    path = gpu_limits.keep(made().results)
+    gpu_limits.keep(made("NVIDIA H200", "2026-02-01", node=2.0).results)
+    assert path.name == "some-gpu-580.1.json"
+    for asked in ("Some GPU", "some gpu", "some"):
+        found = kept(asked)
+        assert found
+        assert found.value("node") == 1.0
+    assert kept("Some GPU", "580.1")
+    assert kept("Some GPU", "590.2") is None
+    assert kept("H20") is None
+    hopper = kept("H200")
+    assert hopper
+    assert hopper.value("node") == 2.0
+    assert "NVIDIA H200" in str(hopper)
+
+
+def test_a_file_can_be_named_in_place_of_what_is_kept(tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_limits.keep(made().results)
+    made("Other GPU").results.write(tmp_path / "mine.json")
+    monkeypatch.setenv("RAWNN_FLOORS", str(tmp_path / "mine.json"))
+    assert kept("Some GPU") is None
+    assert kept("Other GPU")
+    monkeypatch.setenv("RAWNN_FLOORS", str(tmp_path / "none.json"))
+    with pytest.raises(ConfigError, match="cannot read"):
+        kept("Other GPU")
+
+
+def test_a_broken_file_in_the_cache_is_passed_over() -> None:
+    gpu_limits.keep(made().results).write_text("{")
+    assert kept("Some GPU") is None
+
+
+def test_a_roofline_is_of_what_was_measured() -> None:
+    assert roofline("Some GPU") is None
+    gpu_limits.keep(made().results)
+    found = roofline("Some GPU")
+    assert found
+    assert (found.memory_gbps, found.l2_gbps) == (4000.0, 8000.0)
+    assert found.flops == {"float32": 50e12, "tf32": 300e12, "bfloat16": 600e12}
+    assert "580.1" in found.where
+
+
+def test_the_command_measures_shows_and_keeps(tmp_path: Path) -> None:
+    file, markdown = tmp_path / "f.json", tmp_path / "f.md"
+    done = invoke("floors", "--device", "sim", "--json", str(file), "--markdown", str(markdown))
+    assert done.exit_code == 0, done.output
+    assert "graph node, one block" in done.output
+    shown = invoke("show", str(file))
+    assert shown.output in done.output
+    assert "graph node, one block" in markdown.read_text()
+    assert read_limits(file).value("node") == pytest.approx(1)
+    assert kept(read_limits(file).gpu) is None  # a simulated GPU's times are no limits
+    results(record("a", [1.0])).write(file)
+    with pytest.raises(ConfigError, match="has no limits of a GPU, but toggles"):
+        read_limits(file)
+
+
+def test_what_was_measured_outlives_sigterm(capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*arguments: Any) -> Any:
+        seen.append(arguments)
+        if len(seen) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return original(*arguments)
+
+    seen: list[Any] = []
+    original = lower_bounds._measured
+    monkeypatch.setattr(lower_bounds, "_measured", measured)
+    file = tmp_path / "f.json"
+    assert command(["bench", "lower-bounds", "--device", "sim", "--json", str(file)]) \
+        == 128 + signal.SIGTERM
+    said = capsys.readouterr()
+    assert "launch of a graph" in said.out
+    assert "ended by SIGTERM" in said.err
+    assert read_limits(file).results.ended == {SUITE: "it was interrupted"}
+    assert len(read_limits(file).records) == 2
+
+
+def test_without_a_gpu_one_sentence_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["bench", "lower-bounds", "--device", "host"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "rawnn: error: limits can be measured on a GPU only: --device host was " \
+                       "asked for"

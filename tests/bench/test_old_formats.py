@@ -1,0 +1,136 @@
+"""Results files of older versions are read into records: every sample, place and reason of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from rawnn.bench.old_formats import restored
+from rawnn.bench.record import Results, read_results
+from rawnn.bench.render.suites import SUITES
+from rawnn.common.errors import ConfigError
+
+OLD = Path(__file__).with_name("old_results")
+FILES = sorted(OLD.glob("*.json"))
+
+
+def raw(name: str) -> Any:
+    return json.loads((OLD / f"{name}.json").read_bytes())
+
+
+def read(name: str) -> Results:
+    return read_results(OLD / f"{name}.json")
+
+
+def test_a_ladder_keeps_every_epoch_and_what_could_not_run() -> None:
+    found, old = read("ladder"), raw("ladder")
+    baseline, nosync, cudnn, reference = found.entries("ladder")
+    runs = old["rungs"][0]["runs"]
+    assert baseline.samples("epoch_ms") == [run["average_epoch_ms"] for run in runs]
+    assert baseline.samples("every_epoch_ms") == runs[0]["epoch_ms"] + runs[1]["epoch_ms"]
+    assert nosync.notes[-1] == f"toggles: {','.join(old['rungs'][1]['toggles'])}"
+    assert nosync.conditions["layers"] == [784, 10]
+    assert (cudnn.status, cudnn.reason) == ("unavailable", "no package")
+    assert not cudnn.samples("epoch_ms")
+    assert reference.samples("accuracy") == old["oracle"]["accuracies"]
+    assert reference.conditions["seeds"] == old["oracle"]["seeds"]
+    steps = old["rungs"][0]["footprint"]["steps"]
+    assert baseline.samples("step_us")[0] == runs[0]["average_epoch_ms"] * 1000 / steps
+    assert found.place(baseline).commit == old["environment"]["commit"]
+
+
+def test_sets_keep_their_samples_and_those_without_get_some_with_the_same_spread() -> None:
+    found, old = read("workloads"), raw("workloads")
+    assert [e.samples("epoch_ms") for e in found.entries("workloads")] == \
+        [m["times_ms"] for m in old["measurements"]]
+    entry, measured = read("toggles-without-samples").entries("toggles")[0], \
+        raw("toggles-without-samples")["measurements"][0]
+    samples = entry.samples("epoch_ms")
+    assert len(samples) == measured["epoch_ms"]["n"]
+    assert median(samples) == measured["epoch_ms"]["median"]
+    assert any("stand for those measured" in note for note in entry.notes)
+    assert entry.samples("accuracy") == measured["accuracies"]
+
+
+@pytest.mark.parametrize("spread", [
+    {"n": 1, "median": 2.0, "min": 2.0, "max": 2.0, "mad": 0.0},
+    {"n": 2, "median": 2.0, "min": 1.0, "max": 3.0, "mad": 1.0},
+    {"n": 5, "median": 2.0, "min": 1.0, "max": 4.0, "mad": 0.5},
+    {"n": 6, "median": 2.0, "min": 1.0, "max": 4.0, "mad": 0.5}])
+def test_restored_samples_have_the_spread_that_was_kept(spread: dict[str, float]) -> None:
+    samples = restored(spread)
+    assert len(samples) == spread["n"]
+    assert (median(samples), min(samples), max(samples)) == (
+        spread["median"], spread["min"], spread["max"])
+
+
+def test_networks_keep_programs_and_those_that_were_not_reached() -> None:
+    found, old = read("random-peers"), raw("random-peers")
+    entries = found.entries("sample")
+    programs = old["contests"][0]["entries"]
+    measured = [e for e in entries if e.status != "not measured"]
+    assert [e.samples("step_us") for e in measured] == [p["us"] for p in programs]
+    assert [(e.conditions["system"], e.precision, e.conditions["form"]) for e in measured] == \
+        [(p["system"], p["numbers"], p["form"]) for p in programs]
+    left = [e for e in entries if e.status == "not measured"]
+    assert [e.case for e in left] == [f"sample/{old['asked'][1]['seed']}"]
+    assert found.ended == {"sample": old["ended"]}
+
+
+def test_a_curve_ends_ahead_of_a_loss_that_is_not_finite() -> None:
+    whole, broken = read("curves").entries("curves")
+    losses = raw("curves")["curves"][1]["losses"]
+    assert whole.samples("loss") == raw("curves")["curves"][0]["losses"]
+    assert (broken.status, broken.samples("loss")) == ("wrong", losses[:2])
+    assert broken.reason == "the loss of step 2 is not finite"
+
+
+def test_constants_ways_and_ranks_keep_their_samples() -> None:
+    constants = [e for e in read("floors").entries("lower-bounds") if e.variant != "gpu"]
+    assert [e.samples("latency_us") for e in constants] == \
+        [f["samples"] for f in raw("floors")["floors"]]
+    way, missing = read("launches").entries("launches")
+    assert way.samples("launch_us") == raw("launches")["ways"][0]["samples"]
+    assert missing.status == "unavailable"
+    points = read("scaling").entries("scaling")
+    old = raw("scaling")["points"]
+    assert [e.samples("step_us") for e in points] == [p["samples"] for p in old]
+    assert [(e.conditions["ranks"], e.conditions["batch"]) for e in points] == \
+        [(p["ranks"], p["batch"]) for p in old]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_older_file_is_shown_and_written_anew_without_loss(path: Path, tmp_path: Path) -> None:
+    found = read_results(path)
+    assert all(SUITES[suite].grids(found) for suite in found.suites)
+    found.write(tmp_path / "new.json")
+    again = read_results(tmp_path / "new.json")
+    assert (again.records, again.environments, again.ended) == (
+        found.records, found.environments, found.ended)
+
+
+def test_random_runs_that_were_checked_are_a_list(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps([
+        {"seed": 3, "specification": "784-10", "verdict": "right", "us": 2.5, "used": 0.5},
+        {"seed": 4, "specification": "8-8", "verdict": "wrong", "reason": "off", "us": None,
+         "used": 2.0}]))
+    right, wrong = read_results(tmp_path / "x.json").entries("check")
+    assert (right.samples("step_us"), right.notes, right.status) == ([2.5], ["784-10"], "measured")
+    assert (wrong.status, wrong.reason, wrong.samples("tolerance_used")) == ("wrong", "off", [2.0])
+
+
+@pytest.mark.parametrize(("content", "why"), [
+    ('{"kind": "song"}', "holds 'song', which is no results file"),
+    ('{"kind": "ladder"}', "holds 'ladder', but not as rawnn wrote it"),
+    ('{"kind": "floors", "environment": {"rawnn": 3}, "floors": []}', "not as rawnn wrote it"),
+    ('{"config": 1, "toggles": 1, "history": 1, "epoch_ms": 1}', "the result of one training run"),
+    ("[1]", "is not a results file"), ("{", "is not a results file")])
+def test_what_is_no_older_file_is_refused_in_a_sentence(content: str, why: str, tmp_path: Path
+                                                        ) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ConfigError, match=why):
+        read_results(tmp_path / "x.json")

@@ -1,0 +1,157 @@
+"""Pages say what the results say, and no table of them mixes what must not be compared."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tools.pages
+from rawnn.bench.record import Results
+from rawnn.bench.render.grid import Grid
+from rawnn.bench.render.sample import samples_of
+from rawnn.bench.render.suites import SUITES
+from rawnn.opts import TOGGLES
+from tests.bench.built import entry, place, results
+from tests.bench.typed import PAGES, ROOT, typed
+from tools import trials
+from tools.pages import (
+    MEASURED,
+    NOT_MEASURED,
+    OTHERS,
+    PICTURES,
+    SAMPLE,
+    Block,
+    checked,
+    filled,
+    missing,
+    pages,
+    results_of,
+    speedups,
+)
+
+
+def test_no_page_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not missing(), missing()
+    monkeypatch.setitem(TOGGLES, "shrink", TOGGLES["fuse"])
+    assert missing() == "there is no docs/toggles/shrink.md: figures go there, and " \
+                        "CONTRIBUTING.md says what a toggle's page holds"
+    monkeypatch.setitem(TOGGLES, "shrink", replace(TOGGLES["fuse"], name="shrink"))
+    assert "docs/toggles/shrink.md" not in pages()
+    with pytest.raises(SystemExit, match=r"no docs/toggles/shrink\.md"):
+        tools.pages.main()
+    monkeypatch.undo()
+    monkeypatch.setattr(trials, "read_trials", lambda: iter([("docs/nowhere.md", "tried", "")]))
+    assert missing().startswith("there is no docs/nowhere.md")
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return pages()
+
+
+WRITTEN = sorted({*(block.page for block in MEASURED), *OTHERS,
+                  *(page for page, _, _ in trials.read_trials()),
+                  *(f"docs/toggles/{name}.md" for name in TOGGLES)})
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_a_page_says_what_the_results_say(page: str, made: dict[str, str]) -> None:
+    if page not in made:
+        pytest.skip("there is no such page, as another test says")
+    assert (ROOT / page).read_text(encoding="utf-8") == made[page], "run python tools/pages.py"
+
+
+def texts(svg: str) -> list[str]:
+    """What a picture says: its title, its labels, the figures beside its bars."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_picture_shows_what_the_results_say(picture: str) -> None:
+    pytest.importorskip("matplotlib")
+    kept, drawn = (ROOT / picture).read_text(encoding="utf-8"), PICTURES[picture].svg() + "\n"
+    assert texts(drawn)
+    assert texts(kept) == texts(drawn), "run python tools/pages.py"
+    versions = {re.findall(r'data-matplotlib="([\d.]+)"', svg)[0] for svg in (kept, drawn)}
+    if len(versions) == 1:  # another version may place marks otherwise
+        assert kept == drawn, "run python tools/pages.py"
+
+
+def test_every_picture_is_shown_on_a_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert not [p for p in PICTURES if p not in text]
+    assert {f"results/{p.name}" for p in (ROOT / "results").glob("*.svg")} == set(PICTURES)
+
+
+def test_the_headline_says_how_many_samples_there_were_and_what_each_gave(
+        made: dict[str, str]) -> None:
+    several = len(samples_of(results_of(SAMPLE)))
+    text = made["README.md"]
+    assert f"random networks in {several} random samples" in text
+    assert ("Geometric means of the random samples (seeds " in text) == (several > 1)
+
+
+def mixed(**second: object) -> Results:
+    """Two entries, the second of which differs in something."""
+    places = [place(), place(**{k: str(v) for k, v in second.items() if k in ("commit", "gpu")},
+                             date="2026-01-02")]
+    return results(*(entry("workloads/mlp4", f"best,{n}", {"epoch_ms": [1.0]}, where=where,
+                           epochs=second.get("epochs", 3) if n else 3)
+                     for n, where in enumerate(places)), places=places)
+
+
+@pytest.mark.parametrize(("second", "why"), [
+    ({"epochs": 20}, r"a\.md, x: one table would have rows of unequal epochs: 'mlp4 best,0' has 3, "
+                     r"'mlp4 best,1' has 20; split the table"),
+    ({"commit": "fff0000"}, "unequal commits: .* has abc1234def, .* has fff0000"),
+    ({"gpu": "NVIDIA H100"}, "unequal GPUs: .* has NVIDIA Test GPU, .* has NVIDIA H100")])
+def test_a_table_that_mixes_what_must_not_be_compared_is_refused(
+        second: dict[str, object], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = mixed(**second)
+
+    def together(results: Results) -> list[Grid]:
+        return [Grid(("a",), [["x"], ["y"]], entries=results.entries("workloads"))]
+
+    monkeypatch.setattr(tools.pages, "results_of", lambda name: found)
+    with pytest.raises(ValueError, match=why):
+        Block("a.md", "x", "any", together).text()
+    # The suite's own tables keep them apart, so that the same results make a page.
+    assert Block("a.md", "x", "any", SUITES["workloads"].grids).text().count("|---|") == 2
+
+
+def test_a_table_of_unknown_origin_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a\.md: a table does not say what its rows were made of"):
+        checked(results(), Grid(("a",), [["1"]]), "a.md")
+
+
+@pytest.mark.parametrize("block", MEASURED, ids=lambda b: f"{b.page}, {b.name}")
+def test_no_declared_table_mixes_epochs_gpus_or_commits(block: Block) -> None:
+    found = results_of(block.file)
+    assert block.grids(found)
+    for grid in block.grids(found):
+        assert len({found.place(e).machine for e in grid.entries}) == 1
+        assert len({found.place(e).commit for e in grid.entries}) == 1
+        assert len({e.conditions.get("epochs") for e in grid.entries}) == 1
+
+
+def test_a_toggle_that_nobody_has_measured_says_so() -> None:
+    assert speedups(TOGGLES["fuse"], []) == NOT_MEASURED
+
+
+def test_blocks_are_filled_and_what_is_around_them_stays() -> None:
+    text = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n"
+    assert filled(text, {"x": "new\n"}) == text.replace("old", "new")
+
+
+@pytest.mark.parametrize("text", ["", "<!-- x -->\n", "<!-- /x -->\n<!-- x -->\n",
+                                  "<!-- x -->\n<!-- /x -->\n" * 2])
+def test_a_page_without_the_comments_of_a_block_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"<!-- /?x -->"):
+        filled(text, {"x": "new\n"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_page_has_a_measured_figure_typed_in(page: Path) -> None:
+    found = typed(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))
+    assert not found, "keep it in results/trials (tools/trials.py), or say it in words"

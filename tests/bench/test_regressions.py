@@ -1,0 +1,171 @@
+"""`bench compare`: what is flagged, what is measured again, and what is then called slower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rawnn.bench import training
+from rawnn.bench.record import Record, Results, read_results
+from rawnn.bench.regressions import Pair, elsewhere, judged, notes_of, pairs_of
+from rawnn.bench.statistics import ratio
+from rawnn.common.errors import ConfigError
+from rawnn.engine.result import Result
+from rawnn.engine.training import Session
+from tests.bench.measuring import invoke, place, record, results
+
+EIGHT = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1]
+
+
+def times(factor: float, samples: Sequence[float] = EIGHT) -> list[float]:
+    return [factor * ms for ms in samples]
+
+
+@pytest.mark.parametrize(("factor", "samples", "verdict"), [
+    (1.2, EIGHT, "flagged"), (1 / 1.2, EIGHT, "faster"), (1.02, EIGHT, "same"),
+    (1.2, [10.0, 10.1], "flagged"), (1.2, [10.0], "flagged"),
+    (1.2, [10.0, 15.0], "noise"), (1.2, [6.0, 10.0, 16.0] * 3, "noise")])
+def test_a_difference_counts_if_it_is_large_and_no_noise(factor: float, samples: list[float],
+                                                         verdict: str) -> None:
+    assert judged(ratio(times(factor, samples), samples), 0.03) == verdict
+
+
+def peer(variant: str, samples: Sequence[float], **more: Any) -> Record:
+    return record(variant, samples, "sweep/width", "step_us",
+                  conditions={"system": variant.split()[0], "form": "f"}, **more)
+
+
+def verdicts(a: Results, b: Results) -> dict[str, str]:
+    return {p.variant: p.verdict for p in pairs_of(a, b)}
+
+
+def test_variants_are_paired_by_all_that_identifies_them() -> None:
+    a = results(record("best", EIGHT), record("none", EIGHT), record("fuse", EIGHT),
+                record("left", EIGHT), record("gone", EIGHT), peer("rawnn best", EIGHT),
+                peer("torch graph", EIGHT), record("other", EIGHT, conditions={"epochs": 1}))
+    b = results(record("best", EIGHT), record("none", times(1.2)), record("new", EIGHT),
+                record("fuse", status="failed", reason="a fault"),
+                record("left", status="not measured"), peer("rawnn best", times(0.5)),
+                peer("torch graph", times(2.0)), record("other", EIGHT, conditions={"epochs": 2}))
+    pairs = pairs_of(a, b)
+    found = [(p.variant, p.verdict) for p in pairs]
+    assert found == [
+        ("best", "same"), ("none", "flagged"), ("fuse", "lost"), ("left", "not measured"),
+        ("gone", "not measured"), ("other", "not measured"), ("rawnn best", "faster"),
+        ("torch graph", "flagged"), ("new", "new"), ("other", "new")]
+    assert [p.is_ours for p in pairs].count(False) == 1
+    assert pairs[2].reason == "a fault"
+
+
+def test_files_without_a_variant_in_common_are_refused() -> None:
+    with pytest.raises(ConfigError, match="have no variant in common: A has toggles/linear a"):
+        pairs_of(results(record("a", [1.0])), results(record("b", [1.0])))
+    with pytest.raises(ConfigError, match="toggles/linear a has epochs 20 in A and 6 in B"):
+        pairs_of(results(record("a", [1.0], conditions={"epochs": 20})),
+                 results(record("a", [1.0], conditions={"epochs": 6})))
+
+
+def test_what_makes_files_hard_to_compare_is_said() -> None:
+    one, other = place(), place(gpu={"name": "Other GPU", "driver": "590"})
+    assert notes_of(Results(environments={"a": one}), Results(environments={"b": other})) == [
+        "the machines differ: A Some GPU, B Other GPU", "the drivers differ: A 580.1, B 590"]
+    assert elsewhere(one, Results(environments={"b": other})) == (
+        "B was measured on Other GPU at commit abcdef0, and this is Some GPU at commit abcdef0")
+    assert elsewhere(one, Results(environments={"b": place(date="2027")})) == ""
+
+
+SMALL = ("--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("kept") / "b.json"
+    done = invoke("workloads", "--workload", "linear", "--opt", "none", "--opt", "fuse", *SMALL,
+                  "--json", str(file))
+    assert done.exit_code == 0, done.output
+    return file
+
+
+def faster(file: Path, target: Path, factor: float, variant: str = "") -> Path:
+    """A file whose epochs, of one variant or of all, take so many times less."""
+    found = read_results(file)
+    found.records = [msgspec.structs.replace(r, samples=times(1 / factor, [min(r.samples)] * 2))
+                     if r.metric == "epoch_ms" and variant in ("", r.variant) else r
+                     for r in found.records]
+    found.write(target)
+    return target
+
+
+def test_what_is_slower_again_is_slower(kept: Path, tmp_path: Path) -> None:
+    before, said = faster(kept, tmp_path / "a.json", 100, "none"), tmp_path / "c.json"
+    done = invoke("compare", str(before), str(kept), "--device", "host", "--json", str(said))
+    assert done.exit_code == 1
+    assert "are worse in" in str(done.exception)
+    assert "workloads/linear, none" in str(done.exception)
+    pairs = {p["variant"]: p for p in msgspec.json.decode(said.read_bytes())["pairs"]}
+    assert pairs["none"]["verdict"] == "slower"
+    assert pairs["none"]["again"]["samples"] == [8, 2]
+    assert pairs["none"]["again"]["value"] > 10
+
+
+def test_what_does_not_repeat_is_not_called_slower(kept: Path, tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if something else had run beside B's runs: fresh ones are as fast as A's."""
+    class Fast(Session):
+        def run(self) -> Result:
+            found = super().run()
+            object.__setattr__(found, "average_epoch_ms", found.average_epoch_ms / 1000)
+            return found
+
+    monkeypatch.setattr(training, "Session", Fast)
+    before = faster(kept, tmp_path / "a.json", 100)
+    done = invoke("compare", str(before), str(kept), "--device", "host")
+    assert done.exit_code == 0, done.output
+    assert "2 not repeated: slower by at least that, but not when it was measured again" \
+        in done.output
+
+
+def test_what_cannot_be_measured_again_here_stays_flagged(kept: Path, tmp_path: Path) -> None:
+    before = faster(kept, tmp_path / "a.json", 100)
+    for options in (("--no-again",), ("--device", "sim")):
+        done = invoke("compare", str(before), str(kept), *options)
+        assert done.exit_code == 1
+        assert "2 flagged: slower by at least that, and not measured again" in done.output
+    assert "what is flagged is not measured again: B was measured on host" in done.output
+
+
+def test_a_planted_slowdown_is_found_and_the_others_are_left_alone(
+        kept: Path, tmp_path: Path) -> None:
+    same = invoke("compare", str(kept), str(kept))
+    assert same.exit_code == 0
+    assert "2 same" in same.output
+    two = tmp_path / "two"
+    two.mkdir()
+    faster(kept, two / "workloads.json", 3.0, "fuse")
+    done = invoke("compare", str(two), str(kept), "--no-again", "--effect", "0.5")
+    assert "1 of 2 variants are worse" in str(done.exception)
+
+
+def test_a_ladders_rung_and_a_program_of_a_sample_are_measured_again(tmp_path: Path) -> None:
+    small = ("--device", "host", "--json")
+    ladder, sample = tmp_path / "ladder.json", tmp_path / "sample.json"
+    assert invoke("ladder", "--dataset", "synthetic", "--epochs", "1", "--repeats", "1", "--rungs",
+                  "fuse", "--oracle", "off", *small, str(ladder)).exit_code == 0
+    assert invoke("sample", "--n", "1", "--seed", "8", "--peer", "numpy", *small,
+                  str(sample)).exit_code == 0
+    for file, metric in ((ladder, "epoch_ms"), (sample, "step_us")):
+        found = read_results(file)
+        found.records = [msgspec.structs.replace(r, samples=times(1e-3, r.samples))
+                         if r.metric == metric else r for r in found.records]
+        found.write(tmp_path / "a.json")
+        done = invoke("compare", str(tmp_path / "a.json"), str(file), "--device", "host")
+        assert "slower by at least the smallest difference that counts, and again" in done.output
+        assert "are worse in" in str(done.exception)
+
+
+def test_a_pair_is_named_by_what_it_is() -> None:
+    assert Pair("toggles/linear", "best", "bf16", "same").name == "toggles/linear, best (bf16)"

@@ -1,0 +1,113 @@
+"""Charts: one style, light and dark, the same bytes from the same records."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from rawnn.bench.record import Results
+from rawnn.bench.render import plot_ladder
+from rawnn.bench.render.charts import DARK, LIGHT, Axis, Chart, Line, heat_map, lines
+from rawnn.bench.render.suites import SUITES
+from rawnn.common.errors import ConfigError
+from tests.bench.built import entry, programs, results, rung
+
+pytest.importorskip("matplotlib", reason="charts are drawn by matplotlib")
+
+LADDER = results(rung("baseline", 20.0, 22.0), rung("fuse", 10.0), rung("cudnn", 12.0))
+TIMES = {("rawnn", "float32"): 10.0, ("torch", "tf32"): 30.0, ("jax", "tf32"): 5.0}
+
+
+def charts() -> dict[str, Chart]:
+    sweep = results(*(programs(f"sweep/width {n}", TIMES, layers=(16, n, 8)) for n in (64, 128)))
+    curves = results(*(entry(
+        f"curves/{name}", "rawnn best", {"loss": [2.0, 1.0, 0.5], "step_us": [5.0]}, system="rawnn",
+        form="best", layers=layers, batch=32) for name, layers in
+        (("linear", [784, 10]), ("wide", [784, 64, 10]))))
+    scaling = results(*(entry("scaling/mlp4", "rawnn", {"step_us": [us]}, ranks=n, batch=64,
+                              scaling=kind, epochs=8) for kind in ("strong", "weak")
+                        for n, us in ((1, 100.0), (2, 60.0))))
+    toggles = results(*(entry("toggles/linear", opt, {"epoch_ms": [ms]}, epochs=6) for opt, ms in
+                        (("preload,arena,nosync", 30.0), ("preload,arena,nosync,fuse", 5.0))))
+    ablation = results(*(entry("ablation/linear", opt, {"epoch_ms": [ms]}, epochs=6, base="a",
+                               full="best") for opt, ms in
+                         (("a", 30.0), ("best", 5.0), ("a,fuse", 9.0), ("best,-fuse", 20.0))))
+    found: dict[str, Chart] = {}
+    for suite, several in (("ladder", LADDER), ("sweep", sweep), ("curves", curves),
+                           ("scaling", scaling), ("toggles", toggles), ("ablation", ablation),
+                           ("sample", results(programs("sample/1", TIMES)))):
+        found |= SUITES[suite].charts(several)
+    return found
+
+
+CHARTS = charts()
+
+
+def test_every_kind_of_chart_is_drawn() -> None:
+    assert set(CHARTS) == {"ladder", "sweep-width", "curves-linear", "curves-wide",
+                           "curves-by-size-speed", "curves-by-size-loss", "scaling", "toggles",
+                           "ablation", "sample"}
+
+
+def texts(svg: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_is_the_same_each_time_and_well_formed(name: str) -> None:
+    svg = CHARTS[name].svg()
+    assert svg == CHARTS[name].svg()
+    ElementTree.fromstring(svg)
+    found = texts(svg)
+    assert any("Test GPU" in text and "2026-01-01" in text for text in found)  # it is shared alone
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_themes_differ_in_colours_alone(name: str) -> None:
+    chart = CHARTS[name]
+    light, dark, inline = (chart.svg(theme) for theme in ("light", "dark", "inline"))
+    for key in LIGHT:
+        if LIGHT[key] != DARK[key]:
+            assert LIGHT[key] not in dark
+            assert LIGHT[key] not in inline
+    assert texts(light) == texts(dark) == texts(inline)
+    assert "var(--ink)" in inline
+    assert "prefers-color-scheme" in chart.svg("adaptive")
+    assert not set(re.findall(r"#[0-9a-f]{6}", inline)) - {*LIGHT.values()}
+
+
+def test_a_ladder_shows_each_rung_and_what_is_slower() -> None:
+    svg = CHARTS["ladder"].svg("light")
+    assert {"baseline", "fuse", "cudnn", "10.0 ms  (2.10x)"} <= set(texts(svg))
+    assert LIGHT["red"] in svg  # cudnn is slower than fuse
+    assert LIGHT["red"] not in SUITES["ladder"].charts(
+        results(rung("a", 2.0), rung("b", 1.0)))["ladder"].svg("light")
+
+
+def test_the_ladder_is_written_by_the_ending_of_the_file(tmp_path: Path) -> None:
+    for ending in ("svg", "png", "pdf"):
+        plot_ladder(LADDER, tmp_path / f"ladder.{ending}")
+        assert (tmp_path / f"ladder.{ending}").stat().st_size > 1000
+    with pytest.raises(ConfigError, match=r"cannot plot to .*ladder\.nonsense"):
+        plot_ladder(LADDER, tmp_path / "ladder.nonsense")
+
+
+@pytest.mark.parametrize("found", [results(), results(rung("a", status="failed", reason="x"))])
+def test_nothing_measured_is_nothing_to_plot(found: Results, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to plot"):
+        plot_ladder(found, tmp_path / "ladder.svg")
+
+
+def test_names_are_never_taken_for_markup() -> None:
+    chart = lines('a "<b>"', "s & t", [Line("<l>", [(1, 1), (2, 2)])], Axis("x"), Axis("y", "log"))
+    ElementTree.fromstring(chart.svg())
+
+
+def test_a_heat_map_has_a_cell_for_each_ratio() -> None:
+    svg = heat_map("t", "s", ["a", "b"], ["x"], {("a", "x"): 2.0, ("b", "x"): 0.5}).svg("light")
+    assert {"2.00x", "0.50x"} <= set(texts(svg))
+    assert LIGHT["blue"] in svg
+    assert LIGHT["red"] in svg

@@ -1,0 +1,246 @@
+"""Tables of records: what a cell says, which rows may share a table, what stands below it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rawnn.bench.record import Results
+from rawnn.bench.render import markdown
+from rawnn.bench.render.grid import Grid
+from rawnn.bench.render.networks import networks
+from rawnn.bench.render.peers import headline
+from rawnn.bench.render.sample import sample, summaries
+from rawnn.bench.render.suites import SUITES
+from rawnn.bench.render.tables import groups, unequal
+from rawnn.bench.render.texts import bound_multiple, factor, milliseconds, three_digits
+from rawnn.bench.render.training import ladder_remarks, toggle_grids
+from rawnn.opts import TOGGLES
+from tests.bench.built import entry, place, programs, reference, results, rung
+
+
+@pytest.fixture
+def ladder() -> Results:
+    return results(rung("baseline", 20.0, 22.0, 21.0),
+                   rung("cublas", status="unavailable", reason="no package"),
+                   rung("fuse", 10.0, 10.5, 10.25, notes=["cudnn left out"]),
+                   rung("cudnn", 11.5, 11.4, 12.0), reference(0.91, 0.93, 0.92))
+
+
+def cells(found: Results, suite: str, heading: str) -> list[str]:
+    [grid] = SUITES[suite].grids(found)
+    place = list(grid.headings).index(heading)
+    return [row[place] for row in grid.rows]
+
+
+def test_speedups_of_a_ladder_skip_rungs_that_were_not_measured(ladder: Results) -> None:
+    assert cells(ladder, "ladder", "epoch (ms)") == ["21.0", "unavailable", "10.2", "11.5"]
+    assert cells(ladder, "ladder", "x before") == [
+        "", "", f"{21 / 10.25:.2f}", f"{10.25 / 11.5:.2f}"]
+    assert cells(ladder, "ladder", "x baseline") == ["", "", "2.05", "1.83"]
+    assert cells(ladder, "ladder", "x lower bound") == ["21", "", "10", "12"]
+    # Three samples a side have no interval worth the name: the range is 20/10.5 to 22/10.
+    assert cells(ladder, "ladder", "95 %")[2] == "range 1.90-2.20"
+
+
+def test_eight_samples_a_side_have_an_interval() -> None:
+    found = results(rung("baseline", *[20.0 + i / 100 for i in range(8)]),
+                    rung("fuse", *[10.0 + i / 100 for i in range(8)]))
+    text = cells(found, "ladder", "95 %")[1]
+    low, high = map(float, text.split("-"))
+    assert low <= 20.035 / 10.035 <= high
+    assert high - low < 0.02
+
+
+def test_without_a_baseline_there_is_no_overall_speedup() -> None:
+    found = results(rung("baseline", status="failed", reason="x"), rung("nosync", 5.0))
+    [grid] = SUITES["ladder"].grids(found)
+    assert "x baseline" not in grid.headings
+    assert "x before" not in grid.headings
+
+
+def test_accuracies_are_compared_with_the_reference(ladder: Results) -> None:
+    # Samples 0.92 of seeds 0, 1, 2; references 0.91, 0.93, 0.92: the largest difference is 0.01.
+    assert cells(ladder, "ladder", "reference")[0] == "agrees (0.0100)"
+    wrong = results(rung("fuse", 1.0), reference(0.5, 0.5001, 0.4999))
+    assert cells(wrong, "ladder", "reference") == ["DIFFERS (0.4200)"]
+    assert any("NOT within two standard deviations" in text for text in ladder_remarks(wrong))
+    assert any("--oracle compute" in text for text in ladder_remarks(results(rung("a", 1.0))))
+
+
+def test_remarks_name_reasons_notes_losses_and_noise(ladder: Results) -> None:
+    text = "\n".join(ladder_remarks(ladder))
+    assert "cublas unavailable: no package" in text
+    assert "fuse: cudnn left out" in text
+    assert "cudnn is slower than fuse (0.89x), and their samples do not overlap" in text
+    close = results(rung("baseline", 10.0, 12.0, 11.0), rung("nosync", 11.5, 10.5, 11.6))
+    assert any("may be noise" in text for text in ladder_remarks(close))
+    equal = results(rung("baseline", 10.0, 12.0, 11.0), rung("nosync", 10.9, 10.5, 11.6))
+    assert "nosync and baseline differ by no more than the noise" in ladder_remarks(equal)
+    simulated = place(device="sim")
+    made = results(rung("a", 1.0, where=simulated, synthetic=True), places=[simulated])
+    assert "SIMULATED" in " ".join(ladder_remarks(made))
+    assert "SYNTHETIC" in " ".join(ladder_remarks(made))
+
+
+# -- which rows may share a table ------------------------------------------------------------------
+
+
+def sets(*epochs: int, commits: tuple[str, ...] = ("abc1234",), gpus: tuple[str, ...] = ("A",)
+         ) -> Results:
+    places = [place(commit, gpu, f"2026-01-0{n + 1}") for n, commit in enumerate(commits)
+              for gpu in gpus]
+    return results(*(entry("workloads/mlp4", f"best,{n}{p.key}", {"epoch_ms": [1.0]}, where=p,
+                           epochs=e) for n, e in enumerate(epochs) for p in places), places=places)
+
+
+@pytest.mark.parametrize(("found", "why"), [
+    (sets(3, 20), "unequal epochs: .* has 3, .* has 20"),
+    (sets(3, commits=("abc1234", "def5678")), "unequal commits: .* has abc1234, .* has def5678"),
+    (sets(3, gpus=("NVIDIA H100", "NVIDIA H200")),
+     "unequal GPUs: .* has NVIDIA H100, .* has NVIDIA H200")])
+def test_rows_of_unequal_epochs_gpus_or_commits_share_no_table(found: Results, why: str) -> None:
+    entries = found.entries("workloads")
+    assert re.search(why, unequal(found, entries))
+    several = groups(found, entries)
+    assert len(several) == 2
+    assert all(not unequal(found, each) for each in several.values())
+    assert all(not unequal(found, grid.entries) for grid in SUITES["workloads"].grids(found))
+
+
+def test_rows_that_are_alike_share_one() -> None:
+    found = sets(3, 3)
+    assert not unequal(found, found.entries("workloads"))
+    assert list(groups(found, found.entries("workloads"))) == ["A"]
+
+
+# -- toggles and ablation --------------------------------------------------------------------------
+
+
+def toggled(*epochs_ms: tuple[str, list[float]], epochs: int = 6) -> Results:
+    return results(*(entry("toggles/linear", opt, {"epoch_ms": ms, "accuracy": [0.9] * len(ms)},
+                           epochs=epochs, dataset="mnist") for opt, ms in epochs_ms))
+
+
+def test_a_toggle_is_shown_without_it_and_with_it() -> None:
+    found = toggled(("preload,arena,nosync", [30.0, 31.0, 29.0]),
+                    ("preload,arena,nosync,fuse", [5.0, 5.1, 4.9]))
+    [grid] = toggle_grids(TOGGLES["fuse"], found)
+    assert [row[:4] for row in grid.rows] == [
+        ["`linear`", "`preload,arena,nosync`", "30.0 ± 1.0", ""],
+        ["", "with `fuse`", "5.00 ± 0.10", "6.00 x, range 5.69-6.33"]]
+    once = toggled(("preload,arena,nosync", [30.0]), ("preload,arena,nosync,fuse", [5.0]))
+    assert toggle_grids(TOGGLES["fuse"], once)[0].rows[1][3] == "6.00 x, run once"
+    assert toggle_grids(TOGGLES["mma"], found) == []
+
+
+def test_a_toggle_of_the_batch_is_compared_by_epochs() -> None:
+    """Twice the batch is half the steps: the time of a step would say that it is slower."""
+    found = results(*(entry("toggles/linear", opt, {"epoch_ms": [ms], "step_us": [us]}, epochs=6)
+                      for opt, ms, us in (("best", 20.0, 20.0), ("best,batch=256", 15.0, 30.0))))
+    [grid] = toggle_grids(TOGGLES["batch"], found)
+    assert grid.rows[1][3] == "1.33 x, run once"
+
+
+def test_what_cannot_run_is_a_row_that_says_why() -> None:
+    found = toggled(("preload,arena,nosync", [30.0]))
+    found.records += entry("toggles/linear", "preload,arena,nosync,fuse", {"epoch_ms": []},
+                           epochs=6, dataset="mnist", status="unavailable", reason="too old a GPU")
+    [grid] = toggle_grids(TOGGLES["fuse"], found)
+    assert grid.rows[1][2:4] == ["cannot run", ""]
+    assert any("too old a GPU" in note for note in grid.notes)
+
+
+def test_an_ablation_divides_both_ways() -> None:
+    shared = {"epochs": 20, "dataset": "mnist", "base": "a", "full": "best"}
+    found = results(*(entry("ablation/linear", opt, {"epoch_ms": [ms] * 3}, **shared) for opt, ms in
+                      (("a", 40.0), ("best", 2.0), ("a,fuse", 20.0), ("best,-fuse", 8.0))))
+    [grid] = SUITES["ablation"].grids(found)
+    assert grid.rows == [["`linear`", "`fuse`", "2.00 x", "4.00 x", "2.00"]]
+
+
+# -- peers -----------------------------------------------------------------------------------------
+
+TIMES = {("rawnn", "float32"): 10.0, ("rawnn", "bf16"): 5.0, ("torch", "float32"): 30.0,
+         ("jax", "float32"): 20.0, ("jax", "bf16"): 4.0}
+
+
+def test_a_sample_is_summarised_against_the_better_peer_and_each() -> None:
+    other = {key: us * (2 if key[0] == "rawnn" else 1) for key, us in TIMES.items()}
+    found = results(programs("sample/1", TIMES, seed=1), programs("sample/2", other, seed=2))
+    lines = {(s.name, s.against): s for s in summaries(networks(found, "sample"))}
+    best = lines["float32 against true float32", "the best peer"]
+    assert sorted(v for v, _ in best.speedups) == pytest.approx([1.0, 2.0])
+    assert best.mean[0] == pytest.approx(2 ** 0.5)
+    assert best.worst == (pytest.approx(1.0), "seed 2")
+    assert lines["float32 against true float32", "torch"].mean[0] == pytest.approx(3 / 2 ** 0.5)
+    assert lines["bf16 against bf16", "jax"].worst[0] == pytest.approx(0.4)
+    summary, table = sample(found)
+    assert "0.40 x (seed 2)" in summary.markdown()
+    assert [row[0] for row in table.rows] == [
+        f"seed {n}: 16-64-8, batch 32, mse, sgd" for n in (1, 2)]
+
+
+def test_wrong_programs_never_count_and_are_named() -> None:
+    found = results(programs("sample/1", TIMES, wrong=[("jax", "bf16")]))
+    lines = {(s.name, s.against): s for s in summaries(networks(found, "sample"))}
+    assert lines["bf16 against bf16", "jax"].missing == 1
+    assert any("jax <form> bf16 wrong: off" in note for note in sample(found)[1].notes)
+    grids = SUITES["peers"].grids(results(programs("peers/mlp4", TIMES, wrong=[("jax", "bf16")])))
+    assert any("WRONG" in row for row in grids[-1].rows)
+
+
+def test_the_headline_has_the_fastest_of_each_system() -> None:
+    [grid] = headline(results(programs("peers/mlp4", TIMES)))
+    assert grid.rows[0] == ["`mlp4`", "16-64-8, batch 32", "float32", "10.0", "30.0", "20.0", "",
+                            "**2.00 x**", ""]
+    assert grid.rows[2][2:] == ["bf16", "5.0", "", "4.0", "", "**0.80 x**", ""]
+
+
+def test_several_samples_are_shown_by_themselves() -> None:
+    found = results(*(programs(f"sample/{n}", TIMES, seed=n) for n in (1, 2, 50)))
+    text = markdown(found, "sample")
+    assert "Geometric means of the random samples (seeds 1-2, 50-50)" in text
+
+
+# -- others ----------------------------------------------------------------------------------------
+
+
+def test_a_comparison_says_what_noise_explains() -> None:
+    found = results(*(entry("compare", opt, {"step_us": us, "loss": [1.0]}, layers=[784, 10],
+                            batch=1, dataset="mnist") for opt, us in (
+        ("best", [10.0, 10.2, 9.8]), ("best,bf16", [5.0, 5.1, 4.9]), ("a", [10.1, 9.9, 10.0]))))
+    [grid] = SUITES["compare"].grids(found)
+    assert grid.notes[0] == "best,bf16 is 2.000 times faster than best (range 1.922-2.082)"
+    assert grid.notes[1].startswith("a and best differ by no more than the noise")
+
+
+def test_scaling_divides_examples_a_second() -> None:
+    found = results(*(entry("scaling/mlp4", "rawnn", {"step_us": [us]}, ranks=n, batch=batch,
+                            scaling=kind, epochs=8) for kind, n, batch, us in (
+        ("strong", 1, 64, 100.0), ("strong", 2, 64, 60.0), ("weak", 1, 32, 60.0),
+        ("weak", 2, 64, 80.0))))
+    assert cells(found, "scaling", "speedup") == ["1.00", "1.67", "1.00", "1.50"]
+    assert cells(found, "scaling", "efficiency")[3] == "75%"
+
+
+def test_every_suite_is_empty_without_records() -> None:
+    for suite in SUITES.values():
+        assert suite.grids(results()) == []
+        assert suite.charts(results()) == {}
+
+
+def test_a_grid_is_markdown_with_its_columns_set() -> None:
+    grid = Grid(("a", "b", "c"), [["x", "1", ""], ["y", "2", ""]], ("a",), notes=["n"], source="s")
+    assert grid.without_empty(("b", "c")).markdown() == \
+        "| a | b |\n|---|---:|\n| x | 1 |\n| y | 2 |\n\n- n\n\ns.\n"
+
+
+@pytest.mark.parametrize(("made", "text"), [
+    (milliseconds(2.4996), "2.50"), (milliseconds(1234.5), "1234"), (three_digits(1234.5), "1,234"),
+    (factor(9.994), "9.99"), (factor(12.34), "12.3"), (factor(None), ""),
+    (bound_multiple(20.0, 10.0), "2.00"), (bound_multiple(200.0, 10.0), "20"),
+    (bound_multiple(1.0, None), "")])
+def test_figures_have_the_digits_that_a_reader_needs(made: str, text: str) -> None:
+    assert made == text
