@@ -386,16 +386,18 @@ SHARES = {"reduction": 0.9, "transpose": 0.9, "softmax": 0.9, "gemm": 0.95}
 """What the last step of a series reaches of a copy of as many bytes, `gemm` of cuBLASLt."""
 
 
-def short_of_limits(found: LabResult) -> list[str]:
+def short_of_limits(found: Results) -> list[str]:
     """Sentences on series whose last step reaches less of its limit than it should."""
     short = []
-    for topic in found.topics:
-        if topic.steps and topic.beside:
-            limit, last = topic.beside[0], topic.steps[-1]
-            reached = limit.us.median / last.us.median
-            if reached < SHARES[topic.name]:
-                short.append(f"{topic.name}: {last.name} reaches {reached:.1%} of {limit.name}, "
-                             f"less than {SHARES[topic.name]:.0%}")
+    for topic, share in SHARES.items():
+        times = {role: [(e.variant, us) for e in
+                        found.entries("lab", case=f"lab/{topic}", role=role)
+                        if (us := e.median("launch_us"))] for role in ("steps", "comparison")}
+        if times["steps"] and times["comparison"]:
+            (limit, least), (last, taken) = times["comparison"][0], times["steps"][-1]
+            if least / taken < share:
+                short.append(f"{topic}: {last} reaches {least / taken:.1%} of {limit}, less than "
+                             f"{share:.0%}")
     return short
 
 

@@ -42,7 +42,8 @@ def peer_option(usual: str) -> Option[Any]:
 class Case:
     """One case. `measure` is called with the harness, the settings of bench.toml and the values of
     `options`; its docstring is the help of the command. `failures` says, of what was found, why the
-    exit status is 1, "" where it is 0. `resumes` says whether a file can be gone on with,
+    exit status is 1, "" where it is 0; so does `doubts` under --check, of times that cannot be
+    right. `resumes` says whether a file can be gone on with,
     `aliases` are spellings that still work, `has_bar` says whether
     progress is shown as a bar, `has_plot` whether --plot draws it."""
 
@@ -50,6 +51,7 @@ class Case:
     measure: Callable[..., None]
     options: tuple[Option[Any], ...]
     failures: Callable[[Results], str] = lambda results: ""
+    doubts: Callable[[Results], str] | None = None
     resumes: bool = True
     aliases: tuple[str, ...] = ()
     has_bar: bool = True

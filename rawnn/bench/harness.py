@@ -287,8 +287,8 @@ def environment_of(opened: Opened) -> result.Environment:
                               asdict(device.info) if device else None, {})
 
 
-def precision_of(opt: str) -> str:
-    """The number format that toggles ask for."""
+def precision_name(opt: str) -> str:
+    """The precision that toggles ask for."""
     return precision_of(opt.split(",")) or "float32"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.bench.harness import Harness, Sample, Variant, precision_of
+from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.record import Entry, Value
@@ -63,7 +63,7 @@ def _variant(opt: str, program: Any, config: Config, data: Dataset, harness: Har
     conditions: dict[str, Value] = {
         "layers": list(session.config.layers), "batch": session.config.recipe().batch,
         "loss": config.loss, "optimizer": config.optimizer, "dataset": data.name}
-    variant = Variant(SUITE, opt, precision_of(opt), "epoch_ms", conditions,
+    variant = Variant(SUITE, opt, precision_name(opt), "epoch_ms", conditions,
                       partial(_turn, program, harness))
     variant.facts = dict(program.footprint)
     variant.notes = [f"toggles: {','.join(words)}", *session.selection.notes]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rawnn.bench.conditions import Watch
 from rawnn.bench.footprint import footprint
-from rawnn.bench.harness import Harness, Sample, Variant, precision_of
+from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.record import Value
 from rawnn.common.errors import CompileError, ConfigError, RawnnError, nearest
 from rawnn.data import Dataset, load_dataset
@@ -147,7 +147,7 @@ def measure_workloads(harness: Harness, wanted: Sequence[WorkloadOpt], repeats: 
             return trained(replace(config, seed=number), whole, there, watch)
 
         variant = Variant(
-            f"{harness.suite}/{pair[0]}", pair[1], precision_of(pair[1]), "epoch_ms",
+            f"{harness.suite}/{pair[0]}", pair[1], precision_name(pair[1]), "epoch_ms",
             {"epochs": config.epochs, "dataset": data.name,
              **({"synthetic": True} if data.synthetic and data.name != "synthetic" else {}),
              **conditions(pair)}, take)

@@ -34,6 +34,8 @@ from rawnn.common.errors import ConfigError, RawnnError, nearest, unknown
 from rawnn.common.files import check_output, write_atomically
 
 CASES = all_cases()
+CHECK = click.option("--check", is_flag=True,
+                     help="Exit with 1 where a time is none that a GPU can have.")
 ALIASES = {alias: case.name for case in CASES.values() for alias in case.aliases}
 
 BENCH = click.option(
@@ -89,12 +91,13 @@ def command_of(case: Case) -> click.Command:
     """The command line of a case."""
     @as_by_ctrl_c()
     def measure(bench_file: str | None, json_file: str | None, markdown_file: str | None,
-                resume: str | None = None, plot_file: str | None = None, **options: Any) -> None:
-        run_case(case, options, bench_file, json_file, markdown_file, resume, plot_file)
+                resume: str | None = None, plot_file: str | None = None, check: bool = False,
+                **options: Any) -> None:
+        run_case(case, options, bench_file, json_file, markdown_file, resume, plot_file, check)
 
     measure.__doc__ = case.measure.__doc__
     shared = [BENCH, *([RESUME] if case.resumes else []), JSON, MARKDOWN,
-              *([PLOT] if case.has_plot else [])]
+              *([PLOT] if case.has_plot else []), *([CHECK] if case.doubts else [])]
     for option in reversed([*case.options, *shared]):
         measure = option(measure)
     return click.command(case.name)(measure)
@@ -102,7 +105,8 @@ def command_of(case: Case) -> click.Command:
 
 def run_case(case: Case, options: dict[str, Any], bench_file: str | None = None,
              json_file: str | None = None, markdown_file: str | None = None,
-             resume: str | None = None, plot_file: str | None = None) -> None:
+             resume: str | None = None, plot_file: str | None = None,
+             check: bool = False) -> None:
     """Measure a case, print its table, and write what was asked for. Raises RawnnError where
     something of rawnn's failed, click.Abort where Ctrl-C ended it."""
     check_output("--markdown", markdown_file)
@@ -146,6 +150,8 @@ def run_case(case: Case, options: dict[str, Any], bench_file: str | None = None,
         raise click.Abort from None
     if failures := case.failures(harness.results):
         raise RawnnError(failures)
+    if check and case.doubts and (doubts := case.doubts(harness.results)):
+        raise RawnnError(doubts)
 
 
 for each in CASES.values():

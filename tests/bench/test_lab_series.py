@@ -97,3 +97,14 @@ def test_a_gpu_is_asked_for() -> None:
     opened: Any = SimpleNamespace(device=None, machine=SimpleNamespace(gpu="there is no GPU"))
     with pytest.raises(ConfigError, match="measured on a GPU: there is no GPU"):
         lab_series.measure(opened, ["gemm"], SMALL)
+
+
+@pytest.mark.parametrize(("last", "said"), [(10.0, []), (11.2, [
+    "reduction: 7_last reaches 89.3% of a copy, less than 90%"])])
+def test_a_last_step_far_from_its_limit_is_named(last: float, said: list[str]) -> None:
+    found = Results(records=[
+        Record(case="lab/reduction", variant=name, precision="", metric="launch_us", samples=[us],
+               conditions={"role": role})
+        for name, us, role in (("1_first", 99.0, "steps"), ("7_last", last, "steps"),
+                               ("a copy", 10.0, "comparison"))])
+    assert lab_series.short_of_limits(found) == said

@@ -1,6 +1,6 @@
 """What limits a GPU, measured on one: the kernels compute what they mean there, launched as the
 measurement launches them. Whether the constants are such as a GPU can have is asked by
-`rawnn bench floors --check` on a GPU that nothing else uses."""
+`rawnn bench lower-bounds --check` on a GPU that nothing else uses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.bench.cases.lower_bounds import NUMBERS, TIMER, Effort, measure_limits, random_words
-from rawnn.bench.conditions import Watch
-from rawnn.bench.gpu_limits import GPU, Limits
-from rawnn.bench.harness import Harness, place_of
+from rawnn.bench.cases.lower_bounds import NUMBERS, random_words
 from rawnn.bench.probing import ProbeDevice, Repeated
 from rawnn.cuda.device import Device
-from rawnn.engine.machine import Opened, machine_of
 from rawnn.ptx.limits import microbenchmarks as probes
 from rawnn.ptx.limits.microbenchmarks import PROBES, Probe
 
@@ -111,26 +107,3 @@ def test_memory_is_read_written_and_copied(bed: ProbeDevice) -> None:
     operands = SimpleNamespace(x=x, sums=np.zeros_like(found))
     probes.READ.meaning.reference(operands, {**read.values, "rounds": 3})
     np.testing.assert_allclose(found, operands.sums, rtol=1e-6)
-
-
-def test_the_limits_are_such_as_a_gpu_can_have(device: Device) -> None:
-    opened = Opened(device, machine_of(device), 0.0)
-    with Harness("lower-bounds") as harness:
-        harness.watch = Watch.of(opened)
-        harness.stand(place_of(opened, TIMER))
-        measure_limits(harness, opened, Effort(samples=3))
-    limits = Limits(harness.results)
-    value: dict[str, float] = {}
-    for entry in harness.results.entries():
-        measured = limits.value(entry.variant)
-        if entry.variant != GPU:
-            assert measured or entry.reason.startswith("needs "), (entry.variant, entry.reason)
-            value |= {entry.variant: measured} if measured else {}
-    assert 0.1 < value["node"] <= value["node_whole"] * 1.2 < 20  # microseconds
-    assert value["copy"] < value["l2_read"]
-    assert value["host_to_device"] < value["copy"]
-    if "tensor_bf16" in value:
-        assert value["fma"] < value["tensor_tf32"] < value["tensor_bf16"]
-    if "exchange_2" in value:
-        assert value["cluster_barrier_2"] < value["grid_barrier"]
-        assert value["exchange_2"] < value["grid_barrier"] * 2

@@ -11,10 +11,9 @@ from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened, machine_of
 
 pytestmark = pytest.mark.gpu
-PACKED = "cuda.bindings, packed"
 
 
-def test_all_that_are_installed_launch_and_ours_cost_little_more(device: Device) -> None:
+def test_all_that_are_installed_launch(device: Device) -> None:
     opened = Opened(device, machine_of(device), 0.0)
     with Harness("launches") as harness:
         harness.watch = Watch.of(opened)
@@ -25,7 +24,3 @@ def test_all_that_are_installed_launch_and_ours_cost_little_more(device: Device)
     assert not [way for way in ways if way.reason and not (
         way.reason.endswith("is not installed")
         or (way.reason.startswith("failed: ") and "rawnn" not in way.variant))]
-    medians = {way.variant: us for way in ways if (us := way.median("launch_us"))}
-    # Half of this is asked for; a busy host is no fault of ours.
-    assert medians["rawnn"] < medians[PACKED] + 1.0, medians
-    assert medians["rawnn, bound"] < medians[PACKED] + 0.2, medians

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.bench.case import DEVICE, Case
-from rawnn.bench.harness import Harness, precision_of
+from rawnn.bench.harness import Harness, precision_name
 from rawnn.bench.record import Record, Results, Status
 from rawnn.bench.specification import EPOCHS, SMALL, Limits, Specification, draw
 from rawnn.bench.suites import Suites
@@ -84,7 +84,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         """The outcome as records."""
         status = STATUSES[self.verdict]
         plain = Record(case=f"check/{self.seed}", variant=self.opt, metric="tolerance_used",
-                       precision=precision_of(self.opt), samples=[], environment=environment,
+                       precision=precision_name(self.opt), samples=[], environment=environment,
                        status=status, reason=self.reason, notes=[self.specification],
                        conditions={"seed": self.seed})
         if self.verdict not in ("right", "wrong"):

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from rawnn.bench.case import BUDGET, DEVICE, Case
-from rawnn.bench.harness import Harness, Sample, Variant, precision_of
+from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.record import Record, Results, Value
 from rawnn.bench.reference import (
     REFERENCE,
@@ -133,7 +133,7 @@ class _Ladder:
         for place, (name, words) in enumerate(((BASELINE, ()), *rungs)):
             reached = climb(reached, words)
             self.steps.append(_Step(words, Variant(
-                "ladder", name, precision_of(",".join(reached)), "epoch_ms", self.conditions,
+                "ladder", name, precision_name(",".join(reached)), "epoch_ms", self.conditions,
                 partial(self._take, place))))
 
     def _take(self, place: int, number: int) -> Sample:

@@ -178,8 +178,22 @@ def failures(results: Results) -> str:
     return f"{failed[0].variant}: {failed[0].reason}" if failed else ""
 
 
+REFERENCE = "cuda.bindings, packed"
+MOST_BEYOND_US = {"rawnn": 1.0, "rawnn, bound": 0.2}
+"""Microseconds of the host by which our launches may cost more than REFERENCE; half is usual."""
+
+
+def too_expensive(results: Results) -> str:
+    """Launches of ours that cost more than they may beside the driver's own call."""
+    medians = {e.variant: us for e in results.entries("launches") if (us := e.median("launch_us"))}
+    return "; ".join(
+        f"{name} takes {medians[name]:.2f} us, which is more than {most:g} us above {REFERENCE} "
+        f"({medians[REFERENCE]:.2f} us)" for name, most in MOST_BEYOND_US.items()
+        if {name, REFERENCE} <= medians.keys() and medians[name] >= medians[REFERENCE] + most)
+
+
 CASE = Case("launches", measure, (
     click.option("--samples", type=click.IntRange(1, 10_000), help="Samples of each way (50)."),
     click.option("--launches", "count", type=click.IntRange(1, MOST),
                  help="Launches of a sample (200)."),
-    GPU_DEVICE), failures, resumes=False)
+    GPU_DEVICE), failures, too_expensive, resumes=False)

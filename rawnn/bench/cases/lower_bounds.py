@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.bench.case import GPU_DEVICE, Case
-from rawnn.bench.gpu_limits import GPU, METRICS, SUITE, keep
+from rawnn.bench.gpu_limits import GPU, METRICS, SUITE, Limits, keep
 from rawnn.bench.harness import Harness, Sample, Variant
 from rawnn.bench.peers.worker import PATIENCE_S, STEADY, WARM_S
 from rawnn.bench.probing import ProbeDevice, Timed
+from rawnn.bench.record import Results
 from rawnn.bench.suites import Suites
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.common.errors import ConfigError, RawnnError
@@ -316,8 +317,34 @@ def random_words(count: int, type_: str) -> NDArray[np.uint32]:
     return np.ascontiguousarray(values.astype(np.float32).astype(stored)).view(np.uint32)
 
 
+NODE_US = (0.1, 20.0)
+"""Microseconds that a node of a graph can take on any GPU there is."""
+ORDERED = (("node", 1.2, "node_whole"), ("copy", 1.0, "l2_read"), ("host_to_device", 1.0, "copy"),
+           ("fma", 1.0, "tensor_tf32"), ("tensor_tf32", 1.0, "tensor_bf16"),
+           ("cluster_barrier_2", 1.0, "grid_barrier"), ("exchange_2", 2.0, "grid_barrier"))
+"""The first is less than the factor times the second on any GPU that has both."""
+
+
+def implausible(results: Results) -> str:
+    """Constants that no GPU can have, or that were not measured although the GPU has what they
+    need: something else was at work on it, or the measurement is wrong. "" where there are none."""
+    limits = Limits(results)
+    found = [f"{r.variant} was not measured: {r.reason or 'the measurement was ended early'}"
+             for r in limits.records if not r.samples and not r.reason.startswith("needs ")]
+    node = limits.value("node")
+    if node is not None and not NODE_US[0] < node < NODE_US[1]:
+        found.append(f"node = {node:.3g} us is not between {NODE_US[0]:g} and {NODE_US[1]:g}")
+    for less, factor, more in ORDERED:
+        a, b = limits.value(less), limits.value(more)
+        if a is not None and b is not None and a >= factor * b:
+            times = "" if factor == 1 else f"{factor:g} times "
+            found.append(f"{less} = {a:.3g} is not below {times}{more} = {b:.3g}")
+    return f"not such as a GPU can have: {'; '.join(found)}" if found else ""
+
+
 CASE = Case("lower-bounds", measure, (
     click.option("--samples", type=click.IntRange(1), help="Samples of each constant (15)."),
     GPU_DEVICE), lambda results: "" if any(
         r.samples for r in results.where(SUITE) if r.variant != GPU) else
-    "none of it could be measured; the reasons stand above", resumes=False, aliases=("floors",))
+    "none of it could be measured; the reasons stand above",
+    implausible, resumes=False, aliases=("floors",))

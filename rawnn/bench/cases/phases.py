@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from rawnn.bench.case import GPU_DEVICE, Case
-from rawnn.bench.harness import Harness, precision_of
+from rawnn.bench.harness import Harness, precision_name
 from rawnn.bench.peers.comparison import task_of
 from rawnn.bench.peers.problem import LEARNING_RATES, STEPS, Loss, Problem, Rule
 from rawnn.bench.peers.rawnn_system import dataset
@@ -97,7 +97,8 @@ def trace_phases(harness: Harness, opened: Opened, problem: Problem, opt: str) -
         traced_us = _microseconds(runner, problem.steps)
         trace = read_trace(chosen.layout, runner.workspace(WORKSPACE + TRACE))
     rows, parts = of_phases(chosen, trace)
-    return phase_records(harness, problem, resolve_options(opt, selection, work, opened.machine).toggles, {
+    return phase_records(harness, problem, resolve_options(opt, selection, work,
+                                                           opened.machine).toggles, {
         "step_us": plain_us, "traced_us": traced_us, "expected_us": chosen.us,
         "kernel_us": trace.us, "epoch_us": traced_us * problem.steps, "clock_mhz": trace.clock,
         "load_cycles": float(trace.load.max()), "store_cycles": float(trace.store.max()),
@@ -114,7 +115,7 @@ def phase_records(harness: Harness, problem: Problem, opt: str, step: dict[str, 
     key = harness.environment.key
 
     def records(variant: str, metrics: Mapping[str, float | None]) -> Iterator[Record]:
-        return records_of("phases", variant, metrics, precision=precision_of(opt),
+        return records_of("phases", variant, metrics, precision=precision_name(opt),
                           conditions=conditions, environment=key)
 
     def cycles(p: PhaseCycles) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from rawnn.bench.case import Case
-from rawnn.bench.harness import Harness, Sample, Variant, precision_of
+from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.peers.process import missing
 from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.record import Environment, Results
@@ -114,7 +114,7 @@ def _variant(point: Point, opt: str | None, epochs: int, device: str, dataset: s
         return Sample({"step_us": answer.step_us, **({} if number else {"loss": answer.losses})},
                       notes=[*notes, *filter(None, [answer.note])], libraries=answer.libraries)
 
-    precision = precision_of(str(options.get("opt", "best")))
+    precision = precision_name(str(options.get("opt", "best")))
     return Variant(f"scaling/{point.workload}", point.system, precision, "step_us", {
                        "scaling": point.scaling, "ranks": point.ranks, "batch": point.batch,
                        "epochs": epochs, "opt": opt or "the workload's own", "dataset": dataset},
