@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import FrameType
 
 
-def _leave(number: int, frame: object) -> None:
-    os.write(2, b"rawnn: interrupted\n")
-    os._exit(130)
-
-
-def main(end: Callable[[int], object] = sys.exit) -> None:
-    """Run the command line and `end` with its status."""
+def main() -> None:
+    """Run the command line and exit with its status."""
     # Where this is the current folder, its modules would be found in place of Python's `random` and
     # of the package `cuda`.
     here = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != here]
-    # An exception in the middle of an import comes out as another one, "numpy failed to import".
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    interrupted = False
+
+    def postpone(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(number, signal.SIG_DFL)  # a second Ctrl-C ends the process
+
+    # An exception in the middle of an import comes out as another one, "numpy failed to import".
     if usual:
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, postpone)
     from rawnn.cli import load, run
 
     if takes_the_first_gpu(sys.argv[1:]):
@@ -34,7 +35,10 @@ def main(end: Callable[[int], object] = sys.exit) -> None:
     load(sys.argv[1:])
     if usual:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    end(run(sys.argv[1:]))
+    if interrupted:
+        print("rawnn: interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(run(sys.argv[1:]))
 
 
 def takes_the_first_gpu(arguments: Sequence[str]) -> bool:
@@ -46,30 +50,12 @@ def takes_the_first_gpu(arguments: Sequence[str]) -> bool:
         and not any(name.endswith(("RANK", "PROCID")) for name in os.environ)
 
 
-def at_once(status: int) -> None:
-    """End the process. Where much is imported, Python would take it apart module by module, for a
-    tenth of a second; what has asked to be called at the end is called, and files are written.
-    Profilers, debuggers and python -i have something to do behind the end: then as ever."""
-    if "numpy" not in sys.modules or sys.flags.interactive or _watched():
-        sys.exit(status)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C changes the status no more
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
-
-
-def _watched() -> bool:
-    if sys.gettrace() or sys.getprofile():
-        return True
-    tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
-    return tools is not None and any(map(tools.get_tool, range(6)))
-
-
 def command() -> None:
     """`main` as a process of its own."""
-    main(at_once)
+    try:
+        main()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C during shutdown keeps the status
 
 
 if __name__ == "__main__":

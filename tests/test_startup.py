@@ -101,15 +101,19 @@ def test_waking_starts_the_driver_and_makes_a_context(monkeypatch: pytest.Monkey
     assert called == [("cuInit", 0), ("cuDevicePrimaryCtxRetain", 0)]
 
 
-def test_the_process_ends_at_once_with_all_that_was_written(tmp_path: Path) -> None:
-    """And with its status, and what is to be called at the end."""
-    code = ("import atexit, sys, numpy\nfrom rawnn.__main__ import at_once\n"
+def test_the_process_ends_as_python_does(tmp_path: Path) -> None:
+    """With its status, all output, atexit's functions and threads that are still at work."""
+    code = ("import atexit, sys, threading, time, rawnn.__main__ as m\n"
             f"atexit.register(lambda: open({str(tmp_path / 'end')!r}, 'w').write('called'))\n"
-            "print('written', end='')\nat_once(3)")
+            f"late = lambda: (time.sleep(0.5), open({str(tmp_path / 'late')!r}, 'w').close())\n"
+            "threading.Thread(target=late).start()\n"
+            "sys.argv = ['rawnn', 'plan', '--lr', 'nan']\nm.command()")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
                           check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert (done.returncode, done.stdout, done.stderr) == (3, "written", "")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "rawnn: error: lr = nan: the learning rate must be a finite number >= 0\n"
     assert (tmp_path / "end").read_text() == "called"
+    assert (tmp_path / "late").exists()
 
 
 def test_a_profiler_has_the_last_word() -> None:

@@ -115,6 +115,23 @@ def test_ctrl_c_while_modules_are_imported() -> None:
     assert 130 in seen
 
 
+def test_two_ctrl_c_while_modules_are_imported() -> None:
+    """The second one ends an import that hangs."""
+    code = ("import sys, time, rawnn.cli, rawnn.__main__ as m\n"
+            "def hangs(arguments):\n print('here', flush=True)\n time.sleep(30)\n"
+            "rawnn.cli.load = hangs\nsys.argv = ['rawnn']\nm.command()")
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert process.stdout is not None
+    process.stdout.readline()
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (-signal.SIGINT, "")
+
+
 def test_a_cache_that_cannot_be_cleared(rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: Any) -> int:
         raise PermissionError(13, "Permission denied", "/cache/a.cubin")
