@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Protocol
@@ -84,31 +84,20 @@ class Arguments:
         gaps = [offset - end for offset, end in
                 zip(offsets, (0, *(o + p.size for o, p in
                                    zip(offsets, signature.parameters, strict=True))), strict=False)]
-        self._first, self._gaps = first, gaps
-        self._all = self._whole(_code)
+        self._first = first
+        whole = struct.Struct("=" + "".join(
+            f"{gap}x{_code(p)}" for gap, p in zip(gaps, signature.parameters, strict=False)))
+        self._pack_all = partial(whole.pack_into, self._buffer, self._first)
 
     def fill(self, values: Sequence[Value]) -> None:
         """Change all arguments, given in order, structs as bytes: one call for what a launch in a
         loop changes."""
         try:
-            self._all.pack_into(self._buffer, self._first, *values)
+            self._pack_all(*values)
         except (struct.error, OverflowError):
             for name, value in zip(self._parameters, values, strict=True):
                 self._pack(name, value)  # which says which it is
             raise
-
-    def _whole(self, code: Callable[[Parameter], str]) -> struct.Struct:
-        """All arguments, one behind the other, of these codes."""
-        return struct.Struct("=" + "".join(
-            f"{gap}x{code(p)}" for gap, p in zip(self._gaps, self._parameters.values(),
-                                                 strict=True)))
-
-    @property
-    def packing(self) -> tuple[Any, Any, int]:
-        """A function that packs all arguments, and what it takes ahead of them: `fill` for a launch
-        that has its arguments apart, and addresses as bytes, which takes 12 ns less for each."""
-        whole = self._whole(lambda p: f"{p.size}s" if p.pointer else _code(p))
-        return whole.pack_into, self._buffer, self._first
 
     def set(self, name: str, value: Value) -> None:
         """Change one argument, and the map of what it points at; launches made before keep the

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -75,30 +75,6 @@ def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Co
         return value
 
     return number
-
-
-@dataclass(frozen=True)
-class UsualArgument:
-    """What an argument usually is, which needs no conversion: an array of ours whose elements have
-    one of `types` (or any), a number, a whole number, True or False, the map of an array of ours.
-    "other": none of these."""
-
-    kind: Literal["array", "any array", "number", "whole", "truth", "map", "other"]
-    types: tuple[np.dtype[Any], ...] = ()
-
-
-def usual_of(parameter: Parameter, layout: Struct | None) -> UsualArgument:
-    """Of a parameter; `layout` as `converter` takes it."""
-    if parameter.tensor_map:
-        return UsualArgument("map")
-    if not parameter.pointer and (parameter.struct is not None or parameter.ctype in _SMALL):
-        return UsualArgument("other")
-    if parameter.pointer:
-        types = _accepted(parameter, layout)
-        return UsualArgument("any array") if types is None else UsualArgument("array", types)
-    if parameter.format == "?":
-        return UsualArgument("truth")
-    return UsualArgument("whole" if parameter.format in _WHOLE else "number")
 
 
 def _pointer(parameter: Parameter, layout: Struct | None, device: Device) -> Convert:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from functools import cache
 from math import prod
@@ -40,31 +39,6 @@ def simulated() -> Device:
     return Device(sim_backend(), notify=lambda message: print(f"rawnn: {message}"))
 
 
-class Kind:
-    """What a launch asks of an array: its device and the NumPy type of its elements. Arrays of the
-    same have the same object, so that it is compared by identity."""
-
-    __slots__ = ("__weakref__", "device", "dtype")
-
-    def __init__(self, dtype: np.dtype[Any], device: Device) -> None:
-        self.dtype, self.device = dtype, device
-
-
-def _pointer(address: int) -> bytes:
-    """An address as a launch passes it."""
-    return address.to_bytes(8, sys.byteorder)
-
-
-_KINDS: weakref.WeakValueDictionary[tuple[Any, int], Kind] = weakref.WeakValueDictionary()
-
-
-def kind_of(dtype: Any, device: Device) -> Kind:
-    """The kind of arrays of `dtype` on `device`."""
-    key = np.dtype(dtype), id(device)  # whose number is not given again while its kinds live
-    found = _KINDS.get(key)
-    return _KINDS.setdefault(key, Kind(key[0], device)) if found is None else found
-
-
 class Array:
     """A C-contiguous array of `shape` and NumPy `dtype` on a device; its memory is freed with it.
 
@@ -76,11 +50,10 @@ class Array:
         if np.dtype(dtype).hasobject or np.dtype(dtype).kind in "USmM":
             raise ConfigError(f"an array on a GPU holds numbers, not {np.dtype(dtype)}: say "
                               f"dtype=np.float32, or another type that a kernel can read")
-        self.shape, self.kind = shape, kind_of(dtype, device)
+        self.shape, self.dtype, self.device = shape, np.dtype(dtype), device
         memory = device.memory
         allocation = memory.allocate(self.nbytes, f"array {self.dtype}{list(shape)}")
         self.address: int = allocation.address
-        self.pointer = _pointer(self.address)
         self._free = weakref.finalize(self, memory.free, allocation)
         self._free.atexit = False  # the process's end frees all memory anyway
 
@@ -88,19 +61,9 @@ class Array:
     def at(cls, address: int, shape: tuple[int, ...], dtype: Any, device: Device) -> Array:
         """An array in memory that somebody else owns, and keeps as long as it is used."""
         made = cls.__new__(cls)
-        made.shape, made.kind = shape, kind_of(dtype, device)
-        made.address, made.pointer = address, _pointer(address)
+        made.shape, made.dtype, made.device = shape, np.dtype(dtype), device
+        made.address = address
         return made
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of its elements."""
-        return self.kind.dtype
-
-    @property
-    def device(self) -> Device:
-        """Where it lies."""
-        return self.kind.device
 
     @property
     def size(self) -> int:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from threading import get_ident
-from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rawnn.common.errors import ConfigError, nearest
@@ -25,18 +23,9 @@ from rawnn.cuda.compiling.translation import Omission
 from rawnn.cuda.device import Device, Function
 from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, KernelLaunch, Value
-from rawnn.lab.arguments import (
-    Convert,
-    Elements,
-    Streams,
-    UsualArgument,
-    converter,
-    elements_of,
-    usual_of,
-)
+from rawnn.lab.arguments import Convert, Elements, Streams, converter, elements_of
 from rawnn.lab.array_exchange import Handle, order, stream_of
 from rawnn.lab.arrays import default_device
-from rawnn.lab.fast_launch import generate_fast_launch, has_gil
 from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
 from rawnn.lab.kernel_source import Source
 from rawnn.lab.symbols import Symbol, symbol
@@ -119,13 +108,11 @@ class Kernel:
             self.device.notify(self.signature.note)
         texts = [code_of(text) for text in with_included(made.declarations, folders)]
         self._converters: list[Convert] = []
-        self._usual: list[UsualArgument] = []
         self.elements: dict[str, Elements] = {}
         for parameter in self.signature.parameters:
             known = not parameter.pointer or parameter.ctype in FORMATS
             layout = None if known else layout_of(parameter.ctype, texts)
             self._converters.append(converter(parameter, layout, self.device))
-            self._usual.append(usual_of(parameter, layout))
             if parameter.pointer:
                 self.elements[parameter.name] = elements_of(parameter, layout)
         self._launchers: dict[Any, Any] = {}
@@ -208,9 +195,8 @@ class Kernel:
         if not isinstance(geometry, tuple) or len(geometry) not in (2, 3):
             raise ConfigError("write kernel[grid, block] or kernel[grid, block, shared_bytes]")
         shared = geometry[2] if len(geometry) == 3 else 0
-        made = self._launcher(Launch(extents(geometry[0], "grid"), extents(geometry[1], "block"),
-                                     shared_bytes(shared)))
-        found: Launcher = made.quick or made
+        found = self._launcher(Launch(extents(geometry[0], "grid"), extents(geometry[1], "block"),
+                                      shared_bytes(shared)))
         self._launchers[(*map(_key, geometry),)] = found
         return found
 
@@ -265,8 +251,7 @@ class Launcher:
         self._count = len(self._converters)
         self._function = (kernel._overlapping if launch.programmatic else None) or kernel._function
         launch.check(self._function, kernel.device)
-        self._prepared: dict[int, KernelLaunch] = {}  # by thread, whose arguments it packs
-        self.quick: Any = None
+        self._free: list[KernelLaunch] = []  # one for each launch under way at the same time
 
     def using(self, *, shared: int | None = None, cluster: Extent | None = None,
               cooperative: bool | None = None, stream: Any = None,
@@ -288,7 +273,24 @@ class Launcher:
         """Enqueue it; within a graph (rawnn.Graph) add a node, which is returned. Raises
         ConfigError for arguments that do not fit, TypeError for a name that is no parameter's, as
         every function does."""
-        return self._carefully(self._placed(arguments, named) if named else arguments)
+        if named:
+            arguments = self._placed(arguments, named)
+        if RECORDING and RECORDING[-1].here():
+            return RECORDING[-1].launch_of(self, arguments)
+        streams: Streams = []
+        values = self._values(arguments, streams)
+        try:  # not one that another thread, or what a signal's handler interrupts, is packing
+            prepared = self._free.pop()
+        except IndexError:
+            prepared = self._prepare(values)
+        else:
+            prepared.arguments.fill(values)
+        if streams:
+            self._ordered(prepared, streams)
+        else:
+            prepared.launch()
+        self._free.append(prepared)
+        return None
 
     def _placed(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """All arguments in the kernel's order."""
@@ -309,41 +311,6 @@ class Launcher:
         names = ", ".join(p.name for p in self._function.signature.parameters)
         return ConfigError(f"{self._function.expression} takes {self._count} arguments ({names}), "
                            f"not {given}{more}")
-
-    def _carefully(self, arguments: tuple[Any, ...]) -> Any:
-        if RECORDING and RECORDING[-1].here():
-            return RECORDING[-1].launch_of(self, arguments)
-        streams: Streams = []
-        values = self._values(arguments, streams)
-        thread = get_ident()
-        prepared = self._prepared.get(thread)
-        if prepared is None:
-            if not self._prepared and has_gil():
-                self._quicken(self._prepare(values))
-            prepared = self._prepared[thread] = self._prepare(values)
-        else:
-            prepared.arguments.fill(values)
-        if streams:
-            self._ordered(prepared, streams)
-        else:
-            prepared.launch()
-        return None
-
-    def _quicken(self, prepared: KernelLaunch) -> None:
-        """Let calls of this launcher be those of a function generated for its arguments. It is the
-        method of a class, as Python looks for `__call__` there alone; what `kernel[grid, block]`
-        gives from now on is the bound method itself, whose call takes 30 to 60 ns less, with what
-        else a launcher can do."""
-        method: Any = generate_fast_launch(self._function, self._kernel._usual, self._converters,
-                                           self._kernel.device, prepared, Launcher._carefully,
-                                           RECORDING)
-        method.using, method.bind = self.using, self.bind
-        self.__class__ = type("Launcher", (Launcher,), {"__call__": method})
-        self.quick = MethodType(method, self)
-        launchers = self._kernel._launchers
-        for geometry in [g for g, found in launchers.items() if found is self and
-                         type(g) is tuple]:
-            launchers[geometry] = self.quick
 
     def __repr__(self) -> str:
         return f"{self._kernel!r}[{self._launch}]"

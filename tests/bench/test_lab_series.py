@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rawnn
-from rawnn.bench.record import Results, read_results
+from rawnn.bench.record import Record, Results, read_results
 from rawnn.bench.render.machine import lab
 from rawnn.common.errors import ConfigError, RawnnError
 from tools import lab_series

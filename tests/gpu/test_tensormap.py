@@ -175,7 +175,7 @@ def test_the_map_of_another_librarys_array() -> None:
     y = rawnn.empty(8 * 64, np.uint8)
     kernel = rawnn.Kernel(RAW, "raw_box")
     x_map = rawnn.tensor_map(x, (8, 64), swizzle="none")
-    for row in (0, 16):  # carefully; a map of ours would go the quick way
+    for row in (0, 16):
         x += 1
         kernel[1, 64].using(shared=8 * 64)(x, y, 8 * 64, row, 0, x_map)
         assert (y.numpy() == x[row : row + 8].cpu().numpy().reshape(-1)).all()

@@ -35,7 +35,7 @@ def test_a_kernel_with_a_tensor_map(device: Device, boxed: rawnn.Kernel) -> None
     x = rawnn.array(np.arange(24, dtype=np.float32).reshape(3, 8), device=device)
     y = rawnn.empty(3, device=device)
     x_map = rawnn.tensor_map(x, (256, 8), swizzle="32B")
-    for _ in range(2):  # carefully, and by the quick way
+    for _ in range(2):  # newly prepared, and prepared before
         boxed[1, 32](x, 8, y, 3, 8, x_map)
         assert y.numpy().tolist() == [28, 92, 156]
     boxed.bind(1, 32, x, 8, y, 3, 8, x_map)()

@@ -1,4 +1,4 @@
-"""Launches with the usual arguments take the generated function, and all others the careful way."""
+"""What launches of a user's kernel hand to the driver, and what they refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import rawnn
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
-from rawnn.lab.kernel import Launcher
+from rawnn.cuda.launch import Arguments
 
 SOURCE = """
 #include "cuda_fp16.h"
@@ -63,19 +63,13 @@ def launch(device: Device, arrays: Any, seen: list[bytes]) -> Any:
     return made
 
 
-def test_both_ways_pack_the_same(launch: Any, arrays: Any, seen: list[bytes],
-                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-    whole = launch._values
-    monkeypatch.setattr(launch, "_values", lambda *given: (counts.append(1), whole(*given))[1])
+def test_numbers_of_python_and_of_numpy_are_packed_alike(launch: Any, arrays: Any,
+                                                         seen: list[bytes]) -> None:
     launch(*arrays, *REST)
-    assert not counts
     launch(*arrays, np.float32(0.5), np.int64(4), True, 1.5, PAIR)
-    assert counts == [1]
     assert len(seen) == 3
     assert len(set(seen)) == 1
     launch(*reversed(arrays[:1] * 2), 0.25, 3, False, 0.5, PAIR)
-    assert counts == [1]
     y = arrays[0].address
     assert seen[3] == struct.pack("=QQfi?e2f", y, y, 0.25, 3, False, 0.5, 1, 2)
 
@@ -169,21 +163,6 @@ def test_arguments_are_passed_as_they_are_whatever_was_passed_before(few: Any) -
     assert [(*map(repr, each),) for each in found] == [(*map(repr, each),) for each in expected]
 
 
-def test_what_is_the_same_is_not_packed_again(few: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch, y, x, found = few
-    launch(y, x, 2.0, 4)
-    scope = dict(zip(type(launch).__call__.__code__.co_freevars,
-                     type(launch).__call__.__closure__, strict=True))
-    pack, packed = scope["pack"].cell_contents, []
-    scope["pack"].cell_contents = lambda *given: (packed.append(given), pack(*given))
-    numbers = 2.0, 1000
-    launch(y, x, *numbers)
-    launch(y, x, *numbers)
-    launch(y, x, *numbers)
-    launch(x, x, *numbers)
-    assert (len(packed), len(found)) == (2, 5)
-
-
 def test_behind_a_number_that_does_not_fit_all_are_packed_anew(few: Any) -> None:
     launch, y, x, found = few
     launch(y, x, 2.0, 4)
@@ -196,18 +175,18 @@ def test_behind_a_number_that_does_not_fit_all_are_packed_anew(few: Any) -> None
 def test_a_launch_within_a_launch_has_arguments_of_its_own(
     few: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a signal's handler makes one, or another thread between two steps of this one."""
+    """As a signal's handler makes one, between the packing of a launch and the driver's call."""
     launch, y, x, found = few
-    scope = dict(zip(type(launch).__call__.__code__.co_freevars,
-                     type(launch).__call__.__closure__, strict=True))
-    call = scope["call"].cell_contents
+    fill = Arguments.fill
 
-    def interrupted(*given: Any) -> Any:
-        scope["call"].cell_contents = call
+    def interrupted(self: Any, values: Any) -> None:
+        fill(self, values)
+        monkeypatch.undo()
+        _launching(device, monkeypatch, recording)
         launch(x, y, 9.0, 9)
-        return call(*given)
 
-    scope["call"].cell_contents = interrupted
+    recording = device.driver.cuLaunchKernel
+    monkeypatch.setattr(Arguments, "fill", interrupted)
     launch(y, x, 2.0, 4)
     launch(y, x, 2.0, 4)
     assert found == [(x.address, y.address, 9.0, 9), *[(y.address, x.address, 2.0, 4)] * 2]
@@ -231,18 +210,6 @@ def test_many_threads_launch_what_they_pass(few: Any) -> None:
     finally:
         sys.setswitchinterval(switch)
     assert sorted(found) == sorted((y.address, x.address, a, n) for n, a in pairs * 300)
-
-
-def test_where_threads_do_not_take_turns_all_goes_the_careful_way(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    _launching(device, monkeypatch, lambda *given: (0,))
-    launch = rawnn.Kernel(FEW, "few", device=device)[1, 32]
-    y = rawnn.array(np.zeros(4, np.float32), device=device)
-    for _ in range(2):
-        launch(y, y, 1.0, 4)
-    assert type(launch) is Launcher
 
 
 def test_what_has_launched_can_do_all_that_a_launcher_can(
