@@ -256,6 +256,10 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
 """In the order in which they are tried."""
 
 
+RETIRED: tuple[str, ...] = ()
+"""Fusions of earlier versions."""
+
+
 def rewritten(plan: Plan, value: str | int | None) -> tuple[Plan, list[Outcome]]:
     """The plan with every fusion that is not left out and finds a place, and what became of each.
     """
@@ -287,6 +291,6 @@ register(Toggle(
           "a one-layer step in two; -NAME leaves out one of " + ", ".join(FUSIONS),
     source="the report's rung of fused loss and accuracy, taken further",
     group="kernels", apply=apply, host=True,
-    parameter=Parameter("-NAME", leaving_out("fuse", "fusions", FUSIONS), ""),
+    parameter=Parameter("-NAME", leaving_out("fuse", "fusions", FUSIONS, RETIRED), "", RETIRED),
     outcomes=lambda plan, value: rewritten(plan, value)[1],
 ))

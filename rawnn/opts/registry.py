@@ -16,12 +16,20 @@ Rewritten = tuple[Plan, Policy]
 
 @dataclass(frozen=True)
 class Parameter:
-    """The value after a toggle's "=": `parse` returns it or raises ConfigError, `default` is what
-    the bare name means (None: a value must be given; "": it has none)."""
+    """The value after a toggle's "=": `parse` returns it ("": that of the bare name) or raises
+    ConfigError, `default` is what the bare name means (None: a value must be given; "": it has
+    none). `retired` are names that -NAME could leave out in an earlier version: they change nothing
+    now, so that commands and files that have them stay valid."""
 
     syntax: str
     parse: Callable[[str], str | int]
     default: str | int | None
+    retired: tuple[str, ...] = ()
+
+    def notes(self, toggle: str, text: str) -> list[str]:
+        """A sentence on each retired name in what stands after "="."""
+        return [f"{toggle}=-{name} changes nothing: this version has no '{name}'"
+                for name in self.retired if name in left_out(text)]
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,8 @@ class Toggle:
                     f"the toggle '{self.name}' needs a value: {self.name}={self.parameter.syntax}"
                 )
             return self.parameter.default or None
-        return self.parameter.parse(text)
+        value = self.parameter.parse(text)
+        return self.parse(None) if value == "" else value
 
 
 TOGGLES: dict[str, Toggle] = {}
@@ -107,9 +116,10 @@ def positive_count(name: str) -> Callable[[str], int]:
     return parse
 
 
-def leaving_out(toggle: str, what: str, known: Iterable[str]) -> Callable[[str], str]:
+def leaving_out(toggle: str, what: str, known: Iterable[str],
+                retired: Iterable[str] = ()) -> Callable[[str], str]:
     """A parser for names with a "-" before each, which are to be left out of `known`; it gives them
-    in the order of those. `what` says in the plural what they are."""
+    in the order of those, without the `retired` ones. `what` says in the plural what they are."""
     names = tuple(known)
 
     def parse(text: str) -> str:
@@ -118,7 +128,7 @@ def leaving_out(toggle: str, what: str, known: Iterable[str]) -> Callable[[str],
             raise ConfigError(f"{toggle}={text}: write the {what} to leave out, each behind a -, "
                               f"as in {toggle}=-{names[-1]}")
         for name in wanted:
-            if name not in names:
+            if name not in names and name not in retired:
                 raise ConfigError(f"{toggle}=-{name}: there is no '{name}'" + (
                     nearest(name, names) or f"; the {what} are {', '.join(names)}"))
         return "".join(f"-{name}" for name in names if name in wanted)

@@ -147,6 +147,8 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
             if name in given:
                 raise ConfigError(f"'{name}' is given twice: leave one of them out")
             asked[name] = toggle(name).parse(value if "=" in word else None)
+            parameter = toggle(name).parameter
+            notes += parameter.notes(name, value) if parameter else []
             removed.discard(name)
             given.add(name)
             for other in _conflicts(name, asked):

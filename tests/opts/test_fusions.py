@@ -14,7 +14,7 @@ from rawnn.engine.runners.host import HostRunner
 from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.fuse import FUSIONS
-from rawnn.opts.registry import left_out
+from rawnn.opts.registry import Parameter, leaving_out, left_out
 from rawnn.plan.op import OPS
 from rawnn.ptx.family import FAMILIES
 from rawnn.ptx.gemm.tiles import MAIN_LOOPS
@@ -111,6 +111,24 @@ def test_names_come_in_the_order_of_the_list_and_once() -> None:
     assert selection.words() == ["fuse=-loss-head"]
     assert select("best,-mma,fuse=-loss", Network(DEEP), 4, CAPABLE).values["fuse"] == "-loss"
     assert select("none,fuse", Network(DEEP), 4, CAPABLE).words() == ["fuse"]
+
+
+def test_names_of_an_earlier_version_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    retired = ("old", "older")
+    monkeypatch.setitem(TOGGLES, "fuse", replace(TOGGLES["fuse"], parameter=Parameter(
+        "-NAME", leaving_out("fuse", "fusions", FUSIONS, retired), "", retired)))
+    network = Network(DEEP)
+    for text, words, notes in (
+            ("fuse=-old-loss", ["fuse=-loss"], ["fuse=-old changes nothing: this version has no "
+                                                "'old'"]),
+            ("fuse=-older", ["fuse"], ["fuse=-older changes nothing: this version has no "
+                                       "'older'"]),
+            ("fuse=-loss", ["fuse=-loss"], [])):
+        selection = select(f"none,{text}", network, 4, CAPABLE)
+        assert selection.words() == words
+        assert list(selection.notes) == notes
+    with pytest.raises(ConfigError, match="there is no 'oldest'; the fusions are loss"):
+        select("none,fuse=-oldest", network, 4, CAPABLE)
 
 
 @pytest.mark.parametrize(("value", "impls"), [
