@@ -77,7 +77,7 @@ def reference_of(source: str, name: str) -> KernelReference | None:
     if found is None and name in WRITTEN:
         spec, impl = WRITTEN[name]
         found = KernelReference(spec.reads, spec.writes, impl.shapes, spec.reference, spec.optional,
-                                geometry=impl.geometry)
+                        geometry=impl.geometry, shared=impl.shared, cluster=impl.cluster)
     return found
 
 

@@ -62,25 +62,34 @@ def test_wrong_geometry(device: Device) -> None:
         relu(device, z, a, count=1200).run(0)  # 256 threads take four numbers each
 
 
+CLUSTERED = {
+    "softmax_head": ("preload,sr,mma,fuse", (29, 264, 7)),
+    "train_steps": ("persistent=8x1:256:FSF", (29, 24, 7)),
+}
+
+
+@pytest.mark.parametrize("kernel", CLUSTERED)
 @pytest.mark.parametrize("graph", ["", ",graphs=step"])
 @pytest.mark.parametrize(("wrong", "sentence"), [
     ({"shared_bytes": 1 << 10}, r"1,024 bytes of dynamic shared memory, but its work asks for \d"),
-    ({"cluster": None}, r"softmax_head.* in clusters of 1 block\(s\), but its work asks for 8"),
+    ({"cluster": None}, r"in clusters of 1 block\(s\), but its work asks for 8"),
     ({"cluster": (1, 1, 1)}, r"in clusters of 1 block\(s\), but its work asks for 8"),
 ])
 def test_shared_memory_and_clusters_that_a_kernel_does_not_ask_for(
-        wrong: dict[str, Any], sentence: str, graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the last layer in one cluster, on a stream and in a graph."""
+        wrong: dict[str, Any], sentence: str, graph: str, kernel: str,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kernels in one cluster, on a stream and in a graph."""
     def launch(driver: Any, stream: Any, function: Any, label: str, *rest: Any) -> KernelLaunch:
         made = signature(KernelLaunch).bind(driver, stream, function, label, *rest)
-        if "softmax_head" in label:
+        if kernel in label:
             made.arguments.update(wrong)
         return KernelLaunch(*made.args, **made.kwargs)
 
     monkeypatch.setattr(lowering, "KernelLaunch", launch)
-    work = make_work(f"preload,sr,mma,fuse{graph}", (29, 264, 7), random_dataset(29, 7, 16, 8))
+    opt, layers = CLUSTERED[kernel]
+    work = make_work(opt + graph, layers, random_dataset(29, 7, 16, 8))
     device = Device(Simulation().backend())
-    with pytest.raises(SimulationError, match=sentence):
+    with pytest.raises(SimulationError, match=f"{kernel}.*{sentence}"):
         run_on(device, work)
     device.close()
 
