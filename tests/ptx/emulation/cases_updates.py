@@ -59,7 +59,7 @@ def optimizer(name: str, emulator: Emulator, rng: np.random.Generator) -> None:
     columns = (33,) if emulator.quick else (1, 16, 33, 127)
     shapes = itertools.product((1, 5), columns, (0, 3, 9), variants)  # 127 + 9: whole vectors
     for (rows, cols, pad, variant), expression in itertools.product(
-        shapes, SOURCES_AND_EXPRESSIONS[name]
+        shapes, SOURCES_AND_EXPRESSIONS[f"optimizers/{name}"]
     ):
         tw, tg, tc = (DTYPES[kind] for kind in template(expression))
         w = filled(rng.standard_normal((rows, cols)), pad, tw)
