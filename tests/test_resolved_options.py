@@ -50,7 +50,7 @@ def measured(path: Path, monkeypatch: pytest.MonkeyPatch, toggles: str, gpu: str
     """The machine's table now says that these toggles are fastest for the tests' network."""
     monkeypatch.setenv(table.ENVIRONMENT, str(path))
     table.write(path, [table.Entry(
-        gpu=gpu, layers=OPTIONS["layers"], batch=OPTIONS["batch"], numbers="", toggles=toggles,
+        gpu=gpu, layers=OPTIONS["layers"], batch=OPTIONS["batch"], precision="", toggles=toggles,
         us=0.1, others={}, driver="", commit="", date="")])
 
 

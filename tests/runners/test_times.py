@@ -62,7 +62,7 @@ def test_so_many_share_a_time(clock: Clock) -> None:
     measured = EpochTimes(clock, clock)
     train(clock, measured, 1.0, *[2.0] * MAX_EPOCHS_PER_SPAN, *[5.0] * 3)
     assert measured.milliseconds() == [1.0, *[2.0] * MAX_EPOCHS_PER_SPAN, *[5.0] * 3]
-    measured.together = 1
+    measured.epochs_per_span = 1
     train(clock, measured, 7.0, 9.0)
     assert measured.milliseconds()[-2:] == [7.0, 9.0]
 
@@ -73,7 +73,7 @@ def test_what_comes_between_is_left_out_and_what_belongs_to_an_epoch_counts(cloc
     measured.pause()
     clock.now += 1000.0
     train(clock, measured, 5.0)
-    with measured.also():
+    with measured.attributed_to_last():
         clock.now += 0.5
     clock.now += 1000.0
     train(clock, measured, 6.0)

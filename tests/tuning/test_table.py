@@ -56,3 +56,14 @@ def test_only_the_very_network_and_batch_are_found(tmp_path: Path,
     assert both.toggles == "mine, too"
     for gpu, batch, precision in (("H", 64, ""), ("G", 65, ""), ("G", 64, "bf16")):
         assert table.exact(gpu, (784, 128, 10), batch, precision) is None
+
+
+def test_a_table_that_was_written_with_the_key_numbers_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    path.write_text('[{"gpu": "G", "layers": [20, 10, 5], "batch": 8, "numbers": "bf16", '
+                    '"toggles": "mma", "us": 2.5, "others": {"": 3.0}, "driver": "570", '
+                    '"commit": "abc", "date": "2026-01-01"}]')
+    found, = table.read(path)
+    assert (found.precision, found.toggles, found.us) == ("bf16", "mma", 2.5)
+    table.write(path, [found])
+    assert '"numbers":"bf16"' in path.read_text().replace(" ", "")
