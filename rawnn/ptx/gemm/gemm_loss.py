@@ -23,7 +23,7 @@ from rawnn.ptx.gemm.mma import PREDICTED, predicted
 from rawnn.ptx.gemm.tiles import gemm_shape
 from rawnn.ptx.kernel_registry import kernel_for
 
-WORTH = 5000.0
+MIN_SAVING = 5000.0
 """Cycles by which the product may take longer in a tile that spans whole rows: a loss by itself
 takes two to four times as long, from the end of the product ahead to its own."""
 _OPTIONAL = ("bias", "t", "y", "loss_scale", "overflow", *PARTS)
@@ -97,7 +97,7 @@ def _joined(plan: Plan, gemm: Op, op: Op, name: str) -> Plan | None:
             - predicted(gemm.impl, gemm_shape(gemm, plan), plan.target)
     except ConfigError:  # no tile spans so many columns
         return None
-    if longer > WORTH:
+    if longer > MIN_SAVING:
         return None
     ops, tensors = _with_parts(plan, both, _terms(loss, a["m"], a["n"]), op)
     return plan.with_tensors(*tensors).substitute([gemm, op], ops)

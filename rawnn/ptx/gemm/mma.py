@@ -10,8 +10,8 @@ from rawnn.common.target import Target
 from rawnn.model.optimizers import STEPS
 from rawnn.ptx.family import Family
 from rawnn.ptx.gemm.tile_cost import (
-    PACES,
-    SCALED,
+    SCALED_STAGE_CYCLES,
+    TF32_STAGE_CYCLES,
     cycles,
     cycles_wgmma,
     cycles_wgmma_scaled,
@@ -68,7 +68,7 @@ def _shared(s: Scalars) -> int:
     return with_partial_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]))
 
 
-OTHERS = (
+TUNE_TILES = (
     Tile(16, 32, 1, 1, 8, 4, bytes=256), Tile(16, 32, 1, 1, 4, 2, bytes=128),
     Tile(16, 64, 1, 2, 4, 4, bytes=128), Tile(32, 32, 1, 1, 4, 4, bytes=256),
     Tile(32, 32, 2, 1, 4, 4, bytes=128), Tile(32, 64, 2, 2, 1, 2, bytes=128),
@@ -76,13 +76,14 @@ OTHERS = (
     Tile(64, 64, 2, 2, 2, 4, bytes=128), Tile(128, 64, 4, 2, 1, 4, bytes=128),
 )
 """What `tune` tries besides."""
-CUT = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128), Tile(64, 64, 2, 2, 2, 4, 4, bytes=128))
+CLUSTER_TUNE_TILES = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128),
+                      Tile(64, 64, 2, 2, 2, 4, 4, bytes=128))
 """The same where blocks form clusters."""
 UPDATES = {**{step.fused_kind: f"gemm_{step.kind}" for step in STEPS.values() if step.is_fused},
            **UPDATE}
 
-register_family(SYNC, "mma", "gemm/mma.cu", "Mma", choose, _shared, others=OTHERS + CUT,
-                updates=UPDATES,
+register_family(SYNC, "mma", "gemm/mma.cu", "Mma", choose, _shared, others=TUNE_TILES
+                + CLUSTER_TUNE_TILES, updates=UPDATES,
                 losses=True)
 
 
@@ -108,7 +109,7 @@ def choose_wgmma(p: GemmShape, target: Target) -> Tile:
     return min(spanning(p, WGMMA_TILES), key=lambda tile: cycles_wgmma(p, tile, target))
 
 
-WGMMA_OTHERS = (
+WGMMA_TUNE_TILES = (
     Tile(64, 64, 4, 1, 1, 6, bytes=128), Tile(64, 128, 4, 1, 1, 4, bytes=128),
     Tile(128, 64, 8, 1, 1, 4, bytes=128), Tile(128, 128, 8, 1, 1, 4, bytes=128),
     Tile(256, 128, 16, 1, 1, 4, bytes=128), Tile(64, 64, 4, 1, 1, 6, 4, bytes=128),
@@ -116,7 +117,7 @@ WGMMA_OTHERS = (
 )
 
 register_family(WGMMA, "wgmma", "gemm/wgmma.cu", "Wgmma", choose_wgmma, _shared_wgmma,
-                others=WGMMA_OTHERS, updates=UPDATES, losses=True, specific=True)
+                others=WGMMA_TUNE_TILES, updates=UPDATES, losses=True, specific=True)
 
 
 LONGEST_SUM = 32
@@ -129,7 +130,7 @@ def _tiles_wgmma_tf32(p: GemmShape) -> list[Tile]:
     stages = ceil(p.k, 32)
     return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
                  bytes=128)
-            for times, other in PACES if times == p.times
+            for times, other in TF32_STAGE_CYCLES if times == p.times
             for cluster in (1, 2, 3, 4, 8)
             if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
 
@@ -141,7 +142,7 @@ def choose_wgmma_tf32(p: GemmShape, target: Target) -> Tile:
                key=lambda tile: cycles_wgmma_tf32(p, tile, target))
 
 
-WORTH, WORTH_OF_EIGHT = 0.9, 0.87
+WGMMA_MARGIN, WGMMA_MARGIN_CLUSTER_8 = 0.9, 0.87
 """Of mma.sync's time, what wgmma may take at most where it does one product for one: its blocks
 leave a multiprocessor less room for those of another kernel. For results in clusters of eight: few
 rows are predicted too well there (docs/toggles/mma.md)."""
@@ -155,7 +156,7 @@ def wgmma_is_faster(p: GemmShape, target: Target) -> bool:
     tile = (choose_wgmma_tf32 if p.size == 4 else choose_wgmma)(p, target)
     by_wgmma = (cycles_wgmma_tf32 if p.size == 4 else cycles_wgmma)(p, tile, target)
     of_eight = tile.cluster == 8 and p.layout != "tn"
-    worth = 1.0 if p.times != 1 else WORTH_OF_EIGHT if of_eight else WORTH
+    worth = 1.0 if p.times != 1 else WGMMA_MARGIN_CLUSTER_8 if of_eight else WGMMA_MARGIN
     return by_wgmma < worth * cycles(p, choose(p, target), target)
 
 
@@ -172,7 +173,7 @@ register_family(WGMMA, "wgmma_tf32", "gemm/wgmma_tf32.cu", "WgmmaTf32", choose_w
 def _tiles_wgmma_scaled(p: GemmShape) -> list[Tile]:
     stages = ceil(p.k, 32)  # and as many additions of float32, half of those by tf32
     return [Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
-            for columns in SCALED for cluster in (1, 2, 3, 4, 8)
+            for columns in SCALED_STAGE_CYCLES for cluster in (1, 2, 3, 4, 8)
             if stages <= 2 * LONGEST_SUM * cluster or cluster == 8]
 
 
@@ -199,11 +200,11 @@ def _shared_wgmma_scaled(s: Scalars) -> int:
     return int(max(operands, with_partial_sums(s, 0)) + 3 * 4 * s["BN"])
 
 
-SCALED_OTHERS = tuple(Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
-                      for cluster in (1, 2) for columns in (64, 128))
+SCALED_TUNE_TILES = tuple(Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
+                          for cluster in (1, 2) for columns in (64, 128))
 
 register_family(WGMMA, "wgmma_scaled", "gemm/wgmma_scaled.cu", "WgmmaScaled", choose_wgmma_scaled,
-                _shared_wgmma_scaled, others=SCALED_OTHERS, updates=UPDATES, losses=True,
+                _shared_wgmma_scaled, others=SCALED_TUNE_TILES, updates=UPDATES, losses=True,
                 specific=True, three="f16x3")
 
 
