@@ -1,5 +1,8 @@
-"""What a run took of what was open: kept in its checkpoints, so that a run that goes on takes the
-same, whatever tables, caches and remaining epochs would say by then."""
+"""The options of a run as they were resolved: toggles with their values, and choices of launches.
+
+Checkpoints keep them, so that a resumed run uses the same ones, whatever tables, caches and the
+number of epochs that are left would decide by then.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,15 @@ from rawnn.opts.user_kernel_toggles import toggle
 
 @dataclass(frozen=True)
 class ResolvedOptions:
-    """`asked` is what stood after --opt, `toggles` what became of it, each with the value that it
-    came to, as one types them; `machine` is the GPU that they were taken for, or "the host".
-    `choices` are the launches that `tune` found, as rawnn.engine.launch_choices.with_choices takes
-    them; None where it did not look."""
+    """The resolved options of one run.
+
+    asked: the text after --opt.
+    toggles: what it resolved to, each toggle with its value, as one types them.
+    machine: the GPU that they were resolved for, or "the host".
+    choices: the variants of launches that `tune` found (launch_choices.with_choices); None if it
+    did
+        not search.
+    """
 
     asked: str
     toggles: str
@@ -39,7 +47,7 @@ class ResolvedOptions:
 
 def resolve_options(asked: str, selection: Selection, work: PreparedRun,
                     machine: Machine) -> ResolvedOptions:
-    """What the run of `work` takes. `work` is as it runs, with the launches that `tune` found."""
+    """The options of the run `work`, which includes the launches that `tune` found."""
     values = {name: toggle(name).resolved_value(value, work.train)
               for name, value in selection.values.items()}
     words = (name if value is None else f"{name}={value}" for name, value in values.items())
@@ -48,12 +56,12 @@ def resolve_options(asked: str, selection: Selection, work: PreparedRun,
 
 
 def machine_name(machine: Machine) -> str:
-    """What a machine is called."""
+    """Name of the GPU, or "the host"."""
     return "the host" if machine.gpu is not None else machine.name or "a GPU"
 
 
 def read_resolved_options(content: Mapping[str, Any], where: str) -> ResolvedOptions | None:
-    """What a checkpoint keeps of it; None of an older one, which keeps nothing. Raises
+    """Read from a checkpoint's content; None from an older one without them. Raises
     CheckpointError, starting with `where`."""
     if not content:
         return None

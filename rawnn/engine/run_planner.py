@@ -1,4 +1,4 @@
-"""What a run is made of, decided ahead of it: the toggles, the batch, the plans."""
+"""Resolves the toggles and the batch of a run, and builds its plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rawnn.plan.recipe import Recipe
 
 @dataclass(frozen=True)
 class RunPlanner:
-    """Decides for one run; `notify` gets a line for what the user should know."""
+    """Plans one run; `notify` receives sentences for the user."""
 
     config: Config
     data: Dataset
@@ -33,8 +33,8 @@ class RunPlanner:
     notify: Callable[[str], object]
 
     def plan(self, before: tuple[Path, Checkpoint] | None) -> tuple[Selection, PreparedRun]:
-        """The toggles of the run, and its plans: those of the run `before`, which is continued,
-        unless other toggles are asked for or they cannot run here."""
+        """The toggles and plans of the run. A resumed run uses those of the run `before`, unless
+        other toggles are given or they cannot run on this machine."""
         asked, here, notify = self.config.opt, machine_name(self.opened.machine), self.notify
         kept = read_resolved_options(before[1].taken, str(before[0])) if before else None
         if before is None or kept is None:
@@ -64,7 +64,7 @@ class RunPlanner:
 
     def select_and_prepare(self, opt: str, kept: ResolvedOptions | None = None
                            ) -> tuple[Selection, PreparedRun]:
-        """The toggles that `opt` comes to here, and the run with them; its launches as `kept`."""
+        """Resolve `opt` on this machine and prepare the run; launches as in `kept`, if given."""
         network, recipe = self.config.network(), self.config.recipe()
         if self.team is not None:
             recipe, opt = parallel.recipe_of_rank(recipe, self.team), parallel.with_nccl(opt)
@@ -79,8 +79,7 @@ class RunPlanner:
         return selection, work
 
     def for_one_rank(self, selection: Selection, work: PreparedRun) -> PreparedRun:
-        """The run by one rank: its batches whole, with the same toggles but the one that reduces
-        gradients."""
+        """The same run by a single rank: whole batches, and no toggle `nccl`."""
         values = {name: v for name, v in selection.values.items() if name != "nccl"}
         return prepare(self.config.network(), self.data, replace(selection, values=values),
                        replace(work.recipe, world_size=1, rank=0))

@@ -1,7 +1,7 @@
-"""Which edges of a plan may be programmatic: the kernel behind begins before the one ahead ends.
+"""Which edges of a plan may be programmatic: the consumer starts before its producer has ended.
 
-What a kernel does is proved from its PTX (rawnn.cuda.compiling.programmatic); what it must not
-read early is known from the plan. Both have to agree, or the edge stays a full one.
+What a kernel reads before its wait is proved from its PTX (rawnn.cuda.compiling.programmatic);
+what it must not read early follows from the plan. The edge stays full unless both agree.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role
 
 OVERTAKEN = 2
-"""From so many ops on that follow one another beside an op, before any waits for it, it begins when
-what it needs has ended. Begun early its blocks hold shared memory while they wait, which those on
-the way to the next step want: the gather of a step to come beside the products of this one, and the
-updates of a third layer and those above beside input gradients. What is waited for sooner, a second
-layer's update, has no time to spare for a launch."""
+"""An op with at least this many independent successors waits for full completion of its inputs. An
+early start would not help: its blocks would hold shared memory while they wait, which ops on the
+critical path need (the next batch's gather, updates of the third layer and above). An op with
+fewer, such as a second layer's update, is waited for too soon."""
 
 
 def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
@@ -47,8 +46,9 @@ def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
 
 
 def independent_successors(edges: Sequence[tuple[int, ...]]) -> list[int]:
-    """For each op how many ops follow one another beside it, at least, until one waits for it: all
-    take the same time, and each begins as soon as it may. At the end all are waited for."""
+    """For each op a lower bound of the number of ops that run one after another, independent of it,
+    before an op waits for it. Every op counts as equally long and starts as soon as it can; the end
+    of the plan waits for all."""
     begins: list[int] = []
     for before in edges:
         begins.append(1 + max((begins[index] for index in before), default=-1))

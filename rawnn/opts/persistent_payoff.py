@@ -1,5 +1,5 @@
-"""Whether `persistent` earns its place in `best`: by what its kernel is expected to take, against
-what the same step takes launch by launch."""
+"""Whether `best` takes `persistent`: if its kernel is expected to be faster than launches, and the
+run is long enough for its longer compilation."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.plan.tensor import Role
 
 COMPILE_US_PER_GEMM, COMPILE_US_PER_GEMM_WITH_STATE = 0.11e6, 0.03e6
-"""Microseconds that NVRTC takes for each matrix product of a step in a generated kernel, with all
-that belongs to it, and besides where the optimizer keeps state: fitted to networks of the draw in
-float32, tf32 and bf16 (NVRTC 12.9 and 13; half within 15 %, nine in ten within 40 %;
-docs/kernel-compilation.md), and made less by as much as a fit to 54 others became when layers
-began to share the code of loads and stores, and by what eleven became when loops gone through once
-were none and the one over steps was hidden. Nine tenths are optimisation of one function, by one
-thread."""
+"""Microseconds that NVRTC takes for each GEMM of the generated kernel, and the extra time for each
+GEMM if the optimizer has state.
+
+Fitted to sampled networks in float32, tf32 and bf16 with NVRTC 12.9 and 13. Half of the predictions
+are within 15 % of the measurement, nine in ten within 40 %. docs/kernel-compilation.md has the data
+and later corrections."""
 COMPILE_US_OF_LAUNCHES = 0.45e6
-"""What launches compile themselves before their first step, all kernels side by side: the slowest
+"""Microseconds in which the kernels of a run by launches are compiled, all in parallel: the slowest
 of a network takes 0.35 to 0.6 s."""
 MIN_DELAY_US = 0.06e6
-"""By how much a first run came later where both should take as long: 36-76 at batch 3 was ready
-after 0.83 s with a generated kernel and 0.77 s without one (an H200 and 16 cores)."""
+"""Lower bound of the extra time before the first step, measured where both compile equally long:
+0.83 s with a generated kernel and 0.77 s without (36-76 at batch 3, H200, 16 cores)."""
 
 
 @dataclass(frozen=True)
 class LaunchCosts:
-    """Microseconds of a launch in a graph, of which a step has three a layer and one; what a
-    microsecond does: numbers of the batch's inputs, activations and outputs that pass from launch
-    to launch, those that come out of layers of a width that is no multiple of WIDTH_MULTIPLE once
-    more (`odd` of them), floating-point operations of products, and parameters and numbers of the
-    optimizer's state that are updated."""
+    """What a step by launches costs; it has three launches for each layer, and one more.
+
+    node: microseconds of a launch in a graph.
+    values: activations that pass from launch to launch in a microsecond (the inputs of the batch,
+        and the outputs of each layer).
+    odd: the same, counted once more for layers whose width is no multiple of WIDTH_MULTIPLE.
+    rate: floating-point operations of GEMMs in a microsecond.
+    kept: parameters and optimizer state that are updated in a microsecond.
+    """
 
     node: float
     values: float
@@ -58,20 +61,15 @@ LAUNCH_COSTS = {"": LaunchCosts(1.54, 96.4e3, 257e3, 74.8e6, 0.258e6),
                 "tf32": LaunchCosts(1.45, 148e3, 161e3, 94.6e6, 0.489e6),
                 "bf16": LaunchCosts(1.29, 174e3, 481e3, 386e6, 0.367e6)}
 LAUNCH_COSTS |= dict.fromkeys(("fp16", "sr"), LAUNCH_COSTS["bf16"])
-"""By number format: least squares of relative errors over the runs of four random draws that went
-launch by launch, and of an older one, whose runs count half (one to six layers of 5 to 992 units,
-batches of 11 to 3840, an H200). Of the newer ones 25 were measured anew since products end sooner:
-they took a ninth less in bf16, 3 % in float32 and 1 % in tf32 in the mean. The others in bf16 and
-float32 count less by what those say that passing numbers between launches costs less. Left out are
-runs that waited for their gather as it was; those with Adam before its corrections were early count
-1.1, 1.4 and 1.9 us less. Fitted without a network's runs, nine in ten of the newer ones are within
-16 % of it in float32, 20 in tf32 and 25 in bf16. fp16 and sr took what bf16 did, or up to 9 % more,
-in nine of ten networks, and sr 1.8 times as long in one."""
+"""By precision: a least-squares fit of relative errors to sampled networks that ran by launches
+(one to six layers of 5 to 992 units, batches of 11 to 3840, an H200). With a network's own runs
+held out, nine in ten predictions are within 16 % in float32, 20 % in tf32 and 25 % in bf16. fp16
+and sr take the figures of bf16. docs/notes/cost-fits.md has the runs and corrections of the fit."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether `best` takes persistent, and why, in a sentence; nothing where it was no question."""
+    """Whether `best` takes persistent, and why in a sentence ("" if persistent cannot run)."""
 
     taken: bool
     why: str = ""

@@ -1,7 +1,7 @@
-"""The plans around the steps: what runs once at the start, before and after each epoch, and where
-parameters are asked for.
+"""Plans of what runs outside the steps: at the start, around each epoch, and to assemble
+parameters.
 
-They follow from the rewritten training plan: a tensor that some op of it reads is made here.
+They follow from the rewritten training plan: they make each tensor that one of its ops reads.
 """
 
 from __future__ import annotations

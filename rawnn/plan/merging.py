@@ -1,6 +1,6 @@
-"""Ops of two neighbouring steps that one launch can do: the last of one, the first of the next.
+"""Merges ops that one launch can do: the last op of a step with the first op of the next.
 
-A plan of one step has no such pair, so they are joined when a plan is unrolled.
+A plan of one step has no such pair, so ops are merged when a plan is unrolled.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """What a person wrote on the pages, and the figures in it that look measured.
 
 What is measured is written into pages by tools/pages.py, from results/. `typed` finds a time, a
-rate, a share, a factor, or any number with a decimal point in the rest. CHANGELOG.md is history and
-keeps its figures."""
+rate, a share, a factor, or any number with a decimal point in the rest. CHANGELOG.md and docs/notes
+are history and keep their figures."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name != "options.md"),
+PAGES = [*sorted(p for p in (ROOT / "docs").rglob("*.md")
+                 if p.name != "options.md" and p.parent.name != "notes"),
          *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "rawnn/ptx/README.md",
                                     "examples/lab/README.md"))]
 NUMBER = r"\d[\d,]*(?:\.\d+)?"

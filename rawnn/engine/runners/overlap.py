@@ -1,4 +1,4 @@
-"""Two streams: the next batch is fetched while the step at hand computes."""
+"""Two streams: the next batch is fetched while the current step computes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fetching(plan: Plan) -> list[Op]:
 
 
 def buffer_plans(plan: Plan) -> tuple[Plan, Plan]:
-    """The step on the first pair of batch buffers, and on the second."""
+    """The step on each of the two pairs of batch buffers."""
     batch = [t for t in plan.tensors.values() if t.role is Role.BATCH]
     second: Mapping[str, str] = {t.name: t.name + "'" for t in batch}
     other = replace(

@@ -50,15 +50,15 @@ class Part:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run made ready: the rewritten plans, the policy and the data.
+    """A run that is ready to execute: the rewritten plans, the policy and the data.
 
-    `train` measures loss and accuracy; `unmeasured` is the same step without the ops that only
-    measure, for epochs that are not reported. `rest` is the step on the partial batch that ends an
-    epoch, where it is kept. `start` draws the parameters, `refresh` makes their copies, `begin` and
-    `end` stand around every epoch; `between` is the end of one and the beginning of the next, for a
-    runner that gives epochs one behind the other. `evaluate` covers the test set in whole batches
-    and, if it is no multiple of them, one smaller batch for the rest. `steps` are whole batches in
-    an epoch, `updates` count the partial one as well.
+    `train` is the step with metrics, `unmeasured` the step without the ops that only measure, for
+    epochs that are not reported. `partial` is the step on the last, smaller batch of an epoch,
+    where it is kept. `start` initialises parameters and `refresh` makes their copies. `epoch_begin`
+    and `epoch_end` enclose each epoch; `epoch_boundary` is an end and the next beginning, for
+    runners that enqueue epochs back to back. `assemble` gathers what each rank keeps a part of.
+    `evaluate` covers the test set in whole batches and, if needed, one smaller batch. `steps`
+    counts the whole batches of an epoch, `updates` the partial one as well.
     """
 
     network: Network
@@ -80,8 +80,8 @@ class PreparedRun:
 
     @cached_property
     def merged_boundary(self) -> tuple[Plan, ...]:
-        """`train` and `unmeasured` where their one op can also do what stands between two epochs,
-        which is then one launch; else none."""
+        """`train` and `unmeasured`, each as one op that also does the epoch boundary, so that an
+        epoch is one launch; () if their kernel cannot."""
         alike = self.policy.sync == "report" and (
             not self.policy.graph or is_single_kernel(self.train, self.policy))
         if not self.steps or self.partial is not None or not alike or not spans(self.train):
@@ -168,22 +168,23 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
 
 
 def row_by_row_operands(plan: Plan) -> frozenset[str]:
-    """What the plain products of the plan read row by row."""
+    """Operands that GEMMs without tensor cores read row by row."""
     return frozenset(op.operands[role] for op in plan.find(kind="matmul", impl="naive")
                      if op.attributes["layout"] == "nt" for role in ("a", "b"))
 
 
 def with_unaligned_rows(plan: Plan, names: Collection[str]) -> Plan:
-    """`plan` with rows of these matrices that begin near each other. The threads of a warp of a
-    plain product read sixteen rows of weights and two of inputs at a time, word by word; where all
-    begin with cache lines, these words lie in one bank of the L1 cache. An epoch of 784-10 took
-    29.7 ms so, 24.5 with near rows of the weights alone (H200)."""
+    """`plan` in which rows of these matrices do not begin at cache lines.
+
+    A warp of a plain GEMM reads sixteen rows of weights and two of inputs at a time, word by word.
+    If all rows begin at cache lines, these words lie in one bank of L1: an epoch of 784-10 took
+    29.7 ms, and 24.5 ms with unaligned rows of the weights (H200)."""
     return plan.with_tensors(*(replace(t, near=True) for name, t in plan.tensors.items()
                                if plan.whole(name) in names))
 
 
 class Runner(Protocol):
-    """Executes a Work. `epoch` only enqueues where the device is asynchronous."""
+    """Executes a PreparedRun. `epoch` only enqueues if the device is asynchronous."""
 
     def epoch(self, measured: bool) -> None:
         """Train one epoch; `measured` says that its loss and accuracy will be asked for."""
@@ -199,7 +200,7 @@ class Runner(Protocol):
         call it together; `parameters` and `state` do where nobody has."""
 
     def keep_sharded(self) -> None:
-        """Leave it at the parts that this rank has: the others may have gone."""
+        """Skip `assemble`: other ranks may be gone, and each keeps its part."""
 
     def parameters(self) -> Parameters:
         """The parameters as they are, float32, on the host."""

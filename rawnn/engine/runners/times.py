@@ -19,12 +19,14 @@ small network, and keeps the first kernel of the next from beginning early."""
 
 
 class EpochTimes:
-    """Epochs given one behind the other are timed from the first one's start to the last one's end,
-    up to `epochs_per_span` at a time, each then with an equal share; the very first of all by
-    itself. So what the device does from one to the next counts, and so does the time that it waits
-    for the host. `pause` says that something else comes between; the next epoch then has a start of
-    its own. What is done within `attributed_to_last` counts to the epoch before, however much later
-    it is."""
+    """Times epochs that are enqueued back to back in spans of up to `epochs_per_span`, from the
+    start of the first to the end of the last; each gets an equal share. The first epoch of all is
+    timed by itself. Transitions between epochs therefore count, and so does time that the device
+    waits for the host.
+
+    `pause` ends a span, because other work follows; the next epoch gets a start of its own. Work
+    within `attributed_to_last` counts to the epoch before it, however much later it runs.
+    """
 
     def __init__(self, driver: Any, stream: Stream) -> None:
         self._driver, self._stream = driver, stream
