@@ -1,8 +1,8 @@
 // The clock of training: int32[2], the epochs and the steps done since it began.
 #pragma once
 
-// clock += {1, steps}; from 3 * 2^29 steps on the count goes back by 2^29: an epoch more never
-// overflows it, and it stays so large that nobody's first steps come again (rawnn/plan/ops/epoch.py).
+// clock += {1, steps}. From 3 * 2^29 steps on, the count wraps around within the last 2^29: another epoch cannot
+// overflow it, and small step numbers never repeat (rawnn/plan/ops/epoch.py).
 __device__ __forceinline__ void tick_clock(int* clock, int steps) {
   constexpr unsigned int turn = 1u << 29;
   const unsigned int done = static_cast<unsigned int>(clock[1]) + static_cast<unsigned int>(steps);

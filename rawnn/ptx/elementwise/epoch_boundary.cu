@@ -1,16 +1,18 @@
-// turn: from one epoch to the next. The clock goes on, and the order of the epoch that comes is made.
+// epoch_boundary: ends an epoch and prepares the next one. Advances the clock, and writes the order of examples.
 //
-//   clock += {1, steps} as tick has it (clock.cuh)
-//   order[i] = the keyed permutation of `seed` and the epoch `offset`, at i; i = 0 .. count-1
+//   clock += {1, steps}, as in tick (clock.cuh)
+//   order[i] = keyed permutation of `seed` and the epoch `offset`, at i; i = 0 .. count-1
 //   clock: int32[2], epochs and steps done; order: int32 [count]
 //
-// It stands behind the steps of an epoch, where shuffle and tick would be two launches. The epoch is
-// an argument, which the host changes from launch to launch: were it read from the clock, the blocks
-// would have to wait for each other before one of them moves it.
-// Each thread finds its first element ahead of pdl_wait(), while the steps still run: only a store is
-// left behind them. Shared memory holds it, or the compiler would find it behind the wait.
+// One launch after the steps of an epoch, in place of shuffle and tick. The epoch is an argument that the host
+// changes for each launch: if it were read from the clock, all blocks would have to read it before one of them
+// advances it.
+//
+// Each thread computes its first element before pdl_wait(), while the steps still run, so that only a store is
+// left after them. It is kept in shared memory; otherwise the compiler moves the computation behind the wait.
+//
 // Launch: one dimension, any size (grid-stride), once an epoch; kBoundaryThreads threads a block.
-// Limit: the launch.
+// Limit: launch latency.
 #include "elementwise/clock.cuh"
 #include "primitives/pdl.cuh"
 #include "primitives/random.cuh"

@@ -1,5 +1,5 @@
 // gemm_nt, gemm_nn, gemm_tn, gemm_loss, gemm_update, gemm_momentum, gemm_adam:
-// the kernels of matrix products, of any main loop.
+// the GEMM kernels, for any main loop.
 //
 //   c[m, n] = act(alpha * op(a) op(b) + beta * c + bias[n]) * slope(saved[m, n])
 //   nt: a[m, k], b[n, k];  nn: a[m, k], b[k, n];  tn: a[k, m], b[k, n];  as matmul.cu
@@ -9,18 +9,19 @@
 //           copy, bias: gradient and step in one kernel, as weight_update.cu; momentum and adam
 //           with theirs
 //
-// template <LOOP, TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>, of the loss <LOOP, TA, TB, TD,
-// TT, BIAS, LOSS, SUM, tile>, of updates <LOOP, TD, TX, TW, TC, BIAS, SUM, tile>, where `tile` are the parameters of Tile (mma_copy.cuh) and SUM is how a
-// loop adds up. BIAS says that bias is not null. saved (with SLOPE None), pre, overflow and
-// whatever updates.cuh calls optional may be null.
+// Template parameters: <LOOP, TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>; of the loss <LOOP, TA, TB,
+// TD, TT, BIAS, LOSS, SUM, tile>; of updates <LOOP, TD, TX, TW, TC, BIAS, SUM, tile>. `tile` stands for the
+// parameters of Tile (mma_copy.cuh), SUM for how the main loop accumulates. BIAS: bias is not null. saved
+// (with SLOPE None), pre, overflow, and what updates.cuh calls optional may be null.
 //
-// LOOP is what computes a block's tile: mma.cu, tiled.cu, wgmma.cu, wgmma_tf32.cu and
-// wgmma_scaled.cu have one each, and include this file. It has
-//   gemm<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue): a block's sums go
-//     to the epilogue; DEEP_A and DEEP_B say that op(a) and op(b) are contiguous along the inner
-//     dimension; where BIAS, blocks of the first column of tiles also add up the rows of op(a).
-// GEMM_BOUNDS are the bounds of a launch; to say that one block on a multiprocessor is enough is
-// not to say nothing: ptxas then takes more registers.
+// LOOP is the main loop, which computes the tile of a block: one each in mma.cu, tiled.cu, wgmma.cu,
+// wgmma_tf32.cu and wgmma_scaled.cu, which include this file. It has
+//   gemm<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue)
+// and passes the sums of a block to the epilogue. DEEP_A, DEEP_B: op(a), op(b) are contiguous along the inner
+// dimension. BIAS: blocks of the first column of tiles also sum the rows of op(a).
+//
+// GEMM_BOUNDS are the launch bounds. A bound of one block per multiprocessor is not the same as none: ptxas
+// uses more registers with it.
 #pragma once
 #include "gemm/mma_copy.cuh"
 #include "gemm/mma_epilogue.cuh"

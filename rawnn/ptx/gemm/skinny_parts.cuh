@@ -17,9 +17,9 @@ using ptx::multiply;
 using ptx::shared_address;
 using ptx::store_shared;
 
-// Parts of sums that the blocks of a cluster send each other: `receive` returns once all bytes that
-// `open` was told of are there. They are sent as asynchronous stores that count themselves, which
-// spares the fence of all memory that a cluster barrier's release is.
+// Receive buffer for partial sums from the other blocks of a cluster. `receive` returns when as many bytes as
+// `open` announced have arrived. Asynchronous stores signal the barrier themselves (st.async), so no cluster
+// barrier is needed, whose release would fence all memory.
 struct Mailbox {
   unsigned int barrier;
 
@@ -36,7 +36,7 @@ struct Mailbox {
     ptx::arrive_at_cluster_relaxed();
   }
 
-  // Every block of the cluster has begun and opened its mailbox.
+  // Waits until every block of the cluster has started and opened its receive buffer.
   __device__ __forceinline__ void opened() const { ptx::wait_for_cluster(); }
 
   // Writes to where `place` lies in the shared memory of block `rank` of the cluster.

@@ -1,11 +1,11 @@
-// Rules of optimizers, as types for kernels' template parameters: Sgd, Momentum, Adam, ApproximateAdam.
+// Optimizer steps as functors, for template parameters of kernels: Sgd, Momentum, Adam, ApproximateAdam.
 //
-//   RULE(rate, t, decay, ...)   of one step: its learning rate, its number from 1 on since training
-//                               began, and the settings of its op in their order
-//   rule(w, g, state)           the new weight, from the weight, its gradient without decay, and
-//                               the kStates numbers kept for it, which are brought up to date
+//   OPTIMIZER(rate, t, decay, ...)  one step: its learning rate, its number since training began (from 1), and
+//                                   the settings of its op in their order
+//   optimizer(w, g, state)          the new weight, from the weight, its gradient without decay, and kStates
+//                                   values of state, which are updated
 //
-// What each computes stands in sgd.cu, momentum.cu, adam.cu.
+// sgd.cu, momentum.cu and adam.cu state the formulas.
 #pragma once
 #include "device/convert.cuh"
 
@@ -31,7 +31,7 @@ struct Momentum {
   }
 };
 
-// A root and a quotient, as precise as the compiler's options have them.
+// Square root and quotient as precise as the compiler options say.
 struct AsCompiled {
   static __device__ __forceinline__ float root(float x) { return sqrtf(x); }
   static __device__ __forceinline__ float quotient(float a, float b) { return a / b; }
@@ -72,10 +72,9 @@ struct AdamBy {
 };
 using Adam = AdamBy<AsCompiled>;
 
-// Roots and quotients within two units in the last place, of numbers that are not subnormal, for
-// kernels that are bound by their instructions or wait for few of them: of Adam's 38 instructions a
-// weight 14 are a root and a quotient, and 5 of these for numbers at the ends of the range, which
-// units that get no gradient bring about.
+// Square root and quotient within two units in the last place, except for subnormal numbers. For kernels that
+// are bound by instructions: of Adam's 38 instructions a weight, 14 are a square root and a quotient, and 5 of
+// these handle the ends of the range, which units without a gradient reach.
 struct Approximate {
   static __device__ __forceinline__ float root(float x) { return ptx::approximate_sqrt(x); }
   static __device__ __forceinline__ float quotient(float a, float b) {
