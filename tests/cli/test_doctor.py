@@ -58,7 +58,7 @@ def test_the_extra_is_that_of_the_bindings_or_else_of_the_driver(
     assert found["nvmath-python"].cure == f"pip install 'rawnn[{extra}]'"
 
 
-@pytest.mark.parametrize(("bindings", "driver", "install_hint"), [
+@pytest.mark.parametrize(("bindings", "driver", "cure"), [
     (13, 12040, "update the NVIDIA driver, or pip install 'rawnn[cu12]'"),
     (13, 12020, "update the NVIDIA driver"), (12, 12020, "update the NVIDIA driver")])
 def test_a_driver_too_old_for_the_bindings_has_a_cure(

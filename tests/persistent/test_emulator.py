@@ -440,7 +440,7 @@ FAR_STEPS = [
 are left, and turns."""
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale", "left", "has_boundary"),
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "scale", "left", "turns"),
                          sliced(FAR_STEPS))
 def test_steps_through_the_l2_cache(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str,
@@ -461,7 +461,7 @@ TURNS = [
 is left for a partial batch."""
 
 
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "has_boundary", "left"),
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "turns", "left"),
                          sliced(TURNS))
 def test_micro_batches(tmp_path: Path, name: str, ranks: int, groups: int, types: str, turns: int,
                        left: int) -> None:

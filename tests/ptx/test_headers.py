@@ -129,7 +129,7 @@ def test_conda_is_looked_at_before_a_toolkit(site, monkeypatch):
     assert headers.include_directories() == (folder, folder / "cccl", headers.HOST_HEADERS)
 
 
-@pytest.mark.parametrize(("version", "header", "install_hint"), [
+@pytest.mark.parametrize(("version", "header", "cure"), [
     ("12.9.0", "nv/target", "pip install nvidia-cuda-cccl-cu12"),
     ("13.0.1", "cuda/barrier", "pip install 'nvidia-cuda-cccl<14'"),
     ("12.9.0", "crt/mma.h", "pip install nvidia-cuda-nvcc-cu12"),
