@@ -1,4 +1,4 @@
-"""What a plan's step trains, as far as a kernel that does it on the chip must know."""
+"""What a step of a plan trains, as far as the persistent kernel must know."""
 
 from __future__ import annotations
 
@@ -18,26 +18,37 @@ Setting = float | bool
 
 
 class Unsupported(RawnnError):
-    """A step that the kernel cannot do: `reason` says why, as the end of a sentence, `cure` what to
-    do about it; the message both."""
+    """A step that the kernel cannot do: `reason` says why, as the end of a sentence, `fix` what to
+    do about it; the message has both."""
 
-    def __init__(self, reason: str, cure: str = "leave persistent out") -> None:
-        super().__init__(f"{reason}: {cure}")
-        self.reason, self.cure = reason, cure
+    def __init__(self, reason: str, fix: str = "leave persistent out") -> None:
+        super().__init__(f"{reason}: {fix}")
+        self.reason, self.fix = reason, fix
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One step of a fully connected network.
+    """One training step of a fully connected network.
 
-    `layers` are its sizes; `batch` examples a step begin `stride` examples behind the last step's.
-    `activation` is a name, "" where there is one layer. `loss` is the CUDA functor of a loss over
-    all elements, "" for softmax cross-entropy with labels. `rule` is the optimizer's functor,
-    `settings` its arguments, `states` what it keeps. `numbers` are "float32", "tf32", "bfloat16" or
-    "float16". `inputs` and `labels` are storage types. So many steps as `growth` without an
-    overflow double the loss scale; it is 0 where the loss is not scaled. `streams` are those that
-    the weights of each layer draw from where they are kept in bfloat16 alone, rounded by chance;
-    nothing where float32 is kept. `partial` says that an epoch may end with a smaller batch.
+    layers: features of each boundary, from the inputs to the outputs.
+    batch, stride: examples of a step, and from the begin of one step to that of the next.
+    activation: its name; "" for one layer.
+    loss: the CUDA functor of a loss over all elements; "" for softmax cross-entropy with labels.
+    rule, settings, states: the CUDA functor of the optimizer step, its arguments, and the tensors
+        that it keeps for each parameter.
+    timed: whether the optimizer step depends on the number of the step.
+    numbers: the dtype of GEMMs: "float32", "tf32", "bfloat16" or "float16".
+    inputs, labels: storage dtypes.
+    scale, normalised: how stored inputs become operands.
+    reconstruct: whether the inputs are the targets.
+    ordered: whether a batch takes its examples by an order (shuffling).
+    scheduled: whether the learning rate changes from step to step.
+    measured: whether steps count correct answers.
+    copies: the dtype of low-precision copies of the weights; "" without.
+    growth: steps without an overflow that double the loss scale; 0 without a loss scale.
+    streams: the random streams of stochastic rounding, one for each layer's weights, where these
+        are stored in bfloat16; none where they are stored in float32.
+    partial: whether an epoch may end with a smaller batch.
     """
 
     layers: tuple[int, ...]
@@ -79,17 +90,17 @@ class Problem:
 
     @property
     def scaled(self) -> bool:
-        """Whether the loss has a scale, and steps whose gradients overflow are left out."""
+        """Whether the loss has a scale, and steps whose gradients overflow are skipped."""
         return self.growth > 0
 
     @property
     def halved(self) -> bool:
-        """Whether products take numbers of 16 bits."""
+        """Whether GEMMs read 16-bit operands."""
         return self.numbers in ("bfloat16", "float16")
 
     @property
     def weights(self) -> str:
-        """What weights are stored in."""
+        """The dtype that weights are stored in."""
         return "bfloat16" if self.streams else "float32"
 
     @property
@@ -99,13 +110,13 @@ class Problem:
 
     @property
     def rounded(self) -> bool:
-        """Whether inputs lie on the device as products of 16 bits take them (rounding.py)."""
+        """Whether inputs lie on the device as 16-bit GEMMs read them (rounding.py)."""
         return self.halved and self.inputs == self.numbers and self.scale == 1.0 \
             and not self.normalised and not self.reconstruct
 
     @property
     def converted(self) -> bool:
-        """Whether inputs become something else than what lies on the device."""
+        """Whether stored inputs are converted to what GEMMs read."""
         return not self.rounded and (
             self.inputs != "float32" or self.scale != 1.0 or self.normalised)
 

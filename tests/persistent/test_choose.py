@@ -187,6 +187,18 @@ def test_a_choice_is_told_in_words() -> None:
     assert "expected:" in said
 
 
+def test_the_phases_of_a_step_are_printed_with_their_cycles() -> None:
+    choice = choose(problem((784, 128, 10), batch=128), HOPPER)
+    head, _, said = describe(choice).partition("\nexpected: ")
+    names = [line[2:26].strip() for line in said.splitlines()[1:]]
+    lines = [line.name for _, line in cost.table(choice.layout.schedule)]
+    assert names == [*lines, "launch"]  # in the order of the program
+    cycles = [float(line[26:36].replace(",", "")) for line in said.splitlines()[1:]]
+    total = float(said.split(" us a step, ")[1].split(" cycles")[0].replace(",", ""))
+    assert sum(cycles) == pytest.approx(total, abs=len(cycles))
+    assert "layer 1: 784 -> 128" in head
+
+
 def test_a_chip_is_what_the_target_says() -> None:
     assert chip_of(known((9, 0))).sizes == (1, 2, 4, 8, 16)
     assert chip_of(known((8, 0))).sizes == (1,)
