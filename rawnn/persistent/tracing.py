@@ -1,9 +1,8 @@
-"""Where a step on the chip spends its cycles: kernels that stamp the end of each phase, and what
-their stamps say.
+"""Traced kernels, which stamp the end of each part of a phase, and what their stamps say.
 
 A stamp is the clock of a multiprocessor, read by one lane of each warp. A phase ends in a block
-when its last warp comes to the end of it, so that the phases of a step add up to the step. A phase
-may have parts: work, waiting for a mailbox or the other clusters, sending.
+when its last warp gets to the end of it, so that the phases of a step add up to the step. A phase
+may have parts: work, waiting for a receive buffer or the other groups, sending.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ WRAPS = 2**32
 
 
 AHEAD = 2**20
-"""Cycles by which a warp may begin ahead of the first."""
+"""Cycles by which a warp may begin before the first one."""
 
 
 def traced(chosen: Choice, steps: int) -> Choice:
-    """The same sharding, whose kernel stamps the phases of its first `steps` steps."""
+    """The same choice, whose kernel stamps the phases of its first `steps` steps."""
     layout = replace(chosen.layout, traced=steps, stamps=0)
     return replace(chosen, layout=replace(layout, stamps=len(stamps(layout.schedule))))
 
