@@ -194,6 +194,6 @@ def _compile(configs: Sequence[Config], data: Dataset, opened: Opened) -> None:
         with suppress(RawnnError):
             config, _ = settled(config, data)
             works.append(RunPlanner(config, data, opened, None, lambda message: None)
-                         .decided(None)[1])
+                         .plan(None)[1])
     with suppress(CompileError):
         precompile(opened.device, works)

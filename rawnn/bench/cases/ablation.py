@@ -72,7 +72,7 @@ def ablated(suite: AblationSuite, machine: Machine) -> list[Ablated]:
 
     def words(opt: str) -> list[str]:
         return select(opt, config.network(), steps, machine, batch=recipe.batch, recipe=recipe,
-                      form=form).words()
+                      data_spec=form).words()
 
     base = words(suite.base)
     return [Ablated(workload=suite.workload, toggle=word, base=suite.base, full=suite.full)

@@ -103,7 +103,7 @@ def trace_phases(harness: Harness, opened: Opened, problem: Problem, opt: str) -
         "kernel_us": trace.us, "epoch_us": traced_us * problem.steps, "clock_mhz": trace.clock,
         "load_cycles": float(trace.load.max()), "store_cycles": float(trace.store.max()),
         "cycles": float(np.median(trace.step, axis=0).max()),
-        "blocks": chosen.decomposition.blocks}, rows, parts)
+        "blocks": chosen.sharding.blocks}, rows, parts)
 
 
 def phase_records(harness: Harness, problem: Problem, opt: str, step: dict[str, float],
@@ -158,7 +158,7 @@ def _microseconds(runner: GpuRunner, steps: int) -> float:
 def of_phases(chosen: Choice, trace: Trace) -> tuple[list[PhaseCycles], list[PhaseCycles]]:
     """The phases, and their parts, in the order of their first stamps."""
     expected: dict[str, float] = {}
-    for phase in cost.phases(chosen.decomposition, chosen.costs):
+    for phase in cost.phases(chosen.sharding, chosen.costs):
         if phase.name == cost.LAUNCH:  # which stands below the steps
             continue
         expected[phase.name] = expected.get(phase.name, 0.0) + phase.cycles
