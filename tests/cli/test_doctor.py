@@ -26,7 +26,7 @@ def test_with_a_gpu_the_status_is_0(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(doctor, "open_device", lambda wanted, say: open_device("sim", say))
     monkeypatch.setattr(doctor, "_libraries", lambda: [
         doctor.Finding("NVRTC", "/lib/libnvrtc.so.13", "13.0", required=True),
-        doctor.Finding("cuDNN", looked=("/here", "/there"), cure="pip install it")])
+        doctor.Finding("cuDNN", looked=("/here", "/there"), fix="pip install it")])
     assert run(["doctor"]) == 0
     printed = capsys.readouterr().out
     assert "simulated GPU" in printed
@@ -42,8 +42,8 @@ def test_a_toggle_that_lacks_something_has_a_cure(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(doctor, "open_device", old)
     lacks = {each.toggle: each for each in doctor.diagnose().lacks}
-    assert "pip install 'rawnn[cu1" in lacks["cudnn"].cure
-    assert lacks["pdl"].cure == "a newer GPU"
+    assert "pip install 'rawnn[cu1" in lacks["cudnn"].fix
+    assert lacks["pdl"].fix == "a newer GPU"
 
 
 @pytest.mark.parametrize(("bindings", "driver", "extra"), [
@@ -55,7 +55,7 @@ def test_the_extra_is_that_of_the_bindings_or_else_of_the_driver(
     monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
     monkeypatch.setattr(doctor, "has_package", lambda name: False)
     found = {each.name: each for each in doctor.diagnose().findings}
-    assert found["nvmath-python"].cure == f"pip install 'rawnn[{extra}]'"
+    assert found["nvmath-python"].fix == f"pip install 'rawnn[{extra}]'"
 
 
 @pytest.mark.parametrize(("bindings", "driver", "cure"), [
@@ -70,7 +70,7 @@ def test_a_driver_too_old_for_the_bindings_has_a_cure(
     monkeypatch.setattr(doctor.headers, "cuda_major", lambda: bindings)
     monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
     found = {each.name: each for each in doctor.diagnose().findings}
-    assert found["driver and GPU"].cure == cure
+    assert found["driver and GPU"].fix == cure
 
 
 def test_the_driver_is_asked_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ class None_:
 sys.meta_path.insert(0, None_())
 from rawnn.cuda import library_folders
 from rawnn.cuda.compiling import headers
-places.toolkits = lambda: iter(())
+library_folders.toolkits = lambda: iter(())
 from rawnn.cli import run
 from rawnn.cuda.compiling import headers
 sys.exit(run(["doctor"]))

@@ -237,7 +237,7 @@ def test_strangers_at_the_door_are_sent_away() -> None:
 
 STUCK = '''
 import os, sys, time
-from rawnn.distributed import place_of, team
+from rawnn.distributed import rank_from_environment, team
 team.NOTICE, team.GRACE = 0.2, 0.5
 mine = team.Team(place_of(os.environ), {}, guard=True)
 mine.on_failure(lambda: os.write(1, b"aborted\\n"))

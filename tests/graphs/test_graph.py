@@ -150,7 +150,7 @@ class Broken(Exception):
     """Raised by what is captured."""
 
 
-@pytest.mark.parametrize("way", ["capture", "capture_apart"])
+@pytest.mark.parametrize("way", ["capture", "capture_as_child"])
 def test_whatever_is_raised_inside_ends_the_capture(sim: Simulation, device: Device, graph: Graph,
                                                     way: str) -> None:
     def fail() -> None:
@@ -166,7 +166,7 @@ def test_whatever_is_raised_inside_ends_the_capture(sim: Simulation, device: Dev
 @pytest.mark.parametrize(("way", "call"), [
     *(("capture", call) for call in ("cuStreamBeginCaptureToGraph", "cuLaunchKernel",
                                      "cuStreamGetCaptureInfo", "cuStreamEndCapture")),
-    *(("capture_apart", call) for call in ("cuStreamBeginCapture", "cuLaunchKernel",
+    *(("capture_as_child", call) for call in ("cuStreamBeginCapture", "cuLaunchKernel",
                                            "cuStreamEndCapture", "cuGraphAddChildGraphNode"))])
 def test_each_call_of_a_capture_can_fail(way: str, call: str) -> None:
     simulation = Simulation(faults=Faults())

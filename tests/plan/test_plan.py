@@ -161,10 +161,10 @@ from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 from rawnn.plan.build import training_step
-from rawnn.plan.recipe import Form, Recipe
+from rawnn.plan.recipe import DataSpec, Recipe
 for loss in ("mse", "bce"):
     network = Network((6, 5, 3), loss=loss)
-    plan = training_step(network, Recipe(4), Form(14, labels="", targets=3))
+    plan = training_step(network, Recipe(4), DataSpec(14, labels="", targets=3))
     fused, _ = select("none,fuse", network, 3, Machine(None)).apply(plan)
     print(loss, *(op.kind for op in fused.without_metrics().ops if loss in op.kind))
 """
