@@ -239,7 +239,7 @@ STUCK = '''
 import os, sys, time
 from rawnn.distributed import rank_from_environment, team
 team.NOTICE, team.GRACE = 0.2, 0.5
-mine = team.Team(place_of(os.environ), {}, guard=True)
+mine = team.Team(rank_from_environment(os.environ), {}, guard=True)
 mine.on_failure(lambda: os.write(1, b"aborted\\n"))
 if mine.rank == 1:
     time.sleep(0.5)  # until the others are through with the start
