@@ -14,7 +14,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from rawnn.sim.meanings import reference_of
 
 import rawnn
 from rawnn.common.errors import ConfigError, MissingLibrary
@@ -35,6 +34,7 @@ from rawnn.ptx.family import FAMILIES, Family
 from rawnn.ptx.kernel_registry import KERNELS
 from rawnn.ptx.optimizers.updates import register_update
 from rawnn.sim import Simulation
+from rawnn.sim.kernel_references import reference_of
 from tests import requires
 from tests.engine import make_work, random_dataset, run_on, same_parameters, trained
 from tests.ptx.emulator.emulator import Kernels

@@ -37,9 +37,6 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rawnn.persistent.decompose import CLUSTER, FULL, GATHERED, L2, SLICED
-from tests.persistent.test_twin import Launch, check
-
 from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.common.files import write_atomically
 from rawnn.cuda.compiling.compile import compile_source
@@ -49,10 +46,12 @@ from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES
 from rawnn.persistent.problem import Unsupported
+from rawnn.persistent.sharding import ALL_GATHERED, DSMEM, L2, REPLICATED, SHARDED
 from rawnn.persistent.spelling import exactly
 from tests.catalogue import legal
 from tests.engine import same_run
 from tests.persistent.problems import HOPPER, VARIETY
+from tests.persistent.test_emulator import Launch, check
 from tests.properties.runs import MODES, Case, cases, on_host, on_simulated_gpu, toggles
 from tests.properties.test_runners import TOLERANCE
 from tools.full_walk import ROOT, commit_of_code
@@ -63,7 +62,7 @@ OPTIMIZERS = [Optimizer("sgd", 0.1, given) for given in (
     {}, {"momentum": 0.9}, {"decay": 0.02}, {"momentum": 0.9, "nesterov": 1, "decay": 0.01})]
 OPTIMIZERS += [Optimizer("adam", 1e-3), Optimizer("adamw", 1e-3, {"decay": 0.01})]
 SCHEDULES = ("constant", "step:1:0.5", "cosine", "warmup:1,cosine")
-WAYS = [*((CLUSTER, ranks) for ranks in (1, 2, 4, 8, 16)), *((L2, ranks) for ranks in (2, 3, 5, 9))]
+WAYS = [*((DSMEM, ranks) for ranks in (1, 2, 4, 8, 16)), *((L2, ranks) for ranks in (2, 3, 5, 9))]
 """Where blocks exchange, and how many share the widths."""
 MOST_BLOCKS = 24
 
@@ -136,9 +135,10 @@ class Kernel:
 
     def check(self) -> None:
         launch = Launch(*self.how)
-        d = launch.decomposition
+        d = launch.sharding
         try:
-            exactly(d.problem, HOPPER, d.ranks, d.groups, d.threads, d.types, d.turns, d.exchange)
+            exactly(d.problem, HOPPER, d.tp_size, d.dp_size, d.threads, d.boundaries,
+                    d.micro_batches, d.transport)
         except Unsupported as reason:
             raise NotSampled(str(reason)) from None
         with tempfile.TemporaryDirectory() as folder:
@@ -173,12 +173,12 @@ def plans(draw: st.DrawFn) -> Sample:
 def types_of(draw: st.DrawFn, depth: int, ranks: int, labelled: bool) -> str:
     """Types of the boundaries of so many layers."""
     if ranks == 1:
-        return FULL * (depth + 1)
-    found = draw(st.sampled_from(FULL + SLICED))
+        return REPLICATED * (depth + 1)
+    found = draw(st.sampled_from(REPLICATED + SHARDED))
     for layer in range(depth):
-        gathered = GATHERED if layer < depth - 1 or labelled else ""
-        found += FULL if found[-1] == SLICED else draw(
-            st.sampled_from(FULL + SLICED + gathered))
+        gathered = ALL_GATHERED if layer < depth - 1 or labelled else ""
+        found += REPLICATED if found[-1] == SHARDED else draw(
+            st.sampled_from(REPLICATED + SHARDED + gathered))
     return found
 
 

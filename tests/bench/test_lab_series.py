@@ -12,6 +12,7 @@ import rawnn
 from rawnn.bench.record import Record, Results, read_results
 from rawnn.bench.render.machine import lab
 from rawnn.common.errors import ConfigError, RawnnError
+from tests import requires
 from tools import lab_series
 
 SMALL = {"transpose": {"rows": 64, "cols": 128}, "gemm": {"m": 64, "n": 64, "k": 64},
@@ -20,7 +21,7 @@ SMALL = {"transpose": {"rows": 64, "cols": 128}, "gemm": {"m": 64, "n": 64, "k":
 
 def measured(*topics: str, also: tuple[str, ...] = ()) -> tuple[Results, list[str], list[str]]:
     """The records, what is missing, and what was said."""
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     said: list[str] = []
     device = rawnn.lab.simulated()
     opened: Any = SimpleNamespace(device=device, ordinal=0, machine=SimpleNamespace(gpu="none"))

@@ -12,6 +12,7 @@ from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.sample import samples_of
 from rawnn.bench.render.suites import SUITES
 from rawnn.opts import TOGGLES
+from tests import requires
 from tests.bench.built import entry, place, results
 from tests.bench.typed import PAGES, ROOT, typed
 from tools import trials
@@ -69,7 +70,7 @@ def texts(svg: str) -> list[str]:
 
 @pytest.mark.parametrize("picture", PICTURES)
 def test_a_picture_shows_what_the_results_say(picture: str) -> None:
-    pytest.importorskip("matplotlib")
+    requires.module("matplotlib")
     kept, drawn = (ROOT / picture).read_text(encoding="utf-8"), PICTURES[picture].svg() + "\n"
     assert texts(drawn)
     assert texts(kept) == texts(drawn), "run python tools/pages.py"

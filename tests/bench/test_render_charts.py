@@ -13,9 +13,10 @@ from rawnn.bench.render import plot_ladder
 from rawnn.bench.render.charts import DARK, LIGHT, Axis, Chart, Line, heat_map, lines
 from rawnn.bench.render.suites import SUITES
 from rawnn.common.errors import ConfigError
+from tests import requires
 from tests.bench.built import entry, programs, results, rung
 
-pytest.importorskip("matplotlib", reason="charts are drawn by matplotlib")
+requires.module("matplotlib")
 
 LADDER = results(rung("baseline", 20.0, 22.0), rung("fuse", 10.0), rung("cudnn", 12.0))
 TIMES = {("rawnn", "float32"): 10.0, ("torch", "tf32"): 30.0, ("jax", "tf32"): 5.0}

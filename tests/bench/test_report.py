@@ -19,10 +19,11 @@ from rawnn.bench.suites import read_suites
 from rawnn.cli import bench as bench_module
 from rawnn.cli.bench import bench
 from rawnn.common.errors import ConfigError, RawnnError
+from tests import requires
 from tests.bench.built import entry, place, programs, results, rung
 
-pytest.importorskip("jinja2", reason="a report needs Jinja2, which is not installed")
-pytest.importorskip("matplotlib", reason="a report has charts by matplotlib")
+requires.module("jinja2")
+requires.module("matplotlib")
 RESULTS = Path(__file__).parents[2] / "results"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
                None)

@@ -17,6 +17,7 @@ from rawnn.bench.record import Results, read_results
 from rawnn.bench.suites import read_suites
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.distributed.launcher import run
+from tests import requires
 from tests.bench.measuring import standing
 from tests.cli.conftest import Rawnn, rawnn
 
@@ -125,7 +126,7 @@ def test_what_ddp_is_not_measured_with_is_refused(tmp_path: Path,
 
 def test_losses_are_those_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of ours and two of PyTorch's, from the same parameters on the same batches."""
-    pytest.importorskip("torch")
+    requires.module("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     options = {"layers": (784, 32, 10), "batch": 512, "epochs": 2, "seed": 3, "shuffle": True,
                "device": "host", "dataset": "synthetic"}

@@ -15,6 +15,7 @@ from rawnn.cli.bench import CASES, bench, today
 from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.engine import machine
 from rawnn.engine.training import Session
+from tests import requires
 from tests.cli.conftest import Rawnn
 
 FAST = ("--device", "host", "--dataset", "synthetic", "--epochs", "1")
@@ -130,7 +131,7 @@ def test_toggles_are_compared_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_ladder_is_plotted(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    requires.module("matplotlib")
     picture = tmp_path / "l.svg"
     done = invoke("ladder", *ONE, "--rungs", "fuse", "--oracle", "off", "--plot", str(picture))
     assert done.exit_code == 0, done.output

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rawnn.sim.meanings import forget
 
 from rawnn.cli import run, trials
 from rawnn.sim import register
+from rawnn.sim.kernel_references import forget
 from tests import requires
 
 requires.module("cuda.bindings.nvrtc")

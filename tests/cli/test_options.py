@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from rawnn.cli.grouped import Option
 
 from rawnn.cli import cli, run
+from rawnn.cli.option_groups import Option
 from rawnn.common.errors import ConfigError
 from rawnn.engine.config import Config
 from rawnn.engine.training import train

@@ -517,8 +517,8 @@ def test_metrics_count_every_example_once() -> None:
                        for weights in ((0.75, 0.25), (1.0, 0.0)))
         losses = np.array([[4, 8, 3], [0, 4, 100]][team.rank], np.float32)
         correct = np.array([[2, 3, 0], [1, 0, 1]][team.rank], np.int32)
-        whole = SimpleNamespace(train=train, rest=None, steps=2, updates=2)
-        partial = SimpleNamespace(train=train, rest=rest, steps=2, updates=3)
+        whole = SimpleNamespace(train=train, partial=None, steps=2, updates=2)
+        partial = SimpleNamespace(train=train, partial=rest, steps=2, updates=3)
         return [metrics(team, work, losses[: work.updates],  # type: ignore[arg-type]
                         correct[: work.updates]) for work in (whole, partial)]
 
@@ -536,7 +536,7 @@ def test_metrics_name_the_ranks_whose_loss_is_no_number_first() -> None:
         losses = np.ones(3, np.float32)
         for step, value in bad[team.rank].items():
             losses[step] = value
-        work = SimpleNamespace(train=SimpleNamespace(weight=0.25), rest=None, steps=3, updates=3)
+        work = SimpleNamespace(train=SimpleNamespace(weight=0.25), partial=None, steps=3, updates=3)
         return metrics(team, work, losses, np.ones(3, np.int32))  # type: ignore[arg-type]
 
     for losses, correct, ranks in all_fine(teams(4, act)):

@@ -197,7 +197,7 @@ def test_one_rank_reports_which_one_was_lost(lost: int) -> None:
             return ""
         with pytest.raises(RanksError) as caught:
             team.gather("more", 1)
-        assert team._last_words == (str(caught.value) if caught.value.speaks else "")
+        assert team._final_message == (str(caught.value) if caught.value.speaks else "")
         assert f"rank {lost} (" in str(caught.value)
         assert "ended without a word" in str(caught.value)
         return "speaks" if caught.value.speaks else "silent"

@@ -150,7 +150,7 @@ def test_parts_are_put_together_where_somebody_reads_them(
     plain = GpuRunner.assemble
 
     def assemble(self: GpuRunner) -> None:
-        if self._parted:
+        if self._is_sharded:
             asked.append(self)
         plain(self)
 

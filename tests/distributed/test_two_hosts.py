@@ -97,8 +97,8 @@ def test_a_communicator_says_who_is_where(hosts: tuple[str, ...]) -> None:
                                 allgather=lambda value: list(hosts))
         found = rank_from_communicator(world, {})
         assert found is not None
-        assert (found.rank, found.size, found.local_rank, found.local_size) == (
-            wanted.rank, wanted.size, wanted.local_rank, wanted.local_size)
+        assert (found.rank, found.world_size, found.local_rank, found.local_size) == (
+            wanted.rank, wanted.world_size, wanted.local_rank, wanted.local_size)
         assert found.seconds == 60.0
 
 
@@ -108,12 +108,13 @@ def test_slurm_says_how_many_ranks_each_host_has(tasks: str, counts: tuple[int, 
     hosts = tuple("abcd"[node] for node, count in enumerate(counts) for _ in range(count))
     for wanted in places(hosts):
         found = rank_from_environment({
-            "SLURM_PROCID": str(wanted.rank), "SLURM_STEP_NUM_TASKS": str(wanted.size),
+            "SLURM_PROCID": str(wanted.rank), "SLURM_STEP_NUM_TASKS": str(wanted.world_size),
             "SLURM_LOCALID": str(wanted.local_rank), "SLURM_STEP_TASKS_PER_NODE": tasks,
             "SLURM_NODEID": str("abcd".index(hosts[wanted.rank])), "SLURM_STEP_NODELIST": "n[1-4]"})
         assert found is not None
-        assert (found.rank, found.size, found.local_rank, found.local_size, found.address) == (
-            wanted.rank, wanted.size, wanted.local_rank, wanted.local_size, "n1")
+        assert (found.rank, found.world_size, found.local_rank, found.local_size,
+                found.address) == (
+            wanted.rank, wanted.world_size, wanted.local_rank, wanted.local_size, "n1")
 
 
 @pytest.mark.parametrize(("hosts", "address"), [

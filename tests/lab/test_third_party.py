@@ -7,14 +7,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rawnn.lab.files import kernel_of
 
 import rawnn
+from rawnn.lab.kernel_files import kernel_of
 from tests import requires
 from tests.lab.on_the_emulator import check_of_nothing, check_on_the_twin
 from tests.slices import sliced
 
-BROUGHT = sorted((Path(__file__).parent / "brought").glob("*.cu"))
+BROUGHT = sorted((Path(__file__).parent / "third_party").glob("*.cu"))
 NOT_ON_THE_TWIN = ("layernorm", "wmma_gemm", "convolution", "mandelbrot", "histogram", "scan")
 """Libraries of CUDA's, constant memory, products of doubles by name, atomics in shared memory, and
 shared memory of a size that the launch gives."""
@@ -41,7 +41,7 @@ def test_its_code_is_right_on_the_twin(path: Path) -> None:
 
 
 def test_constants_of_the_header_go_where_the_kernel_goes() -> None:
-    path = Path(__file__).parent / "brought" / "convolution.cu"
+    path = Path(__file__).parent / "third_party" / "convolution.cu"
     kernel, _ = kernel_of(path, device=rawnn.lab.simulated())
     assert kernel.symbol("taps").numpy()[2] == pytest.approx(0.4)
     again = rawnn.Kernel.made(kernel.recipe, kernel.device)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rawnn.plan.joining import with_rest
 
 from rawnn.common.cuda_text import CudaText
 from rawnn.common.dtypes import numpy_dtype
@@ -24,8 +23,9 @@ from rawnn.persistent.choose import Choice
 from rawnn.persistent.layout import COUNTS, layout_of
 from rawnn.persistent.problem import problem_of
 from rawnn.persistent.sharding import DSMEM, L2, Sharding
-from rawnn.plan import around
+from rawnn.plan import epoch_plans as around
 from rawnn.plan.build import CLOCK
+from rawnn.plan.merging import with_partial_batch
 from rawnn.plan.op import Op
 from rawnn.plan.ops import train_steps
 from rawnn.plan.ops.train_steps import spanning
@@ -35,7 +35,7 @@ from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from tests import requires
 from tests.persistent.problems import HOPPER, VARIETY, prepared
-from tests.ptx.emulator.twin import Kernels, Twin, TwinError
+from tests.ptx.emulator.emulator import Kernels, Twin, TwinError
 from tests.slices import sliced
 
 pytestmark = requires.GXX
@@ -101,7 +101,7 @@ class Launch:
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
             rest = prepared(network, batch, left=left, rest=True, **keywords)
-            self.plan = with_rest(self.plan, rest, whole)
+            self.plan = with_partial_batch(self.plan, rest, whole)
         self.op: Op = spanning(self.plan.ops[0], STEPS)
         if turning:
             self.plan = self.plan.with_tensors(CLOCK)

@@ -17,8 +17,8 @@ from rawnn.persistent.layout import BY_FIRST
 from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import DSMEM, L2
 from tests import requires
-from tests.persistent.test_twin import FAR, FAR_STEPS, TURNS, Launch
-from tests.ptx.emulator.twin import Kernels
+from tests.persistent.test_emulator import FAR, FAR_STEPS, TURNS, Launch
+from tests.ptx.emulator.emulator import Kernels
 
 needs_twin = requires.GXX
 

@@ -32,7 +32,7 @@ from rawnn.persistent.schedule import (
 from rawnn.persistent.sharding import L2
 from rawnn.plan.tensor import Role
 from tests.persistent.interpreter import Interpreter
-from tests.persistent.test_twin import (
+from tests.persistent.test_emulator import (
     FAR,
     FAR_STEPS,
     PARTIAL,

@@ -11,7 +11,7 @@ import pytest
 from rawnn.common import random
 from rawnn.persistent.sharding import DSMEM, L2
 from tests import requires
-from tests.persistent.test_twin import STEPS_OF_EPOCH, Launch, check
+from tests.persistent.test_emulator import STEPS_OF_EPOCH, Launch, check
 from tests.slices import sliced
 
 pytestmark = requires.GXX

@@ -16,7 +16,7 @@ from tests.ptx.emulator.emulator import Kernels, Twin, TwinError
 
 pytestmark = requires.GXX
 
-HERE = Path(__file__).resolve().parent / "twin"
+HERE = Path(__file__).resolve().parent / "emulator"
 RUNS = (0, 1, 2, 3)
 CLUSTER: dict[str, Any] = {"grid": (2,), "cluster": 2, "shared": 128}
 HAZARDS: dict[str, tuple[str, str, dict[str, Any], str]] = {

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rawnn.ptx.limits.floors import PROBES
 
 from rawnn.plan.tensor import Role
 from rawnn.ptx import SOURCES
+from rawnn.ptx.limits.microbenchmarks import PROBES
 from tests import requires
 from tests.ptx.emulator.cases import CASES, plan_of
 from tests.ptx.emulator.plans import (

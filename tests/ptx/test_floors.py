@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from rawnn.ptx.limits.floors import MOST_BLOCKS, PROBES, THREADS
 
 from rawnn import ptx
 from rawnn.common.errors import MissingLibrary
@@ -14,6 +13,7 @@ from rawnn.common.target import KNOWN
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.compiling.resources import resource_usage, spills
 from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.ptx.limits.microbenchmarks import MOST_BLOCKS, PROBES, THREADS
 from tests import requires
 from tests.ptx.emulator import floors as twin_floors
 from tests.ptx.emulator.emulator import Twin

@@ -18,7 +18,7 @@ from tests.ptx.emulator.emulator import Kernels, Twin, TwinError, for_host
 pytestmark = requires.GXX
 
 Array = NDArray[Any]
-HERE = Path(__file__).resolve().parent / "twin"
+HERE = Path(__file__).resolve().parent / "emulator"
 TYPES: dict[str, Any] = {
     "float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16,
     "float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2,

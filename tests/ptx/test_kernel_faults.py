@@ -10,7 +10,7 @@ import pytest
 
 from rawnn.persistent.layout import ALL, SHARE
 from tests import requires
-from tests.persistent.test_twin import Launch
+from tests.persistent.test_emulator import Launch
 from tests.ptx.emulator import attempts, faults, outcomes
 from tests.ptx.emulator.harmless import HARMLESS, OUT_OF_REACH, why_harmless
 from tests.slices import SLICE, sliced

@@ -19,7 +19,7 @@ from tests import requires
 from tests.ptx.emulator.emulator import Kernels
 from tests.ptx.emulator.plans import Case, Memory, build, launch, refer
 
-HERE = Path(__file__).resolve().parent / "twin"
+HERE = Path(__file__).resolve().parent / "emulator"
 STEPS, PARTS = 20, 24
 
 

@@ -12,7 +12,7 @@ from rawnn.ptx import SOURCES
 from tests import requires
 from tests.ptx.emulator.emulator import Kernels
 
-HERE = Path(__file__).resolve().parent / "twin"
+HERE = Path(__file__).resolve().parent / "emulator"
 ROUNDS = 5
 
 

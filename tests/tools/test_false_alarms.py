@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rawnn.sim.errors import Race
-from tests.ptx.emulator.twin import compiler
+from tests.ptx.emulator.emulator import compiler
 from tests.slices import SLICE
 from tools import false_alarms
 from tools.false_alarms import Alarm, NotSampled, Record, Run, check_some, main, sample, table

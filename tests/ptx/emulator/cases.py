@@ -114,7 +114,7 @@ CASES = {
 SMALL: dict[str, dict[str, Any]] = {
     "wgmma": {"wgmma_is_faster": lambda product, target: True},
     "scaled": {"scaled_is_faster": lambda product, target: True},
-    "streamed": {"LEAST_STREAMED": 1 << 10},
+    "streamed": {"MIN_SKINNY_WEIGHTS": 1 << 10},
 }
 """Sizes from which on kernels are taken that are meant for large networks."""
 
