@@ -19,7 +19,7 @@ kernels, so a body of several steps shares that cost."""
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """One graph: `plan` is captured whole, `host_ops` are ops that the host puts on the stream
+    """One graph: `plan` becomes the graph, `host_ops` are ops that the host puts on the stream
     before each launch (copies whose source moves from step to step), `launches` is how often it is
     launched in an epoch; with `loop` the plan is the body of a WHILE node, with `chain` its ops run
     one behind the other, in the plan's order."""

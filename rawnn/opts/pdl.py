@@ -1,4 +1,9 @@
-"""`pdl`: programmatic dependent launch. A kernel begins before the one ahead has ended."""
+"""`pdl`: programmatic dependent launch. A kernel begins before the one ahead has ended.
+
+It sets `Policy.pdl`. On a stream engine/runners/lowering.py asks for such launches
+(cuda/launch.py); in a graph graphs/programs.py makes programmatic edges, of those that
+graphs/programmatic.py allows.
+"""
 
 from __future__ import annotations
 

@@ -68,6 +68,12 @@ def texts(svg: str) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
 
 
+def without_ids(svg: str) -> str:
+    """A picture without names of clip paths: digests of floats, whose last bits NumPy may
+    change."""
+    return re.sub(r"\bp[0-9a-f]{10}\b", "", svg)
+
+
 @pytest.mark.parametrize("picture", PICTURES)
 def test_a_picture_shows_what_the_results_say(picture: str) -> None:
     requires.module("matplotlib")
@@ -76,7 +82,7 @@ def test_a_picture_shows_what_the_results_say(picture: str) -> None:
     assert texts(kept) == texts(drawn), "run python tools/pages.py"
     versions = {re.findall(r'data-matplotlib="([\d.]+)"', svg)[0] for svg in (kept, drawn)}
     if len(versions) == 1:  # another version may place marks otherwise
-        assert kept == drawn, "run python tools/pages.py"
+        assert without_ids(kept) == without_ids(drawn), "run python tools/pages.py"
 
 
 def test_every_picture_is_shown_on_a_page() -> None:

@@ -128,7 +128,7 @@ def test_an_overflow_that_one_block_sees_stops_all(tmp_path: Path, exchange: str
     draw = random.Random(f"{exchange}, {ranks}, {groups}, {types}, {SLICE}")
     problem, arrays = launch.sharding.problem, launch.arrays
     batch = problem.batch
-    share = launch.decomposition.share
+    share = launch.sharding.group_batch
     certain, *others = draw.sample(range(problem.outputs), 1 + OVERFLOWS)
     steps = sorted(draw.sample(range(STEPS), OVERFLOWS))
     arrays["b3"][certain] += 6

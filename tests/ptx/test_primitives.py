@@ -129,7 +129,7 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "wait_for_count": ("const unsigned* counter, unsigned target",
                        "ptx::wait_for_count(counter, target);",
                        "ld.acquire.gpu.global.u32 R, [counter];"),
-    "look_again": ("int* tries", "ptx::look_again(*tries, 1);", "trap;"),
+    "poll_again": ("int* tries", "ptx::poll_again(*tries, 1);", "trap;"),
     "load_bulk": ("unsigned to, const void* from, int bytes, unsigned barrier",
                   "ptx::load_bulk(to, from, bytes, barrier);",
                   "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [to], [from], "
@@ -226,7 +226,7 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "wait_for_products": ("int nothing", "ptx::wait_for_products<1>();",
                           "wgmma.wait_group.sync.aligned 1;"),
 }
-BOUNDED = ("wait_for", "wait_for_remote", "wait_for_count", "look_again")
+BOUNDED = ("wait_for", "wait_for_remote", "wait_for_count", "poll_again")
 """What polls: it gives up."""
 PRODUCTS = {
     "float": "m16n8k8.row.col.f32.tf32.tf32.f32",

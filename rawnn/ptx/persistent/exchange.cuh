@@ -28,12 +28,14 @@
 enum ExchangeKind {
   kAllGather,      // every block publishes SHARE rows
   kReduceScatter,  // every block sends each block its partial sums of SHARE rows
-  kAllReduce,      // every block publishes its partial sums of all SHARE rows
+  kAllReduce,      // one-shot: every block publishes its partial sums of all rows, of which SHARE is the number
 };
 
 // The receive buffer has ROWS rows: PARTS partial sums of each result, or one value. SHARE rows belong to a
-// block, fewer to the last blocks, and none to the last IDLE. FLAGS single numbers follow the rows; a block
-// without rows of a reduce-scatter receives them in place of rows. Via L2, the buffer begins at float OFFSET,
+// block, fewer to the last blocks, and none to the last IDLE; `own` is the number of rows of this block. FLAGS
+// single numbers follow the rows. In a reduce-scatter they lie at the begin of the buffer of a block without
+// rows, which receives a flag from every block in place of rows. A two-shot all-reduce is a kReduceScatter whose
+// epilogue publishes a kAllGather (schedule.py). Via L2, the buffer begins at float OFFSET,
 // has USES writes in a micro-batch of which this is number NUMBER, and TEAMS threads share a sum.
 template <ExchangeKind KIND, int ROWS, int SHARE, int PARTS, int IDLE, int FLAGS, int OFFSET, int USES,
           int NUMBER, int TEAMS>
@@ -49,7 +51,8 @@ __device__ __forceinline__ constexpr int first_flag() {
   return E::kKind == kReduceScatter ? 0 : E::kRows * SHAPE::kSent;
 }
 
-// Sends row m of this block's values or partial sums, of the examples e .. e + 3, to the blocks that need it.
+// Sends row m of the examples e .. e + 3 to the blocks that need it. Of a reduce-scatter, m counts the rows of
+// all blocks, of any other exchange those of this block.
 template <typename E, typename T>
 __device__ __forceinline__ void send_row(const T& transport, int m, int e, const float4& v) {
   if constexpr (E::kKind == kReduceScatter) {

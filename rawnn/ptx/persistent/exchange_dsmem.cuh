@@ -68,6 +68,7 @@ struct Dsmem {
   template <typename E>
   __device__ __forceinline__ const float* wait() {
     const float* const filled = buffer();
+    // Two barriers alternate: bit 0 of the number picks one, bit 1 is the parity of its phase.
     ptx::wait_for_remote(barrier(), exchanges >> 1 & 1);
     ++exchanges;
     return filled;

@@ -38,21 +38,21 @@ __global__ void converse_in_halves(const float4* say, uint2* slots, float4* hear
 __global__ void store_and_load(const uint4* from, float4* quads, uint2* pairs, uint4* back, uint2* two,
                                unsigned int* found, int n) {
   for (int i = 0; i < n; ++i) {
-    const unsigned int mark = static_cast<unsigned int>(i) & 1u;
+    const unsigned int flag_bit = static_cast<unsigned int>(i) & 1u;
     const uint4 v = from[i];
-    ptx::store_marked(quads + i, make_float4(__uint_as_float(v.x), __uint_as_float(v.y),
-                                             __uint_as_float(v.z), __uint_as_float(v.w)), mark);
-    ptx::store_marked(pairs + i, make_uint2(v.x, v.y), mark);
-    const float4 q = ptx::load_marked(quads + i);
+    ptx::store_flagged(quads + i, make_float4(__uint_as_float(v.x), __uint_as_float(v.y),
+                                             __uint_as_float(v.z), __uint_as_float(v.w)), flag_bit);
+    ptx::store_flagged(pairs + i, make_uint2(v.x, v.y), flag_bit);
+    const float4 q = ptx::load_flagged(quads + i);
     back[i] = {__float_as_uint(q.x), __float_as_uint(q.y), __float_as_uint(q.z), __float_as_uint(q.w)};
-    two[i] = ptx::load_marked(pairs + i);
+    two[i] = ptx::load_flagged(pairs + i);
     for (unsigned int asked = 0; asked < 2; ++asked) {
       unsigned int of_quad = 2u * asked, of_pair = 2u * asked;  // the other bits of `lacking` say nothing
-      ptx::look_for(of_quad, quads + i, q, asked);
-      ptx::look_for(of_pair, pairs + i, two[i], asked);
+      ptx::check_flag_bit(of_quad, quads + i, q, asked);
+      ptx::check_flag_bit(of_pair, pairs + i, two[i], asked);
       found[4 * i + 2 * asked] = of_quad & 1u;
       found[4 * i + 2 * asked + 1] = of_pair & 1u;
-      ptx::look_for(of_quad, quads + i, q, mark);  // what lacked before lacks still
+      ptx::check_flag_bit(of_quad, quads + i, q, flag_bit);  // what lacked before lacks still
       if ((of_quad & 1u) != found[4 * i + 2 * asked]) found[4 * i + 2 * asked] = 9u;
     }
   }
