@@ -20,5 +20,6 @@ def test_the_last_step_is_right_and_timed(device: Device, monkeypatch: pytest.Mo
     monkeypatch.setattr(lab_series, "steps_of", lambda name: sorted(
         (lab_series.LAB / name).glob("[1-9]_*.cu"))[-1:])
     opened = Opened(device, machine_of(device), 0.0)
-    (found,) = lab_series.measure(opened, [topic], lab_series.SIZES, trials=2).topics
-    assert [step.us.n > 0 for step in found.steps] == [True], found.missing
+    found, missing = lab_series.measure(opened, [topic], lab_series.SIZES, trials=2)
+    steps = found.entries("lab", case=f"lab/{topic}", role="steps")
+    assert [bool(step.samples("launch_us")) for step in steps] == [True], missing
