@@ -16,8 +16,9 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -30,6 +31,7 @@ from rawnn.bench.render.grid import Grid  # noqa: E402
 from rawnn.bench.render.networks import NAMES, networks, peers_of  # noqa: E402
 from rawnn.bench.render.suites import SUITES, Grids  # noqa: E402
 from rawnn.bench.render.tables import unequal  # noqa: E402
+from rawnn.bench.render.texts import milliseconds  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
 from tools import false_alarms, full_walk, gpu_record, lab_series, trials  # noqa: E402
@@ -96,31 +98,76 @@ def suite(name: str) -> Grids:
     return SUITES[name].grids
 
 
+FRONT_CLASSES = ("float32 against tf32", "tf32 against tf32", "bf16 against bf16",
+                 "fastest against fastest")
+"""The precisions of rawnn against those of the peers that the first page shows; docs/peers.md has
+all of them."""
+
+
 def about_the_sample(results: Results) -> str:
-    """What the random networks are, in sentences."""
-    count, several = len(networks(results, "sample")), len(sample.samples_of(results))
+    """What the random networks are and where they were measured, in sentences."""
     found = networks(results, "sample")
+    place, several = results.place(found[0].entries[0]), len(sample.samples_of(results))
     names = " and ".join(NAMES[p] for p in peers_of(found))
     in_samples = f" in {several} random samples" if several > 1 else ""
-    left = len(sample.asked(results)) - count
+    left = len(sample.asked(results)) - len(found)
     missing = f" {left} more were not reached: {results.ended.get('sample', '')}." if left else ""
-    return (f"{count} random networks{in_samples}, that nobody has tuned to: time of the best of "
-            f"{names} over\nthat of `best`, so **above 1 rawnn is faster, below 1 slower**. All "
-            f"have {DEPTHS[0]} to {DEPTHS[1]} layers of {WIDTHS[0]} to\n{WIDTHS[1]} units and "
-            f"batches of {BATCHES[0]} to {BATCHES[1]}, few of them at once the widest and the "
-            f"largest.{missing}\n")
+    return (f"Time of the faster of {names} over that of `best`, so **above 1 rawnn is faster**: "
+            f"{len(found)} random networks{in_samples},\n{DEPTHS[0]} to {DEPTHS[1]} layers of "
+            f"{WIDTHS[0]} to {WIDTHS[1]} units, batch {BATCHES[0]} to {BATCHES[1]} "
+            f"({place.machine.partition(',')[0]}, {place.date[:10]}, commit {place.commit[:7]})."
+            f"{missing}\n")
 
 
 def against_the_best(results: Results) -> list[Grid]:
-    """The summary of the random networks against the better of the peers."""
-    summary, _ = sample.sample(results)
-    rows = [row for row in summary.rows if row[1] == sample.BEST]
-    return [replace(summary, rows=rows).without(("against",))]
+    """The random networks against the better of the peers, a row for each of FRONT_CLASSES."""
+    _, every = sample.sample(results)
+    rows = []
+    for line in sample.against_best(networks(results, "sample")):
+        if line.name in FRONT_CLASSES:
+            mean, low, high = line.mean
+            rows.append([line.name, f"**{mean:.2f} x**", f"{low:.2f}-{high:.2f}",
+                         f"{line.worst[0]:.2f} x", str(len(line.speedups))])
+    heads = ("precision", "geometric mean", "95 % interval", "worst", "networks")
+    return [Grid(heads, rows, heads[:1], entries=every.entries)]
+
+
+def slower() -> str:
+    """Where rawnn is slower: networks, which docs/peers.md has as tables, and compilation."""
+    large = trials.table("peers.toml", "slower")
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for commit, rows in large.by_commit().items():
+        for network, batch, precision, ratio in rows:
+            lines.setdefault((network, batch, commit), []).append(f"{ratio} in {precision}")
+    found = networks(results_of(SAMPLE), "sample")
+    steps = sample.break_even_steps(found)
+    seconds = ", ".join(f"{NAMES[name]} {value:.1f} s"
+                        for name, value in sample.setup_medians(found).items())
+    return "\n".join([
+        *(f"- {network} at batch {batch}: {'; '.join(ratios)} ({large.gpu}, commit {commit})"
+          for (network, batch, commit), ratios in lines.items()),
+        f"- **Compilation takes seconds**: {seconds} in the median of the random networks (several "
+        f"at once).", f"  With it rawnn is ahead of every peer from "
+        f"{round(median(steps), -3):,.0f} steps on in the median, at the latest from "
+        f"{round(max(steps), -3):,.0f}.", ""])
+
+
+def expected() -> str:
+    """What `bench ladder` gave, for those who repeat it."""
+    rungs = training.rungs(results := results_of("ladder-h200"))
+    gpu = results.place(rungs[0]).machine.partition(",")[0]
+    words = []
+    for rung in (rungs[0], rungs[-1]):
+        times = rung.samples("epoch_ms")
+        low, mid, high = map(milliseconds, (min(times), median(times), max(times)))
+        words.append(f"`{rung.variant}` {mid} ms ({low}-{high})")
+    return (f"Expected on one {gpu}, the median of {len(rungs[0].samples('epoch_ms'))} runs and "
+            f"their spread: an epoch of {', of '.join(words)}.\n")
 
 
 def about_the_peers(results: Results) -> str:
     return ("Microseconds a step, the fastest variant of each; the last column is the time of "
-            "rawnn over the\n[lower bound](docs/floors.md#x-lower-bound) of any program.\n")
+            "rawnn over the\n[lower bound](floors.md#x-lower-bound) of any program.\n")
 
 
 def pictured(names: Sequence[str]) -> Callable[[Results], str]:
@@ -150,8 +197,9 @@ def reduction_model(results: Results) -> list[Grid]:
 
 MEASURED = (
     Block("README.md", "random", SAMPLE, against_the_best, above=about_the_sample),
-    Block("README.md", "peers", "peers-h200", peers.headline, above=about_the_peers),
-    Block("README.md", "ladder", "ladder-h200", suite("ladder"), ("reference",), notes=False),
+    Block("docs/measuring.md", "ladder", "ladder-h200", suite("ladder"), ("reference",),
+          notes=False),
+    Block("docs/peers.md", "peers", "peers-h200", peers.headline, above=about_the_peers),
     Block("docs/peers.md", "random", SAMPLE, suite("sample")),
     Block("docs/peers.md", "workloads", "peers-h200", peers.programs("peers")),
     Block("docs/workloads.md", "h200", "workloads-h200", suite("workloads")),
@@ -197,6 +245,22 @@ def speedups(toggle: Toggle, measured: Sequence[Results]) -> str:
         f"toggles {toggle.name}` measures this\n([how we measure](../measuring.md)).\n", *made])
 
 
+MECHANISMS = {"memory": "Memory", "scheduling": "Launches and order", "kernels": "Kernels",
+              "numbers": "Precision and batch", "scale": "Several GPUs"}
+"""A toggle's group -> its heading in the index of toggles."""
+
+
+def toggle_index() -> str:
+    """A table of toggles for each mechanism."""
+    lines = []
+    for group, heading in MECHANISMS.items():
+        rows = [[f"[`{t.name}`]({t.name}.md)", t.claim, t.needs_text or ""]
+                for t in TOGGLES.values() if t.group == group]
+        lines += [f"## {heading}\n", Grid(("toggle", "what it does", "needs"), rows,
+                                          ("toggle", "what it does", "needs")).markdown()]
+    return "\n".join(lines)
+
+
 def other_samples() -> str:
     """A line for each file of other samples, the newest first: what they gave, at which commit."""
     lines = []
@@ -238,8 +302,9 @@ def float32_error() -> str:
 
 
 OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"slower": partial(trials.text, "peers.toml", "slower")},
+    "README.md": {"slower": slower, "expected": expected},
     "docs/peers.md": {"earlier": other_samples},
+    "docs/toggles/index.md": {"index": toggle_index},
     "docs/toggles/persistent.md": {"float32": float32_error},
     "docs/scaling.md": {"worth": ranks_worth},
     "docs/testing.md": {"walk": lambda: full_walk.table(full_walk.read_record()),

@@ -104,11 +104,11 @@ def cell(source: str, table: str, row: str, column: str, folder: Path = FOLDER) 
     return next(each for each in found.rows if each[0] == row)[found.columns.index(column)]
 
 
-def text(source: str, table: str, folder: Path = FOLDER) -> str:
-    """The text of one table, for a page that shows it beside the one that its file names. Raises
+def table(source: str, name: str, folder: Path = FOLDER) -> Trials:
+    """One table, for a page that shows it otherwise than the one that its file names. Raises
     KeyError, and ValueError for a table that says it otherwise."""
-    found = tomllib.loads((folder / source).read_text(encoding="utf-8"))[table]
-    return msgspec.convert(found, Trials).checked().markdown(source)
+    found = tomllib.loads((folder / source).read_text(encoding="utf-8"))[name]
+    return msgspec.convert(found, Trials).checked()
 
 
 def read_trials(folder: Path = FOLDER) -> Iterator[tuple[str, str, str]]:

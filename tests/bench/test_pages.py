@@ -17,6 +17,7 @@ from tests.bench.built import entry, place, results
 from tests.bench.typed import PAGES, ROOT, typed
 from tools import trials
 from tools.pages import (
+    FRONT_CLASSES,
     MEASURED,
     NOT_MEASURED,
     OTHERS,
@@ -94,9 +95,24 @@ def test_every_picture_is_shown_on_a_page() -> None:
 def test_the_headline_says_how_many_samples_there_were_and_what_each_gave(
         made: dict[str, str]) -> None:
     several = len(samples_of(results_of(SAMPLE)))
-    text = made["README.md"]
-    assert f"random networks in {several} random samples" in text
-    assert ("Geometric means of the random samples (seeds " in text) == (several > 1)
+    assert f"random networks in {several} random samples" in made["README.md"]
+    own = made["docs/peers.md"]
+    assert ("Geometric means of the random samples (seeds " in own) == (several > 1)
+
+
+def test_the_first_page_has_four_precisions_as_the_page_of_the_peers_has_them(
+        made: dict[str, str]) -> None:
+    front, own = ({cells[0]: cells for line in made[page].splitlines() if line.startswith("| ")
+                   and len(cells := [c.strip("* ") for c in line.strip("|").split("|")]) > 3
+                   and cells[1] in ("the best peer", *cells[1:2] * (page == "README.md"))}
+                  for page in ("README.md", "docs/peers.md"))
+    assert list(front)[1:] == list(FRONT_CLASSES)
+    for name in FRONT_CLASSES:
+        mean, interval, worst, networks = front[name][1:]
+        _, _, *there = own[name]
+        assert [mean, interval] == there[:2]
+        assert there[3].startswith(f"{worst} (seed ")
+        assert there[4].endswith(f" of {networks}")
 
 
 def mixed(**second: object) -> Results:

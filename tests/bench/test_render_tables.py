@@ -11,7 +11,7 @@ from rawnn.bench.render import markdown
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.networks import networks
 from rawnn.bench.render.peers import headline
-from rawnn.bench.render.sample import sample, summaries
+from rawnn.bench.render.sample import break_even_steps, sample, setup_medians, summaries
 from rawnn.bench.render.suites import SUITES
 from rawnn.bench.render.tables import groups, unequal
 from rawnn.bench.render.texts import bound_multiple, factor, milliseconds, three_digits
@@ -196,6 +196,26 @@ def test_the_headline_has_the_fastest_of_each_system() -> None:
     assert grid.rows[0] == ["`mlp4`", "16-64-8, batch 32", "float32", "10.0", "30.0", "20.0", "",
                             "**2.00 x**", ""]
     assert grid.rows[2][2:] == ["bf16", "5.0", "", "4.0", "", "**0.80 x**", ""]
+
+
+@pytest.mark.parametrize(("rawnn", "torch", "jax", "steps"), [
+    ((7.0, 10.0), (1.0, 40.0), (15.0, 20.0), 200_000),  # 6 s at 30 us a step; ahead of JAX always
+    ((7.0, 10.0), (9.0, 40.0), (15.0, 20.0), 0),
+    ((7.0, 10.0), (1.0, 40.0), (6.0, 14.0), 250_000),
+    ((7.0, 10.0), (8.0, 9.0), (15.0, 20.0), float("inf")),  # the faster step is ahead in the end
+    ((7.0, 10.0), (7.0, 10.0), (7.0, 11.0), 0)])
+def test_a_program_pays_from_the_step_at_which_setup_and_steps_took_less_than_each_peers(
+        rawnn: tuple[float, float], torch: tuple[float, float], jax: tuple[float, float],
+        steps: float) -> None:
+    """The program that is the fastest counts, whatever the setup of the others."""
+    systems = {"rawnn": rawnn, "torch": torch, "jax": jax}
+    found = results(*(entry("sample/1", f"{name} {us}", {"step_us": [us], "setup_s": [seconds]},
+                            system=name, layers=[8, 4], batch=2)
+                      for name, (setup, step) in systems.items()
+                      for us, seconds in ((step, setup), (step * 2, 0.0))))
+    network = networks(found, "sample")
+    assert break_even_steps(network) == [pytest.approx(steps, abs=1)]
+    assert setup_medians(network) == {name: setup for name, (setup, _) in systems.items()}
 
 
 def test_several_samples_are_shown_by_themselves() -> None:

@@ -27,7 +27,7 @@ def test_a_table_of_trials_becomes_the_text_of_its_block(tmp_path: Path) -> None
         "| form | us |", "|---|---:|", "| second |  |", "",
         "NVIDIA H200, commit unknown; kept in `results/trials/a.toml`."]
     assert trials.cell("a.toml", "tried", "first", "us", tmp_path) == "1.50"
-    assert trials.text("a.toml", "tried", tmp_path) == text
+    assert trials.table("a.toml", "tried", tmp_path).markdown("a.toml") == text
 
 
 def test_comparisons_of_several_commits_are_a_list_in_their_order(tmp_path: Path) -> None:

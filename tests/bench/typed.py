@@ -24,8 +24,8 @@ FIGURE = re.compile(
     rf"|\b(?:twice|{COUNT}(?: of)? times) (?:as (?:fast|long|slow)|faster|slower|longer|shorter)")
 
 # What looks so and is not measured.
-VERSIONS = (r"(?:CUDA|NVRTC|NCCL|PyTorch|Open MPI|SLURM|onnxruntime|compute-sanitizer|"
-            r"compute capability) \d+(?:\.\d+)*(?:(?:,? and|,) \d+\.\d+)*")
+VERSIONS = (r"(?:Python|CUDA|NVRTC|NCCL|PyTorch|Open MPI|SLURM|onnxruntime|compute-sanitizer|"
+            r"compute capability) \d+(?:\.\d+)*(?:(?:,? and| to|,) \d+\.\d+)*")
 ALLOWED = {VERSIONS: "a version", r"\b95 %": "the level of an interval",
            r"\b3 x (tf32|fp16)\b": "three products for one",
            r"\blearning rate (?:of )?0\.\d+": "a setting of a recipe"}

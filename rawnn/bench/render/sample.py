@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -181,17 +182,49 @@ def by_sample(results: Results) -> str:
     return f"Geometric means of the random samples (seeds {seeds}) by themselves: {words}."
 
 
+def setup_medians(found: Sequence[Network]) -> dict[str, float]:
+    """System -> the median over the networks of the seconds until the program that was fastest in
+    the end was ready."""
+    each = {name: [s for n in found if (e := n.best((name,), PRECISIONS))
+                   for s in e.samples("setup_s")] for name in (OURS, *peers_of(found))}
+    return {name: median(seconds) for name, seconds in each.items() if seconds}
+
+
+def break_even_steps(found: Sequence[Network]) -> list[float]:
+    """For each network, the number of steps from which setup and steps of rawnn take less time
+    than those of every peer, each with its fastest program: 0 where rawnn is ahead from the start,
+    infinity where it never is."""
+    steps = []
+    for network in found:
+        costs = {}
+        for name in (OURS, *peers_of([network])):
+            best = network.best((name,), PRECISIONS)
+            setup = best.median("setup_s") if best else None
+            if best and setup is not None:
+                costs[name] = setup, median(time_of(best)) * 1e-6
+        if OURS in costs and len(costs) > 1:
+            setup, step = costs.pop(OURS)
+            steps.append(max(_break_even(setup - other, step - theirs)
+                             for other, theirs in costs.values()))
+    return steps
+
+
+def _break_even(setup: float, step: float) -> float:
+    """The least n from which `setup + n * step` is at most 0; infinity if it is not for large n."""
+    if step >= 0:
+        return 0.0 if setup <= 0 and step == 0 else math.inf
+    return max(0.0, math.ceil(setup / -step))
+
+
 def setups(found: Sequence[Network]) -> str:
     """What making a network's programs ready took each system, in a sentence: the compilation that
     no time of a step covers. Medians over the networks, of the program that was fastest in the end
     and of all that were tried."""
-    fastest, every = [], []
+    fastest = [f"{name} {value:.1f}" for name, value in setup_medians(found).items()]
+    every = []
     for name in (OURS, *peers_of(found)):
-        best = [s for n in found if (e := n.best((name,), PRECISIONS))
-                for s in e.samples("setup_s")]
         sums = [sum(s) for n in found if (s := [x for e in n.entries if system(e) == name
                                                 for x in e.samples("setup_s")])]
-        fastest += [f"{name} {median(best):.1f}"] if best else []
         every += [f"{name} {median(sums):.1f}"] if sums else []
     return (f"Seconds until a network's fastest program was ready, several at a time on all cores, "
             f"in the median: {', '.join(fastest) or 'none was right'} (all that were tried: "
