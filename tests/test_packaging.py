@@ -91,8 +91,8 @@ def test_a_source_archive_holds_the_tests_whole_and_what_they_read(tmp_path: Pat
                                                for part in path.relative_to(ROOT).parts)}
         assert there
         assert there <= held
-    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml",
-            "bench.toml"} <= held
+    assert {"README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "mkdocs.yml",
+            "pyproject.toml", "bench.toml"} <= held
     assert not [name for name in held if name.endswith((".pyc", ".pyo"))]
 
 

@@ -56,13 +56,18 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def bracketed(text: str) -> str:
+    """Text whose brackets, such as the range [x>=1], are no links of Markdown."""
+    return text.replace("[", "\\[")
+
+
 def described(option: click.Parameter, context: click.Context) -> tuple[str, str, str]:
     """How it is typed, what it says, and its default."""
     record = option.get_help_record(context)
     assert record is not None
     typed, text = record
     text, _, default = text.partition("[default: ")
-    return f"`{cell(typed)}`", cell(text), cell(default.rpartition("]")[0])
+    return f"`{cell(typed)}`", bracketed(cell(text)), cell(default.rpartition("]")[0])
 
 
 def section(name: str, command: click.Command, context: click.Context) -> str:

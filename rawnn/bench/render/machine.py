@@ -97,7 +97,7 @@ LAUNCHES = (
     Column("95 % interval", _median_interval),
     Column("n", lambda e, s: str(len(e.samples("launch_us")) or "")),
     Column("over packed", _over_packed),
-    text("how", lambda e: e.reason or "; ".join(filter(None, e.notes))))
+    text("how", lambda e: e.reason or "; ".join(f"`{note}`" for note in e.notes if note)))
 
 
 def launches(results: Results) -> list[Grid]:
