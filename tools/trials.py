@@ -12,6 +12,7 @@ comments of that page. A table says what was measured, on which GPU and at which
     columns = ["what", "us"]
     rows = [["a variant", "1.5"]]
 
+A table with a `page` of its own (a page of docs/notes that keeps the history) stands there.
 `commit` is the one that was measured or, where nobody kept that, the first whose pages have the
 figure; "unknown" where neither is known. Rows that differ in it have a column `commit` instead: no
 table mixes them, so that they become a table for each commit. Of many commits, or of comparisons of
@@ -45,6 +46,7 @@ class Trials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     commit: str = ""
+    page: str = ""
 
     def checked(self) -> Trials:
         """Itself. Raises ValueError for a row of another length, no row or no commit."""
@@ -116,5 +118,6 @@ def read_trials(folder: Path = FOLDER) -> Iterator[tuple[str, str, str]]:
     for path in sorted(folder.glob("*.toml")):
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         page = tables.pop("page")
-        for name, table in tables.items():
-            yield page, name, msgspec.convert(table, Trials).checked().markdown(path.name)
+        for name, each in tables.items():
+            found = msgspec.convert(each, Trials).checked()
+            yield found.page or page, name, found.markdown(path.name)

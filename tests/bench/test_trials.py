@@ -30,6 +30,14 @@ def test_a_table_of_trials_becomes_the_text_of_its_block(tmp_path: Path) -> None
     assert trials.table("a.toml", "tried", tmp_path).markdown("a.toml") == text
 
 
+def test_a_table_may_stand_on_a_page_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(FILE + '\n[kept]\npage = "docs/notes/a.md"\nabout = "A."\n'
+                                     'gpu = "G"\ncommit = "abc1234"\ncolumns = ["a"]\n'
+                                     'rows = [["b"]]\n')
+    assert [(page, block) for page, block, _ in trials.read_trials(tmp_path)] == [
+        ("docs/a.md", "tried"), ("docs/notes/a.md", "kept")]
+
+
 def test_comparisons_of_several_commits_are_a_list_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(
         'page = "a.md"\n[t]\nabout = "A."\ngpu = "G"\n'
