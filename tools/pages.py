@@ -141,14 +141,16 @@ def slower() -> str:
             lines.setdefault((network, batch, commit), []).append(f"{ratio} in {precision}")
     found = networks(results_of(SAMPLE), "sample")
     steps = sample.break_even_steps(found)
+    (run_steps,) = {e.conditions["run_steps"] for n in found for e in n.entries
+                    if "run_steps" in e.conditions}
     seconds = ", ".join(f"{NAMES[name]} {value:.1f} s"
                         for name, value in sample.setup_medians(found).items())
     return "\n".join([
         *(f"- {network} at batch {batch}: {'; '.join(ratios)} ({large.gpu}, commit {commit})"
           for (network, batch, commit), ratios in lines.items()),
         f"- **Compilation takes seconds**: {seconds} in the median of the random networks (several "
-        f"at once).", f"  With it rawnn is ahead of every peer from "
-        f"{round(median(steps), -3):,.0f} steps on in the median, at the latest from "
+        f"at once).", f"  With it, what `best` takes for {run_steps:,} steps is ahead of every "
+        f"peer from {round(median(steps), -3):,.0f} steps on in the median, at the latest from "
         f"{round(max(steps), -3):,.0f}.", ""])
 
 
