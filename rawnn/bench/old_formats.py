@@ -1,7 +1,7 @@
 """Results files as rawnn wrote them before format 2: one shape a suite, read into records.
 
-Files of these shapes are what users have. Each reader takes the JSON of one kind; what a file
-lacks, because its version did not measure it, its records lack as well.
+Each reader takes the JSON of one kind. What a file lacks, because its version did not measure it,
+its records lack as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from rawnn.bench.record import (
     Environment,
     Record,
     Results,
-    Status,
     Value,
     records_of,
 )
@@ -46,23 +45,21 @@ def converted(content: bytes, path: str) -> Results:
     for words, wanted in OTHERS.items():
         if wanted <= keys and "kind" not in keys:
             raise ConfigError(f"{path} is {words}, and no measurement of `rawnn bench`")
-    is_checks = isinstance(raw, list) and bool(raw) and all(
-        isinstance(run, dict) and "specification" in run for run in raw)
     if {"schema_version", "entries"} == keys:
         return _references(raw)
-    kind = "check" if is_checks else str(raw.get("kind") or "") if isinstance(raw, dict) else ""
-    if kind not in READERS and not is_checks:
+    kind = str(raw.get("kind") or "") if isinstance(raw, dict) else ""
+    if kind not in READERS:
         raise ConfigError(f"{path} holds '{kind}', which is no results file of rawnn bench; older "
                           f"files are read of {', '.join(READERS)}" if kind else
                           f"{path} is not a results file of rawnn")
     try:
-        place = UNKNOWN if is_checks else environment_of(raw)
+        place = environment_of(raw)
         results = Results(environments={place.key: place})
         results.records = [msgspec.structs.replace(record, environment=place.key)
-                           for record in (_checks if is_checks else READERS[kind])(raw)]
+                           for record in READERS[kind](raw)]
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path} holds '{kind}', but not as rawnn wrote it: {error}") from None
-    if not is_checks and (raw.get("interrupted") or raw.get("ended")):
+    if raw.get("interrupted") or raw.get("ended"):
         for suite in results.suites:
             results.ended[suite] = raw.get("ended") or "Ctrl-C"
     return results
@@ -82,10 +79,7 @@ def environment_of(raw: Json) -> Environment:
     """Where and when a file was measured."""
     place = dict(raw["environment"])
     known = {name: place[name] for name in Environment.__struct_fields__ if name in place}
-    timer = raw.get("timer", {})
-    return msgspec.convert({**known, "timer": timer, "ranks": [
-        {"host": d["who"].partition(",")[0], "device": d["device"]}
-        for d in raw.get("devices", [])]}, Environment)
+    return msgspec.convert({**known, "timer": raw.get("timer", {})}, Environment)
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -267,25 +261,6 @@ def _network_case(suite: str, problem: Json) -> str:
     return f"{suite}/{name.removeprefix('seed ') if suite == 'sample' else name}"
 
 
-def _curves(raw: Json) -> Iterator[Record]:
-    problems = {p["name"]: p for p in raw.get("problems", [])}
-    for c in raw["curves"]:
-        problem, losses = problems.get(c["workload"]), c["losses"]
-        finite = losses[:losses.index(None)] if None in losses else losses
-        broken = f"the loss of step {len(finite)} is not finite" if finite != losses else ""
-        yield from records_of(
-            f"curves/{c['workload']}", f"{c['system']} {c['form']}".strip(),
-            {"loss": finite, "step_us": c.get("us", []), "loss_error": c.get("error")},
-            precision=c["numbers"], conditions={
-                "system": c["system"], "form": c["form"] or None,
-                **(_problem(problem) if problem else {})},
-            status="failed" if c.get("reason") else "wrong" if broken else "measured",
-            reason=c.get("reason", "") or broken)
-    for system, why in raw.get("left_out", {}).items():
-        yield from records_of("curves", system, {"step_us": []}, status="unavailable", reason=why,
-                              conditions={"system": system})
-
-
 LIMITS = {"us": "latency_us", "GB/s": "bandwidth_gbs", "TFLOP/s": "throughput_tflops"}
 
 
@@ -303,103 +278,11 @@ def _floors(raw: Json) -> Iterator[Record]:
         notes=_slowed(raw.get("conditions")))
 
 
-def _launches(raw: Json) -> Iterator[Record]:
-    for way in raw["ways"]:
-        yield from records_of(
-            "launches", way["name"], {"launch_us": way.get("samples", [])},
-            conditions={"launches": raw["launches"]}, reason=way.get("reason", ""),
-            status="measured" if way.get("us") else "unavailable", notes=[way.get("how", "")])
-
-
-OWN_TOGGLES = {"each workload's own toggles": "the workload's own"}
-
-
-def _scaling(raw: Json) -> Iterator[Record]:
-    for p in raw["points"]:
-        yield from records_of(
-            f"scaling/{p['workload']}", p["system"],
-            {"step_us": p.get("samples", []), "loss": p.get("losses", [])},
-            conditions={"scaling": p["scaling"], "ranks": p["ranks"], "batch": p["batch"],
-                        "epochs": raw["epochs"], "opt": OWN_TOGGLES.get(raw["opt"], raw["opt"])},
-            precision=_precision((p.get("toggles") or "").replace(" ", "")),
-            status="measured" if p.get("us") else "failed" if p.get("reason") else "not measured",
-            reason=p.get("reason", ""),
-            notes=[*([p["note"]] if p.get("note") else []),
-                   *_toggles(p["toggles"].split(", ") if p.get("toggles") else [])])
-
-
-def _lab(raw: Json) -> Iterator[Record]:
-    for topic in raw["topics"]:
-        sizes = {f"size_{name}": value for name, value in topic["sizes"].items()}
-        for role in ("steps", "beside", "also"):
-            for c in topic.get(role, []):
-                ours = role != "beside"
-                yield from records_of(
-                    f"lab/{topic['name']}", c["name"],
-                    {"launch_us": restored(c["us"]), "moved_bytes": topic["moved"],
-                     "operations": topic["computed"],
-                     "registers": c["registers"] if ours else None,
-                     "shared_bytes": c["shared"] if ours else None,
-                     "local_bytes": c["local"] if ours else None},
-                    conditions={**sizes, "role": role if ours else "comparison",
-                                "launch": c.get("launch") or None},
-                    notes=[RESTORED])
-    yield from records_of("lab", "gpu", {"seconds": None, **_seen(raw.get("conditions"))})
-
-
-def _phases(raw: Json) -> Iterator[Record]:
-    shared = {"layers": list(raw["layers"]), "batch": raw["batch"], "loss": raw["loss"],
-              "optimizer": raw["optimizer"], "opt": raw["opt"], "steps": raw["steps"]}
-    for p in [*raw["phases"], *raw["parts"]]:
-        yield from records_of(
-            "phases", f"{p['phase']}/{p['part']}" if p.get("part") else p["phase"], {
-                "cycles": p["cycles"], "expected_cycles": p.get("expected"),
-                "slowest_cycles": p["slowest"], "warp_cycles": p["warp"]},
-            conditions=shared)
-    yield from records_of("phases", "step", {
-        "step_us": raw["us"], "traced_us": raw["traced_us"], "expected_us": raw["expected_us"],
-        "kernel_us": raw["kernel_us"], "epoch_us": raw["epoch_us"], "clock_mhz": raw["clock"],
-        "load_cycles": raw["load"], "store_cycles": raw["store"], "cycles": raw["step"],
-        "blocks": raw["blocks"]}, conditions=shared)
-
-
-VERDICTS: dict[str, Status] = {"right": "measured", "wrong": "wrong", "failed": "failed",
-                               "memory": "unavailable"}
-
-
-def _checks(raw: Sequence[Json]) -> Iterator[Record]:
-    """Random runs that were checked against NumPy: a list, which does not say where it was made."""
-    for run in raw:
-        yield from records_of(
-            f"check/{run['seed']}", "", {"tolerance_used": run.get("used"),
-                                         "step_us": run.get("us")},
-            conditions={"seed": run["seed"]}, status=VERDICTS[run["verdict"]],
-            reason=run.get("reason", ""), notes=[run["specification"]])
-
-
 UNKNOWN = Environment(rawnn="unknown", commit="", python="unknown", platform="unknown",
                       device="unknown", gpu=None, libraries={}, clocks={}, date="")
 
 
-def _duel(raw: Json) -> Iterator[Record]:
-    config = raw["config"]
-    for side in raw["sides"]:
-        yield from records_of(
-            "compare", side["opt"], {
-                "epoch_ms": side["milliseconds"],
-                "step_us": [ms * 1e3 / side["steps"] for ms in side["milliseconds"]],
-                "loss": side["loss"], "steps": side["steps"],
-                **_plan(side.get("footprint")),
-                **_seen(side.get("conditions"))},
-            conditions={"layers": list(config["layers"]), "batch": config["batch"],
-                        "dataset": raw["dataset"]},
-            notes=[*side["notes"], *_toggles(side["toggles"]), *_slowed(side.get("conditions")),
-                   *([] if side.get("steady", True) else ["never became steady"])])
-
-
 READERS: dict[str, Callable[[Json], Iterator[Record]]] = {
     "ladder": _ladder, "workloads": _sets, "toggles": _sets, "ablation": _sets,
-    "random-peers": _contests, "peers": _contests, "sweep": _contests, "curves": _curves,
-    "floors": _floors, "launches": _launches, "scaling": _scaling, "lab-series": _lab,
-    "phases": _phases, "duel": _duel}
+    "random-peers": _contests, "peers": _contests, "sweep": _contests, "floors": _floors}
 """What a file says it holds -> how its records are read."""

@@ -81,26 +81,10 @@ def test_networks_keep_programs_and_those_that_were_not_reached() -> None:
     assert found.ended == {"sample": old["ended"]}
 
 
-def test_a_curve_ends_ahead_of_a_loss_that_is_not_finite() -> None:
-    whole, broken = read("curves").entries("curves")
-    losses = raw("curves")["curves"][1]["losses"]
-    assert whole.samples("loss") == raw("curves")["curves"][0]["losses"]
-    assert (broken.status, broken.samples("loss")) == ("wrong", losses[:2])
-    assert broken.reason == "the loss of step 2 is not finite"
-
-
-def test_constants_ways_and_ranks_keep_their_samples() -> None:
+def test_constants_keep_their_samples() -> None:
     constants = [e for e in read("floors").entries("lower-bounds") if e.variant != "gpu"]
     assert [e.samples("latency_us") for e in constants] == \
         [f["samples"] for f in raw("floors")["floors"]]
-    way, missing = read("launches").entries("launches")
-    assert way.samples("launch_us") == raw("launches")["ways"][0]["samples"]
-    assert missing.status == "unavailable"
-    points = read("scaling").entries("scaling")
-    old = raw("scaling")["points"]
-    assert [e.samples("step_us") for e in points] == [p["samples"] for p in old]
-    assert [(e.conditions["ranks"], e.conditions["batch"]) for e in points] == \
-        [(p["ranks"], p["batch"]) for p in old]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -111,16 +95,6 @@ def test_an_older_file_is_shown_and_written_anew_without_loss(path: Path, tmp_pa
     again = read_results(tmp_path / "new.json")
     assert (again.records, again.environments, again.ended) == (
         found.records, found.environments, found.ended)
-
-
-def test_random_runs_that_were_checked_are_a_list(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(json.dumps([
-        {"seed": 3, "specification": "784-10", "verdict": "right", "us": 2.5, "used": 0.5},
-        {"seed": 4, "specification": "8-8", "verdict": "wrong", "reason": "off", "us": None,
-         "used": 2.0}]))
-    right, wrong = read_results(tmp_path / "x.json").entries("check")
-    assert (right.samples("step_us"), right.notes, right.status) == ([2.5], ["784-10"], "measured")
-    assert (wrong.status, wrong.reason, wrong.samples("tolerance_used")) == ("wrong", "off", [2.0])
 
 
 @pytest.mark.parametrize(("content", "why"), [
