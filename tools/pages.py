@@ -23,9 +23,10 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from examples.lab.series import HERE, TOPICS, learned  # noqa: E402
 from rawnn.bench.peers.problem import BATCHES, DEPTHS, WIDTHS  # noqa: E402
 from rawnn.bench.record import Results, read_results  # noqa: E402
-from rawnn.bench.render import curves, machine, peers, sample, training  # noqa: E402
+from rawnn.bench.render import curves, peers, sample, training  # noqa: E402
 from rawnn.bench.render.charts import Chart  # noqa: E402
 from rawnn.bench.render.grid import Grid  # noqa: E402
 from rawnn.bench.render.networks import NAMES, networks, peers_of  # noqa: E402
@@ -34,7 +35,7 @@ from rawnn.bench.render.tables import unequal  # noqa: E402
 from rawnn.bench.render.texts import milliseconds  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
-from tools import false_alarms, full_walk, gpu_record, lab_series, trials  # noqa: E402
+from tools import false_alarms, full_walk, gpu_record, trials  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
@@ -86,11 +87,6 @@ def checked(results: Results, grid: Grid, where: str) -> Grid:
     if why := unequal(results, grid.entries):
         raise ValueError(f"{where}: {why}")
     return grid
-
-
-def first(grids: Grids) -> Grids:
-    """The first table alone."""
-    return lambda results: grids(results)[:1]
 
 
 def suite(name: str) -> Grids:
@@ -179,24 +175,7 @@ def pictured(names: Sequence[str]) -> Callable[[Results], str]:
         ) + "\n"
 
 
-def lab_series_of(topic: str) -> Grids:
-    """A series of kernels in examples/lab."""
-    return lambda results: machine.lab(
-        results, topic, [p.stem for p in lab_series.steps_of(topic)])
-
-
 SCALING = ("scaling", "scaling-four", "scaling-small")
-FLOPS, ALPHA, BETA = (float(trials.cell("scaling.toml", "constants", letter, "value"))
-                      for letter in ("F", "alpha", "beta"))
-NETWORK_CARD = 50e9
-"""Bytes a second of a link of 400 Gbit/s."""
-
-
-def reduction_model(results: Results) -> list[Grid]:
-    return [replace(grid, source="")
-            for grid in machine.reduction_model(results, machine.Link(ALPHA, BETA))]
-
-
 MEASURED = (
     Block("README.md", "random", SAMPLE, against_the_best, above=about_the_sample),
     Block("docs/measuring.md", "ladder", "ladder-h200", suite("ladder"), ("reference",),
@@ -215,11 +194,6 @@ MEASURED = (
     Block("docs/suites.md", "curves", "curves-h200", suite("curves"),
           above=lambda results: pictured(list(curves.curve_charts(results)))(results)),
     *(Block("docs/scaling.md", name, f"{name}-h200", suite("scaling")) for name in SCALING),
-    *(Block("docs/scaling.md", name.replace("scaling", "model"), f"{name}-h200", reduction_model)
-      for name in ("scaling", "scaling-small")),
-    *(Block("examples/lab/README.md", topic, "lab-h200", lab_series_of(topic),
-            above=lambda results, topic=topic: lab_series.lessons(topic))  # type: ignore[misc]
-      for topic in lab_series.SIZES),
 )
 """Every block that is made of one results file."""
 
@@ -280,14 +254,10 @@ def other_samples() -> str:
     return "\n".join([*(line for _, line in sorted(lines, reverse=True)), ""])
 
 
-def ranks_worth() -> str:
-    """What batch so many GPUs are worth, by the model of docs/scaling.md, in bfloat16."""
-    rows = []
-    for link, beta in (("as measured", BETA), ("400 Gbit/s a GPU", NETWORK_CARD)):
-        least = 2 * FLOPS / (3 * beta)
-        rows.append([link, *(f"{times * least:,.0f}" for times in (1, 1.5, 3, 12, 384))])
-    heads = ("link", "`b*`", "3/2 `b*`", "a batch worth 2 GPUs", "8 GPUs", "256 GPUs")
-    return Grid(heads, rows, heads[:1]).markdown()
+def lessons(topic: str) -> str:
+    """What each step of a series in examples/lab taught, as a list."""
+    return "".join(f"- [{path.stem}]({topic}/{path.name}): {learned(path.read_text())}\n"
+                   for path in sorted((HERE / topic).glob("[1-9]_*.cu")))
 
 
 def float32_error() -> str:
@@ -308,7 +278,7 @@ OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/peers.md": {"earlier": other_samples},
     "docs/toggles/index.md": {"index": toggle_index},
     "docs/toggles/persistent.md": {"float32": float32_error},
-    "docs/scaling.md": {"worth": ranks_worth},
+    "examples/lab/README.md": {f"{topic}-lessons": partial(lessons, topic) for topic in TOPICS},
     "docs/testing.md": {"walk": lambda: full_walk.table(full_walk.read_record()),
                         "alarms": lambda: false_alarms.table(false_alarms.read_record()),
                         "gpu": lambda: gpu_record.lists_table(gpu_record.read_record()),

@@ -98,14 +98,6 @@ def _line(heads: Sequence[str], row: Sequence[str]) -> str:
     return f"{name[1]}: " + ", ".join(f"{head} {cell}" for head, cell in others)
 
 
-def cell(source: str, table: str, row: str, column: str, folder: Path = FOLDER) -> str:
-    """One figure, from the first row whose first cell is `row`. Raises KeyError or StopIteration
-    where there is none."""
-    found = msgspec.convert(
-        tomllib.loads((folder / source).read_text(encoding="utf-8"))[table], Trials)
-    return next(each for each in found.rows if each[0] == row)[found.columns.index(column)]
-
-
 def table(source: str, name: str, folder: Path = FOLDER) -> Trials:
     """One table, for a page that shows it otherwise than the one that its file names. Raises
     KeyError, and ValueError for a table that says it otherwise."""

@@ -4,8 +4,7 @@
     python examples/lab/series.py softmax --device sim             # compiled, launched, not timed
     python examples/lab/series.py transpose rows=4096 cols=4096    # other sizes
 
-The tables of README.md beside this file are made by tools/lab_series.py, which times all steps in
-turns and larger products. The topics are the folders beside this file. What a step is to compute,
+The topics are the folders beside this file. What a step is to compute,
 and how it is launched, its `.cu` says in its header; `python -m rawnn kernel check FILE` and
 `kernel time FILE` take each by itself.
 """

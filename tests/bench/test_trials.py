@@ -26,7 +26,6 @@ def test_a_table_of_trials_becomes_the_text_of_its_block(tmp_path: Path) -> None
         "NVIDIA H200, commit abc1234; kept in `results/trials/a.toml`.", "",
         "| form | us |", "|---|---:|", "| second |  |", "",
         "NVIDIA H200, commit unknown; kept in `results/trials/a.toml`."]
-    assert trials.cell("a.toml", "tried", "first", "us", tmp_path) == "1.50"
     assert trials.table("a.toml", "tried", tmp_path).markdown("a.toml") == text
 
 

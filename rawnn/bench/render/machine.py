@@ -1,11 +1,9 @@
-"""Tables and charts of lower bounds, launches, scaling, phases and single kernels."""
+"""Tables and charts of lower bounds, launches, scaling, phases and random runs."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
 
 from rawnn.bench.record import Entry, Results
 from rawnn.bench.render import charts
@@ -26,9 +24,6 @@ from rawnn.bench.render.texts import three_digits
 from rawnn.bench.render.training import SIMULATED, subtitle
 from rawnn.bench.statistics import median_interval
 from rawnn.common.words import counted
-from rawnn.model.layers import Network
-from rawnn.model.workloads import workload as built_in
-from rawnn.opts.nccl import BUCKET_MB, SMALL_MB
 
 # -- lower bounds ----------------------------------------------------------------------------------
 
@@ -219,59 +214,6 @@ PRECISION_OF = ("float32", "tf32", "bf16", "sr")
 """Dashes and marks of the lines of a scaling chart, which are of one precision each."""
 
 
-# -- the model of a reduction ----------------------------------------------------------------------
-
-MODEL = ("workload", "ranks", "gradients", "reduce: model", "one GPU, its part", "none hidden",
-         "measured", "seen of it")
-
-
-@dataclass(frozen=True)
-class Link:
-    """Seconds that a reduction takes however small it is, and bytes a second that a GPU sends while
-    all do."""
-
-    alpha: float
-    beta: float
-
-    def reduce_us(self, sizes: Sequence[int], ranks: int) -> float:
-        """Microseconds of a ring's sum of gradients of so many bytes each (Thakur, Rabenseifner and
-        Gropp, 2005): one reduction for all of a bucket's size and less, else one for each large
-        matrix."""
-        whole = sum(sizes)
-        buckets = 1 if whole <= BUCKET_MB * 1e6 else sum(n >= SMALL_MB * 1e6 for n in sizes)
-        return 1e6 * (buckets * self.alpha + 2 * (ranks - 1) / ranks * whole / self.beta)
-
-
-def gradients(name: str, toggles: Sequence[str]) -> list[int]:
-    """Bytes of each gradient of a workload, as these toggles reduce them."""
-    low = {word.partition("=")[0].strip() for word in toggles} & {"bf16", "sr"}
-    network = Network(tuple(built_in(name)["layers"]))
-    return [prod(t.shape) * (2 if low and len(t.shape) == 2 else 4)
-            for t in network.parameters()]
-
-
-def reduction_model(results: Results, link: Link) -> list[Grid]:
-    """A row for each workload of rawnn at the most ranks: the measured step lies between that of a
-    reduction wholly hidden behind the GEMMs and of one not hidden at all."""
-    entries = results.entries("scaling", variant="rawnn")
-    rows = []
-    for entry in entries:
-        ranks, batch, us = number(entry, "ranks"), number(entry, "batch"), entry.median("step_us")
-        part = next((e for e in entries if "step_us" in e and number(e, "ranks") == 1
-                     and e.case == entry.case and number(e, "batch") == batch // ranks), None)
-        if entry.conditions.get("scaling") != "strong" or ranks == 1 or us is None or part is None:
-            continue
-        words = next((n.removeprefix("toggles: ").split(",") for n in entry.notes
-                      if n.startswith("toggles: ")), [])
-        sizes, alone = gradients(workload(entry), words), part.median("step_us") or 0.0
-        reduce = link.reduce_us(sizes, ranks)
-        rows.append([workload(entry), str(ranks), f"{sum(sizes) / 1e6:,.0f} MB",
-                     f"{reduce:,.0f} us", f"{alone:,.0f} us", f"{alone + reduce:,.0f} us",
-                     f"{us:,.0f} us", f"{(us - alone) / reduce:.0%}"])
-    return [Grid(MODEL, rows, MODEL[:1], source=_source(results, entries), entries=entries)] \
-        if rows else []
-
-
 # -- phases ----------------------------------------------------------------------------------------
 
 PHASES = ("phase", "part", "expected", "measured", "slowest block", "of a warp")
@@ -321,53 +263,6 @@ def _phases_title(step: Entry) -> str:
             f"({us['traced']:.2f} traced, {us['expected']:.2f} expected) of "
             f"{conditions.get('steps')} a launch; the traced kernel took {us['kernel']:.1f} us, "
             f"its epoch {us['epoch']:.1f}; {step.median('clock_mhz') or 0:,.0f} cycles a us")
-
-
-# -- kernels of the lab ----------------------------------------------------------------------------
-
-
-def lab(results: Results, topic: str, names: Sequence[str]) -> list[Grid]:
-    """The steps of a series of kernels and what they are compared with, a table for each size.
-    `names` are the steps, measured or not."""
-    grids = []
-    every = results.entries("lab", case=f"lab/{topic}")
-    for sizes in dict.fromkeys(_sizes(e) for e in every):
-        found = {e.variant: e for e in every if _sizes(e) == sizes}
-        others = [e for e in found.values() if e.conditions.get("role") == "comparison"]
-        unit = "TFLOP/s" if topic == "gemm" else "GB/s"
-        first = next((e.median("launch_us") for e in found.values()
-                      if e.conditions.get("role") == "steps"), None)
-        best = min((e.median("launch_us") or 0.0 for e in others), default=None)
-        limit = others[0].variant if others else "-"
-        rows = []
-        for name in [*names, *(e.variant for e in others)]:
-            entry = found.get(name)
-            if entry is None:
-                rows.append([name, "not measured", *[""] * 6])
-                continue
-            us, ours = entry.median("launch_us") or 0.0, entry not in others
-            amount = entry.median("operations" if topic == "gemm" else "moved_bytes") or 0.0
-            samples = entry.samples("launch_us")
-            rows.append([
-                name, f"{us:,.1f}", f"{min(samples):,.1f}-{max(samples):,.1f}",
-                three_digits(amount / us * (1e-6 if topic == "gemm" else 1e-3)),
-                f"{first / us:,.1f}" if ours and first else "",
-                "-" if best is None else f"{best / us:.1%}",
-                _thousands(entry, "registers"), _thousands(entry, "shared_bytes") if ours else ""])
-        head = ("step", "us", "min-max", unit, "x step 1", f"of {limit}", "registers",
-                "shared bytes")
-        clocks = results.entries("lab", variant="gpu")
-        counts = sorted({len(e.samples("launch_us")) for e in found.values()})
-        often = f"{counts[0]}-{counts[-1]}" if len(counts) > 1 else str(counts[0])
-        grids.append(Grid(head, rows, head[:1], source=provenance(
-            results, clocks or list(found.values()), f"{', '.join(sizes)}; cold L2 cache; medians "
-            f"of {often} launches, interleaved", libraries=False), entries=list(found.values())))
-    return grids
-
-
-def _sizes(entry: Entry) -> tuple[str, ...]:
-    return tuple(f"{name.removeprefix('size_')} = {value:,}" for name, value
-                 in entry.conditions.items() if name.startswith("size_") and isinstance(value, int))
 
 
 # -- random runs -----------------------------------------------------------------------------------
