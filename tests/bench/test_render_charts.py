@@ -10,7 +10,7 @@ import pytest
 
 from rawnn.bench.record import Results
 from rawnn.bench.render import plot_ladder
-from rawnn.bench.render.charts import DARK, LIGHT, Axis, Chart, Line, heat_map, lines
+from rawnn.bench.render.charts import DARK, LIGHT, Axis, Chart, Line, lines
 from rawnn.bench.render.suites import SUITES
 from rawnn.common.errors import ConfigError
 from tests import requires
@@ -31,14 +31,12 @@ def charts() -> dict[str, Chart]:
     scaling = results(*(entry("scaling/mlp4", "rawnn", {"step_us": [us]}, ranks=n, batch=64,
                               scaling=kind, epochs=8) for kind in ("strong", "weak")
                         for n, us in ((1, 100.0), (2, 60.0))))
-    toggles = results(*(entry("toggles/linear", opt, {"epoch_ms": [ms]}, epochs=6) for opt, ms in
-                        (("preload,arena,nosync", 30.0), ("preload,arena,nosync,fuse", 5.0))))
     ablation = results(*(entry("ablation/linear", opt, {"epoch_ms": [ms]}, epochs=6, base="a",
                                full="best") for opt, ms in
                          (("a", 30.0), ("best", 5.0), ("a,fuse", 9.0), ("best,-fuse", 20.0))))
     found: dict[str, Chart] = {}
     for suite, several in (("ladder", LADDER), ("sweep", sweep), ("curves", curves),
-                           ("scaling", scaling), ("toggles", toggles), ("ablation", ablation),
+                           ("scaling", scaling), ("ablation", ablation),
                            ("sample", results(programs("sample/1", TIMES)))):
         found |= SUITES[suite].charts(several)
     return found
@@ -49,7 +47,7 @@ CHARTS = charts()
 
 def test_every_kind_of_chart_is_drawn() -> None:
     assert set(CHARTS) == {"ladder", "sweep-width", "curves-linear", "curves-wide",
-                           "curves-by-size-speed", "curves-by-size-loss", "scaling", "toggles",
+                           "curves-by-size-speed", "curves-by-size-loss", "scaling",
                            "ablation", "sample"}
 
 
@@ -105,10 +103,3 @@ def test_nothing_measured_is_nothing_to_plot(found: Results, tmp_path: Path) -> 
 def test_names_are_never_taken_for_markup() -> None:
     chart = lines('a "<b>"', "s & t", [Line("<l>", [(1, 1), (2, 2)])], Axis("x"), Axis("y", "log"))
     ElementTree.fromstring(chart.svg())
-
-
-def test_a_heat_map_has_a_cell_for_each_ratio() -> None:
-    svg = heat_map("t", "s", ["a", "b"], ["x"], {("a", "x"): 2.0, ("b", "x"): 0.5}).svg("light")
-    assert {"2.00x", "0.50x"} <= set(texts(svg))
-    assert LIGHT["blue"] in svg
-    assert LIGHT["red"] in svg

@@ -1,4 +1,4 @@
-"""Charts in one style, light and dark: bars, ladders, lines, scatters, heat maps.
+"""Charts in one style, light and dark: bars, ladders, lines, scatters.
 
 They take plain numbers. matplotlib is imported only when one is drawn. A chart is drawn once, in
 the colours of LIGHT; its SVG then takes those of a theme, or variables that follow the reader's
@@ -8,7 +8,6 @@ setting.
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -298,33 +297,6 @@ def scatter(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8.5)
 
     return Chart(title, subtitle, draw, 4.6)
-
-
-def heat_map(title: str, subtitle: str, rows: Sequence[str], columns: Sequence[str],
-             values: Mapping[tuple[str, str], float]) -> Chart:
-    """Ratios by row and column: blue above 1, red below, the stronger the further away."""
-
-    def draw(axes: Any) -> None:
-        most = max((abs(math.log(v)) for v in values.values()), default=0.0) or 1.0
-        for (row, column), value in values.items():
-            place = columns.index(column), rows.index(row)
-            axes.add_patch(_square(place, LIGHT["blue" if value >= 1 else "red"],
-                                   0.08 + 0.62 * abs(math.log(value)) / most))
-            axes.annotate(f"{factor(value)}x", place, ha="center", va="center", fontsize=8)
-        axes.set_xlim(-0.5, len(columns) - 0.5)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xticks(range(len(columns)), columns)
-        axes.set_yticks(range(len(rows)), rows)
-        axes.xaxis.tick_top()
-
-    return Chart(title, subtitle, draw, 1.4 + 0.32 * len(rows))
-
-
-def _square(place: tuple[int, int], face: str, alpha: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((place[0] - 0.47, place[1] - 0.45), 0.94, 0.9, facecolor=face, alpha=alpha,
-                     linewidth=0)
 
 
 def _divide(axes: Any, x: Axis, y: Axis) -> None:

@@ -49,8 +49,7 @@ SUITES: dict[str, Suite] = {
     "curves": Suite("Loss curves", "From the same weights on the same batches: curves that lie on "
                     "top of each other did the same work.", curves.curves, curves.curve_charts),
     "workloads": Suite("Workloads", "", training.workloads),
-    "toggles": Suite("Toggles", "Each toggle without it and with it.", training.toggles,
-                     training.toggle_charts),
+    "toggles": Suite("Toggles", "Each toggle without it and with it.", training.toggles),
     "lower-bounds": Suite("What limits this GPU", "Launches, barriers, memory and arithmetic by "
                           "themselves: what 'x lower bound' is counted from.",
                           machine.lower_bounds),

@@ -208,7 +208,6 @@ class Shown:
     workload: str
     entry: Entry
     base: Entry | None
-    of_part: bool
 
     def speedup(self) -> str:
         found = compared(self.base, self.entry)
@@ -224,10 +223,10 @@ def toggle_rows(toggle: Toggle, entries: Sequence[Entry], suite: TogglesSuite | 
         base, *others = (known.get(_plain(pair)) for pair in pairing.variants)
         base_words = f"`{pairing.beside}`" if pairing.beside else "nothing"
         if base is not None:
-            rows.append(Shown(base_words, pairing.workload, base, None, pairing.is_of_part))
+            rows.append(Shown(base_words, pairing.workload, base, None))
         # A file may lack what it is compared with.
         words = "with" if base else f"{base_words}, with"
-        rows += [Shown(f"{words} `{word}`", pairing.workload, entry, base, pairing.is_of_part)
+        rows += [Shown(f"{words} `{word}`", pairing.workload, entry, base)
                  for word, entry in zip(pairing.added, others, strict=True) if entry]
     return rows
 
@@ -282,30 +281,6 @@ def measured_toggles(results: Results) -> list[Toggle]:
     return [toggle for toggle in TOGGLES.values()
             if any({_plain(v) for v in pairing.variants} <= known
                    for pairing in pairings(toggle, _packaged()))]
-
-
-def toggle_charts(results: Results) -> dict[str, Chart]:
-    """A heat map for each GPU and commit: the speedup of each toggle, workload by workload."""
-    built: dict[str, Chart] = {}
-    every = results.entries("toggles")
-    for number, commit in enumerate(dict.fromkeys(
-            (results.place(e).machine, results.place(e).commit) for e in every)):
-        entries = [e for e in every
-                   if (results.place(e).machine, results.place(e).commit) == commit]
-        values: dict[tuple[str, str], float] = {}
-        for toggle in measured_toggles(results):
-            for row in toggle_rows(toggle, entries):
-                found = compared(row.base, row.entry)
-                if found and not row.of_part:
-                    key = toggle.name, row.workload
-                    values[key] = max(values.get(key, 0.0), found.value)
-        rows = list(dict.fromkeys(row for row, _ in values))
-        columns = list(dict.fromkeys(column for _, column in values))
-        if values:
-            built[f"toggles-{number + 1}" if number else "toggles"] = charts.heat_map(
-                "The greatest speedup of each toggle by workload", subtitle(results, entries), rows,
-                columns, values)
-    return built
 
 
 # -- ablation --------------------------------------------------------------------------------------
