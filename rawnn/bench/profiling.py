@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ from rawnn.bench.costing import OWN, op_costs
 from rawnn.bench.cupti import Activity
 from rawnn.bench.gpu_limits import kept
 from rawnn.bench.harness import environment_of
-from rawnn.bench.measured import Measured
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.statistics import Spread, spread
 from rawnn.common.errors import ConfigError
+from rawnn.common.files import write_atomically
 from rawnn.cuda.stream import Event
 from rawnn.data import Dataset
 from rawnn.engine.config import Config
@@ -72,7 +73,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     us: float
 
 
-class ProfileResult(Measured, frozen=True, kw_only=True):
+class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
     """A step taken apart. `step_us` is a whole step as the policy runs it; `way` how ops were
     timed, `empty_us` what two events with nothing between them took, which is taken off each op."""
 
@@ -94,6 +95,10 @@ class ProfileResult(Measured, frozen=True, kw_only=True):
     def ops_us(self) -> float:
         """All ops of a step."""
         return sum(op.us.median for op in self.ops)
+
+    def write_json(self, path: str | os.PathLike[str]) -> None:
+        """Write it atomically. Raises RawnnError where the file cannot be written."""
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
 def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,

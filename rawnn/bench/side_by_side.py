@@ -18,7 +18,6 @@ from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.record import Entry, Value
-from rawnn.bench.statistics import ratio
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.data import Dataset
 from rawnn.engine.config import Config
@@ -82,15 +81,3 @@ def _turn(program: Any, harness: Harness, number: int) -> Sample:
                    "step_us": [ms * 1e3 / steps for ms in found.milliseconds]},
                   notes=[] if found.steady else ["it never became steady"], seen=seen.conditions,
                   libraries=libraries)
-
-
-def verdict(first: Entry, other: Entry) -> str:
-    """A sentence on a configuration beside the first."""
-    found = ratio(first.samples("epoch_ms"), other.samples("epoch_ms"))
-    bounds = "95 % interval" if found.is_interval else "range"
-    said = f"{bounds} {found.low:.3f}-{found.high:.3f}"
-    if found.is_noise:
-        return f"{other.variant} and {first.variant} differ by no more than the noise ({said})"
-    word = "faster" if found.value > 1 else "slower"
-    times = found.value if found.value > 1 else 1 / found.value
-    return f"{other.variant} is {times:.3f} times {word} than {first.variant} ({said})"

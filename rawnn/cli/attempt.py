@@ -8,10 +8,10 @@ import click
 
 from rawnn.bench.harness import Harness
 from rawnn.bench.side_by_side import ROUNDS, SUITE, TIMER, compare_configurations
-from rawnn.cli.compare import show_compared
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import PATH, TOGGLES, config_options, make_config, run_option, toggle_names
 from rawnn.cli.screen import say, sentences, table_console
+from rawnn.cli.tables import show
 from rawnn.common.errors import MissingLibrary, RawnnError
 from rawnn.engine.data_source import fitted
 
@@ -86,7 +86,7 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
                           f"({ratio:.2f} x)", markup=False)
         kept = attempt.curves(config, beside, opt, data, opened)
         compare_configurations(harness, config, [beside, opt], data, opened, rounds)
-        show_compared(harness.results)
+        show(harness.results, SUITE)
         console.print(str(kept), markup=False)
         if not kept.stayed:
             raise RawnnError(f"{own.word} trains another model than rawnn's own kernels")

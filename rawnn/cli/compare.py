@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from rawnn.bench.harness import Harness
-from rawnn.bench.record import Results
-from rawnn.bench.side_by_side import ROUNDS, SUITE, TIMER, compare_configurations, verdict
+from rawnn.bench.side_by_side import ROUNDS, SUITE, TIMER, compare_configurations
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
     OUTPUT,
@@ -19,7 +18,7 @@ from rawnn.cli.options import (
     run_option,
     toggle_names,
 )
-from rawnn.cli.screen import say, table_console
+from rawnn.cli.screen import say
 from rawnn.cli.tables import show
 from rawnn.cli.termination import as_by_ctrl_c
 from rawnn.engine.data_source import fitted
@@ -49,15 +48,7 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
         config, data = fitted(make_config(config_file, options), say)
         opened = harness.open(config.device, TIMER)
         compare_configurations(harness, config, opts, data, opened, rounds)
-    show_compared(harness.results)
+    show(harness.results, SUITE)
     if harness.interrupted:
         raise click.Abort
     harness.check()
-
-
-def show_compared(results: Results) -> None:
-    """Print the table and the verdicts."""
-    show(results, SUITE)
-    first, *others = (e for e in results.entries(SUITE) if "epoch_ms" in e)
-    for other in others:
-        table_console().print(verdict(first, other), markup=False)

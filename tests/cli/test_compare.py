@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from rawnn.bench import side_by_side
 from rawnn.bench.record import Entry, read_results
-from rawnn.bench.side_by_side import verdict
+from rawnn.bench.render.training import verdict
 from rawnn.cli.bench import bench
 from rawnn.cli.compare import compare
 from rawnn.common.errors import ConfigError, RawnnError
