@@ -42,6 +42,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -65,8 +66,7 @@ PRIOR = 1.0
 """Of log constants: today's are known to within so much, before anything is measured."""
 KNOWN = 0.5
 """A constant whose log is not known better than to this share of PRIOR is `kept`."""
-ROUNDS = 40
-STEP = 1e-3  # in the log of a constant, for its slope
+STEP = 1e-3  # relative, in the log of a constant, for its slope
 EXAMPLES = 60_000
 
 
@@ -170,38 +170,15 @@ def fitted(measured: Sequence[Measured], before: Costs, fixed: Mapping[str, floa
         phases = [error for m in measured for error in phase_errors(m, costs)]
         return np.concatenate([np.array([*times, *phases]) / NOISE, (logs - prior) / PRIOR])
 
-    logs, slopes = _least_squares(residuals, prior)
-    spread = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)))
-    found = {name: Constant(name, getattr(before, name), float(np.exp(log)),
+    found = least_squares(residuals, prior, diff_step=STEP, x_scale="jac")
+    spread = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
+    constants = {name: Constant(name, getattr(before, name), float(np.exp(log)),
                             "fit" if error < KNOWN * PRIOR else "kept", float(error))
-             for name, log, error in zip(names, logs, spread, strict=True)}
-    return [found[name] if name in found else
+             for name, log, error in zip(names, found.x, spread, strict=True)}
+    return [constants[name] if name in constants else
             Constant(name, value, value, "stays", 0.0) if name in stay else
             Constant(name, value, fixed[name], "floors", 0.0)
             for name, value in asdict(before).items()]
-
-
-def _least_squares(residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-                   at: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where the sum of squares is least, by Levenberg and Marquardt, and the slopes there."""
-    damping, here = 1e-3, residuals(at)
-    for _ in range(ROUNDS):
-        slopes = np.stack([(residuals(at + STEP * unit) - here) / STEP
-                           for unit in np.eye(len(at))], axis=1)
-        normal = slopes.T @ slopes
-        while damping < 1e9:
-            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ here)
-            there = residuals(at + step)
-            if there @ there < here @ here:
-                break
-            damping *= 4
-        else:
-            break
-        gained = here @ here - there @ there
-        at, here, damping = at + step, there, damping / 4
-        if gained < 1e-9 * (here @ here):
-            break
-    return at, slopes
 
 
 class LeftOut(RawnnError):
