@@ -5,14 +5,12 @@ docs/toggles/persistent.md says what the columns are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from time import perf_counter
 from typing import get_args
 
 import click
-import msgspec
 import numpy as np
 
 from rawnn.bench.case import GPU_DEVICE, Case
@@ -41,19 +39,6 @@ TRACE = "trace"
 WARMED, TIMED = 0.05, 8
 """Seconds of epochs ahead of those that are timed, and epochs that are: an H200 that comes from
 idleness runs at 1.70 to 1.85 GHz in its first milliseconds, and at 1.98 from then on."""
-
-
-class PhaseCycles(msgspec.Struct, frozen=True, kw_only=True):
-    """Cycles of a phase, or of a part of one: by which it makes a step longer, the median of the
-    blocks' medians over the steps; in the block in which that is longest; and what a warp takes in
-    the mean. `expected` is the cost model's, None for a part and for what it does not know."""
-
-    phase: str
-    part: str = ""
-    expected: float | None = None
-    cycles: float
-    slowest: float
-    warp: float
 
 
 def measure(harness: Harness, suites: Suites, *, layers: str, batch: int, loss: Loss,
@@ -96,39 +81,17 @@ def trace_phases(harness: Harness, opened: Opened, problem: Problem, opt: str) -
     with closing(GpuRunner(device, stamped)) as runner:
         traced_us = _microseconds(runner, problem.steps)
         trace = read_trace(chosen.layout, runner.workspace(WORKSPACE + TRACE))
-    rows, parts = of_phases(chosen, trace)
-    return phase_records(harness, problem, resolve_options(opt, selection, work,
-                                                           opened.machine).toggles, {
+    opt = resolve_options(opt, selection, work, opened.machine).toggles
+    found: dict[str, dict[str, float | None]] = {"step": {
         "step_us": plain_us, "traced_us": traced_us, "expected_us": chosen.us,
         "kernel_us": trace.us, "epoch_us": traced_us * problem.steps, "clock_mhz": trace.clock,
         "load_cycles": float(trace.load.max()), "store_cycles": float(trace.store.max()),
         "cycles": float(np.median(trace.step, axis=0).max()),
-        "blocks": chosen.sharding.blocks}, rows, parts)
-
-
-def phase_records(harness: Harness, problem: Problem, opt: str, step: dict[str, float],
-                  phases: Sequence[PhaseCycles], parts: Sequence[PhaseCycles]) -> list[Record]:
-    """The step, each phase, and below it its parts where it has several."""
-    assert harness.environment is not None
+        "blocks": chosen.sharding.blocks}, **of_phases(chosen, trace)}
     conditions = {**task_of(problem, "phases").conditions, "opt": opt}
-
-    key = harness.environment.key
-
-    def records(variant: str, metrics: Mapping[str, float | None]) -> Iterator[Record]:
-        return records_of("phases", variant, metrics, precision=precision_name(opt),
-                          conditions=conditions, environment=key)
-
-    def cycles(p: PhaseCycles) -> dict[str, float | None]:
-        return {"cycles": p.cycles, "expected_cycles": p.expected, "slowest_cycles": p.slowest,
-                "warp_cycles": p.warp}
-
-    found = [*records("step", step)]
-    for phase in phases:
-        found += records(phase.phase, cycles(phase))
-        mine = [p for p in parts if p.phase == phase.phase]
-        for part in mine if len(mine) > 1 else []:
-            found += records(f"{part.phase}/{part.part}", cycles(part))
-    return found
+    return [record for name, metrics in found.items() for record in records_of(
+        "phases", name, metrics, precision=precision_name(opt), conditions=conditions,
+        environment=harness.environment.key)]
 
 
 def with_stamps(work: PreparedRun, steps: int) -> tuple[PreparedRun, Choice]:
@@ -155,28 +118,36 @@ def _microseconds(runner: GpuRunner, steps: int) -> float:
     return float(np.median(runner.epoch_milliseconds()[-TIMED:])) * 1e3 / steps
 
 
-def of_phases(chosen: Choice, trace: Trace) -> tuple[list[PhaseCycles], list[PhaseCycles]]:
-    """The phases, and their parts, in the order of their first stamps."""
+def of_phases(chosen: Choice, trace: Trace) -> dict[str, dict[str, float | None]]:
+    """The metrics of each phase, in the order of the first stamps, and behind it of its parts
+    ("phase/part") where it has several.
+
+    `cycles` are those by which it makes a step longer, the median of the blocks' medians over the
+    steps; `slowest_cycles` the same of the block in which that is longest; `warp_cycles` what a
+    warp takes in the mean; `expected_cycles` the cost model's, None for a part and for what it does
+    not know.
+    """
     expected: dict[str, float] = {}
     for phase in cost.phases(chosen.sharding, chosen.costs):
         if phase.name == cost.LAUNCH:  # which stands below the steps
             continue
         expected[phase.name] = expected.get(phase.name, 0.0) + phase.cycles
-    names = dict.fromkeys(stamp.phase for stamp in trace.stamps)
-    of_parts = dict.fromkeys((stamp.phase, stamp.part) for stamp in trace.stamps)
 
-    def row(phase: str, part: str, value: float | None) -> PhaseCycles:
+    def metrics(name: str, part: str, value: float | None) -> dict[str, float | None]:
         mine = [i for i, stamp in enumerate(trace.stamps)
-                if stamp.phase == phase and part in ("", stamp.part)]
-        blocks = np.median(trace.cycles[:, :, mine].sum(axis=2), axis=0)
-        own = np.median(trace.own[:, :, mine].sum(axis=2), axis=0).mean()
-        return PhaseCycles(phase=phase, part=part, expected=value, cycles=float(np.median(blocks)),
-                           slowest=float(blocks.max()), warp=float(own))
+                if stamp.phase == name and part in ("", stamp.part)]
+        blocks = np.median(trace.cycles[:, :, mine].sum(axis=2), axis=0) if mine else np.zeros(1)
+        own = np.median(trace.own[:, :, mine].sum(axis=2), axis=0).mean() if mine else 0.0
+        return {"cycles": float(np.median(blocks)), "expected_cycles": value,
+                "slowest_cycles": float(blocks.max()), "warp_cycles": float(own)}
 
-    rows = [row(name, "", expected.pop(name, None)) for name in names]
-    rows += [PhaseCycles(phase=name, expected=value, cycles=0.0, slowest=0.0, warp=0.0)
-             for name, value in expected.items()]
-    return rows, [row(*both, None) for both in of_parts]
+    found = {}
+    for name in dict.fromkeys([*(stamp.phase for stamp in trace.stamps), *expected]):
+        found[name] = metrics(name, "", expected.get(name))
+        parts = dict.fromkeys(stamp.part for stamp in trace.stamps if stamp.phase == name)
+        found |= {f"{name}/{part}": metrics(name, part, None)
+                  for part in parts if len(parts) > 1}
+    return found
 
 
 CASE = Case("phases", measure, (
