@@ -19,7 +19,6 @@ from rawnn.bench.render.texts import factor, milliseconds
 from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.common.files import write_atomically
 
-Theme = Literal["light", "dark", "adaptive", "inline"]
 LIGHT = {"paper": "#ffffff", "ink": "#1f2328", "muted": "#59636e", "grid": "#e6eaef",
          "blue": "#0969da", "orange": "#bf5600", "green": "#1a7f37", "purple": "#8250df",
          "grey": "#8c959f", "red": "#c21f2c", "bar": "#b6c2cf", "band": "#fdf0ef"}
@@ -58,21 +57,18 @@ class Chart:
     height: float = 4.2
     panels: int = 1
 
-    def svg(self, theme: Theme = "adaptive") -> str:
-        """One `<svg>` element. "adaptive" follows the reader's setting by itself, "inline" takes
+    def svg(self, is_inline: bool = False) -> str:
+        """One `<svg>` element, which follows the reader's setting by itself, or where inline takes
         the colours of the page that contains it. The same chart gives the same bytes."""
         text = self.encoded("svg").decode()
         text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text[text.index("<svg"):])
         text = re.sub(r'(?<= d=")[^"]*', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), text)
         text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
         head, rest = text.split(">", 1)
-        style = ""
-        if theme == "dark":
-            rest = _recoloured(rest, DARK)
-        elif theme != "light":
-            rest = _recoloured(rest, {name: f"var(--{name})" for name in LIGHT})
-            style = f"<style>{VARIABLES}</style>" if theme == "adaptive" else ""
-        if theme == "inline":  # as wide as the page; the viewBox stays
+        for name, value in LIGHT.items():  # only styles can hold variables; matplotlib writes those
+            rest = rest.replace(value, f"var(--{name})")
+        style = "" if is_inline else f"<style>{VARIABLES}</style>"
+        if is_inline:  # as wide as the page; the viewBox stays
             head = re.sub(r' (width|height)="[^"]*"', "", head)
         return (f'{head} role="img" aria-label="{_escaped(self.title)}" '
                 f'data-matplotlib="{require_matplotlib().__version__}">{style}{rest}')
@@ -126,13 +122,6 @@ VARIABLES = (f"svg{{{_variables(LIGHT)}}}@media(prefers-color-scheme:dark){{svg{
 """The colours of a chart that stands alone."""
 PAGE_VARIABLES = VARIABLES.replace("svg{", ":root{")
 """The same for a page that contains charts."""
-
-
-def _recoloured(text: str, colours: Mapping[str, str]) -> str:
-    """Attributes cannot hold variables, but styles can, and matplotlib writes styles."""
-    for name, value in LIGHT.items():
-        text = text.replace(value, colours[name])
-    return text
 
 
 def _escaped(text: str) -> str:

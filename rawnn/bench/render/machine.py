@@ -27,30 +27,21 @@ from rawnn.common.words import counted
 
 # -- lower bounds ----------------------------------------------------------------------------------
 
-LIMITS = {"latency_us": "us", "bandwidth_gbs": "GB/s", "throughput_tflops": "TFLOP/s"}
-"""Metrics of a GPU's limits, and their units."""
-
-
-def _limit(entry: Entry) -> tuple[str, list[float]]:
-    """The unit and the samples of a constant."""
-    metric = next((m for m in LIMITS if m in entry), entry.records[0].metric)
-    return LIMITS.get(metric, ""), entry.samples(metric)
-
-
 def _value(entry: Entry, scope: Scope) -> str:
-    samples = _limit(entry)[1]
+    samples = entry.records[0].samples
     return three_digits(statistics.median(samples)) if samples else "-"
 
 
 def _limit_range(entry: Entry, scope: Scope) -> str:
-    samples = _limit(entry)[1]
+    samples = entry.records[0].samples
     return f"{three_digits(min(samples))}-{three_digits(max(samples))}" if samples else ""
 
 
 LOWER_BOUNDS = (
     text("lower bound", lambda e: e.notes[0] if e.notes else e.variant),
-    Column("median", _value), text("unit", lambda e: _limit(e)[0]), Column("min-max", _limit_range),
-    Column("n", lambda e, s: str(len(_limit(e)[1]) or "")),
+    Column("median", _value), text("unit", lambda e: e.records[0].unit),
+    Column("min-max", _limit_range),
+    Column("n", lambda e, s: str(len(e.records[0].samples) or "")),
     text("how", lambda e: e.reason or "; ".join(e.notes[1:])))
 
 

@@ -160,7 +160,7 @@ def _part(machine: str, found: Sequence[Found], number: int) -> Part:
     for file, suite, results in ordered:
         shown = SUITES[suite]
         same = titles[suite] = titles.get(suite, 0) + 1
-        figures = [chart.svg("inline") for chart in shown.charts(results).values()]
+        figures = [chart.svg(is_inline=True) for chart in shown.charts(results).values()]
         if not part.hero and figures and suite in ("sample", "ladder"):
             part.hero = figures.pop(0)
         mine = _place(results, suite)
