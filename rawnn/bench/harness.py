@@ -120,7 +120,11 @@ class Variant:
 
 class Harness:
     """The measurement of one suite. Use as a context manager: it holds the lock on the results file
-    and the device, and writes the file when it ends."""
+    and the device, and writes the file when it ends. `watch` and `environment` are set by `open`,
+    the latter alone by `stand`."""
+
+    watch: Watch
+    environment: Environment
 
     def __init__(self, suite: str, path: str | None = None, earlier: Results | None = None,
                  budget: float = math.inf, notify: Notify = lambda message: None,
@@ -137,8 +141,6 @@ class Harness:
         self._resumes = earlier is not None
         self._closing = ExitStack()
         self._unwritten: RawnnError | None = None
-        self.watch: Watch | None = None
-        self.environment: Environment | None = None
 
     def __enter__(self) -> Harness:
         check_output("--json", self._path)
@@ -212,7 +214,6 @@ class Harness:
     # -- measuring ---------------------------------------------------------------------------------
     def ask(self, variants: Sequence[Variant]) -> None:
         """Say in the file what is to be measured; variants go on from what it has of them."""
-        assert self.environment is not None
         known: dict[tuple[object, ...], list[Record]] = {}
         for record in self.results.where(self.suite):
             known.setdefault(record.program, []).append(record)
@@ -270,7 +271,6 @@ class Harness:
             variant.refuse("failed", str(error))
         else:
             variant.add(sample)
-            assert self.environment is not None
             self.environment.libraries.update(sample.libraries)
         variant.seconds = monotonic() - begun
 

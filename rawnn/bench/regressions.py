@@ -181,7 +181,6 @@ def measure_again(harness: Harness, pairs: list[Pair], b: Results, effect: float
         opened = harness.open(device, {})
     except RawnnError as error:
         return _unrepeated(harness, pairs, str(error))
-    assert harness.environment is not None
     if reason := elsewhere(harness.environment, b):
         return _unrepeated(harness, pairs, reason)
     variants = {p.name: _variant(p, opened, harness) for p in flagged}
@@ -244,7 +243,6 @@ def _training(entry: Entry, opened: Opened, harness: Harness) -> Callable[[int],
     def take(number: int) -> Sample:
         if not data:
             data.append(load_dataset(name, notify=harness.notify, stand_in=True))
-        assert harness.watch is not None
         return trained(replace(config, seed=first + number), data[0], opened, harness.watch)
 
     return take
@@ -261,7 +259,6 @@ def _program(entry: Entry, opened: Opened, harness: Harness) -> Callable[[int], 
 def _timed(problem: Problem, form: str, device: str, opened: Opened, harness: Harness,
            number: int) -> Sample:
     program = Training(problem.config(form, device), dataset_of(problem), opened)
-    assert harness.watch is not None
     with program.session, harness.watch.during() as seen:
         found = timed(program)
     return Sample({"step_us": [ms * 1e3 / problem.steps for ms in found.milliseconds]},

@@ -39,7 +39,6 @@ def compare_configurations(harness: Harness, config: Config, opts: Sequence[str]
     a session raises. Ctrl-C ends it with what was measured."""
     if len(set(opts)) < 2:
         raise ConfigError("give at least two different sets of toggles: --opt A --opt B")
-    assert harness.environment is not None
     with ExitStack() as closing:
         variants = []
         for opt in dict.fromkeys(opts):
@@ -70,7 +69,6 @@ def _variant(opt: str, program: Any, config: Config, data: Dataset, harness: Har
 
 
 def _turn(program: Any, harness: Harness, number: int) -> Sample:
-    assert harness.watch is not None
     with harness.watch.during() as seen:
         found = timed(program)
     libraries: dict[str, str] = {}

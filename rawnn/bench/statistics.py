@@ -40,16 +40,10 @@ def spread(values: Sequence[float]) -> Spread:
     )
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The lower quartile, the median and the upper quartile of at least one value."""
-    low, middle, high = np.quantile(np.asarray(values, np.float64), [0.25, 0.5, 0.75])
-    return float(low), float(middle), float(high)
-
-
 def interquartile_range(values: Sequence[float]) -> float:
-    """The distance of the quartiles of at least one value."""
-    low, _, high = quartiles(values)
-    return high - low
+    """The distance of the quartiles of at least one value, by linear interpolation."""
+    low, high = np.quantile(np.asarray(values, np.float64), [0.25, 0.75])
+    return float(high - low)
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:

@@ -87,16 +87,8 @@ class SweepSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PeersSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench peers`: workloads by name, epochs of `steps`, beside the peers `systems`."""
-
-    names: list[str]
-    steps: Count
-    systems: list[str]
-
-
-class CurvesSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`bench curves`: the losses of the first `steps` steps of workloads, and of the peers
-    `systems`."""
+    """`bench peers` and `bench curves`: workloads by name, their first `steps` steps, beside the
+    peers `systems`."""
 
     names: list[str]
     steps: Count
@@ -142,7 +134,7 @@ class Suites(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ablation: list[AblationSuite]
     sweep: list[SweepSuite]
     peers: PeersSuite
-    curves: CurvesSuite
+    curves: PeersSuite
     sample: SampleSuite
     lower_bounds: LowerBoundsSuite
     launches: LaunchesSuite

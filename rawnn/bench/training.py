@@ -60,7 +60,6 @@ def timer_of(device: str, opened: bool = True) -> dict[str, str]:
 def open_timed(harness: Harness, device: str) -> Opened:
     """Open the device to train on."""
     opened = harness.open(device, {})
-    assert harness.environment is not None
     harness.environment.timer = timer_of(harness.environment.device, opened.device is not None)
     return opened
 
@@ -136,15 +135,14 @@ def measure_workloads(harness: Harness, wanted: Sequence[WorkloadOpt], repeats: 
     for config in configs.values():
         check_fit(config, data)
     there = opened or open_timed(harness, device)
-    watch, whole = harness.watch, data
-    assert watch is not None
+    whole = data
     variants = []
     for pair, config in configs.items():
         if there.device is None:
             config = replace(config, device="host")  # which leaves no toggle out
 
         def take(number: int, config: Config = config) -> Sample:
-            return trained(replace(config, seed=number), whole, there, watch)
+            return trained(replace(config, seed=number), whole, there, harness.watch)
 
         variant = Variant(
             f"{harness.suite}/{pair[0]}", pair[1], precision_name(pair[1]), "epoch_ms",

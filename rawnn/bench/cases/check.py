@@ -110,7 +110,6 @@ def measure(harness: Harness, suites: Suites, *, count: int, seed: int, work: fl
     opened = harness.open(Config(device=device).device, {"step_us": "the last epoch of two"})
     limits = SMALL if device == "sim" else Limits()
     limits = replace(limits, work=work or limits.work)
-    assert harness.environment is not None
     harness.echo(HEADER)
     done = 0
     try:

@@ -49,7 +49,6 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: 
 def record_curves(harness: Harness, tasks: Sequence[Task], rules: Rules) -> None:
     """Train each problem in every system for two epochs of its steps, and then time it, one program
     after the other. Ctrl-C ends it with the problems that all systems have trained."""
-    assert harness.environment is not None
     ready: dict[str, dict[str, Prepared]] = {t.problem.name: {} for t in tasks}
     kept = set[str]()
 

@@ -80,11 +80,11 @@ def run_ladder(harness: Harness, config: Config, repeats: int, rungs: Sequence[s
             notes.append(f"rungs that mean nothing on the host are left out: "
                          f"{', '.join(left_out)}")
     ladder = _Ladder(harness, config, data, base, steps,
-                     lambda config, listener: trained(config, data, opened, _watch(harness),
+                     lambda config, listener: trained(config, data, opened, harness.watch,
                                                       listener))
     ladder.steps[0].variant.notes += notes
     harness.ask([step.variant for step in ladder.steps])
-    if reference is not None and harness.environment is not None:
+    if reference is not None:
         harness.keep([msgspec.structs.replace(reference, environment=harness.environment.key)])
     harness.interleave([step.variant for step in ladder.steps], repeats, whole_rounds=True)
     harness.end()
@@ -171,11 +171,6 @@ def _is_for_host(word: str) -> bool:
     """Whether a toggle or preset means anything where there is no GPU."""
     name = word.removeprefix("-").partition("=")[0]
     return TOGGLES[name].host if name in TOGGLES else name in ("best", "none")
-
-
-def _watch(harness: Harness) -> Any:
-    assert harness.watch is not None
-    return harness.watch
 
 
 class _Once(Listener):

@@ -60,7 +60,6 @@ def measure_launches(harness: Harness, opened: Opened, samples: int, launches: i
 
         register(KERNEL, lambda t, a: t.y.__iadd__(a["a"] * t.x), {"y": ("n",), "x": ("n",)},
                  reads=("x", "y"), writes=("y",))
-    assert harness.environment is not None
     kernel = Kernel(SOURCE, KERNEL, device=opened.device)
     variants, timed = [], {}
     for name, way in [*_own(kernel), *_others(kernel)]:

@@ -83,7 +83,6 @@ def measure_limits(harness: Harness, opened: Opened, effort: Effort) -> None:
     """Measure all constants of an open GPU; Ctrl-C ends it early, with those there are. A constant
     that this GPU has not, or that could not be measured, keeps the reason."""
     assert opened.device is not None
-    assert harness.watch is not None
     with ProbeDevice(opened.device) as probing, harness.watch.during() as seen:
         gpu = _variant(harness, GPU, "multiprocessors")
         gpu.add(Sample({"multiprocessors": probing.target.multiprocessors,
@@ -134,7 +133,6 @@ class _Asked:
 
 
 def _variant(harness: Harness, name: str, metric: str) -> Variant:
-    assert harness.environment is not None
     return Variant(SUITE, name, "", metric, {}, lambda number: Sample({}),
                    environment=harness.environment.key)
 

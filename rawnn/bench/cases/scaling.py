@@ -107,7 +107,6 @@ def _variant(point: Point, opt: str | None, epochs: int, device: str, dataset: s
         if isinstance(answer, str):
             raise RawnnError(answer)
         place = harness.environment
-        assert place is not None
         place.ranks = max(place.ranks, answer.ranks, key=len)
         place.gpu = answer.gpu or place.gpu
         notes = [f"toggles: {answer.toggles}"] if answer.toggles else []

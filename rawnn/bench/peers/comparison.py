@@ -133,7 +133,6 @@ def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str]) -> 
                           f"compares small networks on the host")
     for reason in absent.values():
         harness.notify(f"{reason}; it is left out")
-    assert harness.environment is not None
     harness.keep(Record(case=harness.suite, variant=system, precision="", metric="step_us",
                         samples=[], environment=harness.environment.key, status="unavailable",
                         reason=reason) for system, reason in absent.items())
@@ -149,7 +148,6 @@ def compare(harness: Harness, tasks: Sequence[Task], rules: Rules,
     No problem is begun that is not expected to be ready and timed within the budget. Ctrl-C ends it
     with the problems that are done.
     """
-    assert harness.environment is not None
     key = harness.environment.key
     done = {r.program for r in harness.results.where(harness.suite)}
     names = {task.problem.name: task for task in tasks}
@@ -186,7 +184,6 @@ def _compared(problems: Sequence[Problem], rules: Rules, harness: Harness,
             for problem, variants in _together(left[:rules.at_once], rules, lanes, harness, tasks):
                 done.add(problem.name)
                 yield problem, variants
-            assert harness.environment is not None
             harness.environment.libraries.update(lanes.versions)
             left = [p for p in left if p.name not in done]
             if left and not (done and _suffices(harness, 0, lanes.usual())):
@@ -263,7 +260,6 @@ def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
 def program(task: Task, system: str, made: Made | None, harness: Harness,
             take: Callable[[int], Sample] = lambda number: Sample({})) -> Variant:
     """A system's program of a problem as a variant."""
-    assert harness.environment is not None
     form, precision = (made.form, made.numbers) if made else ("", "")
     variant = Variant(
         task.case, f"{system} {form}".strip(), precision, "step_us",
@@ -286,7 +282,6 @@ def check(variant: Variant, error: float) -> str:
 
 def _turn(prepared: Prepared, index: int, harness: Harness, number: int) -> Sample:
     """Time a program once more."""
-    assert harness.watch is not None
     with harness.watch.during() as seen:
         found = prepared.time(index, TURN_S)
     if found.reason:
@@ -335,16 +330,11 @@ def network_line(problem: Problem, variants: Sequence[Variant]) -> str:
 
 def failures(suite: str, results: Results) -> str:
     """In which problems ours failed or was wrong."""
-    networks: dict[tuple[object, ...], bool] = {}
-    names: dict[tuple[object, ...], str] = {}
-    for e in results.entries(suite):
-        if "layers" not in e.conditions or e.status == "not measured":
-            continue
-        key = (e.case, str(e.conditions["layers"]), e.conditions["batch"])
-        networks.setdefault(key, False)
-        names[key] = e.case.partition("/")[2]
-        if e.conditions.get("system") == OURS and e.status != "measured":
-            networks[key] = True
-    bad = [names[key] for key, is_bad in networks.items() if is_bad]
-    return f"rawnn was refused, failed or was wrong in {len(bad)} of " \
-           f"{counted(len(networks), 'network')} ({', '.join(bad)})" if bad else ""
+    reached = [e for e in results.entries(suite)
+               if "layers" in e.conditions and e.status != "not measured"]
+    every = list(dict.fromkeys(e.case.partition("/")[2] for e in reached))
+    worse = {e.case.partition("/")[2] for e in reached
+             if e.conditions.get("system") == OURS and e.status != "measured"}
+    return f"rawnn was refused, failed or was wrong in {len(worse)} of " \
+           f"{counted(len(every), 'network')} ({', '.join(n for n in every if n in worse)})" \
+        if worse else ""
