@@ -24,9 +24,6 @@ So a constant that the networks say nothing of stays what it is, and is marked `
 what each constant was, is, where it comes from and how well it is known, then expected and measured
 times of each network. With `--keep` they are kept for the GPU that the floors are of, and count
 there from then on; otherwise nothing is written.
-
-`--held N` leaves every Nth network out of the fit, in all its number formats, and says how far the
-model is off there: on networks that it has not seen.
 """
 
 from __future__ import annotations
@@ -268,22 +265,7 @@ def _choice(layers: str, batch: int, opt: str, gpu: str, options: Mapping[str, A
     return found
 
 
-def held_out(measured: Sequence[Measured], every: int) -> tuple[list[Measured], list[Measured]]:
-    """What is fitted to, and every so manieth network, whatever its numbers and form (0: none)."""
-    networks = list(dict.fromkeys(network_of(m) for m in measured))
-    held = set(networks[every - 1::every]) if every else set()
-    return ([m for m in measured if network_of(m) not in held],
-            [m for m in measured if network_of(m) in held])
-
-
-def network_of(m: Measured) -> tuple[tuple[int, ...], int]:
-    """What makes it another network: its layers and batch."""
-    problem = m.choice.sharding.problem
-    return problem.layers, problem.batch
-
-
-def report(measured: Sequence[Measured], constants: Sequence[Constant],
-           held: Sequence[Measured] = ()) -> str:
+def report(measured: Sequence[Measured], constants: Sequence[Constant]) -> str:
     """Both tables, and how far the model is off before and after."""
     before = Costs(**{c.name: c.before for c in constants})
     after = Costs(**{c.name: c.value for c in constants})
@@ -293,16 +275,14 @@ def report(measured: Sequence[Measured], constants: Sequence[Constant],
         "a factor of e or more") for c in constants]
     lines += ["", f"{'measured':>9} {'before':>9} {'now':>9}  network"]
     lines += [f"{m.us:>9.2f} {expected(m.choice, before):>9.2f} {expected(m.choice, after):>9.2f}  "
-              f"{m.name}{', held out' if m in held else ''}" for m in [*measured, *held]]
-    for seen, what in ((measured, ""), (held, " that were held out")):
-        if seen:
-            logs = [np.array([math.log(m.us / expected(m.choice, costs)) for m in seen])
-                    for costs in (before, after)]
-            off = [float(np.sqrt(np.mean(log**2))) for log in logs]
-            lines += ["", f"off by {off[0]:.1%} before and {off[1]:.1%} now, in the root mean "
-                          f"square of {len(seen)} log ratios{what}; they took "
-                          f"{math.exp(logs[1].min()):.2f} to {math.exp(logs[1].max()):.2f} of what "
-                          f"is expected now, {math.exp(logs[1].mean()):.2f} in the mean"]
+              f"{m.name}" for m in measured]
+    logs = [np.array([math.log(m.us / expected(m.choice, costs)) for m in measured])
+            for costs in (before, after)]
+    off = [float(np.sqrt(np.mean(log**2))) for log in logs]
+    lines += ["", f"off by {off[0]:.1%} before and {off[1]:.1%} now, in the root mean square of "
+                  f"{len(measured)} log ratios; they took {math.exp(logs[1].min()):.2f} to "
+                  f"{math.exp(logs[1].max()):.2f} of what is expected now, "
+                  f"{math.exp(logs[1].mean()):.2f} in the mean"]
     return "\n".join(lines)
 
 
@@ -318,12 +298,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         help="leave this constant as it is")
     parser.add_argument("--keep", action="store_true",
                         help="keep them for the GPU of the floors: its plans are made by them")
-    parser.add_argument("--held", type=int, default=0, metavar="N",
-                        help="leave every Nth network out, and say how far the model is off there")
     given = parser.parse_args(arguments)
     try:
-        if given.held < 0 or given.held == 1:
-            raise ConfigError(f"--held {given.held}: give 2 or more, or 0 for none")
         if given.keep and not given.floors:
             raise ConfigError("--keep needs --floors, which says which GPU it is")
         floors = read_limits(given.floors) if given.floors else None
@@ -334,13 +310,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured = [m for path in given.steps for m in (
             [read_phases(path, given.gpu)] if path.endswith(".json")
             else read_steps(path, given.gpu))]
-        measured, held = held_out(measured, given.held)
         constants = fitted(measured, cost.FITTED, {
             k: v for k, v in fixed.items() if k in names and k not in given.fit}, given.stay)
     except RawnnError as error:
         print(f"fit_costs: {error}", file=sys.stderr)
         return 1
-    print(report(measured, constants, held))
+    print(report(measured, constants))
     if given.keep and floors:
         try:
             print(f"kept in {keep(floors.gpu, {c.name: c.value for c in constants})}")

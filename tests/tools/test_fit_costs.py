@@ -158,20 +158,3 @@ def test_phases_of_a_trace_count_by_themselves() -> None:
     assert max(fit_costs.phase_errors(wrong, cost.FITTED)) > 0.02
     found = {c.name: c for c in fit_costs.fitted([wrong] * 3, cost.FITTED, {})}
     assert found["softmax"].value > cost.FITTED.softmax * 1.1
-
-
-def test_networks_that_are_held_out_are_so_in_every_form_and_number_format() -> None:
-    def of(layers: str, opt: str) -> Measured:
-        choice = fit_costs._choice(layers, 32, opt, "H200", {}, "float32")
-        return Measured(f"{layers} {opt}", choice, 1.1 * expected(choice, cost.FITTED))
-
-    names = ("64-10", "64-20", "64-32", "64-48")
-    found = [of(name, f"persistent{numbers}") for numbers in ("", ",bf16") for name in names]
-    seen, held = fit_costs.held_out(found, 2)
-    assert [m.name.split()[0] for m in held] == ["64-20", "64-48"] * 2
-    assert {m.name for m in [*seen, *held]} == {m.name for m in found}
-    assert fit_costs.held_out(found, 0) == (found, [])
-    said = fit_costs.report(seen, fitted(seen, cost.FITTED, {}), held)
-    assert said.count(", held out") == 4
-    assert "4 log ratios that were held out; they took 1." in said or \
-        "4 log ratios that were held out; they took 0." in said
