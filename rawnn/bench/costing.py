@@ -7,13 +7,15 @@ launch and an exchange take, from `rawnn bench lower-bounds` (docs/floors.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from rawnn.bench.gpu_limits import Limits
-from rawnn.bench.moved import moved_by, touched
+from rawnn.bench.gpu_limits import Limits, kept
+from rawnn.engine.machine import Opened
+from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.plan.op import Op
 from rawnn.plan.op_flops import gemms_of, op_precision, operations
 from rawnn.plan.ops.train_steps import KIND
@@ -23,6 +25,52 @@ from rawnn.plan.tensor import Role
 from rawnn.ptx.gemm.tiles import MAIN_LOOPS
 
 OWN = "its own model"
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+def touched(op: Op, plan: Plan) -> Iterator[tuple[str, int]]:
+    """Each tensor that an op reads or writes, as often as it does, with its bytes; what a library
+    keeps for itself is not known."""
+    for name, _ in (*op.reads, *op.writes):
+        if name != op.operands.get("workspace"):
+            yield name, touched_bytes(plan, name)
+
+
+def moved_by(op: Op, plan: Plan) -> int:
+    """Bytes that an op reads and writes."""
+    return sum(nbytes for _, nbytes in touched(op, plan))
+
+
+def moved(plan: Plan) -> int:
+    """Bytes that all ops of a plan read and write."""
+    return sum(moved_by(op, plan) for op in plan.ops)
+
+
+def least(plan: Plan) -> int:
+    """Bytes that no order of the same work could do without: what each step brings anew, and what
+    it changes, read and written."""
+    names = {name for op in plan.ops for name, _ in (*op.reads, *op.writes)}
+    data = sum(touched_bytes(plan, name) * plan.steps for name in names
+               if plan[name].role.of_data)
+    kept = sum(plan[name].nbytes for name in names
+               if plan[name].role in (Role.PARAMETER, Role.STATE))
+    return data + 2 * kept
+
+
+def touched_bytes(plan: Plan, name: str) -> int:
+    """Bytes of a tensor that one op touches: of the data set the rows of a batch, of metrics and
+    of the order of examples as many elements as it works on."""
+    tensor = plan[name]
+    if tensor.role.of_data:
+        return tensor.nbytes // max(tensor.shape[0], 1) * plan.batch
+    if tensor.role is Role.METRIC:
+        return tensor.nbytes // max(tensor.shape[0], 1)
+    return min(tensor.nbytes, 4 * plan.batch) if name == "order" else tensor.nbytes
+
+
+# -- op by op --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,6 +98,12 @@ def op_costs(plan: Plan, policy: Policy, limits: Limits | None) -> list[OpCost]:
     """
     resident = limits is not None and _working_set(plan) <= limits.l2_bytes
     return [_op_cost(op, plan, policy, limits, resident) for op in plan.ops]
+
+
+def total(costs: Sequence[OpCost]) -> float | None:
+    """Microseconds of all ops, one behind the other; None where any is not known."""
+    found = [cost.us for cost in costs]
+    return None if any(us is None for us in found) else sum(us for us in found if us is not None)
 
 
 def _op_cost(op: Op, plan: Plan, policy: Policy, limits: Limits | None,
@@ -209,7 +263,31 @@ def _unavoidable_us(plan: Plan, limits: Limits) -> float | None:
     return total
 
 
-def total(costs: Sequence[OpCost]) -> float | None:
-    """Microseconds of all ops, one behind the other; None where any is not known."""
-    found = [cost.us for cost in costs]
-    return None if any(us is None for us in found) else sum(us for us in found if us is not None)
+# -- of a run --------------------------------------------------------------------------------------
+
+
+def footprint(work: PreparedRun, facts: dict[str, Any], opened: Opened) -> dict[str, float]:
+    """Metrics of a run's measured step; `facts` are what its runner describes.
+
+    `launches` of kernels, library calls and copies, 0 on the host; `step_bytes` that they read and
+    write by the plan, a tensor counted as often as an op touches it (what a library keeps for
+    itself is not known); `least_bytes` that any program must move: each example and its answer
+    once, parameters and optimizer state read and written once; `graph_nodes`, where there is a
+    graph; `steps` of an epoch. `lower_bound_us` and its parts are the least time of a step by this
+    GPU's limits, where they are kept."""
+    plan = work.train
+    found: dict[str, float] = {
+        "launches": len(plan.ops) / plan.steps if opened.device else 0.0,
+        "step_bytes": moved(plan) // plan.steps, "least_bytes": least(plan) // plan.steps,
+        "steps": work.updates}
+    if facts.get("graph_nodes") is not None:
+        found["graph_nodes"] = facts["graph_nodes"]
+    device = opened.device
+    limits = kept(device.info.name, device.info.driver) if device else None
+    bound = least_time(work.train, limits) if limits else None
+    if bound is not None:
+        found |= {"lower_bound_us": bound.us, "lower_bound_memory_us": bound.memory_us,
+                  "lower_bound_arithmetic_us": bound.arithmetic_us,
+                  "lower_bound_waiting_us": bound.waiting_us,
+                  "lower_bound_exchanges": bound.exchanges}
+    return found

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rawnn.bench.conditions import Watch
-from rawnn.bench.footprint import footprint
+from rawnn.bench.costing import footprint
 from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.record import Value
 from rawnn.common.errors import CompileError, ConfigError, RawnnError, nearest

@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from rawnn.bench.gpu_limits import missing
-from rawnn.bench.profiling import WAYS, ProfileResult, beside
+from rawnn.bench.profiling import WAYS, ProfileResult, beside, write_trace
 from rawnn.bench.profiling import profile as profiled
-from rawnn.bench.traces import write_trace
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
 from rawnn.cli.screen import say, sentences, table_console

@@ -157,7 +157,7 @@ def test_a_measurement_goes_by_the_limits_of_its_own_gpu(monkeypatch: pytest.Mon
 
     assert "lower_bound_us" not in measured()
     own = made("Simulated GPU")
-    monkeypatch.setattr("rawnn.bench.footprint.kept", lambda gpu, driver="": own)
+    monkeypatch.setattr("rawnn.bench.costing.kept", lambda gpu, driver="": own)
     known = measured()
     parts = {name: known.median(f"lower_bound_{name}") or 0.0
              for name in ("us", "memory_us", "arithmetic_us", "waiting_us", "exchanges")}

@@ -16,8 +16,15 @@ import pytest
 
 from rawnn.bench import cupti
 from rawnn.bench.cupti import Activity
-from rawnn.bench.profiling import BESIDE, ProfileResult, Way, named, profile
-from rawnn.bench.traces import trace_events, write_trace
+from rawnn.bench.profiling import (
+    BESIDE,
+    ProfileResult,
+    Way,
+    named,
+    profile,
+    trace_events,
+    write_trace,
+)
 from rawnn.cli import run as command
 from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.engine.config import Config

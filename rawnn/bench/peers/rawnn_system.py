@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.footprint import footprint
+from rawnn.bench.costing import footprint
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.worker import Offer
 from rawnn.data import Dataset, from_arrays
