@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rawnn.bench.case import DEVICE, Case
 from rawnn.bench.harness import Harness, precision_name
-from rawnn.bench.record import Record, Results, Status
+from rawnn.bench.record import Record, Results, Status, records_of
 from rawnn.bench.specification import EPOCHS, SMALL, Limits, Specification, draw
 from rawnn.bench.suites import Suites
 from rawnn.common.errors import OutOfMemory, RawnnError
@@ -79,20 +79,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         line = f"{self.seed:>6}  {self.verdict:<6}  {time:>18}  {share:>5}  {self.specification}"
         return f"{line}\n        {self.reason}" if self.reason else line
 
-
-    def record(self, environment: str) -> list[Record]:
+    def records(self, environment: str) -> list[Record]:
         """The outcome as records."""
-        status = STATUSES[self.verdict]
-        plain = Record(case=f"check/{self.seed}", variant=self.opt, metric="tolerance_used",
-                       precision=precision_name(self.opt), samples=[], environment=environment,
-                       status=status, reason=self.reason, notes=[self.specification],
-                       conditions={"seed": self.seed})
-        if self.verdict not in ("right", "wrong"):
-            return [plain]
-        used = [self.used] if math.isfinite(self.used) else []
-        return [msgspec.structs.replace(plain, samples=used),
-                msgspec.structs.replace(plain, metric="step_us", unit="us", samples=[self.us],
-                                        status="measured", reason="", notes=[])]
+        ran = self.verdict in ("right", "wrong")
+        return list(records_of(
+            f"check/{self.seed}", self.opt, {
+                "tolerance_used": self.used if ran and math.isfinite(self.used) else None,
+                "step_us": self.us if ran else None},
+            precision=precision_name(self.opt), conditions={"seed": self.seed},
+            status=STATUSES[self.verdict], reason=self.reason, notes=[self.specification],
+            environment=environment))
 
 
 STATUSES: dict[str, Status] = {"right": "measured", "wrong": "wrong", "failed": "failed",
@@ -115,7 +111,7 @@ def measure(harness: Harness, suites: Suites, *, count: int, seed: int, work: fl
     try:
         for outcome in run_random(opened, limits, seed, count):
             harness.echo(str(outcome))
-            harness.keep(outcome.record(harness.environment.key))
+            harness.keep(outcome.records(harness.environment.key))
             done += 1
             harness.progress(done, count, count, f"seed {outcome.seed}")
     except KeyboardInterrupt:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import fields, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ def run_ladder(harness: Harness, config: Config, repeats: int, rungs: Sequence[s
     within the budget.
     """
     opened = open_timed(harness, config.device)
-    steps = [(name, tuple(name.split("+"))) for name in rungs]
+    steps: list[tuple[str, tuple[str, ...]]] = [(BASELINE, ())]
+    steps += [(name, tuple(name.split("+"))) for name in rungs]
     notes: list[str] = []
     if opened.device is None:
         base = [word for word in base if _is_for_host(word)]
@@ -79,14 +80,33 @@ def run_ladder(harness: Harness, config: Config, repeats: int, rungs: Sequence[s
         if left_out:
             notes.append(f"rungs that mean nothing on the host are left out: "
                          f"{', '.join(left_out)}")
-    ladder = _Ladder(harness, config, data, base, steps,
-                     lambda config, listener: trained(config, data, opened, harness.watch,
-                                                      listener))
-    ladder.steps[0].variant.notes += notes
-    harness.ask([step.variant for step in ladder.steps])
+    listener, conditions = _Once(harness.notify), _conditions(config, data)
+    variants: list[Variant] = []
+
+    @cache
+    def opt_of(place: int) -> str:
+        """The toggles of a rung, when it is first run: what failed before it is not carried on, as
+        one missing library must not take all later rungs with it."""
+        words = tuple(base)
+        for (_, added), variant in zip(steps[:place], variants, strict=False):
+            words = climb(words, added) if variant.status == "measured" else words
+        words = climb(words, steps[place][1])
+        return ",".join(words if words and words[0] in PRESETS else ("none", *words))
+
+    def take(place: int, number: int) -> Sample:
+        return trained(replace(config, opt=opt_of(place), seed=config.seed + number), data, opened,
+                       harness.watch, listener)
+
+    reached = tuple(base)
+    for place, (name, words) in enumerate(steps):
+        reached = climb(reached, words)
+        variants.append(Variant("ladder", name, precision_name(",".join(reached)), "epoch_ms",
+                                conditions, partial(take, place)))
+    variants[0].notes += notes
+    harness.ask(variants)
     if reference is not None:
         harness.keep([msgspec.structs.replace(reference, environment=harness.environment.key)])
-    harness.interleave([step.variant for step in ladder.steps], repeats, whole_rounds=True)
+    harness.interleave(variants, repeats, whole_rounds=True)
     harness.end()
 
 
@@ -109,48 +129,6 @@ def climb(words: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
         if not word.startswith("-") or not known:
             now.append(word)
     return tuple(now)
-
-
-@dataclass(eq=False)
-class _Step:
-    """A rung being measured. `words` are the toggles that it adds, `opt` what it runs with, once
-    that is known: the rungs before it have run."""
-
-    words: tuple[str, ...]
-    variant: Variant
-    opt: str = ""
-
-
-class _Ladder:
-    def __init__(self, harness: Harness, config: Config, data: Dataset, base: Sequence[str],
-                 rungs: Sequence[tuple[str, tuple[str, ...]]],
-                 train: Callable[[Config, Listener], Sample]) -> None:
-        self._config, self._base, self._train = config, tuple(base), train
-        self._listener = _Once(harness.notify)
-        self.conditions = _conditions(config, data)
-        self.steps: list[_Step] = []
-        reached = self._base
-        for place, (name, words) in enumerate(((BASELINE, ()), *rungs)):
-            reached = climb(reached, words)
-            self.steps.append(_Step(words, Variant(
-                "ladder", name, precision_name(",".join(reached)), "epoch_ms", self.conditions,
-                partial(self._take, place))))
-
-    def _take(self, place: int, number: int) -> Sample:
-        step = self.steps[place]
-        step.opt = step.opt or self._opt(place)
-        return self._train(replace(self._config, opt=step.opt, seed=self._config.seed + number),
-                           self._listener)
-
-    def _opt(self, place: int) -> str:
-        """The toggles of a rung: what failed before it is not carried on, as one missing library
-        must not take all later rungs with it."""
-        words = self._base
-        for step in self.steps[:place]:
-            if step.variant.status == "measured":
-                words = climb(words, step.words)
-        words = climb(words, self.steps[place].words)
-        return ",".join(words if words and words[0] in PRESETS else ("none", *words))
 
 
 def _conditions(config: Config, data: Dataset) -> dict[str, Value]:
