@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rawnn.bench.cases.ladder import ALWAYS, IDENTIFYING
+from rawnn.bench.harness import precision_name
 from rawnn.bench.record import (
     CLOCK_METRICS,
     Environment,
@@ -23,7 +24,6 @@ from rawnn.bench.record import (
 )
 from rawnn.common.errors import ConfigError
 from rawnn.engine.config import Config
-from rawnn.opts.precision_names import precision_of
 
 Json = dict[str, Any]
 
@@ -129,11 +129,6 @@ def restored(spread: Json) -> list[float]:
     return [least, *[low] * (inner // 2), *middles, *[high] * (inner // 2), most]
 
 
-def _precision(opt: str) -> str:
-    """The precision that toggles ask for."""
-    return precision_of(opt.split(",")) or "float32"
-
-
 def _dataset(raw: Json) -> dict[str, Value | None]:
     """The data set, and whether generated data stood in for it."""
     stood_in = raw["synthetic"] and raw["dataset"] != "synthetic"
@@ -171,7 +166,7 @@ def _ladder(raw: Json) -> Iterator[Record]:
             if (steps := (rung.get("footprint") or {}).get("steps")) else [],
             **_plan(rung.get("footprint")), **_seen(cond)}
         yield from records_of("ladder", rung["name"], metrics,
-                              precision=_precision(rung["opt"]),
+                              precision=precision_name(rung["opt"]),
                               conditions=shared, status=status,
                               reason=rung.get("reason", ""), notes=notes)
     if oracle := raw.get("oracle"):
@@ -200,7 +195,7 @@ def _sets(raw: Json) -> Iterator[Record]:
                             for n, s in m.get("clocks", {}).items()})
         yield from records_of(
             f"{raw['kind']}/{m['workload']}", m["opt"].removeprefix("none,"), metrics,
-            precision=_precision(m["opt"]),
+            precision=precision_name(m["opt"]),
             conditions={"epochs": m["epochs"], **_dataset(raw), **(
                             dict(zip(("base", "full"), pairs[m["workload"]], strict=False))
                             if raw["kind"] == "ablation" else {})},

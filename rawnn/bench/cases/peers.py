@@ -9,17 +9,9 @@ import click
 
 from rawnn.bench.case import BUDGET, DEVICE, WORKLOADS, Case, peer_option
 from rawnn.bench.harness import Harness
-from rawnn.bench.peers.comparison import (
-    OURS,
-    Rules,
-    chosen,
-    compare,
-    device_of,
-    failures,
-    open_compared,
-    task_of,
-)
+from rawnn.bench.peers.comparison import compare_systems, failures, task_of
 from rawnn.bench.peers.problem import Problem
+from rawnn.bench.render.networks import OURS
 from rawnn.bench.suites import Suites
 from rawnn.data.synthetic import EXAMPLES
 from rawnn.model.workloads import WORKLOADS as BUILT_IN
@@ -38,11 +30,9 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: 
     against the others'. A system that is not installed is left out by name.
     """
     suite = suites.peers
-    systems, absent = chosen(peers, suite.systems)
     asked = of_workloads(names or suite.names, dataset, steps or suite.steps)
-    rules = Rules(systems, device_of(device), workload_forms)
-    open_compared(harness, rules, absent)
-    compare(harness, [task_of(p, f"peers/{p.name}") for p in asked], rules)
+    compare_systems(harness, [task_of(p, f"peers/{p.name}") for p in asked], peers, suite.systems,
+                    device, workload_forms)
 
 
 def of_workloads(names: Sequence[str], dataset: str, steps: int) -> list[Problem]:

@@ -9,17 +9,14 @@ import click
 
 from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
 from rawnn.bench.harness import Harness
-from rawnn.bench.peers.comparison import (
-    Rules,
-    Task,
-    chosen,
-    compare,
-    device_of,
-    failures,
-    open_compared,
-    task_of,
+from rawnn.bench.peers.comparison import Task, compare_systems, device_of, failures, task_of
+from rawnn.bench.peers.problem import (
+    SAMPLE_VERSION,
+    Problem,
+    sampled,
+    samples_of,
+    smaller,
 )
-from rawnn.bench.peers.problem import SAMPLE_VERSION, Problem, sampled, smaller
 from rawnn.bench.record import Results
 from rawnn.bench.suites import Suites
 from rawnn.common.errors import ConfigError
@@ -42,11 +39,9 @@ def measure(harness: Harness, suites: Suites, *, count: int | None, seeds: tuple
     before = seeds_in(harness.results) if count is None and not seeds else []
     problems = networks(before, device) if before else \
         random_networks(seeds or (suite.seed,), count or suite.n, device)
-    systems, absent = chosen(peers, suite.systems)
-    rules = Rules(systems, device, forms_of(problems))
-    open_compared(harness, rules, absent)
     tasks = [task_of(p, f"sample/{p.seed}", sample_version=SAMPLE_VERSION) for p in problems]
-    compare(harness, tasks, rules, partial(part_of, part or (1, 1)))
+    compare_systems(harness, tasks, peers, suite.systems, device, forms_of(problems),
+                    partial(part_of, part or (1, 1)))
 
 
 def random_networks(seeds: Sequence[int], count: int, device: str) -> list[Problem]:
@@ -71,17 +66,6 @@ def seeds_in(results: Results) -> list[int]:
     """The seeds of the networks that a file was asked for, samples one after the other."""
     found = [r.conditions["seed"] for r in results.where("sample") if "seed" in r.conditions]
     return sorted({seed for seed in found if isinstance(seed, int)})
-
-
-def samples_of(seeds: Sequence[int]) -> list[list[int]]:
-    """Seeds by sample: each is a row of seeds that follow each other."""
-    found: list[list[int]] = []
-    for seed in seeds:
-        if found and seed == found[-1][-1] + 1:
-            found[-1].append(seed)
-        else:
-            found.append([seed])
-    return found
 
 
 def thorough(seeds: Sequence[int]) -> set[int]:

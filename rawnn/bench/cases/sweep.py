@@ -8,17 +8,9 @@ import click
 
 from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
 from rawnn.bench.harness import Harness
-from rawnn.bench.peers.comparison import (
-    OURS,
-    Rules,
-    chosen,
-    compare,
-    device_of,
-    failures,
-    open_compared,
-    task_of,
-)
+from rawnn.bench.peers.comparison import compare_systems, failures, task_of
 from rawnn.bench.peers.problem import Problem
+from rawnn.bench.render.networks import OURS
 from rawnn.bench.suites import Suites, SweepSuite
 from rawnn.common.errors import unknown
 from rawnn.engine.config import parse_layers
@@ -37,7 +29,6 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: 
             raise unknown("sweep", name, known)
     tables = [s for s in suites.sweep if not names or s.name in names]
     usual = dict.fromkeys(name for s in tables for name in s.systems)
-    systems, absent = chosen(peers, tuple(usual))
     swept = {p.name: (s, p) for s in tables for p in problems(s)}
 
     def forms(problem: Problem, system: str) -> list[str]:
@@ -46,9 +37,8 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: 
         return swept[problem.name][0].sets if system == OURS else \
             ["tf32", "bf16"] if system == "jax" else []
 
-    rules = Rules(systems, device_of(device), forms)
-    open_compared(harness, rules, absent)
-    compare(harness, [task_of(p, f"sweep/{name}") for name, (_, p) in swept.items()], rules)
+    compare_systems(harness, [task_of(p, f"sweep/{name}") for name, (_, p) in swept.items()],
+                    peers, tuple(usual), device, forms)
 
 
 def problems(suite: SweepSuite) -> list[Problem]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
-from statistics import median
 from time import monotonic
 
 from rawnn.bench.conditions import Watch
@@ -23,15 +22,14 @@ from rawnn.bench.peers.problem import RUN_STEPS, Problem
 from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.worker import TRUTH, Made, Prepare
-from rawnn.bench.record import Record, Results, Value
-from rawnn.bench.statistics import ratio
+from rawnn.bench.record import Entry, Record, Results, Value
+from rawnn.bench.render.networks import OURS, PRECISIONS, Network, peers_of, system
+from rawnn.bench.render.tables import compared
 from rawnn.common.errors import ConfigError, RawnnError, unknown
 from rawnn.common.words import counted
 from rawnn.engine.config import check_device
 from rawnn.engine.machine import open_device
 
-OURS = "rawnn"
-PRECISIONS = ("float32", "tf32", "bf16")
 TIMER = {
     "step_us": (
         "an epoch's time over its steps. rawnn: two events on the device, before the first and "
@@ -136,6 +134,18 @@ def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str]) -> 
     harness.keep(Record(case=harness.suite, variant=system, precision="", metric="step_us",
                         samples=[], environment=harness.environment.key, status="unavailable",
                         reason=reason) for system, reason in absent.items())
+
+
+def compare_systems(harness: Harness, tasks: Sequence[Task], peers: Sequence[str],
+                    usual: Sequence[str], device: str, forms: Forms,
+                    part: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks
+                    ) -> None:
+    """Compare ours with the peers that are named, or with the usual ones, on every task. Raises as
+    `chosen`, `device_of` and `open_compared` do."""
+    systems, absent = chosen(peers, usual)
+    rules = Rules(systems, device_of(device), forms)
+    open_compared(harness, rules, absent)
+    compare(harness, tasks, rules, part)
 
 
 # -- comparing -------------------------------------------------------------------------------------
@@ -306,22 +316,16 @@ def _is_hopeless(variant: Variant, variants: Sequence[Variant]) -> bool:
 def network_line(problem: Problem, variants: Sequence[Variant]) -> str:
     """A problem in one line: our time in each precision beside the best peer's; and a line for
     each program that failed."""
-    def best(precision: str, ours: bool) -> Variant | None:
-        return min((v for v in variants if v.status == "measured" and v.precision == precision
-                    and v.samples.get("step_us") and (v.conditions["system"] == OURS) is ours),
-                   key=lambda v: median(v.samples["step_us"]), default=None)
-
-    parts = []
+    network = Network(problem.name, [Entry(v.records()) for v in variants])
+    peers, parts = peers_of([network]), []
     for precision in PRECISIONS:
-        mine, peer = best(precision, True), best(precision, False)
+        mine, peer = network.best((OURS,), (precision,)), network.best(peers, (precision,))
         if mine is None and peer is None:
             continue
-        times = [f"{median(v.samples['step_us']):.2f} us" if v else "-" for v in (mine, peer)]
-        factor = ""
-        if mine and peer:
-            found = ratio(peer.samples["step_us"], mine.samples["step_us"])
-            noise = ", in the noise" if found.is_noise else ""
-            factor = f" {peer.conditions['system']} ({found.value:.2f} x{noise})"
+        times = [f"{e.median('step_us'):.2f} us" if e else "-" for e in (mine, peer)]
+        found = compared(peer, mine)
+        factor = "" if found is None or peer is None else \
+            f" {system(peer)} ({found.value:.2f} x{', in the noise' if found.is_noise else ''})"
         parts.append(f"{precision} {times[0]} | {times[1]}{factor}")
     bad = [f"           {v.name} {v.precision} {v.status}: {v.reason}" for v in variants
            if v.status != "measured"]

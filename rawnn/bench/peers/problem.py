@@ -7,6 +7,7 @@ makes the arrays itself: the same initial weights, the same examples in the same
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, get_args
@@ -154,3 +155,14 @@ def smaller(problem: Problem, width: int = 48, batch: int = 32, steps: int = 16)
 def _log_uniform(generator: np.random.Generator, bounds: tuple[int, int]) -> int:
     low, high = bounds
     return min(high, max(low, round(math.exp(generator.uniform(math.log(low), math.log(high))))))
+
+
+def samples_of(seeds: Sequence[int]) -> list[list[int]]:
+    """Seeds by sample: each is a row of seeds that follow each other."""
+    found: list[list[int]] = []
+    for seed in seeds:
+        if found and seed == found[-1][-1] + 1:
+            found[-1].append(seed)
+        else:
+            found.append([seed])
+    return found

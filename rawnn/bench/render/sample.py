@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from rawnn.bench.peers import problem
 from rawnn.bench.record import Results
 from rawnn.bench.render import charts
 from rawnn.bench.render.charts import Axis, Chart, Line
@@ -157,13 +158,8 @@ def tensor_bound(found: Sequence[Network]) -> str:
 def samples_of(results: Results) -> list[list[Network]]:
     """The random samples: networks whose seeds follow each other, among those asked for."""
     found = {int(n.name): n for n in networks(results, "sample")}
-    built: list[list[Network]] = []
-    before = None
-    for seed in sorted(int(case.partition("/")[2]) for case in asked(results)):
-        if before is None or seed != before + 1:
-            built.append([])
-        built[-1] += [found[seed]] if seed in found else []
-        before = seed
+    seeds = sorted(int(case.partition("/")[2]) for case in asked(results))
+    built = [[found[seed] for seed in part if seed in found] for part in problem.samples_of(seeds)]
     return [part for part in built if part]
 
 
