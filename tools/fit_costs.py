@@ -7,9 +7,6 @@
 
 The second is what made those of today, from those before.
 
-In place of a CSV file there may be JSON files of `bench phases`, of one network each: then each
-phase counts by itself, by how much of the step it is off.
-
 steps.csv has a line for each measured network, with a heading: `layers` (784-128-10), `batch`,
 `opt` (toggles with how `persistent` shared the work, as a result names them:
 "persistent=4x8:256:FSGF,bf16"; or `data_spec` and `numbers`: 4x8:256:FSGF and bf16), `us`
@@ -32,8 +29,8 @@ import argparse
 import csv
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +41,6 @@ from scipy.optimize import least_squares
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rawnn.bench.gpu_limits import GPU, SUITE, Limits, read_limits
-from rawnn.bench.record import read_results
 from rawnn.cli.plan import TARGETS, assumed
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.cuda.fitted_constants import keep
@@ -74,8 +70,6 @@ class Measured:
     name: str
     choice: Choice
     us: float
-    phases: Mapping[str, float] = field(default_factory=dict)
-    """Cycles of each group of phases, of a trace."""
 
 
 @dataclass(frozen=True)
@@ -94,32 +88,6 @@ def expected(choice: Choice, costs: Costs) -> float:
     """Microseconds a step by the model."""
     far = cost.state_microseconds(choice.layout, costs)
     return cost.microseconds(choice.sharding, costs) + far
-
-
-def group(phase: str, choice: Choice) -> str:
-    """What a phase is told apart from: weight gradients run into each other, as warps go on to the
-    next; what exchanges through the L2 cache begin with is spread over them."""
-    if phase.startswith(("gradient ", "rounding ")):
-        return "gradients"
-    exchange = phase.startswith(("sum ", "gather ", "exchange"))
-    return "exchanges" if exchange and choice.sharding.via_l2 else phase
-
-
-def grouped(phases: Iterable[tuple[str, float]], choice: Choice) -> dict[str, float]:
-    """Cycles of each group of phases."""
-    found: dict[str, float] = {}
-    for phase, cycles in phases:
-        name = group(phase, choice)
-        found[name] = found.get(name, 0.0) + cycles
-    return found
-
-
-def phase_errors(m: Measured, costs: Costs) -> list[float]:
-    """By how much of the step each group of phases is off."""
-    found = grouped(((ph.name, ph.cycles) for ph in cost.phases(m.choice.sharding, costs)),
-                    m.choice)
-    step = sum(m.phases.values())
-    return [(found.get(name, 0.0) - cycles) / step for name, cycles in m.phases.items()]
 
 
 def of_floors(found: Limits, blocks: Collection[int] = (4, 8, 16)) -> dict[str, float]:
@@ -164,8 +132,7 @@ def fitted(measured: Sequence[Measured], before: Costs, fixed: Mapping[str, floa
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         costs = replace(start, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
         times = [math.log(expected(m.choice, costs) / m.us) for m in measured]
-        phases = [error for m in measured for error in phase_errors(m, costs)]
-        return np.concatenate([np.array([*times, *phases]) / NOISE, (logs - prior) / PRIOR])
+        return np.concatenate([np.array(times) / NOISE, (logs - prior) / PRIOR])
 
     found = least_squares(residuals, prior, diff_step=STEP, x_scale="jac")
     spread = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
@@ -197,24 +164,6 @@ def read_steps(path: str, gpu: str, say: Callable[[str], None] = print) -> list[
         except LeftOut as reason:
             say(f"left out: {reason}")
     return found
-
-
-def read_phases(path: str, gpu: str) -> Measured:
-    """The network of a JSON file of `bench phases`. The stamps' own cycles, which are what the
-    traced launch took longer, are spread over its phases; what is no step's is the launch's."""
-    step, *rows = read_results(path).entries("phases")
-    told: dict[str, Any] = step.conditions
-    layers = "-".join(map(str, told["layers"]))
-    choice = _choice(layers, told["batch"], told["opt"], gpu,
-                     {"loss": told["loss"], "optimizer": told["optimizer"]}, "float32")
-    us, traced_us, clock, cycles = (step.samples(name)[0] for name in (
-        "step_us", "traced_us", "clock_mhz", "cycles"))
-    steps = cycles - (traced_us - us) * clock
-    of = {row.variant: row.samples("cycles")[0] for row in rows if "/" not in row.variant}
-    without = steps / sum(of.values())
-    phases = grouped(((name, without * found) for name, found in of.items()), choice)
-    return Measured(f"{layers} batch {told['batch']} {told['opt']}", choice, us,
-                    {**phases, cost.LAUNCH: max(us * clock - steps, 0.0)})
 
 
 def _measured(row: Mapping[str, str | None], where: str, gpu: str) -> Measured:
@@ -307,9 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = asdict(cost.FITTED)
         if unknown := [name for name in (*given.fit, *given.stay) if name not in names]:
             raise ConfigError(f"no constant is called {', '.join(unknown)}: {', '.join(names)}")
-        measured = [m for path in given.steps for m in (
-            [read_phases(path, given.gpu)] if path.endswith(".json")
-            else read_steps(path, given.gpu))]
+        measured = [m for path in given.steps for m in read_steps(path, given.gpu)]
         constants = fitted(measured, cost.FITTED, {
             k: v for k, v in fixed.items() if k in names and k not in given.fit}, given.stay)
     except RawnnError as error:

@@ -17,7 +17,6 @@ from rawnn.persistent.cost import Costs
 from rawnn.persistent.problem import Unsupported
 from tests.bench.measuring import place, record, results
 from tests.persistent.problems import HOPPER, problem
-from tools import fit_costs
 from tools.fit_costs import Measured, expected, fitted, main, of_floors
 
 CLOCK, EXCHANGE, RATE = 1900.0, 400.0, 12.0  # cycles a microsecond, cycles, bytes a cycle
@@ -141,20 +140,3 @@ def test_what_is_to_stay_stays_whatever_floors_say() -> None:
         found = {c.name: c for c in fitted(networks, cost.FITTED, fixed, ["clock"])}
         assert (found["clock"].value, found["clock"].source) == (cost.FITTED.clock, "stays")
         assert 0.8 < found["product"].value / cost.FITTED.product < 1.25  # at twice the clock 2
-
-
-def test_phases_of_a_trace_count_by_themselves() -> None:
-    """A trace whose step is as expected, though its phases are not, is off."""
-    choice = fit_costs._choice("64-80-10", 32, "persistent=4x1:256:FSF,graphs=epoch", "H200",
-                               {}, "float32")
-    phases = fit_costs.grouped(((p.name, p.cycles) for p in cost.phases(choice.sharding)),
-                               choice)
-    assert "gradients" in phases
-    us = fit_costs.expected(choice, cost.FITTED)
-    right = fit_costs.Measured("right", choice, us, phases)
-    assert np.allclose(fit_costs.phase_errors(right, cost.FITTED), 0.0)
-    moved = phases | {"softmax": phases["softmax"] + 500, "forward 1": phases["forward 1"] - 500}
-    wrong = fit_costs.Measured("wrong", choice, us, moved)
-    assert max(fit_costs.phase_errors(wrong, cost.FITTED)) > 0.02
-    found = {c.name: c for c in fit_costs.fitted([wrong] * 3, cost.FITTED, {})}
-    assert found["softmax"].value > cost.FITTED.softmax * 1.1
