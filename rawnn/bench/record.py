@@ -331,18 +331,28 @@ def read_results(path: str | os.PathLike[str]) -> Results:
                           f"describe") from None
 
 
+def read_all(path: str | os.PathLike[str]) -> list[tuple[str, Results]]:
+    """A results file with its name, or all that a directory has. Raises ConfigError for a file that
+    is none."""
+    if not Path(path).is_dir():
+        return [(Path(path).stem, read_results(path))]
+    found = []
+    for file in sorted(Path(path).glob("*.json")):
+        with suppress(ConfigError):
+            found.append((file.stem, read_results(file)))
+    return found
+
+
 def read_directory(path: str | os.PathLike[str]) -> Results:
     """All results files of a directory as one; a file alone is read as it is. Raises
     ConfigError."""
     if not Path(path).is_dir():
         return read_results(path)
     whole = Results()
-    for file in sorted(Path(path).glob("*.json")):
-        with suppress(ConfigError):
-            found = read_results(file)
-            whole.environments |= found.environments
-            whole.ended |= found.ended
-            whole.update(found.records)
+    for _, found in read_all(path):
+        whole.environments |= found.environments
+        whole.ended |= found.ended
+        whole.update(found.records)
     if not whole.records:
         raise ConfigError(f"{os.fspath(path)} has no results file")
     return whole

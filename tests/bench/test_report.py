@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from rawnn.bench.case import Case
-from rawnn.bench.record import Environment, Record, Results
-from rawnn.bench.render.report import parts_of, read_all
+from rawnn.bench.record import Environment, Record, Results, read_all
+from rawnn.bench.render.report import parts_of
 from rawnn.bench.suites import read_suites
 from rawnn.cli import bench as bench_module
 from rawnn.cli.bench import bench

@@ -212,6 +212,4 @@ def most(seconds: Sequence[float]) -> float:
 
 def available_cores() -> int:
     """The cores that this process may use, of which `taskset` leaves it some."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 2
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2

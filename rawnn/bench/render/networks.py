@@ -118,23 +118,18 @@ def peers_of(found: Sequence[Network]) -> tuple[str, ...]:
     return tuple(sorted(there - {OURS}, key=lambda s: (*ORDER, s).index(s)))
 
 
-def title(network: Network) -> str:
-    """What a network of a sample is called: by its seed."""
-    return f"seed {network.name}" if network.name.isdigit() else network.name
-
-
 def contest_source(results: Results, entries: Sequence[Entry], what: str) -> str:
     """The source of what was timed in turns with peers."""
     return provenance(results, entries, what + ", {runs}", shared=("sample_version", "run_steps"))
 
 
+def title(name: str) -> str:
+    """What a network is called: those of a random sample by their seed."""
+    return f"seed {name}" if name.isdigit() else name
+
+
 def program(entry: Entry) -> str:
-    name = workload(entry)
-    return f"{f'seed {name}' if name.isdigit() else name}: {entry.variant} {entry.precision}"
-
-
-def counted_networks(count: int) -> str:
-    return f"{count} network{'s' if count > 1 else ''}"
+    return f"{title(workload(entry))}: {entry.variant} {entry.precision}"
 
 
 def series_of(found: Sequence[Network]) -> list[tuple[str, str]]:

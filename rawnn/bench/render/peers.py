@@ -17,7 +17,6 @@ from rawnn.bench.render.networks import (
     PRECISIONS,
     Network,
     contest_source,
-    counted_networks,
     form,
     line_of,
     networks,
@@ -29,6 +28,7 @@ from rawnn.bench.render.networks import (
 from rawnn.bench.render.tables import compared, interval, multiple, remarks, time_of
 from rawnn.bench.render.texts import factor
 from rawnn.bench.render.training import subtitle
+from rawnn.common.words import counted
 
 PROGRAMS = ("workload", "system", "precision", "variant", "us/step", "x lower bound",
             "speedup of rawnn", "95 % interval", "losses")
@@ -43,7 +43,7 @@ def programs(suite: str) -> Callable[[Results], list[Grid]]:
         entries = [e for network in found for e in network.entries]
         return [Grid(PROGRAMS, rows, (*PROGRAMS[:4], PROGRAMS[-1]),
                      notes=remarks(entries, program), source=contest_source(
-                         results, entries, counted_networks(len(found))), entries=entries)
+                         results, entries, counted(len(found), "network")), entries=entries)
                 .without_empty(PROGRAMS[5:6])] if rows else []
 
     return grids
@@ -89,7 +89,7 @@ def headline(results: Results) -> list[Grid]:
                          multiple(mine, network.plan(precision))])
     entries = [e for network in found for e in network.entries]
     return [Grid(HEADLINE, rows, HEADLINE[:3], source=contest_source(
-        results, entries, counted_networks(len(found))), entries=entries)] if rows else []
+        results, entries, counted(len(found), "network")), entries=entries)] if rows else []
 
 
 def sweep_charts(results: Results) -> dict[str, Chart]:

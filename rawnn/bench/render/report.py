@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from rawnn.bench.record import Environment, Results, read_results
+from rawnn.bench.record import Environment, Results, read_all
 from rawnn.bench.render import networks as nets
 from rawnn.bench.render import sample
 from rawnn.bench.render.charts import PAGE_VARIABLES
@@ -97,18 +96,6 @@ def write_report(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike
         files=[name for name, _ in found])
     write_atomically(out, page.encode())
     return [block.title for part in parts for block in part.blocks]
-
-
-def read_all(path: str | os.PathLike[str]) -> list[tuple[str, Results]]:
-    """A file by its name, or those of a directory that are results files. Raises ConfigError for a
-    file that is none."""
-    if not Path(path).is_dir():
-        return [(Path(path).stem, read_results(path))]
-    found = []
-    for file in sorted(Path(path).glob("*.json")):
-        with suppress(ConfigError):
-            found.append((file.stem, read_results(file)))
-    return found
 
 
 def parts_of(files: Sequence[tuple[str, Results]]) -> list[Part]:
@@ -300,7 +287,7 @@ def _fact(suite: str, results: Results) -> str:
         networks = nets.networks(results, suite)
         lines = sample.against_best(networks)
         words = f"; {lines[-1].name} {lines[-1].mean[0]:.2f}x in the mean" if lines else ""
-        return f"{nets.counted_networks(len(networks))}{words}"
+        return f"{counted(len(networks), 'network')}{words}"
     if suite == "ladder":
         measured = [e for e in rungs(results) if is_measured(e)]
         ratio = compared(measured[0], measured[-1]) if len(measured) > 1 else None

@@ -94,7 +94,7 @@ def summarized(found: Sequence[Network], name: str, against: str,
             continue
         missing += mine is not None and other is None
         if mine and other:
-            speedups.append((median(time_of(other)) / median(time_of(mine)), title(network)))
+            speedups.append((median(time_of(other)) / median(time_of(mine)), title(network.name)))
     return Summary(name, against, speedups, failures, missing)
 
 
@@ -149,7 +149,7 @@ def asked(results: Results) -> list[str]:
 
 def tensor_bound(found: Sequence[Network]) -> str:
     """Which networks are tensor-bound, and why they are shown apart; "" where none is."""
-    names = [title(n) for n in found if n.is_tensor_bound]
+    names = [title(n.name) for n in found if n.is_tensor_bound]
     return (f"Tensor-bound ({', '.join(names)}): by this GPU's limits a step's GEMMs take longer "
             f"than memory and exchanges, even in tf32; float32 as three of them cannot be as fast "
             f"there, so that these are shown apart as well.") if names else ""
@@ -229,7 +229,7 @@ def setups(found: Sequence[Network]) -> str:
 
 def _network_row(network: Network) -> list[str]:
     peers = peers_of([network])
-    row = [f"{title(network)}: {network}{', tensor-bound' if network.is_tensor_bound else ''}"]
+    row = [f"{title(network.name)}: {network}{', tensor-bound' if network.is_tensor_bound else ''}"]
     for precision in PRECISIONS:
         mine = network.best((OURS,), (precision,))
         other = network.best(peers, (precision,)) \

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from rawnn.bench.record import Entry, Environment, Results
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.texts import (
+    IN_THE_NOISE,
     bound_multiple,
     factor,
     mean_and_deviation,
     milliseconds,
-    noise,
 )
 from rawnn.bench.statistics import Ratio, interquartile_range, ratio, runs_text, spread
 from rawnn.common.words import counted
@@ -341,4 +341,5 @@ def speedup_words(found: Ratio) -> str:
     """ "2.16 x, 2.15-2.17", with a remark where noise may explain it."""
     if min(found.samples) == 1:
         return f"{factor(found.value)} x, run once"
-    return (f"{factor(found.value)} x, {interval(found)}{noise(found.low, found.high)}")
+    noise = IN_THE_NOISE if found.is_noise else ""
+    return f"{factor(found.value)} x, {interval(found)}{noise}"

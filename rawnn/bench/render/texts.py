@@ -16,7 +16,7 @@ def three_digits(value: float) -> str:
 
 def milliseconds(value: float) -> str:
     """Three significant digits, or all digits before the point, without a thousands separator."""
-    return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}"
+    return three_digits(value).replace(",", "")
 
 
 def factor(value: float | None) -> str:
@@ -37,8 +37,3 @@ def mean_and_deviation(samples: Sequence[float], digits: int = 4) -> str:
     if not samples:
         return ""
     return with_deviation(*mean_std(samples), len(samples), digits)
-
-
-def noise(low: float, high: float) -> str:
-    """A remark behind a quotient whose interval contains 1."""
-    return IN_THE_NOISE if low <= 1 <= high else ""
