@@ -17,6 +17,7 @@ import pytest
 
 import rawnn
 from rawnn.common.errors import ConfigError, MissingLibrary
+from rawnn.common.target import known
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.device import Device
 from rawnn.cuda.nvrtc import Nvrtc
@@ -24,19 +25,23 @@ from rawnn.engine.runners.host import HostRunner
 from rawnn.engine.runners.lowering import _with_declarations
 from rawnn.model import activations, losses, optimizers
 from rawnn.model.activations import ACTIVATIONS, Activation
+from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES, Loss
 from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer, OptimizerSpec
+from rawnn.opts.persistent import rewrite
 from rawnn.plan.op import OPS, define
 from rawnn.plan.ops.common import write_gradient
 from rawnn.plan.ops.metrics import report
 from rawnn.ptx import source_path
 from rawnn.ptx.family import FAMILIES, Family
 from rawnn.ptx.kernel_registry import KERNELS
+from rawnn.ptx.kernels import kernel_for
 from rawnn.ptx.optimizers.updates import register_update
 from rawnn.sim import Simulation
 from rawnn.sim.kernel_references import reference_of
 from tests import requires
 from tests.engine import make_work, random_dataset, run_on, same_parameters, trained
+from tests.persistent.problems import prepared
 from tests.ptx.emulator.emulator import Kernels
 
 LEAKY = """
@@ -201,6 +206,19 @@ def test_nvrtc_compiles_them(leaky: Activation, signs: Path) -> None:
 
 
 @requires.GXX
+def test_a_whole_step_declares_the_activation_that_it_uses(leaky: Activation) -> None:
+    try:
+        Nvrtc()
+    except MissingLibrary as error:
+        pytest.skip(str(error))
+    plan = replace(prepared(Network((16, 24, 8), activation="leaky"), 16), target=known((9, 0)))
+    impl = kernel_for(rewrite(plan, 2, 1).ops[0])
+    assert impl.code is not None
+    assert "struct Leaky" in impl.code.text
+    assert compile_source(Nvrtc, impl.code.text, name="step.cu", arch="sm_90a",
+                          expressions=(impl.name,)).cubin
+
+
 def test_the_device_code_runs_on_the_twin(leaky: Activation, signs: Path) -> None:
     rng = np.random.default_rng(0)
     z = rng.normal(size=(5, 8)).astype(np.float32)
