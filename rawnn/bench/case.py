@@ -1,7 +1,8 @@
 """A case of `rawnn bench`: its name, its options, and what measures it.
 
-A new case is a module in rawnn/bench/cases with one `CASE`, its name in CASES, and, where it has
-settings, a table in bench.toml. Its command line follows from the case (rawnn/cli/bench.py).
+A new case is a module in rawnn/bench/cases with one `CASE`, its name in MODULES below, a line in
+rawnn/bench/render/suites.py that says how it is shown, and, if it has settings, a table in
+bench.toml with a struct in rawnn/bench/suites.py. Its command line follows (rawnn/cli/bench.py).
 """
 
 from __future__ import annotations
