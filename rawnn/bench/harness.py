@@ -130,7 +130,7 @@ class Harness:
                  budget: float = math.inf, notify: Notify = lambda message: None,
                  progress: Callable[[int, int, int, str], None] = lambda *now: None,
                  echo: Callable[[str], object] = print) -> None:
-        """`path` is the file that is written, `earlier` what it holds. `progress` hears how many of
+        """`path` is the file that is written, `earlier` what it holds. `progress` gets how many of
         how many samples are taken, in how many rounds they come, and the last variant; `echo`
         prints what is found meanwhile."""
         self.suite, self.results = suite, earlier or Results()
@@ -232,7 +232,7 @@ class Harness:
         """Take `rounds` samples of each variant, in turns. Behind the first round none is taken
         that is not expected to end within the budget; with `whole_rounds` no round is begun then.
         One that `is_hopeless` takes no turn behind its first. What a variant raises ends that
-        variant only. `on_sample` hears each with how many of how many are taken; by default it is
+        variant only. `on_sample` gets each with how many of how many are taken; by default it is
         written to the file and shown as progress. Ctrl-C ends it, and sets `interrupted`."""
         total = sum(max(rounds - v.turns, 0) for v in variants if v.is_usable)
         done = 0

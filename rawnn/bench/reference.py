@@ -56,7 +56,7 @@ def host_accuracy(config: Config, data: Dataset, seeds: Sequence[int] = SEEDS,
     """Train `config` in float64 on the host once for each seed: the test accuracies (0-1), one
     sample a seed.
 
-    `on_seed` hears each seed and its accuracy. Raises ConfigError, DataError, TrainingDiverged.
+    `on_seed` gets each seed and its accuracy. Raises ConfigError, DataError, TrainingDiverged.
     """
     check_fit(config, data)
     config, _ = settled(config, data)

@@ -173,7 +173,7 @@ def overall(pairs: Iterable[Pair], ours: bool) -> tuple[float, float, float] | N
 def measure_again(harness: Harness, pairs: list[Pair], b: Results, effect: float, device: str,
                   rounds: int = ENOUGH) -> list[Pair]:
     """Measure what is flagged again, in turns, and say of each whether it repeats. Where this is
-    not B's machine and commit, pairs stay flagged, and `notify` hears why."""
+    not B's machine and commit, pairs stay flagged, and `notify` gets why."""
     flagged = [p for p in pairs if p.verdict == "flagged" and p.is_ours]
     if not flagged:
         return pairs

@@ -70,7 +70,7 @@ class _Bench(click.Group):
 
 def today(args: Sequence[str]) -> list[str]:
     """Arguments with today's name of a measurement that was called otherwise: `random` was two,
-    told apart by --peers."""
+    distinguished by --peers."""
     name, *others = args
     if name == "random":
         is_timed = "--peers" in others

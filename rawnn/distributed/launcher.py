@@ -28,9 +28,9 @@ FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
 def run(command: Sequence[str], ranks: int, notify: Callable[[str], None],
         seconds: float = math.inf, on_signal: Callable[[int], object] = lambda number: None) -> int:
     """Start them, wait for all, and return the exit status: of the rank that failed first. `notify`
-    is told of a rank that a signal ended, and of those that had to be ended: because one has, or
-    all after so many `seconds` (TIMED_OUT). `on_signal` is told of the number of a signal that asks
-    this process to end; the ranks are told of it, too."""
+    gets a sentence on each rank that a signal ended, and on those that had to be ended, as one had
+    failed or all took more than `seconds` (TIMED_OUT). `on_signal` gets the number of a signal that
+    asks this process to end; the ranks receive it, too."""
     port, threads = _free_port(), str(threads_of(ranks))
     secret = secrets.token_hex(32)
     processes = []

@@ -138,7 +138,7 @@ class StepEmitter(Emitter):
             case WeightAllGather():
                 self.updates.all_gather(phase)
             case _:
-                raise NotImplementedError(type(phase).__name__)
+                raise TypeError(f"no emitter for the phase {type(phase).__name__}")
 
     def barrier(self, phase: Barrier) -> None:
         self.w("__syncthreads();")

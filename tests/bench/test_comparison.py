@@ -137,22 +137,22 @@ def test_time_is_kept_for_what_is_being_made_ready() -> None:
 
 
 def test_what_slow_forms_take_is_not_expected_of_networks_without_them() -> None:
-    heard: list[float] = []
+    received: list[float] = []
 
     def command(problem: Problem, system: str) -> Prepare:
         return Prepare(problem, "host", ["slow"] if problem.name in "ab" else [], 60)
 
     def suffices(ready: int, seconds: float) -> bool:
-        heard.append(seconds)
+        received.append(seconds)
         return True
 
     several = [tiny(name=name, steps=4) for name in "abcd"]
     with Lanes(("numpy",), 1, cores=1) as lanes:
         lanes.prepare(several, command, suffices=suffices)
-    assert len(heard) == 3
-    assert heard[0] > 0, "of b, as long as a took"
-    assert heard[1] == 0, "of c, the first without"
-    assert heard[2] > 0
+    assert len(received) == 3
+    assert received[0] > 0, "of b, as long as a took"
+    assert received[1] == 0, "of c, the first without"
+    assert received[2] > 0
 
 
 def test_a_system_that_breaks_is_an_entry_and_the_others_go_on() -> None:

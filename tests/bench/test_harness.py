@@ -38,12 +38,12 @@ def test_every_variant_takes_a_turn_before_any_takes_another() -> None:
     def taking(name: str) -> Variant:
         return variant(name, lambda number: order.append((name, number)) or float(number))
 
-    heard: list[tuple[int, ...]] = []
-    with standing(progress=lambda done, total, rounds, last: heard.append((done, total, rounds))
+    received: list[tuple[int, ...]] = []
+    with standing(progress=lambda done, total, rounds, last: received.append((done, total, rounds))
                   ) as harness:
         measure(harness, [taking("a"), taking("b")], 3)
     assert order == [(name, number) for number in range(3) for name in "ab"]
-    assert heard == [(done, 6, 3) for done in range(1, 7)]
+    assert received == [(done, 6, 3) for done in range(1, 7)]
     assert [r.samples for r in harness.results.records] == [[0.0, 1.0, 2.0]] * 2
     assert harness.results.is_whole("made-up")
 

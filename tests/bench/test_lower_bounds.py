@@ -65,15 +65,15 @@ def measure(opened: Opened, **more: Any) -> tuple[Limits, dict[str, Entry], Harn
 
 
 def test_everything_is_run_on_a_simulated_gpu(sim: Simulation) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     limits, entries, _ = measure(opened_of(sim), progress=lambda done, total, rounds, what:
-                                 heard.append(what))
+                                 received.append(what))
     # A task takes a microsecond there, however much it does.
     for name in ("launch", "node", "node_whole"):
         assert limits.value(name) == pytest.approx(1)
     assert entries["grid_barrier"].reason == "2 rounds took no longer than 1"
     assert {f"exchange_{n}" for n in (2, 4, 8, 16)} <= entries.keys()
-    assert heard.count("tensor cores, bf16") == 2  # in both ways
+    assert received.count("tensor cores, bf16") == 2  # in both ways
     alone = {"launch", "graph_launch"}  # by which nothing gets from one multiprocessor to another
     times = {r.variant for r in limits.records if r.metric == "latency_us"}
     assert times - alone == CROSSING & entries.keys()

@@ -27,9 +27,9 @@ CONFIG = Config(layers=(29, 11, 7), batch=8, epochs=3, lr=0.2, device="host")
 
 
 def test_it_agrees_with_a_float32_run_of_the_same_seed() -> None:
-    heard: list[tuple[int, float]] = []
-    found = host_accuracy(CONFIG, DATA, (0, 1, 2), lambda s, a: heard.append((s, a)))
-    assert heard == list(zip((0, 1, 2), found.samples, strict=True))
+    received: list[tuple[int, float]] = []
+    found = host_accuracy(CONFIG, DATA, (0, 1, 2), lambda s, a: received.append((s, a)))
+    assert received == list(zip((0, 1, 2), found.samples, strict=True))
     with Session(replace(CONFIG, opt="none", seed=1), Listener(), data=DATA) as session:
         assert session.run().test_accuracy == pytest.approx(found.samples[1], abs=0.05)
 

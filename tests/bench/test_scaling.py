@@ -178,8 +178,8 @@ def test_ctrl_c_ends_it_with_what_was_measured(rawnn: Rawnn, tmp_path: Path,
 
 
 def test_the_launcher_says_which_signal_it_passed_on() -> None:
-    heard: list[int] = []
+    received: list[int] = []
     script = ("import os, signal, time; signal.signal(signal.SIGTERM, lambda *a: exit(7));"
               "os.kill(os.getppid(), signal.SIGTERM); time.sleep(20)")
-    assert run([sys.executable, "-c", script], 1, print, 30.0, heard.append) == 7
-    assert heard == [15]
+    assert run([sys.executable, "-c", script], 1, print, 30.0, received.append) == 7
+    assert received == [15]

@@ -172,11 +172,11 @@ def test_options_alone_are_the_ladders() -> None:
 def test_without_a_name_the_ladder_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def heard(case: Any, options: dict[str, Any], *more: Any) -> None:
+    def received(case: Any, options: dict[str, Any], *more: Any) -> None:
         asked.append((case.name, options["repeats"], options["rungs"]))
         raise RawnnError("asked")
 
-    monkeypatch.setattr(bench_module, "run_case", heard)
+    monkeypatch.setattr(bench_module, "run_case", received)
     assert isinstance(invoke().exception, RawnnError)
     assert asked == [("ladder", None, None)]
 

@@ -128,10 +128,10 @@ def once(system: str, options: dict[str, Any], ranks: int,
         request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         request.write_bytes(msgspec.json.encode(Request(options, str(answer),
                                                         options["dataset"] == "synthetic")))
-        heard: list[int] = []
+        signals: list[int] = []
         status = run([sys.executable, "-m", "rawnn.bench.ranked", system, str(request)], ranks, say,
-                     math.inf if system == "rawnn" else PEER_SECONDS, heard.append)
-        if heard:
+                     math.inf if system == "rawnn" else PEER_SECONDS, signals.append)
+        if signals:
             raise KeyboardInterrupt
         if not answer.exists() and status == TIMED_OUT:
             return f"not ended after {PEER_SECONDS:g} s"

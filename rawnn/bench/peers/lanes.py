@@ -162,7 +162,7 @@ class Lanes:
         the time are none of a kind. One more is begun if `suffices` says so of how many were and of
         the seconds that the system took for most with the forms that this one is asked for: the few
         with inductor's kernels take a minute each, and the others would not have been begun for
-        them. What is not ready in all systems is given back. `done` hears each, from the lane's
+        them. What is not ready in all systems is given back. `done` gets each, from the lane's
         thread."""
         found: dict[tuple[str, str], Prepared] = {}
 
@@ -192,7 +192,7 @@ class Lanes:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                while thread.is_alive():  # so that Ctrl-C is heard
+                while thread.is_alive():  # so that Ctrl-C arrives
                     thread.join(0.2)
         finally:
             stopped.set()

@@ -4,7 +4,7 @@ rounded at random.
 No fixed share of a loss says how far tf32 may move it: training amplifies rounding, in some
 networks by more than a wrong optimizer would. So where a program's losses are further from the
 truth than the fixed shares allow, its network is trained WAYS times with operands that are rounded
-up or down by chance, in proportion to how near either is: each is a run as right as the program's
+up or down at random, in proportion to how near either is: each is a run as right as the program's
 own. The program may be as far away as TIMES the furthest of them. What is wrong by more than
 rounding is still found, and nothing is forgiven in a network that rounding hardly moves.
 """

@@ -1,4 +1,4 @@
-// The optimizer steps (rules.cuh) that the whole-step kernel uses, and how it rounds the new weights.
+// The optimizer steps (step_functors.cuh) that the whole-step kernel uses, and how it rounds the new weights.
 #pragma once
 #include "persistent/block.cuh"
 #include "primitives/rounding.cuh"
