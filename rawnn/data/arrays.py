@@ -111,6 +111,8 @@ def from_arrays(
         raise DataError(f"the training inputs have {x.shape[1]} features, but the validation "
                         f"inputs have {xt.shape[1]}")
     if x.dtype != xt.dtype:
+        if normalise is None:
+            _check_scales(x, xt)
         x, xt = (a.astype(np.float32) if np.can_cast(a.dtype, np.float32) else a for a in (x, xt))
     normalisation = reader.normalisation(normalise, x)
     x, xt = (reader.stored(array, normalisation, f"{part}_images", f"the {word} inputs")
@@ -128,6 +130,18 @@ def from_arrays(
     elif normalise_targets not in (None, "none"):
         made.with_targets(normalise_targets)  # which says why not
     return replace(made, notes=tuple(notes), resident=reader.resident)
+
+
+def _check_scales(x: NDArray[Any], xt: NDArray[Any]) -> None:
+    """Raises DataError where one part has bytes, which are scaled by 1/255 unless told otherwise,
+    and the other has numbers whose scale nobody knows."""
+    for inputs, other, word, rest in ((x, xt, "training", "validation"),
+                                      (xt, x, "validation", "training")):
+        if inputs.dtype == np.uint8 and int(inputs.max()) > 1:
+            raise DataError(
+                f"the {word} inputs are bytes, which are scaled by 1/255, but the {rest} inputs "
+                f"are {other.dtype}, of unknown scale: give both with one type, or say with "
+                f"normalise how both are scaled ('none' leaves them as they are)")
 
 
 def _pair(data: Any, name: str) -> Pair:

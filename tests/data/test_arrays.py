@@ -70,9 +70,26 @@ def test_images_are_flattened_and_their_shape_is_kept() -> None:
 
 
 def test_types_that_differ_meet_in_float32() -> None:
-    data = from_arrays((inputs("uint8"), Y), (inputs("float32"), Y))
+    data = from_arrays((inputs("float16"), Y), (inputs("float32"), Y))
     assert data.train_images.dtype == data.test_images.dtype == np.float32
     assert data.normalisation.trivial
+
+
+@pytest.mark.parametrize("other", ["float32", "float64", "int64"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_bytes_beside_numbers_of_unknown_scale_are_refused(other: str, swapped: bool) -> None:
+    pixels = np.array([[0, 255], [51, 102]] * 6, np.uint8)
+    parts = [(pixels, Y), ((pixels / 255).astype(other), Y)]
+    first, second = parts[::-1] if swapped else parts
+    refused(f"the {'validation' if swapped else 'training'} inputs are bytes.*normalise", first,
+            second)
+    data = from_arrays(first, second, normalise="none")
+    assert data.train_images.max() == (second if swapped else first)[0].max() or swapped
+
+
+def test_bytes_of_0_and_1_have_no_scale_to_mistake() -> None:
+    bits = np.array([[0, 1], [1, 1]] * 6, np.uint8)
+    assert from_arrays((bits, Y), (bits.astype("float32"), Y)).normalisation.trivial
 
 
 def test_labels_may_be_wide() -> None:
