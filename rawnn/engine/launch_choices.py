@@ -188,6 +188,10 @@ def write(path: Path, info: DeviceInfo, choices: Mapping[str, TunedLaunch],
 
 def remembered() -> dict[Path, dict[str, TunedLaunch]]:
     """Everything that is remembered, file by file; broken ones are left out."""
-    said: list[str] = []
-    return {path: found for path in sorted(directory().glob("*.json"))
-            if (found := read(path, said.append)) or not said}
+    remembered: dict[Path, dict[str, TunedLaunch]] = {}
+    for path in sorted(directory().glob("*.json")):
+        problems: list[str] = []
+        choices = read(path, problems.append)
+        if not problems:
+            remembered[path] = choices
+    return remembered

@@ -145,6 +145,10 @@ def test_choices_are_kept_by_gpu_driver_and_sources(cache: Path,
     choices.write(path, INFO, kept, said.append)
     assert choices.read(path, said.append) == kept
     assert choices.remembered() == {path: kept}
+    nothing = path.with_name("none.json")
+    choices.write(nothing, INFO, {}, said.append)
+    path.with_name("a-broken-one.json").write_text("{")
+    assert choices.remembered() == {path: kept, nothing: {}}
     assert choices.file_of(dataclasses.replace(INFO, driver="590")) != path
     monkeypatch.setattr(choices, "sources", lambda: "other")
     assert choices.file_of(INFO) != path
