@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from time import monotonic
 
 from rawnn.bench.conditions import Conditions, Watch
@@ -67,6 +68,7 @@ class Variant:
     reason: str = ""
     notes: list[str] = field(default_factory=list)
     samples: dict[str, list[float]] = field(default_factory=dict)
+    readings: dict[str, list[Sequence[float]]] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
     environment: str = ""
     turns: int = 0
@@ -94,14 +96,17 @@ class Variant:
 
     def _add_clocks(self, seen: Conditions) -> None:
         for name, now in seen.readings.items():
-            low, middle, high = self.samples.get(name, now)
-            self.samples[name] = [min(low, now[0]), middle, max(high, now[2])]
+            earlier = [self.samples[name]] if name in self.samples else []
+            self.readings.setdefault(name, [*earlier]).append(now)
+            low, middle, high = zip(*self.readings[name], strict=True)
+            self.samples[name] = [min(low), median(middle), max(high)]
         if seen.energy_j is not None:
             self.samples.setdefault("energy_j", []).append(seen.energy_j)
             self.samples.setdefault("seconds", []).append(seen.seconds)
         if seen.throttled:
-            self.notes.append(f"ran on a slowed-down GPU ({', '.join(seen.throttled)}), even when "
-                              f"it was run again")
+            note = f"ran on a slowed-down GPU ({', '.join(seen.throttled)}), even when it was " \
+                   "run again"
+            self.notes += [note] * (note not in self.notes)
 
     def records(self) -> list[Record]:
         """Its records, that of the main metric first."""

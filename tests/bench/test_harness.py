@@ -184,9 +184,15 @@ def test_a_sample_of_a_slowed_down_gpu_is_taken_once_more_and_said_if_that_does_
     assert not seen
     assert entry.samples("epoch_ms") == [1.0, 1.0]
     assert entry.samples("energy_j") == [7.0, 5.0]
-    low, _, high = entry.samples("sm_mhz")
-    assert (low, high) == (1000.0, 2000.0)
+    assert entry.samples("sm_mhz") == [1000.0, (1950.0 + 1050.0) / 2, 2000.0]
     assert entry.notes == ["ran on a slowed-down GPU (too hot), even when it was run again"]
+
+
+def test_a_gpu_that_stays_slow_is_said_once() -> None:
+    with standing() as harness:
+        measure(harness, [variant("a", lambda n: Sample({"epoch_ms": 1.0}, seen=HOT))], 3)
+    entry, = harness.results.entries()
+    assert len(entry.notes) == 1
 
 
 def test_a_full_disk_is_said_once_and_the_last_try_counts(monkeypatch: pytest.MonkeyPatch,
