@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -408,7 +409,7 @@ def _measure(case: Case, file: Path, left: float, bench_file: str | None, device
     options = bench.commands[case.name].make_context(case.name, []).params
     options |= {name: value for name, value in (("device", device), ("dataset", dataset),
                                                 ("budget", left)) if name in options}
-    for name in ("bench_file", "json_file", "markdown_file", "resume", "plot_file"):
+    for name in signature(run_case).parameters:
         options.pop(name, None)
     run_case(case, options, bench_file, str(file), str(file.with_suffix(".md")),
              str(file) if case.resumes and file.exists() else None)

@@ -6,8 +6,10 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from click.testing import CliRunner
@@ -231,6 +233,18 @@ def suites(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
 
     monkeypatch.setattr(bench_module, "_measure", measure)
     return ran
+
+
+@pytest.mark.parametrize("name", read_suites(None).all.suites)
+def test_all_gives_each_suite_the_options_that_it_takes(name: str, tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(bench_module, "run_case", create_autospec(
+        bench_module.run_case, side_effect=lambda case, options, *rest: given.append(options)))
+    bench_module._measure(bench_module.CASES[name], tmp_path / f"{name}.json", 60.0, None, "sim",
+                          "mnist")
+    given[0].pop("budget", None)  # the harness has it
+    signature(bench_module.CASES[name].measure).bind("harness", "suites", **given[0])
 
 
 def run_all(tmp_path: Path, *arguments: str) -> Any:
