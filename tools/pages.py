@@ -30,9 +30,10 @@ from rawnn.bench.render import curves, peers, sample, training  # noqa: E402
 from rawnn.bench.render.charts import Chart  # noqa: E402
 from rawnn.bench.render.grid import Grid  # noqa: E402
 from rawnn.bench.render.networks import NAMES, networks, peers_of  # noqa: E402
-from rawnn.bench.render.suites import SUITES, Grids  # noqa: E402
+from rawnn.bench.render.suites import SUITES  # noqa: E402
 from rawnn.bench.render.tables import unequal  # noqa: E402
 from rawnn.bench.render.texts import milliseconds  # noqa: E402
+from rawnn.bench.render.view import Grids  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
 from tools import false_alarms, full_walk, gpu_record, trials  # noqa: E402

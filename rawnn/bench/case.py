@@ -1,20 +1,23 @@
 """A case of `rawnn bench`: its name, its options, and what measures it.
 
-A new case is a module in rawnn/bench/cases with one `CASE`, its name in MODULES below, a line in
-rawnn/bench/render/suites.py that says how it is shown, and, if it has settings, a table in
-bench.toml with a struct in rawnn/bench/suites.py. Its command line follows (rawnn/cli/bench.py).
+A new case is a module in rawnn/bench/cases with one `CASE`; if it has settings, they are a struct
+in that module and a table of bench.toml. Its command line (rawnn/cli/bench.py), its tables and its
+place in the report follow.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import click
 
 from rawnn.bench.record import Results
+from rawnn.bench.render.view import View
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
@@ -42,11 +45,12 @@ def peer_option(usual: str) -> Option[Any]:
 @dataclass(frozen=True)
 class Case:
     """One case. `measure` is called with the harness, the settings of bench.toml and the values of
-    `options`; its docstring is the help of the command. `failures` says, of what was found, why the
-    exit status is 1, "" where it is 0; so does `doubts` under --check, of times that cannot be
-    right. `resumes` says whether a file can be gone on with,
-    `aliases` are spellings that still work, `has_bar` says whether
-    progress is shown as a bar, `has_plot` whether --plot draws it."""
+    `options`; its docstring is the help of the command. `settings` is the struct of its table of
+    bench.toml, or a list of such structs, `view` how its records are shown, where not as all are.
+    `failures` says, of what was found, why the exit status is 1, "" where it is 0; so does `doubts`
+    under --check, of times that cannot be right. `resumes` says whether a file can be gone on with,
+    `aliases` are spellings that still work, `has_bar` says whether progress is shown as a bar,
+    `has_plot` whether --plot draws it."""
 
     name: str
     measure: Callable[..., None]
@@ -57,15 +61,19 @@ class Case:
     aliases: tuple[str, ...] = ()
     has_bar: bool = True
     has_plot: bool = False
+    settings: Any = None
+    view: View | None = None
+
+    @property
+    def table(self) -> str:
+        """The name of its table in bench.toml."""
+        return self.name.replace("-", "_")
 
 
-MODULES = ("ladder", "toggles", "workloads", "ablation", "sweep", "curves", "sample",
-           "lower_bounds", "launches", "scaling", "peers", "phases", "check")
-"""Of rawnn/bench/cases, in the order in which the command line lists them."""
-
-
+@cache
 def all_cases() -> dict[str, Case]:
-    """Every case by name."""
-    found = (importlib.import_module(f"rawnn.bench.cases.{name}").CASE for name in MODULES)
+    """Every case by name: one for each module of rawnn/bench/cases."""
+    package = importlib.import_module("rawnn.bench.cases")
+    found = (importlib.import_module(f"{package.__name__}.{module.name}").CASE
+             for module in pkgutil.iter_modules(package.__path__))
     return {case.name: case for case in found}
-

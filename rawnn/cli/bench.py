@@ -13,7 +13,6 @@ from typing import Any
 import click
 import msgspec
 
-from rawnn.bench import render
 from rawnn.bench.case import Case, all_cases
 from rawnn.bench.harness import Harness, resumed
 from rawnn.bench.record import Environment, Results, read_directory, read_results
@@ -27,7 +26,9 @@ from rawnn.bench.regressions import (
     pairs_of,
 )
 from rawnn.bench.render.charts import require_matplotlib
-from rawnn.bench.suites import OLD_SUITES, read_suites
+from rawnn.bench.render.report import write_report
+from rawnn.bench.render.suites import markdown, plot_ladder
+from rawnn.bench.suites import read_suites, suite_name
 from rawnn.cli import tables
 from rawnn.cli.screen import Screen, say, table_console
 from rawnn.cli.termination import as_by_ctrl_c
@@ -37,7 +38,6 @@ from rawnn.common.files import check_output, write_atomically
 CASES = all_cases()
 CHECK = click.option("--check", is_flag=True,
                      help="Exit with 1 where a time is none that a GPU can have.")
-ALIASES = {alias: case.name for case in CASES.values() for alias in case.aliases}
 
 BENCH = click.option(
     "--bench", "bench_file", metavar="FILE.toml",
@@ -76,7 +76,7 @@ def today(args: Sequence[str]) -> list[str]:
     if name == "random":
         is_timed = "--peers" in others
         return ["sample" if is_timed else "check", *(a for a in others if a != "--peers")]
-    return [ALIASES.get(name, name), *others]
+    return [suite_name(name), *others]
 
 
 @click.group(cls=_Bench, invoke_without_command=True)
@@ -142,9 +142,9 @@ def run_case(case: Case, options: dict[str, Any], bench_file: str | None = None,
             or not harness.interrupted:
         tables.show(harness.results, case.name)
         if markdown_file:
-            write_atomically(markdown_file, render.markdown(harness.results, case.name).encode())
+            write_atomically(markdown_file, markdown(harness.results, case.name).encode())
         if plot_file:
-            render.plot_ladder(harness.results, plot_file)
+            plot_ladder(harness.results, plot_file)
     try:
         harness.check()
     except KeyboardInterrupt:
@@ -174,10 +174,10 @@ def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
     for suite in results.suites:
         tables.show(results, suite)
     if markdown_file:
-        text = "\n".join(render.markdown(results, suite) for suite in results.suites)
+        text = "\n".join(markdown(results, suite) for suite in results.suites)
         write_atomically(markdown_file, text.encode())
     if plot_file:
-        render.plot_ladder(results, plot_file)
+        plot_ladder(results, plot_file)
 
 
 @bench.command()
@@ -202,7 +202,7 @@ def merge(files: tuple[str, ...], json_file: str, markdown_file: str | None) -> 
     for suite in whole.suites:
         tables.show(whole, suite)
     if markdown_file:
-        text = "\n".join(render.markdown(whole, suite) for suite in whole.suites)
+        text = "\n".join(markdown(whole, suite) for suite in whole.suites)
         write_atomically(markdown_file, text.encode())
     failures = [said for suite in whole.suites if suite in CASES
                 if (said := CASES[suite].failures(whole))]
@@ -238,7 +238,7 @@ def report(results: tuple[str, ...], out: str, title: str) -> None:
     It needs no network: figures are in it, and it has no script.
     """
     check_output("--out", out)
-    made = render.write_report(results or ("results",), out, title)
+    made = write_report(results or ("results",), out, title)
     say(f"{out}: {', '.join(made)}")
 
 
@@ -353,7 +353,7 @@ def everything(names: tuple[str, ...], bench_file: str | None, out: str, budget:
     on where it was. A suite that fails does not stop the others.
     """
     suite = read_suites(bench_file).all
-    wanted = [OLD_SUITES.get(name, name) for name in names or suite.suites]
+    wanted = [suite_name(name) for name in names or suite.suites]
     budget = budget or suite.budget
     for name in (*wanted, *suite.shares):
         if name not in CASES:

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from rawnn.bench.record import Results
 from rawnn.bench.render.grid import Grid
-from rawnn.bench.render.suites import SUITES
 from rawnn.cli.screen import sentences, table_console
 
 NARROW = 14
@@ -19,6 +18,8 @@ NARROW = 14
 
 def show(results: Results, suite: str) -> None:
     """Print the tables of a suite, their notes and where they were measured."""
+    from rawnn.bench.render.suites import SUITES  # all cases: only where tables are shown
+
     for number, grid in enumerate(SUITES[suite].grids(results)):
         if number:
             click.echo()

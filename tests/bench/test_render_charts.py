@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from rawnn.bench.record import Results
-from rawnn.bench.render import plot_ladder
 from rawnn.bench.render.charts import DARK, LIGHT, Axis, Chart, Line, lines
-from rawnn.bench.render.suites import SUITES
+from rawnn.bench.render.suites import SUITES, plot_ladder
 from rawnn.common.errors import ConfigError
 from tests import requires
 from tests.bench.built import entry, programs, results, rung

@@ -7,12 +7,11 @@ import re
 import pytest
 
 from rawnn.bench.record import Results
-from rawnn.bench.render import markdown
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.networks import networks
 from rawnn.bench.render.peers import headline
 from rawnn.bench.render.sample import break_even_steps, sample, setup_medians, summaries
-from rawnn.bench.render.suites import SUITES
+from rawnn.bench.render.suites import SUITES, markdown
 from rawnn.bench.render.tables import groups, unequal
 from rawnn.bench.render.texts import bound_multiple, factor, milliseconds, three_digits
 from rawnn.bench.render.training import ladder_remarks, toggle_grids

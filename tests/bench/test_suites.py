@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +36,9 @@ def test_the_packaged_suites_mean_something() -> None:
     for suite in suites.ablation:
         assert ablated(suite, CAPABLE)
     assert sum(len(problems(s)) for s in suites.sweep) == 12
-    assert set(suites.all.suites) == {*CASES} - {"sample", "check", "phases", "scaling"}
+    assert {*CASES} >= set(suites.all.suites) >= {
+        "ladder", "workloads", "toggles", "ablation", "sweep", "curves", "peers", "lower-bounds",
+        "launches"}
     assert set(suites.all.shares) == set(suites.all.suites)
 
 
@@ -85,11 +90,67 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_key_is_explained() -> None:
-    page = (ROOT / "docs" / "suites.md").read_text()
-    keys = {key for table in schema()["$defs"].values() for key in table["properties"]}
-    assert {"ladder", "rungs", "compare", "beside"} <= keys
-    for key in keys:
-        assert f"`{key}`" in page, key
+    """On the page, or by the docstring of its table."""
+    page, found = (ROOT / "docs" / "suites.md").read_text(), set()
+    for table in schema()["$defs"].values():
+        found |= {*table["properties"]}
+        for key in table["properties"]:
+            assert f"`{key}`" in page + table["description"], key
+    assert {"ladder", "rungs", "compare", "beside"} <= found
+
+
+NEW_CASE = '''
+from rawnn.bench.case import Case
+from rawnn.bench.harness import Harness, Sample, Variant
+from rawnn.bench.suites import Count, Settings, Suites
+
+
+class SumsSuite(Settings, frozen=True, kw_only=True):
+    sizes: list[Count]
+    repeats: Count = 2
+
+
+def measure(harness: Harness, suites: Suites) -> None:
+    """Time sums."""
+    harness.open("host", {})
+    variants = [Variant("my-sums", f"size {size}", "", "step_us", {},
+                        lambda turn, size=size: Sample({"step_us": size * (1.0 + turn)}))
+                for size in suites.my_sums.sizes]
+    harness.ask(variants)
+    harness.interleave(variants, suites.my_sums.repeats)
+    harness.end()
+
+
+CASE = Case("my-sums", measure, (), settings=SumsSuite)
+'''
+
+
+def test_a_new_suite_is_its_case_and_its_table(tmp_path: Path) -> None:
+    """It has a command, settings that are checked, a table of what it measured, and a block of the
+    report."""
+    cases = tmp_path / "cases"
+    cases.mkdir()
+    (cases / "new.py").write_text(NEW_CASE)
+    bench = own(tmp_path, "[my_sums]\nsizes = [10, 1000]\n")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = (f"import sys, rawnn.bench.cases; rawnn.bench.cases.__path__.append({str(cases)!r})"
+                f"; from rawnn.__main__ import main; sys.argv = {['rawnn', 'bench', *arguments]!r}; "
+                "sys.exit(main())")
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              check=False, cwd=tmp_path, env={**os.environ, "COLUMNS": "200"})
+
+    markdown = tmp_path / "sums.md"
+    done = run("my-sums", "--bench", bench, "--json", "sums.json", "--markdown", str(markdown))
+    assert done.returncode == 0, done.stderr
+    table = markdown.read_text().splitlines()
+    assert table[0] == "| variant | step (us) | min-max of step_us |"
+    assert table[2:4] == ["| size 10 | 15.0 | 10.0-20.0 |", "| size 1000 | 1,500 | 1,000-2,000 |"]
+    assert run("report", "sums.json").returncode == 0
+    assert "My sums" in (tmp_path / "report.html").read_text()
+    bad = run("my-sums", "--bench", own(tmp_path, "[my_sums]\nsize = [10]\n"))
+    assert bad.returncode
+    assert "unknown key 'size' in [my_sums]; did you mean 'sizes'" in bad.stderr
 
 
 def test_a_file_of_ones_own_says_what_is_run(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import msgspec
 
 from rawnn.bench.case import BUDGET, DEVICE, MNIST, Case
 from rawnn.bench.harness import Harness
-from rawnn.bench.suites import AblationSuite, Suites
+from rawnn.bench.render import training
+from rawnn.bench.render.view import View
+from rawnn.bench.suites import Count, Settings, Suites, check_workloads
 from rawnn.bench.training import WorkloadOpt, measure_workloads, open_timed
 from rawnn.common.errors import ConfigError
 from rawnn.engine.config import Config, check_device
@@ -20,6 +22,20 @@ EXAMPLES = 60_000
 """Of the training set of MNIST."""
 
 
+class AblationSuite(Settings, frozen=True, kw_only=True):
+    """`bench ablation`: a workload with the fastest configuration `full`, less one toggle at a
+    time, and with `base`, plus one at a time."""
+
+    workload: str
+    full: str
+    base: str
+    epochs: Count = 3
+    repeats: Count = 3
+
+    def __post_init__(self) -> None:
+        check_workloads([self.workload])
+
+
 def measure(harness: Harness, suites: Suites, *, repeats: int | None, dataset: str,
             device: str) -> None:
     """Measure the speedup of each toggle of the fastest configuration, alone and beside the others.
@@ -30,7 +46,7 @@ def measure(harness: Harness, suites: Suites, *, repeats: int | None, dataset: s
     opened = open_timed(harness, device)
     if opened.device is None:
         raise ConfigError(f"an ablation means something on a GPU only: {opened.machine.gpu}")
-    tables = suites.ablation
+    tables: list[AblationSuite] = suites.ablation
     of = {pair: suite for suite in tables for t in ablated(suite, opened.machine)
           for pair in t.variants}
     epochs = {s.workload: max(o.epochs for o in tables if o.workload == s.workload)
@@ -81,4 +97,6 @@ def ablated(suite: AblationSuite, machine: Machine) -> list[Ablated]:
 
 CASE = Case("ablation", measure, (
     click.option("--repeats", type=click.IntRange(1), help="Runs of each variant (3)."),
-    BUDGET, MNIST, DEVICE))
+    BUDGET, MNIST, DEVICE), settings=list[AblationSuite], view=View(
+        "Ablation", "The fastest set less one toggle at a time, and the base with one at a time.",
+        training.ablation, training.ablation_charts))

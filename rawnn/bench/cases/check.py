@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from rawnn.bench.case import DEVICE, Case
 from rawnn.bench.harness import Harness, precision_name
 from rawnn.bench.record import Record, Results, Status, records_of
+from rawnn.bench.render import machine
+from rawnn.bench.render.view import View
 from rawnn.bench.specification import EPOCHS, SMALL, Limits, Specification, draw
 from rawnn.bench.suites import Suites
 from rawnn.common.errors import OutOfMemory, RawnnError
@@ -288,4 +290,5 @@ CASE = Case("check", measure, (
     click.option("--work", type=click.FloatRange(1), metavar="N",
                  help="Multiply-adds of a step at most, which bound the time that NumPy takes to "
                       "check it (2e9; on a simulated device 2e5)."),
-    DEVICE), failures, resumes=False)
+    DEVICE), failures, resumes=False,
+    view=View("Random runs", "Each checked against NumPy.", machine.checks))

@@ -9,7 +9,7 @@ from math import isfinite
 import click
 
 from rawnn.bench.case import DEVICE, WORKLOADS, Case, peer_option
-from rawnn.bench.cases.peers import PEER_DATASET, of_workloads
+from rawnn.bench.cases.peers import PEER_DATASET, PeersSuite, of_workloads
 from rawnn.bench.harness import Harness, Variant
 from rawnn.bench.peers.check import reference
 from rawnn.bench.peers.comparison import (
@@ -27,6 +27,8 @@ from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.worker import TRUTH, Prepare
 from rawnn.bench.record import Results
+from rawnn.bench.render import curves as shown
+from rawnn.bench.render.view import View
 from rawnn.bench.suites import Suites
 
 
@@ -37,7 +39,7 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: 
 
     Exits with 1 if a curve leaves the stated tolerance.
     """
-    suite = suites.curves
+    suite: PeersSuite = suites.curves
     systems, absent = chosen(peers, suite.systems)
     half = -(-(steps or suite.steps) // 2)  # each program trains two epochs
     asked = of_workloads(names or suite.names, dataset, half)
@@ -129,4 +131,6 @@ def failures(results: Results) -> str:
 CASE = Case("curves", measure, (
     WORKLOADS, peer_option("torch"),
     click.option("--steps", type=click.IntRange(2), help="Steps of each curve (1000)."),
-    PEER_DATASET, DEVICE), failures, resumes=False, has_bar=False)
+    PEER_DATASET, DEVICE), failures, resumes=False, has_bar=False, settings=PeersSuite, view=View(
+        "Loss curves", "From the same weights on the same batches: curves that lie on top of each "
+        "other did the same work.", shown.curves, shown.curve_charts))

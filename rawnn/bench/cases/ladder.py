@@ -22,7 +22,9 @@ from rawnn.bench.reference import (
     host_accuracy,
     keep_reference,
 )
-from rawnn.bench.suites import Suites
+from rawnn.bench.render import training
+from rawnn.bench.render.view import View
+from rawnn.bench.suites import Count, Settings, Suites
 from rawnn.bench.training import check_words, open_timed, trained
 from rawnn.data import Dataset, load_dataset
 from rawnn.engine.config import Config
@@ -38,6 +40,14 @@ IDENTIFYING = ("layers", "bias", "activation", "loss", "init", "epochs", "batch"
 ALWAYS = ("layers", "epochs", "batch", "lr", "dataset")
 
 
+class LadderSuite(Settings, frozen=True, kw_only=True):
+    """`bench ladder`: the toggles of the baseline, and what each rung adds."""
+
+    base: list[str]
+    rungs: list[str]
+    repeats: Count
+
+
 def measure(harness: Harness, suites: Suites, *, rungs: str | None, repeats: int | None,
             oracle: str, oracle_file: Path | None, data: str | None, device: str,
             **options: Any) -> None:
@@ -45,7 +55,7 @@ def measure(harness: Harness, suites: Suites, *, rungs: str | None, repeats: int
 
     Exits with 1 if a rung failed; a rung that cannot run on this machine is a row that says why.
     """
-    suite = suites.ladder
+    suite: LadderSuite = suites.ladder
     config = Config(device=device, data=data,
                     **{name: value for name, value in options.items() if value is not None})
     names = suite.rungs if rungs is None else [r.strip() for r in rungs.split(",") if r.strip()]
@@ -212,4 +222,6 @@ CASE = Case("ladder", measure, (
                       "any, computed now and kept, or not at all."),
     click.option("--oracle-file", type=click.Path(path_type=Path), metavar="FILE",
                  help="Where the reference accuracies are kept."),
-), failures, has_plot=True)
+), failures, has_plot=True, settings=LadderSuite, view=View(
+    "The ladder", "The same training with one optimization more at every rung.", training.ladder,
+    training.ladder_charts))

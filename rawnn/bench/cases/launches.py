@@ -8,16 +8,19 @@ from __future__ import annotations
 import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import numpy as np
+from msgspec import Meta
 
 from rawnn.bench.case import GPU_DEVICE, Case
 from rawnn.bench.harness import Harness, Sample, Variant
 from rawnn.bench.launch_systems import KERNEL, SOURCE, SYSTEMS, N, Way, missing
 from rawnn.bench.record import Results
-from rawnn.bench.suites import Suites
+from rawnn.bench.render import machine
+from rawnn.bench.render.view import View
+from rawnn.bench.suites import Settings, Suites
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.engine.config import check_device
 from rawnn.engine.machine import Opened
@@ -31,6 +34,13 @@ TIMER = {"launch_us": "the host's time of many launches over their number, all w
                       "between samples"}
 
 
+class LaunchesSuite(Settings, frozen=True, kw_only=True):
+    """`bench launches`: samples of each way of launching, and launches of a sample."""
+
+    samples: Annotated[int, Meta(ge=1, le=10_000)]
+    launches: Annotated[int, Meta(ge=1, le=400)]
+
+
 def measure(harness: Harness, suites: Suites, *, samples: int | None, count: int | None,
             device: str) -> None:
     """Measure what launching a small kernel costs the host, beside cuda.bindings, cuda.core, CuPy,
@@ -40,8 +50,8 @@ def measure(harness: Harness, suites: Suites, *, samples: int | None, count: int
     """
     check_device(device)
     opened = harness.open(device, TIMER)
-    measure_launches(harness, opened, samples or suites.launches.samples,
-                     count or suites.launches.launches)
+    suite: LaunchesSuite = suites.launches
+    measure_launches(harness, opened, samples or suite.samples, count or suite.launches)
 
 
 def measure_launches(harness: Harness, opened: Opened, samples: int, launches: int) -> None:
@@ -195,4 +205,6 @@ CASE = Case("launches", measure, (
     click.option("--samples", type=click.IntRange(1, 10_000), help="Samples of each way (50)."),
     click.option("--launches", "count", type=click.IntRange(1, MOST),
                  help="Launches of a sample (200)."),
-    GPU_DEVICE), failures, too_expensive, resumes=False)
+    GPU_DEVICE), failures, too_expensive, resumes=False, settings=LaunchesSuite, view=View(
+        "What a launch costs the host", "One small kernel, launched from Python by each system "
+        "that is installed.", machine.launches))

@@ -24,7 +24,9 @@ from rawnn.bench.harness import Harness, Sample, Variant
 from rawnn.bench.peers.worker import PATIENCE_S, STEADY, WARM_S
 from rawnn.bench.probing import ProbeDevice, Timed
 from rawnn.bench.record import Results
-from rawnn.bench.suites import Suites
+from rawnn.bench.render import machine
+from rawnn.bench.render.view import View
+from rawnn.bench.suites import Count, Settings, Suites
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.engine.config import check_device
@@ -59,6 +61,12 @@ SIMULATED = Effort(2, (2, 6), 0.0, 2, 0, 1 << 14)
 """Enough to see that everything runs: a simulated GPU takes a microsecond for each task."""
 
 
+class LowerBoundsSuite(Settings, frozen=True, kw_only=True):
+    """`bench lower-bounds`: samples of each constant."""
+
+    samples: Count
+
+
 def measure(harness: Harness, suites: Suites, *, samples: int | None, device: str) -> None:
     """Measure what limits this GPU: what launches, barriers and exchanges cost, and what its memory
     and its arithmetic reach.
@@ -71,8 +79,9 @@ def measure(harness: Harness, suites: Suites, *, samples: int | None, device: st
     if opened.device is None:
         raise ConfigError(f"limits can be measured on a GPU only: {opened.machine.gpu}")
     effort = default_effort(opened)
+    suite: LowerBoundsSuite = suites.lower_bounds
     if samples or effort.least_ms:
-        effort = replace(effort, samples=samples or suites.lower_bounds.samples)
+        effort = replace(effort, samples=samples or suite.samples)
     measure_limits(harness, opened, effort)
     if any(r.samples for r in harness.results.where(SUITE) if r.variant != GPU) \
             and opened.device.backend.name != "sim":
@@ -345,4 +354,6 @@ CASE = Case("lower-bounds", measure, (
     GPU_DEVICE), lambda results: "" if any(
         r.samples for r in results.where(SUITE) if r.variant != GPU) else
     "none of it could be measured; the reasons stand above",
-    implausible, resumes=False, aliases=("floors",))
+    implausible, resumes=False, aliases=("floors",), settings=LowerBoundsSuite, view=View(
+        "What limits this GPU", "Launches, barriers, memory and arithmetic by themselves: what 'x "
+        "lower bound' is counted from.", machine.lower_bounds))

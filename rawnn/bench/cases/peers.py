@@ -12,7 +12,9 @@ from rawnn.bench.harness import Harness
 from rawnn.bench.peers.comparison import compare_systems, failures, task_of
 from rawnn.bench.peers.problem import Problem
 from rawnn.bench.render.networks import OURS
-from rawnn.bench.suites import Suites
+from rawnn.bench.render.peers import headline, programs
+from rawnn.bench.render.view import View
+from rawnn.bench.suites import Count, Settings, Suites, check_workloads
 from rawnn.data.synthetic import EXAMPLES
 from rawnn.model.workloads import WORKLOADS as BUILT_IN
 from rawnn.model.workloads import workload
@@ -22,6 +24,18 @@ PEER_DATASET = click.option("--dataset", type=click.Choice(["mnist", "synthetic"
                             default="mnist", show_default=True, help="The data set.")
 
 
+class PeersSuite(Settings, frozen=True, kw_only=True):
+    """`bench peers` and `bench curves`: workloads by name, their first `steps` steps, beside the
+    peers `systems`."""
+
+    names: list[str]
+    steps: Count
+    systems: list[str]
+
+    def __post_init__(self) -> None:
+        check_workloads(self.names)
+
+
 def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: tuple[str, ...],
             steps: int | None, dataset: str, device: str) -> None:
     """Train the built-in workloads in NumPy, PyTorch and JAX beside ours, in turns.
@@ -29,7 +43,7 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: 
     Every system starts from the same weights and sees the same batches, and its losses are checked
     against the others'. A system that is not installed is left out by name.
     """
-    suite = suites.peers
+    suite: PeersSuite = suites.peers
     asked = of_workloads(names or suite.names, dataset, steps or suite.steps)
     compare_systems(harness, [task_of(p, f"peers/{p.name}") for p in asked], peers, suite.systems,
                     device, workload_forms)
@@ -62,4 +76,7 @@ CASE = Case("peers", measure, (
     WORKLOADS, peer_option("all that are installed"),
     click.option("--steps", type=click.IntRange(1),
                  help="Steps of an epoch, at most as many as the data have (256)."),
-    PEER_DATASET, DEVICE, BUDGET), partial(failures, "peers"), has_bar=False)
+    PEER_DATASET, DEVICE, BUDGET), partial(failures, "peers"), has_bar=False,
+    settings=PeersSuite, view=View(
+        "Built-in workloads and peers", "Every program of every system.",
+        lambda results: [*headline(results), *programs("peers")(results)]))

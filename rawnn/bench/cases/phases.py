@@ -19,6 +19,8 @@ from rawnn.bench.peers.comparison import task_of
 from rawnn.bench.peers.problem import LEARNING_RATES, STEPS, Loss, Problem, Rule
 from rawnn.bench.peers.rawnn_system import dataset
 from rawnn.bench.record import Record, records_of
+from rawnn.bench.render import machine
+from rawnn.bench.render.view import View
 from rawnn.bench.suites import Suites
 from rawnn.common.errors import ConfigError
 from rawnn.engine.config import check_device, parse_layers
@@ -163,4 +165,6 @@ CASE = Case("phases", measure, (
                  help="Steps of an epoch, which is a launch."),
     click.option("--opt", default="persistent,graphs=epoch", show_default=True, metavar="TOGGLES",
                  help="persistent, or how it is to share the work, with graphs=epoch; numbers."),
-    GPU_DEVICE), resumes=False)
+    GPU_DEVICE), resumes=False, view=View(
+        "Phases of the generated kernel", "Cycles of each phase of a step, and those that the cost "
+        "model expects.", machine.phases))

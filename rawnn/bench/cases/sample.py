@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Annotated
 
 import click
+from msgspec import Meta
 
 from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
 from rawnn.bench.harness import Harness
@@ -18,7 +20,9 @@ from rawnn.bench.peers.problem import (
     smaller,
 )
 from rawnn.bench.record import Results
-from rawnn.bench.suites import Suites
+from rawnn.bench.render import sample as shown
+from rawnn.bench.render.view import View
+from rawnn.bench.suites import Count, Settings, Suites
 from rawnn.common.errors import ConfigError
 
 THOROUGH = 5
@@ -28,6 +32,14 @@ two thirds of the seconds in which JAX compiled, and its tf32 or bf16 was faster
 kernels were behind JAX in all eight that had them."""
 
 
+class SampleSuite(Settings, frozen=True, kw_only=True):
+    """`bench sample`: how many random networks, from which seed on, beside the peers `systems`."""
+
+    n: Count
+    seed: Annotated[int, Meta(ge=0)]
+    systems: list[str]
+
+
 def measure(harness: Harness, suites: Suites, *, count: int | None, seeds: tuple[int, ...],
             peers: tuple[str, ...], part: tuple[int, int] | None, device: str) -> None:
     """Time `best` in float32, tf32 and bf16 on random networks, beside the same work in other
@@ -35,7 +47,8 @@ def measure(harness: Harness, suites: Suites, *, count: int | None, seeds: tuple
 
     A network follows from its seed alone. A file to be resumed says which networks were asked for.
     """
-    device, suite = device_of(device), suites.sample
+    device = device_of(device)
+    suite: SampleSuite = suites.sample
     before = seeds_in(harness.results) if count is None and not seeds else []
     problems = networks(before, device) if before else \
         random_networks(seeds or (suite.seed,), count or suite.n, device)
@@ -125,4 +138,7 @@ CASE = Case("sample", measure, (
     click.option("--part", type=Part(), metavar="K/N",
                  help="The Kth of every N networks, so that several GPUs share them; bench merge "
                       "makes one file of the parts."),
-    DEVICE), partial(failures, "sample"), has_bar=False)
+    DEVICE), partial(failures, "sample"), has_bar=False, settings=SampleSuite, view=View(
+        "Random networks", "Networks that nobody has tuned to. Ratios are the peers' time over "
+        "that of rawnn: above 1 rawnn is faster, below 1 slower.", shown.sample,
+        shown.sample_charts))

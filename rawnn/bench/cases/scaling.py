@@ -20,6 +20,8 @@ from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.peers.process import missing
 from rawnn.bench.ranked import Answer, Request
 from rawnn.bench.record import Environment, Results
+from rawnn.bench.render import machine
+from rawnn.bench.render.view import View
 from rawnn.bench.suites import Suites
 from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.distributed.launcher import TIMED_OUT, run
@@ -173,4 +175,6 @@ CASE = Case("scaling", measure, (
                  help="mnist or synthetic."),
     click.option("--device", default="gpu", show_default=True, metavar="gpu|host",
                  help="Where ranks run."),
-), failures, resumes=False)
+), failures, resumes=False, view=View(
+    "Several GPUs", "The same batch on more GPUs, and more examples with them.", machine.scaling,
+    machine.scaling_charts))

@@ -5,15 +5,31 @@ from __future__ import annotations
 from functools import partial
 
 import click
+import msgspec
 
 from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
 from rawnn.bench.harness import Harness
 from rawnn.bench.peers.comparison import compare_systems, failures, task_of
 from rawnn.bench.peers.problem import Problem
+from rawnn.bench.render import peers as shown
 from rawnn.bench.render.networks import OURS
-from rawnn.bench.suites import Suites, SweepSuite
+from rawnn.bench.render.view import View
+from rawnn.bench.suites import Count, Settings, Suites
 from rawnn.common.errors import unknown
 from rawnn.engine.config import parse_layers
+
+
+class SweepSuite(Settings, frozen=True, kw_only=True):
+    """`bench sweep`: every network with every batch, by ours in `sets` (numbers:toggles) and by the
+    peers; epochs of `steps`."""
+
+    name: str
+    layers: list[str]
+    batches: list[Count]
+    sets: list[str]
+    lr: float = 0.003
+    steps: Count = 128
+    systems: list[str] = msgspec.field(default_factory=lambda: ["torch", "jax"])
 
 
 def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: tuple[str, ...],
@@ -23,11 +39,12 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: 
     NAMEs are those of the sweeps in bench.toml (width and batch); all of them unless some are
     given.
     """
-    known = [s.name for s in suites.sweep]
+    every: list[SweepSuite] = suites.sweep
+    known = [s.name for s in every]
     for name in names:
         if name not in known:
             raise unknown("sweep", name, known)
-    tables = [s for s in suites.sweep if not names or s.name in names]
+    tables = [s for s in every if not names or s.name in names]
     usual = dict.fromkeys(name for s in tables for name in s.systems)
     swept = {p.name: (s, p) for s in tables for p in problems(s)}
 
@@ -51,4 +68,7 @@ def problems(suite: SweepSuite) -> list[Problem]:
 
 CASE = Case("sweep", measure, (
     click.argument("names", nargs=-1, metavar="[NAME]..."), peer_option("torch and jax"),
-    DEVICE, BUDGET), partial(failures, "sweep"), has_bar=False)
+    DEVICE, BUDGET), partial(failures, "sweep"), has_bar=False, settings=list[SweepSuite],
+    view=View(
+        "Width and batch", "The fastest variant of each system and precision.",
+        shown.programs("sweep"), shown.sweep_charts))

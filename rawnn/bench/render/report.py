@@ -28,6 +28,9 @@ from rawnn.common.words import counted
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 NETWORK_SUITES = ("sample", "peers", "sweep")
+ORDER = ("ladder", *NETWORK_SUITES, "ablation", "curves", "workloads", "toggles", "lower-bounds",
+         "launches", "scaling", "phases", "compare", "check")
+"""Suites that the page has first, in this order; the others come behind them by their names."""
 MOST_LOSSES = 10
 """Rows of losses that are shown at once; the others are in the blocks below."""
 
@@ -131,7 +134,7 @@ def _date(results: Results, suite: str) -> str:
 
 def _part(machine: str, found: Sequence[Found], number: int) -> Part:
     ordered = sorted(found, key=lambda f: _date(f[2], f[1]), reverse=True)
-    ordered.sort(key=lambda f: list(SUITES).index(f[1]))
+    ordered.sort(key=lambda f: [*ORDER, *sorted(SUITES)].index(f[1]))
     _, lead_suite, lead = ordered[0]
     place = _place(lead, lead_suite)
     gpu = place.gpu or {}

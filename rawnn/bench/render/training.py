@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from rawnn.bench.cases.toggles import pairings
+from rawnn.bench.pairings import TogglesSuite, pairings
 from rawnn.bench.record import Entry, Results
 from rawnn.bench.render import charts
 from rawnn.bench.render.charts import Chart
@@ -39,7 +39,7 @@ from rawnn.bench.render.tables import (
 )
 from rawnn.bench.render.texts import IN_THE_NOISE, factor, mean_and_deviation, milliseconds
 from rawnn.bench.statistics import Ratio, mean_std
-from rawnn.bench.suites import TogglesSuite, read_suites
+from rawnn.bench.suites import read_suites
 from rawnn.opts import TOGGLES
 from rawnn.opts.registry import Toggle
 
@@ -196,7 +196,8 @@ def _title(words: str) -> str:
 
 @cache
 def _packaged() -> TogglesSuite:
-    return read_suites().toggles
+    found: TogglesSuite = read_suites().toggles
+    return found
 
 
 @dataclass(frozen=True)
