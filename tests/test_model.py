@@ -30,7 +30,7 @@ def trained(**changed: Any) -> Result:
     return train(**{**options, **changed})
 
 
-@pytest.mark.parametrize("name", ["relu", "tanh", "gelu"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_scores_are_those_of_training(name: str, bias: bool) -> None:
     result = trained(activation=name, bias=bias)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError
+from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
+from rawnn.model.losses import LOSSES
 
 
 def test_parameters_are_outputs_by_inputs_layer_by_layer() -> None:
@@ -55,9 +57,10 @@ def test_a_network_without_biases_has_none() -> None:
 
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"activation": "rely"}, "unknown activation 'rely'; did you mean 'relu'?"),
-    ({"activation": "xyzzy"}, "unknown activation 'xyzzy'; there are gelu, relu, tanh"),
+    ({"activation": "xyzzy"},
+     f"unknown activation 'xyzzy'; there are {', '.join(sorted(ACTIVATIONS))}"),
     ({"loss": "mes"}, "unknown loss 'mes'; did you mean 'mse'?"),
-    ({"loss": "xyzzy"}, "unknown loss 'xyzzy'; there are bce, cross_entropy, mse"),
+    ({"loss": "xyzzy"}, f"unknown loss 'xyzzy'; there are {', '.join(sorted(LOSSES))}"),
     ({"init": "hee"}, "unknown initialisation 'hee'; did you mean 'he'?"),
     ({"init": "xyzzy"}, "unknown initialisation 'xyzzy'; there are uniform, he, glorot, zeros"),
 ])

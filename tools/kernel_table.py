@@ -44,6 +44,7 @@ from rawnn.cuda.compiling.compile import compile_source  # noqa: E402
 from rawnn.cuda.compiling.resources import SM_LIMITS, resource_usage, spills  # noqa: E402
 from rawnn.cuda.errors import check  # noqa: E402
 from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
+from rawnn.model.activations import declarations  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
 from rawnn.ptx.fused.linear import MAX_FUSED_CLASSES  # noqa: E402
 from rawnn.ptx.kernel_registry import key_of  # noqa: E402
@@ -147,14 +148,15 @@ _INCLUDED = re.compile(r'#include "([^"]+)"')
 
 
 def digest(source: str) -> str:
-    """What a kernel is made of: the text of its source and of what that includes, without comments,
-    spacing and the lines that include it."""
+    """What a kernel is made of: the text of its source, of what that includes and of activations
+    that its instances name, without comments, spacing and the lines that include it."""
     names = [source]
     made = hashlib.sha256()
     for name in names:
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", (ptx.SOURCES / name).read_text(), flags=re.DOTALL)
         names += [n for n in _INCLUDED.findall(text) if n not in names]
         made.update(" ".join(_INCLUDED.sub("", text).split()).encode() + b"\0")
+    made.update(declarations(i.expression for i in launched() if i.source == source).encode())
     return made.hexdigest()[:16]
 
 
@@ -166,9 +168,10 @@ def measure(source: str, wanted: list[Instance], arch: str) -> dict[str, Row]:
     impls = [impl for impl in KERNELS.values() if impl.source == source]
     probes = [probe for probe in PROBES if probe.source == source]
     target = arch + "a" if any(k.specific for k in (*impls, *probes)) else arch
+    expressions = [i.expression for i in wanted]
     built = compile_source(
-        Nvrtc, ptx.source_path(source).read_text(), name=source, arch=target,
-        expressions=[i.expression for i in wanted],
+        Nvrtc, f"{ptx.source_path(source).read_text()}{declarations(expressions)}", name=source,
+        arch=target, expressions=expressions,
         relocatable=any(impl.relocatable for impl in impls), options=("--ptxas-options=-v",))
     if "warning" in built.log:
         raise RuntimeError(f"{source} for {target} has a warning:\n{built.log}")

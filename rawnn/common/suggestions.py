@@ -83,7 +83,7 @@ MISSING = {
         "drop_last": "partial (--drop-partial) says whether the last batch of an epoch is kept",
         "l1 l1_reg l1_ratio l1_regularization": "rawnn has no L1 penalty: weight_decay is of L2",
         "label_smoothing": "rawnn has no label smoothing",
-        "amsgrad": "rawnn has no AMSGrad: its optimizers are sgd, adam and adamw",
+        "amsgrad": "rawnn has no AMSGrad",
         "num_workers n_jobs workers": "there are no workers: the data are in memory, or on the GPU",
         "n_gpus num_gpus nproc": "python -m rawnn launch -n 2 starts a run on two GPUs",
         "dtype precision amp mixed_precision":
@@ -96,18 +96,18 @@ MISSING = {
         "huber huber_loss smooth_l1 smooth_l1_loss mae mae_loss l1 l1_loss mean_absolute_error "
         "absolute_error": "rawnn's only loss for values is mse",
         "hinge squared_hinge focal focal_loss kl_div kl_divergence poisson ctc triplet":
-            "rawnn does not have this loss: there are bce, cross_entropy and mse",
+            "rawnn does not have this loss: there are {known}",
     },
     "relu": {
         "sigmoid logistic": "there is none between layers; the loss bce applies it to the outputs",
         "softmax log_softmax": "the loss cross_entropy applies it to the outputs",
         "leaky_relu leakyrelu prelu elu selu celu relu6 silu swish mish softplus":
-            "rawnn does not have it: there are gelu, relu and tanh",
+            "rawnn does not have it: there are {known}",
         "identity linear none": "layers without an activation between them are one layer",
     },
     "adam": {
         "rmsprop adagrad adadelta adamax nadam radam adafactor lbfgs lamb lion muon ftrl":
-            "rawnn does not have it: there are adam, adamw and sgd",
+            "rawnn does not have it: there are {known}",
     },
     "host": {
         "mps metal rocm hip xpu tpu npu": "rawnn runs on GPUs of NVIDIA, and on the host",
@@ -117,7 +117,7 @@ MISSING = {
     },
 }
 """What others have and rawnn has not, or has otherwise, in a sentence; by a name that is among the
-known where the sentence is about them."""
+known where the sentence is about them; `{known}` is all that are."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -129,10 +129,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if key not in names:
         for anchor, sentences in _SENTENCES.items():
             if anchor in names and key in sentences:
-                return f"; {sentences[key]}"
+                return f"; {sentences[key].format(known=_joined(sorted(names.values())))}"
         meant = [ours for ours in _OURS.get(key, ()) if ours in names]
         key = next(iter(meant or difflib.get_close_matches(key, names, 1, CUTOFF)), "")
     return f"; did you mean '{names[key]}'?" if key else ""
+
+
+def _joined(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _plain(word: str) -> str:

@@ -95,7 +95,7 @@ def test_every_key_is_explained() -> None:
     for table in schema()["$defs"].values():
         found |= {*table["properties"]}
         for key in table["properties"]:
-            assert f"`{key}`" in page + table["description"], key
+            assert f"`{key}`" in page + table.get("description", ""), key
     assert {"ladder", "rungs", "compare", "beside"} <= found
 
 
@@ -135,8 +135,8 @@ def test_a_new_suite_is_its_case_and_its_table(tmp_path: Path) -> None:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         code = (f"import sys, rawnn.bench.cases; rawnn.bench.cases.__path__.append({str(cases)!r})"
-                f"; from rawnn.__main__ import main; sys.argv = {['rawnn', 'bench', *arguments]!r}; "
-                "sys.exit(main())")
+                f"; sys.argv = {['rawnn', 'bench', *arguments]!r}"
+                "; from rawnn.__main__ import main; sys.exit(main())")
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                               check=False, cwd=tmp_path, env={**os.environ, "COLUMNS": "200"})
 

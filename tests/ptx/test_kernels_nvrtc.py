@@ -12,6 +12,7 @@ import pytest
 
 from rawnn.cuda.compiling import resources
 from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.model.activations import ACTIVATIONS, declarations
 from tests.ptx.architectures import installed_nvrtc, some, supported
 
 SOURCES = Path(__file__).resolve().parents[2] / "rawnn" / "ptx"
@@ -24,7 +25,7 @@ FLAGS = ("false", "true")
 SMALL = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
 FLOATS = ("float", *SMALL)
 HALVES = ("float16", "bfloat16")
-ACTIVATIONS = ("Relu", "Tanh", "Gelu")
+FUNCTORS = tuple(a.functor for a in ACTIVATIONS.values())
 # Operands and result of a product, as networks of each storage type have them.
 PRODUCTS = (
     "float,float,float", *(f"{t},{t},{t}" for t in HALVES), "bfloat16,bfloat16,float",
@@ -38,7 +39,7 @@ UPDATES = (
 INSTANCES = {
     "gemm/matmul": [
         *(f"matmul_nt<float,float,float,{b},{a}>"
-          for b, a in itertools.product(FLAGS, ("None", *ACTIVATIONS))),
+          for b, a in itertools.product(FLAGS, ("None", *FUNCTORS))),
         *(f"matmul_nt<{t},true,Relu>" for t in PRODUCTS[1:]),
         *(f"matmul_nn<{t},Relu>" for t in PRODUCTS),
         *(f"matmul_nn<float,float,float,{s}>" for s in ("None", "Tanh", "Gelu")),
@@ -61,7 +62,7 @@ INSTANCES = {
     ],
     "elementwise/activation": [
         f"{name}<{types},{activation}>"
-        for activation in ACTIVATIONS
+        for activation in FUNCTORS
         for name, types in (
             *(("activate", f"{t},{t}") for t in ("float", "bfloat16")),
             ("activate", "float,float16"), ("activate", "bfloat16,float8_e4m3"),
@@ -117,7 +118,7 @@ def compile_source(
     nvrtc: Nvrtc, source: str, arch: str, expressions: Sequence[str], *further: str
 ) -> tuple[str, bytes, bytes, list[str]]:
     """Log, cubin, PTX and lowered names; `further` are more options."""
-    text = (SOURCES / f"{source}.cu").read_text()
+    text = (SOURCES / f"{source}.cu").read_text() + declarations(expressions)
     code, program = nvrtc.nvrtcCreateProgram(text, f"{source}.cu")
     assert not code
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -276,7 +275,7 @@ class Lowering:
 def _with_declarations(source: str, expressions: Iterable[str]) -> str:
     """The text of a source with what instances of it need that its headers do not declare; "" where
     there is nothing."""
-    added = declarations({word for text in expressions for word in re.findall(r"\w+", text)})
+    added = declarations(expressions)
     return f"{source_path(source).read_text()}\n{added}\n" if added else ""
 
 

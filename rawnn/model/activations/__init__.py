@@ -3,7 +3,8 @@ relu, tanh and gelu stand in ptx/elementwise/activations.cuh) and its ONNX opera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -60,8 +61,10 @@ def activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def declarations(words: Collection[str]) -> str:
-    """CUDA C that declares those functors among `words` that activations.cuh does not."""
+def declarations(expressions: Iterable[str]) -> str:
+    """CUDA C that declares the functors that instances of kernels name ("activate<float,Silu>"),
+    where activations.cuh does not."""
+    words = {word for text in expressions for word in re.findall(r"\w+", text)}
     return "\n".join(a.code for a in ACTIVATIONS.values() if a.code and a.functor in words)
 
 

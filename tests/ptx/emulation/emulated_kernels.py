@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from emulated_arrays import FUNCTORS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
@@ -55,7 +56,7 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
     ),
     "elementwise/activation": tuple(
         f"{name}<{kinds},{act}>"
-        for act in ("Relu", "Tanh", "Gelu")
+        for act in FUNCTORS
         for name, kinds in (
             ("activate", "float,float"), ("activate", "float,bfloat16"),
             ("activate", "float16,float16"), ("activate_backward", "float,float,float"),

@@ -27,6 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from rawnn.cuda.compiling.signature import KernelSignature, find_kernel, parse_kernels
+from rawnn.model.activations import declarations
 from rawnn.ptx import SOURCES
 
 HERE = Path(__file__).resolve().parent
@@ -203,6 +204,7 @@ class Kernels:
         Raises RuntimeError with the compiler's words where it does not compile.
         """
         lines = [f'#include "{name}"' for name in self.files]
+        lines += filter(None, [declarations(self.expressions)])
         lines += [f"TWIN_EXPORT(kernel_{i}, {e})" for i, e in enumerate(self.expressions)]
         text = "\n".join([*lines, self.extra, ""])
         folders = (self.sources, *self.folders)
