@@ -16,7 +16,7 @@ from rawnn.graphs.unrolling import graph_plans
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import Optimizer
+from rawnn.model.optimizers import OPTIMIZER_SPECS, STEPS, Optimizer
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.plan import epoch_plans
@@ -119,7 +119,12 @@ LONG, MANY, TINY = ((784, 10), 128), ((64, 48), 128), ((1, 2), 1)
 
 LARGE = [Variant((32, 512, 256), 128, {}, {"optimizer": Optimizer("sgd", 0.1, given)})
          for given in ({}, {"momentum": 0.9})]
-LARGE.append(Variant((32, 512, 256), 128, {}, {"optimizer": Optimizer("adam", 1e-3)}))
+KINDS = {Optimizer(name, 1e-3).kind: Optimizer(name, 1e-3) for name in OPTIMIZER_SPECS}
+"""A registered optimizer for each op of a step."""
+WITH_CODE = {kind: optimizer for kind, optimizer in KINDS.items() if STEPS[kind].code}
+"""Those whose kernels are made of the functor that they bring."""
+LARGE += [Variant((32, 512, 256), 128, {}, {"optimizer": optimizer})
+          for kind, optimizer in KINDS.items() if kind != "sgd"]
 LARGE += [Variant((32, 512, 256), 128, {"loss": loss}) for loss in ("mse", "bce")]
 LARGE += [Variant((32, 1024, outputs), 256) for outputs in (64, 128)]
 WORTH_WGMMA = 1 << 24
@@ -152,8 +157,8 @@ VARIANTS = [
     Variant(*RAGGED, {"bias": False}),
     *(Variant(layers, batch, {}, {"optimizer": Optimizer(name, 0.1, given)})
       for layers, batch in (RAGGED, ONE) for name, given in (
-          ("sgd", {"decay": 0.1}), ("sgd", {"momentum": 0.9, "nesterov": 1.0}), ("adam", {}),
-          ("adamw", {}))),
+          ("sgd", {"decay": 0.1}), ("sgd", {"momentum": 0.9, "nesterov": 1.0}),
+          *((name, {}) for name in OPTIMIZER_SPECS if name != "sgd"))),
     *(Variant(layers, batch, {}, {"schedule": text, "shuffle": True, "epochs": 2})
       for layers, batch in (RAGGED, ONE) for text in ("cosine", "step:1:0.5", "warmup:1")),
     *(Variant(*RAGGED, {}, {}, form) for form in (

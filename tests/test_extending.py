@@ -5,6 +5,9 @@ device code run on the twin; the loss on the host, as it brings no kernels."""
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +47,8 @@ from tests.engine import make_work, random_dataset, run_on, same_parameters, tra
 from tests.persistent.problems import prepared
 from tests.ptx.emulator.emulator import Kernels
 
+ROOT = Path(__file__).resolve().parents[1]
+
 LEAKY = """
 struct Leaky {  // z above 0, a tenth of it below
   static constexpr bool kIdentity = false;
@@ -77,6 +82,100 @@ __global__ void signs(TW* __restrict__ w, int ldw, const TG* __restrict__ dw, in
       },
       nothing);
 }
+"""
+
+LION = '''
+"""Lion (Chen et al., 2023): steps of the sign of a moment."""
+import numpy as np
+
+from rawnn.model.optimizers import OptimizerSpec, Step, register, register_step
+
+CODE = """
+struct Lion {
+  static constexpr int kStates = 1;
+  float rate, decay, beta1, beta2;
+  __device__ __forceinline__ Lion(float rate, int, float decay, float beta1, float beta2)
+      : rate(rate), decay(decay), beta1(beta1), beta2(beta2) {}
+  __device__ __forceinline__ float operator()(float w, float g, float* m) const {
+    const float c = beta1 * *m + (1.0f - beta1) * g;
+    *m = beta2 * *m + (1.0f - beta2) * g;
+    return w - rate * ((c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : c) + decay * w);
+  }
+};
+"""
+
+
+def formula(w, g, state, a, rate, t):
+    number, m = w.dtype.type, state["m"]
+    beta1, beta2 = number(a["beta1"]), number(a["beta2"])
+    c = beta1 * m + (1 - beta1) * g
+    m[...] = beta2 * m + (1 - beta2) * g
+    return w - rate * (np.sign(c) + number(a["decay"]) * w)
+
+
+register_step(Step("lion", "Lion", formula, keeps=("m",), code=CODE,
+                   settings={"beta1": "float", "beta2": "float"}))
+register(OptimizerSpec("lion", {"beta1": 0.9, "beta2": 0.99, "decay": 0.0},
+                       lambda s: "lion", lambda s: ("m",),
+                       lambda s: {"beta1": s["beta1"], "beta2": s["beta2"]}))
+'''
+"""The file of an optimizer, whose kernels are made of its functor."""
+
+WITH_LION = """
+import lion  # ahead of all that is made of the registry
+import numpy as np
+from rawnn.common.target import known
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.cuda.nvrtc import Nvrtc
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
+from rawnn.opts.persistent import rewrite
+from rawnn.ptx import source_path
+from rawnn.ptx.instance_text import with_instance_text
+from rawnn.ptx.kernels import kernel_for
+from dataclasses import replace
+from tests.engine import random_dataset, make_work, run_on, trained, same_parameters
+from rawnn.cuda.device import Device
+from rawnn.engine.runners.host import HostRunner
+from rawnn.sim import Simulation
+from tests.persistent.problems import prepared
+from pathlib import Path
+from tests.persistent import test_emulator as persistent
+from tests.ptx.emulator.cases import plan_of
+from tests.ptx.emulator.plans import Memory, build, check
+
+launched, instances = set(), {}
+for name in ("lion alone", "mma of bfloat16, lion"):
+    plan = plan_of(name)
+    check(build([plan]), Memory(plan, 5), 0)
+    for op in plan.find(kind="lion") + plan.find(kind="weight_lion"):
+        impl = kernel_for(op)
+        launched.add(op.kind)
+        instances.setdefault(impl.source, []).append(impl.expression(op, plan))
+assert {"lion", "weight_lion"} <= launched
+
+persistent.check(persistent.Launch("softmax, lion", 1, 3), Path(FOLDER), 0)
+
+work = make_work("preload,bf16,mma=sync,fuse,graphs=3", (29, 18, 7), random_dataset(),
+                 optimizer=Optimizer("lion", 0.002, {"decay": 0.1}))
+device = Device(Simulation(1).backend())
+same_parameters(trained(HostRunner(work)), run_on(device, work))
+
+step = replace(prepared(Network((16, 24, 8)), 16, optimizer=Optimizer("lion", 0.01)),
+               target=known((9, 0)))
+impl = kernel_for(rewrite(step, 2, 1).ops[0])
+assert "struct Lion" in impl.code.text and "OnChip<Lion>" in impl.code.text
+try:
+    Nvrtc()
+except Exception as error:
+    print(f"persistent was not compiled: {error}")
+else:
+    assert compile_source(Nvrtc, impl.code.text, name="step.cu", arch="sm_90a",
+                          expressions=(impl.name,)).cubin
+    for source, expressions in instances.items():
+        text = with_instance_text(source_path(source).read_text(), expressions)
+        assert compile_source(Nvrtc, text, name=source, arch="sm_80",
+                              expressions=expressions).cubin
 """
 
 
@@ -203,6 +302,17 @@ def test_nvrtc_compiles_them(leaky: Activation, signs: Path) -> None:
                                      (SIGN, str(signs), "signs<float,float,bfloat16>")):
         assert compile_source(Nvrtc, source, name=name, arch="sm_90",
                               expressions=(expression,)).cubin
+
+
+@requires.GXX
+def test_an_optimizer_is_one_file_fused_and_in_a_whole_step(tmp_path: Path) -> None:
+    """Its own kernel and the one with the weight gradient's GEMM are made of its functor, and do
+    what its formula says: on the CPU emulator, and launched by the engine."""
+    (tmp_path / "lion.py").write_text(LION)
+    done = subprocess.run(
+        [sys.executable, "-c", f"FOLDER = {str(tmp_path)!r}\n{WITH_LION}"],
+        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert not done.returncode, done.stderr
 
 
 @requires.GXX

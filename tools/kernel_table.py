@@ -44,9 +44,9 @@ from rawnn.cuda.compiling.compile import compile_source  # noqa: E402
 from rawnn.cuda.compiling.resources import SM_LIMITS, resource_usage, spills  # noqa: E402
 from rawnn.cuda.errors import check  # noqa: E402
 from rawnn.cuda.nvrtc import Nvrtc  # noqa: E402
-from rawnn.model.activations import declarations  # noqa: E402
 from rawnn.opts.registry import Machine  # noqa: E402
 from rawnn.ptx.fused.linear import MAX_FUSED_CLASSES  # noqa: E402
+from rawnn.ptx.instance_text import instance_text, with_instance_text  # noqa: E402
 from rawnn.ptx.kernel_registry import key_of  # noqa: E402
 from rawnn.ptx.kernels import KERNELS, kernel_for  # noqa: E402
 from rawnn.ptx.limits.microbenchmarks import PROBES, Probe  # noqa: E402
@@ -148,15 +148,15 @@ _INCLUDED = re.compile(r'#include "([^"]+)"')
 
 
 def digest(source: str) -> str:
-    """What a kernel is made of: the text of its source, of what that includes and of activations
-    that its instances name, without comments, spacing and the lines that include it."""
+    """What a kernel is made of: the text of its source, of what that includes and of what its
+    instances add, without comments, spacing and the lines that include it."""
     names = [source]
     made = hashlib.sha256()
     for name in names:
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", (ptx.SOURCES / name).read_text(), flags=re.DOTALL)
         names += [n for n in _INCLUDED.findall(text) if n not in names]
         made.update(" ".join(_INCLUDED.sub("", text).split()).encode() + b"\0")
-    made.update(declarations(i.expression for i in launched() if i.source == source).encode())
+    made.update(instance_text([i.expression for i in launched() if i.source == source]).encode())
     return made.hexdigest()[:16]
 
 
@@ -170,7 +170,7 @@ def measure(source: str, wanted: list[Instance], arch: str) -> dict[str, Row]:
     target = arch + "a" if any(k.specific for k in (*impls, *probes)) else arch
     expressions = [i.expression for i in wanted]
     built = compile_source(
-        Nvrtc, f"{ptx.source_path(source).read_text()}{declarations(expressions)}", name=source,
+        Nvrtc, with_instance_text(ptx.source_path(source).read_text(), expressions), name=source,
         arch=target, expressions=expressions,
         relocatable=any(impl.relocatable for impl in impls), options=("--ptxas-options=-v",))
     if "warning" in built.log:

@@ -13,6 +13,7 @@ from functools import partial
 
 from rawnn.model.activations import activation
 from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import STEPS
 from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import (
@@ -24,7 +25,7 @@ from rawnn.opts.registry import (
     left_out,
     register,
 )
-from rawnn.plan.op import OPS, Op
+from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.tensor import Tensor
@@ -70,10 +71,6 @@ def _labelled_loss(plan: Plan) -> Plan:
                 gone, kind, name = [softmax, *gone], "softmax_loss_gradient", "softmax_loss_grad"
         plan = plan.substitute(gone, [Op(kind, name, operands, loss.attributes, "fused")])
     return plan
-
-
-STATE = ("m", "v")
-"""What optimizers keep for a parameter."""
 
 
 def _applies(gemm: Op, name: str) -> bool:
@@ -142,7 +139,7 @@ def _update(plan: Plan) -> Plan:
         change: Change | None = None
         if update.kind != "sgd":
             if gradient.kind == "matmul" and MAIN_LOOPS.get(gradient.impl) \
-                    and f"weight_{update.kind}" in OPS:  # not of an optimizer from elsewhere
+                    and update.kind in STEPS and STEPS[update.kind].is_fused:
                 change = _weight_update(plan, gradient, update)
         elif gradient.kind == "matmul" and gradient.impl == "cublas":
             change, slices = _library_update(plan, gradient, update)
@@ -186,16 +183,14 @@ def _weight_update(plan: Plan, gradient: Op, update: Op) -> Change:
     if biases:
         operands["bias"] = biases[1].operands["w"]
         operands |= {f"bias_{role}": name for role, name in biases[1].operands.items()
-                     if role in STATE}
+                     if role in STEPS[update.kind].keeps}
         gone += biases
     attributes = {**update.attributes, "compute": gradient.attributes["compute"]}
-    kind, impl = f"weight_{update.kind}", gradient.impl
-    if update.kind == "sgd":
-        kind = "weight_update"
-        if any(op.impl == "skinny" and op.operands["b"] == operands[role]
-               for role in ("w", "copy") if role in operands
-               for op in plan.consumers(operands[role], "matmul")):
-            impl = "skinny"
+    kind, impl = STEPS[update.kind].fused_kind, gradient.impl
+    if update.kind == "sgd" and any(op.impl == "skinny" and op.operands["b"] == operands[role]
+                                    for role in ("w", "copy") if role in operands
+                                    for op in plan.consumers(operands[role], "matmul")):
+        impl = "skinny"
     return gone, [Op(kind, update.name, operands, attributes, impl)]
 
 

@@ -6,7 +6,9 @@ is not in the schedule."""
 from __future__ import annotations
 
 from rawnn.common.dtypes import c_type
-from rawnn.model.activations import declarations, functor
+from rawnn.model.activations import declarations as activations
+from rawnn.model.activations import functor
+from rawnn.model.optimizers import declarations as optimizers
 from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.inputs import InputEmitter
 from rawnn.persistent.layout import (
@@ -105,7 +107,8 @@ class KernelEmitter(Emitter):
         w(f"static constexpr bool kCluster = {literal(d.cluster_size > 1)};")
         w("};")
         head = len(w.lines)
-        for line in declarations([functor(p.activation)]).strip().splitlines():
+        own = activations([functor(p.activation)]), optimizers([p.rule])
+        for line in "\n".join(own).strip().splitlines():
             w(line)
         w(f"using Between = {functor(p.activation)};")
         rule = f"OnChip<{p.rule}>::Rule"

@@ -34,6 +34,7 @@ from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from tests import requires
+from tests.catalogue import WITH_CODE
 from tests.persistent.problems import HOPPER, VARIETY, prepared
 from tests.ptx.emulator.emulator import Kernels, Twin, TwinError
 from tests.slices import sliced
@@ -50,6 +51,7 @@ CHOSEN = [
     ("rounded by chance, Adam", 4, 3), ("float16", 1, 1), ("float16", 2, 2),
     ("float16, Adam, tanh", 8, 1), ("float16, mean squares", 1, 3),
     ("tf32, one layer", 4, 1), ("long rows", 2, 2), ("more outputs than a register file", 4, 1),
+    *((f"softmax, {kind}", 1, 3) for kind in WITH_CODE),
 ]
 """Kinds of problems, and the blocks and clusters that share them as the cost model says."""
 

@@ -156,7 +156,7 @@ def by_numpy(case: Case, data: Any) -> Iterator[Epoch]:
             trained.add(w, x[rows], data.train_labels[rows])
             _, gradient = torch.gradients(w, 2, "relu", "cross_entropy", x[rows],
                                           data.train_labels[rows])
-            torch.UPDATES[update](w, gradient, state, rate(step), step + 1,
+            torch.UPDATES[update][0](w, gradient, state, rate(step), step + 1,
                                   **OPTIMIZERS[case.optimizer])
             step += 1
         tested.add(w, tests, data.test_labels)

@@ -12,7 +12,8 @@ import pytest
 
 from rawnn.cuda.compiling import resources
 from rawnn.cuda.nvrtc import Nvrtc
-from rawnn.model.activations import ACTIVATIONS, declarations
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.ptx.instance_text import with_instance_text
 from tests.ptx.architectures import installed_nvrtc, some, supported
 
 SOURCES = Path(__file__).resolve().parents[2] / "rawnn" / "ptx"
@@ -118,7 +119,7 @@ def compile_source(
     nvrtc: Nvrtc, source: str, arch: str, expressions: Sequence[str], *further: str
 ) -> tuple[str, bytes, bytes, list[str]]:
     """Log, cubin, PTX and lowered names; `further` are more options."""
-    text = (SOURCES / f"{source}.cu").read_text() + declarations(expressions)
+    text = with_instance_text((SOURCES / f"{source}.cu").read_text(), expressions)
     code, program = nvrtc.nvrtcCreateProgram(text, f"{source}.cu")
     assert not code
     try:

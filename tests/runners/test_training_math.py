@@ -28,13 +28,7 @@ RATES = 1e-5
 """Where the rate follows a schedule: it is a float32 number (relative 4 * 2^-24 = 2.4e-7, see
 Schedule.rates), 50 steps of which move a parameter by less than 50 * LR."""
 
-OPTIMIZERS = [
-    ("sgd", {}), ("sgd", {"decay": 0.1}), ("sgd", {"momentum": 0.9}),
-    ("sgd", {"momentum": 0.8, "decay": 0.05}), ("sgd", {"momentum": 0.9, "nesterov": 1.0}),
-    ("sgd", {"momentum": 0.7, "nesterov": 1.0, "decay": 0.02}), ("adam", {}),
-    ("adam", {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4, "decay": 0.1}),
-    ("adam", {"beta1": 0.0}), ("adamw", {}), ("adamw", {"decay": 0.3, "beta2": 0.9}),
-]
+OPTIMIZERS = [(name, given) for name, (_, several) in torch.UPDATES.items() for given in several]
 UPDATES = EPOCHS * STEPS
 TEXTS = {
     "constant": torch.constant(LR),

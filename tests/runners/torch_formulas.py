@@ -101,7 +101,15 @@ def adamw(*arguments: Any, decay: float = 0.01, **settings: float) -> None:
     adam(*arguments, decay=decay, decoupled=True, **settings)
 
 
-UPDATES: dict[str, Callable[..., None]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+UPDATES: dict[str, tuple[Callable[..., None], tuple[dict[str, float], ...]]] = {
+    "sgd": (sgd, ({}, {"decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.8, "decay": 0.05},
+                  {"momentum": 0.9, "nesterov": 1.0},
+                  {"momentum": 0.7, "nesterov": 1.0, "decay": 0.02})),
+    "adam": (adam, ({}, {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4, "decay": 0.1},
+                    {"beta1": 0.0})),
+    "adamw": (adamw, ({}, {"decay": 0.3, "beta2": 0.9})),
+}
+"""Every registered optimizer: its step, and settings to train with."""
 
 
 def constant(lr: float) -> Rate:
@@ -130,5 +138,5 @@ def train(w: Arrays, batches: Iterable[tuple[Array, Array]], *, depth: int, acti
     for step, (x, answers) in enumerate(batches):
         value, g = gradients(w, depth, activation, loss, x, answers)
         losses.append(value)
-        UPDATES[update](w, g, state, rate(step), step + 1, **settings)
+        UPDATES[update][0](w, g, state, rate(step), step + 1, **settings)
     return losses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,11 @@ from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.engine.runners.arguments import kernel_arguments, kernel_maps
 from rawnn.graphs.programmatic import may_overtake_any
-from rawnn.model.activations import declarations
 from rawnn.plan.op import Op
 from rawnn.plan.ops.collectives import ORDERING_TOKEN, pairs, wholes
 from rawnn.plan.plan import Plan
 from rawnn.ptx import source_path
+from rawnn.ptx.instance_text import instance_text, with_instance_text
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 
 if TYPE_CHECKING:
@@ -272,11 +272,12 @@ class Lowering:
         self._closing.close()
 
 
-def _with_declarations(source: str, expressions: Iterable[str]) -> str:
+def _with_declarations(source: str, expressions: Collection[str]) -> str:
     """The text of a source with what instances of it need that its headers do not declare; "" where
     there is nothing."""
-    added = declarations(expressions)
-    return f"{source_path(source).read_text()}\n{added}\n" if added else ""
+    if not instance_text(expressions):
+        return ""
+    return with_instance_text(source_path(source).read_text(), expressions)
 
 
 def _is_kernel(op: Op) -> bool:

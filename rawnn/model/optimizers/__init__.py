@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,11 @@ class Step:
     arrays of one shape, `state` the arrays of the names in `keeps`, which it changes in place, `a`
     the op's attributes (Python numbers: what multiplies an array is converted to its dtype first),
     `rate` the step's learning rate in w's dtype, `t` the step's number from 1 on. `counts_steps`
-    says that it needs `t`. `functor` is the CUDA functor of the step
-    (ptx/optimizers/step_functors.cuh). `is_fused` says that there is a kernel gemm_<kind>
-    (ptx/gemm/gemm_kernels.cuh).
+    says that it needs `t`. `functor` is the CUDA functor of the step, `code` the text that declares
+    it where ptx/optimizers/step_functors.cuh does not; its kernels are then made of it
+    (ptx/instance_text.py), and `settings` are the C types of the op's attributes beside lr and
+    decay, in the order of the functor's constructor. `is_fused` says that there is a kernel
+    gemm_<kind>, which does the weight gradient's GEMM as well.
     """
 
     kind: str
@@ -36,6 +38,8 @@ class Step:
     keeps: tuple[str, ...] = ()
     counts_steps: bool = False
     is_fused: bool = True
+    code: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fused_kind(self) -> str:
@@ -49,6 +53,12 @@ STEPS: dict[str, Step] = {}
 def register_step(step: Step) -> Step:
     STEPS[step.kind] = step
     return step
+
+
+def declarations(functors: Iterable[str]) -> str:
+    """CUDA C that declares those of the functors that step_functors.cuh does not."""
+    wanted = set(functors)
+    return "\n".join(step.code for step in STEPS.values() if step.code and step.functor in wanted)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import mma
 from rawnn.plan.plan import Plan
+from tests.catalogue import WITH_CODE
 from tests.ptx.emulator.plans import Case
 
 ADAM = {"optimizer": Optimizer("adamw", 0.01)}
@@ -110,6 +111,11 @@ CASES = {
     "narrow layers, all weights at once": Case((50, 40, 24, 33, 20, 40, 7), 45,
                                                "preload,bf16,mma,fuse", options=DECAYING),
 }
+for _kind, _optimizer in WITH_CODE.items():
+    _step = {"optimizer": _optimizer}
+    CASES[f"{_kind} alone"] = Case((29, 33, 7), 9, "preload,tiled", options=_step)
+    CASES[f"mma of bfloat16, {_kind}"] = Case((21, 36, 10), 20, "preload,bf16,mma=sync,fuse",
+                                              options=_step)
 
 SMALL: dict[str, dict[str, Any]] = {
     "wgmma": {"wgmma_is_faster": lambda product, target: True},

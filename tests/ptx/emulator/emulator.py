@@ -27,8 +27,8 @@ import ml_dtypes
 import numpy as np
 
 from rawnn.cuda.compiling.signature import KernelSignature, find_kernel, parse_kernels
-from rawnn.model.activations import declarations
 from rawnn.ptx import SOURCES
+from rawnn.ptx.instance_text import instance_text, with_instance_text
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = ("shadow", "scheduler", "barriers", "memory", "warps", "copies", "warpgroups", "numbers",
@@ -204,7 +204,7 @@ class Kernels:
         Raises RuntimeError with the compiler's words where it does not compile.
         """
         lines = [f'#include "{name}"' for name in self.files]
-        lines += filter(None, [declarations(self.expressions)])
+        lines += filter(None, [instance_text(self.expressions)])
         lines += [f"TWIN_EXPORT(kernel_{i}, {e})" for i, e in enumerate(self.expressions)]
         text = "\n".join([*lines, self.extra, ""])
         folders = (self.sources, *self.folders)
@@ -390,7 +390,7 @@ def signature_of(kernels: Kernels, expression: str) -> KernelSignature:
     for file in kernels.files:
         folders = (kernels.sources, *kernels.folders)
         path = next(f / file for f in folders if (f / file).is_file())
-        found = parse_kernels(path.read_text(), folders)
+        found = parse_kernels(with_instance_text(path.read_text(), kernels.expressions), folders)
         if name in found:
             return find_kernel(found, expression)
     raise LookupError(f"no source has the kernel {name}")

@@ -23,6 +23,7 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx import SOURCES
 from rawnn.ptx.gemm.tiles import prefetched_operand
+from rawnn.ptx.instance_text import with_instance_text
 from rawnn.ptx.kernels import kernel_for
 from rawnn.sim.tensormap import SimMap
 from tests.engine import CAPABLE, step_plan
@@ -195,7 +196,7 @@ def launch(twin: Twin, op: Op, memory: Memory, run: int = 0, **change: Any) -> N
     """Runs an op's kernel on the plan's memory; `change` replaces numbers of the launch."""
     plan, impl = memory.plan, kernel_for(op)
     expression = impl.expression(op, plan)
-    text = (twin.kernels.sources / impl.source).read_text()
+    text = with_instance_text((twin.kernels.sources / impl.source).read_text(), [expression])
     signature = find_kernel(parse_kernels(text), expression)
     addresses = {name: array.ctypes.data for name, array in memory.arrays.items()}
     values = kernel_arguments(op, plan, signature, addresses)
