@@ -311,7 +311,8 @@ def test_an_optimizer_is_one_file_fused_and_in_a_whole_step(tmp_path: Path) -> N
     (tmp_path / "lion.py").write_text(LION)
     done = subprocess.run(
         [sys.executable, "-c", f"FOLDER = {str(tmp_path)!r}\n{WITH_LION}"],
-        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+        capture_output=True, text=True, check=False, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert not done.returncode, done.stderr
 
 

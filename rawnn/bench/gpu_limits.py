@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 
-from rawnn.bench.record import Environment, Record, Results, read_results
+from rawnn.bench.record import Record, Results, read_results
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import cache_directory
+from rawnn.engine.result import Environment
 from rawnn.ptx.limits.microbenchmarks import LARGEST_CLUSTER
 
 SUITE = "lower-bounds"

@@ -16,7 +16,6 @@ from time import monotonic
 
 from rawnn.bench.conditions import Conditions, Watch
 from rawnn.bench.record import (
-    Environment,
     Record,
     Results,
     Status,
@@ -26,8 +25,8 @@ from rawnn.bench.record import (
 from rawnn.common.errors import ConfigError, MissingLibrary, RawnnError
 from rawnn.common.files import check_output
 from rawnn.common.locks import file_lock
-from rawnn.engine import result
 from rawnn.engine.machine import Opened, open_device
+from rawnn.engine.result import Environment, environment
 from rawnn.opts.precision_names import precision_of
 
 INTERRUPTED = "it was interrupted"
@@ -280,16 +279,11 @@ class Harness:
         variant.seconds = monotonic() - begun
 
 
-def place_of(opened: Opened, timer: Mapping[str, str]) -> Environment:
+def place_of(opened: Opened, timer: Mapping[str, str] | None = None) -> Environment:
     """Where it is measured; libraries are added as runs use them."""
-    return Environment(**asdict(environment_of(opened)), timer=dict(timer))
-
-
-def environment_of(opened: Opened) -> result.Environment:
-    """The same as a run's result has it."""
     device = opened.device
-    return result.environment(device.backend.name if device else "host",
-                              asdict(device.info) if device else None, {})
+    return environment(device.backend.name if device else "host",
+                       asdict(device.info) if device else None, {}, timer)
 
 
 def precision_name(opt: str) -> str:

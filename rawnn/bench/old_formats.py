@@ -16,7 +16,6 @@ from rawnn.bench.cases.ladder import ALWAYS, IDENTIFYING
 from rawnn.bench.harness import precision_name
 from rawnn.bench.record import (
     CLOCK_METRICS,
-    Environment,
     Record,
     Results,
     Value,
@@ -24,6 +23,7 @@ from rawnn.bench.record import (
 )
 from rawnn.common.errors import ConfigError
 from rawnn.engine.config import Config
+from rawnn.engine.result import Environment
 
 Json = dict[str, Any]
 

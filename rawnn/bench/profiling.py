@@ -17,7 +17,7 @@ from rawnn.bench import cupti
 from rawnn.bench.costing import OWN, op_costs
 from rawnn.bench.cupti import Activity
 from rawnn.bench.gpu_limits import kept
-from rawnn.bench.harness import environment_of
+from rawnn.bench.harness import place_of
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.statistics import Spread, spread
@@ -124,7 +124,7 @@ def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
         else:
             spans, empty = _between_events(opened, runner, work, steps)
         ops = _ops_of(spans, work, opened)
-        place = environment_of(opened)
+        place = place_of(opened)
         return ProfileResult(
             config=session.config, environment=place, dataset=data.name,
             toggles=[n if v is None else f"{n}={v}" for n, v in session.selection.values.items()],

@@ -17,6 +17,7 @@ import msgspec
 
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import write_atomically
+from rawnn.engine.result import Environment
 
 FORMAT = 2
 
@@ -111,40 +112,6 @@ def _samples(value: Sequence[float] | float | None) -> list[float]:
     if value is None:
         return []
     return [float(value)] if isinstance(value, (int, float)) else [float(v) for v in value]
-
-
-class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Where and when records were measured. `timer` says in words what a metric's time covers;
-    `ranks` name the host and the GPU of every process, where there were several."""
-
-    rawnn: str
-    commit: str
-    python: str
-    platform: str
-    device: str
-    gpu: dict[str, Any] | None
-    libraries: dict[str, str]
-    clocks: dict[str, str]
-    date: str
-    timer: dict[str, str] = {}
-    ranks: list[dict[str, str]] = []
-
-    @property
-    def key(self) -> str:
-        return f"{self.date} {self.commit[:7] or 'unknown'} {self.machine}"
-
-    @property
-    def machine(self) -> str:
-        """What it was measured on, in words."""
-        if self.device == "sim":
-            return "SIMULATED GPU"
-        return str(self.gpu["name"]) if self.gpu else f"host ({self.platform})"
-
-    @property
-    def place(self) -> tuple[object, ...]:
-        """What must be the same for two measurements to be compared as if made at once."""
-        gpu = self.gpu or {}
-        return self.commit, self.device, gpu.get("name"), gpu.get("driver")
 
 
 class Entry:

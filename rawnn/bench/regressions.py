@@ -19,13 +19,14 @@ from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.rawnn_system import dataset as dataset_of
 from rawnn.bench.peers.worker import timed
-from rawnn.bench.record import Entry, Environment, Results
+from rawnn.bench.record import Entry, Results
 from rawnn.bench.statistics import ENOUGH, Ratio, geometric_mean, ratio
 from rawnn.bench.training import trained
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.data import Dataset, load_dataset
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened
+from rawnn.engine.result import Environment
 from rawnn.model.workloads import workload
 
 EFFECT = 0.03

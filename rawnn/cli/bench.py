@@ -15,7 +15,7 @@ import msgspec
 
 from rawnn.bench.case import Case, all_cases
 from rawnn.bench.harness import Harness, resumed
-from rawnn.bench.record import Environment, Results, read_directory, read_results
+from rawnn.bench.record import Results, read_directory, read_results
 from rawnn.bench.regressions import (
     EFFECT,
     MEANING,
@@ -34,6 +34,7 @@ from rawnn.cli.screen import Screen, say, table_console
 from rawnn.cli.termination import as_by_ctrl_c
 from rawnn.common.errors import ConfigError, RawnnError, nearest, unknown
 from rawnn.common.files import check_output, write_atomically
+from rawnn.engine.result import Environment
 
 CASES = all_cases()
 CHECK = click.option("--check", is_flag=True,

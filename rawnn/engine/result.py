@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -68,9 +69,10 @@ class Times:
     process: float = 0.0
 
 
-@dataclass(frozen=True)
-class Environment:
-    """Where a result was measured."""
+class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Where and when a result was measured. Of a benchmark `timer` says in words what a metric's
+    time covers, and `ranks` name the host and the GPU of every process, where there were several.
+    """
 
     rawnn: str
     commit: str
@@ -81,6 +83,25 @@ class Environment:
     libraries: dict[str, str]
     clocks: dict[str, str]
     date: str
+    timer: dict[str, str] = {}
+    ranks: list[dict[str, str]] = []
+
+    @property
+    def key(self) -> str:
+        return f"{self.date} {self.commit[:7] or 'unknown'} {self.machine}"
+
+    @property
+    def machine(self) -> str:
+        """What it was measured on, in words."""
+        if self.device == "sim":
+            return "SIMULATED GPU"
+        return str(self.gpu["name"]) if self.gpu else f"host ({self.platform})"
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What must be the same for two measurements to be compared as if made at once."""
+        gpu = self.gpu or {}
+        return self.commit, self.device, gpu.get("name"), gpu.get("driver")
 
 
 @dataclass(frozen=True)
@@ -200,7 +221,8 @@ def _commit() -> str:
         return ""
 
 
-def environment(device: str, gpu: dict[str, Any] | None, libraries: dict[str, str]) -> Environment:
+def environment(device: str, gpu: dict[str, Any] | None, libraries: dict[str, str],
+                timer: Mapping[str, str] | None = None) -> Environment:
     """What this process runs on; locked clocks come from tools/lock_clocks.sh's variables."""
     clocks = {
         name.removeprefix("RAWNN_").lower(): os.environ[name]
@@ -212,5 +234,5 @@ def environment(device: str, gpu: dict[str, Any] | None, libraries: dict[str, st
         rawnn=__version__, commit=_commit(), python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}", device=device, gpu=gpu,
         libraries={"numpy": np.__version__, **libraries}, clocks=clocks,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=datetime.now(UTC).isoformat(timespec="seconds"), timer=dict(timer or {}),
     )

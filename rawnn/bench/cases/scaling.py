@@ -19,7 +19,7 @@ from rawnn.bench.case import Case
 from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.peers.process import missing
 from rawnn.bench.ranked import Answer, Request
-from rawnn.bench.record import Environment, Results
+from rawnn.bench.record import Results
 from rawnn.bench.render import machine
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Suites
@@ -60,10 +60,7 @@ def measure(harness: Harness, suites: Suites, *, ranks: int, names: tuple[str, .
         except DeviceError as error:
             raise ConfigError(f"ranks run on a GPU each: {error}; --device host measures them on "
                               f"the host") from None
-    found = environment(device, None, {})
-    harness.stand(Environment(**{name: getattr(found, name) for name in (
-        "rawnn", "commit", "python", "platform", "device", "gpu", "libraries", "clocks", "date")},
-        timer=TIMER))
+    harness.stand(environment(device, None, {}, TIMER))
     variants = [_variant(point, opt, epochs, device, dataset, harness) for point in wanted]
     harness.ask(variants)
     harness.interleave(variants, repeats, is_budgeted=False)

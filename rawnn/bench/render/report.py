@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from rawnn.bench.record import Environment, Results, read_all
+from rawnn.bench.record import Results, read_all
 from rawnn.bench.render import networks as nets
 from rawnn.bench.render import sample
 from rawnn.bench.render.charts import PAGE_VARIABLES
@@ -25,6 +25,7 @@ from rawnn.bench.render.training import rungs
 from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.common.files import write_atomically
 from rawnn.common.words import counted
+from rawnn.engine.result import Environment
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 NETWORK_SUITES = ("sample", "peers", "sweep")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rawnn.bench.record import Entry, Environment, Results
+from rawnn.bench.record import Entry, Results
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.texts import (
     IN_THE_NOISE,
@@ -16,6 +16,7 @@ from rawnn.bench.render.texts import (
 )
 from rawnn.bench.statistics import Ratio, interquartile_range, ratio, runs_text, spread
 from rawnn.common.words import counted
+from rawnn.engine.result import Environment
 
 WATCHED_S = 1.0
 """Seconds from which on the steps of the energy counter, of some 0.1 s, do not matter."""
