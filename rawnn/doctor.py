@@ -91,7 +91,7 @@ def _python() -> Finding:
 
 def _gpu(opened: Opened) -> Finding:
     if opened.device is None:
-        reason = opened.machine.gpu or ""
+        reason = opened.machine.no_gpu or ""
         fix = f"pip install 'rawnn[{_extra()}]'" if "package" in reason else \
             _newer_driver() if "supports CUDA" in reason else \
             "install NVIDIA's driver (nvidia-smi must list a GPU), in a container with " \
@@ -195,7 +195,7 @@ def _version(path: Path | None, wheel: str) -> str:
 
 
 def _lacks(machine: Machine) -> Iterable[Lack]:
-    if machine.gpu is not None:  # what would be lacking still, with a GPU that has everything
+    if not machine.has_gpu:  # what would be lacking still, with a GPU that has everything
         machine = Machine(None, _EVERYTHING, _NEWEST, machine.has_package)
     for toggle in TOGGLES.values():
         reason = toggle.needs(machine)

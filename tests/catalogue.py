@@ -30,7 +30,7 @@ from rawnn.ptx.kernels import kernel_for
 from tests.calls import untraced
 from tests.engine import CAPABLE, VALUES, form_for
 
-OPEN = ("max", "auto", "RxG[[@l2]:THREADS:TYPES[:TURNS]]")
+OPEN = ("max", "auto", "TPxDP[[@l2]:THREADS:BOUNDARIES[:MICRO_BATCHES]]")
 """Words for what a run finds out, and for the blocks of `persistent`."""
 LIBRARIES = ("cublas", "cudnn")
 

@@ -109,7 +109,7 @@ def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
     Raises ConfigError without a GPU, MissingLibrary where CUPTI was asked for and is not there.
     """
     if opened.device is None:
-        raise ConfigError(f"a profile is of a GPU: {opened.machine.gpu}")
+        raise ConfigError(f"a profile is of a GPU: {opened.machine.no_gpu}")
     sim = opened.device.backend.name == "sim"
     chosen: Way = way or ("events" if sim or cupti.missing() else "cupti")
     program = Training(config, data, opened)

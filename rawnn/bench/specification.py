@@ -161,7 +161,7 @@ def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
         inputs=_one(generator, ("uint8", "uint8", "float32", "float16")),
         normalised=generator.random() < 0.3, autoencoder=autoencoder,
         numbers=_one(generator, _numbers(machine)),
-        forms=machine.gpu is None and generator.random() < 0.3)
+        forms=machine.has_gpu and generator.random() < 0.3)
     return _with_toggles(generator, spec, machine)
 
 
@@ -223,15 +223,15 @@ def _numbers(machine: Machine) -> tuple[str, ...]:
 
 def _runs(name: str, machine: Machine) -> bool:
     toggle = TOGGLES.get(name)
-    if toggle is None or (machine.gpu is not None and not toggle.host):
+    if toggle is None or (not machine.has_gpu and not toggle.host):
         return False
-    return machine.gpu is not None or toggle.needs(machine) is None
+    return not machine.has_gpu or toggle.needs(machine) is None
 
 
 def _with_toggles(generator: Generator, spec: Specification, machine: Machine) -> Specification:
     """A preset, or toggles drawn one by one, each kept where it goes with those before it."""
     if generator.random() < 0.3:
-        preset = _one(generator, _PRESETS if machine.gpu is None else ("none", "best"))
+        preset = _one(generator, _PRESETS if machine.has_gpu else ("none", "best"))
         if _accepted(replace(spec, words=(preset,)), machine):
             return replace(spec, words=(preset,))
     share = generator.uniform(0.1, 0.7)

@@ -27,7 +27,7 @@ def toggles(device: str) -> None:
                          lambda message: click.echo(f"rawnn: {message}", err=True))
     try:
         machine = opened.machine
-        here = "a GPU" if machine.gpu is None else f"the host ({machine.gpu})"
+        here = "a GPU" if machine.has_gpu else f"the host ({machine.no_gpu})"
         console = table_console()
         width = min(console.width, WIDTH)
         sentences(console, [f"Toggles, in the order in which they are applied; judged for {here}."])
@@ -55,6 +55,6 @@ def _entry(toggle: Toggle, machine: Machine, width: int) -> str:
 
 
 def _verdict(toggle: Toggle, machine: Machine) -> str:
-    if machine.gpu is not None:
+    if not machine.has_gpu:
         return "yes, on the host" if toggle.host else "no: only for a GPU"
     return f"no: it {reason}" if (reason := toggle.needs(machine)) else "yes"

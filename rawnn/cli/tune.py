@@ -47,7 +47,7 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
     precision = precision_of(word.strip() for word in config.opt.split(","))
     opened = open_device(config.device, _say)
     if opened.device is None:
-        raise ConfigError(f"tune measures on a GPU: {opened.machine.gpu}")
+        raise ConfigError(f"tune measures on a GPU: {opened.machine.no_gpu}")
     try:
         data = _data(config)
         config = settled(config, data)[0] if data else config

@@ -165,10 +165,10 @@ class Machine:
     """What toggles need to know of the machine: whether there is a GPU, its compute capability,
     the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
     whether the driver can allocate in the order of a stream, and what the GPU is called.
-    `gpu` is None where there is one, else the sentence that says why not. `measure` asks an open
+    `no_gpu` says in a sentence why there is no GPU, None where there is one. `measure` asks an open
     device for its target."""
 
-    gpu: str | None
+    no_gpu: str | None
     compute_capability: tuple[int, int] = (0, 0)
     driver: int = 0
     has_package: Callable[[str], bool] = lambda package: False
@@ -177,9 +177,13 @@ class Machine:
     measure: Callable[[], Target] | None = None
 
     @property
+    def has_gpu(self) -> bool:
+        return self.no_gpu is None
+
+    @property
     def target(self) -> Target:
         """What launches may know of the GPU; where no device is open, of one of its compute
         capability."""
-        if self.gpu is not None:
+        if not self.has_gpu:
             return HOST
         return self.measure() if self.measure else known(self.compute_capability)

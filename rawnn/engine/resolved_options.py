@@ -57,7 +57,7 @@ def resolve_options(asked: str, selection: Selection, work: PreparedRun,
 
 def machine_name(machine: Machine) -> str:
     """Name of the GPU, or "the host"."""
-    return "the host" if machine.gpu is not None else machine.name or "a GPU"
+    return (machine.name or "a GPU") if machine.has_gpu else "the host"
 
 
 def read_resolved_options(content: Mapping[str, Any], where: str) -> ResolvedOptions | None:

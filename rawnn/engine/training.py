@@ -222,7 +222,7 @@ class Session:
                 self._closing.callback(opened.device.close)
                 opened.device.target()  # which loads NVRTC at a first run, while data are read
         self.device, self._driver_ms = opened.device, opened.milliseconds
-        self.no_gpu = opened.machine.gpu or ""  # why, where it runs on the host
+        self.no_gpu = opened.machine.no_gpu or ""  # why, where it runs on the host
         started = perf_counter()
         self._is_callers_data = data is not None
         self.data = data or (reading and reading.result(notify)) or \
@@ -270,7 +270,7 @@ class Session:
             logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
         if opened.device is None:
             if config.device == "auto":
-                notify(f"running on the host: {opened.machine.gpu}")
+                notify(f"running on the host: {opened.machine.no_gpu}")
             self.runner: Runner = HostRunner(self.work, team=self.team)
         else:
             from rawnn.engine.runners.gpu import GpuRunner

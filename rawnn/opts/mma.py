@@ -115,7 +115,7 @@ def parse(text: str) -> str:
 def resolve(value: str | int | None, machine: Machine) -> str | int | None:
     """What `auto` means on a machine. Raises ConfigError for wgmma on anything but Hopper."""
     hopper = features_of(machine.compute_capability) >= set(HOPPERS)
-    if value == "wgmma" and machine.gpu is None and not hopper:
+    if value == "wgmma" and machine.has_gpu and not hopper:
         have = ".".join(map(str, machine.compute_capability))
         raise ConfigError(f"mma=wgmma needs instructions that only compute capability 9.0 has; "
                           f"this GPU has {have}: use mma=sync, or mma alone")

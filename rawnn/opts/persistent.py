@@ -45,7 +45,7 @@ def as_one_op(plan: Plan, chosen: Choice) -> Plan:
     """`plan`, a step that trains, as one op whose kernel has the sharding that was chosen."""
     workspaces = _workspaces(plan, chosen)
     threads = chosen.sharding.blocks * chosen.sharding.threads
-    op = train_steps(plan, workspaces, "persistent", chosen=chosen, decomposition=str(
+    op = train_steps(plan, workspaces, "persistent", chosen=chosen, sharding=str(
         chosen.sharding), expected=f"{chosen.us:.1f} us", most_turned=min(
         MOST_TURNED, MOST_TURNED_OF_A_THREAD * threads), **_seed(plan))
     return plan.with_tensors(*workspaces).substitute(plan.ops, [op])
@@ -88,10 +88,10 @@ _SYNTAX = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
 
 def parse(text: str) -> str:
     if text != "auto" and not _SYNTAX.fullmatch(text):
-        raise ConfigError(f"persistent={text}: give auto, or blocks of a cluster by clusters, as "
-                          f"in 4x8, with threads of a block and types of the boundaries as in "
-                          f"4x8:256:FSGF, which may exchange through L2 as in 4x8@l2:256:FSGF, "
-                          f"and micro-batches as in 4x8:256:FSGF:2")
+        raise ConfigError(f"persistent={text}: give auto, or a sharding: tp_size x dp_size blocks "
+                          f"as in 4x8, with threads of a block and a letter for each boundary of "
+                          f"the layers as in 4x8:256:FSGF, exchanges via L2 as in "
+                          f"4x8@l2:256:FSGF, and micro-batches as in 4x8:256:FSGF:2")
     return text
 
 
@@ -115,6 +115,6 @@ register(Toggle(
           "as many steps as a graph holds",
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|RxG[[@l2]:THREADS:TYPES[:TURNS]]", parse, "auto"),
+    parameter=Parameter("auto|TPxDP[[@l2]:THREADS:BOUNDARIES[:MICRO_BATCHES]]", parse, "auto"),
     resolved_value=resolved_value, implies=("preload", "arena", "nosync"), conflicts=("fp8",),
 ))

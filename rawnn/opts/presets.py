@@ -49,7 +49,7 @@ def none() -> Values:
 def start(machine: Machine) -> Values:
     """What a list of toggles starts from that begins with no preset: data and buffers are on the
     device before the clock starts."""
-    return {"preload": None} if machine.gpu is not None else {"preload": None, "arena": None}
+    return {"preload": None, "arena": None} if machine.has_gpu else {"preload": None}
 
 
 def seed() -> Values:
@@ -72,7 +72,7 @@ def best(setting: Setting, precision: str = "",
     """What is fastest for this network with these numbers on this machine, and why, in a sentence
     each: as measured on a GPU of the same name, or else by rule. It never changes the numbers."""
     machine = setting.machine
-    if machine.gpu is not None:
+    if not machine.has_gpu:
         return {"preload": None, "fuse": None}, []
     values: Values = {"preload": None, "arena": None, "nosync": None}
     entry, notes = _lookup(setting, precision)

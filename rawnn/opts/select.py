@@ -80,7 +80,7 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
     """
     asked, removed, notes = _parse(text, presets.Setting(
         network, batch, steps, machine, recipe, data_spec))
-    if machine.gpu is not None:
+    if not machine.has_gpu:
         _keep_host_toggles(asked, notes, machine, lenient)
     implied = _add_implied(asked, removed)
     for name in asked:
@@ -89,9 +89,9 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
             if other in asked:
                 why = f" ({each.conflict})" if each.conflict else ""
                 raise ConfigError(f"'{name}' and '{other}' exclude each other{why}: leave one out")
-        if machine.gpu is None and (reason := each.needs(machine)):
+        if machine.has_gpu and (reason := each.needs(machine)):
             raise ConfigError(f"the toggle '{name}' cannot run here: it {reason}")
-        if machine.gpu is None and (reason := each.beside(asked, machine)):
+        if machine.has_gpu and (reason := each.beside(asked, machine)):
             raise ConfigError(f"the toggle '{name}' cannot run so: {reason}")
         asked[name] = each.resolve(asked[name], machine)
     ordered = {name: asked[name] for name in _in_order(asked)}
@@ -182,7 +182,8 @@ def _keep_host_toggles(asked: presets.Values, notes: list[str], machine: Machine
     gpu_only = [name for name in asked if not toggle(name).host]
     if gpu_only and not lenient:
         raise ConfigError(
-            f"{', '.join(gpu_only)}: only for a GPU, and this run is on the host ({machine.gpu}); "
+            f"{', '.join(gpu_only)}: only for a GPU, and this run is on the host "
+            f"({machine.no_gpu}); "
             f"leave out --opt {','.join(gpu_only)}, or run with --device auto on a machine with a "
             f"GPU"
         )

@@ -36,7 +36,7 @@ def test_a_device_describes_itself(device: Device) -> None:
     assert info.memory == 16 << 30
     assert device.arch == "sm_90"
     machine = machine_of(device)
-    assert (machine.gpu, machine.compute_capability, machine.driver) == (None, (9, 0), 13000)
+    assert (machine.no_gpu, machine.compute_capability, machine.driver) == (None, (9, 0), 13000)
     assert machine.has_package("nvidia.cudnn")  # the simulation brings every library
     assert not device.backend.cache
 

@@ -129,7 +129,7 @@ def test_bfloat16_copies_are_kept_for_evaluations() -> None:
 
 @pytest.mark.parametrize(("opt", "message"), [
     ("persistent,fp8", "exclude each other"),
-    ("persistent=3", "give auto, or blocks of a cluster by clusters"),
+    ("persistent=3", "give auto, or a sharding: tp_size x dp_size blocks"),
 ])
 def test_what_does_not_go_together_is_refused(opt: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

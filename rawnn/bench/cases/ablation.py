@@ -45,7 +45,7 @@ def measure(harness: Harness, suites: Suites, *, repeats: int | None, dataset: s
     check_device(device)
     opened = open_timed(harness, device)
     if opened.device is None:
-        raise ConfigError(f"an ablation means something on a GPU only: {opened.machine.gpu}")
+        raise ConfigError(f"an ablation means something on a GPU only: {opened.machine.no_gpu}")
     tables: list[AblationSuite] = suites.ablation
     of = {pair: suite for suite in tables for t in ablated(suite, opened.machine)
           for pair in t.variants}

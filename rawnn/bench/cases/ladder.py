@@ -86,7 +86,7 @@ def run_ladder(harness: Harness, config: Config, repeats: int, rungs: Sequence[s
         left_out = [name for name, words in steps if not all(map(_is_for_host, words))]
         steps = [(name, words) for name, words in steps if name not in left_out]
         config = replace(config, device="host")
-        notes.append(f"measured on the host: {opened.machine.gpu}")
+        notes.append(f"measured on the host: {opened.machine.no_gpu}")
         if left_out:
             notes.append(f"rungs that mean nothing on the host are left out: "
                          f"{', '.join(left_out)}")

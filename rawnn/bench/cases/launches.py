@@ -61,7 +61,7 @@ def measure_launches(harness: Harness, opened: Opened, samples: int, launches: i
     Raises ConfigError without a GPU, and for more launches than a stream takes.
     """
     if opened.device is None:
-        raise ConfigError(f"launches can be measured on a GPU only: {opened.machine.gpu}")
+        raise ConfigError(f"launches can be measured on a GPU only: {opened.machine.no_gpu}")
     if launches > MOST:
         raise ConfigError(f"launches = {launches}: take at most {MOST}, since the host has to wait "
                           f"for a stream that holds more")

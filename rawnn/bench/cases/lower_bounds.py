@@ -77,7 +77,7 @@ def measure(harness: Harness, suites: Suites, *, samples: int | None, device: st
     check_device(device)
     opened = harness.open(device, TIMER)
     if opened.device is None:
-        raise ConfigError(f"limits can be measured on a GPU only: {opened.machine.gpu}")
+        raise ConfigError(f"limits can be measured on a GPU only: {opened.machine.no_gpu}")
     effort = default_effort(opened)
     suite: LowerBoundsSuite = suites.lower_bounds
     if samples or effort.least_ms:

@@ -69,7 +69,7 @@ def trace_phases(harness: Harness, opened: Opened, problem: Problem, opt: str) -
     GPU, and where `opt` does not come to one launch an epoch.
     """
     if opened.device is None:
-        raise ConfigError(f"phases can be traced on a GPU only: {opened.machine.gpu}")
+        raise ConfigError(f"phases can be traced on a GPU only: {opened.machine.no_gpu}")
     device = opened.device
     config = problem.config(opt, "gpu" if device.backend.name == "cuda" else device.backend.name)
     planner = RunPlanner(config, dataset(problem), opened, None, harness.notify)

@@ -127,7 +127,7 @@ def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str]) -> 
         harness.watch = Watch.of(opened)
         harness.stand(place_of(opened, TIMER))
     if opened.device is None and rules.device not in ("host", "sim"):
-        raise ConfigError(f"there is no GPU to compare on: {opened.machine.gpu}; --device host "
+        raise ConfigError(f"there is no GPU to compare on: {opened.machine.no_gpu}; --device host "
                           f"compares small networks on the host")
     for reason in absent.values():
         harness.notify(f"{reason}; it is left out")
