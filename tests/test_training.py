@@ -52,6 +52,17 @@ def config(**changed: Any) -> Config:
                      "opt": "best", **changed})
 
 
+@pytest.mark.parametrize(("layers", "activation", "count"), [
+    ((12, 4), "tanh", 1), ((12, 4), "relu", 0), ((12, 9, 4), "tanh", 0)])
+def test_an_activation_without_a_hidden_layer_is_said_to_play_no_part(
+        layers: tuple[int, ...], activation: str, count: int) -> None:
+    listener = Recorder()
+    run(listener, layers=layers, activation=activation)
+    said = [text for text in listener.all("notify") if text.startswith("activation")]
+    assert said == count * ["activation = tanh plays no part: 12-4 has no hidden layer; give one, "
+                            "as in --layers 12,128,4"]
+
+
 def run(listener: Listener | None = None, data: Dataset = DATA, **changed: Any) -> Result:
     with Session(config(**changed), listener or Listener(), data=data) as session:
         return session.run()

@@ -262,6 +262,10 @@ class Session:
         elif "nccl" in self.selection.values:
             notify("nccl changes nothing in a run of one process: python -m rawnn launch -n 2 "
                    "starts two")
+        if config.activation != Config.activation and len(config.layers) == 2:
+            features, outputs = config.layers
+            notify(f"activation = {config.activation} plays no part: {features}-{outputs} has no "
+                   f"hidden layer; give one, as in --layers {features},128,{outputs}")
         if not LossUnits(self.work.network, self.data).by_factor:
             notify("the targets have different standard deviations: both losses are measured on "
                    "the host after each report's epoch; --opt report=10 makes reports fewer")

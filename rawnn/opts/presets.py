@@ -78,6 +78,7 @@ def best(setting: Setting, precision: str = "",
     entry, notes = _lookup(setting, precision)
     taken, why = measured(entry, machine) if entry else (None, [])
     notes += why
+    us = entry.us if entry and taken is not None else None
     if taken is None:
         taken, why = by_rule(setting, precision)
         notes += why
@@ -85,7 +86,7 @@ def best(setting: Setting, precision: str = "",
         verdict = Verdict(False, f"best goes without persistent: "
                                  f"{why_not_persistent(list(user_kernels))}")
     else:
-        verdict = _payoff(setting, precision, entry.us if entry else None)
+        verdict = _payoff(setting, precision, us)
     notes += [verdict.why] if verdict.why else []
     if verdict.taken:
         values["persistent"] = TOGGLES["persistent"].parse(None)

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, Selection, presets, select
 from rawnn.opts import measured as table
 from rawnn.opts.measured import Entry
+from rawnn.opts.persistent_payoff import Verdict
 from rawnn.opts.precision_names import PRECISIONS, precision_of
 from rawnn.opts.registry import Machine
+from rawnn.plan.recipe import Recipe
 from tests.engine import CAPABLE
 
 DEEP = Network((784, 784, 784, 784, 784, 10), bias=False)
@@ -97,6 +100,23 @@ def test_what_cannot_run_here_leaves_the_rule(user: Path, toggles: str, reason: 
                              "graphs=epoch"]
     assert "best goes by rule" in found.notes[0]
     assert reason in found.notes[0]
+
+
+@pytest.mark.parametrize(("toggles", "known"), [("fuse,mma=sync", 38.1), ("pdl", None)])
+def test_persistent_is_compared_with_a_time_of_toggles_that_run_here(
+        user: Path, monkeypatch: pytest.MonkeyPatch, toggles: str, known: float | None) -> None:
+    table.remember(user, replace_toggles(ENTRY, toggles))
+    asked: list[float | None] = []
+
+    def payoff(network: object, recipe: object, data: object, precision: str, machine: object,
+               us: float | None) -> Verdict:
+        asked.append(us)
+        return Verdict(False)
+
+    monkeypatch.setattr(presets, "evaluate_payoff", payoff)
+    select("best,bf16", DEEP, 468, replace(HOPPER, compute_capability=(8, 0)), batch=64,
+           recipe=Recipe(64, Optimizer()))
+    assert asked == [known]
 
 
 def test_a_broken_table_is_a_note(user: Path) -> None:
