@@ -25,6 +25,8 @@ from rawnn.bench.record import (
 from rawnn.common.errors import ConfigError, MissingLibrary, RawnnError
 from rawnn.common.files import check_output
 from rawnn.common.locks import file_lock
+from rawnn.cuda.device import Device
+from rawnn.engine.config import check_device
 from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.result import Environment, environment
 from rawnn.opts.precision_names import precision_of
@@ -158,7 +160,9 @@ class Harness:
     # -- where it is measured ----------------------------------------------------------------------
     def open(self, device: str, timer: Mapping[str, str]) -> Opened:
         """Open the device to measure on, until the end; `timer` says what times cover. Raises
-        DeviceError, and ConfigError where the resumed file is of another machine or commit."""
+        DeviceError, and ConfigError for what names no device, and where the resumed file is of
+        another machine or commit."""
+        check_device(device)
         opened = open_device(device, self.notify)
         self._closing.enter_context(opened)
         self.watch = Watch.of(opened)
@@ -284,6 +288,13 @@ def place_of(opened: Opened, timer: Mapping[str, str] | None = None) -> Environm
     device = opened.device
     return environment(device.backend.name if device else "host",
                        asdict(device.info) if device else None, {}, timer)
+
+
+def require_gpu(opened: Opened, what: str) -> Device:
+    """The GPU that was opened. Raises ConfigError where `what` needs one and there is none."""
+    if opened.device is None:
+        raise ConfigError(f"{what} on a GPU only: {opened.machine.no_gpu}")
+    return opened.device
 
 
 def precision_name(opt: str) -> str:

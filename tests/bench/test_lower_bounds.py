@@ -108,8 +108,8 @@ def test_a_constant_is_the_difference_of_many_rounds_and_few(
     monkeypatch.setattr(lower_bounds, "WARM_S", 0.0)
     for unit, work, meant in (("us", 1.0, 3.0), ("GB/s", 6000.0, 2.0), ("TFLOP/s", 6e6, 2.0)):
         with standing(SUITE) as harness:
-            found = lower_bounds._measured(lower_bounds._Asked(
-                Constant("x", "what", unit, "how"), lambda stack: run, work), effort, harness)
+            found = lower_bounds._measured(
+                Constant("x", "what", unit, "how", lambda stack: run, work), effort, harness)
         first, = found.records()
         assert first.samples == pytest.approx([meant] * 3)
         assert (first.unit, first.notes) == (unit, ["what", "how, 64 and 512 rounds"])

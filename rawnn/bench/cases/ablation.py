@@ -6,13 +6,12 @@ import click
 import msgspec
 
 from rawnn.bench.case import BUDGET, DEVICE, MNIST, Case
-from rawnn.bench.harness import Harness
+from rawnn.bench.harness import Harness, require_gpu
 from rawnn.bench.render import training
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites, check_workloads
 from rawnn.bench.training import WorkloadOpt, measure_workloads, open_timed
-from rawnn.common.errors import ConfigError
-from rawnn.engine.config import Config, check_device
+from rawnn.engine.config import Config
 from rawnn.model.workloads import workload
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
@@ -42,10 +41,8 @@ def measure(harness: Harness, suites: Suites, *, repeats: int | None, dataset: s
 
     The fastest configuration is trained less one toggle at a time, and the base with one toggle at
     a time."""
-    check_device(device)
     opened = open_timed(harness, device)
-    if opened.device is None:
-        raise ConfigError(f"an ablation means something on a GPU only: {opened.machine.no_gpu}")
+    require_gpu(opened, "an ablation means something")
     tables: list[AblationSuite] = suites.ablation
     of = {pair: suite for suite in tables for t in ablated(suite, opened.machine)
           for pair in t.variants}

@@ -15,14 +15,13 @@ import numpy as np
 from msgspec import Meta
 
 from rawnn.bench.case import GPU_DEVICE, Case
-from rawnn.bench.harness import Harness, Sample, Variant
+from rawnn.bench.harness import Harness, Sample, Variant, require_gpu
 from rawnn.bench.launch_systems import KERNEL, SOURCE, SYSTEMS, N, Way, missing
 from rawnn.bench.record import Results
 from rawnn.bench.render import machine
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Settings, Suites
 from rawnn.common.errors import ConfigError, RawnnError
-from rawnn.engine.config import check_device
 from rawnn.engine.machine import Opened
 from rawnn.lab.arrays import array
 from rawnn.lab.kernel import Kernel
@@ -48,7 +47,6 @@ def measure(harness: Harness, suites: Suites, *, samples: int | None, count: int
 
     Exits with 1 if a launch of ours could not be measured; what others say stands in the table.
     """
-    check_device(device)
     opened = harness.open(device, TIMER)
     suite: LaunchesSuite = suites.launches
     measure_launches(harness, opened, samples or suite.samples, count or suite.launches)
@@ -60,17 +58,16 @@ def measure_launches(harness: Harness, opened: Opened, samples: int, launches: i
 
     Raises ConfigError without a GPU, and for more launches than a stream takes.
     """
-    if opened.device is None:
-        raise ConfigError(f"launches can be measured on a GPU only: {opened.machine.no_gpu}")
+    gpu = require_gpu(opened, "launches can be measured")
     if launches > MOST:
         raise ConfigError(f"launches = {launches}: take at most {MOST}, since the host has to wait "
                           f"for a stream that holds more")
-    if opened.device.backend.name == "sim":
+    if gpu.backend.name == "sim":
         from rawnn.sim import register
 
         register(KERNEL, lambda t, a: t.y.__iadd__(a["a"] * t.x), {"y": ("n",), "x": ("n",)},
                  reads=("x", "y"), writes=("y",))
-    kernel = Kernel(SOURCE, KERNEL, device=opened.device)
+    kernel = Kernel(SOURCE, KERNEL, device=gpu)
     variants, timed = [], {}
     for name, way in [*_own(kernel), *_others(kernel)]:
         found = _Timed(way, launches, kernel) if isinstance(way, Way) else None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rawnn.bench.case import GPU_DEVICE, Case
 from rawnn.bench.gpu_limits import GPU, METRICS, SUITE, Limits, keep
-from rawnn.bench.harness import Harness, Sample, Variant
+from rawnn.bench.harness import Harness, Sample, Variant, require_gpu
 from rawnn.bench.peers.worker import PATIENCE_S, STEADY, WARM_S
 from rawnn.bench.probing import ProbeDevice, Timed
 from rawnn.bench.record import Results
@@ -28,8 +28,7 @@ from rawnn.bench.render import machine
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites
 from rawnn.common.dtypes import numpy_dtype
-from rawnn.common.errors import ConfigError, RawnnError
-from rawnn.engine.config import check_device
+from rawnn.common.errors import RawnnError
 from rawnn.engine.machine import Opened
 from rawnn.ptx.limits import microbenchmarks as probes
 from rawnn.ptx.limits.microbenchmarks import Probe
@@ -74,25 +73,23 @@ def measure(harness: Harness, suites: Suites, *, samples: int | None, device: st
     The constants are kept for this GPU and driver. The column "x lower bound" of the other tables
     and `rawnn plan --cost` go by them.
     """
-    check_device(device)
     opened = harness.open(device, TIMER)
-    if opened.device is None:
-        raise ConfigError(f"limits can be measured on a GPU only: {opened.machine.no_gpu}")
+    gpu = require_gpu(opened, "limits can be measured")
     effort = default_effort(opened)
     suite: LowerBoundsSuite = suites.lower_bounds
     if samples or effort.least_ms:
         effort = replace(effort, samples=samples or suite.samples)
     measure_limits(harness, opened, effort)
     if any(r.samples for r in harness.results.where(SUITE) if r.variant != GPU) \
-            and opened.device.backend.name != "sim":
+            and gpu.backend.name != "sim":
         harness.notify(f"kept in {keep(harness.results)}")
 
 
 def measure_limits(harness: Harness, opened: Opened, effort: Effort) -> None:
     """Measure all constants of an open GPU; Ctrl-C ends it early, with those there are. A constant
     that this GPU has not, or that could not be measured, keeps the reason."""
-    assert opened.device is not None
-    with ProbeDevice(opened.device) as probing, harness.watch.during() as seen:
+    device = require_gpu(opened, "limits can be measured")
+    with ProbeDevice(device) as probing, harness.watch.during() as seen:
         gpu = _variant(harness, GPU, "multiprocessors")
         gpu.add(Sample({"multiprocessors": probing.target.multiprocessors,
                         "l2_bytes": probing.device.attribute("L2_CACHE_SIZE")}))
@@ -104,7 +101,7 @@ def measure_limits(harness: Harness, opened: Opened, effort: Effort) -> None:
                 found = _measured(one, effort, harness)
                 best[found.name] = _better(best.get(found.name), found)
                 harness.keep(best[found.name].records())
-                harness.progress(number, len(asked), 1, one.constant.what)
+                harness.progress(number, len(asked), 1, one.what)
         except KeyboardInterrupt:
             harness.interrupted = True
     if seen.conditions:
@@ -120,21 +117,14 @@ def default_effort(opened: Opened) -> Effort:
 
 @dataclass(frozen=True)
 class Constant:
-    """What is measured: its name, that in words, its unit, and what was run."""
+    """A constant to be measured: its name, that in words, its unit, and what is run. `make(stack)`
+    gives what is timed; `work` is what a round does, in bytes or operations, where the constant is
+    a rate. `rounds` are fixed ones. `reason` says why it cannot be measured here."""
 
     name: str
     what: str
     unit: str
     how: str
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A constant to be measured. `make(stack)` gives what is timed; `work` is what a round does, in
-    bytes or operations, where that is a rate. `rounds` are fixed ones. `reason` says why it cannot
-    be measured here."""
-
-    constant: Constant
     make: Callable[[ExitStack], Timed] | None = None
     work: float = 1.0
     rounds: tuple[int, int] | None = None
@@ -146,23 +136,22 @@ def _variant(harness: Harness, name: str, metric: str) -> Variant:
                    environment=harness.environment.key)
 
 
-def _measured(asked: _Asked, effort: Effort, harness: Harness) -> Variant:
-    constant = asked.constant
+def _measured(constant: Constant, effort: Effort, harness: Harness) -> Variant:
     variant = _variant(harness, constant.name, METRICS[constant.unit])
     variant.notes = [constant.what, constant.how]
-    if asked.make is None:
-        variant.refuse("unavailable", asked.reason)
+    if constant.make is None:
+        variant.refuse("unavailable", constant.reason)
         return variant
     try:
         with ExitStack() as stack:
-            _time(variant, asked, asked.make(stack), effort)
+            _time(variant, constant, constant.make(stack), effort)
     except RawnnError as error:
         variant.refuse("failed", str(error))
     return variant
 
 
-def _time(variant: Variant, asked: _Asked, run: Timed, effort: Effort) -> None:
-    few, many = asked.rounds or rounds_of(run, effort)
+def _time(variant: Variant, constant: Constant, run: Timed, effort: Effort) -> None:
+    few, many = constant.rounds or rounds_of(run, effort)
 
     def sample() -> float:
         """Microseconds of a round."""
@@ -179,10 +168,10 @@ def _time(variant: Variant, asked: _Asked, run: Timed, effort: Effort) -> None:
     if min(times) <= 0:
         variant.refuse("failed", f"{many} rounds took no longer than {few}")
         return
-    unit = asked.constant.unit
+    unit = constant.unit
     variant.notes[1] += f", {few} and {many} rounds" + ("" if steady else "; not steady")
     variant.add(Sample({variant.metric: times if unit == "us" else
-                        [asked.work / us / SCALE[unit] for us in times]}))
+                        [constant.work / us / SCALE[unit] for us in times]}))
 
 
 def rounds_of(run: Timed, effort: Effort) -> tuple[int, int]:
@@ -206,70 +195,66 @@ def _better(before: Variant | None, found: Variant) -> Variant:
 # -- what is asked ---------------------------------------------------------------------------------
 
 
-def _asked(probing: ProbeDevice, effort: Effort) -> Iterator[_Asked]:
+def _asked(probing: ProbeDevice, effort: Effort) -> Iterator[Constant]:
     yield from _launches(probing, effort)
     yield from _barriers(probing)
     yield from _memory(probing, effort)
     yield from _arithmetic(probing)
 
 
-def _launches(probing: ProbeDevice, effort: Effort) -> Iterator[_Asked]:
+def _launches(probing: ProbeDevice, effort: Effort) -> Iterator[Constant]:
     whole = probing.target.multiprocessors
-    yield _Asked(Constant("launch", "launch on a stream, from Python", "us",
-                        "an empty kernel of one block, one launch behind the other"),
-                 probing.launches)
-    yield _Asked(Constant("graph_launch", "launch of a graph", "us",
-                        "a graph of one empty kernel, one launch behind the other"),
-                 probing.graph_launches)
+    yield Constant("launch", "launch on a stream, from Python", "us",
+                   "an empty kernel of one block, one launch behind the other", probing.launches)
+    yield Constant("graph_launch", "launch of a graph", "us",
+                   "a graph of one empty kernel, one launch behind the other",
+                   probing.graph_launches)
     early = probing.target.lacks("programmatic launches")
     for blocks, name, words in ((1, "node", "one block"),
                                 (whole, "node_whole", f"{whole} blocks")):
-        yield _Asked(Constant(name, f"graph node, {words}", "us", "a chain of empty kernels"),
-                     partial(probing.chains, blocks=blocks, nodes=effort.nodes, early=False),
-                     rounds=effort.nodes)
-        constant = Constant(f"{name}_early", f"graph node, programmatic, {words}", "us",
-                       "a chain of empty kernels that wait and trigger")
-        yield _Asked(constant, reason=early) if early else _Asked(
-            constant, partial(probing.chains, blocks=blocks, nodes=effort.nodes, early=True),
-            rounds=effort.nodes)
+        yield Constant(name, f"graph node, {words}", "us", "a chain of empty kernels",
+                       partial(probing.chains, blocks=blocks, nodes=effort.nodes, early=False),
+                       rounds=effort.nodes)
+        yield Constant(f"{name}_early", f"graph node, programmatic, {words}", "us",
+                       "a chain of empty kernels that wait and trigger",
+                       None if early else partial(probing.chains, blocks=blocks,
+                                                  nodes=effort.nodes, early=True),
+                       rounds=effort.nodes, reason=early)
 
 
-def _barriers(probing: ProbeDevice) -> Iterator[_Asked]:
+def _barriers(probing: ProbeDevice) -> Iterator[Constant]:
     whole = probing.target.multiprocessors
-    yield _Asked(
-        Constant("grid_barrier", f"barrier of {whole} blocks", "us",
-               "a counter in the L2 cache, a block a multiprocessor"),
-        partial(probing.kernel, probe=probes.GRID_BARRIERS, blocks=whole, values={"blocks": whole},
-                counter=True))
+    yield Constant("grid_barrier", f"barrier of {whole} blocks", "us",
+                   "a counter in the L2 cache, a block a multiprocessor",
+                   partial(probing.kernel, probe=probes.GRID_BARRIERS, blocks=whole,
+                           values={"blocks": whole}, counter=True))
     lacking = probing.target.lacks("clusters")
     sizes = [size for size, blocks in sorted(probing.target.at_once.items()) if size > 1 and blocks]
     if lacking or not sizes:
         for name, what in (("cluster_barrier", "barrier of a cluster"),
                            ("exchange", "exchange within a cluster")):
-            yield _Asked(Constant(name, what, "us", ""), reason=lacking or "no cluster fits")
+            yield Constant(name, what, "us", "", reason=lacking or "no cluster fits")
         return
     for size in sizes:
         blocks = probing.target.at_once[size]
-        yield _Asked(
-            Constant(f"cluster_barrier_{size}", f"barrier of a cluster of {size} blocks", "us",
-                   f"{blocks} blocks at once"),
-            partial(probing.kernel, probe=probes.CLUSTER_BARRIERS, blocks=blocks,
-                    values={"blocks": blocks}, cluster=size, counter=True))
+        yield Constant(f"cluster_barrier_{size}", f"barrier of a cluster of {size} blocks", "us",
+                       f"{blocks} blocks at once",
+                       partial(probing.kernel, probe=probes.CLUSTER_BARRIERS, blocks=blocks,
+                               values={"blocks": blocks}, cluster=size, counter=True))
     for size in sizes:
         blocks = probing.target.at_once[size]
         for quads, name, what, unit in (
                 (32, "exchange", "exchange of 512 bytes, each with each of", "us"),
                 (probes.MOST_QUADS, "exchange_bytes", "bytes that a block gets, in a cluster of",
                  "GB/s")):
-            rate = unit == "GB/s"
-            yield _Asked(
-                Constant(f"{name}_{size}", f"{what} {size} blocks", "GB/s" if rate else "us",
-                       f"{quads * 16:,} bytes sent to each block's shared memory, and read there"),
-                partial(probing.exchange, blocks=blocks, size=size, quads=quads),
-                work=16.0 * quads * size if rate else 1.0)
+            yield Constant(f"{name}_{size}", f"{what} {size} blocks", unit,
+                           f"{quads * 16:,} bytes sent to each block's shared memory, and read "
+                           f"there", partial(probing.exchange, blocks=blocks, size=size,
+                                             quads=quads),
+                           work=16.0 * quads * size if unit == "GB/s" else 1.0)
 
 
-def _memory(probing: ProbeDevice, effort: Effort) -> Iterator[_Asked]:
+def _memory(probing: ProbeDevice, effort: Effort) -> Iterator[Constant]:
     cache = probing.device.attribute("L2_CACHE_SIZE")
     large = min(max(effort.times_l2 * cache, 1 << 12), effort.most_bytes,
                 probing.device.free_memory() // 4) // 4096 * 4096
@@ -280,40 +265,36 @@ def _memory(probing: ProbeDevice, effort: Effort) -> Iterator[_Asked]:
             ("write", "device memory, written", probes.WRITE, large, 1),
             ("copy", "device memory, read and written by a copy", probes.COPY, large, 2),
             ("l2_read", "L2 cache, read", probes.READ, small, 1)):
-        yield _Asked(
-            Constant(name, what, "GB/s", f"{nbytes:,} bytes by {blocks} blocks"),
-            partial(probing.memory, probe=probe, blocks=blocks, nbytes=nbytes),
-            work=float(nbytes * times))
+        yield Constant(name, what, "GB/s", f"{nbytes:,} bytes by {blocks} blocks",
+                       partial(probing.memory, probe=probe, blocks=blocks, nbytes=nbytes),
+                       work=float(nbytes * times))
     nbytes = min(large, 1 << 28)
     for name, what, up in (("host_to_device", "page-locked host memory to the device", True),
                            ("device_to_host", "the device to page-locked host memory", False)):
-        yield _Asked(Constant(name, what, "GB/s", f"copies of {nbytes:,} bytes"),
-                     partial(probing.copies, nbytes=nbytes, up=up), work=float(nbytes))
+        yield Constant(name, what, "GB/s", f"copies of {nbytes:,} bytes",
+                       partial(probing.copies, nbytes=nbytes, up=up), work=float(nbytes))
 
 
-def _arithmetic(probing: ProbeDevice) -> Iterator[_Asked]:
+def _arithmetic(probing: ProbeDevice) -> Iterator[Constant]:
     whole = probing.target.multiprocessors
     blocks = whole * probes.MOST_BLOCKS
-    yield _Asked(
-        Constant("fma", "float32, fused multiply-add", "TFLOP/s", f"{blocks} blocks"),
-        partial(probing.kernel, probe=probes.FMA, blocks=blocks,
-                values={"scale": 0.5, "shift": 1.0}),
-        work=float(probes.FMA.operations * blocks))
+    yield Constant("fma", "float32, fused multiply-add", "TFLOP/s", f"{blocks} blocks",
+                   partial(probing.kernel, probe=probes.FMA, blocks=blocks,
+                           values={"scale": 0.5, "shift": 1.0}),
+                   work=float(probes.FMA.operations * blocks))
     for numbers, several in probes.TENSOR_CORE_PROBES.items():
         for probe in several:
             yield _product(probing, numbers, probe, whole if probe.specific else blocks)
 
 
-def _product(probing: ProbeDevice, numbers: str, probe: Probe, blocks: int) -> _Asked:
-    way = "wgmma" if probe.specific else "mma.sync"
-    constant = Constant(f"tensor_{numbers}", f"tensor cores, {numbers}", "TFLOP/s",
-                   f"{way}, {blocks} blocks, normally distributed numbers")
-    if lacking := probe.lacks(probing.target):
-        return _Asked(constant, reason=lacking)
-    words = 12288 if probe.specific else 192
-    numbers_there = random_words(words, NUMBERS[numbers])
-    return _Asked(constant, partial(probing.kernel, probe=probe, blocks=blocks, values={},
-                                 words=numbers_there), work=float(probe.operations * blocks))
+def _product(probing: ProbeDevice, numbers: str, probe: Probe, blocks: int) -> Constant:
+    way, lacking = "wgmma" if probe.specific else "mma.sync", probe.lacks(probing.target)
+    words = random_words(12288 if probe.specific else 192, NUMBERS[numbers])
+    return Constant(f"tensor_{numbers}", f"tensor cores, {numbers}", "TFLOP/s",
+                    f"{way}, {blocks} blocks, normally distributed numbers",
+                    None if lacking else partial(probing.kernel, probe=probe, blocks=blocks,
+                                                 values={}, words=words),
+                    work=float(probe.operations * blocks), reason=lacking)
 
 
 def random_words(count: int, type_: str) -> NDArray[np.uint32]:

@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from rawnn.bench.case import GPU_DEVICE, Case
-from rawnn.bench.harness import Harness, precision_name
+from rawnn.bench.harness import Harness, precision_name, require_gpu
 from rawnn.bench.peers.comparison import task_of
 from rawnn.bench.peers.problem import LEARNING_RATES, STEPS, Loss, Problem, Rule
 from rawnn.bench.peers.rawnn_system import dataset
@@ -23,7 +23,7 @@ from rawnn.bench.render import machine
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Suites
 from rawnn.common.errors import ConfigError
-from rawnn.engine.config import check_device, parse_layers
+from rawnn.engine.config import parse_layers
 from rawnn.engine.machine import Opened
 from rawnn.engine.resolved_options import resolve_options
 from rawnn.engine.run_planner import RunPlanner
@@ -51,7 +51,6 @@ def measure(harness: Harness, suites: Suites, *, layers: str, batch: int, loss: 
     Inputs are random. Stamps take some cycles themselves: the time without them stands above the
     table.
     """
-    check_device(device)
     problem = Problem(name="phases", seed=0, layers=parse_layers(layers), batch=batch, loss=loss,
                       optimizer=optimizer, lr=LEARNING_RATES[optimizer], steps=steps)
     opened = harness.open(device, TIMER)
@@ -68,9 +67,7 @@ def trace_phases(harness: Harness, opened: Opened, problem: Problem, opt: str) -
     events around its epoch (`kernel_us`, `epoch_us`), and `clock_mhz`. Raises ConfigError without a
     GPU, and where `opt` does not come to one launch an epoch.
     """
-    if opened.device is None:
-        raise ConfigError(f"phases can be traced on a GPU only: {opened.machine.no_gpu}")
-    device = opened.device
+    device = require_gpu(opened, "phases can be traced")
     config = problem.config(opt, "gpu" if device.backend.name == "cuda" else device.backend.name)
     planner = RunPlanner(config, dataset(problem), opened, None, harness.notify)
     selection, work = planner.select_and_prepare(opt)

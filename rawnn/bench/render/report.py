@@ -206,12 +206,7 @@ def _cards(found: Sequence[Found]) -> list[Card]:
 
 def _compilation(networks: Sequence[nets.Network]) -> list[Card]:
     """Seconds until the fastest program of a network was ready, in the median."""
-    seconds = {}
-    for system in (nets.OURS, *nets.peers_of(networks)):
-        found = [s for n in networks if (e := n.best((system,), nets.PRECISIONS))
-                 for s in e.samples("setup_s")]
-        if found:
-            seconds[system] = median(found)
+    seconds = sample.setup_medians(networks)
     if nets.OURS not in seconds:
         return []
     mine = seconds.pop(nets.OURS)
