@@ -24,9 +24,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from examples.lab.series import HERE, TOPICS, learned  # noqa: E402
-from rawnn.bench.peers.problem import BATCHES, DEPTHS, WIDTHS  # noqa: E402
+from rawnn.bench.peers.training_problem import BATCHES, DEPTHS, WIDTHS  # noqa: E402
 from rawnn.bench.record import Results, read_results  # noqa: E402
-from rawnn.bench.render import curves, peers, sample, training  # noqa: E402
+from rawnn.bench.render import (  # noqa: E402
+    loss_curves,
+    peer_programs,
+    random_networks,
+    training,
+)
 from rawnn.bench.render.charts import Chart  # noqa: E402
 from rawnn.bench.render.grid import Grid  # noqa: E402
 from rawnn.bench.render.networks import NAMES, networks, peers_of  # noqa: E402
@@ -104,10 +109,10 @@ all of them."""
 def about_the_sample(results: Results) -> str:
     """What the random networks are and where they were measured, in sentences."""
     found = networks(results, "sample")
-    place, several = results.place(found[0].entries[0]), len(sample.samples_of(results))
+    place, several = results.place(found[0].entries[0]), len(random_networks.samples_of(results))
     names = " and ".join(NAMES[p] for p in peers_of(found))
     in_samples = f" in {several} random samples" if several > 1 else ""
-    left = len(sample.asked(results)) - len(found)
+    left = len(random_networks.asked(results)) - len(found)
     missing = f" {left} more were not reached: {results.ended.get('sample', '')}." if left else ""
     return (f"Time of the faster of {names} over that of `best`, so **above 1 rawnn is faster**: "
             f"{len(found)} random networks{in_samples},\n{DEPTHS[0]} to {DEPTHS[1]} layers of "
@@ -118,9 +123,9 @@ def about_the_sample(results: Results) -> str:
 
 def against_the_best(results: Results) -> list[Grid]:
     """The random networks against the better of the peers, a row for each of FRONT_CLASSES."""
-    _, every = sample.sample(results)
+    _, every = random_networks.sample(results)
     rows = []
-    for line in sample.against_best(networks(results, "sample")):
+    for line in random_networks.against_best(networks(results, "sample")):
         if line.name in FRONT_CLASSES:
             mean, low, high = line.mean
             rows.append([line.name, f"**{mean:.2f} x**", f"{low:.2f}-{high:.2f}",
@@ -137,11 +142,11 @@ def slower() -> str:
         for network, batch, precision, ratio in rows:
             lines.setdefault((network, batch, commit), []).append(f"{ratio} in {precision}")
     found = networks(results_of(SAMPLE), "sample")
-    steps = sample.break_even_steps(found)
+    steps = random_networks.break_even_steps(found)
     (run_steps,) = {e.conditions["run_steps"] for n in found for e in n.entries
                     if "run_steps" in e.conditions}
     seconds = ", ".join(f"{NAMES[name]} {value:.1f} s"
-                        for name, value in sample.setup_medians(found).items())
+                        for name, value in random_networks.setup_medians(found).items())
     return "\n".join([
         *(f"- {network} at batch {batch}: {'; '.join(ratios)} ({large.gpu}, commit {commit})"
           for (network, batch, commit), ratios in lines.items()),
@@ -181,9 +186,9 @@ MEASURED = (
     Block("README.md", "random", SAMPLE, against_the_best, above=about_the_sample),
     Block("docs/measuring.md", "ladder", "ladder-h200", suite("ladder"), ("reference",),
           notes=False),
-    Block("docs/peers.md", "peers", "peers-h200", peers.headline, above=about_the_peers),
+    Block("docs/peers.md", "peers", "peers-h200", peer_programs.headline, above=about_the_peers),
     Block("docs/peers.md", "random", SAMPLE, suite("sample")),
-    Block("docs/peers.md", "workloads", "peers-h200", peers.programs("peers")),
+    Block("docs/peers.md", "workloads", "peers-h200", peer_programs.programs("peers")),
     Block("docs/workloads.md", "h200", "workloads-h200", suite("workloads")),
     Block("docs/workloads.md", "h100", "workloads-h100", suite("workloads")),
     Block("docs/floors.md", "floors", "lower-bounds-h200", suite("lower-bounds")),
@@ -193,7 +198,7 @@ MEASURED = (
     Block("docs/suites.md", "sweep", "sweep-h200", suite("sweep"),
           above=pictured(("sweep-batch", "sweep-width"))),
     Block("docs/suites.md", "curves", "curves-h200", suite("curves"),
-          above=lambda results: pictured(list(curves.curve_charts(results)))(results)),
+          above=lambda results: pictured(list(loss_curves.curve_charts(results)))(results)),
     *(Block("docs/scaling.md", name, f"{name}-h200", suite("scaling")) for name in SCALING),
 )
 """Every block that is made of one results file."""
@@ -246,9 +251,9 @@ def other_samples() -> str:
             continue
         results = results_of(path.stem)
         found = networks(results, "sample")
-        means = {s.name: s.mean[0] for s in sample.against_best(found)}
+        means = {s.name: s.mean[0] for s in random_networks.against_best(found)}
         place = results.place(found[0].entries[0])
-        said = ", ".join(f"{name} {means[name]:.2f} x" for name in sample.CHARTED)
+        said = ", ".join(f"{name} {means[name]:.2f} x" for name in random_networks.CHARTED)
         where = f"{place.date[:10]}, {place.machine}, commit {place.commit[:7]}"
         lines.append((place.date, f"- {where}: {said} ({len(found)} networks, "
                                   f"[samples](../results/{path.name}))"))

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, Literal
 
 from rawnn.bench.harness import Harness, Sample, Variant
-from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.rawnn_system import dataset as dataset_of
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.record import Entry, Results
 from rawnn.bench.statistics import ENOUGH, Ratio, geometric_mean, ratio

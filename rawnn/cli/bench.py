@@ -26,7 +26,7 @@ from rawnn.bench.regressions import (
     pairs_of,
 )
 from rawnn.bench.render.charts import require_matplotlib
-from rawnn.bench.render.report import write_report
+from rawnn.bench.render.html_report import write_report
 from rawnn.bench.render.suites import markdown, plot_ladder
 from rawnn.bench.suites import read_suites, suite_name
 from rawnn.cli import tables

@@ -13,7 +13,7 @@ from rawnn.cli.screen import sentences, table_console
 from rawnn.common.errors import ConfigError
 from rawnn.common.target import NAMED, gpu_named
 from rawnn.common.words import counted
-from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.engine.runners.prepared_run import row_by_row_operands, with_unaligned_rows
 from rawnn.graphs.unrolling import GraphPlan, epoch_graphs
 from rawnn.opts import select
@@ -118,7 +118,7 @@ def _programmatic(graph: GraphPlan) -> list[tuple[int, ...]]:
     it from their PTX."""
     from rawnn.cuda.device import Device
     from rawnn.engine.runners.lowering import Lowering
-    from rawnn.graphs.programmatic import programmatic_edges
+    from rawnn.graphs.programmatic_edges import programmatic_edges
     from rawnn.sim import Simulation
 
     target = graph.plan.target

@@ -24,7 +24,7 @@ from rawnn.cuda.backend import Backend
 from rawnn.cuda.compiling.batch import Batch, Job
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.compile import Compiled, compile_source
-from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.compiling.signature import KernelSignature, find_kernel, parse_kernels
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX, MINIMUM_DRIVER
 from rawnn.cuda.errors import CallFailed, check

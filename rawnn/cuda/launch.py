@@ -149,7 +149,7 @@ class KernelLaunch:
     `cluster` is the shape of a thread block cluster in blocks (from sm_90 on; it must divide the
     grid; more than 8 blocks are not portable and allowed here at once). With `programmatic` a
     launch on a stream may begin once the kernel before it has triggered; only a kernel that waits
-    (rawnn.cuda.compiling.programmatic proves it) may be given that. A `cooperative` kernel has
+    (rawnn.cuda.compiling.launch_proof proves it) may be given that. A `cooperative` kernel has
     all its blocks on the GPU at once, so that they may wait for each other; the driver refuses one
     of more blocks than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE). `priority` counts in graphs:
     below 0 it gets the first multiprocessors that come free.

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Command, KernelLaunch
 from rawnn.graphs.graph import ExecutableGraph, Graph
-from rawnn.graphs.programmatic import programmatic_edges
+from rawnn.graphs.programmatic_edges import programmatic_edges
 from rawnn.graphs.unrolling import GraphPlan
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan

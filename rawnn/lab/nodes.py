@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rawnn.common.errors import ConfigError
-from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.graphs.graph import Graph as DriverGraph
 from rawnn.lab.array_exchange import imported
@@ -129,7 +129,7 @@ def edges_of(nodes: Sequence[Node], derive: bool) -> list[Edges]:
 
 def _may_overtake(node: Node, before: Node, edges: Edges) -> bool:
     """Whether a kernel that waits by itself may begin before the node ahead has ended: as
-    rawnn.graphs.programmatic decides for the engine."""
+    rawnn.graphs.programmatic_edges decides for the engine."""
     if before.kind != "kernel":
         return False
     if not node.early:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rawnn.cuda.compiling.symbols import find_symbol, static_shared
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX
-from rawnn.sim import programmatic
+from rawnn.sim import griddepcontrol
 from rawnn.sim.effects import Effects
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import seam
@@ -51,8 +51,8 @@ class ModuleCalls(Effects):
         self.functions[handle] = Kernel(
             self.simulation.memory, self.simulation.launcher, image.name, expression,
             instance(image.name, image.source, expression), launch_bounds(image.source, base),
-            waits=programmatic.waits(image.text, base, image.programmatic),
-            triggers=programmatic.triggers(image.text, base, image.programmatic),
+            waits=griddepcontrol.waits(image.text, base, image.programmatic),
+            triggers=griddepcontrol.triggers(image.text, base, image.programmatic),
             static_shared=static_shared(image.source, base),
         )
         functions.append(handle)

@@ -11,8 +11,8 @@ from typing import Any
 
 from rawnn.cuda.compiling.compile import NOWHERE
 from rawnn.cuda.compiling.includes import with_included
-from rawnn.cuda.compiling.programmatic import TRIGGER, WAIT
-from rawnn.sim import programmatic
+from rawnn.cuda.compiling.launch_proof import TRIGGER, WAIT
+from rawnn.sim import griddepcontrol
 from rawnn.sim.codes import describe
 from rawnn.sim.errors import Refused
 from rawnn.sim.faults import seam
@@ -124,7 +124,7 @@ class SimNvrtc:
         lines = [f"// {image.name}, simulated, {image.arch}"]
         for expression, name in image.lowered.items():
             kernel = kernel_of(expression)
-            code = [(programmatic.waits, WAIT), (programmatic.triggers, TRIGGER)]
+            code = [(griddepcontrol.waits, WAIT), (griddepcontrol.triggers, TRIGGER)]
             body = [f"{word};" for does, word in code
                     if does(image.text, kernel, image.programmatic)]
             lines += [f".entry {name}(", ")", "{", *body, "ret;", "}"]

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from rawnn.bench.conditions import Watch
 from rawnn.bench.harness import Harness, Sample, Variant
-from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import Made
 from rawnn.bench.record import Environment, Record, Results
 from rawnn.cli.bench import bench

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rawnn.bench.cases.sample import part_of, random_networks, samples_of, thorough
-from rawnn.bench.peers.comparison import Rules, Task, compare, failures, task_of
 from rawnn.bench.peers.lanes import Lane, Lanes, most
-from rawnn.bench.peers.problem import Problem, sampled, smaller
 from rawnn.bench.peers.process import SystemProcess
+from rawnn.bench.peers.system_comparison import Rules, Task, compare, failures, task_of
+from rawnn.bench.peers.training_problem import Problem, sampled, smaller
 from rawnn.bench.peers.worker import Prepare
 from rawnn.bench.record import Results, read_results
 from rawnn.bench.regressions import pairs_of
@@ -165,7 +165,8 @@ def test_a_system_that_breaks_is_an_entry_and_the_others_go_on() -> None:
 
 
 def test_what_is_wrong_or_failed_of_ours_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rawnn.bench.peers.comparison.share", lambda right, problem, made: 2.5)
+    monkeypatch.setattr("rawnn.bench.peers.system_comparison.share",
+                        lambda right, problem, made: 2.5)
     found = compared([task_of(tiny(steps=4), "sample/3")])
     assert {(e.status, e.reason) for e in found.entries()} == {
         ("wrong", "its losses are off by 2.5 times the tolerance")}

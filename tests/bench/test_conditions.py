@@ -9,7 +9,7 @@ import pytest
 
 from rawnn.bench.conditions import Conditions, Watch, nvml_name
 from rawnn.bench.peers import worker
-from rawnn.bench.peers.comparison import Rules, compare, task_of
+from rawnn.bench.peers.system_comparison import Rules, compare, task_of
 from rawnn.bench.peers.worker import timed
 from tests.bench.measuring import standing, tiny
 

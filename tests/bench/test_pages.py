@@ -9,7 +9,7 @@ import pytest
 import tools.pages
 from rawnn.bench.record import Results
 from rawnn.bench.render.grid import Grid
-from rawnn.bench.render.sample import samples_of
+from rawnn.bench.render.random_networks import samples_of
 from rawnn.bench.render.suites import SUITES
 from rawnn.opts import TOGGLES
 from tests import requires

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rawnn.bench.peers import rounding
-from rawnn.bench.peers.check import Reference, reference, windows
+from rawnn.bench.peers.loss_check import Reference, reference, windows
 from rawnn.bench.peers.numpy_system import Loop, as_it_is
-from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.process import SystemProcess, missing
 from rawnn.bench.peers.rawnn_system import Training, dataset
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import TRUTH, Prepare, Program, first_losses
 from rawnn.engine.machine import open_device
 from tests.bench.measuring import made_of, tiny

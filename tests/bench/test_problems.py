@@ -10,8 +10,8 @@ import pytest
 
 from rawnn.bench.cases.peers import of_workloads
 from rawnn.bench.cases.sample import forms_of, random_networks
-from rawnn.bench.peers.problem import SAMPLE_VERSION, sampled
 from rawnn.bench.peers.process import missing
+from rawnn.bench.peers.training_problem import SAMPLE_VERSION, sampled
 from rawnn.common.errors import ConfigError
 from tests.bench.measuring import tiny
 

@@ -9,8 +9,8 @@ import pytest
 from rawnn.bench.record import Results
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.networks import networks
-from rawnn.bench.render.peers import headline
-from rawnn.bench.render.sample import break_even_steps, sample, setup_medians, summaries
+from rawnn.bench.render.peer_programs import headline
+from rawnn.bench.render.random_networks import break_even_steps, sample, setup_medians, summaries
 from rawnn.bench.render.suites import SUITES, markdown
 from rawnn.bench.render.tables import groups, unequal
 from rawnn.bench.render.texts import bound_multiple, factor, milliseconds, three_digits

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from rawnn.bench.case import Case
 from rawnn.bench.record import Environment, Record, Results, read_all
-from rawnn.bench.render.report import parts_of
+from rawnn.bench.render.html_report import parts_of
 from rawnn.bench.suites import read_suites
 from rawnn.cli import bench as bench_module
 from rawnn.cli.bench import bench

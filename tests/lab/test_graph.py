@@ -11,7 +11,7 @@ import pytest
 
 import rawnn
 from rawnn.common.errors import ConfigError
-from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.lab.nodes import Edges, Node, Span, edges_of

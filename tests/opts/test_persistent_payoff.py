@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rawnn.bench.peers.problem import RUN_STEPS, STEPS
+from rawnn.bench.peers.training_problem import RUN_STEPS, STEPS
 from rawnn.bench.record import read_results
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer

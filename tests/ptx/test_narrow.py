@@ -10,7 +10,7 @@ import pytest
 
 from rawnn.common.dtypes import rounded
 from rawnn.cuda.compiling.compile import compile_source
-from rawnn.cuda.compiling.programmatic import prove
+from rawnn.cuda.compiling.launch_proof import prove
 from rawnn.cuda.compiling.resources import spills
 from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
 from rawnn.model.layers import Network

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rawnn.common.errors import CompileError
-from rawnn.cuda.compiling.programmatic import Proof, prove
+from rawnn.cuda.compiling.launch_proof import Proof, prove
 from rawnn.cuda.compiling.signature import parse_kernels
 from rawnn.ptx import SOURCES
 from tests import requires

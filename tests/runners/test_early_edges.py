@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rawnn.cuda.compiling.programmatic import Proof
-from rawnn.graphs.programmatic import programmatic_edges
+from rawnn.cuda.compiling.launch_proof import Proof
+from rawnn.graphs.programmatic_edges import programmatic_edges
 
 
 def op(name: str, written: str, **attributes: Any) -> Any:

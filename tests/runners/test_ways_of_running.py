@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError
-from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import OrderingEvent, Stream
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.overlap import buffer_plans, fetching
-from rawnn.graphs.programmatic import (
+from rawnn.graphs.programmatic_edges import (
     OVERTAKEN,
     independent_successors,
     may_overtake_any,

@@ -8,7 +8,7 @@ from rawnn import ptx
 from rawnn.cuda.device import Device
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.sim import Simulation
-from rawnn.sim.programmatic import triggers, waits
+from rawnn.sim.griddepcontrol import triggers, waits
 from tests.catalogue import cases
 
 ASM = 'asm volatile("griddepcontrol.wait;" ::: "memory");'

@@ -11,8 +11,10 @@ import click
 from rawnn.bench.case import DEVICE, WORKLOADS, Case, peer_option
 from rawnn.bench.cases.peers import PEER_DATASET, PeersSuite, of_workloads
 from rawnn.bench.harness import Harness, Variant
-from rawnn.bench.peers.check import reference
-from rawnn.bench.peers.comparison import (
+from rawnn.bench.peers.lanes import Lanes, Prepared
+from rawnn.bench.peers.loss_check import reference
+from rawnn.bench.peers.rounding import share
+from rawnn.bench.peers.system_comparison import (
     TURN_S,
     Rules,
     Task,
@@ -23,11 +25,9 @@ from rawnn.bench.peers.comparison import (
     program,
     task_of,
 )
-from rawnn.bench.peers.lanes import Lanes, Prepared
-from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.worker import TRUTH, Prepare
 from rawnn.bench.record import Results
-from rawnn.bench.render import curves as shown
+from rawnn.bench.render import loss_curves as shown
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Suites
 

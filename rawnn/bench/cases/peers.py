@@ -9,10 +9,10 @@ import click
 
 from rawnn.bench.case import BUDGET, DEVICE, WORKLOADS, Case, peer_option
 from rawnn.bench.harness import Harness
-from rawnn.bench.peers.comparison import compare_systems, failures, task_of
-from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.system_comparison import compare_systems, failures, task_of
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.render.networks import OURS
-from rawnn.bench.render.peers import headline, programs
+from rawnn.bench.render.peer_programs import headline, programs
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites, check_workloads
 from rawnn.data.synthetic import EXAMPLES

@@ -15,9 +15,9 @@ import numpy as np
 
 from rawnn.bench.case import GPU_DEVICE, Case
 from rawnn.bench.harness import Harness, precision_name, require_gpu
-from rawnn.bench.peers.comparison import task_of
-from rawnn.bench.peers.problem import LEARNING_RATES, STEPS, Loss, Problem, Rule
 from rawnn.bench.peers.rawnn_system import dataset
+from rawnn.bench.peers.system_comparison import task_of
+from rawnn.bench.peers.training_problem import LEARNING_RATES, STEPS, Loss, Problem, Rule
 from rawnn.bench.record import Record, records_of
 from rawnn.bench.render import machine
 from rawnn.bench.render.view import View

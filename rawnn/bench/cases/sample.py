@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
 from rawnn.bench.harness import Harness
-from rawnn.bench.peers.comparison import Task, compare_systems, device_of, failures, task_of
-from rawnn.bench.peers.problem import (
+from rawnn.bench.peers.system_comparison import Task, compare_systems, device_of, failures, task_of
+from rawnn.bench.peers.training_problem import (
     SAMPLE_VERSION,
     Problem,
     sampled,
@@ -20,7 +20,7 @@ from rawnn.bench.peers.problem import (
     smaller,
 )
 from rawnn.bench.record import Results
-from rawnn.bench.render import sample as shown
+from rawnn.bench.render import random_networks as shown
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites
 from rawnn.common.errors import ConfigError

@@ -9,9 +9,9 @@ import msgspec
 
 from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
 from rawnn.bench.harness import Harness
-from rawnn.bench.peers.comparison import compare_systems, failures, task_of
-from rawnn.bench.peers.problem import Problem
-from rawnn.bench.render import peers as shown
+from rawnn.bench.peers.system_comparison import compare_systems, failures, task_of
+from rawnn.bench.peers.training_problem import Problem
+from rawnn.bench.render import peer_programs as shown
 from rawnn.bench.render.networks import OURS
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites

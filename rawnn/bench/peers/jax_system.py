@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import Offer
 
 PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "tensorfloat32"}

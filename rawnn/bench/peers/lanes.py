@@ -18,8 +18,8 @@ from time import monotonic
 
 import msgspec
 
-from rawnn.bench.peers.problem import Problem
 from rawnn.bench.peers.process import SystemProcess
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import Made, Prepare, Timed
 
 SHARES = {"jax": 9, "torch": 3, "rawnn": 4}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.check import WINDOW
-from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.loss_check import WINDOW
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import CHECKED_EPOCHS, Offer
 
 LIMIT_S = 0.5

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.bench.costing import footprint
-from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import Offer
 from rawnn.data import Dataset, from_arrays
 from rawnn.engine.config import Config

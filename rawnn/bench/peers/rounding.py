@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.check import Reference, windows
+from rawnn.bench.peers.loss_check import Reference, windows
 from rawnn.bench.peers.numpy_system import Loop
-from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import CHECKED_EPOCHS, Made
 
 BITS = {"tf32": 10, "bf16": 7}

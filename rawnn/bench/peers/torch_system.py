@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import TRUTH, Offer
 
 GRAPHS = ("graph", "graph, gathered first")

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.problem import Problem
+from rawnn.bench.peers.training_problem import Problem
 
 TRUTH = "float64"
 """The number class of a program that is only there to say what the losses ought to be."""

@@ -21,7 +21,7 @@ from rawnn.cuda.compiling import headers
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.fixes import NAMES, misnamed_expressions, suggest_fixes
 from rawnn.cuda.compiling.includes import follow_includes, read_source
-from rawnn.cuda.compiling.programmatic import Proof, prove
+from rawnn.cuda.compiling.launch_proof import Proof, prove
 from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.compiling.translation import DYNAMIC, Omission, Translation
 from rawnn.cuda.errors import check

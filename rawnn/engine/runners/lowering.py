@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from rawnn.common.cuda_text import CudaText
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.batch import Batch, Job
-from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.engine.runners.arguments import kernel_arguments, kernel_maps
-from rawnn.graphs.programmatic import may_overtake_any
+from rawnn.graphs.programmatic_edges import may_overtake_any
 from rawnn.plan.op import Op
 from rawnn.plan.ops.collectives import ORDERING_TOKEN, pairs, wholes
 from rawnn.plan.plan import Plan

@@ -1,7 +1,7 @@
 // Programmatic dependent launch: a kernel begins while those before it still run, as soon as each of
 // them has triggered, and waits for their end before it touches what they write.
 //
-// The rules, which rawnn.cuda.compiling.programmatic proves from the PTX of every kernel launched so:
+// The rules, which rawnn.cuda.compiling.launch_proof proves from the PTX of every kernel launched so:
 //   - pdl_wait() stands on every thread's path, ahead of any access to global memory. Reads that no
 //     kernel directly before this one writes (a whole data set, say) may stand ahead of it.
 //   - pdl_trigger() stands behind pdl_wait(), if anywhere: a kernel that ends without has triggered.

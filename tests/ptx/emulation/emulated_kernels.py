@@ -15,7 +15,7 @@ from emulated_arrays import FUNCTORS
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from rawnn.ptx import SOURCES
-from rawnn.sim.programmatic import waits
+from rawnn.sim.griddepcontrol import waits
 from tests.ptx.emulator.emulator import Kernels, Twin, signature_of, with_headers
 
 SMALL = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")

@@ -16,11 +16,11 @@ from time import monotonic
 
 from rawnn.bench.conditions import Watch
 from rawnn.bench.harness import CUT_OFF, Harness, Sample, Variant, place_of
-from rawnn.bench.peers.check import reference
 from rawnn.bench.peers.lanes import Lanes, Prepared
-from rawnn.bench.peers.problem import RUN_STEPS, Problem
+from rawnn.bench.peers.loss_check import reference
 from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.rounding import share
+from rawnn.bench.peers.training_problem import RUN_STEPS, Problem
 from rawnn.bench.peers.worker import TRUTH, Made, Prepare
 from rawnn.bench.record import Entry, Record, Results, Value
 from rawnn.bench.render.networks import OURS, PRECISIONS, Network, peers_of, system

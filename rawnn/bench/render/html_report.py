@@ -15,7 +15,7 @@ from statistics import median
 
 from rawnn.bench.record import Results, read_all
 from rawnn.bench.render import networks as nets
-from rawnn.bench.render import sample
+from rawnn.bench.render import random_networks
 from rawnn.bench.render.charts import PAGE_VARIABLES
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.suites import SUITES
@@ -177,15 +177,15 @@ def _first(found: Sequence[Found], suite: str) -> Results | None:
 def _cards(found: Sequence[Found]) -> list[Card]:
     """Four numbers of the random networks; without those, of the ladder."""
     if (results := _first(found, "sample")) and (networks := nets.networks(results, "sample")):
-        lines = {s.name: s for s in sample.against_best(networks)}
+        lines = {s.name: s for s in random_networks.against_best(networks)}
         cards = []
-        for name, colour in zip(sample.CHARTED, ("blue", "orange"), strict=True):
+        for name, colour in zip(random_networks.CHARTED, ("blue", "orange"), strict=True):
             if name in lines:
                 mean, low, high = lines[name].mean
                 cards.append(Card(f"{mean:.2f}x", name, f"{low:.2f}-{high:.2f}, "
                                   f"{len(lines[name].speedups)} networks", colour))
         if line := next(iter(lines.values()), None):
-            line = lines.get(sample.CHARTED[0], line)
+            line = lines.get(random_networks.CHARTED[0], line)
             slower = sum(value < 1 for value, _ in line.speedups)
             cards.append(Card(f"{line.worst[0]:.2f}x", f"worst network, {line.name}",
                               f"slower in {slower} of {len(line.speedups)}",
@@ -206,7 +206,7 @@ def _cards(found: Sequence[Found]) -> list[Card]:
 
 def _compilation(networks: Sequence[nets.Network]) -> list[Card]:
     """Seconds until the fastest program of a network was ready, in the median."""
-    seconds = sample.setup_medians(networks)
+    seconds = random_networks.setup_medians(networks)
     if nets.OURS not in seconds:
         return []
     mine = seconds.pop(nets.OURS)
@@ -239,7 +239,7 @@ def _wins(found: Sequence[Found]) -> Grid | None:
     """In how many networks rawnn is the faster, a class of precisions a row."""
     rows = []
     for suite, networks, _ in _newest(found):
-        for line in sample.against_best(networks):
+        for line in random_networks.against_best(networks):
             mean, low, high = line.mean
             faster = sum(value > 1 for value, _ in line.speedups)
             rows.append([SUITES[suite].title, line.name, f"{mean:.2f}x", f"{low:.2f}-{high:.2f}",
@@ -261,7 +261,7 @@ def _losses(found: Sequence[Found]) -> Grid | None:
     for suite, networks, _ in several:
         rivals = nets.peers_of(networks)
         for network in networks:
-            for name, (ours, theirs) in sample.CLASSES.items():
+            for name, (ours, theirs) in random_networks.CLASSES.items():
                 mine, other = network.best((nets.OURS,), ours), network.best(rivals, theirs)
                 if mine is None or other is None or not network.is_compared(rivals, theirs):
                     continue
@@ -284,7 +284,7 @@ def _fact(suite: str, results: Results) -> str:
     """The most useful number of a suite."""
     if suite in ("sample", "peers", "sweep", "curves"):
         networks = nets.networks(results, suite)
-        lines = sample.against_best(networks)
+        lines = random_networks.against_best(networks)
         words = f"; {lines[-1].name} {lines[-1].mean[0]:.2f}x in the mean" if lines else ""
         return f"{counted(len(networks), 'network')}{words}"
     if suite == "ladder":

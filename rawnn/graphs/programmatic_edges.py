@@ -1,6 +1,6 @@
 """Which edges of a plan may be programmatic: the consumer starts before its producer has ended.
 
-What a kernel reads before its wait is proved from its PTX (rawnn.cuda.compiling.programmatic);
+What a kernel reads before its wait is proved from its PTX (rawnn.cuda.compiling.launch_proof);
 what it must not read early follows from the plan. The edge stays full unless both agree.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rawnn.cuda.compiling.programmatic import Proof
+from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role

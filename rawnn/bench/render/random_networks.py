@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from rawnn.bench.peers import problem
+from rawnn.bench.peers import training_problem as problem
 from rawnn.bench.record import Results
 from rawnn.bench.render import charts
 from rawnn.bench.render.charts import Axis, Chart, Line
