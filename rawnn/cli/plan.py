@@ -23,6 +23,7 @@ from rawnn.plan import epoch_plans
 from rawnn.plan.build import training_step
 from rawnn.plan.dependencies import reason
 from rawnn.plan.op import Op
+from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import DataSpec
 
 SHOWN_NODES = 60
@@ -109,11 +110,11 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
         click.echo(describe(op.attributes["chosen"]))
     for graph in graphs:
         click.echo()
-        early = _programmatic(graph) if policy.graph and policy.pdl else None
+        early = _programmatic(graph, policy) if policy.graph and policy.pdl else None
         click.echo(_describe(graph, bool(policy.graph), show_all, early))
 
 
-def _programmatic(graph: GraphPlan) -> list[tuple[int, ...]]:
+def _programmatic(graph: GraphPlan, policy: Policy) -> list[tuple[int, ...]]:
     """For each op the edges that are programmatic, as far as the kernels' sources say; a run proves
     it from their PTX."""
     from rawnn.cuda.device import Device
@@ -123,7 +124,7 @@ def _programmatic(graph: GraphPlan) -> list[tuple[int, ...]]:
 
     target = graph.plan.target
     device = Device(Simulation(compute_capability=target.capability).backend())
-    lowering = Lowering(device, programmatic=True)
+    lowering = Lowering(device, policy)
     try:
         lowering.compile([graph.plan])
         ops = graph.plan.ops

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rawnn.cuda.compiling.launch_proof import Proof
-from rawnn.plan.op import Op
+from rawnn.plan.op import AFTER, Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role
 
@@ -36,10 +36,10 @@ def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
         if proof is None or not proof.waits or successors >= OVERTAKEN:
             found.append(())
             continue
-        early, turn = _reads_before_wait(op, proof), op.attributes.get("behind")
+        early, predecessor = _reads_before_wait(op, proof), op.attributes.get(AFTER)
         found.append(tuple(
             index for index in before
-            if ops[index].own_name != turn
+            if ops[index].own_name != predecessor
             and _may_be_overtaken(ops[index], proofs[index], bool(found[index]), early)
         ))
     return found

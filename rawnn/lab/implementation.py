@@ -14,7 +14,7 @@ from rawnn.cuda.compiling.signature import KernelSignature, Parameter, parse_ker
 from rawnn.lab.expressions import evaluate, names_in, whole
 from rawnn.lab.kernel_source import Source
 from rawnn.model.activations import functor
-from rawnn.plan.op import Op, OpSpec, Reference
+from rawnn.plan.op import AFTER, Op, OpSpec, Reference
 from rawnn.plan.plan import Plan
 from rawnn.ptx import INCLUDE
 from rawnn.ptx.kernel_registry import KERNELS, NEUTRAL, Geometry, KernelImpl, Scalars
@@ -24,7 +24,7 @@ _WITHOUT = {"seed", "stream", "offset", *NEUTRAL}
 """Numbers of an op that a kernel may do without: those of random roundings and of the step, of
 which others say whether they matter, and those with a value that changes nothing."""
 _NEUTRAL_TEXT = {"compute": "float32"}
-_OF_GRAPHS = (REPLACES, "behind", "urgent")
+_OF_GRAPHS = (REPLACES, AFTER, "urgent")
 """Attributes that say nothing to kernels."""
 _LABELS: dict[str, tuple[object, ...]] = {}
 """What sources were called so far -> which they are."""

@@ -16,7 +16,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.opts.shards import Shards, reduction
-from rawnn.plan.op import Op
+from rawnn.plan.op import AFTER, Op
 from rawnn.plan.ops.collectives import ORDERING_TOKEN, all_reduce
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
@@ -133,8 +133,8 @@ def _ordered_by_need(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan,
     last = ""
     for i, op in enumerate(moved):
         if op.writes[0][0] in large:  # one at a time, or one takes the place of those ahead
-            turn = {"behind": last} if last else {}
-            moved[i], last = replace(op, attributes={**op.attributes, **turn}), op.name
+            order = {AFTER: last} if last else {}
+            moved[i], last = replace(op, attributes={**op.attributes, **order}), op.name
     return replace(plan, ops=(*rest[:behind], *moved, *rest[behind:])), gradients.keys() - late
 
 
@@ -156,13 +156,13 @@ def _large_gradient_last(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[P
     if not {n for n, _ in moved.reads}.isdisjoint(n for op in between for n, _ in op.writes):
         return plan, set()
     ops = [*plan.ops[:begin], *between, moved]
-    turn: dict[str, str] = {}
+    order: dict[str, str] = {}
     for i, op in enumerate(ops):  # side by side both would end late
         if op.kind == "matmul" and plan[op.operands["c"]].nbytes >= SMALL_MB * 1_000_000:
-            ops[i] = replace(op, attributes={**op.attributes, **turn})
-            turn = {"behind": op.name} if op.operands["c"] in gradients else {}
+            ops[i] = replace(op, attributes={**op.attributes, **order})
+            order = {AFTER: op.name} if op.operands["c"] in gradients else {}
     i = next(i for i, op in enumerate(ops) if op.kind == "matmul")
-    ops[i] = replace(ops[i], attributes={**ops[i].attributes, "behind": moved.name})
+    ops[i] = replace(ops[i], attributes={**ops[i].attributes, AFTER: moved.name})
     return replace(plan, ops=(*ops, *plan.ops[end:])), ahead
 
 

@@ -1,8 +1,8 @@
 """`pdl`: programmatic dependent launch. A kernel begins before the one ahead has ended.
 
-It sets `Policy.pdl`. On a stream engine/runners/lowering.py asks for such launches
-(cuda/launch.py); in a graph graphs/programs.py makes programmatic edges, of those that
-graphs/programmatic.py allows.
+It sets `Policy.pdl`, which acts in engine/runners/lowering.py: kernels are compiled to wait and
+trigger, and on a stream launched before those ahead have ended. In a graph graphs/programs.py makes
+the edges programmatic that graphs/programmatic_edges.py allows.
 """
 
 from __future__ import annotations

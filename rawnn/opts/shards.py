@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rawnn.opts.precision import steps_a_parameter
-from rawnn.plan.op import Op
+from rawnn.plan.op import AFTER, Op
 from rawnn.plan.ops.collectives import (
     COPIES,
     EXCHANGES,
@@ -241,7 +241,7 @@ class Shards:
                            attributes={**op.attributes, "m": rows, **more})
 
         first = half(1 - rank, f"{op.name}.sent", _both(name) + PART + SENT)
-        return [first, exchange, half(rank, op.name, name, behind=first.name)]
+        return [first, exchange, half(rank, op.name, name, **{AFTER: first.name})]
 
 
 def _urgent(op: Op) -> Op:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rawnn.plan.op import Access, Op
+from rawnn.plan.op import AFTER, Access, Op
 
 
 def dependencies(ops: Sequence[Op]) -> list[tuple[int, ...]]:
     """For each op the indices of the ops that it must directly wait for, in ascending order: those
-    of which it needs what they read or write, and the last ahead of it of the name `behind` which
-    its attributes say, whose turn it is.
+    of which it needs what they read or write, and the last ahead of it of the name that its
+    attribute AFTER gives.
 
     The ancestors of an op are a number, below which all ops are, and the others as a bit mask from
     there on in Python's integers: a step overwrites what the one before has read, so that masks
@@ -26,7 +26,7 @@ def dependencies(ops: Sequence[Op]) -> list[tuple[int, ...]]:
     edges: list[tuple[int, ...]] = []
     named: dict[str, int] = {}
     for index, op in enumerate(ops):
-        before: set[int] = {named[n] for n in (op.attributes.get("behind"),) if n in named}
+        before: set[int] = {named[n] for n in (op.attributes.get(AFTER),) if n in named}
         named[op.own_name] = index
         for access in op.reads:
             before |= _writers(writers, access)
@@ -83,13 +83,12 @@ def _readers(readers: dict[str, dict[int | None, list[int]]], access: Access) ->
 
 def reason(before: Op, after: Op) -> str:
     """Why `after` must wait for `before`: "wrote a1; read x", the tensors that they have in common,
-    or "has its turn first"; "" where nothing is."""
+    or "is to run first"; "" where nothing is."""
     wrote = _shared(before.writes, (*after.reads, *after.writes))
     read = [name for name in _shared(before.reads, after.writes) if name not in wrote]
     found = "; ".join(f"{what} {', '.join(names)}" for what, names in (("wrote", wrote),
                                                                       ("read", read)) if names)
-    return found or ("has its turn first" if after.attributes.get("behind") == before.own_name
-                     else "")
+    return found or ("is to run first" if after.attributes.get(AFTER) == before.own_name else "")
 
 
 def _shared(these: Sequence[Access], those: Sequence[Access]) -> list[str]:

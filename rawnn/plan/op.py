@@ -23,6 +23,11 @@ Access = tuple[str, range | None]
 range the elements of a metric at those offsets from the cursor."""
 
 
+AFTER = "after"
+"""The attribute that names an op which is to run first: a control dependency, beside those that
+follow from reads and writes."""
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """What is true of every op of one kind.

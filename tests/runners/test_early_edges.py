@@ -10,6 +10,7 @@ import pytest
 
 from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.graphs.programmatic_edges import programmatic_edges
+from rawnn.plan.op import AFTER
 
 
 def op(name: str, written: str, **attributes: Any) -> Any:
@@ -25,7 +26,7 @@ def op(name: str, written: str, **attributes: Any) -> Any:
 def test_a_kernel_begins_early_where_nothing_it_reads_may_still_be_written(
         waits: bool, begins_early: bool, ordered: bool, early: tuple[str, ...],
         behind: str | None) -> None:
-    attributes = {} if behind is None else {"behind": behind}
+    attributes = {} if behind is None else {AFTER: behind}
     ops = [op("first", "w"), op("second", "x"), op("third", "y", **attributes)]
     second = Proof(waits=begins_early, triggers=True, ordered=ordered)
     third = Proof(waits=waits, early=early)

@@ -83,7 +83,7 @@ class GpuRunner:
     def _build(self) -> None:
         device, work = self._device, self._work
         device.memory.reset_peak()
-        self._lowering = Lowering(device, work.policy.pdl, self._team)
+        self._lowering = Lowering(device, work.policy, self._team)
         self._closing.callback(self._lowering.close)
         self._memory = TensorMemory(device, work, self._lowering, self._closing)
         self._allocator = self._memory.allocator

@@ -21,6 +21,7 @@ from rawnn.graphs.programmatic_edges import may_overtake_any
 from rawnn.plan.op import Op
 from rawnn.plan.ops.collectives import ORDERING_TOKEN, pairs, wholes
 from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 from rawnn.ptx import source_path
 from rawnn.ptx.instance_text import instance_text, with_instance_text
 from rawnn.ptx.kernels import KernelImpl, kernel_for
@@ -35,16 +36,21 @@ Addresses = Mapping[str, int]
 HostArrays = Mapping[str, NDArray[Any]]
 
 
-class Lowering:
-    """Makes commands on one device. Library handles are made when the first op needs them. With
-    `programmatic` kernels are compiled to wait and trigger, and launched on streams before those
-    ahead of them have ended, where that is proved right. `team` are the ranks that reductions are
-    done with."""
+def compilation_of(policy: Policy) -> Policy:
+    """What compilation depends on of a policy: kernels of policies with the same are the same."""
+    return Policy(pdl=policy.pdl)
 
-    def __init__(self, device: Device, programmatic: bool = False,
+
+class Lowering:
+    """Makes commands on one device. Library handles are made when the first op needs them. Where
+    the policy has `pdl`, kernels are compiled to wait and trigger, and launched on streams before
+    those ahead of them have ended, where that is proved right. `team` are the ranks that reductions
+    are done with."""
+
+    def __init__(self, device: Device, policy: Policy | None = None,
                  team: RankGroup | None = None) -> None:
         self.device, self._team = device, team
-        self._programmatic = programmatic
+        self._programmatic = policy is not None and policy.pdl
         self._closing = ExitStack()
         self._lt: LtContext | None = None
         self._cudnn: CudnnContext | None = None

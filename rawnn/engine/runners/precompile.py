@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rawnn.cuda.device import Device
-from rawnn.engine.runners.lowering import Lowering
+from rawnn.engine.runners.lowering import Lowering, compilation_of
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
 
 
 def precompile(device: Device, works: Iterable[PreparedRun]) -> None:
@@ -21,11 +22,11 @@ def precompile(device: Device, works: Iterable[PreparedRun]) -> None:
     Does nothing on a simulated device. Raises CompileError."""
     if not device.backend.parallel:
         return
-    together = list(works)
-    for programmatic in (False, True):
-        plans = [plan for work in together if work.policy.pdl is programmatic
-                 for plan in _plans(work)]
-        lowering = Lowering(device, programmatic)
+    plans_of: dict[Policy, list[Plan]] = {}
+    for work in works:
+        plans_of.setdefault(compilation_of(work.policy), []).extend(_plans(work))
+    for policy, plans in plans_of.items():
+        lowering = Lowering(device, policy)
         try:
             lowering.compile(plans)
         finally:
