@@ -106,6 +106,8 @@ struct Lion {
 
 
 def formula(w, g, state, a, rate, t):
+    """w - rate * (sign(beta1 * m + (1 - beta1) * g) + decay * w); m = beta2 * m + (1 - beta2) * g.
+    """
     number, m = w.dtype.type, state["m"]
     beta1, beta2 = number(a["beta1"]), number(a["beta2"])
     c = beta1 * m + (1 - beta1) * g

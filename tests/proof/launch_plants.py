@@ -18,6 +18,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Tensor
 from rawnn.ptx import source_path
+from rawnn.ptx.instance_text import with_instance_text
 from rawnn.ptx.kernels import kernel_for
 from tests.proof.planting import Found, Plant, Plants, at, observe, replaced, tampered
 
@@ -173,7 +174,8 @@ def instances(work: PreparedRun, wanted: Found) -> Plants:
     right, compiled = lowering.Lowering._kernel, Device.function
     for number, op, _, signature, _ in _launches(work):
         expression = kernel_for(op).name
-        declared = parse_kernels(source_path(kernel_for(op).source).read_text())[expression]
+        text = source_path(kernel_for(op).source).read_text()
+        declared = parse_kernels(with_instance_text(text, [expression]))[expression]
         for index, (parameter, word) in enumerate(
                 zip(declared.template_parameters, signature.arguments, strict=True)):
             if parameter.kind == "typename" and word in TYPES and not any(

@@ -19,6 +19,7 @@ import pytest
 from rawnn import ptx
 from rawnn.common.errors import MissingLibrary
 from rawnn.cuda.compiling.signature import parse_kernels
+from rawnn.ptx.instance_text import instance_text
 from tests.slices import FULL, SLICE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,7 @@ def test_every_kernel_in_the_sources_is_an_instance() -> None:
     kernels = set()
     for source in ptx.SOURCES.rglob("*.cu"):
         kernels |= parse_kernels(source.read_text()).keys()
+    kernels |= parse_kernels(instance_text([i.expression for i in tool.instances()])).keys()
     assert kernels == {i.expression.partition("<")[0] for i in tool.instances()}
 
 

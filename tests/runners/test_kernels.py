@@ -16,6 +16,7 @@ from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.op import OPS, Op
 from rawnn.plan.plan import Plan
+from rawnn.ptx.instance_text import with_instance_text
 from rawnn.ptx.kernel_registry import EACH, NEUTRAL, SPREAD, Key
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from tests.catalogue import cases
@@ -27,7 +28,8 @@ SHAPES = [(784, 10), (29, 18, 7)]
 def signature_of(op: Op, plan: Plan) -> KernelSignature:
     impl = kernel_for(op)
     expression = impl.expression(op, plan)
-    kernels = parse_kernels(ptx.source_path(impl.source).read_text())
+    text = ptx.source_path(impl.source).read_text()
+    kernels = parse_kernels(with_instance_text(text, [expression]))
     return find_kernel(kernels, expression)
 
 

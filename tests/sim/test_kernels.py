@@ -17,6 +17,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.engine.runners import lowering
 from rawnn.plan.op import OPS
+from rawnn.ptx.instance_text import with_instance_text
 from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS
 from rawnn.sim import Simulation, SimulationError, register
@@ -29,7 +30,8 @@ from .work import read, relu, vector
 @pytest.mark.parametrize("key", KERNELS, ids=lambda key: "/".join(key))
 def test_pointers_are_const_exactly_where_the_op_only_reads(key: Key) -> None:
     impl = KERNELS[key]
-    signature = parse_kernels(ptx.source_path(impl.source).read_text())[impl.name]
+    text = with_instance_text(ptx.source_path(impl.source).read_text(), [impl.name])
+    signature = parse_kernels(text)[impl.name]
     pointers = [p for p in signature.parameters if p.pointer]
     assert pointers
     for pointer in pointers:
