@@ -100,6 +100,13 @@ def test_what_is_not_loaded(module: str, unloaded: tuple[str, ...]) -> None:
     assert not [m for m in loaded if f"{m}.".startswith(folders)]
 
 
+def test_pdl_acts_where_kernels_are_lowered_and_is_shown_elsewhere() -> None:
+    reading = {module for module, path in MODULES.items() if re.search(r"\.pdl\b", re.sub(
+        r'""".*?"""', "", path.read_text(), flags=re.DOTALL))}
+    assert reading == {"rawnn.engine.runners.lowering",  # acts; the others show and predict
+                       "rawnn.plan.policy", "rawnn.cli.plan", "rawnn.bench.costing"}
+
+
 def test_kernel_files_tell_one_story_each() -> None:
     sources = [*(ROOT / "ptx").rglob("*.cu"), *(ROOT / "ptx").rglob("*.cuh")]
     assert len(sources) > 50

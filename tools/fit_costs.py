@@ -9,7 +9,7 @@ The second is what made those of today, from those before.
 
 steps.csv has a line for each measured network, with a heading: `layers` (784-128-10), `batch`,
 `opt` (toggles with how `persistent` shared the work, as a result names them:
-"persistent=4x8:256:FSGF,bf16"; or `data_spec` and `numbers`: 4x8:256:FSGF and bf16), `us`
+"persistent=4x8:256:FSGF,bf16"; or `form` and `numbers`: 4x8:256:FSGF and bf16), `us`
 (microseconds a step), and optionally `loss`, `optimizer`, `activation`, `inputs` (uint8, the
 default, or float32), and the `reason` of what was not measured. Lines that are of no persistent
 kernel, or of one that this version does not make, are left out and said.
