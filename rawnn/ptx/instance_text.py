@@ -15,7 +15,7 @@ from rawnn.model.optimizers import declarations as optimizers
 from rawnn.ptx import SOURCES
 
 GEMMS = "gemm/gemm_kernels.cuh"
-SOURCE = "optimizers/sgd.cu"
+UPDATES_SOURCE = "optimizers/sgd.cu"
 """The source that the update kernels of optimizers with a functor of their own are added to."""
 
 
@@ -68,10 +68,14 @@ def _update(step: Step) -> str:
     stores = " ".join(f"store_part<N>(at({n}, ld{n}, row, column), kept[{i}], whole, count);"
                       for i, n in each)
     states = "".join(f"float* __restrict__ {n}, int ld{n}, " for n in keeps)
-    kept = max(len(keeps), 1)
     values = _joined(["rate", "total_step(cursor, offset, clock) + 1", "decay", *step.settings])
-    taken = " ".join(f"state[{i}] = kept[{i}][i];" for i, _ in each)
-    given = " ".join(f"kept[{i}][i] = state[{i}];" for i, _ in each)
+    kept, body = "", "return optimizer(weight, gradient, nullptr);"
+    if keeps:
+        kept = f"constexpr int N = update_length<TW>(); float kept[{len(keeps)}][N];"
+        taken = ", ".join(f"kept[{i}][i]" for i, _ in each)
+        given = " ".join(f"kept[{i}][i] = state[{i}];" for i, _ in each)
+        body = f"float state[{len(keeps)}] = {{{taken}}}; " \
+            f"weight = optimizer(weight, gradient, state); {given} return weight;"
     return f"""\
 template <typename TW, typename TG, typename TC>
 __global__ void {step.kind}(
@@ -81,23 +85,16 @@ __global__ void {step.kind}(
     float share, float other_share, {_settings(step)}, {_ROUNDING}) {{
   pdl_wait();
   pdl_trigger();
-  constexpr int N = update_length<TW>();
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
   const {step.functor} optimizer({values});
-  float kept[{kept}][N];
+  {kept}
   update_matrix(
       w, ldw, dw, lddw, other, ldother, share, other_share, copy, ldcopy, copy_scale, {aligned},
       loss_scale, rows, cols, how,
       [&](int row, int column, bool whole, int count) {{ {loads} }},
-      [&](float weight, float gradient, int i) {{
-        float state[{kept}];
-        {taken}
-        weight = optimizer(weight, gradient, state);
-        {given}
-        return weight;
-      }},
+      [&](float weight, float gradient, int i) {{ {body} }},
       [&](int row, int column, bool whole, int count) {{ {stores} }});
 }}"""
 

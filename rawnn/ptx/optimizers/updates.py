@@ -7,7 +7,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family
 from rawnn.ptx.gemm.plain_gemm import BLOCKS, accumulator
-from rawnn.ptx.instance_text import SOURCE
+from rawnn.ptx.instance_text import UPDATES_SOURCE
 from rawnn.ptx.kernel_registry import (
     KernelImpl,
     Scalars,
@@ -42,8 +42,8 @@ def register_update(family: Family, name: str, source: str, *state: str) -> None
 
 
 for _step in STEPS.values():
-    register_update(FAMILY, _step.kind, SOURCE if _step.code else f"optimizers/{_step.kind}.cu",
-                    *_step.keeps)
+    _source = UPDATES_SOURCE if _step.code else f"optimizers/{_step.kind}.cu"
+    register_update(FAMILY, _step.kind, _source, *_step.keeps)
 
 
 def gemm_sizes(op: Op, plan: Plan) -> Scalars:
