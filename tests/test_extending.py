@@ -318,6 +318,18 @@ def test_an_optimizer_is_one_file_fused_and_in_a_whole_step(tmp_path: Path) -> N
     assert not done.returncode, done.stderr
 
 
+def test_a_functor_that_takes_other_settings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole steps construct it by position."""
+    monkeypatch.setitem(optimizers.STEPS, "swapped", optimizers.Step(
+        "swapped", "Swapped", lambda w, g, state, a, rate, t: w, code="struct Swapped {};",
+        settings={"beta2": "float", "beta1": "float"}))
+    with pytest.raises(ConfigError, match="attributes beta1, beta2, and its functor takes beta2, "):
+        optimizers.register(OptimizerSpec(
+            "swapped", {"beta1": 0.9, "beta2": 0.9, "decay": 0.0}, kind=lambda s: "swapped",
+            state=lambda s: (), attributes=lambda s: {"beta1": 0.9, "beta2": 0.9}))
+    assert "swapped" not in OPTIMIZER_SPECS
+
+
 @requires.GXX
 def test_a_whole_step_declares_the_activation_that_it_uses(leaky: Activation) -> None:
     try:

@@ -84,6 +84,15 @@ OPTIMIZER_SPECS: dict[str, OptimizerSpec] = {}
 
 
 def register(spec: OptimizerSpec) -> OptimizerSpec:
+    """Raises ConfigError where the step brings a functor whose constructor takes others than the
+    attributes, or in another order."""
+    step = STEPS.get(spec.kind(spec.settings))
+    if step is not None and step.code:
+        given, taken = [*spec.attributes(spec.settings)], [*step.settings]
+        if given != taken:
+            raise ConfigError(f"the optimizer '{spec.name}' has the attributes {', '.join(given)}, "
+                              f"and its functor takes {', '.join(taken)}: give both the same, in "
+                              f"one order")
     OPTIMIZER_SPECS[spec.name] = spec
     return spec
 
