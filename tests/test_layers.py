@@ -27,7 +27,7 @@ LAYERS = (
     # A run.
     "data", "distributed", "engine", "tuning",
     # What people use.
-    "doctor", "lab", "bench", "cli",
+    "many", "doctor", "lab", "bench", "cli",
 )  # fmt: skip
 """Folders and modules of rawnn/, in order."""
 

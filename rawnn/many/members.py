@@ -1,0 +1,187 @@
+"""Members: the networks that are trained at once, and the interface of what trains them.
+
+A member means exactly `rawnn.train(config, data=(x[rows], y[rows]), validation=(x[held_out],
+y[held_out]))`, whoever trains it: initial weights from its seed, the order of an epoch from (seed,
+epoch, number of its rows), the normalisation learned from its training rows alone, the learning
+rate of a step as the single run computes it, the last partial batch as the single run does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.data import Dataset
+from rawnn.data.normalise import Normalisation, TargetNormalisation
+from rawnn.engine.config import Config
+from rawnn.model.schedules import parse
+
+Rows = NDArray[np.int32]
+Arrays = dict[str, NDArray[Any]]
+
+PER_MEMBER = ("seed", "lr", "weight_decay", "momentum", "beta1", "beta2", "epochs", "schedule")
+"""Fields of Config in which the members of a group may differ; all others are equal in a group."""
+
+BEYOND_TRAINING = ("save", "save_every", "keep", "resume", "patience", "min_delta", "monitor",
+                   "validation")
+"""Fields of Config that say nothing about how one member is trained."""
+
+
+def group_key(config: Config) -> tuple[object, ...]:
+    """Configs with equal keys compile alike, so that one kernel trains them: all fields but
+    PER_MEMBER, the kind of the optimizer's step (SGD with a momentum of 0 stores no velocity), and
+    the schedule's name, whether it has a warm-up and whether the learning rate is constant."""
+    schedule = parse(config.schedule)
+    fields = tuple(
+        str(value) if isinstance(value := getattr(config, name), dict) else value
+        for name in Config.known() if name not in (*PER_MEMBER, *BEYOND_TRAINING))
+    return (*fields, config.recipe().optimizer.kind, schedule.spec.name, bool(schedule.warmup))
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """N members that one kernel trains: what they share, and for each what differs.
+
+    config: of the first member, but `epochs` is the largest of all. `batch` and `partial` are
+        decided (neither is None).
+    dataset: as `Session` gets it. Its training part has all rows that any member trains on, its
+        test part the shared validation rows. With lists of `rows` its normalisation is that of all
+        rows: take `normalisations` instead.
+    members: N configs that differ in PER_MEMBER alone, each with `batch` and `partial` decided;
+        `group_key` is equal.
+    rows: L distinct lists of training rows, int32, indices into `dataset.train_images`, in the
+        order in which the member sees them (order[i] of an epoch means rows[order[i]]); () where
+        every member trains on all rows. All lists of a group have the same length.
+    held_out: L lists of rows, indices into `dataset.train_images`, on which the members of the list
+        of that place are scored; () where all are scored on the data set's test part.
+    fold: int32 [N], the list of each member; zeros without lists.
+    normalisations: of the inputs of each list, learned from its rows where it is learned; one where
+        there are no lists.
+    target_normalisations: of the target values of each list (None: as they are); one where there
+        are no lists.
+    exact_targets: float64 [rows, outputs], the target values before any normalisation, where
+        `target_normalisations` differ; else None, and `dataset.train_targets` are what is trained
+        on.
+    """
+
+    config: Config
+    dataset: Dataset
+    members: tuple[Config, ...]
+    rows: tuple[Rows, ...]
+    held_out: tuple[Rows, ...]
+    fold: Rows
+    normalisations: tuple[Normalisation, ...]
+    target_normalisations: tuple[TargetNormalisation | None, ...]
+    exact_targets: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def examples(self) -> int:
+        """Training rows of each member."""
+        return len(self.rows[0]) if self.rows else len(self.dataset.train_images)
+
+    @cached_property
+    def is_foldless(self) -> bool:
+        """Whether all members train on all rows and are scored on the data set's test part."""
+        return not self.rows and not self.held_out
+
+    def loss_factor(self, fold: int) -> float | None:
+        """What turns a loss of normalised target values into the units of the values, as a Report
+        has it; None where the columns' deviations differ, so that no factor does it."""
+        found = self.target_normalisations[fold]
+        if found is None:
+            return 1.0
+        if not np.allclose(found.std, found.std[0], rtol=1e-9, atol=0):
+            return None
+        return float(found.std[0]) ** self.config.network().loss_spec.unit_power
+
+    def dataset_of(self, fold: int) -> Dataset:
+        """The Dataset of list `fold`, as a single run of one of its members gets it: its training
+        rows, the rows that it is scored on, and its normalisation. Copies the rows."""
+        if self.is_foldless:
+            return self.dataset
+        data, targets = self.dataset, self.target_normalisations[fold]
+        train = self.rows[fold] if self.rows else slice(None)
+        changed: dict[str, Any] = {"train_images": data.train_images[train]}
+        if data.train_labels is not None:
+            changed["train_labels"] = data.train_labels[train]
+        if (values := self._targets(targets, train)) is not None:
+            changed["train_targets"] = values
+        if self.held_out:
+            held = self.held_out[fold]
+            changed["test_images"] = data.train_images[held]
+            if data.train_labels is not None:
+                changed["test_labels"] = data.train_labels[held]
+            if (values := self._targets(targets, held)) is not None:
+                changed["test_targets"] = values
+        elif data.test_targets is not None and targets is not data.target_normalisation:
+            before = data.target_normalisation
+            exact = data.test_targets if before is None else before.undo(data.test_targets)
+            changed["test_targets"] = exact if targets is None else targets.apply(exact)
+        return replace(data, **changed, normalisation=self.normalisations[fold],
+                       target_normalisation=targets, resident={}, split=None, notes=())
+
+    def _targets(self, normalisation: TargetNormalisation | None,
+                 rows: Rows | slice) -> NDArray[np.float32] | None:
+        if self.exact_targets is not None and normalisation is not None:
+            return normalisation.apply(self.exact_targets[rows])
+        return None if self.dataset.train_targets is None else self.dataset.train_targets[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What members reached: float64 [N, epochs that any member has run since the trainer was made],
+    NaN where a member did not run that epoch (columns are epochs of the trainer, counted from the
+    first that it ran for that member: column e is the member's epoch `first + e + 1`, where `first`
+    is the epoch of the state that was loaded, 0 for new members).
+
+    The figures are those of a Report: losses are means over examples, in the units of the target
+    values where these are normalised (`Group.loss_factor`).
+
+    train_loss: mean over the steps of the epoch, weighted by their examples, bit for bit that of a
+        single run.
+    validation_loss: over `held_out`, or over the data set's test part. It may be summed in another
+        order than by a single run.
+    validation_score: the part of correct answers, 0 to 1; NaN for losses without classes.
+    """
+
+    train_loss: NDArray[np.float64]
+    validation_loss: NDArray[np.float64]
+    validation_score: NDArray[np.float64]
+
+
+class MemberTrainer(Protocol):
+    """Trains the members of a group, epochs at a time. Members begin with the initial weights of
+    their seeds at epoch 0, unless `load` gives them a state. Made as
+    `HostMembers(group, ...)` or `GpuMembers(group, opened, notify=..., sharding="")`."""
+
+    @property
+    def sharding(self) -> str:
+        """Of the kernel, such as "1x1:128:FFFF", which `train(..., sharding=...)` repeats; "" where
+        no persistent kernel trains."""
+
+    def run(self, active: Rows, epochs: int) -> None:
+        """Train `epochs` more epochs of the members `active` (int32 indices into the group, in
+        ascending order). It is enqueued and need not be waited for. No member runs past its own
+        `epochs`: the caller asks for no more."""
+
+    def scores(self) -> Scores:
+        """All epochs so far; waits for them."""
+
+    def state(self, members: Rows) -> Arrays:
+        """Arrays [len(members), ...] of what a single run's checkpoint holds, by its names
+        (`fc1.weight`, ..., optimizer state, `clock`), in their storage types; and "epoch", int64,
+        the epochs that each has behind it. Waits. `load` of it goes on bit for bit."""
+
+    def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the state of members by what `state` gave, of this trainer or of another."""
+
+    def close(self) -> None:
+        """Free what it holds. A second call does nothing."""
