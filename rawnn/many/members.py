@@ -137,10 +137,8 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What members reached: float64 [N, epochs that any member has run since the trainer was made],
-    NaN where a member did not run that epoch (columns are epochs of the trainer, counted from the
-    first that it ran for that member: column e is the member's epoch `first + e + 1`, where `first`
-    is the epoch of the state that was loaded, 0 for new members).
+    """What members reached: float64 [N, E]. Every call of `run` adds `epochs` columns, so that E
+    is the number of epochs run so far; NaN where a member was not active.
 
     The figures are those of a Report: losses are means over examples, in the units of the target
     values where these are normalised (`Group.loss_factor`).
