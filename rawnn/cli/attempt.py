@@ -25,7 +25,7 @@ LAYERS = "784-128-128-10"
                                                "[default: what its header says]")
 @run_option(TOGGLES, "--beside", "The toggles that it joins, and is compared with.", "best",
             metavar="TOGGLES", default="best", values=toggle_names, many=True)
-@config_options("opt", "epochs", "partial", "patience", "min_delta", "monitor", "save",
+@config_options("opt", "sharding", "epochs", "partial", "patience", "min_delta", "monitor", "save",
                 "save_every", "keep", "resume")
 @click.option("--rounds", type=click.IntRange(2), default=ROUNDS, show_default=True,
               help="Turns of each configuration.")

@@ -27,7 +27,7 @@ from rawnn.engine.data_source import fitted
 @click.command(cls=Command)
 @run_option(TOGGLES, "--opt", "A configuration; give two or more.", "", multiple=True,
             metavar="TOGGLES", required=True, values=toggle_names, many=True)
-@config_options("opt", "epochs", "partial", "patience", "min_delta", "monitor", "save",
+@config_options("opt", "sharding", "epochs", "partial", "patience", "min_delta", "monitor", "save",
                 "save_every", "keep", "resume")
 @click.option("--rounds", type=click.IntRange(2), default=ROUNDS, show_default=True,
               help="Turns of each configuration.")

@@ -111,6 +111,9 @@ _RUN: dict[str, Callable[[Any], Any]] = {
                    "graphs=epoch,cublas starts from preload,arena; none,fuse does not; "
                    "best,-cudnn; seed; best,bias_relu=mine.cu with a kernel of your own.", "best",
                    metavar="TOGGLES", values=toggle_names, many=True),
+    "sharding": _option(TOGGLES, "--sharding", "Of the persistent kernel, in full, as a result "
+                        "names it: the toggle persistent=1x1:128:FFFF. The host ignores it.",
+                        "left to --opt", metavar="1x1:128:FFFF"),
     "workload": _option(TOGGLES, "--workload", "Start from a built-in workload: linear, mlp4, "
                         "wide128 ... wide8192.", "none", metavar="NAME", values=workload_names),
     "layers": _option(NETWORK, "--layers", "Sizes from the inputs to the outputs.", "784-10",

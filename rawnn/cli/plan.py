@@ -43,9 +43,9 @@ ASSUMED = assumed(EVERYTHING_RUNS)
 
 
 @click.command(cls=Command)
-@config_options("init", "seed", "partial", "patience", "min_delta", "monitor", "dataset", "data",
-                "target", "encoding", "decimal", "skip", "validation", "normalise",
-                "normalise_targets", "autoencoder", "save", "save_every", "keep", "resume",
+@config_options("sharding", "init", "seed", "partial", "patience", "min_delta", "monitor",
+                "dataset", "data", "target", "encoding", "decimal", "skip", "validation",
+                "normalise", "normalise_targets", "autoencoder", "save", "save_every", "keep", "resume",
                 "device")
 @click.option("--gpu", metavar="NAME", default=EVERYTHING_RUNS, show_default=True,
               shell_complete=completed(lambda: TARGETS),
@@ -77,7 +77,7 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
     labelled = network.loss_spec.labelled
     data_spec = DataSpec(examples, labels="uint8" if labelled else "", scale=1 / 255,
                          targets=0 if labelled else network.outputs)
-    selection = select(config.opt, network, steps, assumed(gpu), batch=recipe.batch,
+    selection = select(config.toggles, network, steps, assumed(gpu), batch=recipe.batch,
                        recipe=recipe, data_spec=data_spec)
     baseline = training_step(network, recipe, data_spec)
     step, policy = selection.apply(baseline)

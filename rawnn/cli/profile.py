@@ -22,8 +22,8 @@ DIFFERENCES = ("op", "us", "us of the other", "difference")
 
 
 @click.command(cls=Command)
-@config_options("epochs", "partial", "patience", "min_delta", "monitor", "save", "save_every",
-                "keep", "resume")
+@config_options("sharding", "epochs", "partial", "patience", "min_delta", "monitor", "save",
+                "save_every", "keep", "resume")
 @click.option("--steps", type=click.IntRange(1), default=50, show_default=True,
               help="Steps that are taken apart, by events.")
 @click.option("--by", "way", type=click.Choice(WAYS),

@@ -26,7 +26,7 @@ from rawnn.tuning.search import Measured, Search, Task, fits
 
 
 @click.command(cls=Command)
-@config_options("epochs", "init", "seed", "partial", "patience", "min_delta", "monitor",
+@config_options("sharding", "epochs", "init", "seed", "partial", "patience", "min_delta", "monitor",
                 "validation", "save", "save_every", "keep", "resume")
 @click.option("--table", "table_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Remember what was found there, not in the user's own table.")

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import msgspec
@@ -46,6 +47,10 @@ class Config:
     seed      of the initial weights and of the order of examples
     opt       toggles and presets, as after --opt: "graphs=epoch,cublas" (which starts from preload
               and arena), "best,-cudnn", "none"
+    sharding  of the persistent kernel that trains on a GPU, in full, such as "1x1:128:FFFF", as
+              the `sharding` of a Result or of a member says it: the same as the toggle
+              persistent=1x1:128:FFFF behind `opt`. None leaves it to `opt`. Results on the host do
+              not depend on it: there it is ignored, and the Result's `sharding` is empty
     device    "auto", "gpu", "gpu:N", "host" or "sim"
     dataset   "mnist", "fashion-mnist", "idx", "table" or "synthetic"
     data      directory of the data set's files, or a .csv, .tsv or .npz file; None looks in
@@ -93,6 +98,7 @@ class Config:
     schedule: str = "constant"
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     opt: str = "best"
+    sharding: str | None = None
     device: str = "auto"
     dataset: str = "mnist"
     data: str | None = None
@@ -119,7 +125,7 @@ class Config:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self), include_extras=True)
+        hints = _hints()
         for field in fields(self):
             value = _plain(getattr(self, field.name))
             if field.name == "layers" and isinstance(value, str):
@@ -145,6 +151,21 @@ class Config:
         self.recipe()
         parse(self.schedule)
         check_device(self.device)
+        self._check_sharding()
+
+    def _check_sharding(self) -> None:
+        """Raise ConfigError for a sharding that is not one in full."""
+        if self.sharding is None:
+            return
+        from rawnn.opts.persistent import is_full_sharding
+
+        if not is_full_sharding(self.sharding):
+            raise ConfigError(f"sharding = '{self.sharding}': give it in full, as the result of a "
+                              f"run has it, such as 1x1:128:FFFF or 4x8@l2:256:FSGF:2")
+        if any(word.strip().partition("=")[0] == "persistent" for word in self.opt.split(",")):
+            raise ConfigError(f"sharding = '{self.sharding}' is the toggle persistent with that "
+                              f"value, and opt = '{self.opt}' has that toggle, too: leave one of "
+                              f"them out")
 
     def _check_company(self) -> None:
         """Refuse what plays no part without another option. Raises ConfigError."""
@@ -168,6 +189,11 @@ class Config:
         if self.autoencoder:
             raise ConfigError("normalise_targets = learned plays no part with autoencoder: its "
                               "targets are the normalised inputs, for which --normalise learned is")
+
+    @property
+    def toggles(self) -> str:
+        """`opt` with the toggle that `sharding` means."""
+        return self.opt if self.sharding is None else f"{self.opt},persistent={self.sharding}"
 
     def network(self) -> Network:
         """The network that is trained. Raises ConfigError for an unknown name."""
@@ -200,6 +226,12 @@ class Config:
                 raise ConfigError(f"{source}: unknown key '{key}'"
                                   + nearest(str(key), (*cls.known(), "workload")))
         return cls(**{**defaults, **values})
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    """The types of the fields of Config: finding them takes longer than all checks of a Config."""
+    return get_type_hints(Config, include_extras=True)
 
 
 def check_device(device: str) -> None:

@@ -40,6 +40,12 @@ class ResolvedOptions:
         """What selects the very same."""
         return f"none,{self.toggles}" if self.toggles else "none"
 
+    @property
+    def sharding(self) -> str:
+        """Of the persistent kernel, in full, such as "1x1:128:FFFF"; "" where none trains."""
+        values = (word.partition("=") for word in self.toggles.split(","))
+        return next((value for name, _, value in values if name == "persistent"), "")
+
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)

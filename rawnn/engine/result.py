@@ -112,7 +112,8 @@ class Result:
     `stopped` why it stopped by itself. `broken_epoch` is the epoch in whose midst the parameters
     are, 0 where they are behind a whole one; where a run was ended at once, `test_loss` and
     `test_accuracy` may be NaN, not measured. `resumed_epochs` were done by the run whose checkpoint
-    this one continued."""
+    this one continued. `sharding` is that of the persistent kernel, which `train(sharding=...)`
+    repeats, and empty where another trained."""
 
     config: Config
     toggles: dict[str, str | int | None]
@@ -140,6 +141,7 @@ class Result:
     target_names: tuple[str, ...] = ()
     label_dtype: str = ""
     autoencoder: bool = False
+    sharding: str = ""
     normalisation: Normalisation = field(default_factory=Normalisation, repr=False, compare=False)
     target_normalisation: TargetNormalisation | None = field(default=None, repr=False,
                                                              compare=False)

@@ -36,13 +36,18 @@ class RunPlanner:
         """The toggles and plans of the run. A resumed run uses those of the run `before`, unless
         other toggles are given or they cannot run on this machine."""
         asked, here, notify = self.config.opt, machine_name(self.opened.machine), self.notify
+        sharding = self._sharding
         kept = read_resolved_options(before[1].taken, str(before[0])) if before else None
         if before is None or kept is None:
-            return self.select_and_prepare(asked)
+            return self.select_and_prepare(asked + sharding)
         if asked != kept.asked:
             notify(f"--opt {asked} decides, in place of what the run before took: "
                    f"{kept.toggles or 'nothing'}")
-            return self.select_and_prepare(asked)
+            return self.select_and_prepare(asked + sharding)
+        if sharding and sharding[1:] not in kept.toggles.split(","):
+            notify(f"the sharding {self.config.sharding} decides, in place of what the run before "
+                   f"took: {kept.toggles or 'nothing'}")
+            return self.select_and_prepare(asked + sharding)
         words = kept.toggles.replace(",", ", ") or "no toggles"
         reason = "its toggles are those of another kind of machine"
         if kept.machine == here or "the host" not in (kept.machine, here):
@@ -56,11 +61,18 @@ class RunPlanner:
                     f"; that was on {kept.machine}, this is {here}, on which the last bits may "
                     f"differ"))
                 return made
-        made = self.select_and_prepare(asked)
+        made = self.select_and_prepare(asked + sharding)
         notify(f"what the run before took on {kept.machine} ({words}) is not taken on {here}: "
                f"{reason}; --opt {asked} decides anew ({made[0]}), and the run goes on from the "
                f"same state, though not bit for bit as it would have there")
         return made
+
+    @property
+    def _sharding(self) -> str:
+        """The toggle that `config.sharding` means, behind others; "" for none. On the host no
+        kernel trains, and results do not depend on it."""
+        on_gpu = self.config.sharding and self.opened.device
+        return f",persistent={self.config.sharding}" if on_gpu else ""
 
     def select_and_prepare(self, opt: str, kept: ResolvedOptions | None = None
                            ) -> tuple[Selection, PreparedRun]:

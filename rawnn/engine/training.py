@@ -355,6 +355,11 @@ class Session:
             self._resolved_options.plain(), self._record, self.lineage,
             self.data.target_normalisation, self.data.label_dtype, self.data.autoencoder)
 
+    @property
+    def sharding(self) -> str:
+        """Of the persistent kernel that trains, in full; "" where none does."""
+        return self._resolved_options.sharding
+
     @cached_property
     def _record(self) -> dict[str, Any]:
         return record_of(self.data, self._is_callers_data)
@@ -441,6 +446,7 @@ class Session:
             test_accuracy=reached.accuracy,
             test_loss=reached.loss,
             stopped=self.stopped,
+            sharding=self.sharding,
             resumed_epochs=self.resumed,
             broken_epoch=loop.broken_epoch,
             label_names=self.data.label_names,

@@ -105,6 +105,12 @@ def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
     return value
 
 
+def is_full_sharding(text: str) -> bool:
+    """Whether the text names one sharding, with its threads and boundaries."""
+    found = _SYNTAX.fullmatch(text)
+    return found is not None and found[5] is not None
+
+
 def needs(machine: Machine) -> str | None:
     return machine.target.lacks(*NEEDED) or None
 
