@@ -45,8 +45,8 @@ ASSUMED = assumed(EVERYTHING_RUNS)
 @click.command(cls=Command)
 @config_options("sharding", "init", "seed", "partial", "patience", "min_delta", "monitor",
                 "dataset", "data", "target", "encoding", "decimal", "skip", "validation",
-                "normalise", "normalise_targets", "autoencoder", "save", "save_every", "keep", "resume",
-                "device")
+                "normalise", "normalise_targets", "autoencoder", "save", "save_every", "keep",
+                "resume", "device")
 @click.option("--gpu", metavar="NAME", default=EVERYTHING_RUNS, show_default=True,
               shell_complete=completed(lambda: TARGETS),
               help=f"The GPU that the plan is for: {listed(TARGETS)}.")

@@ -1,0 +1,45 @@
+"""A process that trains members on one core: `python -m rawnn.many.worker FD FILE`.
+
+It reads (member, epochs, epoch, state) from the connection, and answers (figures, state), or what
+was raised. A state of None means the one that it last answered for that member.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+from rawnn.common.errors import RawnnError
+from rawnn.engine.machine import open_device
+from rawnn.many.host import read
+from rawnn.many.members import Arrays
+from rawnn.many.sessions import MemberSessions, MemberState
+
+
+def main(number: int, file: int) -> None:
+    """Serve the other end of the connection that the descriptor `number` is, of members of the
+    group in `file`, a descriptor, too."""
+    # Ctrl-C reaches all processes of a terminal; the one that started this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection: Connection = Connection(number)
+    known: dict[int, Arrays] = {}
+    sessions = MemberSessions(read(file), open_device("host", lambda message: None))
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            member, epochs, epoch, arrays = connection.recv()
+            before = MemberState(epoch, known.pop(member) if arrays is None else arrays)
+            try:
+                figures, after = sessions.train(member, before, epochs)
+            except (RawnnError, MemoryError) as error:
+                connection.send(error)
+                continue
+            known[member] = after.arrays
+            connection.send((figures, after))
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)
+    main(int(sys.argv[1]), int(sys.argv[2]))

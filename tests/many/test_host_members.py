@@ -1,0 +1,134 @@
+"""Members on the host: bit for bit single runs, whatever trains them and in whatever pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.engine.config import Config
+from rawnn.engine.machine import open_device
+from rawnn.many.folds import folds_of
+from rawnn.many.grouping import load, members_of
+from rawnn.many.host import HostMembers
+from rawnn.many.members import Group
+from rawnn.many.sessions import SessionMembers
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(90, 5)).astype(np.float32) * 3 + 1
+Y = (X[:, 0] + X[:, 1] > 2).astype(np.int64)
+V = RNG.normal(size=(90, 2)).astype(np.float64) * (1e3, 2.0) + 1e5
+OPTIONS: dict[str, Any] = {"layers": (5, 9, 2), "epochs": 4, "batch": 16, "shuffle": True,
+                           "device": "host", "partial": True, "optimizer": "adam"}
+
+
+def silent(message: str) -> None:
+    pass
+
+
+def group_of(configs: list[Config], data: Any = (X, Y), folds: Any = None, rows: Any = None,
+             validation: Any = None) -> Group:
+    kind = "folds" if folds is not None else "rows" if rows is not None else ""
+    found, exact = load(data, configs[0], validation, None, kind, silent)
+    lists = folds_of(folds, 1, rows, found, 0)
+    members = members_of(configs, lists, found, None, exact)
+    assert len(members.groups) == 1
+    return members.groups[0]
+
+
+def check_member(group: Group, trainer: SessionMembers, member: int, single: rawnn.Result) -> None:
+    state = trainer.state(np.array([member], np.int32))
+    for name, array in single.parameters.items():
+        assert np.array_equal(state[name][0], array), name
+    scores = trainer.scores()
+    for row, report in enumerate(single.history):
+        assert scores.train_loss[member, row] == report.train_loss
+        assert scores.validation_loss[member, row] == report.test_loss
+        assert np.array_equal(scores.validation_score[member, row], report.test_accuracy,
+                              equal_nan=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_members_are_single_runs_bit_for_bit(workers: int) -> None:
+    configs = [Config(**OPTIONS, seed=seed, lr=lr) for seed in (0, 5) for lr in (0.01, 0.003)]
+    group = group_of(configs)
+    trainer = HostMembers(group, open_device("host", silent), silent, workers)
+    everyone = np.arange(4, dtype=np.int32)
+    trainer.run(everyone, 1)
+    trainer.run(np.array([1, 3], np.int32), 1)  # two go on alone
+    trainer.run(np.array([1, 3], np.int32), 2)
+    try:
+        for member in (1, 3):
+            single = rawnn.train(configs[member], data=group.dataset)
+            state = trainer.state(np.array([member], np.int32))
+            assert state["epoch"] == [4]
+            check_member(group, trainer, member, single)
+        scores = trainer.scores()
+        assert np.isnan(scores.train_loss[[0, 2], 1:]).all()
+        assert np.isfinite(scores.train_loss[:, 0]).all()
+    finally:
+        trainer.close()
+
+
+def test_a_state_loaded_elsewhere_goes_on_bit_for_bit() -> None:
+    configs = [Config(**{**OPTIONS, "schedule": "cosine"}, seed=seed, lr=0.02) for seed in range(3)]
+    group, opened = group_of(configs), open_device("host", silent)
+    everyone = np.arange(3, dtype=np.int32)
+    first, second = (HostMembers(group, opened, silent, 0) for _ in range(2))
+    first.run(everyone, 2)
+    second.load(everyone, first.state(everyone))
+    second.run(everyone, 2)
+    first.run(everyone, 2)
+    after, again = first.state(everyone), second.state(everyone)
+    assert after.keys() == again.keys() > {"epoch", "clock", "fc1.weight.m"}
+    for name, array in after.items():
+        assert np.array_equal(array, again[name]), name
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"normalise": "learned"}, {"optimizer": "sgd", "momentum": 0.9},
+    {"loss": "mse", "normalise_targets": "learned", "normalise": "learned"},
+])
+def test_folds_are_single_runs_on_their_rows(more: dict[str, Any]) -> None:
+    config = Config(**{**OPTIONS, **more}, lr=0.01)
+    y = V if config.loss == "mse" else Y
+    group = group_of([config], (X, y), folds=3)
+    trainer = SessionMembers(group, open_device("host", silent), silent)
+    trainer.run(np.arange(3, dtype=np.int32), 4)
+    for fold in range(3):
+        rows, held = group.rows[fold], group.held_out[fold]
+        single = rawnn.train(config, data=(X[rows], y[rows]), validation=(X[held], y[held]))
+        check_member(group, trainer, fold, single)
+        check_member(group, trainer, fold, rawnn.train(config, data=group.dataset_of(fold)))
+    trainer.close()
+
+
+def test_double_inputs_are_normalised_from_their_own_rows() -> None:
+    x = X.astype(np.float64) * 1e3 + 1e9  # which float32 cannot tell apart
+    config = Config(**OPTIONS, normalise="learned", lr=0.01)
+    rows = [np.arange(0, 90, 2), np.arange(1, 90, 2)]
+    group = group_of([config], (x, Y), rows=rows, validation=(x[:20], Y[:20]))
+    trainer = SessionMembers(group, open_device("host", silent), silent)
+    trainer.run(np.arange(2, dtype=np.int32), 4)
+    for fold in range(2):
+        single = rawnn.train(config, data=(x[rows[fold]], Y[rows[fold]]),
+                             validation=(x[:20], Y[:20]))
+        check_member(group, trainer, fold, single)
+    trainer.close()
+
+
+def test_a_member_that_diverges_stops_alone() -> None:
+    configs = [Config(**{**OPTIONS, "optimizer": "sgd", "layers": (5, 9, 2)}, lr=lr)
+               for lr in (0.01, 1e30)]
+    group = group_of(configs)
+    trainer = HostMembers(group, open_device("host", silent), silent, 0)
+    trainer.run(np.arange(2, dtype=np.int32), 4)
+    scores = trainer.scores()
+    assert np.isfinite(scores.train_loss[0]).all()
+    assert np.isnan(scores.train_loss[1, -1])
+    check_member(group, trainer, 0, rawnn.train(configs[0], data=group.dataset))
+    trainer.close()
