@@ -96,7 +96,7 @@ def rebuilt(content: bytes, **metadata: str) -> bytes:
     found.pop("sha256")
     found |= metadata
     found = {name: value for name, value in found.items() if value != "-"}
-    found["sha256"] = checkpoint._digest(found, tensors)
+    found["sha256"] = checkpoint.digest(found, tensors)
     return safetensors.numpy.save(tensors, found)
 
 

@@ -111,13 +111,16 @@ def encode(checkpoint: Checkpoint) -> bytes:
     if (targets := checkpoint.target_normalisation) is not None:
         tensors |= {_TARGETS + "mean": targets.mean, _TARGETS + "std": targets.std}
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    metadata["sha256"] = _digest(metadata, tensors)
+    metadata["sha256"] = digest(metadata, tensors)
     return safetensors.numpy.save(tensors, metadata)
 
 
 def decode(content: bytes, where: str) -> Checkpoint:
     """The checkpoint in a file's content. Raises CheckpointError, starting with `where`."""
     metadata, tensors = unpack(content, where)
+    if "rawnn_many" in metadata:
+        raise CheckpointError(f"{where} holds {metadata.get('members', 'many')} networks: name one "
+                              f"of them by its number, as in {where}#0")
     try:
         newest = int(metadata["rawnn_format"])
         recorded = metadata.pop("sha256")
@@ -129,7 +132,7 @@ def decode(content: bytes, where: str) -> Checkpoint:
     if newest > FORMAT:
         raise CheckpointError(f"{where} was written by a newer rawnn (format {newest}; this one "
                               f"reads up to {FORMAT}): update rawnn")
-    if recorded != _digest(metadata, tensors):
+    if recorded != digest(metadata, tensors):
         raise CheckpointError(f"{where} is corrupt: the SHA-256 of its content is not the one it "
                               f"records")
     try:
@@ -206,7 +209,7 @@ def _array(tensor: Mapping[str, Any]) -> NDArray[Any]:
     return array.reshape(tensor["shape"])
 
 
-def _digest(metadata: Mapping[str, str], tensors: Arrays) -> str:
+def digest(metadata: Mapping[str, str], tensors: Arrays) -> str:
     """SHA-256 over all that matters, in an order that does not depend on the file's layout."""
     sha = hashlib.sha256(_json(sorted(metadata.items())).encode())
     for name in sorted(tensors):
@@ -237,7 +240,10 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read and verify a checkpoint file. Raises CheckpointError with one clear sentence."""
+    """Read and verify a checkpoint file, or of a file of many networks the one that stands behind
+    "#". Raises CheckpointError with one clear sentence."""
+    if named := _member(path, False, lambda message: None):
+        return named[1]
     return decode(read_content(path), os.fspath(path))
 
 
@@ -282,9 +288,11 @@ def how_to_continue(directory: str | os.PathLike[str]) -> str:
 def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
     """The checkpoint at `path`: the file itself, or the newest good one of a directory.
 
-    One that cannot be read is passed over in a directory, and `notify` told. Raises
-    CheckpointError.
+    Of many networks a path names one by its number: runs/a#17. One that cannot be read is passed
+    over in a directory, and `notify` told. Raises CheckpointError.
     """
+    if named := _member(path, False, notify):
+        return named
     if not os.path.isdir(path):
         return Path(path), read(path)
     reason = ""
@@ -297,6 +305,15 @@ def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint
     raise CheckpointError(f"{path} holds no checkpoint that can be read{reason}")
 
 
+def _member(path: str | os.PathLike[str], best: bool,
+            notify: Notify) -> tuple[Path, Checkpoint] | None:
+    """The member of many networks that a path such as runs/a#17 names, None for another path."""
+    from rawnn.engine import many_checkpoint
+
+    named = many_checkpoint.split_member(path)
+    return named and many_checkpoint.find_member(*named, best, notify)
+
+
 def find_model(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
     """The checkpoint of the model at `path`: the file itself; of a directory the one that training
     ended with, which is `best.safetensors` where early stopping of the same run wrote it, else the
@@ -304,6 +321,8 @@ def find_model(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Chec
 
     Raises CheckpointError.
     """
+    if named := _member(path, True, notify):
+        return named
     best = Path(path, BEST)
     if not os.path.isdir(path) or not best.exists():
         return find(path, notify)
