@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from rawnn.lab import Kernel, array, check, empty, sanitize, sweep, tensor_map, time
     from rawnn.lab.graph import Graph
     from rawnn.lab.plug import impl
+    from rawnn.many.ensemble import Ensemble
+    from rawnn.many.result import Many
+    from rawnn.many.search import search
+    from rawnn.many.spaces import int_uniform, log_uniform, uniform
+    from rawnn.many.training import train_many
     from rawnn.model.layers import Network
     from rawnn.opts import TOGGLES
     from rawnn.plan import Plan
@@ -46,9 +51,11 @@ _HOMES = {
     "CsvLog": "rawnn.engine.callbacks",
     "Dataset": "rawnn.data",
     "EarlyStopping": "rawnn.engine.callbacks",
+    "Ensemble": "rawnn.many.ensemble",
     "Graph": "rawnn.lab.graph",
     "Kernel": "rawnn.lab",
     "Listener": "rawnn.common.listener",
+    "Many": "rawnn.many.result",
     "Model": "rawnn.engine.model",
     "Network": "rawnn.model.layers",
     "Plan": "rawnn.plan",
@@ -59,18 +66,24 @@ _HOMES = {
     "empty": "rawnn.lab",
     "from_arrays": "rawnn.data",
     "impl": "rawnn.lab.plug",
+    "int_uniform": "rawnn.many.spaces",
     "load_dataset": "rawnn.data",
+    "log_uniform": "rawnn.many.spaces",
     "sanitize": "rawnn.lab",
+    "search": "rawnn.many.search",
     "sweep": "rawnn.lab",
     "tensor_map": "rawnn.lab",
     "time": "rawnn.lab",
     "train": "rawnn.engine.training",
+    "train_many": "rawnn.many.training",
+    "uniform": "rawnn.many.spaces",
 }
 
-__all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Graph",
-           "Kernel", "Listener", "Model", "Network", "Plan", "Result", "__version__", "array",
-           "check", "empty", "from_arrays", "impl", "load_dataset", "sanitize", "sweep",
-           "tensor_map", "time", "train"]
+__all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStopping", "Ensemble",
+           "Graph", "Kernel", "Listener", "Many", "Model", "Network", "Plan", "Result",
+           "__version__", "array", "check", "empty", "from_arrays", "impl", "int_uniform",
+           "load_dataset", "log_uniform", "sanitize", "search", "sweep", "tensor_map", "time",
+           "train", "train_many", "uniform"]
 
 
 _MODULES = {"errors": "rawnn.common.errors", "export": "rawnn.engine.export", "lab": "rawnn.lab",

@@ -430,8 +430,12 @@ class Store:
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint under its epoch's name, then delete what is too old; never the one
         just written. Raises CheckpointError."""
-        path = self.directory / name_of(checkpoint.epoch)
-        write(path, checkpoint)
+        return self.save_by(checkpoint.epoch, lambda path: write(path, checkpoint))
+
+    def save_by(self, epoch: int, write_to: Callable[[Path], None]) -> Path:
+        """As `save`, of whatever `write_to` writes to the path that it is given."""
+        path = self.directory / name_of(epoch)
+        write_to(path)
         if self._keep is not None:
             self._delete(p for _, p in listed(self.directory)[: -self._keep] if p != path)
         return path
@@ -445,11 +449,13 @@ class Store:
 
 
 def _good(path: Path) -> bool:
-    try:
-        read(path)
-    except CheckpointError:
-        return False
-    return True
+    from rawnn.engine import many_checkpoint
+
+    for reader in (read, many_checkpoint.read):
+        with contextlib.suppress(CheckpointError):
+            reader(path)
+            return True
+    return False
 
 
 def check_fits(checkpoint: Checkpoint, network: Network, where: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -222,6 +222,13 @@ class Model:
         Raises DataError.
         """
         flat = self._inputs(inputs)
+        return self.score_outputs(self._logits(flat, batch, device), flat, answers)
+
+    def score_outputs(self, outputs: Iterable[NDArray[np.float32]], inputs: Any,
+                      answers: Any = None) -> Score:
+        """As `score`, of the outputs z of the last layer for these inputs, float32 [<= N, C] batch
+        by batch, whatever computed them. Raises DataError."""
+        flat = self._inputs(inputs)
         targets = self.target_normalisation
         if answers is None and targets is not None:
             raise DataError("this network was trained on target values: give them as the answers")
@@ -230,7 +237,7 @@ class Model:
             raise DataError("there are no examples to score")
         total = right = 0.0
         done = 0
-        for z in self._logits(flat, batch, device):
+        for z in outputs:
             part = slice(done, done + len(z))
             done += len(z)
             t = self.normalisation.apply(flat[part]) if wanted is None else wanted[part]

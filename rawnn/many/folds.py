@@ -53,7 +53,7 @@ def folds_of(folds: Any, repeats: int, rows: Any, data: Dataset, seed: int) -> F
         return Folds()
     if isinstance(folds, int | np.integer) and not isinstance(folds, bool):
         return _k_folds(int(folds), int(repeats), data, seed)
-    if hasattr(folds, "split"):  # a cross-validator of scikit-learn
+    if hasattr(folds, "split") and not isinstance(folds, str):  # a cross-validator of scikit-learn
         labels = data.train_labels if data.train_labels is not None else data.train_targets
         folds = folds.split(data.train_images, labels)
     pairs = _listed(folds, "folds")

@@ -1,0 +1,243 @@
+"""One training of many networks, from opening the device to the result."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+
+from rawnn.common.errors import CheckpointError
+from rawnn.common.listener import Listener
+from rawnn.common.locks import DirectoryLocks
+from rawnn.data import Dataset
+from rawnn.data.identity import identity_of
+from rawnn.engine import many_checkpoint
+from rawnn.engine.callbacks import Listeners
+from rawnn.engine.checkpoint import Lineage, Store, how_to_continue
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened, open_device
+from rawnn.engine.many_checkpoint import ManyCheckpoint, StoredGroup
+from rawnn.engine.result import environment
+from rawnn.engine.resumption import record_of
+from rawnn.many.folds import Folds
+from rawnn.many.grouping import Members
+from rawnn.many.loop import ManyLoop, Rules
+from rawnn.many.members import Arrays, MemberTrainer
+from rawnn.many.progress import Progress
+from rawnn.many.result import Many
+from rawnn.many.trainers import trainer_of
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The data set; `normalise` as it was asked for; `exact` target values before they are
+    normalised for each list of rows; `is_array` says that a Python program gave them."""
+
+    data: Dataset
+    normalise: Any
+    exact: Any
+    is_array: bool
+
+
+class ManyRun:
+    """Trains many networks. A listener's `started` is given it: `members` has their configurations
+    and groups, `stop(reason)` ends the run after the epochs in hand. Use as a context manager:
+    `open` the device, `prepare` the members, `train`."""
+
+    def __init__(self, config: Config, listeners: Sequence[Listener]) -> None:
+        self.config = config
+        self._notes: list[str] = []
+        self.listener = Listeners([*listeners, _Notes(self._notes)])
+        self._closing = ExitStack()
+        self._locks = self._closing.enter_context(DirectoryLocks())
+        self._trainers: list[MemberTrainer] = []
+        self._store: Store | None = None
+        self.unsaved: CheckpointError | None = None
+        self.best: dict[int, Arrays] = {}
+
+    def __enter__(self) -> ManyRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+
+    def notify(self, message: str) -> None:
+        """One sentence to the listeners, and into the result's notes."""
+        self.listener.notify(message)
+
+    def open(self, stacklevel: int) -> None:
+        """Open the device. A RuntimeWarning, of the caller so many frames up, says where the host
+        takes a GPU's place."""
+        if self.config.save is not None:  # before anything is fetched or compiled
+            self._store = Store(self.config.save, self.config.keep)
+            self._is_locked = self._locks.hold(self._store.directory, self.notify)
+        self.opened: Opened = open_device(self.config.device, self.notify)
+        self._closing.callback(self.opened.close)
+        if self.opened.device is None and self.config.device == "auto":
+            warnings.warn(f"training on the host, not on a GPU: {self.opened.machine.gpu}",
+                          RuntimeWarning, stacklevel=stacklevel)
+
+    def prepare(self, members: Members, lists: Folds, source: Source, settings: dict[str, Any],
+                rules: Rules, progress: Progress, before: ManyCheckpoint | None = None) -> None:
+        """Make the trainers; with what they reached `before`, where that is given."""
+        self.members, self.lists, self.source = members, lists, source
+        self.settings, self.rules, self.progress = settings, rules, progress
+        self.settings["data"] = identity_of(source.data)
+        self.settings["save_every"] = rules.save_every
+        self.lineage: Lineage = ((uuid4().hex[:16], 0),)
+        if self._store is not None:
+            self._store.expect(int(progress.epoch.max()), self._is_locked)
+        for group in members.groups:
+            trainer = trainer_of(group, self.opened, self.notify)
+            self._closing.callback(trainer.close)
+            self._trainers.append(trainer)
+        if before is not None:
+            self.lineage = (*before.lineage, (self.lineage[0][0], before.epoch))
+            self._load(before)
+
+    def _load(self, before: ManyCheckpoint) -> None:
+        """Put members back to where they were; one that had not begun is new."""
+        for number, trainer in enumerate(self._trainers):
+            chosen = np.flatnonzero((self.members.group == number) & (self.progress.epoch > 0))
+            if not chosen.size:
+                continue
+            states: dict[str, list[Any]] = {}
+            for member in chosen.tolist():
+                stored = before.groups[int(before.group[member])]
+                place = int(before.place[member])
+                state = {name: array[place] for name, array in stored.states.items()}
+                for name, array in state.items():
+                    states.setdefault(name, []).append(array)
+                if self.progress.best_epoch[member] == self.progress.epoch[member]:
+                    self.best[member] = state
+            arrays = {name: np.stack(parts) for name, parts in states.items()}
+            trainer.load(self.members.place[chosen],
+                         {**arrays, "epoch": self.progress.epoch[chosen]})
+        for number, group in enumerate(before.groups):
+            of_group = np.flatnonzero(before.group == number)
+            for row, place in enumerate(group.best_members):
+                best = int(of_group[before.place[of_group] == place][0])
+                self.best[best] = {name: array[row] for name, array in group.best.items()}
+
+    def stop(self, reason: str) -> None:
+        """End the run after the epochs in hand."""
+        self._loop.stop(reason)
+
+    def train(self) -> Many:
+        """Train all epochs and return what was reached. Where a checkpoint cannot be written the
+        run ends, and the CheckpointError carries the result as `result`."""
+        seconds, steps = float(self.settings["seconds"]), int(self.settings["steps"])
+        self._loop = ManyLoop(self.members, self._trainers, self.progress, self.rules,
+                              self.listener, self._save, self.best)
+        self._before = seconds, steps
+        self.listener.started(self)  # type: ignore[arg-type]
+        number = self._loop.run()
+        many = Many(self.checkpoint(), self._environment(), self._loop.is_interrupted, number,
+                    tuple(self._notes), self._dataset_of, self._again())
+        if self.unsaved is not None:
+            self.unsaved.result = many  # type: ignore[attr-defined]
+            raise self.unsaved
+        return many
+
+    def _again(self) -> Any:
+        from rawnn.many.training import resumed
+
+        source = self.source
+        return lambda stored, *asked: resumed(stored, source, *asked)
+
+    def _dataset_of(self, member: int) -> Dataset:
+        return self.members.groups[int(self.members.group[member])].dataset_of(
+            int(self.members.groups[int(self.members.group[member])].fold[
+                self.members.place[member]]))
+
+    def _environment(self) -> Any:
+        device = self.opened.device
+        return environment(device.backend.name if device else "host",
+                           asdict(device.info) if device else None, {})
+
+    # -- checkpoints -------------------------------------------------------------------------------
+    def _save(self) -> None:
+        if self._store is None:
+            return
+        many = self.checkpoint()
+        try:
+            self._store.save_by(many.epoch, lambda path: many_checkpoint.write(path, many))
+        except CheckpointError as error:
+            self.unsaved = CheckpointError(f"{error}; {how_to_continue(self._store.directory)}")
+            self.stop("a checkpoint could not be written")
+
+    def checkpoint(self) -> ManyCheckpoint:
+        """All that members have reached."""
+        members, lists, data = self.members, self.lists, self.source.data
+        before = self._before
+        settings = {**self.settings, "seconds": before[0] + self._loop.seconds,
+                    "steps": before[1] + self._loop.steps}
+        inputs, targets = self._normalisations
+        return ManyCheckpoint(
+            tuple(self._plain(config) for config in members.configs), members.candidate,
+            members.fold, members.group, members.place,
+            tuple(self._stored_group(number) for number in range(len(members.groups))),
+            lists.rows, lists.held_out, inputs, targets, self.progress.arrays(), settings,
+            {"dataset": data.name, "features": list(data.feature_names),
+             **({"targets": list(data.target_names)} if data.target_names else {})},
+            self._records, data.label_names, data.label_dtype, data.autoencoder, self.lineage)
+
+    def _plain(self, config: Config) -> dict[str, Any]:
+        values: dict[str, Any] = msgspec.to_builtins(config)
+        if self.source.is_array:  # nobody could load it by these
+            values = {k: v for k, v in values.items() if k not in ("dataset", "data", "target")}
+        return values
+
+    def _stored_group(self, number: int) -> StoredGroup:
+        members = self.members
+        count = len(members.groups[number])
+        trainer = self._trainers[number]
+        states = trainer.state(np.arange(count, dtype=np.int32))
+        states.pop("epoch")
+        chosen = [m for m in np.flatnonzero(members.group == number).tolist() if m in self.best
+                  and self.progress.best_epoch[m] != self.progress.epoch[m]]
+        best = {name: np.stack([self.best[m][name] for m in chosen])
+                for name in (self.best[chosen[0]] if chosen else ())}
+        return StoredGroup(states, members.place[chosen], best, trainer.sharding)
+
+    @cached_property
+    def _normalisations(self) -> tuple[Any, Any]:
+        """Of each list of rows, whichever group has it."""
+        inputs: dict[int, Any] = {}
+        targets: dict[int, Any] = {}
+        for member, fold in enumerate(self.members.fold.tolist()):
+            if fold not in inputs:
+                group = self.members.groups[int(self.members.group[member])]
+                place = int(group.fold[self.members.place[member]])
+                inputs[fold] = group.normalisations[place]
+                targets[fold] = group.target_normalisations[place]
+        order = sorted(inputs)
+        return tuple(inputs[f] for f in order), tuple(targets[f] for f in order)
+
+    @cached_property
+    def _records(self) -> tuple[dict[str, Any], ...]:
+        """What a checkpoint of one member says of its data, for each list of rows."""
+        first = {fold: member for member, fold in reversed(list(enumerate(
+            self.members.fold.tolist())))}
+        return tuple(record_of(self._dataset_of(first[fold]), self.source.is_array)
+                     for fold in sorted(first))
+
+
+class _Notes(Listener):
+    """Collects what listeners are told."""
+
+    reads = False
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes = notes
+
+    def notify(self, message: str) -> None:
+        with suppress(RuntimeError):
+            self._notes.append(message)

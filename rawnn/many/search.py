@@ -1,0 +1,89 @@
+"""Search for hyperparameters: random or grid, with synchronous successive halving."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rawnn.common.errors import ConfigError, unknown
+from rawnn.engine.config import Config
+from rawnn.many.result import Many
+from rawnn.many.spaces import checked, grid_of, sampled
+from rawnn.many.training import OWN, start
+
+MOST = 1_000_000
+
+
+def search(*, space: Mapping[str, Any], data: Any = None, budget: int | None = None,
+           halving: float | None = 3, min_epochs: int | None = None, epochs: int = 20,
+           seed: int = 0, grid: bool = False, validation: Any = None, normalise: Any = None,
+           folds: Any = None, repeats: int = 1, rows: Any = None, monitor: str | None = None,
+           listener: object = (), **options: Any) -> Many:
+    """Train candidates drawn from `space`, all at once, and leave the best ones to train on.
+
+    space     for each option a list of values, `rawnn.log_uniform(low, high)`, `rawnn.uniform` or
+              `rawnn.int_uniform`; options are those that may vary in `train_many`
+    budget    candidates that are drawn; with `grid`, at most so many combinations (None: all)
+    halving   behind each rung of epochs one of so many candidates goes on (None: all train all
+              `epochs`); the first rung is `min_epochs`, by default such that one candidate is left
+              for the last epochs
+    seed      of what is drawn, and of the networks unless the space has a seed of its own: the same
+              seed gives the same candidates on any machine
+    grid      every combination of lists, in place of draws
+
+    `data` and all others are those of `train_many`. In the result's table `rung` says how many
+    rungs a candidate has passed; `best(1)` is by `monitor` among all, of whatever rung.
+
+    Raises ConfigError with one clear sentence.
+    """
+    choices = checked(space)
+    for name in options:
+        if name not in Config.known():
+            raise unknown("option", name, (*Config.known(), *OWN))
+        if name in choices:
+            raise ConfigError(f"{name} is given twice: by space, and as an option")
+    if "epochs" in choices and halving is not None:
+        raise ConfigError("epochs cannot be searched with halving, which decides how long each "
+                          "candidate trains: give halving=None, or leave epochs out of space")
+    candidates = _candidates(choices, budget, seed, grid)
+    arrays = data is not None and not isinstance(data, str | os.PathLike)
+    own = {"data": data, "validation": validation, "normalise": normalise}
+    of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
+    fixed = {"epochs": epochs, "seed": seed, **options, **of_config}
+    if monitor is not None and fixed.get("patience") is not None:
+        fixed["monitor"] = monitor
+    configs = [Config(**{**fixed, **candidate}) for candidate in candidates]
+    many = start(configs, data if arrays else None, validation if arrays else None,
+                 normalise if arrays else None, folds, repeats, rows, halving, min_epochs, monitor,
+                 listener, {}, stacklevel=4)
+    stored = many.stored
+    return replace(many, stored=replace(stored, settings={
+        **stored.settings, "varied": [n for n in choices if len(set(map(str, (
+            c[n] for c in stored.configs)))) > 1 or n in stored.settings["varied"]],
+        "search": {"seed": seed, "grid": grid, "budget": budget}}))
+
+
+def _candidates(choices: Mapping[str, Any], budget: int | None, seed: int,
+                grid: bool) -> list[dict[str, Any]]:
+    """Raises ConfigError."""
+    if budget is not None and (isinstance(budget, bool)
+                               or not isinstance(budget, int | np.integer)
+                               or not 1 <= budget <= MOST):
+        raise ConfigError(f"budget = {budget!r}: give a whole number of candidates from 1 to "
+                          f"{MOST:,}")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed = {seed!r}: it must be a whole number from 0 to 2**63 - 1")
+    if not grid:
+        if budget is None:
+            raise ConfigError("budget says how many candidates are drawn: give budget=200, or "
+                              "grid=True for every combination")
+        return sampled(choices, int(budget), int(seed))
+    found = grid_of(choices)
+    if budget is not None and len(found) > budget:
+        raise ConfigError(f"the grid has {len(found):,} combinations, more than budget = {budget}: "
+                          f"give a larger budget, or leave out grid to draw so many")
+    return found

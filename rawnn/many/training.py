@@ -1,0 +1,294 @@
+"""`train_many`: from options that vary, or a list of Configs, to many trained networks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rawnn.common.errors import ConfigError
+from rawnn.common.listener import listeners_of
+from rawnn.data import Dataset
+from rawnn.data.identity import differences, identity_of
+from rawnn.engine import many_checkpoint
+from rawnn.engine.config import Config
+from rawnn.engine.many_checkpoint import ManyCheckpoint
+from rawnn.many.folds import Folds, folds_of
+from rawnn.many.grouping import Lists, load, members_of
+from rawnn.many.halving import rungs_of
+from rawnn.many.loop import Rules
+from rawnn.many.progress import FIGURES, Progress, Status
+from rawnn.many.result import Many
+from rawnn.many.run import ManyRun, Source
+from rawnn.many.variation import Variation, variation_of
+
+OF_RUN = ("patience", "min_delta", "save", "save_every", "keep", "device", "sharding")
+"""Options of the whole run, which may stand beside a list of Configs."""
+OWN = ("folds", "repeats", "rows", "halving", "min_epochs", "monitor", "listener", "validation",
+       "normalise")
+
+
+def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = None,
+               validation: Any = None, normalise: Any = None, folds: Any = None, repeats: int = 1,
+               rows: Any = None, halving: float | None = None, min_epochs: int | None = None,
+               monitor: str | None = None, resume: str | os.PathLike[str] | None = None,
+               listener: object = (), **options: Any) -> Many:
+    """Train many networks at once, each exactly as `rawnn.train` would train it alone.
+
+    Options are those of Config. One that is given several values (a list, a tuple, a range, a NumPy
+    array) varies: `layers` as a list of tuples or texts, and `bias`, `activation`, `loss`, `init`,
+    `epochs`, `batch`, `partial`, `shuffle`, `optimizer`, `lr`, `momentum`, `nesterov`,
+    `weight_decay`, `beta1`, `beta2`, `eps`, `schedule`, `seed`. Members are the product of all
+    values, in the order of the options as they are given, the last running fastest, and behind
+    them the lists of rows. `configs`, a list of Configs, takes the place of options; only patience,
+    min_delta, save, save_every, keep, device and sharding may then be given beside them.
+
+    `data`, `validation` and `normalise` are those of `rawnn.train`; all members share them. What is
+    split off for validation depends on the seed of the first member.
+
+    folds     a number: k-fold cross-validation with `repeats`, each configuration once a fold,
+              scored on the rows held out; rows are shuffled by the seed of the first member, and
+              folds have their part of each class. Or a list of (training rows, scored rows), or a
+              cross-validator of scikit-learn
+    rows      lists of training rows, each configuration once a list; all scored on `validation`
+    halving   successive halving: behind each rung one of so many configurations goes on, those
+              whose `monitor` is best (the mean over folds)
+    min_epochs  the first rung; the next are `halving` times the last. None places it so that one
+              configuration is left for the last epochs
+    patience  stops each member by itself and brings back its best parameters, as `rawnn.train` does
+    monitor   "test_loss" (the default), "test_accuracy" or "train_loss": for early stopping, for
+              halving, and what is best
+    save      a directory for checkpoints of all members, every `save_every` epochs
+    resume    such a directory or file, to go on from; only data, validation, listener, save,
+              save_every, keep, device and epochs may be given with it
+    listener  as for `rawnn.train`: `reported` is given a ManyReport each epoch
+
+    Members whose widths, batch or kind of optimizer differ make groups that are compiled apart;
+    each epoch all groups are given to the device before it waits for any. On a GPU a group is one
+    kernel, where one fits; otherwise its members train one after the other, launch by launch, and
+    the listener is told why. Without a GPU, or with device="host", members train on the host, by
+    processes over its cores (RAWNN_WORKERS says how many); a RuntimeWarning says so where device
+    is "auto".
+
+    A member whose loss is no number any more stops, marked "diverged"; others go on. Ctrl-C,
+    SIGTERM and SIGHUP end the run as they end `rawnn.train`, with all that members have reached.
+
+    Raises ConfigError, DataError, DeviceError and their kin with one clear sentence.
+    """
+    if resume is not None:
+        given = {"configs": configs, "normalise": normalise, "folds": folds, "rows": rows,
+                 "halving": halving, "min_epochs": min_epochs, "monitor": monitor}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(f"{name} is kept by the checkpoint: leave it out with resume")
+        return _ended(_continue_from(resume, data, validation, listener, options))
+    return start(configs, data, validation, normalise, folds, repeats, rows, halving, min_epochs,
+                 monitor, listener, options, stacklevel=4)
+
+
+def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, repeats: int,
+          rows: Any, halving: float | None, min_epochs: int | None, monitor: str | None,
+          listener: object, options: dict[str, Any], stacklevel: int) -> Many:
+    """`train_many` from the beginning; a warning names the caller so many frames up."""
+    arrays = data is not None and not isinstance(data, str | os.PathLike)
+    own = {"data": data, "validation": validation, "normalise": normalise}
+    of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
+    if configs is not None:
+        options = {**options, **of_config}
+    variation = _variation(configs, options if configs is not None else {**options, **of_config},
+                           monitor)
+    config = variation.configs[0]
+    rules = _rules(variation, config, halving, min_epochs, monitor)
+    kind: Lists = "folds" if folds is not None else "rows" if rows is not None else ""
+    with ManyRun(config, listeners_of(listener)) as run:
+        run.open(stacklevel)
+        source = _source(data, config, validation, normalise, kind, run.notify)
+        lists = folds_of(folds, repeats, rows, source.data, config.seed)
+        members = members_of(variation.configs, lists, source.data, source.normalise, source.exact)
+        settings = _settings(variation, rules, lists, kind)
+        run.prepare(members, lists, source, settings, rules,
+                    Progress.new(len(members), max(c.epochs for c in members.configs)))
+        return _ended(run.train())
+
+
+def _variation(configs: Sequence[Config] | Config | None, options: dict[str, Any],
+               monitor: str | None) -> Variation:
+    if configs is None:
+        if monitor is not None and options.get("patience") is not None:
+            options = {**options, "monitor": monitor}
+        return variation_of(None, options, OWN)
+    of_run = {name: value for name, value in options.items() if name in OF_RUN}
+    others = {name: value for name, value in options.items() if name not in OF_RUN}
+    found = variation_of(configs, others, OWN)
+    if monitor is not None and (of_run.get("patience") or found.configs[0].patience):
+        of_run["monitor"] = monitor
+    return replace(found, configs=tuple(replace(c, **of_run) for c in found.configs)) \
+        if of_run else found
+
+
+def _rules(variation: Variation, config: Config, halving: float | None, min_epochs: int | None,
+           monitor: str | None) -> Rules:
+    """Raises ConfigError for what makes no sense together."""
+    by = monitor or config.monitor
+    if by not in FIGURES:
+        raise ConfigError(f"monitor = '{by}': use one of {', '.join(FIGURES)}")
+    if by == "test_accuracy" and not config.network().loss_spec.counts(config.layers[-1]):
+        raise ConfigError(f"monitor = '{by}': the loss {config.loss} gives no such figure")
+    epochs = max(c.epochs for c in variation.configs)
+    rungs = rungs_of(len(variation.configs), epochs, halving, min_epochs)
+    every = config.save_every if config.save is not None else None
+    return Rules(config.patience, config.min_delta, by, halving, rungs, every)
+
+
+def _settings(variation: Variation, rules: Rules, lists: Folds, kind: Lists) -> dict[str, Any]:
+    return {"varied": list(variation.varied), "monitor": rules.monitor,
+            "patience": rules.patience, "min_delta": rules.min_delta, "halving": rules.halving,
+            "rungs": list(rules.rungs), "lists": kind, "folds": lists.folds,
+            "repeats": lists.repeats, "seconds": 0.0, "steps": 0,
+            "asked": [[c.batch, c.partial] for c in variation.configs]}
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def _source(data: Any, config: Config, validation: Any, normalise: Any, kind: Lists,
+            notify: Callable[[str], None]) -> Source:
+    is_array = data is not None and not isinstance(data, str | os.PathLike)
+    found, exact = load(data if is_array else None, config, validation if is_array else None,
+                        normalise if is_array else None, kind, notify)
+    if is_array:
+        for note in found.notes:
+            notify(note)
+    if config.autoencoder:
+        found = found.reconstructing()
+    return Source(found, normalise if is_array else None, exact, is_array)
+
+
+# -- going on --------------------------------------------------------------------------------------
+
+
+def _continue_from(path: str | os.PathLike[str], data: Any, validation: Any, listener: object,
+                   options: dict[str, Any]) -> Many:
+    """Train on what a file holds. Raises CheckpointError, ConfigError and their kin."""
+    allowed = ("epochs", "save", "save_every", "keep", "device")
+    for name in options:
+        if name not in allowed:
+            raise ConfigError(f"{name} is kept by the checkpoint: with resume give only "
+                              f"{', '.join(allowed)}, data, validation and listener")
+    messages: list[str] = []
+    file, stored = many_checkpoint.find(path, messages.append)
+    options = dict(options)
+    epochs = options.pop("epochs", None)
+    if "save" not in options and os.path.isdir(path) and stored.settings.get("save_every"):
+        options |= {"save": os.fspath(path),
+                    "save_every": options.get("save_every", stored.settings["save_every"])}
+    is_array = data is not None and not isinstance(data, str | os.PathLike)
+    if not is_array and data is None and "dataset" not in stored.configs[0]:
+        raise ConfigError(f"{file} was trained on arrays of a Python program, which no checkpoint "
+                          f"holds: give them, as in train_many(data=(X, y), resume={str(path)!r})")
+    if data is not None and not is_array:
+        options["data"] = data
+    messages.append(f"continuing from {file}, epoch {stored.epoch}")
+
+    def source_of(config: Config, notify: Callable[[str], None]) -> Source:
+        known = stored.normalisations[0] if is_array and not stored.settings["lists"] \
+            and not isinstance(data, Dataset) else None
+        found = _source(data if is_array else None, _splitting(config, stored.settings), validation,
+                        known, stored.settings["lists"], notify)
+        other = differences(stored.settings["data"], identity_of(found.data))
+        if other:
+            raise ConfigError(f"the data are not those that {file} was trained on: "
+                              f"{'; '.join(other[:2])}; give the same")
+        return found
+
+    return _go_on(stored, source_of, listener, options, epochs, None, messages, 5)
+
+
+def _go_on(stored: ManyCheckpoint, source_of: Callable[..., Source], listener: object,
+           options: dict[str, Any], epochs: int | None, members: Iterable[int] | None,
+           messages: Sequence[str], stacklevel: int) -> Many:
+    settings = stored.settings
+    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int | np.integer)
+                               or epochs < 1):
+        raise ConfigError(f"epochs = {epochs!r}: it must be a whole number of at least 1")
+    more = {} if epochs is None else {"epochs": int(epochs)}
+    lists_of_config = 1 + int(stored.fold.max())
+    configs = [Config(**{**c, "batch": batch, "partial": partial, **options, **more})
+               for c, (batch, partial) in zip(stored.configs[::lists_of_config],
+                                              settings["asked"], strict=True)]
+    config = configs[0]
+    with ManyRun(config, listeners_of(listener)) as run:
+        for message in messages:
+            run.notify(message)
+        run.open(stacklevel)
+        source = source_of(config, run.notify)
+        lists = Folds(stored.rows, stored.held_out, settings["folds"], settings["repeats"])
+        every = config.save_every if config.save is not None else None
+        rules = Rules(settings["patience"], settings["min_delta"], settings["monitor"],
+                      settings["halving"], tuple(settings["rungs"]), every)
+        made = members_of(configs, lists, source.data, None, source.exact,
+                          (stored.normalisations, stored.target_normalisations))
+        own = np.array([c.epochs for c in made.configs])
+        progress = Progress.of(stored.run, int(own.max()))
+        _reactivate(progress, own, members)
+        run.prepare(made, lists, source, dict(settings), rules, progress, stored)
+        return run.train()
+
+
+def _splitting(config: Config, settings: dict[str, Any]) -> Config:
+    """The configuration with the split of the run before."""
+    split = settings["data"].get("split")
+    if not split:
+        return config
+    return replace(config, validation=float(split[0]), seed=int(split[1]))
+
+
+def _reactivate(progress: Progress, own: Any, members: Iterable[int] | None) -> None:
+    """Let members go on: those of these numbers, or all that finished or were interrupted. Raises
+    ConfigError where none has an epoch left."""
+    if members is None:
+        chosen = np.isin(progress.status, [Status.ACTIVE, Status.FINISHED])
+    else:
+        numbers = [int(i) for i in members]
+        bad = [i for i in numbers if not 0 <= i < len(own)]
+        if bad:
+            raise ConfigError(f"members has {bad[0]}, but there are the members 0 to "
+                              f"{len(own) - 1}")
+        chosen = np.isin(np.arange(len(own)), numbers)
+        waiting = (progress.status == Status.ACTIVE) & ~chosen
+        progress.status[waiting] = Status.STOPPED
+        progress.waited[chosen] = 0
+    goes_on = chosen & (progress.epoch < own) & (progress.status != Status.DIVERGED)
+    if not goes_on.any():
+        raise ConfigError(f"no member has epochs left: to go on, ask for more than the "
+                          f"{int(progress.epoch.max())} epochs that they have behind them")
+    progress.status[goes_on] = Status.ACTIVE
+
+
+def resumed(stored: ManyCheckpoint, source: Source, epochs: int | None,
+            members: Iterable[int] | None, options: dict[str, Any]) -> Many:
+    """`Many.resume`, with the data still here."""
+    allowed = ("listener", "save", "save_every", "keep", "device")
+    for name in options:
+        if name not in allowed:
+            raise ConfigError(f"{name} cannot be changed in the midst of training: give only "
+                              f"epochs, members, {', '.join(allowed)}")
+    options = dict(options)
+    listener = options.pop("listener", ())
+    return _ended(_go_on(stored, lambda config, notify: source, listener, options, epochs, members,
+                         (), 6))
+
+
+def _ended(many: Many) -> Many:
+    """End the process as a signal other than Ctrl-C would have."""
+    if many.signal not in (0, signal.SIGINT):
+        with suppress(OSError):
+            sys.stdout.flush()
+        signal.raise_signal(many.signal)
+    return many

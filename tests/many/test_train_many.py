@@ -1,0 +1,357 @@
+"""train_many: the members that options make, and what each of them is."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.common.errors import CheckpointError, ConfigError
+from rawnn.many.progress import ManyReport
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(120, 6)).astype(np.float32)
+Y = ((X[:, 0] * X[:, 1] > 0).astype(np.int64) + (X[:, 2] > 1)).astype(np.int64)
+OPTIONS: dict[str, Any] = {"data": (X, Y), "layers": (6, 12, 3), "epochs": 4, "batch": 16,
+                           "optimizer": "adam", "shuffle": True, "device": "host"}
+
+
+def is_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[n], b[n], equal_nan=True) for n in a)
+
+
+class Heard(rawnn.Listener):
+    """Keeps the reports; calls `at(epoch)` behind each."""
+
+    def __init__(self, at: Any = None) -> None:
+        self.reports: list[ManyReport] = []
+        self.messages: list[str] = []
+        self.run: Any = None
+        self._at = at
+
+    def started(self, session: Any) -> None:
+        self.run = session
+
+    def notify(self, message: str) -> None:
+        self.messages.append(message)
+
+    def reported(self, report: Any) -> None:
+        self.reports.append(report)
+        if self._at:
+            self._at(self, report)
+
+
+def test_members_are_the_product_in_the_order_of_the_options() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 1}, lr=np.array([0.1, 0.01]), seed=range(3),
+                            folds=2)
+    assert len(many) == 12
+    table = many.table()
+    assert table["lr"].tolist() == [0.1] * 6 + [0.01] * 6
+    assert table["seed"].tolist() == [0, 0, 1, 1, 2, 2] * 2
+    assert table["fold"].tolist() == [0, 1] * 6
+    assert table.dtype.names == ("member", "lr", "seed", "fold", "status", "epochs", "best_epoch",
+                                 "train_loss", "test_loss", "test_accuracy", "best_test_loss")
+
+
+def test_every_member_is_a_run_of_its_own_bit_for_bit() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "layers": [(6, 12, 3), "6-8-3"]}, lr=[0.02, 0.005],
+                            seed=[1, 4])
+    assert len(many.stored.groups) == 2
+    for member in many:
+        single = rawnn.train(member.config, data=member.dataset)
+        assert is_same(single.parameters, member.model.parameters)
+        assert [r.train_loss for r in single.history] == [r.train_loss for r in member.history]
+        assert [r.test_loss for r in single.history] == [r.test_loss for r in member.history]
+        assert member.history[-1].test_accuracy == single.test_accuracy
+    plain = rawnn.train(**{**OPTIONS, "lr": 0.02, "seed": 1})
+    assert is_same(plain.parameters, many[0].model.parameters)
+
+
+def test_a_list_of_configs_may_hold_any() -> None:
+    configs = [rawnn.Config(layers=(6, 3), device="host", epochs=2, lr=0.1),
+               rawnn.Config(layers=(6, 8, 3), device="host", epochs=3, optimizer="adam", lr=0.01),
+               rawnn.Config(layers=(6, 3), device="host", epochs=1, lr=0.2, momentum=0.9)]
+    many = rawnn.train_many(configs, data=(X, Y))
+    assert [member.epochs for member in many] == [2, 3, 1]
+    assert len(many.stored.groups) == 3
+    for config, member in zip(configs, many, strict=True):
+        assert is_same(rawnn.train(config, data=(X, Y)).parameters, member.model.parameters)
+
+
+def test_early_stopping_is_that_of_a_single_run() -> None:
+    options = {**OPTIONS, "epochs": 25, "patience": 2, "min_delta": 0.002}
+    many = rawnn.train_many(**options, lr=[0.3, 0.02], seed=[0, 1])
+    stopped = 0
+    for member in many:
+        config = {**member.checkpoint.config, "patience": 2, "min_delta": 0.002}
+        single = rawnn.train(rawnn.Config(**config), data=member.dataset)
+        assert member.epochs == len(single.history)
+        assert is_same(single.parameters, member.model.parameters)
+        assert (member.status == "stopped early") == bool(single.stopped)
+        stopped += bool(single.stopped)
+    assert stopped
+    assert many.table()["best_epoch"].max() < 25
+
+
+def test_halving_leaves_the_best_and_changes_no_bits() -> None:
+    heard = Heard()
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 9}, lr=np.geomspace(1e-3, 0.1, 9), halving=3,
+                            listener=heard)
+    full = rawnn.train_many(**{**OPTIONS, "epochs": 9}, lr=np.geomspace(1e-3, 0.1, 9))
+    first = np.argsort(full.scores()[:, 0], kind="stable")[:3]  # rungs at epochs 1 and 3
+    second = first[np.argsort(full.scores()[first, 2], kind="stable")[:1]]
+    assert sorted(np.flatnonzero(many.progress.rung >= 1)) == sorted(first)
+    assert np.flatnonzero(many.progress.rung == 2).tolist() == second.tolist()
+    winner = int(second[0])
+    assert many[winner].epochs == 9
+    assert is_same(many[winner].model.parameters, full[winner].model.parameters)
+    assert [report.members for report in heard.reports] == [9, 3, 3, 1, 1, 1, 1, 1, 1]
+    assert {member.epochs for member in many if member.status == "halved"} == {1, 3}
+
+
+def test_folds_of_a_candidate_stay_together() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 4}, lr=np.geomspace(1e-3, 0.1, 4), folds=3,
+                            halving=2, min_epochs=1)
+    assert many.progress.epoch.reshape(4, 3).std(axis=1).max() == 0
+    means = many.scores()[:, 0].reshape(4, 3).mean(axis=1)
+    kept = many.progress.epoch.reshape(4, 3)[:, 0] > 1
+    assert sorted(np.flatnonzero(kept)) == sorted(np.argsort(means)[:2])
+
+
+def test_folds_hold_out_each_row_once_and_their_part_of_each_class() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 1}, folds=4, repeats=2)
+    held = many.stored.held_out
+    for repeat in (held[:4], held[4:]):
+        assert np.array_equal(np.sort(np.concatenate(repeat)), np.arange(len(X)))
+        for rows in repeat:
+            counts = np.bincount(Y[rows], minlength=3)
+            assert np.abs(counts - np.bincount(Y) / 4).max() <= 1
+    assert not np.array_equal(held[0], held[4])
+    for rows, out in zip(many.stored.rows, held, strict=True):
+        assert np.array_equal(np.sort(np.concatenate([rows, out])), np.arange(len(X)))
+
+
+def test_a_table_file_is_split_into_folds_as_its_rows_stand(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    lines = [",".join([*map(str, row), str(label)]) for row, label in zip(X, Y, strict=True)]
+    path.write_text("\n".join(["a,b,c,d,e,f,y", *lines]) + "\n")
+    options = {**OPTIONS, "data": str(path), "target": "y", "normalise": "learned"}
+    many = rawnn.train_many(**options, folds=3)
+    typed = np.array([[float(str(value)) for value in row] for row in X])
+    arrays = rawnn.train_many(**{**OPTIONS, "normalise": "learned", "data": (typed, Y)}, folds=3)
+    for one, other in zip(many, arrays, strict=True):
+        assert is_same(one.model.parameters, other.model.parameters)
+
+
+def test_a_listener_stops_the_run_and_a_resumed_one_ends_alike() -> None:
+    whole = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01, 0.3])
+    part = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01, 0.3], listener=Heard(
+        lambda heard, report: heard.run.stop("enough") if report.epoch == 1 else None))
+    assert {member.epochs for member in part} == {1}
+    resumed = part.resume()
+    assert np.array_equal(resumed.scores(), whole.scores())
+    for one, other in zip(resumed, whole, strict=True):
+        assert is_same(one.checkpoint.state, other.checkpoint.state)
+        assert is_same(one.model.parameters, other.model.parameters)
+
+
+def test_resume_goes_on_with_more_epochs_or_other_members() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 3}, lr=np.geomspace(1e-3, 0.1, 3), halving=3,
+                            min_epochs=1)
+    full = rawnn.train_many(**{**OPTIONS, "epochs": 5}, lr=np.geomspace(1e-3, 0.1, 3))
+    lost = int(np.flatnonzero(many.progress.epoch == 1)[0])
+    more = many.resume(epochs=5, members=[lost])
+    assert more[lost].epochs == 5
+    assert is_same(more[lost].model.parameters, full[lost].model.parameters)
+    winner = int(np.argmax(many.progress.epoch))
+    assert many.resume(epochs=5)[winner].epochs == 5
+    with pytest.raises(ConfigError, match="no member has epochs left"):
+        many.resume(epochs=3)
+
+
+@pytest.mark.parametrize("more", [{}, {"patience": 2}, {"folds": 2}])
+def test_what_is_killed_goes_on_bit_for_bit(tmp_path: Path, more: dict[str, Any]) -> None:
+    np.savez(tmp_path / "d.npz", x=X, y=Y)
+    options = {**{k: v for k, v in OPTIONS.items() if k != "data"}, "epochs": 8,
+               "lr": [0.05, 0.01], "seed": [0, 1], **more}
+    code = f"""
+import os, signal, numpy as np, rawnn
+d = np.load({str(tmp_path / "d.npz")!r})
+class Kill:
+    def reported(self, report):
+        if report.epoch == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+rawnn.train_many(data=(d["x"], d["y"]), save={str(tmp_path / "runs")!r}, listener=Kill(),
+                 **{options!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=Path(rawnn.__file__).parents[1])
+    assert ended.returncode == -signal.SIGKILL
+    names = sorted(path.name for path in (tmp_path / "runs").glob("rawnn-*"))
+    assert names[-1] == "rawnn-000004.safetensors"
+    resumed = rawnn.train_many(resume=str(tmp_path / "runs"), data=(X, Y))
+    whole = rawnn.train_many(data=(X, Y), **options)
+    assert np.array_equal(resumed.scores(), whole.scores(), equal_nan=True)
+    assert np.array_equal(resumed.scores("train_loss"), whole.scores("train_loss"), equal_nan=True)
+    for one, other in zip(resumed, whole, strict=True):
+        assert one.status == other.status
+        assert is_same(one.model.parameters, other.model.parameters)
+        assert is_same(one.checkpoint.state, other.checkpoint.state)
+    assert (tmp_path / "runs" / "rawnn-000008.safetensors").exists()
+
+
+def test_a_member_of_a_file_is_taken_wherever_a_checkpoint_is(tmp_path: Path) -> None:
+    many = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01], seed=[3, 4], save=tmp_path / "a")
+    file = tmp_path / "many.safetensors"
+    many.save(file)
+    for path in (f"{tmp_path / 'a'}#3", f"{file}#3"):
+        model = rawnn.Model.load(path)
+        assert np.array_equal(model.predict(X), many[3].model.predict(X))
+        resumed = rawnn.train(resume=path, data=(X, Y), epochs=6)
+        longer = many.resume(epochs=6)[3]
+        assert is_same(resumed.parameters, longer.model.parameters)
+        assert resumed.resumed_epochs == 4
+    with pytest.raises(CheckpointError, match="has the networks 0 to 3, but no network 4"):
+        rawnn.Model.load(f"{file}#4")
+    with pytest.raises(CheckpointError, match="holds 4 networks: name one of them"):
+        rawnn.Model.load(file)
+    single = tmp_path / "one.safetensors"
+    many[0].model.save(single)
+    with pytest.raises(CheckpointError, match="no checkpoint of many networks"):
+        rawnn.Model.load(f"{single}#0")
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        rawnn.Many.load(file)
+
+
+def test_a_member_of_a_fold_resumes_with_its_own_rows(tmp_path: Path) -> None:
+    many = rawnn.train_many(**{**OPTIONS, "normalise": "learned"}, folds=3, lr=0.02)
+    many.save(tmp_path / "m")
+    rows, held = many.stored.rows[1], many.stored.held_out[1]
+    resumed = rawnn.train(resume=f"{tmp_path / 'm'}#1", data=(X[rows], Y[rows]),
+                          validation=(X[held], Y[held]), epochs=6)
+    whole = rawnn.train(**{**OPTIONS, "epochs": 6, "normalise": "learned", "lr": 0.02,
+                           "data": (X[rows], Y[rows])}, validation=(X[held], Y[held]))
+    assert is_same(resumed.parameters, whole.parameters)
+    with pytest.raises(ConfigError, match="the data are not those"):
+        rawnn.train(resume=f"{tmp_path / 'm'}#1", data=(X, Y), validation=(X, Y), epochs=6)
+
+
+def test_a_diverged_member_is_marked_and_others_go_on() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "optimizer": "sgd"}, lr=[0.05, 1e30])
+    assert [member.status for member in many] == ["finished", "diverged"]
+    assert many.best(2)[0].index == 0
+    assert len(many.ensemble()) == 1
+
+
+def test_best_and_ensemble() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 6}, lr=[0.02, 0.002, 0.05], seed=range(3))
+    last = many.scores("test_accuracy")[:, -1]
+    assert [m.index for m in many.best(3, by="test_accuracy")] == \
+        np.argsort(-last, kind="stable")[:3].tolist()
+    ensemble = many.ensemble(3)
+    models = [member.model for member in many.best(3)]
+    mean = np.mean([m.predict(X, "probabilities").astype(np.float64) for m in models], axis=0)
+    assert np.allclose(ensemble.predict(X, "probabilities"), mean, atol=1e-7)
+    assert np.array_equal(ensemble.predict(X), mean.argmax(axis=1))
+    score = ensemble.evaluate(X, Y)
+    assert score.accuracy == pytest.approx((mean.argmax(axis=1) == Y).mean())
+    assert score.loss == pytest.approx(-np.log(mean[np.arange(len(Y)), Y]).mean(), rel=1e-5)
+    with pytest.raises(ConfigError, match="gives classes, labels, probabilities"):
+        ensemble.predict(X, "logits")
+
+
+def test_an_ensemble_of_values_is_in_their_units() -> None:
+    t = np.stack([X[:, 0] * 100 + 5, X[:, 1]], axis=1).astype(np.float64)
+    many = rawnn.train_many(**{**OPTIONS, "data": (X, t), "layers": (6, 8, 2), "loss": "mse",
+                               "normalise_targets": "learned", "epochs": 2}, folds=2, seed=[0, 1])
+    values = np.mean([member.model.predict(X) for member in many], axis=0)
+    ensemble = many.ensemble()
+    assert np.allclose(ensemble.predict(X), values)
+    assert ensemble.evaluate(X, t).loss == pytest.approx(((values - t) ** 2).mean(), rel=1e-5)
+    for member in many:
+        assert member.history[-1].test_loss == pytest.approx(member.model.score(
+            X[many.stored.held_out[member.fold]], t[many.stored.held_out[member.fold]]).loss)
+
+
+def test_json_and_pandas_hold_the_table(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    many = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01])
+    frame = many.table(pandas=True)
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.loc[1, "lr"] == 0.01
+    many.to_json(tmp_path / "m.json")
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert found["table"]["test_loss"] == many.table()["test_loss"].tolist()
+    assert found["history"]["train_loss"] == many.scores("train_loss").tolist()
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"lr": []}, "lr is an empty list"),
+    ({"learning_rate": [0.1]}, "unknown option 'learning_rate'"),
+    ({"device": ["host", "sim"]}, "device is shared by all members"),
+    ({"opt": "best", "lr": [[0.1, 0.2]]}, "lr = [0.1, 0.2]"),
+    ({"lr": np.ones((2, 2))}, "give one dimension"),
+    ({"folds": 1}, "folds = 1"), ({"folds": 121}, "folds = 121"), ({"folds": "five"}, "folds ="),
+    ({"folds": 3, "validation": 0.1}, "leave validation out"),
+    ({"folds": 3, "rows": [[0]]}, "either folds or rows"),
+    ({"repeats": 2}, "plays no part without"),
+    ({"rows": [[0, 500]], "validation": (X, Y)}, "the row 500"),
+    ({"rows": [[0, 1]]}, "give validation=(X, y)"),
+    ({"folds": [[[0, 1]]]}, "must be a pair"),
+    ({"halving": 1}, "halving = 1"), ({"min_epochs": 2}, "plays no part without halving"),
+    ({"halving": 2, "min_epochs": 9}, "min_epochs = 9"),
+    ({"monitor": "loss"}, "monitor = 'loss'"),
+    ({"layers": [(6, 12, 3), (7, 3)]}, "takes 7 features"),
+    ({"seed": range(1001), "lr": np.geomspace(1, 2, 1001)}, "1,002,001 members"),
+    ({"resume": "x", "folds": 3}, "folds is kept by the checkpoint"),
+])
+def test_bad_input_is_one_clear_sentence(options: dict[str, Any], said: str) -> None:
+    given = {"data": (X, Y)} if "resume" in options else OPTIONS
+    with pytest.raises(ConfigError) as error:
+        rawnn.train_many(**{**given, **options})
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("configs", "options", "said"), [
+    ([], {}, "list of one rawnn.Config or more"), ([3], {}, "configs[0] is a int"),
+    ([rawnn.Config(layers=(6, 3))], {"lr": 0.1}, "not both"),
+    ([rawnn.Config(device="host"), rawnn.Config()], {}, "has device ="),
+])
+def test_bad_lists_of_configs(configs: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        rawnn.train_many(configs, data=(X, Y), **options)
+    assert said in str(error.value)
+
+
+def test_the_host_in_place_of_a_gpu_is_a_warning() -> None:
+    with pytest.warns(RuntimeWarning, match="training on the host") as caught:
+        many = rawnn.train_many(**{**OPTIONS, "device": "auto", "epochs": 1})
+    assert caught[0].filename == __file__
+    for again in (lambda: many.resume(epochs=2),
+                  lambda: rawnn.search(data=(X, Y), space={"lr": [0.1]}, budget=1, epochs=1,
+                                       layers=(6, 3))):
+        with pytest.warns(RuntimeWarning, match="training on the host") as caught:
+            again()
+        assert caught[0].filename == __file__
+    assert many.environment is not None
+    assert many.environment.device == "host"
+
+
+def test_ctrl_c_keeps_what_was_reached() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 400}, lr=[0.02, 0.01], listener=Heard(
+        lambda heard, report: signal.raise_signal(signal.SIGINT) if report.epoch == 2 else None))
+    assert many.interrupted
+    assert 2 <= many[0].epochs < 400
+    assert many[0].status == "active"
+    single = rawnn.train(**{**OPTIONS, "epochs": many[0].epochs, "lr": 0.02})
+    assert is_same(single.parameters, many[0].model.parameters)
