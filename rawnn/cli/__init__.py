@@ -25,6 +25,7 @@ COMMANDS = {
     "eval": "Measure a checkpoint on its test set, or on other data.",
     "predict": "Write what a checkpoint says of a file of examples.",
     "export": "Write a checkpoint as an ONNX model, for other runtimes.",
+    "many": "Train many networks at once: options that vary, seeds, folds.",
     "toggles": "List every toggle, and whether this machine can run it.",
     "plan": "Show the plan of a step and the graph that it becomes; needs no GPU.",
     "bench": "Measure what each optimization is worth on this machine.",

@@ -100,6 +100,8 @@ class ManyCheckpoint:
         config = self.configs[number]
         if group.sharding:
             config = {**config, "sharding": group.sharding}
+        if self.rows or self.held_out:  # the data set's own test part is not what it was scored on
+            config = {k: v for k, v in config.items() if k not in ("dataset", "data")}
         network = Network(tuple(config["layers"]), config["bias"], config["activation"],
                           config["loss"], config["init"])
         arrays = {name: array[where] for name, array in states.items()}

@@ -25,6 +25,8 @@ def rungs_of(candidates: int, epochs: int, halving: float | None,
             or not 1 < halving < math.inf:
         raise ConfigError(f"halving = {halving!r}: give a number above 1; of so many candidates "
                           f"one goes on behind each rung")
+    if min_epochs is None and candidates < halving:
+        return ()
     if min_epochs is None:
         most = int(math.log(max(candidates, 1)) / math.log(halving) + 1e-9)
         min_epochs = max(1, int(epochs / halving ** most))

@@ -27,7 +27,7 @@ from rawnn.engine.model import Model
 from rawnn.engine.result import Environment, Report
 from rawnn.many.ensemble import Ensemble
 from rawnn.many.progress import FIGURES, Progress, Status
-from rawnn.many.tables import cv_results_of, order_of, table_of, varied_columns
+from rawnn.many.tables import configurations_of, cv_results_of, order_of, table_of, varied_columns
 
 SCHEMA_VERSION = 1
 
@@ -165,6 +165,11 @@ class Many:
         `epochs`, `best_epoch`, `train_loss`, `test_loss`, `test_accuracy` of the parameters that
         it ended with, and the best figure of all its epochs. With `pandas` a DataFrame."""
         return self.to_pandas() if pandas else table_of(self)
+
+    def configurations(self) -> NDArray[Any]:
+        """A structured NumPy array of a row a configuration, with mean and standard deviation of
+        `train_loss`, `test_loss` and `test_accuracy` over its folds (or lists of rows)."""
+        return configurations_of(self)
 
     def to_pandas(self) -> Any:
         """`table` as a pandas DataFrame, with the member's number as its index. Raises ConfigError

@@ -81,6 +81,7 @@ class ManyRun:
         self.opened: Opened = open_device(self.config.device, self.notify)
         self._closing.callback(self.opened.close)
         if self.opened.device is None and self.config.device == "auto":
+            self.notify(f"running on the host: {self.opened.machine.gpu}")
             warnings.warn(f"training on the host, not on a GPU: {self.opened.machine.gpu}",
                           RuntimeWarning, stacklevel=stacklevel)
 
@@ -91,6 +92,7 @@ class ManyRun:
         self.settings, self.rules, self.progress = settings, rules, progress
         self.settings["data"] = identity_of(source.data)
         self.settings["save_every"] = rules.save_every
+        self.settings["save"] = self.config.save
         self.lineage: Lineage = ((uuid4().hex[:16], 0),)
         if self._store is not None:
             self._store.expect(int(progress.epoch.max()), self._is_locked)

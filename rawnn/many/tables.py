@@ -35,8 +35,29 @@ def table_of(many: Many) -> NDArray[Any]:
     for name in FIGURES:
         columns[name] = progress.figure(name, kept)
     columns[f"best_{many.monitor}"] = best
-    kinds = [(name, array.dtype) for name, array in columns.items()]
-    found = np.empty(len(many), kinds)
+    return _structured(columns)
+
+
+def configurations_of(many: Many) -> NDArray[Any]:
+    """A structured array of a row a configuration: `configuration`, its first `member`, what
+    varies, `rung` after successive halving, `members` (its lists of rows), and mean and standard
+    deviation over these of the FIGURES, as the table of members has them."""
+    table, candidate = table_of(many), many.stored.candidate
+    _, first, counts = np.unique(candidate, return_index=True, return_counts=True)
+    columns: dict[str, NDArray[Any]] = {
+        "configuration": np.arange(len(first), dtype=np.int32), "member": first.astype(np.int32)}
+    kept = [*many.stored.settings["varied"], *(["rung"] if many.stored.settings["rungs"] else [])]
+    columns |= {name: table[name][first] for name in kept}
+    columns["members"] = counts
+    for name in FIGURES:
+        values = table[name].reshape(len(first), -1)
+        columns[f"mean_{name}"], columns[f"std_{name}"] = values.mean(axis=1), values.std(axis=1)
+    return _structured(columns)
+
+
+def _structured(columns: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    found = np.empty(len(next(iter(columns.values()))),
+                     [(name, array.dtype) for name, array in columns.items()])
     for name, array in columns.items():
         found[name] = array
     return found

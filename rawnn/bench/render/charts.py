@@ -226,7 +226,7 @@ def lines(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis,
 
     def draw(axes: Any) -> None:
         _draw_lines(axes, series, marked)
-        _divide(axes, x, y)
+        divide(axes, x, y)
         axes.legend(ncols=1 + (len(series) > 6), fontsize=7.5)
 
     return Chart(title, subtitle, draw)
@@ -242,7 +242,7 @@ def panels(title: str, subtitle: str, parts: Mapping[str, Sequence[Line]], x: Ax
             if diagonal:
                 axes.plot([1, diagonal], [1, diagonal], ":", color=LIGHT["grey"])
             _draw_lines(axes, series, True)
-            _divide(axes, x, y)
+            divide(axes, x, y)
             axes.set_title(name, loc="left", fontsize=10.5)
         for axes in several[1:]:
             axes.set_ylabel("")
@@ -278,7 +278,7 @@ def scatter(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis)
         for words, way in (("rawnn faster", 1), ("rawnn slower", -1)):
             axes.annotate(words, (0, 1), (4, 5 * way), ("axes fraction", "data"), "offset points",
                           ha="left", va="bottom" if way > 0 else "top", fontsize=8)
-        _divide(axes, x, y)
+        divide(axes, x, y)
         axes.set_ylim(low, high)
         ticks = [t for t in RATIO_TICKS if low <= t <= high]
         axes.set_yticks(ticks, [f"{t:g}x" for t in ticks])
@@ -288,7 +288,7 @@ def scatter(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis)
     return Chart(title, subtitle, draw, 4.6)
 
 
-def _divide(axes: Any, x: Axis, y: Axis) -> None:
+def divide(axes: Any, x: Axis, y: Axis) -> None:
     """Scales, ticks and names of both axes."""
     from matplotlib.ticker import LogLocator, NullFormatter
 

@@ -1,0 +1,107 @@
+"""Optuna's samplers over many networks at once: ask for a batch, train it, tell what it reached."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rawnn.common.errors import ConfigError, MissingLibrary, unknown
+from rawnn.engine.config import Config
+from rawnn.many.progress import HIGHER_IS_BETTER
+from rawnn.many.result import Many
+from rawnn.many.spaces import Distribution, checked
+from rawnn.many.tables import configurations_of, shown
+from rawnn.many.training import OWN, start
+
+
+def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 64,
+             data: Any = None, validation: Any = None, normalise: Any = None, folds: Any = None,
+             repeats: int = 1, rows: Any = None, monitor: str = "test_loss",
+             listener: object = (), **options: Any) -> list[Many]:
+    """Let an `optuna.Study` choose `trials` networks, `batch` of them at once: its sampler is asked
+    for a batch, all of it trains at once, and the sampler is told what each reached. Returns what
+    each batch reached.
+
+    `space` is that of `rawnn.search`. A trial's value is the `monitor` of its network behind the
+    last epoch (of the best one with patience), the mean over folds; a network that diverges makes
+    a failed trial. Values behind each epoch are the trial's intermediate values, and its user
+    attribute "member" is its number in its batch. `data` and all others are those of `train_many`.
+
+    Raises ConfigError, also where the study's direction is not that of the monitor; MissingLibrary
+    without Optuna (the extra `optuna`).
+    """
+    library = _library()
+    choices = checked(space)
+    for name in options:
+        if name not in Config.known():
+            raise unknown("option", name, (*Config.known(), *OWN))
+        if name in choices:
+            raise ConfigError(f"{name} is given twice: by space, and as an option")
+    for name, value in (("trials", trials), ("batch", batch)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ConfigError(f"{name} = {value!r}: it must be a whole number of at least 1")
+    higher = monitor in HIGHER_IS_BETTER
+    wanted = library.study.StudyDirection.MAXIMIZE if higher else \
+        library.study.StudyDirection.MINIMIZE
+    if list(study.directions) != [wanted]:
+        word = "maximize" if higher else "minimize"
+        raise ConfigError(f"monitor = '{monitor}' needs a study of one value, made by "
+                          f"optuna.create_study(direction={word!r})")
+    arrays = data is not None and not isinstance(data, str | os.PathLike)
+    own = {"data": data, "validation": validation, "normalise": normalise}
+    fixed = {**options, **({} if arrays else {k: v for k, v in own.items() if v is not None})}
+    if fixed.get("patience") is not None:
+        fixed["monitor"] = monitor
+    distributions = {name: _distribution(library, each) for name, each in choices.items()}
+    done: list[Many] = []
+    left = trials
+    while left:
+        asked = [study.ask(distributions) for _ in range(min(batch, left))]
+        left -= len(asked)
+        configs = [Config(**{**fixed, **trial.params}) for trial in asked]
+        many = start(configs, data if arrays else None, validation if arrays else None,
+                     normalise if arrays else None, folds, repeats, rows, None, None, monitor,
+                     listener, {}, stacklevel=4)
+        _tell(library, study, asked, many, monitor)
+        done.append(many)
+        if many.interrupted:
+            break
+    return done
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("optuna")
+    except ImportError as error:
+        raise MissingLibrary(f"rawnn.many.optuna needs Optuna, which cannot be imported ({error}): "
+                             f"pip install 'rawnn[optuna]'") from None
+
+
+def _distribution(library: Any, choices: Distribution | tuple[Any, ...]) -> Any:
+    """Optuna's; layers are text there, as it takes no tuples."""
+    found = library.distributions
+    if not isinstance(choices, Distribution):
+        return found.CategoricalDistribution([shown(value) for value in choices])
+    if choices.kind == "int_uniform":
+        return found.IntDistribution(int(choices.low), int(choices.high))
+    return found.FloatDistribution(choices.low, choices.high, log=choices.kind == "log_uniform")
+
+
+def _tell(library: Any, study: Any, asked: list[Any], many: Many, monitor: str) -> None:
+    values = configurations_of(many)[f"mean_{monitor}"]
+    history = many.scores(monitor)
+    by_epoch = history.reshape(len(asked), -1, history.shape[1]).mean(axis=1)
+    for number, (trial, value) in enumerate(zip(asked, values.tolist(), strict=True)):
+        trial.set_user_attr("member", number * (len(many) // len(asked)))
+        for epoch, reached in enumerate(by_epoch[number].tolist(), 1):
+            if math.isfinite(reached):
+                trial.report(reached, epoch)
+        if math.isfinite(value):
+            study.tell(trial, value)
+        else:
+            study.tell(trial, state=library.trial.TrialState.FAIL)

@@ -1,0 +1,158 @@
+"""`rawnn many`: options that vary, the table, JSON and plot; members as checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn as package
+from rawnn.cli.varying import varied
+from rawnn.common.errors import ConfigError
+from tests.cli.conftest import Rawnn
+
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(150, 4))
+Y = (X[:, 0] * X[:, 1] > 0).astype(int) + (X[:, 2] > 1)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    file = tmp_path / "t.csv"
+    rows = [",".join(f"{v:.4f}" for v in row) + f",{'abc'[k]}"
+            for row, k in zip(X, Y, strict=True)]
+    file.write_text("\n".join(["p,q,r,s,kind", *rows]) + "\n")
+    return file
+
+
+def arguments(table: Path, *more: str) -> list[str]:
+    return ["many", "--data", str(table), "--target", "kind", "--layers", "4-8-3", "--epochs", "3",
+            "--optimizer", "adam", "--device", "host", *more]
+
+
+@pytest.mark.parametrize(("text", "values"), [
+    ("lr=1e-3..1e-1:3", (1e-3, 1e-2, 1e-1)), ("lr=linear:0.1..0.5:3", (0.1, 0.3, 0.5)),
+    ("lr=0.1,0.2", (0.1, 0.2)), ("seed=0..3", (0, 1, 2, 3)), ("batch=8..64:4", (8, 16, 32, 64)),
+    ("weight-decay=0,0.01", (0.0, 0.01)), ("layers=4-3,4-8-3", ((4, 3), (4, 8, 3))),
+    ("schedule=constant;warmup:1,cosine", ("constant", "warmup:1,cosine")),
+    ("shuffle=yes,no", (True, False)), ("activation=relu,gelu", ("relu", "gelu")),
+    ("epochs=1..3:5", (1, 2, 3)),
+])
+def test_values_that_vary(text: str, values: tuple[Any, ...]) -> None:
+    (found,) = varied((text,)).values()
+    if isinstance(values[0], float):
+        assert found == pytest.approx(values)
+    else:
+        assert found == values
+
+
+@pytest.mark.parametrize(("texts", "said"), [
+    (("lr",), "write NAME=VALUES"), (("lr=",), "write NAME=VALUES"),
+    (("learning=1",), "unknown option 'learning'"), (("opt=best",), "shared by all members"),
+    (("lr=1..0:3",), "must be below"), (("lr=0..1:3",), "lr=linear:0..1:3"),
+    (("lr=0.1..1",), "say how many"), (("lr=a,b",), "'a' is no number"),
+    (("seed=0..1.5",), "no whole number"), (("lr=1..2:1",), "from 2 to"),
+    (("seed=0..9999999",), "more than"), (("lr=1,2", "lr=3"), "given twice"),
+    (("bias=maybe",), "true or false"), (("layers=4-x",), "layers = '4-x'"),
+])
+def test_bad_values_say_how_to_write_them(texts: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        varied(texts)
+    assert said in str(error.value)
+
+
+def test_a_table_of_the_best_json_and_a_plot(rawnn: Rawnn, table: Path, tmp_path: Path) -> None:
+    done = rawnn(*arguments(table, "--vary", "lr=1e-3..1e-1:4", "--seeds", "2", "--best", "3",
+                            "--json", str(tmp_path / "o.json"), "--plot", str(tmp_path / "o.svg")))
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert sum(line.split()[:1] in (["1"], ["2"], ["3"]) for line in lines) == 3
+    assert "The best 3 of 8 members by test loss" in done.out
+    found = json.loads((tmp_path / "o.json").read_text())
+    assert found["members"] == 8
+    losses = np.array(found["table"]["test_loss"])
+    shown = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert [int(number) for number in shown] == np.argsort(losses, kind="stable")[:3].tolist()
+    single = package.train(data=str(table), target="kind", layers=(4, 8, 3), epochs=3,
+                           optimizer="adam", device="host", lr=1e-3, seed=0)
+    assert losses[0] == single.test_loss
+    assert "<svg" in (tmp_path / "o.svg").read_text()
+
+
+def test_folds_show_configurations(rawnn: Rawnn, table: Path) -> None:
+    done = rawnn(*arguments(table, "--vary", "lr=0.1,0.01", "--folds", "3", "--halving", "2"))
+    assert done.status == 0, done.err
+    assert "The best 2 of 2 configurations by mean test loss over 3 folds" in done.out
+    assert "halving   by 2 behind the epochs 1" in done.out
+
+
+def test_two_options_make_a_map(rawnn: Rawnn, table: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.svg"
+    done = rawnn(*arguments(table, "--vary", "lr=1e-3..1e-1:3", "--vary", "layers=4-3,4-8-3",
+                            "--plot", str(file), "--quiet")[:3],
+                 *arguments(table, "--vary", "lr=1e-3..1e-1:3", "--vary", "weight-decay=0,0.1",
+                            "--plot", str(file), "--quiet")[3:])
+    assert done.status == 0, done.err
+    assert done.out == ""
+    assert "weight decay" in file.read_text()
+
+
+def test_a_member_is_taken_by_eval_predict_export_and_train(rawnn: Rawnn, table: Path,
+                                                            tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    done = rawnn(*arguments(table, "--vary", "lr=0.05,0.01", "--seeds", "2", "--save", str(runs),
+                            "--json", str(tmp_path / "o.json")))
+    assert done.status == 0, done.err
+    found = json.loads((tmp_path / "o.json").read_text())
+    done = rawnn("eval", f"{runs}#3", "--json", str(tmp_path / "e.json"))
+    assert done.status == 0, done.err
+    assert json.loads((tmp_path / "e.json").read_text())["loss"] == pytest.approx(
+        found["table"]["test_loss"][3], rel=1e-6)
+    done = rawnn("predict", f"{runs}#3", "--data", str(table))
+    assert done.status == 0, done.err
+    assert len(list(csv.DictReader(done.out.splitlines()))) == len(X)
+    done = rawnn("train", "--resume", f"{runs}#3", "--epochs", "5", "--json",
+                 str(tmp_path / "r.json"))
+    assert done.status == 0, done.err
+    assert f"continuing from {runs / 'rawnn-000003.safetensors'}#3, epoch 3" in done.err
+    done = rawnn("many", "--resume", str(runs), "--epochs", "5", "--json", str(tmp_path / "m.json"))
+    assert done.status == 0, done.err
+    both = [json.loads((tmp_path / name).read_text()) for name in ("r.json", "m.json")]
+    assert both[0]["test_loss"] == both[1]["table"]["test_loss"][3]
+    pytest.importorskip("onnx")
+    done = rawnn("export", f"{runs}#3", str(tmp_path / "m.onnx"))
+    assert done.status == 0, done.err
+    done = rawnn("eval", f"{runs}#9")
+    assert done.status != 0
+    assert "has the networks 0 to 3, but no network 9" in done.err
+    done = rawnn("eval", str(runs))
+    assert done.status != 0
+    assert "name one of them by its number" in done.err
+
+
+def test_a_member_of_a_fold_names_no_test_set(rawnn: Rawnn, table: Path, tmp_path: Path) -> None:
+    """That of its data set has rows that it was trained on."""
+    done = rawnn(*arguments(table, "--folds", "2", "--save", str(tmp_path / "f"), "--quiet"))
+    assert done.status == 0, done.err
+    done = rawnn("eval", f"{tmp_path / 'f'}#1")
+    assert done.status != 0
+    assert "name the examples with --data" in done.err
+    assert rawnn("eval", f"{tmp_path / 'f'}#1", "--data", str(table)).status == 0
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    (("--vary", "seed=0..3", "--seeds", "2"), "leave one of them out"),
+    (("--vary", "epochs=1,2"), "given twice"), (("--plot", "x.svg", "--seeds", "3"), "add --vary"),
+    (("--folds", "1"), "folds = 1"), (("--monitor", "loss"), "monitor = 'loss'"),
+    (("--halving", "0.5"), "halving = 0.5"),
+])
+def test_bad_options_are_one_sentence(rawnn: Rawnn, table: Path, more: tuple[str, ...],
+                                      said: str) -> None:
+    done = rawnn(*arguments(table, *more))
+    assert done.status == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1

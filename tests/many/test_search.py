@@ -1,0 +1,175 @@
+"""Search spaces, search with successive halving, and Optuna through ask and tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.common.errors import ConfigError
+from rawnn.many.halving import rungs_of, survivors
+from rawnn.many.spaces import checked, grid_of, sampled
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(120, 6)).astype(np.float32)
+Y = ((X[:, 0] * X[:, 1] > 0).astype(np.int64) + (X[:, 2] > 1)).astype(np.int64)
+OPTIONS: dict[str, Any] = {"data": (X, Y), "layers": (6, 12, 3), "batch": 16, "optimizer": "adam",
+                           "device": "host"}
+
+
+def test_draws_fill_their_distributions_and_depend_on_the_seed_alone() -> None:
+    space = checked({"lr": rawnn.log_uniform(1e-4, 1e-1), "momentum": rawnn.uniform(0.5, 0.9),
+                     "batch": rawnn.int_uniform(3, 6), "activation": ["relu", "gelu"]})
+    found = sampled(space, 4000, 7)
+    assert found == sampled(space, 4000, 7)
+    assert found[:10] == sampled(space, 10, 7)
+    assert found[:10] != sampled(space, 10, 8)
+    logs = np.log10([c["lr"] for c in found])
+    assert -4 <= logs.min() < -3.95
+    assert -1.05 < logs.max() <= -1
+    assert np.abs(np.histogram(logs, 4, (-4, -1))[0] / 1000 - 1).max() < 0.12
+    momenta = np.array([c["momentum"] for c in found])
+    assert abs(momenta.mean() - 0.7) < 0.01
+    assert np.abs(np.bincount([c["batch"] for c in found])[3:] / 1000 - 1).max() < 0.12
+    assert {c["activation"] for c in found} == {"relu", "gelu"}
+    # Options are drawn apart from each other.
+    assert abs(np.corrcoef(logs, momenta)[0, 1]) < 0.05
+
+
+def test_a_grid_has_every_combination_the_last_option_fastest() -> None:
+    found = grid_of(checked({"lr": [1.0, 2.0], "layers": [(6, 3), "6-8-3"]}))
+    assert found == [{"lr": 1.0, "layers": (6, 3)}, {"lr": 1.0, "layers": "6-8-3"},
+                     {"lr": 2.0, "layers": (6, 3)}, {"lr": 2.0, "layers": "6-8-3"}]
+
+
+@pytest.mark.parametrize(("given", "rungs"), [
+    ((27, 27, 3, None), (1, 3, 9)), ((81, 27, 3, 1), (1, 3, 9)), ((9, 50, 3, 2), (2, 6)),
+    ((4, 8, 2, None), (2, 4)), ((1, 10, 3, None), ()), ((100, 1, 3, None), ()),
+    ((10, 10, None, None), ()),
+])
+def test_rungs(given: tuple[Any, ...], rungs: tuple[int, ...]) -> None:
+    assert rungs_of(*given) == rungs
+
+
+def test_survivors_are_the_best_by_mean_with_nan_last() -> None:
+    candidate = np.repeat(np.arange(6, dtype=np.int32), 2)
+    values = np.array([3, 1, 9, 9, np.nan, 0, 1, 1, 2, 2, 5, 5.0])
+    kept = survivors(candidate, values, 2, higher=False)
+    assert sorted(set(candidate[kept])) == [0, 3, 4]
+    kept = survivors(candidate, values, 3, higher=True)
+    assert sorted(set(candidate[kept])) == [1, 5]
+    assert survivors(candidate, np.full(12, np.nan), 100, False).sum() == 2
+
+
+def test_search_is_deterministic_and_counts_rungs() -> None:
+    space = {"lr": rawnn.log_uniform(1e-4, 1e-1), "layers": [(6, 8, 3), (6, 16, 3)],
+             "weight_decay": [0.0, 1e-3]}
+    runs = [rawnn.search(data=(X, Y), space=space, budget=9, epochs=4, seed=3, device="host",
+                         optimizer="adam", batch=16) for _ in range(2)]
+    first, second = (run.table() for run in runs)
+    assert np.array_equal(first["lr"], second["lr"])
+    assert np.array_equal(first["test_loss"], second["test_loss"])
+    assert set(first["layers"]) == {"6-8-3", "6-16-3"}
+    assert np.bincount(first["rung"]).tolist() == [6, 2, 1]
+    assert first["epochs"][first["rung"].argmax()] == 4
+    winner = runs[0][int(first["rung"].argmax())]
+    single = rawnn.train(winner.config, data=winner.dataset)
+    assert all(np.array_equal(single.parameters[n], winner.model.parameters[n])
+               for n in single.parameters)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"space": {}}, "name one option or more"), ({"space": {"lr": 0.1}}, "give a list of values"),
+    ({"space": {"learning": [1]}}, "unknown option 'learning'"),
+    ({"space": {"device": ["host"]}}, "cannot be searched"),
+    ({"space": {"lr": [0.1]}, "budget": 0}, "budget = 0"),
+    ({"space": {"lr": [0.1]}}, "give budget=200"),
+    ({"space": {"lr": rawnn.uniform(0, 1)}, "grid": True}, "there is no end"),
+    ({"space": {"lr": [0.1, 0.2]}, "grid": True, "budget": 1}, "2 combinations"),
+    ({"space": {"lr": [0.1]}, "budget": 1, "lr": 0.1}, "given twice"),
+    ({"space": {"epochs": [1, 2]}, "budget": 1}, "epochs cannot be searched with halving"),
+    ({"space": {"lr": [0.1]}, "budget": 1, "seed": -1}, "seed = -1"),
+])
+def test_bad_searches_are_one_clear_sentence(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        rawnn.search(data=(X, Y), **options)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: rawnn.uniform(1, 1), "below the second"),
+    (lambda: rawnn.log_uniform(0, 1), "above 0"),
+    (lambda: rawnn.int_uniform(1.5, 3), "whole numbers"),  # type: ignore[arg-type]
+    (lambda: rawnn.uniform("a", 3), "two numbers"),  # type: ignore[arg-type]
+])
+def test_bad_distributions(make: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_optuna_asks_and_tells_in_batches() -> None:
+    optuna = pytest.importorskip("optuna")
+    from rawnn.many.optuna import optimise
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def run() -> tuple[Any, list[rawnn.Many]]:
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1))
+        return study, optimise(
+            study, {"lr": rawnn.log_uniform(1e-3, 1e-1), "layers": [(6, 8, 3), (6, 16, 3)]},
+            trials=10, batch=4, data=(X, Y), epochs=2, optimizer="adam", device="host", folds=2)
+
+    study, many = run()
+    assert [len(each) for each in many] == [8, 8, 4]
+    assert len(study.trials) == 10
+    for number, trial in enumerate(study.trials):
+        batch = many[number // 4]
+        member = batch[trial.user_attrs["member"]]
+        assert member.config.lr == trial.params["lr"]
+        assert trial.value == pytest.approx(
+            batch.scores()[member.index : member.index + 2, -1].mean())
+        assert len(trial.intermediate_values) == 2
+    again, _ = run()
+    assert [t.params for t in again.trials] == [t.params for t in study.trials]
+    with pytest.raises(ConfigError, match="direction='maximize'"):
+        optimise(study, {"lr": [0.1]}, trials=1, data=(X, Y), monitor="test_accuracy")
+
+
+def test_cv_results_have_the_keys_and_figures_of_a_grid_search() -> None:
+    selection = pytest.importorskip("sklearn.model_selection")
+    from sklearn.base import BaseEstimator, ClassifierMixin
+
+    class Wrapped(ClassifierMixin, BaseEstimator):  # type: ignore[misc, no-any-unimported]
+        """The same networks, trained one by one."""
+
+        def __init__(self, lr: float = 0.1, layers: Any = (6, 8, 3)) -> None:
+            self.lr, self.layers = lr, layers
+
+        def fit(self, x: Any, y: Any) -> Wrapped:
+            self.classes_ = np.arange(3)
+            self.result_ = rawnn.train(**{**OPTIONS, "data": (x, y), "lr": self.lr, "epochs": 2,
+                                          "layers": self.layers}, validation=(x, y))
+            return self
+
+        def predict(self, x: Any) -> Any:
+            return self.result_.model.predict(x)
+
+    splits = selection.StratifiedKFold(3, shuffle=True, random_state=0)
+    grid = {"layers": [(6, 8, 3), (6, 3)], "lr": [0.05, 0.005]}
+    theirs = selection.GridSearchCV(Wrapped(), grid, cv=splits).fit(X, Y).cv_results_
+    ours = rawnn.train_many(**{**OPTIONS, "epochs": 2, **grid}, folds=splits).cv_results()
+    assert list(ours) == list(theirs)
+    for key, value in theirs.items():
+        assert type(ours[key]) is type(value), key
+        if "time" in key:
+            assert ours[key].shape == value.shape
+        elif key == "params":
+            assert ours[key] == value
+        elif "score" in key:
+            assert ours[key].dtype == value.dtype, key
+            assert np.allclose(ours[key], value, rtol=0, atol=1e-12), key
+        else:
+            assert ours[key].tolist() == value.tolist(), key
+            assert ours[key].dtype == value.dtype, key
