@@ -33,6 +33,7 @@ from rawnn.many.members import Arrays, MemberTrainer
 from rawnn.many.progress import Progress
 from rawnn.many.result import Many
 from rawnn.many.trainers import trainer_of
+from rawnn.plan.ops.epoch import count_after
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +121,11 @@ class ManyRun:
                 if self.progress.best_epoch[member] == self.progress.epoch[member]:
                     self.best[member] = state
             arrays = {name: np.stack(parts) for name, parts in states.items()}
+            if "clock" not in arrays:  # runs that have no use for it keep none
+                steps = self.members.groups[number].config.recipe().updates(
+                    self.members.groups[number].examples)
+                arrays["clock"] = np.array([[epoch, count_after(epoch * steps)] for epoch in
+                                            self.progress.epoch[chosen].tolist()], np.int32)
             trainer.load(self.members.place[chosen],
                          {**arrays, "epoch": self.progress.epoch[chosen]})
         for number, group in enumerate(before.groups):

@@ -102,8 +102,9 @@ class MemberSessions:
             self._drop()
         session = Session(self._group.members[member], opened=self._opened,
                           data=self._dataset(int(self._group.fold[member])))
-        if before.epoch:
-            session.runner.load(before.arrays)
+        if before.epoch:  # of another trainer it may have a clock that this run has no use for
+            known = session.runner.state().keys()
+            session.runner.load({k: v for k, v in before.arrays.items() if k in known})
         self.sharding = session.sharding
         return session
 
