@@ -77,6 +77,7 @@ class ManyLoop:
         """Train; returns the number of the signal that cut it short, 0 for none."""
         progress = self.progress
         with Signals(self._listener.notify) as signals:
+            signals.kept = True  # trainers keep the state behind the last whole epochs
             self._finish_due()
             broken = False
             while progress.active.size and not (signals.number or self.stopped):
