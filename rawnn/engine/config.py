@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
@@ -120,24 +120,24 @@ class Config:
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         for name in named:
-            if name not in cls.known():
+            if name not in cls.__dataclass_fields__:
                 raise unknown("option", name, cls.known())
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         hints = _hints()
-        for field in fields(self):
-            value = _plain(getattr(self, field.name))
-            if field.name == "layers" and isinstance(value, str):
+        for name in self.known():
+            value = _plain(getattr(self, name))
+            if name == "layers" and isinstance(value, str):
                 value = parse_layers(value)
-            if field.name == "opt" and isinstance(value, list):
+            if name == "opt" and isinstance(value, list):
                 value = _joined(value, "opt")
-            if field.name in ("target", "skip") and isinstance(value, list):
+            if name in ("target", "skip") and isinstance(value, list):
                 value = joined_columns(value) if value else None
             try:
-                object.__setattr__(self, field.name, msgspec.convert(value, hints[field.name]))
+                object.__setattr__(self, name, msgspec.convert(value, hints[name]))
             except msgspec.ValidationError:
-                raise ConfigError(f"{field.name} = {_shown(value)}: {_meant(field.name)}") from None
+                raise ConfigError(f"{name} = {_shown(value)}: {_meant(name)}") from None
         if not math.isfinite(self.lr) or self.lr < 0:
             raise ConfigError(f"lr = {self.lr}: the learning rate must be a finite number >= 0")
         if not 0 < self.validation < 1:
@@ -211,7 +211,8 @@ class Config:
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))
+        """The names of the options."""
+        return tuple(cls.__dataclass_fields__)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "configuration") -> Config:
@@ -243,6 +244,8 @@ def check_device(device: str) -> None:
 
 def _plain(value: Any) -> Any:
     """Numbers and arrays of NumPy as Python's, tuples as lists, paths as text."""
+    if value is None or type(value) in (int, float, str, bool):
+        return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, list | tuple | range):

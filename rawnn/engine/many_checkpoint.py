@@ -166,8 +166,8 @@ def decode(content: bytes, where: str) -> ManyCheckpoint:
     """The members in a file's content. Raises CheckpointError, starting with `where`."""
     metadata, tensors = checkpoint.unpack(content, where)
     if "rawnn_many" not in metadata:
-        raise CheckpointError(f"{where} is no checkpoint of many networks, whose members have "
-                              f"numbers: leave out what stands behind #")
+        raise CheckpointError(f"{where} is no checkpoint of many networks: rawnn.train(resume=...) "
+                              f"continues one, and its path takes no number behind #")
     recorded = metadata.pop("sha256", "")
     if not metadata["rawnn_many"].isdecimal() or int(metadata["rawnn_many"]) > FORMAT:
         raise CheckpointError(f"{where} was written by a newer rawnn (format "

@@ -109,8 +109,12 @@ def differing(configs: Sequence[Config]) -> dict[str, tuple[Any, ...]]:
     return found
 
 
+_PLAIN: dict[str, Any] = {"save": None, "save_every": 1, "keep": None, "resume": None,
+                          "patience": None, "min_delta": 0.0, "monitor": "test_loss"}
+
+
 def without_keeping(config: Config) -> Config:
     """The configuration of one member: what concerns all of them together (checkpoints, early
     stopping) is left to who trains them."""
-    return replace(config, save=None, save_every=1, keep=None, resume=None, patience=None,
-                   min_delta=0.0, monitor="test_loss")
+    plain = {name: value for name, value in _PLAIN.items() if getattr(config, name) != value}
+    return replace(config, **plain) if plain else config
