@@ -34,7 +34,7 @@ from rawnn.common.listener import Listener
 from rawnn.engine.config import Config
 from rawnn.many.progress import FIGURES, HIGHER_IS_BETTER, ManyReport
 from rawnn.many.result import Many
-from rawnn.many.training import train_many
+from rawnn.many.training import continue_from, start
 from rawnn.many.variation import differing
 
 VARY = "What varies: lr=1e-4..1e-1:64 (each a factor times the one before), " \
@@ -92,7 +92,7 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
                     raise ConfigError(f"{name} is kept by the checkpoint: leave it out with "
                                       f"--resume")
             given = {name: value for name, value in options.items() if value is not None}
-            found = train_many(resume=resume, listener=screen, **given)
+            found = continue_from(resume, given.pop("data", None), None, screen, given)
         else:
             configs = _configs(config_file, options, varied(vary), seeds)
             if plot_file is not None:
@@ -102,8 +102,8 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
                 from rawnn.bench.render.charts import require_matplotlib
 
                 require_matplotlib()  # before the work
-            found = train_many(configs, folds=folds, repeats=repeats, halving=halving,
-                               min_epochs=min_epochs, monitor=monitor, listener=screen)
+            found = start(configs, None, None, None, folds, repeats, None, halving, min_epochs,
+                          monitor, screen, {}, stacklevel=2)
     if json_file:
         found.to_json(json_file)
     if not quiet:

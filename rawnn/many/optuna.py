@@ -16,7 +16,7 @@ from rawnn.many.progress import HIGHER_IS_BETTER
 from rawnn.many.result import Many
 from rawnn.many.spaces import Distribution, checked
 from rawnn.many.tables import configurations_of, shown
-from rawnn.many.training import OWN, start
+from rawnn.many.training import OWN, ended, start
 
 
 def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 64,
@@ -68,7 +68,7 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
                      normalise if arrays else None, folds, repeats, rows, None, None, monitor,
                      listener, {}, stacklevel=4)
         _tell(library, study, asked, many, monitor)
-        done.append(many)
+        done.append(ended(many))
         if many.interrupted:
             break
     return done

@@ -13,7 +13,7 @@ from rawnn.common.errors import ConfigError, unknown
 from rawnn.engine.config import Config
 from rawnn.many.result import Many
 from rawnn.many.spaces import checked, grid_of, sampled
-from rawnn.many.training import OWN, start
+from rawnn.many.training import OWN, ended, start
 
 MOST = 1_000_000
 
@@ -60,7 +60,7 @@ def search(*, space: Mapping[str, Any], data: Any = None, budget: int | None = N
     many = start(configs, data if arrays else None, validation if arrays else None,
                  normalise if arrays else None, folds, repeats, rows, halving, min_epochs, monitor,
                  listener, {}, stacklevel=4)
-    stored = many.stored
+    stored = ended(many).stored
     return replace(many, stored=replace(stored, settings={
         **stored.settings, "varied": [n for n in choices if len(set(map(str, (
             c[n] for c in stored.configs)))) > 1 or n in stored.settings["varied"]],

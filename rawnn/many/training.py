@@ -87,15 +87,16 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
         for name, value in given.items():
             if value is not None:
                 raise ConfigError(f"{name} is kept by the checkpoint: leave it out with resume")
-        return _ended(_continue_from(resume, data, validation, listener, options))
-    return start(configs, data, validation, normalise, folds, repeats, rows, halving, min_epochs,
-                 monitor, listener, options, stacklevel=4)
+        return ended(continue_from(resume, data, validation, listener, options))
+    return ended(start(configs, data, validation, normalise, folds, repeats, rows, halving,
+                       min_epochs, monitor, listener, options, stacklevel=4))
 
 
 def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, repeats: int,
           rows: Any, halving: float | None, min_epochs: int | None, monitor: str | None,
           listener: object, options: dict[str, Any], stacklevel: int) -> Many:
-    """`train_many` from the beginning; a warning names the caller so many frames up."""
+    """`train_many` from the beginning; a warning names the caller so many frames up. What ended it
+    is for the caller to pass on (`ended`)."""
     arrays = data is not None and not isinstance(data, str | os.PathLike)
     own = {"data": data, "validation": validation, "normalise": normalise}
     of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
@@ -114,7 +115,7 @@ def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, 
         settings = _settings(variation, rules, lists, kind)
         run.prepare(members, lists, source, settings, rules,
                     Progress.new(len(members), max(c.epochs for c in members.configs)))
-        return _ended(run.train())
+        return run.train()
 
 
 def _variation(configs: Sequence[Config] | Config | None, options: dict[str, Any],
@@ -173,9 +174,9 @@ def _source(data: Any, config: Config, validation: Any, normalise: Any, kind: Li
 # -- going on --------------------------------------------------------------------------------------
 
 
-def _continue_from(path: str | os.PathLike[str], data: Any, validation: Any, listener: object,
-                   options: dict[str, Any]) -> Many:
-    """Train on what a file holds. Raises CheckpointError, ConfigError and their kin."""
+def continue_from(path: str | os.PathLike[str], data: Any, validation: Any, listener: object,
+                  options: dict[str, Any]) -> Many:
+    """Train on what a file holds; see `ended`. Raises CheckpointError, ConfigError, DataError."""
     allowed = ("epochs", "save", "save_every", "keep", "device")
     for name in options:
         if name not in allowed:
@@ -281,11 +282,11 @@ def resumed(stored: ManyCheckpoint, source: Source, epochs: int | None,
                               f"epochs, members, {', '.join(allowed)}")
     options = dict(options)
     listener = options.pop("listener", ())
-    return _ended(_go_on(stored, lambda config, notify: source, listener, options, epochs, members,
+    return ended(_go_on(stored, lambda config, notify: source, listener, options, epochs, members,
                          (), 6))
 
 
-def _ended(many: Many) -> Many:
+def ended(many: Many) -> Many:
     """End the process as a signal other than Ctrl-C would have."""
     if many.signal not in (0, signal.SIGINT):
         with suppress(OSError):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +159,26 @@ def test_bad_options_are_one_sentence(rawnn: Rawnn, table: Path, more: tuple[str
     assert done.status == 2
     assert said in done.err
     assert done.err.count("\n") == 1
+
+
+def test_a_signal_ends_it_with_a_checkpoint_and_says_how_to_go_on(table: Path, tmp_path: Path
+                                                                  ) -> None:
+    runs = tmp_path / "runs"
+    words = arguments(table, "--seeds", "2", "--save", str(runs), "--save-every", "100000")
+    words[words.index("3")] = "100000"
+    root = Path(package.__file__).parents[1]
+    process = subprocess.Popen([sys.executable, "-m", "rawnn", *words], cwd=root, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.split()[:1] == ["2"]:
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"continue with: python -m rawnn many --resume {runs}" in err
+    assert "The best 2 of 2 members" in out
+    (file,) = runs.glob("rawnn-*.safetensors")
+    many = package.Many.load(file)
+    assert {member.status for member in many} == {"active"}
+    assert many[1].epochs >= 2
