@@ -153,10 +153,10 @@ class ManyLoop:
             ran = np.where(fine.all(axis=1), figures.shape[1], fine.argmin(axis=1)) \
                 if figures.shape[1] else np.zeros(len(call.members), int)
             bad = (ran < call.epochs) & ~np.full(len(ran), broken)
-            for row, member in enumerate(call.members):
-                first, count = int(progress.epoch[member]), int(ran[row])
-                progress.history[member, first : first + count] = figures[row, :count]
-                progress.epoch[member] = first + count
+            columns = progress.epoch[call.members, None] + np.arange(figures.shape[1])
+            rows, places = np.nonzero(np.arange(figures.shape[1]) < ran[:, None])
+            progress.history[call.members[rows], columns[rows, places]] = figures[rows, places]
+            progress.epoch[call.members] += ran
             progress.status[call.members[bad]] = Status.DIVERGED
             steps += int((ran * self._steps[call.members]).sum())
         self.seconds, self.steps = self.seconds + seconds, self.steps + steps

@@ -46,9 +46,10 @@ class MemberSessions:
         self._sessions: OrderedDict[int, tuple[Session, int]] = OrderedDict()
         self._datasets: dict[int, Dataset] = {}
         self._most_datasets = max(1, SESSION_BYTES // max(1, group.dataset.train_images.nbytes))
-        # Sessions set the threads of BLAS back as they found them, in whatever order they close.
         self._closing = ExitStack()
-        self._closing.enter_context(threadpool_limits(1, "blas"))
+        if opened.device is None:
+            # Runners set the threads of BLAS back as they found them, in whatever order they close.
+            self._closing.enter_context(threadpool_limits(1, "blas"))
         self._most = 1 if opened.device else max(1, SESSION_BYTES // _session_bytes(group))
         self.sharding = ""
 
