@@ -27,7 +27,14 @@ from rawnn.engine.model import Model
 from rawnn.engine.result import Environment, Report
 from rawnn.many.ensemble import Ensemble
 from rawnn.many.progress import FIGURES, Progress, Status
-from rawnn.many.tables import configurations_of, cv_results_of, order_of, table_of, varied_columns
+from rawnn.many.tables import (
+    configurations_of,
+    cv_results_of,
+    kept_epochs,
+    order_of,
+    table_of,
+    varied_columns,
+)
 
 SCHEMA_VERSION = 1
 
@@ -133,7 +140,7 @@ class Many:
 
     def __repr__(self) -> str:
         best = self.best(1)
-        reached = self.progress.figure(self.monitor, self.progress.epoch)
+        reached = self.progress.figure(self.monitor, kept_epochs(self))
         said = f", best {self.monitor} {reached[best[0].index]:.4g} of member {best[0].index}" \
             if best and not np.isnan(reached[best[0].index]) else ""
         ended = ", interrupted" if self.interrupted else ""
@@ -210,10 +217,10 @@ class Many:
         """Members as one network, which answers with the mean of their probabilities or values:
         those of these numbers, the so many best, or all that did not diverge."""
         if members is None:
-            chosen = [i for i in range(len(self))
-                      if self.progress.status[i] != Status.DIVERGED]
+            chosen = np.flatnonzero(kept_epochs(self)).tolist()
         elif isinstance(members, int | np.integer):
-            chosen = [member.index for member in self.best(int(members))]
+            chosen = [member.index for member in self.best(int(members))
+                      if kept_epochs(self)[member.index]]
         else:
             chosen = [int(i) for i in members]
         return Ensemble([self[i].model for i in chosen])

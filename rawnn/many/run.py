@@ -30,7 +30,7 @@ from rawnn.many.folds import Folds
 from rawnn.many.grouping import Members
 from rawnn.many.loop import ManyLoop, Rules
 from rawnn.many.members import Arrays, MemberTrainer
-from rawnn.many.progress import Progress
+from rawnn.many.progress import Progress, Status
 from rawnn.many.result import Many
 from rawnn.many.trainers import trainer_of
 from rawnn.plan.ops.epoch import count_after
@@ -209,8 +209,10 @@ class ManyRun:
         trainer = self._trainers[number]
         states = trainer.state(np.arange(count, dtype=np.int32))
         states.pop("epoch")
-        chosen = [m for m in np.flatnonzero(members.group == number).tolist() if m in self.best
-                  and self.progress.best_epoch[m] != self.progress.epoch[m]]
+        progress = self.progress
+        apart = (progress.best_epoch != progress.epoch) | (progress.status == Status.DIVERGED)
+        chosen = [m for m in np.flatnonzero((members.group == number) & apart).tolist()
+                  if m in self.best]
         best = {name: np.stack([self.best[m][name] for m in chosen])
                 for name in (self.best[chosen[0]] if chosen else ())}
         return StoredGroup(states, members.place[chosen], best, trainer.sharding)

@@ -79,9 +79,11 @@ def shown(value: Any) -> Any:
 
 
 def kept_epochs(many: Many) -> NDArray[np.int64]:
-    """[N], the epoch whose parameters each member ended with."""
+    """[N], the epoch whose parameters each member ended with; 0 for one that diverged and keeps no
+    best ones."""
     progress = many.progress
-    return np.where(progress.best_epoch > 0, progress.best_epoch, progress.epoch)
+    last = np.where(progress.status == Status.DIVERGED, 0, progress.epoch)
+    return np.where(progress.best_epoch > 0, progress.best_epoch, last)
 
 
 def best_reports(progress: Progress, monitor: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -248,8 +248,19 @@ def test_a_member_of_a_fold_resumes_with_its_own_rows(tmp_path: Path) -> None:
 def test_a_diverged_member_is_marked_and_others_go_on() -> None:
     many = rawnn.train_many(**{**OPTIONS, "optimizer": "sgd"}, lr=[0.05, 1e30])
     assert [member.status for member in many] == ["finished", "diverged"]
+    assert np.isnan(many.table()["test_loss"][1])
     assert many.best(2)[0].index == 0
     assert len(many.ensemble()) == 1
+
+
+def test_what_diverges_behind_its_best_epoch_keeps_that() -> None:
+    options = {**OPTIONS, "optimizer": "sgd", "epochs": 12}
+    many = rawnn.train_many(**options, lr=[1e5], schedule="warmup:5000", patience=12)
+    assert many[0].status == "diverged"
+    assert many.progress.best_epoch[0] == many[0].epochs == 4
+    shorter = rawnn.train(**{**options, "epochs": 4}, lr=1e5, schedule="warmup:5000")
+    assert is_same(many[0].model.parameters, shorter.parameters)
+    assert many.table()["test_loss"][0] == shorter.test_loss
 
 
 def test_best_and_ensemble() -> None:
