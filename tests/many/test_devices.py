@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -124,3 +125,24 @@ def test_a_bad_number_of_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("RAWNN_WORKERS", "many")
     with pytest.raises(RawnnError, match="RAWNN_WORKERS = 'many'"):
         rawnn.train_many(**OPTIONS, lr=[0.1, 0.02], device="host")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_second_signal_gives_up_the_epochs_in_hand_and_nothing_more(
+        workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "WORTH_SECONDS", 0.0)
+    monkeypatch.setenv("RAWNN_WORKERS", workers)
+    options = {**OPTIONS, "layers": (6, 1200, 1200, 3), "batch": 2, "epochs": 40}
+
+    class Twice(rawnn.Listener):
+        def reported(self, report: Any) -> None:
+            if report.epoch == 1:
+                for delay in (0.2, 0.6):
+                    threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    many = rawnn.train_many(**options, lr=[0.1, 0.02], device="host", listener=Twice())
+    assert many.interrupted
+    assert all(1 <= member.epochs < 40 for member in many)
+    single = rawnn.train(**{**options, "epochs": many[1].epochs}, lr=0.02, device="host")
+    assert all(np.array_equal(single.parameters[n], many[1].model.parameters[n])
+               for n in single.parameters)
