@@ -58,7 +58,8 @@ class Group:
         order in which the member sees them (order[i] of an epoch means rows[order[i]]); () where
         every member trains on all rows. All lists of a group have the same length.
     held_out: L lists of rows, indices into `dataset.train_images`, on which the members of the list
-        of that place are scored; () where all are scored on the data set's test part.
+        of that place are scored; () where all are scored on the data set's test part. All have the
+        same length, too.
     fold: int32 [N], the list of each member; zeros without lists.
     normalisations: of the inputs of each list, learned from its rows where it is learned; one where
         there are no lists.
