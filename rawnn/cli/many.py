@@ -49,10 +49,10 @@ HEADER = f"{'epoch':>6} {'members':>8} {'best':>7} {'test loss':>14} {'steps/s':
             metavar="N", type=click.IntRange(1))
 @run_option(DATA, "--folds", "Cross-validation: each network once a fold, scored on the rows that "
             "the fold holds out.", "none", metavar="N", type=int)
-@run_option(DATA, "--repeats", "With --folds: how often rows are dealt anew.", "1", metavar="N",
+@run_option(DATA, "--repeats", "With --folds: how often rows are assigned anew.", "1", metavar="N",
             type=int, default=1)
 @run_option(TRAINING, "--halving", "Successive halving: behind each rung of epochs one of so many "
-            "networks goes on.", "none", metavar="N", type=float)
+            "networks continues.", "none", metavar="N", type=float)
 @run_option(TRAINING, "--min-epochs", "With --halving: the first rung.",
             "such that one is left for the last epochs", metavar="N", type=int)
 @config_options("monitor", "seed", "resume")
@@ -77,7 +77,7 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
     of what --vary names, --seeds and --folds.
 
     Prints a line an epoch and a table of the best. RUNS/a#17 is network 17 of those that --save
-    RUNS/a kept, wherever a checkpoint is taken.
+    RUNS/a stored, wherever a checkpoint is accepted.
     """
     check_output("--json", json_file)
     check_output("--plot", plot_file)
@@ -89,7 +89,7 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
                    "--halving": halving, "--min-epochs": min_epochs, "--monitor": monitor}
             for name, value in own.items():
                 if value is not None:
-                    raise ConfigError(f"{name} is kept by the checkpoint: leave it out with "
+                    raise ConfigError(f"{name} is stored in the checkpoint: leave it out with "
                                       f"--resume")
             given = {name: value for name, value in options.items() if value is not None}
             found = continue_from(resume, given.pop("data", None), None, screen, given)
@@ -124,7 +124,7 @@ def _configs(config_file: str | None, options: dict[str, Any], values: dict[str,
         if options.get(name) is not None:
             raise ConfigError(f"{name} is given twice: by --{name.replace('_', '-')} and by --vary")
     if seeds is not None and "seed" in values:
-        raise ConfigError("--seeds is given beside --vary seed: leave one of them out")
+        raise ConfigError("--seeds and --vary seed exclude each other: leave one of them out")
     if "layers" in values and options.get("layers") is None:
         options = {**options, "layers": "-".join(map(str, values["layers"][0]))}
     config = make_config(config_file, options)
@@ -229,6 +229,6 @@ def _interruption(found: Many) -> str:
     reached = f"interrupted after {found.stored.epoch} epochs"
     directory = found.stored.settings.get("save")
     if not directory:
-        return f"{reached}; nothing is kept without --save DIRECTORY"
+        return f"{reached}; nothing is stored without --save DIRECTORY"
     return f"{reached}; continue with: python -m rawnn many --resume " \
            f"{shlex.quote(os.fspath(directory))}"

@@ -167,7 +167,7 @@ def decode(content: bytes, where: str) -> ManyCheckpoint:
     metadata, tensors = checkpoint.unpack(content, where)
     if "rawnn_many" not in metadata:
         raise CheckpointError(f"{where} is no checkpoint of many networks: rawnn.train(resume=...) "
-                              f"continues one, and its path takes no number behind #")
+                              f"continues one, and its path has no number behind #")
     recorded = metadata.pop("sha256", "")
     if not metadata["rawnn_many"].isdecimal() or int(metadata["rawnn_many"]) > FORMAT:
         raise CheckpointError(f"{where} was written by a newer rawnn (format "
@@ -177,7 +177,7 @@ def decode(content: bytes, where: str) -> ManyCheckpoint:
         raise CheckpointError(f"{where} is corrupt: the SHA-256 of its content is not the one it "
                               f"records")
     try:
-        return _made(metadata, tensors)
+        return _parse(metadata, tensors)
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise CheckpointError(f"{where} is not a valid checkpoint ({type(error).__name__}: "
                               f"{error})") from None
@@ -185,7 +185,7 @@ def decode(content: bytes, where: str) -> ManyCheckpoint:
         raise CheckpointError(f"{where} does not fit this rawnn: {error}") from None
 
 
-def _made(metadata: dict[str, str], tensors: Arrays) -> ManyCheckpoint:
+def _parse(metadata: dict[str, str], tensors: Arrays) -> ManyCheckpoint:
     common = dict(json.loads(metadata["config"]))
     configs = tuple({**common, **more} for more in json.loads(metadata["differs"]))
     shardings = json.loads(metadata["shardings"])
@@ -245,8 +245,8 @@ def read(path: str | os.PathLike[str]) -> ManyCheckpoint:
 
 
 def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, ManyCheckpoint]:
-    """The checkpoint at `path`: the file itself, or the newest good one of a directory. One that
-    cannot be read is passed over in a directory, and `notify` told. Raises CheckpointError."""
+    """The checkpoint at `path`: the file itself, or the newest good one of a directory, where one
+    that cannot be read is skipped, and `notify` gets a sentence. Raises CheckpointError."""
     if not os.path.isdir(path):
         return Path(path), read(path)
     reason = ""

@@ -97,8 +97,8 @@ def _checked(given: Any, count: int, name: str) -> Rows:
 
 
 def _k_folds(folds: int, repeats: int, data: Dataset, seed: int) -> Folds:
-    """Each row is held out once a repeat. Rows are shuffled by `seed` alone, and dealt so that
-    every fold has its part of each class, where there are labels; sizes differ by one at most."""
+    """Each row is held out once a repeat. Rows are shuffled by `seed` alone, and every fold has its
+    part of each class, where there are labels; sizes differ by one at most."""
     count = len(data.train_images)
     if not 2 <= folds <= count:
         raise ConfigError(f"folds = {folds}: give 2 or more, and at most the {count:,} rows of the "

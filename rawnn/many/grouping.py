@@ -122,7 +122,7 @@ def members_of(configs: Sequence[Config], folds: Folds, data: Dataset, normalise
         inputs, targets = fixed
     sizes = [len(rows) for rows in folds.rows] or [len(data.train_images)]
     parts = {size: _of_size(data, size) for size in dict.fromkeys(sizes)}
-    made: list[Config] = []
+    decided: list[Config] = []
     groups: dict[Any, list[int]] = {}
     lists = max(len(folds.rows), len(folds.held_out), 1)
     fits = set()
@@ -138,14 +138,14 @@ def members_of(configs: Sequence[Config], folds: Folds, data: Dataset, normalise
                     fits.add(fit)
                 known[size], _ = settled(plain, parts[size])
             scored = len(folds.held_out[fold]) if folds.held_out else 0
-            groups.setdefault((group_key(known[size]), size, scored), []).append(len(made))
-            made.append(known[size])
-    group, place = np.zeros(len(made), np.int32), np.zeros(len(made), np.int32)
+            groups.setdefault((group_key(known[size]), size, scored), []).append(len(decided))
+            decided.append(known[size])
+    group, place = np.zeros(len(decided), np.int32), np.zeros(len(decided), np.int32)
     folded = np.tile(np.arange(lists, dtype=np.int32), len(configs))
     found = []
     for number, where in enumerate(groups.values()):
         group[where], place[where] = number, np.arange(len(where))
-        of_group = tuple(made[i] for i in where)
+        of_group = tuple(decided[i] for i in where)
         used = np.unique(folded[where])
         found.append(Group(
             replace(of_group[0], epochs=max(c.epochs for c in of_group)), data, of_group,
@@ -155,7 +155,7 @@ def members_of(configs: Sequence[Config], folds: Folds, data: Dataset, normalise
             tuple(inputs[i] for i in used) if folds.rows else inputs,
             tuple(targets[i] for i in used) if folds.rows else targets, exact_targets))
     candidate = np.repeat(np.arange(len(configs), dtype=np.int32), lists)
-    return Members(tuple(made), candidate, folded, group, place, tuple(found))
+    return Members(tuple(decided), candidate, folded, group, place, tuple(found))
 
 
 def _of_size(data: Dataset, size: int) -> Dataset:

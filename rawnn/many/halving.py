@@ -1,5 +1,5 @@
 """Synchronous successive halving (Jamieson and Talwalkar, 2016): after each rung of epochs the best
-part of the candidates goes on."""
+part of the candidates continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rawnn.common.errors import ConfigError
 
 def rungs_of(candidates: int, epochs: int, halving: float | None,
              min_epochs: int | None) -> tuple[int, ...]:
-    """The epochs behind which one of `halving` candidates goes on: `min_epochs`, and `halving`
+    """The epochs behind which one of `halving` candidates continues: `min_epochs`, and `halving`
     times the last, below `epochs`, until one candidate is left. Without `min_epochs` the first rung
     is placed so that one candidate would be left for the last. Raises ConfigError."""
     if halving is None:
@@ -24,7 +24,7 @@ def rungs_of(candidates: int, epochs: int, halving: float | None,
     if isinstance(halving, bool) or not isinstance(halving, int | float | np.number) \
             or not 1 < halving < math.inf:
         raise ConfigError(f"halving = {halving!r}: give a number above 1; of so many candidates "
-                          f"one goes on behind each rung")
+                          f"one continues behind each rung")
     if min_epochs is None and candidates < halving:
         return ()
     if min_epochs is None:
@@ -46,14 +46,14 @@ def rungs_of(candidates: int, epochs: int, halving: float | None,
 
 def survivors(candidate: NDArray[np.int32], values: NDArray[np.float64], halving: float,
               higher: bool) -> NDArray[np.bool_]:
-    """Which members go on, bool [N]: those of the best candidates, one of `halving`, at least one.
-    A candidate's value is the mean over its members, where `higher` says what is better; one with
-    a NaN comes last, and of equal ones the first is better."""
+    """Which members continue, bool [N]: those of the best candidates, one of `halving`, or one. A
+    candidate's value is the mean over its members, where `higher` says what is better; one with a
+    NaN comes last, and of equal ones the first is better."""
     numbers, inverse = np.unique(candidate, return_inverse=True)
     totals = np.bincount(inverse, weights=values) / np.bincount(inverse)
     order = np.lexsort((numbers, -totals if higher else totals))  # NaN last either way
     count = max(1, int(len(numbers) / halving + 1e-9))
-    kept = np.zeros(len(numbers), bool)
-    kept[order[:count]] = True
-    found: NDArray[np.bool_] = kept[inverse]
+    continues = np.zeros(len(numbers), bool)
+    continues[order[:count]] = True
+    found: NDArray[np.bool_] = continues[inverse]
     return found

@@ -209,10 +209,10 @@ class ManyLoop:
         competing = np.flatnonzero((progress.rung == reached) & (progress.status != Status.HALVED))
         values = progress.figure(rules.monitor, rung)
         values[progress.status == Status.DIVERGED] = np.nan
-        goes_on = survivors(self._members.candidate[competing], values[competing], rules.halving,
-                            rules.monitor in HIGHER_IS_BETTER)
-        progress.rung[competing[goes_on]] += 1
-        ended = competing[~goes_on]
+        continues = survivors(self._members.candidate[competing], values[competing], rules.halving,
+                              rules.monitor in HIGHER_IS_BETTER)
+        progress.rung[competing[continues]] += 1
+        ended = competing[~continues]
         progress.status[ended[progress.status[ended] == Status.ACTIVE]] = Status.HALVED
 
     # -- what is said ------------------------------------------------------------------------------

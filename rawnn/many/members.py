@@ -177,7 +177,7 @@ class MemberTrainer(Protocol):
     def state(self, members: Rows) -> Arrays:
         """Arrays [len(members), ...] of what a single run's checkpoint holds, by its names
         (`fc1.weight`, ..., optimizer state, `clock`), in their storage types; and "epoch", int64,
-        the epochs that each has behind it. Waits. `load` of it goes on bit for bit."""
+        the epochs that each has behind it. Waits. `load` of it continues bit for bit."""
 
     def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace the state of members by what `state` gave, of this trainer or of another."""

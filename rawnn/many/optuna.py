@@ -1,4 +1,4 @@
-"""Optuna's samplers over many networks at once: ask for a batch, train it, tell what it reached."""
+"""Optuna's samplers over many networks at once: ask for a batch, train it, report its scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
              repeats: int = 1, rows: Any = None, monitor: str = "test_loss",
              listener: object = (), **options: Any) -> list[Many]:
     """Let an `optuna.Study` choose `trials` networks, `batch` of them at once: its sampler is asked
-    for a batch, all of it trains at once, and the sampler is told what each reached. Returns what
+    for a batch, all of it trains at once, and the sampler gets the value of each. Returns what
     each batch reached.
 
     `space` is that of `rawnn.search`. A trial's value is the `monitor` of its network behind the
@@ -50,7 +50,7 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
         library.study.StudyDirection.MINIMIZE
     if list(study.directions) != [wanted]:
         word = "maximize" if higher else "minimize"
-        raise ConfigError(f"monitor = '{monitor}' needs a study of one value, made by "
+        raise ConfigError(f"monitor = '{monitor}' needs a study of one value, from "
                           f"optuna.create_study(direction={word!r})")
     arrays = data is not None and not isinstance(data, str | os.PathLike)
     own = {"data": data, "validation": validation, "normalise": normalise}
@@ -83,7 +83,7 @@ def _library() -> Any:
 
 
 def _distribution(library: Any, choices: Distribution | tuple[Any, ...]) -> Any:
-    """Optuna's; layers are text there, as it takes no tuples."""
+    """Optuna's; layers are text there, as it has no tuples."""
     found = library.distributions
     if not isinstance(choices, Distribution):
         return found.CategoricalDistribution([shown(value) for value in choices])

@@ -7,8 +7,8 @@ import logging
 import math
 import operator
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ from rawnn.many.progress import FIGURES, Progress, Status
 from rawnn.many.tables import (
     configurations_of,
     cv_results_of,
-    kept_epochs,
+    final_epochs,
     order_of,
     table_of,
     varied_columns,
@@ -98,8 +98,7 @@ class Member:
         ConfigError where `many` was read from a file, which holds no data."""
         if self.many.datasets is None:
             raise ConfigError("a checkpoint holds no data: this member was read from a file")
-        found: Dataset = self.many.datasets(self.index)
-        return found
+        return self.many.datasets(self.index)
 
     def __repr__(self) -> str:
         return f"rawnn.Member({self.index} of {len(self.many)}, " \
@@ -116,6 +115,8 @@ class Many:
         its validation.
     interrupted: whether a signal (Ctrl-C, SIGTERM, SIGHUP) ended it early; `signal` its number.
     notes: sentences on the data and on how members were trained.
+    datasets, again: the data of a member by its number, and what `resume` calls; None of one that
+        was read from a file.
     """
 
     stored: ManyCheckpoint
@@ -123,8 +124,8 @@ class Many:
     interrupted: bool = False
     signal: int = 0
     notes: tuple[str, ...] = ()
-    datasets: Any = None
-    again: Any = None
+    datasets: Callable[[int], Dataset] | None = field(default=None, repr=False)
+    again: Callable[..., Many] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -140,7 +141,7 @@ class Many:
 
     def __repr__(self) -> str:
         best = self.best(1)
-        reached = self.progress.figure(self.monitor, kept_epochs(self))
+        reached = self.progress.figure(self.monitor, final_epochs(self))
         said = f", best {self.monitor} {reached[best[0].index]:.4g} of member {best[0].index}" \
             if best and not np.isnan(reached[best[0].index]) else ""
         ended = ", interrupted" if self.interrupted else ""
@@ -217,10 +218,10 @@ class Many:
         """Members as one network, which answers with the mean of their probabilities or values:
         those of these numbers, the so many best, or all that did not diverge."""
         if members is None:
-            chosen = np.flatnonzero(kept_epochs(self)).tolist()
+            chosen = np.flatnonzero(final_epochs(self)).tolist()
         elif isinstance(members, int | np.integer):
             chosen = [member.index for member in self.best(int(members))
-                      if kept_epochs(self)[member.index]]
+                      if final_epochs(self)[member.index]]
         else:
             chosen = [int(i) for i in members]
         return Ensemble([self[i].model for i in chosen])
@@ -235,8 +236,7 @@ class Many:
         if self.again is None:
             raise ConfigError("a checkpoint holds no data: give them, as in "
                               "rawnn.train_many(resume=path, data=(X, y), epochs=...)")
-        found: Many = self.again(self.stored, epochs, members, options)
-        return found
+        return self.again(self.stored, epochs, members, options)
 
     # -- keeping -----------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:

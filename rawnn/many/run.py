@@ -75,7 +75,7 @@ class ManyRun:
 
     def open(self, stacklevel: int) -> None:
         """Open the device. A RuntimeWarning, of the caller so many frames up, says where the host
-        takes a GPU's place."""
+        trains in place of a GPU."""
         if self.config.save is not None:  # before anything is fetched or compiled
             self._store = Store(self.config.save, self.config.keep)
             self._is_locked = self._locks.hold(self._store.directory, self.notify)
@@ -241,7 +241,7 @@ class ManyRun:
 
 
 class _Notes(Listener):
-    """Collects what listeners are told."""
+    """Collects the sentences to listeners."""
 
     reads = False
 

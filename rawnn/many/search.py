@@ -28,7 +28,7 @@ def search(*, space: Mapping[str, Any], data: Any = None, budget: int | None = N
     space     for each option a list of values, `rawnn.log_uniform(low, high)`, `rawnn.uniform` or
               `rawnn.int_uniform`; options are those that may vary in `train_many`
     budget    candidates that are drawn; with `grid`, at most so many combinations (None: all)
-    halving   behind each rung of epochs one of so many candidates goes on (None: all train all
+    halving   behind each rung of epochs one of so many candidates continues (None: all train all
               `epochs`); the first rung is `min_epochs`, by default such that one candidate is left
               for the last epochs
     seed      of what is drawn, and of the networks unless the space has a seed of its own: the same

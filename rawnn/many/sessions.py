@@ -1,7 +1,7 @@
 """Members trained by ordinary runs, one after the other: on the host, or on a GPU launch by launch.
 
-What a member has reached is kept as plain arrays; a session that has it in place is kept, too,
-where there is memory for it, so that the next epochs need not prepare the run anew.
+The state of a member is stored as plain arrays. Sessions of the last members stay open where there
+is memory for them, so that the next epochs need not prepare the run anew.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MemberState:
 
 
 class MemberSessions:
-    """Sessions of members of one group, of which the last that were used are kept."""
+    """Sessions of members of one group, of which the last that were used stay open."""
 
     def __init__(self, group: Group, opened: Opened) -> None:
         self._group, self._opened = group, opened
@@ -94,11 +94,11 @@ class MemberSessions:
     def _session(self, member: int, before: MemberState) -> Session:
         """A session of the member with this state; the caller puts it back once it is whole
         again."""
-        kept, epoch = self._sessions.pop(member, (None, -1))
-        if kept is not None and epoch == before.epoch:
-            return kept
-        if kept is not None:
-            kept.__exit__(None, None)
+        cached, epoch = self._sessions.pop(member, (None, -1))
+        if cached is not None and epoch == before.epoch:
+            return cached
+        if cached is not None:
+            cached.__exit__(None, None)
         while len(self._sessions) >= self._most:
             self._drop()
         session = Session(self._group.members[member], opened=self._opened,

@@ -31,9 +31,9 @@ def table_of(many: Many) -> NDArray[Any]:
     columns["epochs"] = progress.epoch
     best_epoch, best = best_reports(progress, many.monitor)
     columns["best_epoch"] = best_epoch
-    kept = kept_epochs(many)
+    final = final_epochs(many)
     for name in FIGURES:
-        columns[name] = progress.figure(name, kept)
+        columns[name] = progress.figure(name, final)
     columns[f"best_{many.monitor}"] = best
     return _structured(columns)
 
@@ -46,8 +46,8 @@ def configurations_of(many: Many) -> NDArray[Any]:
     _, first, counts = np.unique(candidate, return_index=True, return_counts=True)
     columns: dict[str, NDArray[Any]] = {
         "configuration": np.arange(len(first), dtype=np.int32), "member": first.astype(np.int32)}
-    kept = [*many.stored.settings["varied"], *(["rung"] if many.stored.settings["rungs"] else [])]
-    columns |= {name: table[name][first] for name in kept}
+    names = [*many.stored.settings["varied"], *(["rung"] if many.stored.settings["rungs"] else [])]
+    columns |= {name: table[name][first] for name in names}
     columns["members"] = counts
     for name in FIGURES:
         values = table[name].reshape(len(first), -1)
@@ -78,7 +78,7 @@ def shown(value: Any) -> Any:
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def kept_epochs(many: Many) -> NDArray[np.int64]:
+def final_epochs(many: Many) -> NDArray[np.int64]:
     """[N], the epoch whose parameters each member ended with; 0 for one that diverged and keeps no
     best ones."""
     progress = many.progress
@@ -103,7 +103,7 @@ def order_of(many: Many, by: str | None) -> NDArray[np.int64]:
     name = by or many.monitor
     if name not in FIGURES:
         raise ConfigError(f"by = '{name}': use one of {', '.join(FIGURES)}")
-    values = many.progress.figure(name, kept_epochs(many))
+    values = many.progress.figure(name, final_epochs(many))
     return np.lexsort((np.arange(len(many)), -values if name in HIGHER_IS_BETTER else values))
 
 
@@ -117,10 +117,10 @@ def cv_results_of(many: Many, return_train_score: bool) -> dict[str, Any]:
     stored = many.stored
     candidates = len(np.unique(stored.candidate))
     lists = len(stored.candidate) // candidates
-    kept, progress = kept_epochs(many), many.progress
-    accuracy = progress.figure("test_accuracy", kept)
+    final, progress = final_epochs(many), many.progress
+    accuracy = progress.figure("test_accuracy", final)
     counts = not np.isnan(accuracy).all()
-    test = accuracy if counts else -progress.figure("test_loss", kept)
+    test = accuracy if counts else -progress.figure("test_loss", final)
     grid = test.reshape(candidates, lists)
     seconds = float(stored.settings["seconds"]) / len(many)
     found: dict[str, Any] = {
@@ -138,7 +138,7 @@ def cv_results_of(many: Many, return_train_score: bool) -> dict[str, Any]:
                                         np.int32)
     if return_train_score:
         # The mean over the steps of the last epoch, not of the parameters behind it.
-        found |= _scores(-progress.figure("train_loss", kept).reshape(candidates, lists), "train")
+        found |= _scores(-progress.figure("train_loss", final).reshape(candidates, lists), "train")
     return found
 
 

@@ -29,7 +29,7 @@ from rawnn.many.run import ManyRun, Source
 from rawnn.many.variation import Variation, variation_of
 
 OF_RUN = ("patience", "min_delta", "save", "save_every", "keep", "device", "sharding")
-"""Options of the whole run, which may stand beside a list of Configs."""
+"""Options of the whole run, which may accompany a list of Configs."""
 OWN = ("folds", "repeats", "rows", "halving", "min_epochs", "monitor", "listener", "validation",
        "normalise")
 
@@ -46,8 +46,8 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     `epochs`, `batch`, `partial`, `shuffle`, `optimizer`, `lr`, `momentum`, `nesterov`,
     `weight_decay`, `beta1`, `beta2`, `eps`, `schedule`, `seed`. Members are the product of all
     values, in the order of the options as they are given, the last running fastest, and behind
-    them the lists of rows. `configs`, a list of Configs, takes the place of options; only patience,
-    min_delta, save, save_every, keep, device and sharding may then be given beside them.
+    them the lists of rows. `configs`, a list of Configs, replaces options; only patience,
+    min_delta, save, save_every, keep, device and sharding may then be given as well.
 
     `data`, `validation` and `normalise` are those of `rawnn.train`; all members share them. What is
     split off for validation depends on the seed of the first member.
@@ -57,11 +57,11 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
               folds have their part of each class. Or a list of (training rows, scored rows), or a
               cross-validator of scikit-learn
     rows      lists of training rows, each configuration once a list; all scored on `validation`
-    halving   successive halving: behind each rung one of so many configurations goes on, those
+    halving   successive halving: behind each rung one of so many configurations continues, those
               whose `monitor` is best (the mean over folds)
     min_epochs  the first rung; the next are `halving` times the last. None places it so that one
               configuration is left for the last epochs
-    patience  stops each member by itself and brings back its best parameters, as `rawnn.train` does
+    patience  stops each member by itself and restores its best parameters, as `rawnn.train` does
     monitor   "test_loss" (the default), "test_accuracy" or "train_loss": for early stopping, for
               halving, and what is best
     save      a directory for checkpoints of all members, every `save_every` epochs
@@ -72,9 +72,9 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     Members whose widths, batch or kind of optimizer differ make groups that are compiled apart;
     each epoch all groups are given to the device before it waits for any. On a GPU a group is one
     kernel, where one fits; otherwise its members train one after the other, launch by launch, and
-    the listener is told why. Without a GPU, or with device="host", members train on the host, by
-    processes over its cores (RAWNN_WORKERS says how many); a RuntimeWarning says so where device
-    is "auto".
+    the listener gets the reason. Without a GPU, or with device="host", members train on the host,
+    by processes over its cores (RAWNN_WORKERS says how many); a RuntimeWarning says so where
+    device is "auto".
 
     A member whose loss is no number any more stops, marked "diverged"; others go on. Ctrl-C,
     SIGTERM and SIGHUP end the run as they end `rawnn.train`, with all that members have reached.
@@ -86,7 +86,7 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
                  "halving": halving, "min_epochs": min_epochs, "monitor": monitor}
         for name, value in given.items():
             if value is not None:
-                raise ConfigError(f"{name} is kept by the checkpoint: leave it out with resume")
+                raise ConfigError(f"{name} is stored in the checkpoint: leave it out with resume")
         return ended(continue_from(resume, data, validation, listener, options))
     return ended(start(configs, data, validation, normalise, folds, repeats, rows, halving,
                        min_epochs, monitor, listener, options, stacklevel=4))
@@ -180,7 +180,7 @@ def continue_from(path: str | os.PathLike[str], data: Any, validation: Any, list
     allowed = ("epochs", "save", "save_every", "keep", "device")
     for name in options:
         if name not in allowed:
-            raise ConfigError(f"{name} is kept by the checkpoint: with resume give only "
+            raise ConfigError(f"{name} is stored in the checkpoint: with resume give only "
                               f"{', '.join(allowed)}, data, validation and listener")
     messages: list[str] = []
     file, stored = many_checkpoint.find(path, messages.append)
@@ -233,12 +233,12 @@ def _go_on(stored: ManyCheckpoint, source_of: Callable[..., Source], listener: o
         every = config.save_every if config.save is not None else None
         rules = Rules(settings["patience"], settings["min_delta"], settings["monitor"],
                       settings["halving"], tuple(settings["rungs"]), every)
-        made = members_of(configs, lists, source.data, None, source.exact,
-                          (stored.normalisations, stored.target_normalisations))
-        own = np.array([c.epochs for c in made.configs])
+        again = members_of(configs, lists, source.data, None, source.exact,
+                           (stored.normalisations, stored.target_normalisations))
+        own = np.array([c.epochs for c in again.configs])
         progress = Progress.of(stored.run, int(own.max()))
         _reactivate(progress, own, members)
-        run.prepare(made, lists, source, dict(settings), rules, progress, stored)
+        run.prepare(again, lists, source, dict(settings), rules, progress, stored)
         return run.train()
 
 

@@ -18,7 +18,7 @@ VARYING = ("layers", "bias", "activation", "loss", "init", "epochs", "batch", "p
 """Options of Config that may be lists, one value for each member."""
 
 MOST = 1_000_000
-"""Members beyond which a product is taken for a mistake."""
+"""Members beyond which a product is assumed to be a mistake."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Variation:
 def variation_of(configs: Sequence[Config] | Config | None, options: Mapping[str, Any],
                  own: Sequence[str] = ()) -> Variation:
     """The configurations that a caller names: a list, or the product of options. `own` are further
-    words that the caller takes, to be suggested for a misspelt option. Raises ConfigError."""
+    words that the caller accepts, to be suggested for a misspelt option. Raises ConfigError."""
     for name in options:
         if name not in Config.known():
             raise unknown("option", name, (*Config.known(), *own))
@@ -51,9 +51,9 @@ def variation_of(configs: Sequence[Config] | Config | None, options: Mapping[str
         sizes = " x ".join(f"{len(values)} {name}" for name, values in axes.items())
         raise ConfigError(f"{sizes} are {count:,} members: give at most {MOST:,}, or let "
                           f"rawnn.search draw some of them")
-    made = tuple(Config(**fixed, **dict(zip(axes, values, strict=True)))
-                 for values in itertools.product(*axes.values()))
-    return Variation(made, axes)
+    product = itertools.product(*axes.values())
+    return Variation(tuple(Config(**fixed, **dict(zip(axes, values, strict=True)))
+                           for values in product), axes)
 
 
 def _several(name: str, value: Any) -> tuple[Any, ...] | None:

@@ -27,7 +27,7 @@ def is_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[n], b[n], equal_nan=True) for n in a)
 
 
-class Heard(rawnn.Listener):
+class Recorder(rawnn.Listener):
     """Keeps the reports; calls `at(epoch)` behind each."""
 
     def __init__(self, at: Any = None) -> None:
@@ -101,9 +101,9 @@ def test_early_stopping_is_that_of_a_single_run() -> None:
 
 
 def test_halving_leaves_the_best_and_changes_no_bits() -> None:
-    heard = Heard()
+    recorder = Recorder()
     many = rawnn.train_many(**{**OPTIONS, "epochs": 9}, lr=np.geomspace(1e-3, 0.1, 9), halving=3,
-                            listener=heard)
+                            listener=recorder)
     full = rawnn.train_many(**{**OPTIONS, "epochs": 9}, lr=np.geomspace(1e-3, 0.1, 9))
     first = np.argsort(full.scores()[:, 0], kind="stable")[:3]  # rungs at epochs 1 and 3
     second = first[np.argsort(full.scores()[first, 2], kind="stable")[:1]]
@@ -112,7 +112,7 @@ def test_halving_leaves_the_best_and_changes_no_bits() -> None:
     winner = int(second[0])
     assert many[winner].epochs == 9
     assert is_same(many[winner].model.parameters, full[winner].model.parameters)
-    assert [report.members for report in heard.reports] == [9, 3, 3, 1, 1, 1, 1, 1, 1]
+    assert [report.members for report in recorder.reports] == [9, 3, 3, 1, 1, 1, 1, 1, 1]
     assert {member.epochs for member in many if member.status == "halved"} == {1, 3}
 
 
@@ -164,8 +164,8 @@ def test_a_table_file_is_split_into_folds_as_its_rows_stand(tmp_path: Path) -> N
 
 def test_a_listener_stops_the_run_and_a_resumed_one_ends_alike() -> None:
     whole = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01, 0.3])
-    part = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01, 0.3], listener=Heard(
-        lambda heard, report: heard.run.stop("enough") if report.epoch == 1 else None))
+    part = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01, 0.3], listener=Recorder(
+        lambda recorder, report: recorder.run.stop("enough") if report.epoch == 1 else None))
     assert {member.epochs for member in part} == {1}
     resumed = part.resume()
     assert np.array_equal(resumed.scores(), whole.scores())
@@ -335,7 +335,7 @@ def test_json_and_pandas_hold_the_table(tmp_path: Path) -> None:
     ({"monitor": "loss"}, "monitor = 'loss'"),
     ({"layers": [(6, 12, 3), (7, 3)]}, "takes 7 features"),
     ({"seed": range(1001), "lr": np.geomspace(1, 2, 1001)}, "1,002,001 members"),
-    ({"resume": "x", "folds": 3}, "folds is kept by the checkpoint"),
+    ({"resume": "x", "folds": 3}, "folds is stored in the checkpoint"),
 ])
 def test_bad_input_is_one_clear_sentence(options: dict[str, Any], said: str) -> None:
     given = {"data": (X, Y)} if "resume" in options else OPTIONS
@@ -371,8 +371,8 @@ def test_the_host_in_place_of_a_gpu_is_a_warning() -> None:
 
 
 def test_ctrl_c_keeps_what_was_reached() -> None:
-    many = rawnn.train_many(**{**OPTIONS, "epochs": 400}, lr=[0.02, 0.01], listener=Heard(
-        lambda heard, report: signal.raise_signal(signal.SIGINT) if report.epoch == 2 else None))
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 400}, lr=[0.02, 0.01], listener=Recorder(
+        lambda recorder, report: signal.raise_signal(signal.SIGINT) if report.epoch == 2 else None))
     assert many.interrupted
     assert 2 <= many[0].epochs < 400
     assert many[0].status == "active"
