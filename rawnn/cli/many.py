@@ -86,7 +86,8 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
         warnings.simplefilter("ignore", RuntimeWarning)  # the listener says the same
         if resume is not None:
             own = {"--vary": vary or None, "--seeds": seeds, "--folds": folds,
-                   "--halving": halving, "--min-epochs": min_epochs, "--monitor": monitor}
+                   "--repeats": None if repeats == 1 else repeats, "--halving": halving,
+                   "--min-epochs": min_epochs, "--monitor": monitor}
             for name, value in own.items():
                 if value is not None:
                     raise ConfigError(f"{name} is stored in the checkpoint: leave it out with "
@@ -94,6 +95,9 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
             given = {name: value for name, value in options.items() if value is not None}
             found = continue_from(resume, given.pop("data", None), None, screen, given)
         else:
+            if folds is not None and options.get("validation") is not None:
+                raise ConfigError("with --folds each network is scored on the rows that its fold "
+                                  "holds out: leave --validation out")
             configs = _configs(config_file, options, varied(vary), seeds)
             if plot_file is not None:
                 if not differing(configs).keys() - {"seed"}:

@@ -59,12 +59,12 @@ def load(data: Any, config: Config, validation: Any, normalise: Normalise, kind:
     """The data set, and the target values before any normalisation where each list of rows is to
     have its own. Where members are scored on "folds", all rows are in the training part, and the
     test part plays no part. Raises ConfigError and DataError."""
-    if kind == "folds" and validation is not None:
-        raise ConfigError("with folds each member is scored on the rows that its fold holds out: "
-                          "leave validation out")
     plain = replace(config, normalise_targets=None) if kind else config
     if data is None or isinstance(data, str):
         dataset = named(plain, notify)
+        if kind == "rows" and dataset.split is not None:
+            raise ConfigError(f"rows number the rows of {dataset.name}, but part of them is split "
+                              f"off for validation: give folds=[(rows, scored rows), ...]")
         return (_whole(dataset) if kind == "folds" else dataset), None
     if isinstance(data, Dataset):
         return given(data, plain, validation, normalise), None

@@ -97,6 +97,9 @@ def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, 
           listener: object, options: dict[str, Any], stacklevel: int) -> Many:
     """`train_many` from the beginning; a warning names the caller so many frames up. What ended it
     is for the caller to pass on (`ended`)."""
+    if folds is not None and validation is not None:
+        raise ConfigError("with folds each member is scored on the rows that its fold holds out: "
+                          "leave validation out")
     arrays = data is not None and not isinstance(data, str | os.PathLike)
     own = {"data": data, "validation": validation, "normalise": normalise}
     of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}

@@ -150,7 +150,8 @@ def test_a_member_of_a_fold_names_no_test_set(rawnn: Rawnn, table: Path, tmp_pat
 @pytest.mark.parametrize(("more", "said"), [
     (("--vary", "seed=0..3", "--seeds", "2"), "exclude each other"),
     (("--vary", "epochs=1,2"), "given twice"), (("--plot", "x.svg", "--seeds", "3"), "add --vary"),
-    (("--folds", "1"), "folds = 1"), (("--monitor", "loss"), "monitor = 'loss'"),
+    (("--folds", "1"), "folds = 1"), (("--folds", "2", "--validation", "0.3"), "leave --val"),
+    (("--repeats", "2"), "plays no part"), (("--monitor", "loss"), "monitor = 'loss'"),
     (("--halving", "0.5"), "halving = 0.5"),
 ])
 def test_bad_options_are_one_sentence(rawnn: Rawnn, table: Path, more: tuple[str, ...],

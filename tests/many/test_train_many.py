@@ -156,6 +156,10 @@ def test_a_table_file_is_split_into_folds_as_its_rows_stand(tmp_path: Path) -> N
     path.write_text("\n".join(["a,b,c,d,e,f,y", *lines]) + "\n")
     options = {**OPTIONS, "data": str(path), "target": "y", "normalise": "learned"}
     many = rawnn.train_many(**options, folds=3)
+    with pytest.raises(ConfigError, match="leave validation out"):
+        rawnn.train_many(**options, folds=3, validation=0.1)
+    with pytest.raises(ConfigError, match="part of them is split off"):
+        rawnn.train_many(**options, rows=[range(9)])
     typed = np.array([[float(str(value)) for value in row] for row in X])
     arrays = rawnn.train_many(**{**OPTIONS, "normalise": "learned", "data": (typed, Y)}, folds=3)
     for one, other in zip(many, arrays, strict=True):
