@@ -13,6 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
+from rawnn.bench.render.variation import cell
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
     DATA,
@@ -113,9 +114,9 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
     if not quiet:
         _summary(found, best)
     if plot_file and not found.interrupted:
-        from rawnn.cli.many_chart import chart_of
+        from rawnn.bench.render.variation import chart_of
 
-        chart_of(found).write(plot_file)
+        chart_of(found.to_dict()).write(plot_file)
     if found.interrupted:
         say(_interruption(found))
         click.get_current_context().exit(128 + found.signal)
@@ -212,7 +213,7 @@ def _summary(found: Many, rows: int) -> None:
              and not (name.endswith("test_accuracy") and not _some(table[name]))]
     click.echo()
     print_table([name.replace("_", " ") for name in names],
-                [[_cell(table[name][i]) for name in names] for i in chosen],
+                [[cell(table[name][i]) for name in names] for i in chosen],
                 f"The best {len(chosen)} of {len(table):,} {what} by {by}")
     seconds = float(found.stored.settings["seconds"])
     click.echo(f"{found.stored.settings['steps']:,} training steps in {seconds:.3g} s, "
@@ -221,11 +222,6 @@ def _summary(found: Many, rows: int) -> None:
 
 def _some(values: Any) -> bool:
     return any(not math.isnan(value) for value in values.tolist())
-
-
-def _cell(value: Any) -> str:
-    plain = value.item() if hasattr(value, "item") else value
-    return f"{plain:.5g}" if isinstance(plain, float) else str(plain)
 
 
 def _interruption(found: Many) -> str:

@@ -86,6 +86,27 @@ def test_a_table_of_the_best_json_and_a_plot(rawnn: Rawnn, table: Path, tmp_path
     assert "<svg" in (tmp_path / "o.svg").read_text()
 
 
+def test_a_report_has_the_plot_and_the_table(rawnn: Rawnn, table: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    file, page = tmp_path / "widths.json", tmp_path / "r.html"
+    done = rawnn(*arguments(table, "--vary", "lr=0.1,0.01", "--seeds", "2", "--quiet", "--json",
+                            str(file)))
+    assert done.status == 0, done.err
+    for given in (file, tmp_path):
+        done = rawnn("bench", "report", str(given), "--out", str(page))
+        assert done.status == 0, done.err
+        text = page.read_text()
+        assert "Many networks: widths" in text
+        assert "Test loss against learning rate" in text
+        assert "The best 4 of 4 by test loss" in text
+        loss = min(json.loads(file.read_text())["table"]["test_loss"])
+        assert f"{loss:.5g}" in text
+    file.write_text(file.read_text()[:-50])
+    done = rawnn("bench", "report", str(file), "--out", str(page))
+    assert done.status == 2
+    assert "is not valid JSON" in done.err
+
+
 def test_folds_show_configurations(rawnn: Rawnn, table: Path) -> None:
     done = rawnn(*arguments(table, "--vary", "lr=0.1,0.01", "--folds", "3", "--halving", "2"))
     assert done.status == 0, done.err

@@ -8,14 +8,15 @@ folded block for each suite. Jinja2 makes the page, matplotlib its charts; both 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rawnn.bench.record import Results, read_all
 from rawnn.bench.render import networks as nets
-from rawnn.bench.render import random_networks
+from rawnn.bench.render import random_networks, variation
 from rawnn.bench.render.charts import PAGE_VARIABLES
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.suites import SUITES
@@ -90,16 +91,48 @@ def write_report(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike
     except ImportError as error:
         raise MissingLibrary(f"a report needs Jinja2, which cannot be imported ({error}): pip "
                              f"install 'rawnn[report]'") from None
-    found = [each for file in files for each in read_all(file)]
+    many = {path: values for path in _json_files(files)
+            if (values := variation.read_many(path)) is not None}
+    found = [each for file in files if Path(file) not in many for each in read_all(file)]
     parts = parts_of(found)
+    for path, values in many.items():
+        _add_many(parts, path.stem, values)
     if not parts:
         raise ConfigError("there are no results to report on")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title, parts=parts, variables=PAGE_VARIABLES,
-        files=[name for name, _ in found])
+        files=[*(name for name, _ in found), *(path.stem for path in many)])
     write_atomically(out, page.encode())
     return [block.title for part in parts for block in part.blocks]
+
+
+def _json_files(files: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The files, and those of directories."""
+    return [path for file in files for path in (
+        sorted(Path(file).glob("*.json")) if Path(file).is_dir() else [Path(file)])]
+
+
+def _add_many(parts: list[Part], name: str, found: Mapping[str, Any]) -> None:
+    """A block on many networks (`rawnn many --json`), in the part of the machine that trained
+    them."""
+    place = variation.environment_of(found)
+    part = next((part for part in parts if part.machine == place.machine), None)
+    if part is None:
+        meta = f"{place.date[:10]}, commit {place.commit[:7]}" if place.commit else place.date[:10]
+        part = Part(f"gpu-{len(parts) + 1}", place.machine, meta)
+        part.environments = Grid(("file", *ENVIRONMENT), [])
+        parts.append(part)
+    assert part.environments is not None
+    rows = [*part.environments.rows, [name, *_described(place)]]
+    part.environments = replace(part.environments, rows=rows)
+    try:
+        figures = [variation.chart_of(found).svg(is_inline=True)]
+    except ConfigError:  # nothing but seeds varied
+        figures = []
+    part.blocks.append(Block(
+        f"{part.anchor}-many-{len(part.blocks)}", f"Many networks: {name}",
+        f"{found['members']:,} members", place.date[:10], "", figures, [variation.best_of(found)]))
 
 
 def parts_of(files: Sequence[tuple[str, Results]]) -> list[Part]:
@@ -302,11 +335,18 @@ def _environments(found: Sequence[Found]) -> Grid:
     rows: dict[str, list[str]] = {}
     for file, suite, results in found:
         for place in {e.environment: results.place(e) for e in results.entries(suite)}.values():
-            gpu = place.gpu or {}
-            rows[f"{file} {place.key}"] = [
-                file, place.date, place.commit[:12] or "none", place.rawnn, place.python,
-                place.platform, str(gpu.get("driver", "")), str(gpu.get("cuda", "")),
-                ", ".join(f"{n} {v}" for n, v in place.libraries.items()),
-                ", ".join(f"{n} {v}" for n, v in place.clocks.items()) or "not locked"]
-    return Grid(("file", "date", "commit", "rawnn", "Python", "platform", "driver", "CUDA",
-                 "libraries", "clocks"), list(rows.values()))
+            rows[f"{file} {place.key}"] = [file, *_described(place)]
+    return Grid(("file", *ENVIRONMENT), list(rows.values()))
+
+
+ENVIRONMENT = ("date", "commit", "rawnn", "Python", "platform", "driver", "CUDA", "libraries",
+               "clocks")
+
+
+def _described(place: Environment) -> list[str]:
+    """The cells of ENVIRONMENT."""
+    gpu = place.gpu or {}
+    return [place.date, place.commit[:12] or "none", place.rawnn, place.python,
+            place.platform, str(gpu.get("driver", "")), str(gpu.get("cuda", "")),
+            ", ".join(f"{n} {v}" for n, v in place.libraries.items()),
+            ", ".join(f"{n} {v}" for n, v in place.clocks.items()) or "not locked"]

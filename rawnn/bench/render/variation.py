@@ -1,40 +1,92 @@
-"""The score of many networks against what varied, as a chart."""
+"""The score of many networks against what varied: a chart and a table of what `Many.to_dict` and
+`rawnn many --json` have."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.bench.record import Environment
 from rawnn.bench.render.charts import LIGHT, Axis, Chart, divide
+from rawnn.bench.render.grid import Grid
 from rawnn.common.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rawnn.many.result import Many
 
 WORDS = {"test_loss": "test loss", "test_accuracy": "test accuracy", "train_loss": "training loss",
          "lr": "learning rate", "weight_decay": "weight decay", "batch": "batch size"}
+HIGHER_IS_BETTER = ("test_accuracy",)
 LOG_FROM = 10.0
 """The quotient of the ends from which an axis of positive numbers is logarithmic."""
+ROWS = 10
+"""Rows of the table of the best."""
 _LABELS = 12
+_HEAD = re.compile(rb'\{\s*"schema_version":\s*[0-9]+,\s*"members":')
 
 
-def chart_of(many: Many) -> Chart:
+def read_many(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What a JSON file says of many networks, None for another file. Raises ConfigError for one
+    that is torn."""
+    try:
+        with open(path, "rb") as file:
+            if not _HEAD.match(file.read(200)):
+                return None
+        found: dict[str, Any] = msgspec.json.decode(Path(path).read_bytes())
+    except OSError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{os.fspath(path)} is not valid JSON: {error}") from None
+    return found
+
+
+def environment_of(found: Mapping[str, Any]) -> Environment:
+    """Where they trained."""
+    return msgspec.convert(found["environment"], Environment)
+
+
+def columns_of(found: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The table, an array a column; numbers that there are none of are NaN."""
+    return {name: np.array([np.nan if value is None else value for value in values])
+            for name, values in found["table"].items()}
+
+
+def best_of(found: Mapping[str, Any], rows: int = ROWS) -> Grid:
+    """The best members by the figure that they were compared by."""
+    table, monitor = columns_of(found), found["settings"]["monitor"]
+    values = table[monitor].astype(np.float64)
+    order = np.argsort(-values if monitor in HIGHER_IS_BETTER else values, kind="stable")[:rows]
+    names = [name for name, column in table.items() if name != "best_epoch"
+             and not (column.dtype.kind == "f" and np.isnan(column).all())]
+    return Grid([name.replace("_", " ") for name in names],
+                [[cell(table[name][i]) for name in names] for i in order], ("status",),
+                f"The best {len(order)} of {found['members']:,} by {WORDS[monitor]}")
+
+
+def cell(value: Any) -> str:
+    """A value of a table as text."""
+    plain = value.item() if hasattr(value, "item") else value
+    return f"{plain:.5g}" if isinstance(plain, float) else str(plain)
+
+
+def chart_of(found: Mapping[str, Any]) -> Chart:
     """Medians, with quartiles over seeds, folds and whatever else varied, against one option that
     varied; against two, a map of medians. Raises ConfigError where nothing but seeds varied."""
-    table, monitor = many.table(), many.monitor
-    named = [name for name in many.stored.settings["varied"] if name != "seed"]
+    table, monitor = columns_of(found), found["settings"]["monitor"]
+    named = [name for name in found["settings"]["varied"] if name != "seed"]
     varied = [name for name in named if len(np.unique(table[name])) > 1]
     if not varied:
         raise ConfigError("nothing but seeds and folds varied, so there is nothing to plot "
                           "against: add --vary, such as --vary lr=1e-4..1e-1:64")
     values = table[monitor].astype(np.float64)
-    rest = [name for name in (*many.stored.settings["varied"], "fold")
-            if name in (table.dtype.names or ()) and name not in varied[:2]
-            and len(np.unique(table[name])) > 1]
+    rest = [name for name in (*found["settings"]["varied"], "fold")
+            if name in table and name not in varied[:2] and len(np.unique(table[name])) > 1]
     over = f", over {' and '.join(WORDS.get(n, n) + 's' for n in rest)}" if rest else ""
-    facts = f"{len(many):,} members of {many.stored.facts.get('dataset', 'the data')}"
+    facts = f"{found['members']:,} members of {found['facts'].get('dataset', 'the data')}"
     title = f"{WORDS[monitor].capitalize()} against {' and '.join(map(_words, varied[:2]))}"
     if len(varied) == 1:
         said = f"{facts}; median and quartiles{over}" if over else facts
