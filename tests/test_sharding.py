@@ -60,3 +60,14 @@ def test_what_is_no_sharding_is_refused(options: dict[str, Any], said: str) -> N
     with pytest.raises(ConfigError, match=r"sharding|persistent") as error:
         rawnn.train(**{**OPTIONS, **options})
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("numbers", ["bf16", "fp16"])
+def test_the_partial_batch_is_the_kernels_own_whatever_else_is_on(numbers: str) -> None:
+    """`fuse` behind it changes nothing in it: it would round less often."""
+    data = (X[:77], Y[:77])
+    alone, among = (rawnn.train(**{**OPTIONS, "data": data}, validation=(X, Y), device="sim",
+                                opt=f"{opt},{numbers},persistent=1x1:128:FFF")
+                    for opt in ("none,preload", "best"))
+    assert "fuse" in among.toggles
+    assert same(alone, among)

@@ -53,6 +53,12 @@ class Selection:
             plan, policy = toggle(name).apply(plan, policy, value)
         return found
 
+    def through(self, last: str) -> Selection:
+        """The same without the toggles that are applied behind `last`; all where it is not on."""
+        names = list(self.values)
+        count = names.index(last) + 1 if last in names else len(names)
+        return replace(self, values={name: self.values[name] for name in names[:count]})
+
     def words(self) -> list[str]:
         """Each toggle as one would type it."""
         return [n if v is None else f"{n}={v}" for n, v in self.values.items()]

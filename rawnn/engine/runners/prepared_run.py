@@ -139,12 +139,15 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
     train, policy = selection.apply(training_step(network, recipe, data_spec))
     near = row_by_row_operands(train)
     train = with_unaligned_rows(train, near)
-    rest = with_unaligned_rows(selection.apply(training_step(network, recipe, data_spec,
-                                                             rest=True))[0],
+    steps = recipe.steps(data_spec.examples)
+    # A kernel of whole steps does the partial batch as it does others: no later toggle changes it.
+    merged = bool(recipe.rest(data_spec.examples) and steps and spans(train))
+    deciding = selection.through(train.ops[0].impl) if merged else selection
+    rest = with_unaligned_rows(deciding.apply(training_step(network, recipe, data_spec,
+                                                            rest=True))[0],
                                near).apart("rest.") \
         if recipe.rest(data_spec.examples) else None
-    steps = recipe.steps(data_spec.examples)
-    if rest is not None and steps and spans(train):
+    if rest is not None and merged:
         train, rest, steps = with_partial_batch(train, rest, steps), None, steps + 1
     tests = data_spec_of(data, "test").examples
     whole = min(evaluation_batch, tests)
