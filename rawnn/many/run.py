@@ -82,8 +82,8 @@ class ManyRun:
         self.opened: Opened = open_device(self.config.device, self.notify)
         self._closing.callback(self.opened.close)
         if self.opened.device is None and self.config.device == "auto":
-            self.notify(f"running on the host: {self.opened.machine.gpu}")
-            warnings.warn(f"training on the host, not on a GPU: {self.opened.machine.gpu}",
+            self.notify(f"running on the host: {self.opened.machine.no_gpu}")
+            warnings.warn(f"training on the host, not on a GPU: {self.opened.machine.no_gpu}",
                           RuntimeWarning, stacklevel=stacklevel)
 
     def prepare(self, members: Members, lists: Folds, source: Source, settings: dict[str, Any],

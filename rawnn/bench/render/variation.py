@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.record import Environment
 from rawnn.bench.render.charts import LIGHT, Axis, Chart, divide
 from rawnn.bench.render.grid import Grid
 from rawnn.common.errors import ConfigError
+from rawnn.engine.result import Environment
 
 WORDS = {"test_loss": "test loss", "test_accuracy": "test accuracy", "train_loss": "training loss",
          "lr": "learning rate", "weight_decay": "weight decay", "batch": "batch size"}
