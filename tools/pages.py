@@ -27,6 +27,7 @@ from examples.lab.series import HERE, TOPICS, learned  # noqa: E402
 from rawnn.bench.peers.training_problem import BATCHES, DEPTHS, WIDTHS  # noqa: E402
 from rawnn.bench.record import Results, read_results  # noqa: E402
 from rawnn.bench.render import (  # noqa: E402
+    ensembles,
     loss_curves,
     peer_programs,
     random_networks,
@@ -47,6 +48,8 @@ RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
 TOGGLE_FILES = ("toggles-h200", "toggles-h100")
 NOT_MEASURED = "Not measured by `bench toggles` yet.\n"
+MANY, GRID = ("many-h100", "many-h200"), ("grid-h100", "grid-h200")
+"""Files of a suite that need not be there: the first that is is shown."""
 SAMPLE = "sample-h100"
 """The random networks that the first page shows; other samples have a line each on the page of the
 peers."""
@@ -59,6 +62,11 @@ peers."""
 def results_of(name: str) -> Results:
     """A file of results/. Raises ConfigError."""
     return read_results(RESULTS / f"{name}.json")
+
+
+def first_kept(names: Sequence[str]) -> str:
+    """The first of some files that results/ has; "" where it has none."""
+    return next((name for name in names if (RESULTS / f"{name}.json").exists()), "")
 
 
 @dataclass(frozen=True)
@@ -107,18 +115,21 @@ all of them."""
 
 
 def about_the_sample(results: Results) -> str:
-    """What the random networks are and where they were measured, in sentences."""
+    """What the random networks are and where they were measured, in sentences; behind them many
+    networks at once, where those were measured."""
     found = networks(results, "sample")
     place, several = results.place(found[0].entries[0]), len(random_networks.samples_of(results))
     names = " and ".join(NAMES[p] for p in peers_of(found))
     in_samples = f" in {several} random samples" if several > 1 else ""
     left = len(random_networks.asked(results)) - len(found)
     missing = f" {left} more were not reached: {results.ended.get('sample', '')}." if left else ""
+    together = first_kept(MANY)
+    at_once = f"{ensembles.headline(results_of(together))}\n" if together else ""
     return (f"Time of the faster of {names} over that of `best`, so **above 1 rawnn is faster**: "
             f"{len(found)} random networks{in_samples},\n{DEPTHS[0]} to {DEPTHS[1]} layers of "
             f"{WIDTHS[0]} to {WIDTHS[1]} units, batch {BATCHES[0]} to {BATCHES[1]} "
             f"({place.machine.partition(',')[0]}, {place.date[:10]}, commit {place.commit[:7]})."
-            f"{missing}\n")
+            f"{missing}\n{at_once}")
 
 
 def against_the_best(results: Results) -> list[Grid]:
@@ -260,6 +271,19 @@ def other_samples() -> str:
     return "\n".join([*(line for _, line in sorted(lines, reverse=True)), ""])
 
 
+def where_kept(suite: str, files: Sequence[str], results_folder: str) -> str:
+    """The pictures and tables of a suite, or that nothing has been measured."""
+    file = first_kept(files)
+    if not file:
+        return (f"Nothing has been measured yet: `python -m rawnn bench {suite} --json "
+                f"results/{files[0]}.json` does it.\n")
+    results = results_of(file)
+    shown = [f"![{name.replace('-', ' ')}]({results_folder}/{name}.svg)"
+             for name in SUITES[suite].charts(results)]
+    tables = [checked(results, grid, suite).markdown() for grid in SUITES[suite].grids(results)]
+    return "\n".join(["\n".join(shown) + "\n", *tables])
+
+
 def lessons(topic: str) -> str:
     """What each step of a series in examples/lab taught, as a list."""
     return "".join(f"- [{path.stem}]({topic}/{path.name}): {learned(path.read_text())}\n"
@@ -279,9 +303,12 @@ def float32_error() -> str:
             f"{far['what']}.\n")
 
 
+GUIDE = "docs/guides/many-networks.md"
 OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"slower": slower, "expected": expected},
     "docs/peers.md": {"earlier": other_samples},
+    "docs/suites.md": {"grid": partial(where_kept, "grid", GRID, "../results")},
+    GUIDE: {"many": partial(where_kept, "many", MANY, "../../results")},
     "docs/toggles/index.md": {"index": toggle_index},
     "docs/toggles/persistent.md": {"float32": float32_error},
     "examples/lab/README.md": {f"{topic}-lessons": partial(lessons, topic) for topic in TOPICS},
@@ -297,8 +324,11 @@ OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 
 
 def pictures() -> dict[str, Chart]:
-    """File -> chart, for all that CHARTS declares."""
-    return {f"results/{name}.svg": chart for several in CHARTS.values() for file, suite in several
+    """File -> chart, for all that CHARTS declares, and of the suites that are there."""
+    declared = [pair for several in CHARTS.values() for pair in several]
+    declared += [(file, suite) for files, suite in ((MANY, "many"), (GRID, "grid"))
+                 if (file := first_kept(files))]
+    return {f"results/{name}.svg": chart for file, suite in declared
             for name, chart in SUITES[suite].charts(results_of(file)).items()}
 
 

@@ -10,11 +10,14 @@ called slower.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 from rawnn.bench.harness import Harness, Sample, Variant
+from rawnn.bench.peers.ensemble import Ensemble
+from rawnn.bench.peers.rawnn_many import Members
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.rawnn_system import dataset as dataset_of
 from rawnn.bench.peers.training_problem import Problem
@@ -33,7 +36,7 @@ EFFECT = 0.03
 """The smallest difference that counts, as a share of the time."""
 TRAINED = ("ladder", "workloads", "toggles", "ablation")
 """Suites whose variants are training runs, timed by the epoch."""
-COMPARED = ("sample", "peers", "sweep")
+COMPARED = ("sample", "many", "grid", "peers", "sweep")
 """Suites whose variants are programs of several systems, timed by the step."""
 OURS = "rawnn"
 
@@ -250,18 +253,26 @@ def _training(entry: Entry, opened: Opened, harness: Harness) -> Callable[[int],
 
 
 def _program(entry: Entry, opened: Opened, harness: Harness) -> Callable[[int], Sample]:
-    known = Problem.__struct_fields__
+    kind = Ensemble if "members" in entry.conditions else Problem
+    known = kind.__struct_fields__
     values: dict[str, Any] = {k: v for k, v in entry.conditions.items() if k in known}
-    problem = Problem(**{**values, "name": entry.case, "layers": tuple(values["layers"])})
+    problem = kind(**{**values, "name": entry.case, "layers": tuple(values["layers"])})
     form, device = str(entry.conditions["form"]), "gpu" if opened.device else "host"
     return partial(_timed, problem, form, device, opened, harness)
 
 
 def _timed(problem: Problem, form: str, device: str, opened: Opened, harness: Harness,
            number: int) -> Sample:
-    program = Training(problem.config(form, device), dataset_of(problem), opened)
-    with program.session, harness.watch.during() as seen:
-        found = timed(program)
+    with ExitStack() as closing:
+        program: Training | Members
+        if isinstance(problem, Ensemble):
+            program = Members(problem, form, device, opened)
+            closing.callback(program.close)
+        else:
+            program = Training(problem.config(form, device), dataset_of(problem), opened)
+            closing.enter_context(program.session)
+        with harness.watch.during() as seen:
+            found = timed(program)
     return Sample({"step_us": [ms * 1e3 / problem.steps for ms in found.milliseconds]},
                   seen=seen.conditions)
 

@@ -14,6 +14,7 @@ from rawnn.bench.render.suites import SUITES
 from rawnn.opts import TOGGLES
 from tests import requires
 from tests.bench.built import entry, place, results
+from tests.bench.test_many_rendering import kept
 from tests.bench.typed import PAGES, ROOT, typed
 from tools import trials
 from tools.pages import (
@@ -178,3 +179,31 @@ def test_a_page_without_the_comments_of_a_block_is_refused(text: str) -> None:
 def test_no_page_has_a_measured_figure_typed_in(page: Path) -> None:
     found = typed(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))
     assert not found, "keep it in results/trials (tools/trials.py), or say it in words"
+
+
+def test_a_suite_that_was_not_measured_says_so(monkeypatch: pytest.MonkeyPatch,
+                                               tmp_path: Path) -> None:
+    monkeypatch.setattr(tools.pages, "RESULTS", tmp_path)
+    said = tools.pages.where_kept("many", ("many-x", "many-y"), "../../results")
+    assert said.startswith("Nothing has been measured yet: `python -m rawnn bench many")
+    (tmp_path / "many-y.json").write_text("")
+    monkeypatch.setattr(tools.pages, "results_of", lambda name: {"many-y": kept()}[name])
+    shown = tools.pages.where_kept("many", ("many-x", "many-y"), "../../results")
+    assert shown.startswith("![many throughput](../../results/many-throughput.svg)\n"
+                            "![many ratio](../../results/many-ratio.svg)\n\nRandom ensembles")
+    assert "| A: 20-64-64-3, batch 32, mse, sgd | 16 | float32 against tf32 |" in shown
+
+
+def test_the_first_page_has_many_networks_where_they_were_measured(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    found = results_of(SAMPLE)
+    monkeypatch.setattr(tools.pages, "first_kept", lambda names: "")
+    before = tools.pages.about_the_sample(found)
+    monkeypatch.setattr(tools.pages, "first_kept", lambda names: "many-x")
+    monkeypatch.setattr(tools.pages, "results_of", lambda name: kept())
+    assert tools.pages.about_the_sample(found) == before + (
+        "[Many small networks at once](docs/guides/many-networks.md), against the best peer: 1.58 "
+        "x as the geometric mean of 2 random ensembles in tf32, at worst 0.50 x; 5.00 x as the "
+        "geometric mean of 2 named ensembles in tf32, at worst 5.00 x; up to 132 million "
+        "network-steps a second (20-64-64-3, 1,056 at once, bf16) (NVIDIA Test GPU, 2026-01-01, "
+        "commit abc1234).\n")

@@ -150,14 +150,16 @@ def test_a_planted_slowdown_is_found_and_the_others_are_left_alone(
     assert "1 of 2 variants are worse" in str(done.exception)
 
 
-def test_a_ladders_rung_and_a_program_of_a_sample_are_measured_again(tmp_path: Path) -> None:
+def test_a_rung_a_program_of_a_sample_and_an_ensemble_are_measured_again(tmp_path: Path) -> None:
     small = ("--device", "host", "--json")
-    ladder, sample = tmp_path / "ladder.json", tmp_path / "sample.json"
+    ladder, sample, many = (tmp_path / f"{name}.json" for name in ("ladder", "sample", "many"))
     assert invoke("ladder", "--dataset", "synthetic", "--epochs", "1", "--repeats", "1", "--rungs",
                   "fuse", "--oracle", "off", *small, str(ladder)).exit_code == 0
     assert invoke("sample", "--n", "1", "--seed", "8", "--peer", "numpy", *small,
                   str(sample)).exit_code == 0
-    for file, metric in ((ladder, "epoch_ms"), (sample, "step_us")):
+    assert invoke("many", "B", "--members", "16", "--peer", "numpy", *small, str(many)
+                  ).exit_code == 0
+    for file, metric in ((ladder, "epoch_ms"), (sample, "step_us"), (many, "step_us")):
         found = read_results(file)
         found.records = [msgspec.structs.replace(r, samples=times(1e-3, r.samples))
                          if r.metric == metric else r for r in found.records]

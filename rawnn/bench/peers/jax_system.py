@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Collection, Iterator
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -29,16 +29,25 @@ def versions() -> dict[str, str]:
 
 
 def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
-    """Every form in every number class; of `forms`, names of either kind leave the others out."""
+    """Every form in every number class that `forms` asks for."""
     target = jax.devices("cpu" if device == "host" else "gpu")[0]
     x, y = (jax.device_put(a, target) for a in problem.arrays())
-    classes = ("float32",) if device == "host" else [
-        n for n in PRECISION if n in forms or not set(forms).intersection(PRECISION)]
     for form, unroll in FORMS.items():
-        for numbers in classes:
-            if form in forms or not set(forms).intersection(FORMS):
+        for numbers in ("float32",) if device == "host" else PRECISION:
+            if is_wanted(numbers, form, forms, FORMS):
                 yield Offer(numbers, form, "wall",
                             partial(Scan, problem, numbers, unroll, x, y, target))
+
+
+def is_wanted(numbers: str, form: str, forms: Collection[str], known: Collection[str]) -> bool:
+    """Whether `forms` asks for a form, of those that are `known`, in a precision: by both names
+    ("tf32:scan"), or by names of either kind, which leave the others of that kind out."""
+    if f"{numbers}:{form}" in forms:
+        return True
+    names = {name for name in forms if ":" not in name}
+    return (not forms or bool(names)) and all(
+        name in names or not names.intersection(kind)
+        for name, kind in ((numbers, PRECISION), (form, known)))
 
 
 class Scan:
@@ -54,8 +63,7 @@ class Scan:
         self._x, self._y, self._target = x, y, target
         self._order: jax.Array = jax.device_put(problem.order(0), target)
         self._losses: jax.Array = jnp.zeros(0)
-        run = partial(epoch, problem, numbers, unroll)
-        self._run = jax.jit(run, donate_argnums=0)
+        self._run = compiled(problem, numbers, unroll)
 
     def reorder(self, order: NDArray[np.int32]) -> None:
         self._order = jax.device_put(order, self._target)
@@ -69,6 +77,12 @@ class Scan:
             self._state, self._losses = self._run(self._state, self._x, self._y, self._order)
         self._losses.block_until_ready()
         return (perf_counter() - begun) * 1e3 / epochs
+
+
+@lru_cache(64)
+def compiled(problem: Problem, numbers: str, unroll: int) -> Any:
+    """The epoch, which compiles once, however often a program of it is made."""
+    return jax.jit(partial(epoch, problem, numbers, unroll), donate_argnums=0)
 
 
 def epoch(problem: Problem, numbers: str, unroll: int, state: State, x: jax.Array, y: jax.Array,
@@ -89,8 +103,8 @@ def epoch(problem: Problem, numbers: str, unroll: int, state: State, x: jax.Arra
 
 
 def loss_of(problem: Problem, numbers: str, parameters: list[jax.Array], x: jax.Array,
-            y: jax.Array) -> jax.Array:
-    """The mean loss of a batch."""
+            y: jax.Array, outputs: int | None = None) -> jax.Array:
+    """The mean loss of a batch, of the first `outputs` of the last layer."""
     kind = jnp.bfloat16 if numbers == "bf16" else jnp.float32
     each = 2 if problem.bias else 1
     depth, h = len(parameters) // each, x.astype(kind)
@@ -100,7 +114,7 @@ def loss_of(problem: Problem, numbers: str, parameters: list[jax.Array], x: jax.
             h = h + parameters[each * layer + 1].astype(kind)
         if layer + 1 < depth:
             h = jax.nn.relu(h)
-    z = h.astype(jnp.float32)
+    z = h.astype(jnp.float32)[:, :outputs]
     if problem.loss == "cross_entropy":
         picked = jnp.take_along_axis(z, y[:, None], axis=1)[:, 0]
         return jnp.mean(jax.nn.logsumexp(z, axis=1) - picked)

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from math import inf, isfinite
 from time import monotonic
+from typing import Any
 
 from rawnn.bench.conditions import Watch
 from rawnn.bench.harness import CUT_OFF, Harness, Sample, Variant, place_of
@@ -48,13 +50,24 @@ TURN_S = 60.0
 """What a turn may take at most."""
 
 Forms = Callable[[Problem, str], list[str]]
+Checker = Callable[[Problem, Sequence[tuple[str, Made]]], Callable[[Made], float] | None]
+"""A problem and all its programs with their systems -> what says how much of the tolerance a
+program's losses used up; None where there is nothing to compare with."""
+
+
+def against_each_other(problem: Problem, made: Sequence[tuple[str, Made]]
+                       ) -> Callable[[Made], float] | None:
+    """Losses of each step against float64, or the median of the systems."""
+    right = reference(made)
+    return None if right is None else partial(share, right, problem)
 
 
 @dataclass(frozen=True)
 class Rules:
     """How systems are compared: which, the device of ours and of the others, the forms that each is
-    asked for, turns of each program, seconds for making a problem's programs ready, and problems at
-    a time."""
+    asked for, turns of each program, seconds for making a problem's programs ready, problems at a
+    time, what checks losses, and which problems are too large for their programs to lie on the
+    device side by side: those are made ready alone, and each program is made again for its time."""
 
     systems: tuple[str, ...]
     device: str
@@ -62,6 +75,14 @@ class Rules:
     rounds: int = 2
     patience: float = 300.0
     at_once: int = 48
+    checker: Checker = against_each_other
+    is_large: Callable[[Problem], bool] = lambda problem: False
+
+    def group(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The first of some problems that are made ready together."""
+        if self.is_large(problems[0]):
+            return [problems[0]]
+        return list(takewhile(lambda p: not self.is_large(p), problems[:self.at_once]))
 
     def device_of(self, system: str) -> str:
         return self.device if system == OURS or self.device != "sim" else "host"
@@ -138,12 +159,12 @@ def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str]) -> 
 
 def compare_systems(harness: Harness, tasks: Sequence[Task], peers: Sequence[str],
                     usual: Sequence[str], device: str, forms: Forms,
-                    part: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks
-                    ) -> None:
-    """Compare ours with the peers that are named, or with the usual ones, on every task. Raises as
-    `chosen`, `device_of` and `open_compared` do."""
+                    part: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks,
+                    **more: Any) -> None:
+    """Compare ours with the peers that are named, or with the usual ones, on every task; `more` are
+    Rules. Raises as `chosen`, `device_of` and `open_compared` do."""
     systems, absent = chosen(peers, usual)
-    rules = Rules(systems, device_of(device), forms)
+    rules = Rules(systems, device_of(device), forms, **more)
     open_compared(harness, rules, absent)
     compare(harness, tasks, rules, part)
 
@@ -191,7 +212,7 @@ def _compared(problems: Sequence[Problem], rules: Rules, harness: Harness,
     with Lanes(rules.systems, min(len(left), rules.at_once)) as lanes:
         while left:
             done = set[str]()
-            for problem, variants in _together(left[:rules.at_once], rules, lanes, harness, tasks):
+            for problem, variants in _together(rules.group(left), rules, lanes, harness, tasks):
                 done.add(problem.name)
                 yield problem, variants
             harness.environment.libraries.update(lanes.versions)
@@ -217,7 +238,8 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
     patience = min(rules.patience, harness.left)
 
     def command(problem: Problem, system: str) -> Prepare:
-        return Prepare(problem, rules.device_of(system), rules.forms(problem, system), patience)
+        return Prepare(problem, rules.device_of(system), rules.forms(problem, system), patience,
+                       rules.is_large(problem))
 
     def done(prepared: Prepared) -> None:
         ready[0] += 1
@@ -232,6 +254,8 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
         variants = timed_in_turns(tasks[problem.name], prepared, rules, harness)
         for each in prepared:
             each.forget()
+            if rules.is_large(problem):  # a system's allocator may keep what it once had
+                each.lane.renew()
         if harness.interrupted:
             return
         is_first = False
@@ -241,7 +265,7 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
 def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
                    harness: Harness) -> list[Variant]:
     """Check the losses of all programs, and time them, each once a round."""
-    right = reference([(p.system, m) for p in prepared for m in p.made])
+    share_of = rules.checker(task.problem, [(p.system, m) for p in prepared for m in p.made])
     variants: list[Variant] = []
     wrong: dict[int, str] = {}
     for p in prepared:
@@ -254,8 +278,7 @@ def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
             variant = program(task, p.system, made, harness, partial(_turn, p, index, harness))
             if made.reason:
                 variant.refuse("failed", made.reason)
-            elif right is not None and (
-                    reason := check(variant, share(right, task.problem, made))):
+            elif share_of is not None and (reason := check(variant, share_of(made))):
                 wrong[len(variants)] = reason
             variants.append(variant)
     harness.interleave(variants, rules.rounds, is_budgeted=False,

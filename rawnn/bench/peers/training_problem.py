@@ -42,7 +42,7 @@ LEARNING_RATES: dict[Rule, float] = {"sgd": 0.05, "adam": 1e-3}
 Array = NDArray[np.float32]
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class Problem(msgspec.Struct, frozen=True, kw_only=True, tag="network"):
     """A network and how it is trained: an epoch is `steps` batches of `batch` examples. `data` is
     "drawn" (float32 from a generator, of which all follows from `seed`) or a data set's name, whose
     first examples are taken."""
@@ -75,6 +75,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         and input gradients of all layers but the first."""
         sizes = [a * b for a, b in pairwise(self.layers)]
         return 2.0 * self.batch * (3 * sum(sizes) - sizes[0])
+
+    @property
+    def program_bytes(self) -> int:
+        """About what a program of a peer holds on the device: parameters, gradients and optimizer
+        state, the examples of an epoch, and the activations of a batch with their gradients."""
+        copies = 4 if self.optimizer == "adam" else 2
+        return 4 * (copies * self.weights + 3 * self.batch * sum(self.layers)
+                    + self.examples * self.layers[0])
 
     def config(self, opt: str, device: str) -> Config:
         """The run as rawnn is asked for it."""
@@ -122,6 +130,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             return np.arange(self.examples, dtype=np.int32)
         return permutation(self.seed, epoch, self.examples)
 
+    def compared(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What of the losses of an epoch is compared: all of them."""
+        return losses
+
+    def is_complete(self, losses: NDArray[np.float64]) -> bool:
+        """Whether these are the losses of a whole epoch, which a slow loop breaks off."""
+        return len(losses) >= self.steps
+
     def __str__(self) -> str:
         return (f"{'-'.join(map(str, self.layers))}, batch {self.batch}, {self.loss}, "
                 f"{self.optimizer}")
@@ -133,15 +149,15 @@ def sampled(seed: int) -> Problem:
     classes; ReLU between layers."""
     generator = np.random.default_rng([seed, SAMPLE_VERSION])
     depth = int(generator.integers(DEPTHS[0], DEPTHS[1] + 1))
-    sizes = [_log_uniform(generator, WIDTHS) for _ in range(depth + 1)]
-    batch = _log_uniform(generator, BATCHES)
+    sizes = [log_uniform(generator, WIDTHS) for _ in range(depth + 1)]
+    batch = log_uniform(generator, BATCHES)
     if generator.random() < 0.5:
         sizes = [-(-n // 16) * 16 for n in sizes]
         batch = -(-batch // 16) * 16
     loss: Loss = get_args(Loss)[int(generator.integers(3))]
     optimizer: Rule = "sgd" if generator.random() < 0.5 else "adam"
     if loss == "cross_entropy" and generator.random() < 0.6:
-        sizes[-1] = _log_uniform(generator, CLASSES)
+        sizes[-1] = log_uniform(generator, CLASSES)
     return Problem(name=f"seed {seed}", seed=seed, layers=tuple(sizes), batch=batch, loss=loss,
                    optimizer=optimizer, lr=LEARNING_RATES[optimizer])
 
@@ -152,7 +168,8 @@ def smaller(problem: Problem, width: int = 48, batch: int = 32, steps: int = 16)
                                    batch=min(problem.batch, batch), steps=steps)
 
 
-def _log_uniform(generator: np.random.Generator, bounds: tuple[int, int]) -> int:
+def log_uniform(generator: np.random.Generator, bounds: tuple[int, int]) -> int:
+    """A whole number between two bounds, both included."""
     low, high = bounds
     return min(high, max(low, round(math.exp(generator.uniform(math.log(low), math.log(high))))))
 

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, TextIO
 
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.training_problem import Problem
 
 TRUTH = "float64"
@@ -74,12 +76,14 @@ class System(Protocol):
 
 
 class Prepare(msgspec.Struct, tag="prepare", frozen=True):
-    """Make the programs of a problem ready, in at most `seconds`."""
+    """Make the programs of a problem ready, in at most `seconds`. Of a large problem no program
+    stays on the device between commands: each is made again for its time."""
 
-    problem: Problem
+    problem: Problem | Ensemble
     device: str
     forms: list[str]
     seconds: float
+    is_large: bool = False
 
 
 class Time(msgspec.Struct, tag="time", frozen=True):
@@ -155,12 +159,29 @@ def _epochs(milliseconds: float) -> int:
     return max(1, min(MOST_EPOCHS, round(BLOCK_MS / milliseconds)))
 
 
+@dataclass
+class _Kept:
+    """An offer that was made ready. Without `program` it is made again for its time."""
+
+    offer: Offer
+    program: Program | None
+    is_ready: bool
+
+
+def system_of(name: str, problem: Problem) -> System:
+    """The module that makes a system's programs of a problem."""
+    kind = "many" if isinstance(problem, Ensemble) else "system"
+    module: Any = importlib.import_module(f"rawnn.bench.peers.{name}_{kind}")
+    found: System = module
+    return found
+
+
 class Worker:
     """One system's side of the conversation."""
 
-    def __init__(self, system: System, out: TextIO) -> None:
-        self._system, self._out = system, out
-        self._programs: dict[str, list[Program | None]] = {}
+    def __init__(self, name: str, out: TextIO) -> None:
+        self._name, self._out = name, out
+        self._programs: dict[str, list[_Kept]] = {}
 
     def serve(self, lines: Iterator[str]) -> None:
         """Answer every command until there are no more."""
@@ -172,16 +193,17 @@ class Worker:
                 self._answer(self._timed(self._programs[command.problem], command.program))
             else:
                 del self._programs[command.problem]
-                gc.collect()
+                free_memory()
 
     def _answer(self, answer: Answer) -> None:
         self._out.write(msgspec.json.encode(answer).decode() + "\n")
         self._out.flush()
 
     def _prepare(self, command: Prepare) -> None:
-        problem, begun = command.problem, perf_counter()
+        problem = command.problem
         programs = self._programs[problem.name] = []
-        for offer in self._system.offers(problem, command.device, command.forms):
+        system, begun = system_of(self._name, problem), perf_counter()
+        for offer in system.offers(problem, command.device, command.forms):
             started = perf_counter()
             program: Program | None = None
             losses: list[float | None] = []
@@ -196,23 +218,38 @@ class Worker:
                 except Exception as error:  # whatever it is, the other programs go on
                     traceback.print_exc()
                     program, reason = None, _sentence(error)
-            programs.append(program)
+            footprint = getattr(program, "footprint", {})
+            programs.append(_Kept(offer, None if command.is_large else program, not reason))
+            if command.is_large:
+                program = None
+                free_memory()
             self._answer(Made(numbers=offer.numbers, form=offer.form, clock=offer.clock,
                               losses=losses, reason=reason,
                               seconds=perf_counter() - started,
-                              footprint=getattr(program, "footprint", {})))
-        self._answer(Ready(self._system.versions()))
+                              footprint=footprint))
+        self._answer(Ready(system.versions()))
 
-    def _timed(self, programs: list[Program | None], index: int) -> Timed:
-        program = programs[index]
-        if program is None:
+    def _timed(self, programs: list[_Kept], index: int) -> Timed:
+        kept = programs[index]
+        if not kept.is_ready:
             return Timed(reason="the program was never ready")
         try:
-            return timed(program)
+            return timed(kept.program or kept.offer.make())
         except Exception as error:
             traceback.print_exc()
-            programs[index] = None
+            kept.program, kept.is_ready = None, False
             return Timed(reason=_sentence(error))
+        finally:
+            if kept.program is None:
+                free_memory()
+
+
+def free_memory() -> None:
+    """Give back what dropped programs held on the device, as far as their system can."""
+    gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def first_losses(program: Program, problem: Problem) -> NDArray[np.floating[Any]]:
@@ -221,8 +258,9 @@ def first_losses(program: Program, problem: Problem) -> NDArray[np.floating[Any]
     for epoch in range(CHECKED_EPOCHS):
         program.reorder(problem.order(epoch))
         program.block(1)
-        found.append(np.asarray(program.losses(), np.float64))
-        if len(found[-1]) < problem.steps:
+        losses = np.asarray(program.losses(), np.float64)
+        found.append(problem.compared(losses))
+        if not problem.is_complete(losses):
             break
     return np.concatenate(found)
 
@@ -236,8 +274,8 @@ def main(name: str) -> None:
     """Serve the system of a module beside this one, on the standard streams."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    system: Any = importlib.import_module(f"rawnn.bench.peers.{name}_system")
-    Worker(system, out).serve(iter(sys.stdin))
+    importlib.import_module(f"rawnn.bench.peers.{name}_system")  # while nobody waits for it
+    Worker(name, out).serve(iter(sys.stdin))
 
 
 if __name__ == "__main__":

@@ -118,6 +118,15 @@ def summaries(found: Sequence[Network]) -> list[Summary]:
     return built
 
 
+def summaries_of(found: Sequence[Network], names: Sequence[str]) -> list[Summary]:
+    """Some classes against the better of the peers, and against each of them."""
+    peers = peers_of(found)
+    against = [(BEST, peers)] if len(peers) > 1 else []
+    against += [(peer, (peer,)) for peer in peers]
+    lines = [summarized(found, name, words, group) for name in names for words, group in against]
+    return [line for line in lines if line.speedups]
+
+
 def against_best(found: Sequence[Network]) -> list[Summary]:
     """Each class against the better of the peers, or the one that there is, where both are right in
     some network."""
@@ -136,7 +145,7 @@ def sample(results: Results) -> list[Grid]:
         Grid(SUMMARY, [s.cells() for s in summaries(found)], SUMMARY[:2],
              notes=[*filter(None, (tensor_bound(found), by_sample(results), setups(found)))],
              source=source, entries=entries),
-        Grid(NETWORKS, [_network_row(network) for network in found], NETWORKS[:1],
+        Grid(NETWORKS, [network_row(network) for network in found], NETWORKS[:1],
              "Microseconds a step; the peer's in brackets is the speedup of rawnn.",
              remarks(entries, program) or ["Nothing failed, was refused or was wrong."], source,
              entries)]
@@ -227,7 +236,8 @@ def setups(found: Sequence[Network]) -> str:
             f"{', '.join(every)}).")
 
 
-def _network_row(network: Network) -> list[str]:
+def network_row(network: Network) -> list[str]:
+    """A network's row below NETWORKS."""
     peers = peers_of([network])
     row = [f"{title(network.name)}: {network}{', tensor-bound' if network.is_tensor_bound else ''}"]
     for precision in PRECISIONS:

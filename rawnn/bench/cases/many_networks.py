@@ -1,0 +1,239 @@
+"""Many small networks at once: named and random ensembles beside the peers, and two whole tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import click
+from msgspec import Meta
+
+from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
+from rawnn.bench.cases.sample import Part, thorough
+from rawnn.bench.harness import Harness, Variant
+from rawnn.bench.many_tasks import TASKS, task_failures, task_variants
+from rawnn.bench.peers.ensemble import (
+    ENSEMBLE_VERSION,
+    Ensemble,
+    ensemble,
+    is_large,
+    reduced,
+    sampled_ensemble,
+)
+from rawnn.bench.peers.many_check import checker
+from rawnn.bench.peers.system_comparison import (
+    Rules,
+    Task,
+    chosen,
+    compare,
+    device_of,
+    failures,
+    open_compared,
+    task_of,
+)
+from rawnn.bench.peers.training_problem import Loss, Problem, Rule
+from rawnn.bench.record import Results
+from rawnn.bench.render import ensembles as shown
+from rawnn.bench.render.networks import OURS, PRECISIONS
+from rawnn.bench.render.view import View
+from rawnn.bench.suites import Count, Settings, Suites
+from rawnn.common.errors import unknown
+from rawnn.engine.config import parse_layers
+
+SAMPLED = "sampled"
+SETS = {"float32": "best", "tf32": "best,tf32", "bf16": "best,bf16"}
+JAX = ("scan", "scan, unrolled 8", "scan, unrolled 4", "scan, padded", "scan, padded, unrolled 4",
+       "scan, members last")
+JAX_FEW = JAX[:2]
+"""In bf16; in true float32 the first alone."""
+TORCH = ("graph", "graph, compiled", "graph, vmap, compiled")
+THOROUGH_MEMBERS = 1056
+"""Named ensembles of so many members have the forms that are slow to make: true float32 of JAX and
+inductor's kernels of PyTorch. Of random ones a few do, as in `bench sample`."""
+ROUNDS = 4
+"""Turns of a program, so that even one whose samples are long has eight."""
+TIMER = {
+    "step_us": "an epoch's time over its steps, of all members together. rawnn and JAX: wall clock "
+               "around epochs that follow each other, until the device is done; PyTorch: events "
+               "around replays of its graph. rawnn shuffles in that time and scores one row; the "
+               "peers' order lies in memory",
+    "setup_s": "wall clock of making a program ready, several at a time on all cores; of rawnn the "
+               "call of call_s is in it",
+    "call_s": "wall clock of a call of rawnn.train_many for 20 epochs, from Python to the result, "
+              "with an empty cache of kernels",
+    "shell_s": "wall clock of a process of the command line, with an empty cache",
+    "many_s": "wall clock of a call of rawnn.train_many that was made once before",
+    "one_s": "wall clock of a call of rawnn.train that was made once before",
+}
+
+
+class NamedEnsemble(Settings, frozen=True, kw_only=True):
+    """An ensemble of `bench many`: a network and how it is trained."""
+
+    name: str
+    layers: str
+    batch: Count
+    loss: Loss
+    optimizer: Rule
+
+
+class ManySuite(Settings, frozen=True, kw_only=True):
+    """`bench many`: named `ensembles`, each of so many `members`; `n` random ones from `seed` on;
+    whole tasks `repeats` times; beside the peers `systems`."""
+
+    ensembles: list[NamedEnsemble]
+    members: list[Count]
+    n: Count
+    seed: Annotated[int, Meta(ge=0)]
+    repeats: Count
+    systems: list[str]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of the case was asked for: ensembles, and whole tasks by name."""
+
+    ensembles: Sequence[Ensemble]
+    tasks: Sequence[str]
+
+
+def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members: tuple[int, ...],
+            count: int | None, seed: int | None, precisions: tuple[str, ...],
+            peers: tuple[str, ...], part: tuple[int, int] | None, device: str) -> None:
+    """Train many small networks at once, beside JAX and PyTorch, in turns.
+
+    NAMEs are ensembles of bench.toml (A, B, C, D), `sampled` for random ones, and the whole tasks
+    `table` (200 configurations x 5 folds by the command line) and `seeds` (1,000 seeds against one
+    run); all of them unless some are given. A file to be resumed says what was asked for.
+    """
+    device = device_of(device)
+    suite: ManySuite = suites.many
+    is_new = not names and count is None and seed is None and not members
+    before = asked_in(harness.results, suite) if is_new else None
+    wanted = before if before and (before.ensembles or before.tasks) else wanted_of(
+        names, members or tuple(suite.members), count or suite.n,
+        suite.seed if seed is None else seed, suite)
+    ensembles = [reduced(p) for p in wanted.ensembles] if device in ("host", "sim") \
+        else wanted.ensembles
+    systems, absent = chosen(peers, suite.systems) if ensembles else ((OURS,), {})
+    rules = Rules(systems, device, forms_of(ensembles, precisions or PRECISIONS, device), ROUNDS,
+                  at_once=8, checker=checker, is_large=is_large)
+    open_compared(harness, rules, absent)
+    harness.environment.timer.update(TIMER)
+    if wanted.tasks:
+        variants = task_variants(wanted.tasks, device)
+        harness.ask(variants)
+        harness.interleave(variants, suite.repeats, on_sample=partial(_keep, harness))
+        harness.end()
+    if ensembles and not harness.interrupted:
+        compare(harness, [task_for(p) for p in ensembles], rules, partial(part_of, part or (1, 1)))
+
+
+def _keep(harness: Harness, variant: Variant, done: int, total: int) -> None:
+    harness.keep(variant.records())
+    said = variant.reason or ", ".join(f"{name} {values[-1]:.2f}"
+                                       for name, values in variant.samples.items())
+    harness.echo(f"{variant.case} ({done} of {total}): {said}")
+
+
+def wanted_of(names: Sequence[str], members: Sequence[int], count: int, seed: int,
+              suite: ManySuite) -> Wanted:
+    """The ensembles and tasks of some names, all unless some are given. Raises ConfigError."""
+    known = {e.name: e for e in suite.ensembles}
+    everything = (*known, SAMPLED, *TASKS)
+    for name in names:
+        if name not in everything:
+            raise unknown("ensemble", name, everything)
+    chosen_names = names or everything
+    sizes = sorted(members, key=lambda n: (n != THOROUGH_MEMBERS, n))  # what says most comes first
+    made = [named(name, n, suite) for n in sizes for name in known if name in chosen_names]
+    if SAMPLED in chosen_names:
+        made += [sampled_named(n) for n in range(seed, seed + count)]
+    return Wanted(made, [name for name in TASKS if name in chosen_names])
+
+
+def named(name: str, members: int, suite: ManySuite) -> Ensemble:
+    """An ensemble of bench.toml."""
+    (found,) = (e for e in suite.ensembles if e.name == name)
+    return ensemble(f"{name}/{members}", parse_layers(found.layers), found.batch, members,
+                    found.loss, found.optimizer)
+
+
+def sampled_named(seed: int) -> Ensemble:
+    return sampled_ensemble(seed, f"{SAMPLED}/{seed}")
+
+
+def asked_in(results: Results, suite: ManySuite) -> Wanted:
+    """What a file was asked for, by the cases of its records."""
+    cases = dict.fromkeys(e.case.partition("/")[2] for e in results.entries("many"))
+    known, made = {e.name for e in suite.ensembles}, []
+    for case in cases:
+        name, _, number = case.partition("/")
+        if name == SAMPLED:
+            made.append(sampled_named(int(number)))
+        elif name in known:
+            made.append(named(name, int(number), suite))
+    return Wanted(made, [name for name in TASKS if name in cases])
+
+
+def task_for(problem: Ensemble) -> Task:
+    """An ensemble as records identify it."""
+    version = {"ensemble_version": ENSEMBLE_VERSION} if problem.name.startswith(SAMPLED) else {}
+    task = task_of(problem, f"many/{problem.name}", members=problem.members, **version)
+    return Task(problem, task.case, {k: v for k, v in task.conditions.items() if k != "run_steps"})
+
+
+def forms_of(ensembles: Sequence[Ensemble], precisions: Sequence[str],
+             device: str) -> Callable[[Problem, str], list[str]]:
+    """The forms of each ensemble: every one of JAX in tf32, its default, and fewer elsewhere."""
+    seeds = thorough([p.seed for p in ensembles if p.name.startswith(SAMPLED)])
+    slow = {p.name for p in ensembles if p.members == THOROUGH_MEMBERS
+            or (p.name.startswith(SAMPLED) and p.seed in seeds)}
+
+    def forms(problem: Problem, system: str) -> list[str]:
+        is_slow = problem.name in slow
+        by_precision: dict[str, Sequence[str]]
+        if system == OURS:
+            by_precision = {n: (SETS[n],) for n in precisions}
+        elif device in ("host", "sim"):
+            return []
+        elif system == "jax":
+            is_alone = tuple(precisions) == ("float32",)
+            few = {"tf32": JAX, "bf16": JAX_FEW,
+                   "float32": JAX[:1] if is_slow or is_alone else ()}
+            by_precision = {n: few[n] for n in precisions}
+        else:
+            by_precision = dict.fromkeys(precisions, TORCH if is_slow else TORCH[:1])
+        return [f"{n}:{form}" for n, several in by_precision.items() for form in several]
+
+    return forms
+
+
+def part_of(part: tuple[int, int], tasks: Sequence[Task]) -> list[Task]:
+    """The Kth of every N ensembles."""
+    number, count = part
+    return list(tasks)[number - 1::count]
+
+
+def failed(results: Results) -> str:
+    """In which ensembles or tasks ours failed or was wrong."""
+    return "; ".join(filter(None, (failures("many", results), task_failures(results))))
+
+
+CASE = Case("many", measure, (
+    click.argument("names", nargs=-1, metavar="[NAME]..."),
+    click.option("--members", type=click.IntRange(1), multiple=True, metavar="N",
+                 help="Members of the named ensembles; several may be given (bench.toml's)."),
+    click.option("--count", type=click.IntRange(1), help="How many random ensembles (30)."),
+    click.option("--seed", type=click.IntRange(0),
+                 help="Seed of the first random ensemble (0); each has the next."),
+    click.option("--precision", "precisions", type=click.Choice(PRECISIONS), multiple=True,
+                 help="Precisions to compare in; several may be given (all)."),
+    peer_option("torch and jax"), BUDGET,
+    click.option("--part", type=Part(), metavar="K/N",
+                 help="The Kth of every N ensembles, so that several GPUs share them."),
+    DEVICE), failed, has_bar=False, settings=ManySuite, view=View(
+        "Many networks at once", "Ensembles of small networks beside the peers.", shown.tables,
+        shown.charts_of))

@@ -1,0 +1,236 @@
+"""Ensembles that every system is given alike: the same members each time, right in every peer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rawnn.bench.peers.ensemble import (
+    ENSEMBLE_VERSION,
+    Ensemble,
+    ensemble,
+    is_large,
+    reduced,
+    sampled_ensemble,
+)
+from rawnn.bench.peers.many_check import reference, share
+from rawnn.bench.peers.numpy_many import Stacked
+from rawnn.bench.peers.numpy_system import Loop
+from rawnn.bench.peers.training_problem import Array, Problem
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, Made, Offer, Prepare, first_losses, system_of
+from tests import requires
+
+KINDS = [(loss, rule) for loss in ("cross_entropy", "mse", "bce") for rule in ("sgd", "adam")]
+
+
+def tiny(loss: Any = "cross_entropy", optimizer: Any = "adam", members: int = 5,
+         **more: Any) -> Ensemble:
+    return msgspec.structs.replace(
+        ensemble("tiny", (5, 7, 9, 3), 6, members, loss, optimizer, 11), steps=8, **more)
+
+
+class Member(Problem, frozen=True, kw_only=True):
+    """A member of an ensemble as a problem of its own, on the ensemble's data."""
+
+    whole: Ensemble
+
+    def arrays(self) -> tuple[Array, NDArray[np.int32] | Array]:
+        return self.whole.arrays()
+
+
+def member(whole: Ensemble, index: int) -> Member:
+    shared = {name: getattr(whole, name) for name in Problem.__struct_fields__}
+    return Member(**{**shared, "seed": whole.seed + index}, whole=whole)
+
+
+def losses_of_each(whole: Ensemble) -> NDArray[np.float64]:
+    """[epochs, members], each member trained by itself in float64 by the loop of one network."""
+    found = []
+    for index in range(whole.members):
+        problem = member(whole, index)
+        loop = Loop(problem)
+        loop._x = loop._x.astype(np.float64)
+        loop._parameters = [a.astype(np.float64) for a in loop._parameters]
+        loop._moments = [(m.astype(np.float64), v.astype(np.float64)) for m, v in loop._moments]
+        found.append([np.mean([loop.step(order[i * whole.batch:(i + 1) * whole.batch])
+                               for i in range(whole.steps)])
+                      for order in map(problem.order, range(CHECKED_EPOCHS))])
+    return np.array(found).T
+
+
+def made(losses: Sequence[float | None] | NDArray[np.float64], numbers: str = "float32") -> Made:
+    return Made(numbers=numbers, form="f", clock="wall", losses=list(losses))
+
+
+def test_a_version_of_the_sample_never_has_other_ensembles() -> None:
+    text = "\n".join(f"{p} lr {p.lr} steps {p.steps}" for p in
+                     (sampled_ensemble(seed, "") for seed in range(200)))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert (ENSEMBLE_VERSION, digest[:16]) == (1, "48a60db92dc52a66")
+
+
+def test_the_sample_covers_what_it_says() -> None:
+    some = [sampled_ensemble(seed, "") for seed in range(1000)]
+    assert {len(p.layers) - 1 for p in some} == {1, 2, 3, 4}
+    widths = [n for p in some for n in p.layers]
+    assert (min(widths), max(widths)) == (4, 128)
+    assert np.median(widths) == pytest.approx((4 * 128) ** 0.5, rel=0.15)
+    assert np.median([p.members for p in some]) == pytest.approx((16 * 4096) ** 0.5, rel=0.15)
+    assert all(16 <= p.members <= 4096 and 8 <= p.batch <= 256 and p.shuffle for p in some)
+    assert {(p.loss, p.optimizer) for p in some} == {
+        (a, b) for a in ("cross_entropy", "mse") for b in ("sgd", "adam")}
+    assert all(32 <= p.steps <= 256 for p in some)
+
+
+def test_members_are_the_networks_of_their_seeds() -> None:
+    whole = tiny()
+    for index in (0, 4):
+        alone = member(whole, index)
+        for stacked, own in zip(whole.initial(), alone.initial(), strict=True):
+            assert np.array_equal(stacked[index], own)
+        assert np.array_equal(whole.order(1)[index], alone.order(1))
+    assert not np.array_equal(whole.order(0)[0], whole.order(0)[1])
+    assert tiny(members=100).checked == (0, 14, 28, 42, 57, 71, 85, 99)
+    assert tiny(members=3).checked == (0, 1, 2)
+    assert tiny(members=1).checked == (0,)
+
+
+def test_an_ensemble_is_handed_to_a_process_as_text() -> None:
+    command = Prepare(tiny(), "host", ["float32:scan"], 1.0, True)
+    assert msgspec.json.decode(msgspec.json.encode(command), type=Prepare) == command
+    plain = Prepare(Problem(name="n", seed=0, layers=(2, 2), batch=1, loss="mse",
+                            optimizer="sgd", lr=0.1), "host", [], 1.0)
+    found = msgspec.json.decode(msgspec.json.encode(plain), type=Prepare)
+    assert type(found.problem) is Problem
+    assert system_of("numpy", tiny()).__name__ == "rawnn.bench.peers.numpy_many"  # type: ignore
+    assert system_of("numpy", plain.problem).__name__.endswith("numpy_system")  # type: ignore
+
+
+@pytest.mark.parametrize(("loss", "optimizer"), KINDS)
+def test_members_stacked_are_members_trained_alone(loss: Any, optimizer: Any) -> None:
+    whole = tiny(loss, optimizer)
+    stacked = first_losses(Stacked(whole, None, np.float64), whole).reshape(CHECKED_EPOCHS, -1)
+    np.testing.assert_allclose(stacked, losses_of_each(whole), rtol=1e-6)
+    assert np.ptp(stacked, axis=1).min() > 1e-3  # members differ
+
+
+def right(offer: Offer, whole: Ensemble) -> None:
+    """A program's losses are those of float64 NumPy to float32's rounding."""
+    wanted = first_losses(Stacked(whole, None, np.float64), whole)
+    np.testing.assert_allclose(first_losses(offer.make(), whole), wanted, rtol=2e-6)
+
+
+def test_no_program_writes_into_what_others_start_from() -> None:
+    whole = tiny("mse", "sgd", layers=(5, 1))  # [members, 1, in] transposed is the same memory
+    assert not any(a.flags.writeable for a in (*whole.initial(), whole.order(0)))
+    requires.module("torch")
+    from rawnn.bench.peers import torch_many
+
+    before = [a.copy() for a in whole.initial()]
+    for offer in torch_many.offers(whole, "host", []):
+        right(offer, whole)
+    assert all(np.array_equal(a, b) for a, b in zip(before, whole.initial(), strict=True))
+
+
+@pytest.mark.parametrize(("loss", "optimizer"), KINDS[:4])
+def test_torch_trains_the_same_members(loss: Any, optimizer: Any) -> None:
+    requires.module("torch")
+    from rawnn.bench.peers import torch_many
+
+    whole = tiny(loss, optimizer)
+    offers = list(torch_many.offers(whole, "host", []))
+    assert [o.form for o in offers] == ["loop", "loop, vmap"]
+    for offer in offers:
+        right(offer, whole)
+
+
+@pytest.mark.parametrize(("loss", "optimizer"), KINDS[1:3])
+def test_every_form_of_jax_trains_the_same_members(loss: Any, optimizer: Any) -> None:
+    requires.module("jax")
+    from rawnn.bench.peers import jax_many
+
+    whole = tiny(loss, optimizer)
+    offers = list(jax_many.offers(whole, "host", []))
+    assert [o.form for o in offers] == list(jax_many.FORMS)
+    for offer in offers:
+        right(offer, whole)
+    padded = offers[[o.form for o in offers].index("scan, padded")].make()
+    padded.block(2)
+    weights, bias = padded.parameters()[:2]  # type: ignore[attr-defined]
+    assert weights.shape == (5, 8, 8)
+    assert not weights[:, 7:, :].any()
+    assert not weights[:, :, 5:].any()
+    assert not bias[:, 7:].any()
+
+
+def test_forms_of_an_ensemble_are_asked_for_with_their_precision() -> None:
+    requires.module("jax")
+    from rawnn.bench.peers import jax_many
+
+    offers = jax_many.offers(tiny(), "host", ["float32:scan", "tf32:scan, padded"])
+    assert [(o.numbers, o.form) for o in offers] == [("float32", "scan")]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_check_takes_float32_and_coarse_operands(optimizer: Any) -> None:
+    whole = tiny("mse", optimizer, 12)
+
+    def truncated(array: NDArray[Any]) -> NDArray[Any]:
+        words = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        return (words + 0x1000 & 0xFFFFE000).view(np.float32)
+
+    plain = first_losses(Stacked(whole), whole)
+    coarse = first_losses(Stacked(whole, operand=truncated), whole)
+    assert share(whole, made(plain)) < 0.1
+    assert share(whole, made(coarse, "tf32")) < 1
+    assert np.abs(coarse - plain).max() > 1e-6
+
+
+FAULTS = ["rate", "one member's order", "two members' weights", "decay", "a member that is not run",
+          "not finite"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("numbers", ["float32", "tf32"])
+def test_the_check_finds_what_is_wrong(fault: str, numbers: str) -> None:
+    whole = tiny("cross_entropy", "adam", 8, lr=0.01)
+    wrong = Stacked(msgspec.structs.replace(whole, lr=0.012) if fault == "rate" else whole)
+    if fault == "two members' weights":
+        wrong.parameters = [a[[1, 0, *range(2, 8)]].copy() for a in wrong.parameters]
+    orders = [whole.order(epoch).copy() for epoch in range(CHECKED_EPOCHS)]
+    if fault == "one member's order":
+        for order in orders:
+            order[3] = order[4]
+    if fault == "decay":
+        wrong._moments = [(m, v + np.float32(1e-4)) for m, v in wrong._moments]
+    losses = []
+    for order in orders:
+        wrong.reorder(order)
+        wrong.block(1)
+        found = wrong.losses().copy()
+        if fault == "a member that is not run":
+            found[5] = reference(whole).first[5]
+        if fault == "not finite":
+            found[2] = np.nan
+        losses.append(whole.compared(np.asarray(found, np.float64)))
+    flat = [float(v) if np.isfinite(v) else None for v in np.concatenate(losses)]
+    assert share(whole, made(flat, numbers)) > 1
+
+
+def test_losses_of_too_few_epochs_are_wrong() -> None:
+    whole = tiny()
+    assert share(whole, made(reference(whole).epochs[0])) == float("inf")
+    assert share(whole, made(reference(whole).epochs.ravel())) == 0
+
+
+def test_a_large_ensemble_is_known_by_what_its_programs_hold() -> None:
+    assert not is_large(ensemble("", (20, 64, 64, 3), 32, 132, "cross_entropy", "adam"))
+    assert is_large(ensemble("", (784, 128, 10), 128, 1056, "cross_entropy", "sgd"))
+    small = reduced(ensemble("", (784, 128, 10), 128, 1056, "cross_entropy", "sgd"))
+    assert (small.layers, small.batch, small.members) == ((12, 12, 10), 8, 5)
