@@ -18,7 +18,7 @@ from tools import site
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 MKDOCS = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-NAV = re.findall(r"- ([\w./-]+\.md)$", MKDOCS.partition("\nnav:\n")[2], re.MULTILINE)
+NAV = re.findall(r"- (?:\w+: )?([\w./-]+\.md)$", MKDOCS.partition("\nnav:\n")[2], re.MULTILINE)
 
 
 def test_the_navigation_holds_every_page_once() -> None:

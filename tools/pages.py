@@ -7,7 +7,8 @@ A table stands between two comments of its page, `<!-- name -->` and `<!-- /name
 around them is written by hand and names no measured figure. `BLOCKS` declares them: the page, the
 name, the results file, and the table of rawnn/bench/render. `PICTURES` declares the charts. A table
 whose rows are of unequal epochs, GPUs or commits is refused. What was measured once and by no
-command of rawnn's stands in `results/trials` (`tools/trials.py`).
+command of rawnn's stands in `results/trials` (`tools/trials.py`). The outputs of the tutorial's
+cells and its notebook are written last (`tools/tutorial.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from rawnn.bench.render.texts import milliseconds  # noqa: E402
 from rawnn.bench.render.view import Grids  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
-from tools import false_alarms, full_walk, gpu_record, trials  # noqa: E402
+from tools import false_alarms, full_walk, gpu_record, trials, tutorial  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
@@ -306,6 +307,7 @@ def float32_error() -> str:
 GUIDE = "docs/guides/many-networks.md"
 OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"slower": slower, "expected": expected},
+    tutorial.PAGE: tutorial.BLOCKS,
     "docs/peers.md": {"earlier": other_samples},
     "docs/suites.md": {"grid": partial(where_kept, "grid", GRID, "../results")},
     GUIDE: {"many": partial(where_kept, "many", MANY, "../../results")},
@@ -324,12 +326,14 @@ OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 
 
 def pictures() -> dict[str, Chart]:
-    """File -> chart, for all that CHARTS declares, and of the suites that are there."""
+    """File -> chart, for all that CHARTS declares, of the suites that are there, and those of the
+    tutorial."""
     declared = [pair for several in CHARTS.values() for pair in several]
     declared += [(file, suite) for files, suite in ((MANY, "many"), (GRID, "grid"))
                  if (file := first_kept(files))]
-    return {f"results/{name}.svg": chart for file, suite in declared
-            for name, chart in SUITES[suite].charts(results_of(file)).items()}
+    found = {f"results/{name}.svg": chart for file, suite in declared
+             for name, chart in SUITES[suite].charts(results_of(file)).items()}
+    return {**found, **tutorial.charts()}
 
 
 PICTURES = pictures()
@@ -388,6 +392,7 @@ def main() -> None:
         (ROOT / page).write_text(text, encoding="utf-8")
     for picture, chart in PICTURES.items():
         chart.write(ROOT / picture)
+    tutorial.main()
 
 
 if __name__ == "__main__":

@@ -73,6 +73,10 @@ class Chart:
         return (f'{head} role="img" aria-label="{_escaped(self.title)}" '
                 f'data-matplotlib="{require_matplotlib().__version__}">{style}{rest}')
 
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return self.svg()
+
     def encoded(self, ending: str) -> bytes:
         """The chart in light colours as a file of matplotlib's. Raises ConfigError for a format
         that it does not know, MissingLibrary."""

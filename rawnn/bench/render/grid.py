@@ -60,6 +60,10 @@ class Grid:
             built += ["", f"{self.source}."]
         return "\n".join([*built, ""])
 
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return self.markdown()
+
     @staticmethod
     def is_number(cell: str) -> bool:
         """Whether a cell of the report is set right."""

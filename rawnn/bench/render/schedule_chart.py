@@ -1,0 +1,118 @@
+"""The schedule of a persistent kernel as a picture: its phases in program order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rawnn.bench.render.charts import LIGHT, Chart
+from rawnn.common.target import gpu_named
+from rawnn.common.words import counted
+from rawnn.engine.config import Config
+from rawnn.opts import select
+from rawnn.opts.registry import Machine
+from rawnn.persistent import schedule as phases
+from rawnn.persistent.choose import Choice
+from rawnn.persistent.schedule import Phase
+from rawnn.plan.build import training_step
+from rawnn.plan.recipe import DataSpec
+
+MEMORY, GEMM, ELEMENTS, OTHERS, BARRIER = (
+    "input", "tensor cores", "loss and scale", "other blocks", "barrier")
+LANES = {MEMORY: "grey", GEMM: "blue", ELEMENTS: "orange", OTHERS: "purple", BARRIER: "bar"}
+LANE_OF: dict[type[Phase], str] = {
+    phases.ConvertInput: MEMORY, phases.ClearInput: MEMORY, phases.Prefetch: MEMORY,
+    phases.WaitForInput: MEMORY, phases.Gemm: GEMM, phases.Softmax: ELEMENTS,
+    phases.LoadRate: ELEMENTS, phases.StoreTallies: ELEMENTS, phases.SumLoss: ELEMENTS,
+    phases.CheckOverflow: ELEMENTS, phases.AgreeOnStep: OTHERS, phases.AdjustLossScale: ELEMENTS,
+    phases.Exchange: OTHERS, phases.GradientAllReduce: OTHERS, phases.WeightAllGather: OTHERS,
+    phases.Barrier: BARRIER}
+"""Where a phase is drawn: what it keeps busy."""
+EXAMPLES = 60_000
+
+
+def choice_of(layers: Sequence[int], batch: int = 128, opt: str = "persistent",
+              gpu: str = "H200") -> Choice:
+    """The sharding and the schedule that `opt` chooses for a network on a GPU.
+
+    layers: sizes from the inputs to the classes.
+    Raises ConfigError where the network does not fit on the chip.
+    """
+    config = Config(layers=tuple(layers), batch=batch, opt=opt)
+    network, recipe = config.network(), config.recipe()
+    target = gpu_named(gpu)
+    machine = Machine(None, target.capability, 13000, lambda package: True, measure=lambda: target)
+    spec = DataSpec(EXAMPLES, labels="uint8", scale=1 / 255)
+    selection = select(opt, network, recipe.steps(EXAMPLES), machine, batch=batch, recipe=recipe,
+                       data_spec=spec)
+    plan, _ = selection.apply(training_step(network, recipe, spec))
+    (op,) = plan.find(kind="train_steps")
+    chosen = op.attributes["chosen"]
+    assert isinstance(chosen, Choice)
+    return chosen
+
+
+def schedule_chart(choice: Choice) -> Chart:
+    """The phases of a step in program order, from left to right, in lanes of what they keep busy.
+    An arrow leads from the GEMM that sends to the exchange that receives."""
+    plan, sharding = choice.layout.schedule, choice.sharding
+    listed = [*plan.micro_batch, *plan.step]
+    where = "the L2 cache" if sharding.via_l2 else "distributed shared memory"
+    layers = "-".join(map(str, sharding.problem.layers))
+    title = f"The schedule of {layers}: {counted(len(listed), 'phase')}, one kernel"
+    subtitle = (f"{counted(sharding.dp_size, 'data-parallel group')} of {sharding.tp_size} blocks "
+                f"of {sharding.threads} threads; exchanges through {where}; no measurement: it "
+                f"follows from the plan")
+    return Chart(title, subtitle, lambda axes: _draw(axes, listed), 4.4)
+
+
+def _draw(axes: Any, listed: Sequence[Phase]) -> None:
+    names = list(LANES)
+    sent: dict[Phase, int] = {}
+    for place, phase in enumerate(listed):
+        lane = LANE_OF[type(phase)]
+        row = names.index(lane)
+        axes.broken_barh([(place + 0.08, 0.84)], (row - 0.3, 0.6), color=LIGHT[LANES[lane]],
+                         linewidth=0)
+        exchange = getattr(phase, "send", None) or getattr(
+            getattr(phase, "epilogue", None), "send", None)
+        if exchange is not None:
+            sent[exchange] = place
+        begun = sent.get(phase)
+        if begun is not None:
+            start = names.index(LANE_OF[type(listed[begun])])
+            tail, head = ((begun + 0.5, start + 0.3), (place + 0.5, row - 0.3)) if start != row \
+                else ((begun + 0.92, row), (place + 0.08, row))
+            axes.annotate("", head, tail, arrowprops={"arrowstyle": "->", "color": LIGHT["ink"],
+                                                      "linewidth": 1})
+    axes.set_xticks([place + 0.5 for place in range(len(listed))],
+                    [f"{place + 1}. {_words(phase)}" for place, phase in enumerate(listed)],
+                    rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(0, len(listed))
+    axes.invert_yaxis()
+    axes.grid(axis="y")
+
+
+def _words(phase: Phase) -> str:
+    """The kind of a phase where its name is that of a group of phases."""
+    match phase:
+        case phases.Barrier():
+            return "barrier"
+        case phases.Prefetch():
+            return "prefetch"
+        case phases.WaitForInput():
+            return "wait for input"
+        case phases.SumLoss():
+            return "sum of losses"
+        case phases.LoadRate():
+            return "learning rate"
+        case phases.StoreTallies():
+            return "tallies"
+        case phases.AdjustLossScale():
+            return "loss scale"
+        case phases.GradientAllReduce():
+            return "gradient all-reduce"
+        case phases.WeightAllGather():
+            return "weight all-gather"
+    return phase.name
