@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,3 +101,66 @@ def test_nothing_measured_is_nothing_to_plot(found: Results, tmp_path: Path) -> 
 def test_names_are_never_taken_for_markup() -> None:
     chart = lines('a "<b>"', "s & t", [Line("<l>", [(1, 1), (2, 2)])], Axis("x"), Axis("y", "log"))
     ElementTree.fromstring(chart.svg())
+
+
+# -- what is drawn ---------------------------------------------------------------------------------
+
+
+def axes_of(chart: Chart, count: int = 1) -> list[Any]:
+    """The axes as the chart draws them."""
+    from matplotlib.figure import Figure
+
+    several = [Figure().subplots() for _ in range(count)]
+    chart.draw(several if count > 1 else several[0])
+    return several
+
+
+def test_the_bars_of_a_ladder_begin_at_zero_on_a_linear_scale() -> None:
+    axes, = axes_of(CHARTS["ladder"])
+    assert axes.get_xscale() == "linear"
+    assert axes.get_xlim()[0] == 0
+    widths = [bar.get_x() + bar.get_width() for bar in axes.patches]
+    assert max(widths) == 21.0  # the median of the baseline
+
+
+def scaled(ranks: tuple[int, ...]) -> list[Any]:
+    found = results(
+        *(entry("scaling/mlp4", "rawnn", {"step_us": [100.0 / n]}, ranks=n, batch=64,
+                scaling="strong", epochs=8) for n in ranks),
+        *(entry(f"scaling/{name}", "rawnn", {"step_us": [100.0]}, ranks=n, batch=64 * n,
+                scaling="weak", epochs=8) for name, n in
+          (("mlp4", 1), ("mlp4", 2), ("wide", 1))))
+    return axes_of(SUITES["scaling"].charts(found)["scaling"], 2)
+
+
+def test_points_of_scaling_are_joined_where_there_are_three() -> None:
+    for ranks, style in (((1, 2), "None"), ((1, 2, 4), "-")):
+        strong = [line for line in scaled(ranks)[0].lines if line.get_marker() != "None"]
+        assert [line.get_linestyle() for line in strong] == [style]
+
+
+def test_scaling_has_no_legend_of_what_ran_on_one_gpu_alone() -> None:
+    weak = scaled((1, 2))[1]
+    assert [text.get_text() for text in weak.get_legend().get_texts()] == ["mlp4, rawnn"]
+
+
+def test_a_sweep_shows_the_ratio_to_the_fastest_peer_about_one() -> None:
+    axes, = axes_of(CHARTS["sweep-width"])
+    assert any(list(line.get_ydata()) == [1, 1] for line in axes.lines)
+    points = [tuple(map(float, point)) for point in axes.collections[0].get_offsets()]
+    assert points == [(64.0, 0.5), (128.0, 0.5)]  # JAX 5 us, rawnn 10 us
+
+
+def test_curves_show_the_distance_from_float64() -> None:
+    def curve(system: str, precision: str, losses: list[float]) -> Any:
+        return entry("curves/linear", f"{system} best", {"loss": losses}, precision=precision,
+                     system=system, form="best", layers=[784, 10], batch=32)
+
+    found = results(curve("rawnn", "float32", [2.0, 1.25, 0.5]),
+                    curve("torch", "float64", [2.5, 1.0]))  # which ended early
+    axes, = axes_of(SUITES["curves"].charts(found)["curves-linear"])
+    line, = axes.lines
+    assert list(line.get_ydata()) == [0.5, 0.25]
+    assert axes.get_ylabel() == "|loss - loss in float64|"
+    alone, = axes_of(CHARTS["curves-linear"])
+    assert list(alone.lines[0].get_ydata()) == [2.0, 1.0, 0.5]

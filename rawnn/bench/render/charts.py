@@ -31,6 +31,8 @@ CYCLE = ("blue", "orange", "green", "purple", "grey")
 STYLES = {"float32": "-", "tf32": "--", "bf16": ":", "sr": "-."}
 MARKS = {"float32": "o", "tf32": "s", "bf16": "^", "sr": "d"}
 RATIO_TICKS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50, 100)
+FEW_POINTS = 2
+"""Marked points up to which a series has no line: what lies between them was not measured."""
 WIDTH = 8.0
 WIDE = 1e5
 """The quotient of an axis's ends from which on its ticks are powers of ten."""
@@ -153,9 +155,9 @@ def colour(system: str) -> str:
 
 def ladder(title: str, subtitle: str, rungs: Sequence[tuple[str, float, float, float]],
            unit: str) -> Chart:
-    """Each rung's median as a bar, on a log scale, with a whisker from the fastest to the slowest
-    sample: (name, median, least, most). What it takes off the rung before is pale, what it adds is
-    red. Raises ConfigError without rungs."""
+    """Each rung's median as a bar from zero, with a whisker from the fastest to the slowest sample:
+    (name, median, least, most). What it takes off the rung before is pale, what it adds is red.
+    Raises ConfigError without rungs."""
     if not rungs:
         raise ConfigError("no rung was measured, so there is nothing to plot")
 
@@ -174,13 +176,11 @@ def ladder(title: str, subtitle: str, rungs: Sequence[tuple[str, float, float, f
             axes.annotate(words, (max(before, most), place), (6, 0), textcoords="offset points",
                           va="center", fontsize=9)
             before = median
-        axes.set_xscale("log")
-        axes.set_xlim(min(r[2] for r in rungs) / 2, max(r[3] for r in rungs) * 3)
+        axes.set_xlim(0, max(r[3] for r in rungs) * 1.15)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(lambda value, _: "")
         axes.set_yticks(range(len(rungs)), [r[0] for r in rungs])
         axes.invert_yaxis()
-        axes.set_xlabel(f"{unit}, log scale: shorter is faster (brackets: speedup over the first)")
+        axes.set_xlabel(f"{unit}: shorter is faster (brackets: speedup over the first)")
         axes.grid(axis="x")
 
     return Chart(title, subtitle, draw, 1.6 + 0.36 * len(rungs))
@@ -231,15 +231,20 @@ def lines(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis,
     def draw(axes: Any) -> None:
         _draw_lines(axes, series, marked)
         divide(axes, x, y)
-        axes.legend(ncols=1 + (len(series) > 6), fontsize=7.5)
+        if is_crowded:  # below, where it covers no line
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, fontsize=7.5)
+        else:
+            axes.legend(fontsize=7.5)
 
-    return Chart(title, subtitle, draw)
+    is_crowded = len(series) > 6
+    return Chart(title, subtitle, draw, 5.0 if is_crowded else 4.2)
 
 
 def panels(title: str, subtitle: str, parts: Mapping[str, Sequence[Line]], x: Axis, y: Axis,
            diagonal: float = 0.0) -> Chart:
-    """The lines of each part in axes of their own, side by side; with a dotted diagonal from 1 to
-    `diagonal`."""
+    """The lines of each part in axes of their own, side by side, each with the legend of what it
+    shows; with a dotted diagonal from 1 to `diagonal`. Two points are not joined: what lies between
+    them was not measured."""
 
     def draw(several: Any) -> None:
         for axes, (name, series) in zip(several, parts.items(), strict=True):
@@ -248,9 +253,10 @@ def panels(title: str, subtitle: str, parts: Mapping[str, Sequence[Line]], x: Ax
             _draw_lines(axes, series, True)
             divide(axes, x, y)
             axes.set_title(name, loc="left", fontsize=10.5)
+            if series:
+                axes.legend(fontsize=8)
         for axes in several[1:]:
             axes.set_ylabel("")
-        several[0].legend(fontsize=8)
 
     return Chart(title, subtitle, draw, panels=len(parts))
 
@@ -260,15 +266,19 @@ def _draw_lines(axes: Any, series: Sequence[Line], marked: bool) -> None:
     for line in series:
         again = used.setdefault((line.system, line.precision), 0)
         used[line.system, line.precision] += 1
-        axes.plot(*zip(*line.points, strict=True), STYLES.get(line.precision, "-"),
+        joined = not marked or len(line.points) > FEW_POINTS
+        axes.plot(*zip(*line.points, strict=True),
+                  linestyle=STYLES.get(line.precision, "-") if joined else "None",
                   color=colour(line.system), zorder=3 if line.system == "rawnn" else 2,
                   marker=MARKS.get(line.precision, "o") if marked else "", markersize=4,
                   linewidth=1.5, alpha=max(0.9 - 0.25 * again, 0.3),
                   label=line.label)
 
 
-def scatter(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis) -> Chart:
-    """Ratios against a size, both on log scales, about a line at 1, below which is a band."""
+def scatter(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis,
+            joined: bool = False) -> Chart:
+    """Ratios against a size, both on log scales, about a line at 1, below which is a band; the
+    points of a series `joined` by a line or not."""
 
     def draw(axes: Any) -> None:
         values = [v for line in series for _, v in line.points]
@@ -279,6 +289,8 @@ def scatter(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis)
             if line.points:
                 axes.scatter(*zip(*line.points, strict=True), s=26, alpha=0.75, marker=mark,
                              color=LIGHT[name], linewidths=0, label=line.label)
+                if joined and len(line.points) > FEW_POINTS:
+                    axes.plot(*zip(*line.points, strict=True), color=LIGHT[name], linewidth=1.2)
         for words, way in (("rawnn faster", 1), ("rawnn slower", -1)):
             axes.annotate(words, (0, 1), (4, 5 * way), ("axes fraction", "data"), "offset points",
                           ha="left", va="bottom" if way > 0 else "top", fontsize=8)

@@ -22,6 +22,8 @@ from rawnn.bench.render.networks import (
 from rawnn.bench.render.tables import provenance, remarks, workload
 from rawnn.bench.render.training import subtitle
 
+EXACT = "float64"
+"""The precision of the run that the others are compared with."""
 LAST = 50
 """Steps whose mean loss is what a network has reached."""
 CURVES = ("workload", "system", "precision", "variant", "first loss", "last loss",
@@ -54,28 +56,37 @@ def curves(results: Results) -> list[Grid]:
 
 
 def curve_charts(results: Results) -> dict[str, Chart]:
-    """The losses of each workload, and speed and loss over the size of the networks."""
+    """How far the losses of each workload are from those in float64, and speed and loss over the
+    size of the networks."""
     found = networks(results, "curves")
     built = {}
     for network in found:
-        lines = [Line(f"{NAMES.get(system(e), system(e))} {e.precision}, {form(e)}", _windows(e),
-                      system(e), e.precision) for e in network.entries if "loss" in e]
-        if lines:
-            built[f"curves-{network.name}"] = charts.lines(
-                f"Loss of {network.name}, step by step", subtitle(results, network.entries,
-                                                                  f"{network}"),
-                lines, Axis("step"), Axis("loss", "log", lambda v: f"{v:.4g}"), marked=False)
+        exact = next((e.samples("loss") for e in network.entries if e.precision == EXACT), [])
+        lines = [Line(f"{NAMES.get(system(e), system(e))} {e.precision}, {form(e)}", points,
+                      system(e), e.precision) for e in network.entries
+                 if "loss" in e and e.precision != EXACT
+                 and (points := _windows(e.samples("loss"), exact))]
+        if not lines:
+            continue
+        title, label = (f"Loss of {network.name}: distance from float64", "|loss - loss in float64|"
+                        ) if exact else (f"Loss of {network.name}, step by step", "loss")
+        built[f"curves-{network.name}"] = charts.lines(
+            title, subtitle(results, network.entries, f"{network}"), lines, Axis("step"),
+            Axis(label, "log", lambda v: f"{v:.3g}"), marked=False)
     if len({n.weights for n in found if n.layers}) > 1:
         built |= _by_size(results, found)
     return built
 
 
-def _windows(entry: Entry) -> list[tuple[float, float]]:
-    """A curve as means of windows, a hundred of them."""
-    losses = entry.samples("loss")
-    size = max(1, len(losses) // 100)
-    return [(at, sum(losses[at:at + size]) / size)
-            for at in range(0, len(losses) - size + 1, size)]
+def _windows(losses: Sequence[float], exact: Sequence[float]) -> list[tuple[float, float]]:
+    """A curve as means of a hundred windows: distances from the `exact` losses of the same steps,
+    where there are any, else losses. Windows of no distance, which a log scale cannot show, are
+    left out."""
+    values = [abs(a - b) for a, b in zip(losses, exact, strict=False)] if exact else list(losses)
+    size = max(1, len(values) // 100)
+    means = ((at, sum(values[at:at + size]) / size)
+             for at in range(0, len(values) - size + 1, size))
+    return [(at, mean) for at, mean in means if mean > 0]
 
 
 def _by_size(results: Results, found: Sequence[Network]) -> dict[str, Chart]:

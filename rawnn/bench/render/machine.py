@@ -193,16 +193,21 @@ def scaling_charts(results: Results) -> dict[str, Chart]:
     ranks = sorted({int(n) for lines in found.values() for line in lines.values() for n, _ in line})
     if len(ranks) < 2:
         return {}
+    names = list(dict.fromkeys(key for lines in found.values() for key in lines))
     parts = {f"{kind} scaling": [
-        Line(f"{name}, {SYSTEMS.get(who, who)}", points, who, PRECISION_OF[n % len(PRECISION_OF)])
-        for n, ((name, who), points) in enumerate(lines.items())] for kind, lines in found.items()}
+        Line(f"{name}, {SYSTEMS.get(who, who)}", lines[name, who], who,
+             PRECISION_OF[n % len(PRECISION_OF)])
+        for n, (name, who) in enumerate(names)
+        if any(count > 1 for count, _ in lines.get((name, who), ()))]
+        for kind, lines in found.items()}
     return {"scaling": charts.panels(
         f"Speedup on up to {ranks[-1]} GPUs over one", subtitle(results, entries), parts,
         Axis("ranks", ticks=ranks), Axis("speedup"), ranks[-1])}
 
 
 PRECISION_OF = ("float32", "tf32", "bf16", "sr")
-"""Dashes and marks of the lines of a scaling chart, which are of one precision each."""
+"""Dashes and marks of the lines of a scaling chart, which are of one precision each: the same in
+both parts."""
 
 
 # -- phases ----------------------------------------------------------------------------------------

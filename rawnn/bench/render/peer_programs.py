@@ -8,7 +8,7 @@ from statistics import median
 
 from rawnn.bench.record import Results
 from rawnn.bench.render import charts
-from rawnn.bench.render.charts import Axis, Chart
+from rawnn.bench.render.charts import Axis, Chart, Line
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.networks import (
     NAMES,
@@ -18,13 +18,12 @@ from rawnn.bench.render.networks import (
     Network,
     contest_source,
     form,
-    line_of,
     networks,
     peers_of,
     program,
-    series_of,
     system,
 )
+from rawnn.bench.render.sample import CLASSES
 from rawnn.bench.render.tables import compared, interval, multiple, remarks, time_of
 from rawnn.bench.render.texts import factor
 from rawnn.bench.render.training import subtitle
@@ -32,6 +31,8 @@ from rawnn.common.words import counted
 
 PROGRAMS = ("workload", "system", "precision", "variant", "us/step", "x lower bound",
             "speedup of rawnn", "95 % interval", "losses")
+SWEPT = ("float32 against tf32", "tf32 against tf32", "bf16 against bf16")
+"""The precisions of rawnn against those of the peers that charts of a sweep show."""
 
 
 def programs(suite: str) -> Callable[[Results], list[Grid]]:
@@ -93,19 +94,27 @@ def headline(results: Results) -> list[Grid]:
 
 
 def sweep_charts(results: Results) -> dict[str, Chart]:
-    """Time a step against width, or batch: the fastest variant of each system and precision."""
+    """The time of the fastest peer over that of rawnn, against width or batch."""
     several: dict[str, list[Network]] = {}
     for network in networks(results, "sweep"):
         several.setdefault(network.name.split()[0], []).append(network)
     built = {}
     for name, found in sorted(several.items()):
         widths = len({n.layers for n in found}) > 1
-        built[f"sweep-{name}"] = charts.lines(
-            f"Time of a step against {'the width of the hidden layers' if widths else 'batch'}",
-            subtitle(results, found[0].entries, "the fastest variant of each system"),
-            [line_of(s, p, [(n.layers[1] if widths else n.batch, median(time_of(best)))
-                          for n in found if (best := n.best((s,), (p,)))])
-             for s, p in series_of(found)],
-            Axis("width of the hidden layers" if widths else "batch", "log2"),
-            Axis("microseconds a step", "log"))
+        peers = peers_of(found)
+        series = []
+        for words in SWEPT:
+            ours, theirs = CLASSES[words]
+            points = [(n.layers[1] if widths else n.batch,
+                       median(time_of(other)) / median(time_of(mine))) for n in found
+                      if (mine := n.best((OURS,), ours)) and (other := n.best(peers, theirs))]
+            if points:
+                series.append(Line(words, sorted(points)))
+        if series:
+            what = "the width of the hidden layers" if widths else "batch"
+            built[f"sweep-{name}"] = charts.scatter(
+                f"Speedup over the fastest peer, against {what}",
+                subtitle(results, found[0].entries, "the fastest variant of each system"), series,
+                Axis("width of the hidden layers" if widths else "batch", "log2"),
+                Axis("time of the fastest peer over rawnn's", "log"), joined=True)
     return built
