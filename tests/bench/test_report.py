@@ -211,6 +211,39 @@ def test_a_browser_shows_the_page_without_a_complaint(files: list[str], tmp_path
     assert "CONSOLE" not in done.stderr
 
 
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+@pytest.mark.parametrize(("width", "most"), [(1400, 2500), (500, 3600)])
+def test_the_folded_page_of_all_results_is_short_and_never_scrolls_sideways(
+        tmp_path: Path, width: int, most: int) -> None:
+    assert BROWSER is not None
+    page = tmp_path / "r.html"
+    said = made(str(RESULTS), "--out", str(page)).replace("</main>", """</main><script>
+        const e = document.documentElement;
+        document.title = `${e.scrollHeight} ${e.scrollWidth} ${e.clientWidth}`;</script>""")
+    page.write_text(said)
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900",
+         f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120, check=False)
+    height, wide, shown = map(int, re.findall(r"<title>(\d+) (\d+) (\d+)</title>", done.stdout)[0])
+    assert height <= most
+    assert wide == shown
+
+
+def test_older_runs_of_a_suite_are_folded_and_warned_of_once(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        found = sample(number, where=place(date=f"2026-03-0{number}"))
+        found.ended["sample"] = f"the budget of {number} s was spent"
+        found.write(tmp_path / f"{number}.json")
+    [part] = parts_of(read_all(tmp_path))
+    assert [block.title for block in part.newest] == ["Random networks: 3"]
+    assert [block.title for block in part.older] == ["Random networks: 2", "Random networks: 1"]
+    assert [w for w in part.warnings if "ended early" in w] == [
+        "Random networks ended early in 3 files: the lines below their tables say why."]
+    text = made(str(tmp_path), "--out", str(tmp_path / "r.html"))
+    assert "<b>Older runs</b><span>2 earlier files" in text
+
+
 # -- bench all -----------------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ NETWORK_SUITES = ("sample", "peers", "sweep")
 ORDER = ("ladder", *NETWORK_SUITES, "ablation", "curves", "workloads", "toggles", "lower-bounds",
          "launches", "scaling", "phases", "compare", "check")
 """Suites that the page has first, in this order; the others come behind them by their names."""
-MOST_LOSSES = 10
+MOST_LOSSES = 5
 """Rows of losses that are shown at once; the others are in the blocks below."""
 
 
@@ -50,7 +50,7 @@ class Card:
 @dataclass(frozen=True)
 class Block:
     """One suite of one file, folded. `badge` is its date and commit where those are not the part's,
-    `fact` its most useful number."""
+    `fact` its most useful number; `is_older` says that there is a newer file of the suite."""
 
     anchor: str
     title: str
@@ -59,6 +59,7 @@ class Block:
     text: str
     figures: Sequence[str]
     grids: Sequence[Grid]
+    is_older: bool = False
 
 
 @dataclass
@@ -75,6 +76,16 @@ class Part:
     losses: Grid | None = None
     blocks: list[Block] = field(default_factory=list)
     environments: Grid | None = None
+
+    @property
+    def newest(self) -> list[Block]:
+        """The newest block of each suite."""
+        return [block for block in self.blocks if not block.is_older]
+
+    @property
+    def older(self) -> list[Block]:
+        """The others."""
+        return [block for block in self.blocks if block.is_older]
 
 
 Found = tuple[str, str, Results]
@@ -195,7 +206,7 @@ def _part(machine: str, found: Sequence[Found], number: int) -> Part:
                                    str(same) if same > 1 else ""))),
             f"{shown.title}: {file}" if several else shown.title, _fact(suite, results),
             f"{mine.date[:10]}, {mine.commit[:7] or 'no commit'}" if old else "", shown.text,
-            figures, shown.grids(results)))
+            figures, shown.grids(results), is_older=same > 1))
     return part
 
 
@@ -257,9 +268,14 @@ def _warnings(found: Sequence[Found], place: Environment) -> list[str]:
                     f"figures across blocks.")
     if place.device == "sim":
         built.append("The GPU is SIMULATED: the times say nothing about a real one.")
+    early: dict[str, list[str]] = {}
     for _, suite, results in found:
         if why := results.ended.get(suite):
-            built.append(f"{SUITES[suite].title} ended early: {why}.")
+            early.setdefault(suite, []).append(why)
+    built += [f"{SUITES[suite].title} ended early: {whys[0]}." if len(whys) == 1 else
+              f"{SUITES[suite].title} ended early in {len(whys)} files: the lines below their "
+              f"tables say why." for suite, whys in early.items()]
+    for _, suite, results in found:
         bad = [e for e in results.entries(suite) if e.status in ("failed", "wrong")
                and nets.system(e) == nets.OURS]
         if bad:
@@ -269,10 +285,13 @@ def _warnings(found: Sequence[Found], place: Environment) -> list[str]:
 
 
 def _wins(found: Sequence[Found]) -> Grid | None:
-    """In how many networks rawnn is the faster, a class of precisions a row."""
+    """In how many networks of the first suite with peers rawnn is the faster, a class of precisions
+    a row. The blocks have the other suites."""
     rows = []
-    for suite, networks, _ in _newest(found):
+    for suite, networks, _ in _newest(found)[:1]:
         for line in random_networks.against_best(networks):
+            if line.name not in random_networks.CLASSES:
+                continue
             mean, low, high = line.mean
             faster = sum(value > 1 for value, _ in line.speedups)
             rows.append([SUITES[suite].title, line.name, f"{mean:.2f}x", f"{low:.2f}-{high:.2f}",
@@ -306,7 +325,8 @@ def _losses(found: Sequence[Found]) -> Grid | None:
     if not several:
         return None
     losses.sort(key=lambda loss: loss[0])
-    notes = [f"{len(losses) - MOST_LOSSES} more are in the blocks below"] \
+    more = len(losses) - MOST_LOSSES
+    notes = [f"{more} more {'is' if more == 1 else 'are'} in the blocks below"] \
         if len(losses) > MOST_LOSSES else [] if losses else ["No network of these is slower."]
     return Grid(("suite", "network", "precisions", "faster peer", "speedup"),
                 [row for _, row in losses[:MOST_LOSSES]],
