@@ -40,6 +40,19 @@ def test_the_navigation_has_the_toggles_in_their_order_and_by_mechanism() -> Non
     assert len([g for n, g in enumerate(groups) if not n or groups[n - 1] != g]) == len(set(groups))
 
 
+MOST_LINES = 120
+"""Of the page of a toggle: more goes to docs/notes or to a page of its own."""
+
+
+@pytest.mark.parametrize("name", TOGGLES)
+def test_the_page_of_a_toggle_is_short_and_has_its_parts(name: str) -> None:
+    text = (DOCS / "toggles" / f"{name}.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MOST_LINES
+    assert f"`{name}`" in text.splitlines()[0]
+    for part in ("**When it helps.**", "**When it hurts.**", "## Measured worth"):
+        assert part in text
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     named = re.findall(r"^::: rawnn\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
     assert sorted([*named, "__version__"]) == sorted(rawnn.__all__)

@@ -134,6 +134,11 @@ def test_a_toggle_is_shown_without_it_and_with_it() -> None:
     assert toggle_grids(TOGGLES["mma"], found) == []
 
 
+@pytest.mark.parametrize("opt", ["preload,arena,nosync", "preload,arena,nosync,fuse"])
+def test_half_of_a_pairing_shows_no_speedup_and_is_no_row(opt: str) -> None:
+    assert toggle_grids(TOGGLES["fuse"], toggled((opt, [30.0, 31.0]))) == []
+
+
 def test_a_toggle_of_the_batch_is_compared_by_epochs() -> None:
     """Twice the batch is half the steps: the time of a step would say that it is slower."""
     found = results(*(entry("toggles/linear", opt, {"epoch_ms": [ms], "step_us": [us]}, epochs=6)

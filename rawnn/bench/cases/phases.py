@@ -1,6 +1,6 @@
 """What each phase of a step on the chip takes: the cost model beside a kernel that is traced.
 
-docs/toggles/persistent.md says what the columns are.
+docs/persistent-kernel.md says what the columns are.
 """
 
 from __future__ import annotations

@@ -217,17 +217,17 @@ class Shown:
 
 def toggle_rows(toggle: Toggle, entries: Sequence[Entry], suite: TogglesSuite | None = None
                 ) -> list[Shown]:
-    """The entries that show the speedup of a toggle, in the order of its pairings."""
+    """The entries that show the speedup of a toggle, in the order of its pairings. A pairing of
+    which a side was not measured is left out."""
     known = {_key(e): e for e in entries if e.status != "not measured"}
     rows: list[Shown] = []
     for pairing in pairings(toggle, suite or _packaged()):
         base, *others = (known.get(_plain(pair)) for pair in pairing.variants)
         base_words = f"`{pairing.beside}`" if pairing.beside else "nothing"
-        if base is not None:
-            rows.append(Shown(base_words, pairing.workload, base, None))
-        # A file may lack what it is compared with.
-        words = "with" if base else f"{base_words}, with"
-        rows += [Shown(f"{words} `{word}`", pairing.workload, entry, base)
+        if base is None or not any(others):  # a file may lack one of both: it shows no speedup
+            continue
+        rows.append(Shown(base_words, pairing.workload, base, None))
+        rows += [Shown(f"with `{word}`", pairing.workload, entry, base)
                  for word, entry in zip(pairing.added, others, strict=True) if entry]
     return rows
 

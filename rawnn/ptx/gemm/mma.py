@@ -145,7 +145,7 @@ def choose_wgmma_tf32(p: GemmShape, target: Target) -> Tile:
 WGMMA_MARGIN, WGMMA_MARGIN_CLUSTER_8 = 0.9, 0.87
 """Of mma.sync's time, what wgmma may take at most where it does one product for one: its blocks
 leave a multiprocessor less room for those of another kernel. For results in clusters of eight: few
-rows are predicted too well there (docs/toggles/mma.md)."""
+rows are predicted too well there (docs/tensor-core-kernels.md)."""
 
 
 def wgmma_is_faster(p: GemmShape, target: Target) -> bool:

@@ -6,7 +6,7 @@ to the other blocks of its cluster, and runs the epilogue on its part of the til
 
 Figures are clock cycles at 1,755 MHz. They are fitted to single GEMMs on an H200, timed in chains
 of launches with `pdl` on rows as the engine lays them out; every fourth GEMM was held out. The
-errors, and what they cost, are in docs/toggles/mma.md.
+errors, and what they cost, are in docs/tensor-core-kernels.md.
 """
 
 from __future__ import annotations
