@@ -73,8 +73,8 @@ def test_links_to_files_outside_docs_are_rewritten(page: str, link: str, there: 
 
 
 def test_what_pages_link_to_is_on_the_site() -> None:
-    found = site.linked_files(["docs/peers.md", "CONTRIBUTING.md"])
-    assert {"results/sample.svg", "rawnn/ptx/README.md"} <= set(found)
+    found = site.linked_files(["docs/benchmarks/results.md", "CONTRIBUTING.md"])
+    assert {"results/sweep-width.svg", "rawnn/ptx/README.md"} <= set(found)
     assert not [path for path in found if path.startswith("docs/") or path == "README.md"]
 
 

@@ -36,9 +36,9 @@ from rawnn.bench.render import (  # noqa: E402
 )
 from rawnn.bench.render.charts import Chart  # noqa: E402
 from rawnn.bench.render.grid import Grid  # noqa: E402
-from rawnn.bench.render.networks import NAMES, networks, peers_of  # noqa: E402
+from rawnn.bench.render.networks import NAMES, OURS, networks, peers_of, system  # noqa: E402
 from rawnn.bench.render.suites import SUITES  # noqa: E402
-from rawnn.bench.render.tables import unequal  # noqa: E402
+from rawnn.bench.render.tables import time_of, unequal  # noqa: E402
 from rawnn.bench.render.texts import milliseconds  # noqa: E402
 from rawnn.bench.render.view import Grids  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
@@ -47,6 +47,7 @@ from tools import false_alarms, full_walk, gpu_record, trials, tutorial  # noqa:
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
+RESULTS_PAGE = "docs/benchmarks/results.md"
 TOGGLE_FILES = ("toggles-h200", "toggles-h100")
 NOT_MEASURED = "Not measured by `bench toggles` yet.\n"
 MANY, GRID = ("many-h100", "many-h200"), ("grid-h100", "grid-h200")
@@ -73,7 +74,8 @@ def first_kept(names: Sequence[str]) -> str:
 @dataclass(frozen=True)
 class Block:
     """A block: its page and name, its file in results/, the tables made of it, the columns that are
-    left out, whether notes are shown, and sentences above."""
+    left out, whether notes are shown, sentences above, and, if tables are folded, the line that
+    stands for them and the first of them."""
 
     page: str
     name: str
@@ -82,16 +84,19 @@ class Block:
     without: tuple[str, ...] = ()
     notes: bool = True
     above: Callable[[Results], str] | None = None
+    folded: tuple[str, int] | None = None
 
     def text(self) -> str:
         """Raises ValueError for a table whose rows are not of equal epochs, GPU and commit."""
         results = results_of(self.file)
         texts = [self.above(results)] if self.above else []
-        for grid in self.grids(results):
+        for number, grid in enumerate(self.grids(results)):
             checked(results, grid, f"{self.page}, {self.name}")
             shown = grid.without(self.without)
+            if self.folded and self.folded[1] == number:
+                texts.append(f'<details markdown="1"><summary>{self.folded[0]}</summary>\n')
             texts.append((shown if self.notes else replace(shown, notes=())).markdown())
-        return "\n".join(texts)
+        return "\n".join([*texts, *["</details>\n"] * (self.folded is not None)])
 
 
 def checked(results: Results, grid: Grid, where: str) -> Grid:
@@ -111,7 +116,7 @@ def suite(name: str) -> Grids:
 
 FRONT_CLASSES = ("float32 against tf32", "tf32 against tf32", "bf16 against bf16",
                  "fastest against fastest")
-"""The precisions of rawnn against those of the peers that the first page shows; docs/peers.md has
+"""The precisions of rawnn against those of the peers that the first page shows; RESULTS_PAGE has
 all of them."""
 
 
@@ -146,13 +151,69 @@ def against_the_best(results: Results) -> list[Grid]:
     return [Grid(heads, rows, heads[:1], entries=every.entries)]
 
 
-def slower() -> str:
-    """Where rawnn is slower: networks, which docs/peers.md has as tables, and compilation."""
+MOST_SLOWER = 3
+"""Networks on which rawnn is slower that the first page names; its page of limits has all."""
+SLOWER_FILES = {"sample-h100": "sample", "sweep-h200": "sweep", "peers-h200": "peers"}
+"""Results files -> their suite, which networks on which rawnn is slower are looked for in."""
+
+
+@dataclass(frozen=True, order=True)
+class Loss:
+    """A network on which a peer is faster: the time of the peer over that of rawnn."""
+
+    ratio: float
+    network: str
+    batch: int
+    precisions: str
+    peer: str
+    where: str
+
+
+@cache
+def losses() -> list[Loss]:
+    """All that are known, the worst first. Those of results/trials name their GPU and commit, or
+    say that nobody recorded it."""
+    found = []
+    for file, name in SLOWER_FILES.items():
+        results = results_of(file)
+        several = networks(results, name)
+        for network in several:
+            for words, (ours, theirs) in random_networks.CLASSES.items():
+                peers_here = peers_of(several)
+                mine, other = network.best((OURS,), ours), network.best(peers_here, theirs)
+                if mine is None or other is None or not network.is_compared(peers_here, theirs):
+                    continue
+                ratio = median(time_of(other)) / median(time_of(mine))
+                if ratio < 1:
+                    place = results.place(mine)
+                    found.append(Loss(
+                        ratio, "-".join(map(str, network.layers)), network.batch, words,
+                        NAMES[system(other)], f"{place.machine.partition(',')[0]}, "
+                        f"{place.date[:10]}, commit {place.commit[:7]}"))
     large = trials.table("peers.toml", "slower")
-    lines: dict[tuple[str, ...], list[str]] = {}
     for commit, rows in large.by_commit().items():
-        for network, batch, precision, ratio in rows:
-            lines.setdefault((network, batch, commit), []).append(f"{ratio} in {precision}")
+        found += [Loss(float(ratio.removesuffix(" x")), network, int(batch),
+                       f"{precision} against tf32", "JAX",
+                       f"{large.gpu}, {trials.commit_words(commit)}")
+                  for network, batch, precision, ratio in rows]
+    return sorted(found)
+
+
+def all_slower() -> str:
+    """Every network on which rawnn is slower, with where it was measured."""
+    return "\n".join([
+        "The time of the faster peer over that of `best`: below 1 rawnn is slower. Each row says "
+        "where it was measured;\nrows are not to be compared with each other.\n", *Grid(
+            ("network", "batch", "precisions", "faster peer", "ratio", "measured on"),
+            [[loss.network, f"{loss.batch:,}", loss.precisions, loss.peer, f"{loss.ratio:.2f} x",
+              loss.where] for loss in losses()],
+            ("network", "precisions", "faster peer", "measured on")).lines(), ""])
+
+
+def slower() -> str:
+    """The networks on which rawnn is slowest, and compilation."""
+    lines = [f"- {loss.network} at batch {loss.batch:,}: {loss.ratio:.2f} x, {loss.precisions} "
+             f"({loss.where})" for loss in losses()[:MOST_SLOWER]]
     found = networks(results_of(SAMPLE), "sample")
     steps = random_networks.break_even_steps(found)
     (run_steps,) = {e.conditions["run_steps"] for n in found for e in n.entries
@@ -160,8 +221,7 @@ def slower() -> str:
     seconds = ", ".join(f"{NAMES[name]} {value:.1f} s"
                         for name, value in random_networks.setup_medians(found).items())
     return "\n".join([
-        *(f"- {network} at batch {batch}: {'; '.join(ratios)} ({large.gpu}, commit {commit})"
-          for (network, batch, commit), ratios in lines.items()),
+        *lines,
         f"- **Compilation takes seconds**: {seconds} in the median of the random networks (several "
         f"at once).", f"  With it, what `best` takes for {run_steps:,} steps is ahead of every "
         f"peer from {round(median(steps), -3):,.0f} steps on in the median, at the latest from "
@@ -183,13 +243,13 @@ def expected() -> str:
 
 def about_the_peers(results: Results) -> str:
     return ("Microseconds a step, the fastest variant of each; the last column is the time of "
-            "rawnn over the\n[lower bound](floors.md#x-lower-bound) of any program.\n")
+            "rawnn over the\n[lower bound](../floors.md#x-lower-bound) of any program.\n")
 
 
 def pictured(names: Sequence[str]) -> Callable[[Results], str]:
     """The pictures above a table."""
     return lambda results: "\n".join(
-        f"![{name.replace('-', ' ')}](../results/{name}.svg)" for name in names
+        f"![{name.replace('-', ' ')}](../../results/{name}.svg)" for name in names
         ) + "\n"
 
 
@@ -198,19 +258,21 @@ MEASURED = (
     Block("README.md", "random", SAMPLE, against_the_best, above=about_the_sample),
     Block("docs/measuring.md", "ladder", "ladder-h200", suite("ladder"), ("reference",),
           notes=False),
-    Block("docs/peers.md", "peers", "peers-h200", peer_programs.headline, above=about_the_peers),
-    Block("docs/peers.md", "random", SAMPLE, suite("sample")),
-    Block("docs/peers.md", "workloads", "peers-h200", peer_programs.programs("peers")),
-    Block("docs/workloads.md", "h200", "workloads-h200", suite("workloads")),
-    Block("docs/workloads.md", "h100", "workloads-h100", suite("workloads")),
+    Block(RESULTS_PAGE, "peers", "peers-h200", peer_programs.headline, above=about_the_peers),
+    Block(RESULTS_PAGE, "random", SAMPLE, suite("sample"), folded=("Every network", 1)),
+    Block(RESULTS_PAGE, "workloads", "peers-h200", peer_programs.programs("peers"),
+          folded=("Every variant", 0)),
+    Block(RESULTS_PAGE, "h200", "workloads-h200", suite("workloads")),
+    Block(RESULTS_PAGE, "h100", "workloads-h100", suite("workloads")),
     Block("docs/floors.md", "floors", "lower-bounds-h200", suite("lower-bounds")),
     Block("docs/lab.md", "launches", "launches-h200", suite("launches")),
-    Block("docs/suites.md", "ablation", "ablation-h200", suite("ablation"),
+    Block(RESULTS_PAGE, "ablation", "ablation-h200", suite("ablation"),
           above=pictured(("ablation",))),
-    Block("docs/suites.md", "sweep", "sweep-h200", suite("sweep"),
-          above=pictured(("sweep-batch", "sweep-width"))),
-    Block("docs/suites.md", "curves", "curves-h200", suite("curves"),
-          above=lambda results: pictured(list(loss_curves.curve_charts(results)))(results)),
+    Block(RESULTS_PAGE, "sweep", "sweep-h200", suite("sweep"),
+          above=pictured(("sweep-batch", "sweep-width")), folded=("Every variant", 0)),
+    Block(RESULTS_PAGE, "curves", "curves-h200", suite("curves"),
+          above=lambda results: pictured(list(loss_curves.curve_charts(results)))(results),
+          folded=("Where each curve begins and ends", 0)),
     *(Block("docs/scaling.md", name, f"{name}-h200", suite("scaling")) for name in SCALING),
 )
 """Every block that is made of one results file."""
@@ -218,7 +280,7 @@ MEASURED = (
 CHARTS = {
     "README.md": ((SAMPLE, "sample"), ("ladder-h200", "ladder")),
     "docs/scaling.md": (("scaling-four-h200", "scaling"),),
-    "docs/suites.md": (("ablation-h200", "ablation"), ("sweep-h200", "sweep"),
+    RESULTS_PAGE: (("ablation-h200", "ablation"), ("sweep-h200", "sweep"),
                        ("curves-h200", "curves")),
 }
 """Page -> results files whose suite's charts results/ has for it."""
@@ -268,7 +330,7 @@ def other_samples() -> str:
         said = ", ".join(f"{name} {means[name]:.2f} x" for name in random_networks.CHARTED)
         where = f"{place.date[:10]}, {place.machine}, commit {place.commit[:7]}"
         lines.append((place.date, f"- {where}: {said} ({len(found)} networks, "
-                                  f"[samples](../results/{path.name}))"))
+                                  f"[samples](../../results/{path.name}))"))
     return "\n".join([*(line for _, line in sorted(lines, reverse=True)), ""])
 
 
@@ -308,8 +370,9 @@ GUIDE = "docs/guides/many-networks.md"
 OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"slower": slower, "expected": expected},
     tutorial.PAGE: tutorial.BLOCKS,
-    "docs/peers.md": {"earlier": other_samples},
-    "docs/suites.md": {"grid": partial(where_kept, "grid", GRID, "../results")},
+    RESULTS_PAGE: {"earlier": other_samples,
+                   "grid": partial(where_kept, "grid", GRID, "../../results")},
+    "docs/benchmarks/limits.md": {"slower": all_slower},
     GUIDE: {"many": partial(where_kept, "many", MANY, "../../results")},
     "docs/toggles/index.md": {"index": toggle_index},
     "docs/toggles/persistent.md": {"float32": float32_error},
@@ -380,7 +443,7 @@ def pages() -> dict[str, str]:
         page = blocks.setdefault(f"{TOGGLE_PAGES}/{toggle.name}.md", {})
         page["worth"] = speedups(toggle, measured)
     for where, name, text in trials.read_trials():
-        blocks.setdefault(where, {})[name] = text
+        blocks.setdefault(where, {}).setdefault(name, text)  # OTHERS may show more than a trial
     return {page: filled((ROOT / page).read_text(encoding="utf-8"), made)
             for page, made in blocks.items() if (ROOT / page).exists()}
 

@@ -77,12 +77,12 @@ class Trials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         is_history = len(groups) > 1 and {"before", "after"} <= set(heads)
         if len(groups) > MOST_TABLES or is_history or len(set(GPU.findall(self.gpu))) > 1:
             at = self.columns.index("commit") if "commit" in self.columns else len(self.columns)
-            lines = [f"- {_line(heads, (*row[:at], *row[at + 1:]))} (commit "
-                     f"{[*row, self.commit][at]})" for row in self.rows]
+            lines = [f"- {_line(heads, (*row[:at], *row[at + 1:]))} "
+                     f"({commit_words([*row, self.commit][at])})" for row in self.rows]
             return "\n".join([self.about, "", *lines, "",
                               f"{self.gpu}; kept in `results/trials/{source}`.", ""])
         return "\n".join([self.about, "", *(
-            Grid(heads, rows, left, source=f"{self.gpu}, commit {commit}; kept in "
+            Grid(heads, rows, left, source=f"{self.gpu}, {commit_words(commit)}; kept in "
                                            f"`results/trials/{source}`").markdown()
             for commit, rows in groups.items())])
 
@@ -96,6 +96,11 @@ def _line(heads: Sequence[str], row: Sequence[str]) -> str:
         return f"{cells['what']}{where}: {cells['before']} before, {cells['after']}{unit} after"
     name, *others = cells.items()
     return f"{name[1]}: " + ", ".join(f"{head} {cell}" for head, cell in others)
+
+
+def commit_words(commit: str) -> str:
+    """Of a commit, or that nobody recorded it."""
+    return "commit not recorded" if commit == "unknown" else f"commit {commit}"
 
 
 def table(source: str, name: str, folder: Path = FOLDER) -> Trials:

@@ -34,7 +34,7 @@ from rawnn.bench.render import training  # noqa: E402
 from rawnn.bench.render.charts import Chart  # noqa: E402
 from rawnn.bench.render.grid import Grid  # noqa: E402
 from rawnn.bench.render.schedule_chart import choice_of, schedule_chart  # noqa: E402
-from rawnn.bench.render.tables import compared, interval  # noqa: E402
+from rawnn.bench.render.tables import compared, interval, unequal  # noqa: E402
 from rawnn.bench.render.texts import factor, milliseconds  # noqa: E402
 from rawnn.bench.render.timeline import timeline  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
@@ -126,6 +126,8 @@ def number(step: str) -> str:
     found = training.rungs(results)
     at = next(n for n, entry in enumerate(found) if entry.variant == RUNGS[step])
     before, after = found[at - 1:at + 1]
+    if why := unequal(results, [before, after]):
+        raise ValueError(f"{PAGE}, number {step}: {why}")
     ratio = compared(before, after)
     assert ratio is not None
     times = [milliseconds(entry.median("epoch_ms") or 0.0) for entry in (before, after)]

@@ -3,7 +3,9 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
+import msgspec
 import pytest
 
 import tools.pages
@@ -20,6 +22,7 @@ from tools import trials
 from tools.pages import (
     FRONT_CLASSES,
     MEASURED,
+    MOST_SLOWER,
     NOT_MEASURED,
     OTHERS,
     PICTURES,
@@ -27,6 +30,7 @@ from tools.pages import (
     Block,
     checked,
     filled,
+    losses,
     missing,
     pages,
     results_of,
@@ -97,7 +101,7 @@ def test_the_headline_says_how_many_samples_there_were_and_what_each_gave(
         made: dict[str, str]) -> None:
     several = len(samples_of(results_of(SAMPLE)))
     assert f"random networks in {several} random samples" in made["README.md"]
-    own = made["docs/peers.md"]
+    own = made[tools.pages.RESULTS_PAGE]
     assert ("Geometric means of the random samples (seeds " in own) == (several > 1)
 
 
@@ -106,7 +110,7 @@ def test_the_first_page_has_four_precisions_as_the_page_of_the_peers_has_them(
     front, own = ({cells[0]: cells for line in made[page].splitlines() if line.startswith("| ")
                    and len(cells := [c.strip("* ") for c in line.strip("|").split("|")]) > 3
                    and cells[1] in ("the best peer", *cells[1:2] * (page == "README.md"))}
-                  for page in ("README.md", "docs/peers.md"))
+                  for page in ("README.md", tools.pages.RESULTS_PAGE))
     assert list(front)[1:] == list(FRONT_CLASSES)
     for name in FRONT_CLASSES:
         mean, interval, worst, networks = front[name][1:]
@@ -142,6 +146,78 @@ def test_a_table_that_mixes_what_must_not_be_compared_is_refused(
         Block("a.md", "x", "any", together).text()
     # The suite's own tables keep them apart, so that the same results make a page.
     assert Block("a.md", "x", "any", SUITES["workloads"].grids).text().count("|---|") == 2
+
+
+DOCTORED = {"commit": "0123456789abcdef", "gpu": "NVIDIA Other GPU"}
+
+
+def doctored(found: Results, what: str, block: Block) -> Results:
+    """Results in which one entry of the first table of a block is said to be of another commit or
+    GPU."""
+    first = block.grids(found)[0].entries[-1]
+    real = found.place(first)
+    gpu = {**(real.gpu or {}), **({"name": DOCTORED["gpu"]} if what == "gpu" else {})}
+    other = msgspec.structs.replace(
+        real, gpu=gpu, commit=DOCTORED["commit"] if what == "commit" else real.commit)
+    assert other.key != real.key
+    records = [msgspec.structs.replace(r, environment=other.key)
+               if (r.case, r.variant, r.precision) == (first.case, first.variant, first.precision)
+               else r for r in found.records]
+    return Results(environments={**found.environments, other.key: other}, ended=found.ended,
+                   records=records)
+
+
+@pytest.mark.parametrize("what", DOCTORED)
+@pytest.mark.parametrize("block", MEASURED, ids=lambda b: f"{b.page}, {b.name}")
+def test_a_doctored_record_gets_a_table_of_its_own_or_is_refused(
+        block: Block, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results_before = results_of(block.file)
+    found = doctored(results_before, what, block)
+    monkeypatch.setattr(tools.pages, "results_of", lambda name: found)
+    if any(len({found.place(e).commit if what == "commit" else found.place(e).machine
+                for e in grid.entries}) > 1 for grid in block.grids(found)):
+        with pytest.raises(ValueError, match=f"(?i)unequal {what}s"):
+            block.text()
+        return
+    text = block.text()
+    shown = {e.environment for grid in block.grids(found) for e in grid.entries}
+    assert DOCTORED[what][:7] in text or shown <= results_before.environments.keys()
+
+
+@pytest.mark.parametrize("what", DOCTORED)
+def test_the_ladder_is_refused_with_a_doctored_rung(what: str,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    block = next(b for b in MEASURED if b.name == "ladder")
+    found = doctored(results_of(block.file), what, block)
+    monkeypatch.setattr(tools.pages, "results_of", lambda name: found)
+    with pytest.raises(ValueError, match="unequal commits" if what == "commit"
+                       else "unequal GPUs"):
+        block.text()
+    monkeypatch.setattr(tools.tutorial, "results_of", lambda name: found)
+    with pytest.raises(ValueError, match=r"number best: .* unequal"):
+        tools.tutorial.number("best")
+
+
+def test_every_network_on_which_rawnn_is_slower_says_where_it_was_measured() -> None:
+    assert losses() == sorted(losses())
+    assert all(loss.ratio < 1 for loss in losses())
+    for loss in losses():
+        assert re.fullmatch(r".*NVIDIA H\d+.*(\d{4}-\d\d-\d\d, commit [0-9a-f]{7}"
+                            r"|commit not recorded)", loss.where), loss
+    front, own = tools.pages.slower(), tools.pages.all_slower()
+    assert front.count(" x, ") == MOST_SLOWER
+    assert own.count("| JAX |") + own.count("| PyTorch |") == len(losses())
+    # Computed by itself: the widest network of the sweep, JAX in tf32 over rawnn in float32.
+    sweep = results_of("sweep-h200")
+
+    def fastest(system: str, precision: str) -> float:
+        case = "sweep/width 784-8192-8192-8192-10 batch 32"
+        return min(median(r.samples) for r in sweep.records if r.metric == "step_us"
+                   and (r.case, r.precision) == (case, precision)
+                   and r.conditions["system"] == system and r.samples)
+
+    ratio = min(fastest("jax", "tf32"), fastest("torch", "tf32")) / fastest("rawnn", "float32")
+    assert f"| {ratio:.2f} x |" in own
 
 
 def test_a_table_of_unknown_origin_is_refused() -> None:

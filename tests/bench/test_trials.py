@@ -25,7 +25,7 @@ def test_a_table_of_trials_becomes_the_text_of_its_block(tmp_path: Path) -> None
         "Microseconds of a form.", "", "| form | us |", "|---|---:|", "| first | 1.50 |", "",
         "NVIDIA H200, commit abc1234; kept in `results/trials/a.toml`.", "",
         "| form | us |", "|---|---:|", "| second |  |", "",
-        "NVIDIA H200, commit unknown; kept in `results/trials/a.toml`."]
+        "NVIDIA H200, commit not recorded; kept in `results/trials/a.toml`."]
     assert trials.table("a.toml", "tried", tmp_path).markdown("a.toml") == text
 
 

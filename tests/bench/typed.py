@@ -43,7 +43,9 @@ SET = {
     "docs/measuring.md": ("within 2 % and then takes four", "NVML is asked every 50 ms",
                           "that counts (3 %,", "faster by at least 3 %", "less than 3 % apart",
                           "3 % apart or more", "holds 95 % of the quotients"),
-    "docs/peers.md": ("SGD (0.05) or Adam (0.001)", "once 50 ms have passed",
+    "docs/benchmarks/method.md": ("784-10 | 128 | 0.1 |", "64 | 0.1 | 16 bits",
+                                  "32 | 0.003 | 16 bits", "SGD (0.05) or Adam (0.001)",
+                                  "once 50 ms have passed",
                       "lie within 2 %, or after 0.4 s", "epochs as take 10 ms",
                       "1.25 times slower than the best", "sampled every 50 ms",
                       "1 % (tf32 3 %, bf16 10 %) of how far", "0.01 % (0.1 %, 1 %) of the loss",
@@ -55,7 +57,6 @@ SET = {
     "docs/toggles/fp16.md": ("twice as fast with it (GeForce)",),
     "docs/toggles/tune.md": ("three samples of 2 ms or more",),
     "docs/tuning.md": ("epochs for 60 ms or more", "three times as long as the fastest"),
-    "docs/workloads.md": ("784-10 | 128 | 0.1 |", "64 | 0.1 | 16 bits", "32 | 0.003 | 16 bits"),
 }
 
 

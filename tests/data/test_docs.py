@@ -1,5 +1,5 @@
 """Each block of Python on the pages runs as it stands there, by itself. Those of docs/lab.md, which
-go on from one to the next, and of docs/testing.md have tests of their own."""
+go on from one to the next, of docs/testing.md and of the tutorial have tests of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rawnn.engine import data_source
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-TESTED_ELSEWHERE = ("lab.md", "testing.md")
+TESTED_ELSEWHERE = ("lab.md", "testing.md", "tutorial.md")
 CODE = {str(path.relative_to(DOCS)): blocks for path in sorted(DOCS.rglob("*.md"))
         if (blocks := re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
         and path.name not in TESTED_ELSEWHERE and path.parent.name != "notes"}
