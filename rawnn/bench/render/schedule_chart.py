@@ -57,12 +57,11 @@ def schedule_chart(choice: Choice) -> Chart:
     An arrow leads from the GEMM that sends to the exchange that receives."""
     plan, sharding = choice.layout.schedule, choice.sharding
     listed = [*plan.micro_batch, *plan.step]
-    where = "the L2 cache" if sharding.via_l2 else "distributed shared memory"
+    where = "L2" if sharding.via_l2 else "distributed shared memory"
     layers = "-".join(map(str, sharding.problem.layers))
     title = f"The schedule of {layers}: {counted(len(listed), 'phase')}, one kernel"
-    subtitle = (f"{counted(sharding.dp_size, 'data-parallel group')} of {sharding.tp_size} blocks "
-                f"of {sharding.threads} threads; exchanges through {where}; no measurement: it "
-                f"follows from the plan")
+    subtitle = (f"{counted(sharding.dp_size, 'group')} of {sharding.tp_size} blocks of "
+                f"{sharding.threads} threads; exchanges through {where}; not measured, from the plan")
     return Chart(title, subtitle, lambda axes: _draw(axes, listed), 4.4)
 
 

@@ -289,7 +289,7 @@ def provenance(results: Results, entries: Sequence[Entry], how: str = "", *,
     if place.clocks:
         parts.append(", ".join(f"{name} {value}" for name, value in place.clocks.items()))
     ended = results.ended.get(entries[0].suite)
-    return "; ".join([*parts, f"{place.date}, commit {place.commit or 'unknown'}",
+    return "; ".join([*parts, f"{place.date[:10]}, commit {place.commit[:7] or 'unknown'}",
                       *([f"ended early: {ended}"] if ended else []),
                       *([closing] if closing else [])])
 
