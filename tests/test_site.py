@@ -3,10 +3,13 @@ to the same files. `mkdocs build --strict`, which CI runs, checks the rest."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +59,28 @@ def test_the_page_of_a_toggle_is_short_and_has_its_parts(name: str) -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     named = re.findall(r"^::: rawnn\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
     assert sorted([*named, "__version__"]) == sorted(rawnn.__all__)
+
+
+PUBLIC = [name for name in rawnn.__all__ if name not in ("__version__", "TOGGLES", "Config")]
+
+
+@pytest.mark.parametrize("name", [*PUBLIC, "lab.Work", "lab.simulated"])
+def test_the_docstring_of_a_public_name_says_what_each_parameter_is(name: str) -> None:
+    found: Any = rawnn
+    for part in name.split("."):
+        found = getattr(found, part)
+    text = inspect.getdoc(found) or ""
+    assert text
+    missing = [p.name for p in inspect.signature(found).parameters.values()
+               if not re.search(rf"\b{p.name}\b|\*_{p.name.rpartition('_')[2]}\b", text)]
+    assert not missing
+
+
+def test_every_option_of_a_config_is_in_its_docstring() -> None:
+    text = (inspect.getdoc(Config) or "").partition("Parameters\n---")[2]
+    listed = {name for line in text.splitlines() if line and not line.startswith((" ", "-"))
+              for name in line.split(", ")}
+    assert listed == {field.name for field in dataclasses.fields(Config)}
 
 
 @pytest.mark.parametrize(("page", "link", "there"), [

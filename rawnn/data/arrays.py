@@ -88,7 +88,7 @@ def from_arrays(
     that neither count from 0 nor all lie below `outputs` are names of classes, such as 1, 2, 3;
     without, only -1 and 1 are. `unseen_classes` finds classes in the validation labels, too: a
     trained network may know one that the training labels lack. `is_text` says that the numbers were
-    read as text: then their conversion is not worth a note.
+    read as text: then their conversion is not worth a note. `name` and `source` are words for them.
 
     Arrays may be NumPy's or have `__dlpack__` or `__cuda_array_interface__`. Host memory is shared,
     not copied, where type and layout allow; CUDA arrays are copied to the host once, to be

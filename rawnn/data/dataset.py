@@ -75,6 +75,17 @@ def load_dataset(
 
     Raises ConfigError for an unknown name or an impossible combination, DataError for data that are
     missing or wrong in a place that was asked for.
+
+    Parameters
+    ----------
+    name
+        one of `DATASETS`
+    path
+        directory or file; None: found or fetched
+    cache_dir
+        where fetched files are kept; None: the user's cache directory
+    fraction
+        of the examples of a table that are for testing, where it has no test part
     """
     csv_format = CsvFormat(encoding, decimal, skip)
     if is_table(path) and name in ("mnist", "table") and not Path(str(path)).is_dir():

@@ -51,6 +51,19 @@ class Dataset:
 
     Inputs are as the user gave them, also where the normalisation `is_double`: then the host
     normalises them in float64 before the engine reads them.
+
+    Parameters
+    ----------
+    train_images, test_images
+        inputs [examples, features]: uint8, float16, float32 or float64
+    train_labels, test_labels
+        class indices [examples], or None
+    train_targets, test_targets
+        float32 values [examples, outputs], or None
+    image_shape
+        extents of one example before it was flattened
+    feature_names, target_names
+        of the columns of a table, where it has any
     """
 
     name: str

@@ -90,6 +90,15 @@ class Checkpoints(Listener):
     Raises CheckpointError for a directory that cannot be used, ConfigError (when training starts)
     for one that another run writes to, or that holds checkpoints of later epochs. Where one cannot
     be written the run ends after the epoch, with its result.
+
+    Parameters
+    ----------
+    directory
+        where they are written; made if it does not exist
+    every
+        epochs from one to the next
+    keep
+        how many are kept; None keeps all
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int = 1,
@@ -137,7 +146,23 @@ class EarlyStopping(Listener):
     best so far by more than `min_delta`; with `restore_best` the parameters of the best report
     come back at the end, however training ends. With a `directory` they are kept there, too, as
     `best.safetensors`, so that a resumed run still has them; one that does not write, of a rank
-    other than the first, only takes them from there."""
+    other than the first, only takes them from there.
+
+    Parameters
+    ----------
+    patience
+        reports without improvement after which training ends
+    min_delta
+        how much `monitor` must improve to count
+    monitor
+        "test_loss", "test_accuracy" or "train_loss"
+    restore_best
+        whether the parameters of the best report come back at the end
+    directory
+        where the best parameters are kept, as `best.safetensors`; None keeps them in memory
+    writes
+        whether this process writes them: of several ranks, the first
+    """
 
     def __init__(self, patience: int = 5, min_delta: float = 0.0, monitor: str = "test_loss",
                  restore_best: bool = True, directory: str | os.PathLike[str] | None = None,
@@ -231,7 +256,13 @@ class EarlyStopping(Listener):
 
 class CsvLog(Listener):
     """Writes every report as a row of a CSV file, as soon as it is there. Continues a file where a
-    resumed run continues training."""
+    resumed run continues training.
+
+    Parameters
+    ----------
+    path
+        of the file; one row a report, with a header
+    """
 
     reads = False
 

@@ -31,51 +31,87 @@ Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 class Config:
     """A validated training run.
 
-    layers    sizes from the input features to the outputs
-    bias      whether layers have biases
-    activation  between layers, such as "relu": one of rawnn.model.activations
-    loss      such as "cross_entropy" or "mse": one of rawnn.model.losses
-    init      how parameters start: "uniform" (PyTorch's default), "he", "glorot" or "zeros"
-    epochs    passes over the training set
-    batch     examples per step; None: 128, or fewer for a small set of the user's own
-    partial   keep the last partial batch of an epoch; None: with data of the user's own
-    shuffle   a new order of the examples for each epoch
-    optimizer such as "sgd" or "adam": one of rawnn.model.optimizers
-    lr        learning rate
-    momentum, nesterov, weight_decay, beta1, beta2, eps  of the optimizer; None: its default
-    schedule  of the learning rate: "constant", "step:30:0.1", "cosine", "warmup:5,cosine"
-    seed      of the initial weights and of the order of examples
-    opt       toggles and presets, as after --opt: "graphs=epoch,cublas" (which starts from preload
-              and arena), "best,-cudnn", "none"
-    sharding  of the persistent kernel that trains on a GPU, in full, such as "1x1:128:FFFF", as
-              the `sharding` of a Result or of a member says it: the same as the toggle
-              persistent=1x1:128:FFFF behind `opt`. None leaves it to `opt`. Results on the host do
-              not depend on it: there it is ignored, and the Result's `sharding` is empty
-    device    "auto", "gpu", "gpu:N", "host" or "sim"
-    dataset   "mnist", "fashion-mnist", "idx", "table" or "synthetic"
-    data      directory of the data set's files, or a .csv, .tsv or .npz file; None looks in
-              RAWNN_DATA and the user's cache
-    target    columns of a table to be predicted, by name or index, in a list or behind commas
-    encoding  of a CSV file; None: utf-8
-    decimal   the decimal mark of a CSV file, "." or ","
-    skip      columns of a CSV file that are not read, given as `target` is
-    validation  fraction of a table that is taken out for testing, where it has no test part
-    normalise "learned", "pixels", "none" or a mapping of scale, mean, std; None: bytes by 1/255
-              unless none of an array's exceeds 1
-    normalise_targets  "learned": mean 0 and deviation 1 of every column of target values (loss
-              mse), undone in predictions and in the losses shown; None or "none": as they are
-    autoencoder  whether the inputs themselves are the targets
-    save      directory for checkpoints; None keeps none
-    save_every  epochs between checkpoints
-    keep      how many checkpoints are kept; None keeps all
-    resume    checkpoint, or directory of checkpoints, to continue from
-    patience  reports without improvement after which training stops; None never stops
-    min_delta how much `monitor` must improve to count
-    monitor   what is watched: "test_loss", "test_accuracy" or "train_loss"
-
     Numbers may be NumPy's, layers "784-128-10", toggles a list: `opt=["best", "-cudnn"]`.
 
     Raises ConfigError with one clear sentence for a value of the wrong type or out of range.
+
+    Parameters
+    ----------
+    layers
+        sizes from the input features to the outputs
+    bias
+        whether layers have biases
+    activation
+        between layers, such as "relu": one of rawnn.model.activations
+    loss
+        such as "cross_entropy" or "mse": one of rawnn.model.losses
+    init
+        how parameters start: "uniform" (PyTorch's default), "he", "glorot" or "zeros"
+    epochs
+        passes over the training set
+    batch
+        examples per step; None: 128, or fewer for a small set of the user's own
+    partial
+        keep the last partial batch of an epoch; None: with data of the user's own
+    shuffle
+        a new order of the examples for each epoch
+    optimizer
+        such as "sgd" or "adam": one of rawnn.model.optimizers
+    lr
+        learning rate
+    momentum, nesterov, weight_decay, beta1, beta2, eps
+        of the optimizer; None: its default
+    schedule
+        of the learning rate: "constant", "step:30:0.1", "cosine", "warmup:5,cosine"
+    seed
+        of the initial weights and of the order of examples
+    opt
+        toggles and presets, as after --opt: "graphs=epoch,cublas" (which starts from preload
+        and arena), "best,-cudnn", "none"
+    sharding
+        of the persistent kernel that trains on a GPU, in full, such as "1x1:128:FFFF", as the
+        `sharding` of a Result or of a member says it: the same as the toggle
+        persistent=1x1:128:FFFF behind `opt`. None leaves it to `opt`. It is ignored on the host,
+        whose results do not depend on it
+    device
+        "auto", "gpu", "gpu:N", "host" or "sim"
+    dataset
+        "mnist", "fashion-mnist", "idx", "table" or "synthetic"
+    data
+        directory of the data set's files, or a .csv, .tsv or .npz file; None looks in
+        RAWNN_DATA and the user's cache
+    target
+        columns of a table to be predicted, by name or index, in a list or behind commas
+    encoding
+        of a CSV file; None: utf-8
+    decimal
+        the decimal mark of a CSV file, "." or ","
+    skip
+        columns of a CSV file that are not read, given as `target` is
+    validation
+        fraction of a table that is taken out for testing, where it has no test part
+    normalise
+        "learned", "pixels", "none" or a mapping of scale, mean, std; None: bytes by 1/255
+        unless none of an array's exceeds 1
+    normalise_targets
+        "learned": mean 0 and deviation 1 of every column of target values (loss
+        mse), undone in predictions and in the losses shown; None or "none": as they are
+    autoencoder
+        whether the inputs themselves are the targets
+    save
+        directory for checkpoints; None keeps none
+    save_every
+        epochs between checkpoints
+    keep
+        how many checkpoints are kept; None keeps all
+    resume
+        checkpoint, or directory of checkpoints, to continue from
+    patience
+        reports without improvement after which training stops; None never stops
+    min_delta
+        how much `monitor` must improve to count
+    monitor
+        what is watched: "test_loss", "test_accuracy" or "train_loss"
     """
 
     layers: Annotated[tuple[Positive, ...], Meta(min_length=2)] = (784, 10)

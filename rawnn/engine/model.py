@@ -58,8 +58,9 @@ class Score:
 @dataclass(eq=False)
 class Model:
     """A network with its parameters (float32, by name), the normalisation of its inputs, and the
-    names of its classes where they have any. Values are undone by the `target_normalisation`
-    where they were normalised for training; `target_names` are those of their columns in a table.
+    names of its classes (`label_names`) where they have any. Values are undone by the
+    `target_normalisation` where they were normalised for training; `target_names` are those of
+    their columns in a table.
     `label_dtype` is the NumPy type of labels that were numbers in training; an `autoencoder`
     reproduces its inputs. Raises CheckpointError where shapes do not fit."""
 

@@ -112,8 +112,45 @@ class Result:
     `stopped` why it stopped by itself. `broken_epoch` is the epoch in whose midst the parameters
     are, 0 where they are behind a whole one; where a run was ended at once, `test_loss` and
     `test_accuracy` may be NaN, not measured. `resumed_epochs` were done by the run whose checkpoint
-    this one continued. `sharding` is that of the persistent kernel, which `train(sharding=...)`
-    repeats, and empty where another trained."""
+    this one continued.
+
+    Parameters
+    ----------
+    config
+        what was asked for
+    toggles, implied
+        the toggles that were on, with their values; those that another one brought in
+    sharding
+        that of the persistent kernel, which `train(sharding=...)` repeats; "" where another trained
+    notes
+        what a preset or the machine decided, in sentences
+    dataset, data_source, synthetic
+        name of the data set, where it came from, whether it was generated
+    history
+        a Report for each report: losses, accuracies (fractions), milliseconds
+    epoch_ms, average_epoch_ms, average_epoch_wall_ms
+        milliseconds of an epoch
+    times
+        where the time of the run went, milliseconds
+    peak_memory_bytes
+        most device memory held at once; 0 on the host
+    facts
+        what the runner tells of itself; docs/results.md names them
+    environment
+        where it was measured
+    schema_version
+        of `to_dict` and `write_json`
+    test_accuracy, test_loss
+        of the parameters as the run ended
+    label_names, target_names, label_dtype
+        of the data
+    autoencoder
+        whether the network reproduces its inputs
+    normalisation, target_normalisation
+        of the inputs and of the target values
+    parameters
+        float32 arrays by name: `fc1.weight` [outputs, inputs], `fc1.bias` [outputs]
+    """
 
     config: Config
     toggles: dict[str, str | int | None]

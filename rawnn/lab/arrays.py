@@ -120,7 +120,17 @@ class Array:
 
 def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None) -> Array:
     """Copy host values to a device (the first GPU by default). Raises ConfigError for values that
-    are no numbers, DeviceError, OutOfMemory."""
+    are no numbers, DeviceError, OutOfMemory.
+
+    Parameters
+    ----------
+    values
+        numbers of any shape, as np.asarray takes them
+    dtype
+        of the elements on the device; None: that of the values
+    device
+        a device, such as `rawnn.lab.simulated()`; None: the first GPU
+    """
     host = np.asarray(values, dtype=dtype, order="C")
     made = Array(host.shape, host.dtype, device or default_device())
     made.device.to_device(made.address, host, repr(made))
@@ -130,7 +140,17 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,
           device: Device | None = None) -> Array:
     """An array whose elements are whatever the memory held. Raises ConfigError for a shape that is
-    none, DeviceError, OutOfMemory."""
+    none, DeviceError, OutOfMemory.
+
+    Parameters
+    ----------
+    shape
+        an int or a sequence of ints
+    dtype
+        of the elements
+    device
+        a device, such as `rawnn.lab.simulated()`; None: the first GPU
+    """
     try:
         extents = tuple(map(index, shape if isinstance(shape, tuple | list) else (shape,)))
     except TypeError:

@@ -169,6 +169,25 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
 
     Raises ConfigError, with the cure, for work that does not fit the kernel, and Refused for a
     function that replaces what judges it.
+
+    Parameters
+    ----------
+    kernel
+        a Kernel, or a function that launches several
+    reference
+        a NumPy function, or a Work
+    trials
+        sets of sizes
+    seed
+        of all draws
+    special
+        whether inputs have NaN, infinities and zeros
+    limit
+        seconds for a launch, in a process of its own; None: no limit
+    device
+        where a function's kernels run; None: that of the kernel
+    work
+        keywords of Work
     """
     problem = problem_of(kernel, Work.of(reference, work))
     generator = np.random.default_rng(seed)

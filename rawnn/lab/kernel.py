@@ -82,6 +82,17 @@ class Kernel:
 
     Raises CompileError with the numbered source lines, ConfigError for a name, define, option or
     argument that does not fit.
+
+    Parameters
+    ----------
+    source
+        CUDA C as text, or the path of a .cu file
+    expression
+        the name of the kernel
+    defines, options, include, arch, symbols
+        see above
+    device
+        a device, such as `rawnn.lab.simulated()`; None: the first GPU
     """
 
     def __init__(self, source: str | os.PathLike[str], expression: str, *,

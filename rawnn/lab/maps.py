@@ -50,6 +50,17 @@ def tensor_map(array: Any, box: int | Sequence[int], *, swizzle: str = "128B",
     a kernel go from the last dimension to the first.
 
     Raises ConfigError, with the cure, for what the copy engine cannot do.
+
+    Parameters
+    ----------
+    array
+        C-contiguous, of 1 to 5 dimensions
+    box
+        extents of a box, one for each dimension, the last contiguous
+    swizzle
+        "none", "32B", "64B" or "128B"
+    device
+        where another library's array lies; None: the first GPU
     """
     if isinstance(array, Array):
         made = array

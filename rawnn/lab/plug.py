@@ -50,6 +50,31 @@ def impl(op: str, source: str | os.PathLike[str] | Kernel, expression: str | Non
     place of the op's own: `reference(operands, attributes)` works in place.
 
     Raises ConfigError for an op that there is not, and for a kernel that does not fit it.
+
+    Parameters
+    ----------
+    op
+        a kind of the vocabulary
+    source
+        text, path or Kernel
+    expression
+        names the kernel in it
+    name
+        after which `--opt OP=NAME` takes it; None: the kernel's
+    grid, block, shared, cluster
+        numbers or expressions of the op's sizes; shared in bytes
+    cooperative
+        whether the launch is cooperative
+    values
+        of parameters that the op does not give
+    where
+        an expression: which ops it is for
+    require
+        an expression: what has to be true of those
+    defines, options, include, arch
+        as in Kernel
+    reference
+        a NumPy function on the simulated GPU
     """
     spec = spec_of(op)
     if isinstance(source, Kernel):

@@ -106,6 +106,33 @@ def sweep(kernel: Kernel, parameters: Mapping[str, Sequence[Any]], reference: An
     `tell` hears of every variant.
 
     Raises ConfigError for parameters without values, and where no variant meets the conditions.
+
+    Parameters
+    ----------
+    kernel
+        a Kernel; its macros are what varies
+    parameters
+        values by macro, or by "grid", "block", "shared", "cluster"
+    reference
+        a NumPy function, or a Work
+    restrict
+        conditions, as expressions or functions of a dictionary
+    budget
+        variants at most; None: all
+    at
+        sizes by name; None: the largest of the work
+    samples
+        launches of a variant that are timed
+    seed
+        of all draws
+    limit
+        seconds for a variant; None: no limit
+    resume
+        file of JSON lines to go on with
+    tell
+        called with each variant
+    work
+        keywords of Work
     """
     declared = Work.of(reference, work)
     kernel.source.check_macros([n for n in parameters if n not in _LAUNCH], repr(declared))

@@ -152,6 +152,25 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
     faster than the GPU's measured limits allow for the declared work, where a function replaces
     what measures it, or sets a part of the L2 cache aside; ConfigError for work that does not fit
     the kernel.
+
+    Parameters
+    ----------
+    kernel
+        a Kernel, or a function that launches several
+    reference
+        a NumPy function, or a Work
+    at
+        sizes by name; None: the largest of the work
+    samples
+        launches that are timed
+    seed
+        of all draws
+    limit
+        seconds for a batch of samples, in a process of its own; None: no limit
+    device
+        where a function's kernels run; None: that of the kernel
+    work
+        keywords of Work
     """
     if samples < 2:
         raise ConfigError(f"samples = {samples}: a spread needs at least 2")

@@ -35,7 +35,8 @@ class Work:
 
     `grid`, `block`, `cluster`, `shared` (bytes of dynamic shared memory) are numbers or expressions
     of sizes, values and macros ("cdiv(n, TILE)"; a list for two or three extents), or functions of
-    a dictionary of those.
+    a dictionary of those. `cooperative` makes a launch whose blocks all run at once; `folder` is
+    where "file.py:function" is looked for.
     `shapes` gives the extents of each array in terms of sizes: {"x": "n", "c": ("rows", "cols")};
     `types` the element types where the kernel does not say them (NumPy's).
     `maps` says what is copied at once by the tensor map of an array, `x_map` of "x": the extents of

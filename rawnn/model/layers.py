@@ -44,7 +44,21 @@ class Parameter:
 @dataclass(frozen=True)
 class Network:
     """Layer sizes from the input features to the outputs, an activation between layers, and a loss
-    on the last outputs. Raises ConfigError for an unknown name."""
+    on the last outputs. Raises ConfigError for an unknown name.
+
+    Parameters
+    ----------
+    layers
+        sizes from the input features to the outputs, at least two
+    bias
+        whether layers have biases
+    activation
+        between layers, by name
+    loss
+        on the last outputs, by name
+    init
+        how parameters start: "uniform", "he", "glorot" or "zeros"
+    """
 
     layers: tuple[int, ...]
     bias: bool = True

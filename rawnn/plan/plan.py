@@ -22,13 +22,27 @@ WITHOUT_TENSOR_CORES = ("naive", "tiled")
 @dataclass(frozen=True)
 class Plan:
     """Ops in an order that is valid to run one by one, spanning `steps` training steps. `scale`
-    is what the data set's inputs are multiplied by, `target` the GPU that the plan is for. `own`
-    are the user's kernels that take the place of ops (rawnn.ptx.user_kernels). Of `ranks` that
-    share each batch, this one is number `rank`, and its examples are `weight` of it.
+    is what the data set's inputs are multiplied by, `target` the GPU that the plan is for.
+    `user_kernels` are the user's kernels that take the place of ops (rawnn.ptx.user_kernels). Of
+    `world_size` ranks that share each batch, this one is number `rank`, and its examples are
+    `weight` of it.
 
     Toggles rewrite it; runners execute it; neither changes one in place. What `find`, `producer`
     and `consumers` ask for is indexed once a plan: a rewrite that asks for each layer, and then
     substitutes all it found at once, takes time in proportion to the depth.
+
+    Parameters
+    ----------
+    name
+        what the plan does
+    tensors
+        by name: shape, type, role
+    ops
+        in their order
+    batch
+        examples a step of this rank
+    world_size, rank, weight
+        ranks that share a batch, the number of this one, its share of the examples
     """
 
     name: str

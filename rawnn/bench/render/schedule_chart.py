@@ -61,7 +61,7 @@ def schedule_chart(choice: Choice) -> Chart:
     layers = "-".join(map(str, sharding.problem.layers))
     title = f"The schedule of {layers}: {counted(len(listed), 'phase')}, one kernel"
     subtitle = (f"{counted(sharding.dp_size, 'group')} of {sharding.tp_size} blocks of "
-                f"{sharding.threads} threads; exchanges through {where}; not measured, from the plan")
+                f"{sharding.threads} threads; exchanges through {where}; from the plan")
     return Chart(title, subtitle, lambda axes: _draw(axes, listed), 4.4)
 
 
