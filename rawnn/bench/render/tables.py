@@ -236,6 +236,11 @@ def interval(found: Ratio, words: Callable[[float], str] = factor) -> str:
 BOUND = Column("x lower bound", lambda entry, scope: multiple(entry), optional=True)
 
 
+def megabytes(nbytes: float) -> str:
+    """Three digits, whole from 1,000 on."""
+    return f"{nbytes / 1e6:,.0f}" if nbytes >= 1e9 else f"{nbytes / 1e6:.3g}"
+
+
 def _plan(heading: str, metric: str, words: Callable[[float], str]) -> Column:
     def cell(entry: Entry, scope: Scope) -> str:
         value = entry.median(metric)
@@ -246,7 +251,7 @@ def _plan(heading: str, metric: str, words: Callable[[float], str]) -> Column:
 
 PLAN = (_plan("launches", "launches", lambda v: f"{v:.3g}"),
         _plan("nodes", "graph_nodes", lambda v: f"{v:,.0f}"),
-        _plan("MB/step", "step_bytes", lambda v: f"{v / 1e6:.3g}"))
+        _plan("MB/step", "step_bytes", megabytes))
 """Why a time is what it is: launches of a step, nodes of the graph, bytes by the plan."""
 
 
