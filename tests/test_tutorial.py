@@ -19,7 +19,7 @@ from rawnn.bench.render.training import rungs
 from rawnn.common.errors import ConfigError
 from rawnn.persistent.schedule import Gemm, Phase
 from tests import requires
-from tools import tutorial
+from tools import site, tutorial
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / tutorial.PAGE).read_text(encoding="utf-8")
@@ -109,6 +109,21 @@ def test_the_address_of_the_repository_is_in_one_place() -> None:
     setup = "".join(next(c for c in made["cells"] if c["cell_type"] == "code")["source"])
     compile(setup, "setup", "exec")
     assert f'"git", "clone", "-q", "{address}"' in setup
+
+
+def test_the_site_links_the_repository_where_it_has_an_address(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"site_name": "rawnn", "repo_url": None, "repo_name": None}
+    monkeypatch.setattr(site, "repository", lambda: "")
+    assert site.on_config(dict(config)) == config
+    monkeypatch.setattr(site, "repository", lambda: "https://github.com/someone/rawnn")
+    assert site.on_config(dict(config))["repo_url"] == "https://github.com/someone/rawnn"
+
+
+def test_a_notebook_shows_charts_and_tables() -> None:
+    requires.module("matplotlib")
+    assert timeline(OURS, "nosync")._repr_svg_().startswith("<svg")
+    assert ladder_comparison(OURS, OURS)._repr_markdown_().startswith("| rung |")
 
 
 # -- timelines -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,6 +18,20 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md")
 """Pages of the site that need not be linked to from docs/."""
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+
+
+def repository() -> str:
+    """The address of the repository: `Repository` under `[project.urls]` of pyproject.toml, the
+    only place that has it; "" where it has none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project.get("urls", {}).get("Repository", "")).rstrip("/")
+
+
+def on_config(config: Any) -> Any:
+    """Link the repository, where it has an address."""
+    if address := repository():
+        config["repo_url"], config["repo_name"] = address, config["site_name"]
+    return config
 
 
 def site_path(path: str) -> str:

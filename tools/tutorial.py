@@ -19,7 +19,6 @@ import os
 import re
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -38,6 +37,7 @@ from rawnn.bench.render.tables import compared, interval, unequal  # noqa: E402
 from rawnn.bench.render.texts import factor, milliseconds  # noqa: E402
 from rawnn.bench.render.timeline import timeline  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
+from tools.site import repository  # noqa: E402
 
 PAGE = "docs/learn/tutorial.md"
 NOTEBOOK = "docs/learn/tutorial.ipynb"
@@ -174,13 +174,6 @@ def charts() -> dict[str, Chart]:
 
 
 # -- where the repository is -----------------------------------------------------------------------
-
-
-def repository() -> str:
-    """The address of the repository: `Repository` under `[project.urls]` of pyproject.toml, the
-    only place that has it; "" where it has none."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project.get("urls", {}).get("Repository", "")).rstrip("/")
 
 
 def badge(address: str) -> str:
