@@ -33,7 +33,11 @@ MARKS = {"float32": "o", "tf32": "s", "bf16": "^", "sr": "d"}
 RATIO_TICKS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50, 100)
 FEW_POINTS = 2
 """Marked points up to which a series has no line: what lies between them was not measured."""
-WIDTH = 8.0
+WIDTH = 7.0
+"""Inches. With it the smallest text, of SMALL points, is 7 px high on a phone of 400 px."""
+SMALL, TEXT = 9.5, 10.5
+LONG = 30
+"""Characters of a label from which on it has a line of the legend to itself."""
 WIDE = 1e5
 """The quotient of an axis's ends from which on its ticks are powers of ten."""
 
@@ -92,9 +96,9 @@ class Chart:
                 rect=(0, 0, 1, 1 - 0.5 / self.height)))
             axes = figure.subplots(1, self.panels, sharey=self.panels > 1)
             self.draw(axes)
-            figure.text(0.01, 1 - 0.08 / self.height, self.title, fontsize=12.5, weight="bold",
+            figure.text(0.01, 1 - 0.08 / self.height, self.title, fontsize=11.5, weight="bold",
                         va="top")
-            figure.text(0.01, 1 - 0.32 / self.height, self.subtitle, fontsize=9,
+            figure.text(0.01, 1 - 0.32 / self.height, self.subtitle, fontsize=SMALL,
                         color=LIGHT["muted"], va="top")
             figure.savefig(content, format=ending, dpi=150,
                            metadata={"Date": None} if ending == "svg" else None)
@@ -111,7 +115,7 @@ class Chart:
 
 
 STYLE: dict[str, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "rawnn", "font.family": "sans-serif", "font.size": 10,
+    "svg.fonttype": "none", "svg.hashsalt": "rawnn", "font.family": "sans-serif", "font.size": 11,
     "text.color": LIGHT["ink"], "axes.labelcolor": LIGHT["muted"], "xtick.color": LIGHT["muted"],
     "ytick.color": LIGHT["muted"], "axes.edgecolor": LIGHT["grid"], "grid.color": LIGHT["grid"],
     "figure.facecolor": LIGHT["paper"], "axes.facecolor": "none", "axes.axisbelow": True,
@@ -174,7 +178,7 @@ def ladder(title: str, subtitle: str, rungs: Sequence[tuple[str, float, float, f
             words = f"{milliseconds(median)} {unit}" + (
                 f"  ({factor(first / median)}x)" if place else "")
             axes.annotate(words, (max(before, most), place), (6, 0), textcoords="offset points",
-                          va="center", fontsize=9)
+                          va="center", fontsize=TEXT)
             before = median
         axes.set_xlim(0, max(r[3] for r in rungs) * 1.15)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -200,7 +204,7 @@ def bars(title: str, subtitle: str, names: Sequence[str],
                       height=0.9 * step, color=LIGHT[("grey", *CYCLE)[number]], label=name)
             for place, value in known:
                 axes.annotate(f"{factor(value)}x", (max(1.0, value), place), (5, 0),
-                              textcoords="offset points", va="center", fontsize=8)
+                              textcoords="offset points", va="center", fontsize=SMALL)
         axes.set_xscale("log")
         axes.set_xlim(right=2 * axes.get_xlim()[1])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
@@ -209,7 +213,7 @@ def bars(title: str, subtitle: str, names: Sequence[str],
         axes.invert_yaxis()
         axes.set_xlabel(label)
         axes.grid(axis="x")
-        axes.legend(loc="lower right", fontsize=8)
+        axes.legend(loc="lower right", fontsize=SMALL)
 
     return Chart(title, subtitle, draw, 1.6 + 0.42 * len(names))
 
@@ -232,12 +236,12 @@ def lines(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis,
         _draw_lines(axes, series, marked)
         divide(axes, x, y)
         if is_crowded:  # below, where it covers no line
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, fontsize=7.5)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.15), ncols=2, fontsize=SMALL)
         else:
-            axes.legend(fontsize=7.5)
+            axes.legend(fontsize=SMALL)
 
     is_crowded = len(series) > 6
-    return Chart(title, subtitle, draw, 5.0 if is_crowded else 4.2)
+    return Chart(title, subtitle, draw, 5.6 if is_crowded else 4.2)
 
 
 def panels(title: str, subtitle: str, parts: Mapping[str, Sequence[Line]], x: Axis, y: Axis,
@@ -252,9 +256,9 @@ def panels(title: str, subtitle: str, parts: Mapping[str, Sequence[Line]], x: Ax
                 axes.plot([1, diagonal], [1, diagonal], ":", color=LIGHT["grey"])
             _draw_lines(axes, series, True)
             divide(axes, x, y)
-            axes.set_title(name, loc="left", fontsize=10.5)
+            axes.set_title(name, loc="left", fontsize=11)
             if series:
-                axes.legend(fontsize=8)
+                axes.legend(fontsize=SMALL)
         for axes in several[1:]:
             axes.set_ylabel("")
 
@@ -293,13 +297,14 @@ def scatter(title: str, subtitle: str, series: Sequence[Line], x: Axis, y: Axis,
                     axes.plot(*zip(*line.points, strict=True), color=LIGHT[name], linewidth=1.2)
         for words, way in (("rawnn faster", 1), ("rawnn slower", -1)):
             axes.annotate(words, (0, 1), (4, 5 * way), ("axes fraction", "data"), "offset points",
-                          ha="left", va="bottom" if way > 0 else "top", fontsize=8)
+                          ha="left", va="bottom" if way > 0 else "top", fontsize=SMALL)
         divide(axes, x, y)
         axes.set_ylim(low, high)
         ticks = [t for t in RATIO_TICKS if low <= t <= high]
         axes.set_yticks(ticks, [f"{t:g}x" for t in ticks])
         axes.set_yticks([], minor=True)
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8.5)
+        columns = 1 if max(len(line.label) for line in series) > LONG else 2
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=SMALL)
 
     return Chart(title, subtitle, draw, 4.6)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rawnn.bench.render.charts import LIGHT, Chart
+from rawnn.bench.render.charts import LIGHT, SMALL, Chart
 from rawnn.common.target import gpu_named
 from rawnn.common.words import counted
 from rawnn.engine.config import Config
@@ -86,7 +86,7 @@ def _draw(axes: Any, listed: Sequence[Phase]) -> None:
                                                       "linewidth": 1})
     axes.set_xticks([place + 0.5 for place in range(len(listed))],
                     [f"{place + 1}. {_words(phase)}" for place, phase in enumerate(listed)],
-                    rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+                    rotation=60, ha="right", rotation_mode="anchor", fontsize=SMALL)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(0, len(listed))
     axes.invert_yaxis()

@@ -14,7 +14,7 @@ from typing import Any
 
 from rawnn.bench.driver_calls import WAITS, DriverCalls, driver_calls
 from rawnn.bench.record import Entry, Results
-from rawnn.bench.render.charts import LIGHT, Chart
+from rawnn.bench.render.charts import LIGHT, SMALL, Chart
 from rawnn.bench.render.training import rungs, subtitle
 from rawnn.common.errors import ConfigError
 from rawnn.graphs.unrolling import GraphPlan
@@ -175,8 +175,8 @@ def _draw(axes: Any, strips: Sequence[tuple[str, list[Box]]], window: float) -> 
     axes.set_xlim(0, window)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("µs. Steps are to scale; boxes in a step show the order, not durations")
+    axes.set_xlabel("µs; steps are to scale, boxes in them show the order only")
     axes.grid(axis="x")
     axes.legend(handles=[Patch(color=LIGHT[COLOURS[kind]], label=kind)
                          for kind in COLOURS if kind in kinds],
-                loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, fontsize=8)
+                loc="upper center", bbox_to_anchor=(0.4, -0.22), ncols=3, fontsize=SMALL)
