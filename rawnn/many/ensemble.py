@@ -13,8 +13,8 @@ from rawnn.engine.model import BATCH, OUTPUTS, Model, Score
 
 
 class Ensemble:
-    """Models that answer together: the mean of their probabilities, or of their values. They have
-    the same classes, or the same targets; layers may differ. Raises ConfigError otherwise."""
+    """Models that answer together: the mean of their probabilities, or of their values. `models`
+    have the same classes, or the same targets; layers may differ. Raises ConfigError otherwise."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         if not models:

@@ -25,18 +25,29 @@ def search(*, space: Mapping[str, Any], data: Any = None, budget: int | None = N
            listener: object = (), **options: Any) -> Many:
     """Train candidates drawn from `space`, all at once, and leave the best ones to train on.
 
-    space     for each option a list of values, `rawnn.log_uniform(low, high)`, `rawnn.uniform` or
-              `rawnn.int_uniform`; options are those that may vary in `train_many`
-    budget    candidates that are drawn; with `grid`, at most so many combinations (None: all)
-    halving   behind each rung of epochs one of so many candidates continues (None: all train all
-              `epochs`); the first rung is `min_epochs`, by default such that one candidate is left
-              for the last epochs
-    seed      of what is drawn, and of the networks unless the space has a seed of its own: the same
-              seed gives the same candidates on any machine
-    grid      every combination of lists, in place of draws
+    Parameters
+    ----------
+    space
+        for each option a list of values, `rawnn.log_uniform(low, high)`, `rawnn.uniform` or
+        `rawnn.int_uniform`; options are those that may vary in `train_many`
+    budget
+        candidates that are drawn; with `grid`, at most so many combinations (None: all)
+    halving, min_epochs
+        behind each rung of epochs one of so many candidates continues (None: all train all
+        `epochs`); the first rung is `min_epochs`, by default such that one candidate is left for
+        the last epochs
+    epochs
+        of a candidate that is left to the end
+    seed
+        of what is drawn, and of the networks unless the space has a seed of its own: the same seed
+        gives the same candidates on any machine
+    grid
+        every combination of lists, in place of draws
+    data, validation, normalise, folds, repeats, rows, monitor, listener, options
+        as in `train_many`
 
-    `data` and all others are those of `train_many`. In the result's table `rung` says how many
-    rungs a candidate has passed; `best(1)` is by `monitor` among all, of whatever rung.
+    In the result's table `rung` says how many rungs a candidate has passed; `best(1)` is by
+    `monitor` among all, of whatever rung.
 
     Raises ConfigError with one clear sentence.
     """

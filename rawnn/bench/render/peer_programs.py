@@ -23,7 +23,7 @@ from rawnn.bench.render.networks import (
     program,
     system,
 )
-from rawnn.bench.render.sample import CLASSES
+from rawnn.bench.render.random_networks import CLASSES
 from rawnn.bench.render.tables import compared, interval, multiple, remarks, time_of
 from rawnn.bench.render.texts import factor
 from rawnn.bench.render.training import subtitle
