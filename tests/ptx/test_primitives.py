@@ -90,6 +90,29 @@ PROBES: dict[str, tuple[str, str, str]] = {
                       "out[i] = __float_as_uint(s[i]);",
                       "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {0, 1, 2, 3}, {a, b}, "
                       "{c}, {0, 1, 2, 3};"),
+    "split_tf32": ("float a, float b",
+                   "const float v[2] = {a, b}; unsigned h[2], l[2]; ptx::split_tf32(v, h, l); "
+                   "out[0] = h[0]; out[1] = h[1]; out[2] = l[0]; out[3] = l[1];",
+                   "add.s32 a, a, 4096;\nand.b32 a, a, -8192;\nmov.b32 rest, a;\n"
+                   "sub.f32 rest, a, rest;\nmov.b32"),
+    "split_four_tf32": (
+        "float a, float b, float c, float d",
+        "const float v[4] = {a, b, c, d}; unsigned h[4], l[4]; ptx::split_tf32(v, h, l); "
+        "for (int i = 0; i < 4; ++i) out[i] = h[i], out[4 + i] = l[i];",
+        "add.s32 d, d, 4096;\nand.b32 d, d, -8192;\nmov.b32 rest, d;\n"
+        "sub.f32 rest, d, rest;\nmov.b32"),
+    "add_product": (
+        "unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f",
+        "const unsigned l[4] = {a, b, c, d}; float s[4] = {1, 2, 3, 4}; "
+        "ptx::add_product(s, l, e, f); for (int i = 0; i < 4; ++i) out[i] = __float_as_uint(s[i]);",
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {p0, p1, p2, p3}, {a, b, c, d}, {e, f}, "
+        "{0, 0, 0, 0};"),
+    "add_float_product": (
+        "float a, float b, float c, float d, float e, float f",
+        "const float l[4] = {a, b, c, d}, r[2] = {e, f}; float x[4] = {1, 2, 3, 4}, y[4] = {}, "
+        "z[4] = {}; ptx::add_float_product<false>(x, y, z, l, r); for (int i = 0; i < 4; ++i) "
+        "out[i] = __float_as_uint(x[i] + y[i] + z[i]);",
+        "{p0, p1, p2, p3}, {h0, h1, h2, h3}, {h4, h5}, {0, 0, 0, 0};\nadd.f32"),
     "transpose_matrix": ("unsigned word", "out[0] = ptx::transpose_matrix(word);",
                          "movmatrix.sync.aligned.m8n8.trans.b16 R, word;"),
     "multiply": ("unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f",

@@ -104,6 +104,35 @@ __device__ __forceinline__ void split_tf32(float value, unsigned int& high, unsi
   low = __float_as_uint(value - __uint_as_float(high));
 }
 
+// The same as PTX of one of several values, which has a register `rest`.
+#define RAWNN_SPLIT(high, low, value)                                                              \
+  "mov.b32 " high ", " value ";\nadd.s32 " high ", " high ", 4096;\n"                              \
+  "and.b32 " high ", " high ", -8192;\nmov.b32 rest, " high ";\nsub.f32 rest, " value ", rest;\n" \
+  "mov.b32 " low ", rest;\n"
+
+// The same for two or four values. One statement compiles faster than their C++, and to the same
+// instructions; the CPU emulator has the C++.
+template <int COUNT>
+__device__ __forceinline__ void split_tf32(const float (&value)[COUNT], unsigned int (&high)[COUNT],
+                                           unsigned int (&low)[COUNT]) {
+  static_assert(COUNT == 2 || COUNT == 4, "operands of a product");
+#ifdef RAWNN_TWIN
+  for (int i = 0; i < COUNT; ++i) split_tf32(value[i], high[i], low[i]);
+#else
+  if constexpr (COUNT == 2) {
+    asm("{\n.reg .f32 rest;\n" RAWNN_SPLIT("%0", "%2", "%4") RAWNN_SPLIT("%1", "%3", "%5") "}"
+        : "=&r"(high[0]), "=&r"(high[1]), "=&r"(low[0]), "=&r"(low[1])
+        : "f"(value[0]), "f"(value[1]));
+  } else {
+    asm("{\n.reg .f32 rest;\n" RAWNN_SPLIT("%0", "%4", "%8") RAWNN_SPLIT("%1", "%5", "%9")
+        RAWNN_SPLIT("%2", "%6", "%10") RAWNN_SPLIT("%3", "%7", "%11") "}"
+        : "=&r"(high[0]), "=&r"(high[1]), "=&r"(high[2]), "=&r"(high[3]), "=&r"(low[0]), "=&r"(low[1]),
+          "=&r"(low[2]), "=&r"(low[3])
+        : "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]));
+  }
+#endif
+}
+
 // sqrt.approx.ftz.f32: relative error 2^-23, subnormals are 0.
 __device__ __forceinline__ float approximate_sqrt(float value) {
   float result;

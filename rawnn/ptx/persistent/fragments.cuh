@@ -86,29 +86,24 @@ struct Fragments {
   // rounded.
   static __device__ __forceinline__ void add_rounded(float (&to)[4], const unsigned int (&x)[4],
                                                      const unsigned int (&y)[2]) {
-    float fresh[4];
-    ptx::multiply_from_zero(fresh, x, y[0], y[1]);
-#pragma unroll
-    for (int q = 0; q < 4; ++q) to[q] += fresh[q];
+    ptx::add_product(to, x, y[0], y[1]);
   }
 
   // One step of 8 in tf32. ODD steps of kTf32 use another chain. Chains that a step BEGINS need not be
   // cleared.
   template <bool ODD, bool BEGINS = false>
   __device__ __forceinline__ void add(const Step& step) {
+    if constexpr (kTiles == 1 && kChains == 3) {
+      ptx::add_float_product<BEGINS>(sum[0][0][0], sum[1][0][0], sum[2][0][0], step.a[0], step.b[0]);
+      return;
+    }
     unsigned int high_a[MT][4], high_b[NT][2];
     if constexpr (SHAPE::kNumbers == kFloat32) {
       unsigned int low_a[MT][4], low_b[NT][2];
 #pragma unroll
-      for (int i = 0; i < MT; ++i) {
+      for (int i = 0; i < MT; ++i) ptx::split_tf32(step.a[i], high_a[i], low_a[i]);
 #pragma unroll
-        for (int q = 0; q < 4; ++q) ptx::split_tf32(step.a[i][q], high_a[i][q], low_a[i][q]);
-      }
-#pragma unroll
-      for (int j = 0; j < NT; ++j) {
-#pragma unroll
-        for (int q = 0; q < 2; ++q) ptx::split_tf32(step.b[j][q], high_b[j][q], low_b[j][q]);
-      }
+      for (int j = 0; j < NT; ++j) ptx::split_tf32(step.b[j], high_b[j], low_b[j]);
       constexpr int second = kChains > 1 ? 1 : 0;
       constexpr int third = kChains > 2 ? 2 : second;
 #pragma unroll
@@ -175,6 +170,27 @@ struct Fragments {
     }
   }
 
+  // The COUNT steps from `k` on. The compiler does not find out itself how many there are at the end.
+  template <int COUNT>
+  __device__ __forceinline__ void add_many(int k) {
+    constexpr int in_loop = (COUNT - 1) / 2 * 2;
+    Step first, second;
+    load(k, first);
+    if constexpr (in_loop > 0) {
+      const int end = k + in_loop;
+#pragma unroll 1
+      for (; k < end; k += 2) {
+        load(k + 1, second);
+        add<false>(first);
+        load(k + 2, first);
+        add<true>(second);
+      }
+    }
+    if constexpr (COUNT % 2 == 0) load(k + 1, second);
+    add<false>(first);
+    if constexpr (COUNT % 2 == 0) add<true>(second);
+  }
+
   __device__ __forceinline__ void add_all() {
     Step steps[2];
     load(0, steps[0]);
@@ -191,11 +207,13 @@ struct Fragments {
     }
   }
 
-  // One of several parts of k, of STEPS steps each; the last may have fewer.
+  // One of several parts of k, of STEPS steps each; the last may have fewer, unless it is WHOLE too.
   template <bool WHOLE>
   __device__ __forceinline__ void add_part(int part) {
     if constexpr (STEPS == K8 && K8 <= kUnrolled) {
       add_all();
+    } else if constexpr (WHOLE) {
+      add_many<STEPS>(part * STEPS);
     } else {
       add_steps(part * STEPS, min(part * STEPS + STEPS, K8));
     }

@@ -86,9 +86,9 @@ struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, c
 #pragma unroll
         for (int j = 0; j < NT; ++j) {
           const float2 both = *reinterpret_cast<const float2*>(from[j] + k * 8);
+          const float two[2] = {both.x, both.y};
           unsigned int high[2], low[2];
-          ptx::split_tf32(both.x, high[0], low[0]);
-          ptx::split_tf32(both.y, high[1], low[1]);
+          ptx::split_tf32(two, high, low);
           Base::add_rounded(high_sum[j], ones, high);
           Base::mma(low_sum[j], ones, low);
         }

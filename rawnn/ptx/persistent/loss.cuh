@@ -167,7 +167,7 @@ __device__ __forceinline__ Tally add_tallies(const Tally* tallies) {
 // report(step, sum).
 template <typename SHAPE, typename REPORT>
 __device__ __forceinline__ void sum_kept(const float2* left, int parts, int steps, REPORT report) {
-  constexpr int once = 8;
+  constexpr int once = 4;
   const int lane = lane_index();
 #pragma unroll 1
   for (int s = warp_index() * once; s < steps; s += SHAPE::kThreads / 32 * once) {
@@ -215,10 +215,10 @@ __device__ __forceinline__ void take_ticket(unsigned int* ticket, int* last) {
 template <typename SHAPE, int PARTS, int ROOM, typename REPORT>
 __device__ __forceinline__ void sum_parts(const float2* left, float* shared, int steps,
                                           REPORT report) {
-  constexpr int once = 16;  // loads that a thread has under way
+  constexpr int once = 8;  // loads that a thread has under way
   constexpr int pitch = PARTS | 1;
   constexpr int rows = smaller(ROOM / (2 * pitch), SHAPE::kThreads);
-  if constexpr (PARTS > once && rows >= 8) {
+  if constexpr (PARTS > 2 * once && rows >= 8) {
     float2* const staged = reinterpret_cast<float2*>(shared);
     __syncthreads();  // all have read what else lies there
 #pragma unroll 1
@@ -241,7 +241,7 @@ __device__ __forceinline__ void sum_parts(const float2* left, float* shared, int
       __syncthreads();
       if (thread_index() < here) {
         Tally total = {0.0f, 0};
-#pragma unroll 16
+#pragma unroll 8
         for (int part = 0; part < PARTS; ++part) {
           const float2 one = staged[thread_index() * pitch + part];
           total.loss += one.x, total.right += __float_as_int(one.y);

@@ -57,6 +57,7 @@ __device__ __forceinline__ void load_weights(float* image, int pitch, const T* _
 template <typename SHAPE>
 __device__ __forceinline__ void clear_shared(float* shared, int count) {
   const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
   for (int i = thread_index(); i < count / 4; i += SHAPE::kThreads) {
     reinterpret_cast<float4*>(shared)[i] = zero;
   }

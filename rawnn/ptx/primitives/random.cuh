@@ -17,8 +17,9 @@ constexpr unsigned int kDrawRounding = 1u;
 constexpr unsigned int kDrawPermutation = 2u;
 
 // Four words of 32 random bits. Ten rounds are the published generator; seven already pass the
-// statistical batteries of the paper and are used where a draw is on the critical path.
-template <int ROUNDS = 10>
+// statistical batteries of the paper and are used where a draw is on the critical path. A loop of UNROLLED
+// rounds compiles faster, for draws of which a launch has few.
+template <int ROUNDS = 10, int UNROLLED = ROUNDS>
 __device__ __forceinline__ Words philox(unsigned long long seed, unsigned int stream,
                                         unsigned long long counter,
                                         unsigned int purpose = kDrawUniform) {
@@ -26,7 +27,7 @@ __device__ __forceinline__ Words philox(unsigned long long seed, unsigned int st
   unsigned int key1 = static_cast<unsigned int>(seed >> 32);
   Words c = {{static_cast<unsigned int>(counter), static_cast<unsigned int>(counter >> 32), stream,
               purpose}};
-#pragma unroll
+#pragma unroll UNROLLED
   for (int round = 0; round < ROUNDS; ++round) {
     const unsigned long long even = ptx::wide_product(0xD2511F53u, c.word[0]);
     const unsigned long long odd = ptx::wide_product(0xCD9E8D57u, c.word[2]);
@@ -103,8 +104,8 @@ struct Permutation {
 __device__ __forceinline__ Permutation permutation(unsigned long long seed, int epoch, int count) {
   const unsigned long long counter =
       static_cast<unsigned long long>(static_cast<unsigned int>(epoch)) << 32;
-  const Words first = philox(seed, 0u, counter, kDrawPermutation);
-  const Words second = philox(seed, 0u, counter | 1ull, kDrawPermutation);
+  const Words first = philox<10, 1>(seed, 0u, counter, kDrawPermutation);
+  const Words second = philox<10, 1>(seed, 0u, counter | 1ull, kDrawPermutation);
   Permutation made;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
