@@ -193,6 +193,13 @@ PROBES: dict[str, tuple[str, str, str]] = {
               "ptx::send4(to, make_float4(a, b, c, d), barrier);",
               "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {a, b, c, d}, "
               "[barrier];"),
+    "send4_to_block": (
+        "unsigned rank, unsigned to, float a, float b, float c, float d, unsigned barrier",
+        "ptx::send4_to_block(rank, to, make_float4(a, b, c, d), barrier);",
+        "mapa.shared::cluster.u32 there, to, rank;\n"
+        "mapa.shared::cluster.u32 counter, barrier, rank;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {a, b, c, d}, "
+        "[counter];"),
     "add_release": ("unsigned* counter, unsigned value", "ptx::add_release(counter, value);",
                     "red.release.gpu.global.add.u32 [counter], value;"),
     "load_acquire": ("const unsigned* counter", "out[0] = ptx::load_acquire(counter);",

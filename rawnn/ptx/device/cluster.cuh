@@ -63,4 +63,16 @@ __device__ __forceinline__ void send4(unsigned int to, float4 value, unsigned in
       : "memory");
 }
 
+// The same to block `rank`, of addresses in this block's shared memory: in_block() of both, and send4().
+__device__ __forceinline__ void send4_to_block(unsigned int rank, unsigned int to, float4 value,
+                                               unsigned int barrier) {
+  asm volatile(
+      "{\n.reg .b32 there, counter;\nmapa.shared::cluster.u32 there, %0, %6;\n"
+      "mapa.shared::cluster.u32 counter, %5, %6;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%1, %2, %3, %4}, "
+      "[counter];\n}" ::"r"(to),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier), "r"(rank)
+      : "memory");
+}
+
 }  // namespace ptx

@@ -26,6 +26,12 @@ struct Dsmem {
   __device__ __forceinline__ float* buffer() const { return buffers + (exchanges & 1) * FLOATS; }
   __device__ __forceinline__ unsigned int barrier() const { return barriers + (exchanges & 1) * 8; }
 
+  // The block `i` behind this one, round the cluster. Unsigned: a remainder of what might be negative takes
+  // more instructions.
+  __device__ __forceinline__ int behind(int i) const {
+    return static_cast<int>(static_cast<unsigned int>(rank + i) % SHAPE::kRanks);
+  }
+
   // All threads may call it.
   template <typename E>
   __device__ __forceinline__ void expect(int own) const {
@@ -37,18 +43,17 @@ struct Dsmem {
   }
   template <typename E>
   __device__ __forceinline__ void send(int to, int place, const float4& v) const {
-    const unsigned int there = ptx::shared_address(buffer() + place);
-    ptx::send4(ptx::in_block(there, to), v, ptx::in_block(barrier(), to));
+    ptx::send4_to_block(to, ptx::shared_address(buffer() + place), v, barrier());
   }
   template <typename E>
   __device__ __forceinline__ void publish(int place, const float4& v) const {
 #pragma unroll
-    for (int i = 0; i < SHAPE::kRanks; ++i) send<E>((rank + i) % SHAPE::kRanks, place, v);
+    for (int i = 0; i < SHAPE::kRanks; ++i) send<E>(behind(i), place, v);
   }
   template <typename E, int LANES>
   __device__ __forceinline__ void publish_by_lanes(int part, int place, const float4& v) const {
 #pragma unroll 1
-    for (int i = part; i < SHAPE::kRanks; i += LANES) send<E>((rank + i) % SHAPE::kRanks, place, v);
+    for (int i = part; i < SHAPE::kRanks; i += LANES) send<E>(behind(i), place, v);
   }
   // The receiver must read it.
   __device__ __forceinline__ void send_one(int to, int place, float value) const {
