@@ -269,11 +269,12 @@ class KernelEmitter(Emitter):
         w(f"[[maybe_unused]] float* const weights{n} = shared + {part.weights};")
         w(f"[[maybe_unused]] float* const biases{n} = shared + {part.bias};")
         if self.is_long:
-            w(f"load_layer<Shape>({part.weights}, {part.pitch}, w{n}, ldw{n}, part{n});")
+            w(f"load_layer<Shape>({part.weights}, {part.pitch}, w{n}, ldw{n}, {part.bias}, "
+              f"{f'b{n}' if p.bias else 'nullptr'}, part{n});")
         else:
             w(f"load_weights<Shape>(weights{n}, {part.pitch}, w{n}, ldw{n}, part{n});")
-        if p.bias:
-            w(f"load_biases<Shape>(biases{n}, b{n}, part{n});")
+            if p.bias:
+                w(f"load_biases<Shape>(biases{n}, b{n}, part{n});")
         self.move_states(layer, "load", far=False)
 
     def part_of(self, layer: int) -> str:
@@ -297,23 +298,26 @@ class KernelEmitter(Emitter):
             return
         ahead = base * len(self.p.states) * TILE if found.sync == ALL else 0
         place = f"reinterpret_cast<float*>({self.k.states_at(layer)}) + {ahead}"
-        for number, state in enumerate(self.p.states):
-            bias = f"b{n}_{state}" if self.p.bias else "static_cast<float*>(nullptr)"
-            turn = ""
-            if way == "store":
-                turn = f", {self.store_share(layer, own=share)}"
-                if self.p.bias and self.d.layer_kinds[layer] == ROW_PARALLEL:
-                    bias = f"rank == 0 ? {bias} : nullptr"  # all blocks have it
-            what = f"{part.across}, {part.tiles}, {part.all_tiles}, {base if share else 0}, " \
-                   f"group, {number}, w{n}_{state}, ldw{n}_{state}, {bias}, part{n}{turn}"
-            is_far = literal(near is None)
-            kinds = f"{len(self.p.states)}, {self.d.dp_size if share else 1}"
-            if self.is_long:
-                at = f"{place}, 0" if near is None else f"nullptr, {near + ahead}"
-                self.w(f"{way}_state<Shape, {is_far}, {kinds}>({at}, {what});")
-            else:
-                kinds = f"{is_far}, {kinds}" if way == "load" else kinds
-                self.w(f"{way}_states<Shape, {kinds}>({place}, {what});")
+        states, bias = self.p.states, "static_cast<float*>(nullptr)"
+        where = f"{part.across}, {part.tiles}, {part.all_tiles}, {base if share else 0}, group"
+        of_bias = [f"b{n}_{state}" if self.p.bias else bias for state in states]
+        last = f"part{n}"
+        if way == "store":
+            last += f", {self.store_share(layer, own=share)}"
+            if self.p.bias and self.d.layer_kinds[layer] == ROW_PARALLEL:  # all blocks have it
+                of_bias = [f"rank == 0 ? {b} : nullptr" for b in of_bias]
+        is_far, shares = literal(near is None), self.d.dp_size if share else 1
+        if self.is_long and states:
+            at = f"{place}, 0" if near is None else f"nullptr, {near + ahead}"
+            tensors = ", ".join(f"{{{', '.join(column)}}}" for column in (
+                [f"w{n}_{s}" for s in states], [f"ldw{n}_{s}" for s in states], of_bias))
+            self.w(f"{way}_state<Shape, {is_far}, {shares}, {len(states)}>({at}, {where}, "
+                   f"{{{tensors}}}, {last});")
+            return
+        kinds = f"{is_far}, {len(states)}" if way == "load" else str(len(states))
+        for number, state in enumerate(states):
+            self.w(f"{way}_states<Shape, {kinds}, {shares}>({place}, {where}, {number}, "
+                   f"w{n}_{state}, ldw{n}_{state}, {of_bias[number]}, {last});")
 
     def store_share(self, layer: int, own: bool = False) -> str:
         """C++: which part of a layer this block stores. Blocks that have the same values share the
@@ -336,15 +340,17 @@ class KernelEmitter(Emitter):
           f"{d.blocks}}};")
         for layer in range(p.depth):
             part, n, turn = found.layers[layer], layer + 1, self.store_share(layer)
+            row_parallel = d.layer_kinds[layer] == ROW_PARALLEL
+            bias_turn = "of_blocks" if row_parallel else turn  # all blocks have them
             for to in [f"w{n}, ldw{n}"] + [f"c{n}, ldc{n}"] * bool(p.copies):
                 if self.is_long:
-                    w(f"store_layer<Shape>({to}, {part.weights}, {part.pitch}, part{n}, {turn});")
+                    bias = f"b{n}" if p.bias and to[0] == "w" else "nullptr"
+                    w(f"store_layer<Shape>({to}, {part.weights}, {part.pitch}, {bias}, "
+                      f"{part.bias}, part{n}, {turn}, {bias_turn});")
                 else:
                     w(f"store_weights_as<Shape>({to}, weights{n}, {part.pitch}, part{n}, {turn});")
-            if p.bias:
-                if d.layer_kinds[layer] == ROW_PARALLEL:  # all blocks have them
-                    turn = "of_blocks"
-                w(f"store_biases<Shape>(b{n}, biases{n}, part{n}, {turn});")
+            if p.bias and not self.is_long:
+                w(f"store_biases<Shape>(b{n}, biases{n}, part{n}, {bias_turn});")
             self.move_states(layer, "store")
         if p.scaled:
             w("if (blockIdx.x == 0 && thread == 0) {")

@@ -178,32 +178,51 @@ __device__ __forceinline__ void store_states(const float* kept, int across, int 
 }
 
 // The same as functions that all layers share: inlined for each of many layers, loads and stores of a launch
-// would be up to half of a kernel's code. Places are given in floats from the start of shared memory; FAR
-// state begins at `far`.
+// would be up to half of a kernel's code. One call does all it can of a layer, because calls are code, too.
+// Places are given in floats from the start of shared memory; FAR state begins at `far`. `b` is null without
+// biases.
 template <typename SHAPE, typename T>
-__device__ __noinline__ void load_layer(int image, int pitch, const T* __restrict__ w, int ld,
-                                        Part part) {
+__device__ __noinline__ void load_layer(int image, int pitch, const T* __restrict__ w, int ld, int biases,
+                                        const float* __restrict__ b, Part part) {
   load_weights<SHAPE>(ptx::dynamic_shared<float>() + image, pitch, w, ld, part);
+  if (b != nullptr) load_biases<SHAPE>(ptx::dynamic_shared<float>() + biases, b, part);
 }
 
 template <typename SHAPE, typename T>
-__device__ __noinline__ void store_layer(T* __restrict__ w, int ld, int image, int pitch, Part part,
-                                         StoreShare stores) {
+__device__ __noinline__ void store_layer(T* __restrict__ w, int ld, int image, int pitch,
+                                         float* __restrict__ b, int biases, Part part, StoreShare stores,
+                                         StoreShare bias_stores) {
   store_weights_as<SHAPE>(w, ld, ptx::dynamic_shared<float>() + image, pitch, part, stores);
+  if (b != nullptr) store_biases<SHAPE>(b, ptx::dynamic_shared<float>() + biases, part, bias_stores);
 }
 
-template <typename SHAPE, bool FAR, int STATES, int SHARES>
+// The STATES tensors of a layer's optimizer state: of its weights, and of its biases.
+template <int STATES>
+struct StateTensors {
+  float* w[STATES];
+  int ld[STATES];
+  float* b[STATES];
+};
+
+template <typename SHAPE, bool FAR, int SHARES, int STATES>
 __device__ __noinline__ void load_state(float* far, int near, int across, int of_weights, int tiles,
-                                        int base, int share, int state, const float* __restrict__ w,
-                                        int ld, const float* __restrict__ bias, Part part) {
-  load_states<SHAPE, FAR, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
-                                          of_weights, tiles, base, share, state, w, ld, bias, part);
+                                        int base, int share, StateTensors<STATES> state, Part part) {
+#pragma unroll
+  for (int i = 0; i < STATES; ++i) {
+    load_states<SHAPE, FAR, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
+                                            of_weights, tiles, base, share, i, state.w[i], state.ld[i],
+                                            state.b[i], part);
+  }
 }
 
-template <typename SHAPE, bool FAR, int STATES, int SHARES>
+template <typename SHAPE, bool FAR, int SHARES, int STATES>
 __device__ __noinline__ void store_state(float* far, int near, int across, int of_weights, int tiles,
-                                         int base, int share, int state, float* __restrict__ w, int ld,
-                                         float* __restrict__ bias, Part part, StoreShare stores) {
-  store_states<SHAPE, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
-                                      of_weights, tiles, base, share, state, w, ld, bias, part, stores);
+                                         int base, int share, StateTensors<STATES> state, Part part,
+                                         StoreShare stores) {
+#pragma unroll
+  for (int i = 0; i < STATES; ++i) {
+    store_states<SHAPE, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across, of_weights,
+                                        tiles, base, share, i, state.w[i], state.ld[i], state.b[i], part,
+                                        stores);
+  }
 }
