@@ -68,11 +68,16 @@ __device__ __forceinline__ void check_flag_bit(unsigned int& missing, const uint
   asm volatile("lop3.b32 %0, %0, %1, %2, 0xf6;" : "+r"(missing) : "r"(v.y), "r"(flag_bit));
 }
 
-// Called between two polls. Traps after about a second, and prints which of the program's waits it was.
-__device__ __forceinline__ void poll_again(int& tries, int wait) {
-  if (++tries < 2000000) return;
+// Prints which of the program's waits was in vain, and traps: a function, as each of many waits would have
+// its own call of printf, which is much code.
+__device__ __noinline__ void give_up(int wait) {
   printf("rawnn: block %d waited in vain for numbers %d\n", static_cast<int>(blockIdx.x), wait);
   __trap();
+}
+
+// Called between two polls. Gives up after about a second.
+__device__ __forceinline__ void poll_again(int& tries, int wait) {
+  if (++tries >= 2000000) give_up(wait);
 }
 
 }  // namespace ptx

@@ -6,24 +6,20 @@
 #include "persistent/block.cuh"
 #include "primitives/random.cuh"
 
-// The batch order of the next epoch. Each thread of the grid computes one element ahead of time, while other
-// blocks may still read the order of the epoch that ends. store() stores it and computes the remaining
-// elements.
+// The batch order of the next epoch: its key is made ahead of time, while other blocks may still read the
+// order of the epoch that ends.
 template <typename SHAPE>
 struct NextOrder {
   static constexpr int kThreads = SHAPE::kThreads * SHAPE::kRanks * SHAPE::kGroups;
   Permutation place;
-  int count, first, ahead;
+  int count;
 
   __device__ __forceinline__ NextOrder(unsigned long long seed, int epoch, int count)
-      : place(permutation(seed, epoch, count)), count(count),
-        first(static_cast<int>(blockIdx.x) * SHAPE::kThreads + thread_index()),
-        ahead(first < count ? static_cast<int>(place(static_cast<unsigned int>(first))) : 0) {}
+      : place(permutation(seed, epoch, count)), count(count) {}
 
   __device__ __forceinline__ void store(int* order) const {
-    if (first < count) order[first] = ahead;
 #pragma unroll 1
-    for (int i = first + kThreads; i < count; i += kThreads) {
+    for (int i = static_cast<int>(blockIdx.x) * SHAPE::kThreads + thread_index(); i < count; i += kThreads) {
       order[i] = static_cast<int>(place(static_cast<unsigned int>(i)));
     }
   }
