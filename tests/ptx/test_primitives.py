@@ -105,8 +105,8 @@ PROBES: dict[str, tuple[str, str, str]] = {
         "unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f",
         "const unsigned l[4] = {a, b, c, d}; float s[4] = {1, 2, 3, 4}; "
         "ptx::add_product(s, l, e, f); for (int i = 0; i < 4; ++i) out[i] = __float_as_uint(s[i]);",
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {p0, p1, p2, p3}, {a, b, c, d}, {e, f}, "
-        "{0, 0, 0, 0};"),
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {p0, p1, p2, p3}, {a, b, c, d}, "
+        "{e, f}, {0, 0, 0, 0};"),
     "add_float_product": (
         "float a, float b, float c, float d, float e, float f",
         "const float l[4] = {a, b, c, d}, r[2] = {e, f}; float x[4] = {1, 2, 3, 4}, y[4] = {}, "
