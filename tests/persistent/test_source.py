@@ -70,6 +70,15 @@ def test_a_kernel_that_takes_turns_and_a_partial_batch_compiles(nvrtc: Nvrtc) ->
     assert built(nvrtc, source(layout, "train_steps"), "sm_90") <= MOST_SPILLED
 
 
+def test_each_layer_of_a_long_kernel_is_loaded_and_stored_in_one_call() -> None:
+    """Calls and loops outside of the steps are a part of the time in which a kernel compiles."""
+    chosen = choose(problem(**VARIETY["Adam in an order"]), HOPPER, 4, 1)
+    text = source(chosen.layout, "train_steps")
+    for what in ("load_layer<", "load_state<", "store_layer<", "store_state<"):
+        assert text.count(what) == 3, what
+    assert "_biases<" not in text
+
+
 def op_of(name: str) -> Op:
     keywords = dict(VARIETY[name])
     network = Network(keywords.pop("layers", (40, 64, 17, 10)), **keywords.pop("network", {}))

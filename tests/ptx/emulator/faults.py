@@ -76,7 +76,7 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
                  r"|(?<![\w.:])(?<!void )(?:transport\.template )?(?:send|send_flag|publish"
                  r"|publish_flag|publish_by_lanes|flags|store)<E\b[^;<>]*>\([^;{]*\);"
                  r"|(?<![\w.:])(?<!void )(?:\w+(?:\.|::))?send(?:_one)?\([^;{]*\);"
-                 r"|ptx::send4\([^;]*\);|receive_changes<[^;]*;"
+                 r"|ptx::send4\w*\([^;]*\);|receive_changes<[^;]*;"
                  r"|(?<!void )\bsend_flagged\([^;{]*\);", ";"),
     ("generation", rf"\+\+exchanges;|transport\.end_micro_batch\(\);(?={_VIA_L2})", ";"),
     ("exchange", rf"transport\.wait<E\d+>\(\)(?!{_VIA_L2})", "transport.buffer()"),

@@ -54,9 +54,6 @@ HARMLESS: dict[str, str] = {
     "fused/linear.cu: zero fill: for (int absent = warps; absent < 8; ++absent) "
     "partial_words[12 * c + absent] = 0.0f; [83]":
         "it adds the same to every class, which a softmax does not show",
-    "persistent/epoch_boundary.cuh: zero fill: ahead(first < count ? "
-    "static_cast<int>(place(static_cast<unsigned int>(first))) : 0) {} [87]":
-        "a thread without an element stores none",
     **dict.fromkeys((
         "persistent/input.cuh: zero fill: const int a = i < count ? order[first + i] : 0; [46]",
         "persistent/input.cuh: zero fill: const int b = i < second_count ? order[second + i] : 0; "
