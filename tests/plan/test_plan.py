@@ -116,6 +116,19 @@ def test_unrolled_repeats_the_step_with_two_buffers_for_batches(plan: Plan) -> N
         three.unrolled(2)
 
 
+def test_a_workspace_that_nothing_reads_has_no_second_buffer() -> None:
+    """cuBLASLt's is of megabytes, and steps share it. The second step's first product may run
+    beside the first step, so what it makes of the batch has two buffers."""
+    network = Network((6, 5, 3))
+    plan = select("none,preload,cublas,fuse", network, 3, CAPABLE).apply(
+        step_plan(network, 4, 14))[0]
+    assert plan.find(name="fc1.forward")[0].operands["workspace"] == "fc1.forward.workspace"
+    two = plan.unrolled(2)
+    assert set(two.tensors) - set(plan.tensors) == {"x'", "y'", "a1'"}
+    assert {op.operands["workspace"] for op in two.ops if op.own_name == "fc1.forward"} == {
+        "fc1.forward.workspace"}
+
+
 def test_one_step_unrolled_needs_no_second_buffer(plan: Plan) -> None:
     assert set(plan.unrolled(1).tensors) == set(plan.tensors)
 
@@ -149,6 +162,14 @@ def test_without_metrics_drops_what_only_measures(plan: Plan) -> None:
     assert [k for k in kinds(plan) if k not in kinds(quiet)] == ["cross_entropy", "accuracy"]
     assert kinds(quiet) == [k for k in kinds(plan) if k not in ("cross_entropy", "accuracy")]
     assert kinds(quiet.without_metrics()) == kinds(quiet)
+
+
+def test_without_metrics_drops_what_measures_by_several_blocks() -> None:
+    """Of 128 x 48 outputs, whose blocks count themselves in a workspace of the kernel's own."""
+    plan = step_plan(Network((64, 48)), 128, 500)
+    measuring = [op for op in plan.ops if "workspace" in op.operands]
+    assert [op.kind for op in measuring] == ["cross_entropy", "accuracy"]
+    assert plan.without_metrics().ops == tuple(op for op in plan.ops if op not in measuring)
 
 
 @pytest.mark.parametrize("first", ["rawnn.model.losses", "rawnn.engine.training",
