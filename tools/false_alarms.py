@@ -136,8 +136,6 @@ class Kernel:
     def check(self) -> None:
         launch = Launch(*self.how)
         d = launch.sharding
-        if d.tp_size > 1 and set(d.boundaries) == {REPLICATED}:
-            raise NotSampled("a race that is known: docs/notes/persistent.md, Open")
         try:
             exactly(d.problem, HOPPER, d.tp_size, d.dp_size, d.threads, d.boundaries,
                     d.micro_batches, d.transport)

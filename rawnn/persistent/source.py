@@ -330,7 +330,7 @@ class KernelEmitter(Emitter):
     # -- behind the steps --------------------------------------------------------------------------
     def end(self) -> None:
         d, p, w, found = self.d, self.p, self.w, self.layout
-        if found.counters and (d.via_l2 or found.turning):
+        if found.counters:
             w("// Without exchanges nothing else says that all have loaded what one block stores.")
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         self.arrive_at_end()

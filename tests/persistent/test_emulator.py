@@ -370,6 +370,18 @@ def test_weights_are_rounded_with_the_bits_that_numpy_draws(
     check_by_chance(Launch(DECAY, ranks, groups, types), tmp_path, 2)
 
 
+@pytest.mark.parametrize(("name", "types", "turns"), [
+    ("tf32, one layer", "FF", 1),
+    *sliced([("softmax, SGD", "FFFF", 1), ("softmax, SGD", "FFFF", 2)])])
+def test_blocks_that_exchange_nothing_in_a_cluster_store_once_all_have_loaded(
+        tmp_path: Path, name: str, types: str, turns: int) -> None:
+    """Each of four blocks stores a fourth of the weights that all four load. The search chooses
+    such boundaries for narrow layers."""
+    launch = Launch(name, 2, 2, types, turns=turns)
+    assert not launch.sharding.has_exchanges
+    check(launch, tmp_path, 1)
+
+
 PARTIAL = [
     ("softmax, SGD", 1, 1, "", 5), ("softmax, SGD", 2, 3, "SFGF", 5),  # a cluster with one example
     ("softmax, SGD", 1, 3, "", 1), ("Adam in an order", 4, 2, "FSFF", 3),
