@@ -22,7 +22,7 @@ EXPRESSIONS = tuple(
         ("Relu", "false", 16, 1), ("Tanh", "true", 16, 2), ("Relu", "true", 8, 4)))
 
 
-def built(arch: str, wanted: tuple[str, ...] = EXPRESSIONS) -> Compiled:
+def built(arch: str, wanted: tuple[str, ...]) -> Compiled:
     supported(arch)
     return compile_source(installed_nvrtc(), (ptx.SOURCES / "fused/head.cu").read_text(),
                           name="fused/head.cu",
@@ -32,10 +32,11 @@ def built(arch: str, wanted: tuple[str, ...] = EXPRESSIONS) -> Compiled:
 
 @pytest.mark.parametrize("arch", sliced(["sm_90", "sm_100"]))
 def test_compiles_without_spills_and_reads_ahead_of_the_wait(arch: str) -> None:
-    compiled = built(arch)
+    wanted = sliced(EXPRESSIONS, kind=lambda expression: expression.partition(",")[0])
+    compiled = built(arch, tuple(wanted))
     assert "warning" not in compiled.log, compiled.log
     spilled = spills(compiled.log)
-    for expression in EXPRESSIONS:
+    for expression in wanted:
         assert spilled[compiled.lowered[expression]] == (0, 0), expression
     for expression, proof in compiled.proofs.items():
         assert proof.waits, f"{expression}: {proof.reason}"

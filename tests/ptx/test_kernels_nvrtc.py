@@ -14,7 +14,7 @@ from rawnn.cuda.compiling import resources
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.ptx.instance_text import with_instance_text
-from tests.ptx.architectures import installed_nvrtc, some, supported
+from tests.ptx.architectures import installed_nvrtc, some, some_instances, supported
 
 SOURCES = Path(__file__).resolve().parents[2] / "rawnn" / "ptx"
 # What rawnn claims; 90a goes with 90. An NVRTC that does not know one yet is not asked for it.
@@ -143,8 +143,9 @@ def compile_source(
 ])
 def test_compiles_without_a_warning_or_a_spill(nvrtc, source, arch, options):
     supported(arch)
+    expressions = some_instances(f"{source}, {arch}{options}", INSTANCES[source])
     log, cubin, _, names = compile_source(
-        nvrtc, source, arch, INSTANCES[source], "--ptxas-options=-v", *options
+        nvrtc, source, arch, expressions, "--ptxas-options=-v", *options
     )
     # The log, not -Werror: NVRTC before 13 does not know that option.
     told = [line for line in log.strip(" \0\n").splitlines() if not REPORT.match(line)]

@@ -13,7 +13,7 @@ from rawnn.cuda.compiling.resources import spills
 from rawnn.ptx.gemm.skinny import Launch, choose_backward, choose_nt
 from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS
-from tests.ptx.architectures import installed_nvrtc, supported
+from tests.ptx.architectures import installed_nvrtc, some_instances, supported
 from tests.slices import sliced
 
 HOPPER = known((9, 0))
@@ -65,7 +65,7 @@ def built(arch: str, wanted: tuple[str, ...]) -> Compiled:
 
 @pytest.mark.parametrize("arch", sliced(ARCHITECTURES))
 def test_compiles_without_spills_and_reads_ahead_of_the_wait(arch: str) -> None:
-    wanted = _expressions()
+    wanted = some_instances(arch, _expressions())
     compiled = built(arch, wanted)
     assert "warning" not in compiled.log, compiled.log
     spilled = spills(compiled.log)
