@@ -23,12 +23,25 @@ Format format_of(Number kind) {
   }
 }
 
-double magnitude_of(const Format& format, unsigned int bits) {
+double magnitude(const Format& format, unsigned int bits) {
   const int bias = (1 << (format.exponent - 1)) - 1;
   const unsigned int mantissa = bits & ((1u << format.mantissa) - 1);
   const int exponent = static_cast<int>(bits >> format.mantissa);
   const double part = std::ldexp(mantissa, -format.mantissa);
   return exponent == 0 ? std::ldexp(part, 1 - bias) : std::ldexp(1.0 + part, exponent - bias);
+}
+
+// Of all numbers of a format without a sign, and one more, by their bits.
+const double* magnitudes(Number kind) {
+  static std::vector<double> known[static_cast<int>(Number::kE5m2) + 1];
+  std::vector<double>& found = known[static_cast<int>(kind)];
+  if (found.empty()) {
+    const Format format = format_of(kind);
+    for (unsigned int i = 0; i <= 1u << (format.exponent + format.mantissa); ++i) {
+      found.push_back(magnitude(format, i));
+    }
+  }
+  return found.data();
 }
 
 }  // namespace
@@ -43,8 +56,8 @@ unsigned int encode(Number kind, float value) {
   if (std::isnan(value)) return format.nan;
   const unsigned int sign = std::signbit(value) ? 1u << (format.exponent + format.mantissa) : 0u;
   const double magnitude = std::fabs(static_cast<double>(value));
-  const double largest = magnitude_of(format, format.largest);
-  const double beyond = magnitude_of(format, format.largest + 1);
+  const double* const of = magnitudes(kind);
+  const double largest = of[format.largest], beyond = of[format.largest + 1];
   if (magnitude >= largest) {
     const bool over = magnitude > largest && magnitude >= (largest + beyond) / 2;
     return sign | (over && format.infinite ? format.largest + 1 : format.largest);
@@ -52,10 +65,10 @@ unsigned int encode(Number kind, float value) {
   unsigned int low = 0, high = format.largest;  // neighbours around the value, by bisection
   while (high - low > 1) {
     const unsigned int middle = (low + high) / 2;
-    (magnitude_of(format, middle) <= magnitude ? low : high) = middle;
+    (of[middle] <= magnitude ? low : high) = middle;
   }
-  const double below = magnitude - magnitude_of(format, low);
-  const double above = magnitude_of(format, high) - magnitude;
+  const double below = magnitude - of[low];
+  const double above = of[high] - magnitude;
   const bool up = above < below || (above == below && (high & 1u) == 0u);
   return sign | (up ? high : low);
 }
@@ -65,7 +78,7 @@ float decode(Number kind, unsigned int bits) {
   const Format format = format_of(kind);
   const unsigned int sign = bits >> (format.exponent + format.mantissa) & 1u;
   const unsigned int magnitude = bits & ((1u << (format.exponent + format.mantissa)) - 1);
-  double value = magnitude_of(format, magnitude);
+  double value = magnitudes(kind)[magnitude];
   if (magnitude > format.largest) {
     // E5m2 is left with infinities where it is read; what e4m3 has beyond its largest is a NaN.
     const bool infinity = kind != Number::kE4m3 && magnitude == format.largest + 1;
