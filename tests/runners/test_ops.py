@@ -16,7 +16,7 @@ from tests.catalogue import cases
 from tests.ops import check_op
 from tests.slices import sliced
 
-MANY = 24
+MANY = 12
 OTHERS = [*(Key("matmul", "cublas", layout) for layout in ("nt", "nn", "tn")),
           Key("matmul_slices", "cublas"), Key("softmax", "cudnn"), Key("upload", "memcpy")]
 

@@ -4,6 +4,7 @@ many as are faster."""
 from __future__ import annotations
 
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import rawnn
 from rawnn.engine.runners import threaded_matmul
 from rawnn.engine.runners.threaded_matmul import LARGE, TRIAL_STEPS, ThreadedMatmul, slices
 from tests.engine import random_dataset, same_parameters
+from tests.slices import sliced
 
 SHAPES = [(128, 784, 1024), (1024, 128, 784), (600, 300, 600), (1, 2048, 8200), (128, 784, 10),
           (3, 5, 7), (8200, 2048, 1)]
@@ -38,9 +40,8 @@ def test_slices_cover_the_result_once(shape: tuple[int, int, int]) -> None:
     assert len(slices(rows, inner, columns)) == 1 or rows * inner * columns >= LARGE
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
-@pytest.mark.parametrize("out", [False, True])
+@pytest.mark.parametrize(("shape", "layout", "out"), sliced(
+    product(SHAPES, ["nt", "nn", "tn"], [False, True]), 2, kind=lambda case: case[0]))
 def test_bits_do_not_depend_on_threads(shape: tuple[int, int, int], layout: str, out: bool,
                                        monkeypatch: pytest.MonkeyPatch) -> None:
     rows, inner, columns = shape
