@@ -41,7 +41,7 @@ from tests.proof.runs import (
     train,
     work,
 )
-from tests.slices import FULL, SLICE, sliced
+from tests.slices import FULL, SLICE, SLICES, sliced
 
 PRESETS = ("none", "seed", "best")
 GRAPH_MODES = tuple(f"preload,graphs={mode}" for mode in ("step", "epoch", "while", "2"))
@@ -67,15 +67,15 @@ ONE_IN = 6
 
 @pytest.mark.parametrize("opt", dict.fromkeys((*PRESETS, *SINGLE, *GRAPH_MODES)))
 def test_every_call_of_a_run_fails_in_turn(opt: str) -> None:
-    """Of presets and kinds of graphs every call site, and of what a site calls again one call in
-    three; of another toggle a third of the sites, and one call in ten."""
+    """Of presets and kinds of graphs every call site, of another toggle a third of the sites; and
+    of what a site calls again one call in ten."""
     every = range(len(recorded(opt).calls))
     if FULL:
         walk(opt, ONE, every)
         return
     whole = opt in (*PRESETS, *GRAPH_MODES)
-    sites, one_in = list(first_of_each_site(opt)), 3 if whole else 10
-    some = every[(zlib.crc32(opt.encode()) + SLICE) % one_in::one_in]
+    sites = list(first_of_each_site(opt))
+    some = every[(zlib.crc32(opt.encode()) + SLICE) % SLICES::SLICES]
     walk(opt, ONE, sorted({*(sites if whole else sliced(sites, len(sites) // 3)), *some}))
 
 
@@ -224,7 +224,7 @@ def test_a_session_with_a_call_failing(opt: str) -> None:
     faults = Faults()
     session_run(Simulation(faults=faults), work(opt), opt)
     run = functools.partial(session_run, opt=opt)
-    for index in sliced(range(len(faults.calls)), len(faults.calls) // 3):
+    for index in sliced(range(len(faults.calls))):
         outcome = strike(work(opt), Fault(index=index), run)
         assert outcome.faulty is None, f"call {index}, {outcome.call}: {outcome.faulty}"
 

@@ -3,6 +3,7 @@ their ops, and compiled for every architecture that can run them."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.engine import CAPABLE, step_plan
 from tests.ptx.architectures import installed_nvrtc, some, supported
 from tests.ptx.emulator.emulator import Kernels, Twin, compiler
 from tests.ptx.emulator.plans import Memory, check, launch
+from tests.slices import sliced
 
 FILES = ("fused/narrow.cu", "fused/narrow_inner.cu")
 TEXT = "\n".join((SOURCES / name).read_text() for name in FILES)
@@ -70,8 +72,8 @@ def twin() -> Twin:
     return Kernels(FILES, wanted, 900, ("RAWNN_PDL",), extra=BYTES).build()
 
 
-@pytest.mark.parametrize("run", [0, 1, 3], ids=["in order", "in reverse", "at random"])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("name", "run"), sliced(
+    product(PLANS, [0, 1, 3]), kind=lambda case: case[0]))
 def test_each_kernel_does_what_its_reference_does(twin: Twin, name: str, run: int) -> None:
     memory = Memory(PLANS[name], 5)
     check(dict.fromkeys(FILES, twin), memory, run)
