@@ -15,6 +15,7 @@ from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.ptx.instance_text import with_instance_text
 from tests.ptx.architectures import installed_nvrtc, some, some_instances, supported
+from tests.slices import sliced
 
 SOURCES = Path(__file__).resolve().parents[2] / "rawnn" / "ptx"
 # What rawnn claims; 90a goes with 90. An NVRTC that does not know one yet is not asked for it.
@@ -138,8 +139,8 @@ def compile_source(
 @pytest.mark.parametrize(("source", "arch", "options"), [
     pytest.param(source, arch, options, id=f"{source}-{'programmatic' if options else arch}")
     for source in INSTANCES
-    for arch, options in (*((a, ()) for a in some(source, list(ARCHITECTURES), how_many=1)),
-                          ("sm_90", (PDL,)))
+    for arch, options in sliced((*((a, ()) for a in some(source, list(ARCHITECTURES), how_many=1)),
+                                 ("sm_90", (PDL,))))
 ])
 def test_compiles_without_a_warning_or_a_spill(nvrtc, source, arch, options):
     supported(arch)
