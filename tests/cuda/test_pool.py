@@ -295,6 +295,64 @@ def test_another_stream_gets_memory_that_the_device_is_done_with(device: Device)
     other.close()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_that_changed_its_stream_is_reused_in_the_order_of_the_new_one(seed: int) -> None:
+    device = Device(Simulation(seed).backend())
+    other = Stream(device.driver)
+    pool = Pool(device.driver, device.memory, device.stream)
+    first = pool.allocate(3 * MIB, "first")
+    busy(device, device.stream, first.address)
+    pool.free(first)
+    assert pool.allocate(3 * MIB, "not yet", other).address != first.address
+    device.stream.synchronize()
+    taken = pool.allocate(3 * MIB, "taken over", other)
+    assert taken.address == first.address
+    busy(device, other, taken.address, 4)
+    pool.free(taken)
+    back = pool.allocate(3 * MIB, "while the other works")
+    assert back.address != taken.address
+    busy(device, device.stream, back.address)
+    again = pool.allocate(3 * MIB, "in the other's order", other)
+    assert again.address == taken.address
+    busy(device, other, again.address)
+    device.driver.cuCtxSynchronize()  # a race would be raised here
+    check(pool)
+    pool.close()
+    other.close()
+    device.close()
+    device.driver.simulation.assert_clean()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("seed", range(2))
+def test_joined_memory_is_in_use_as_long_as_either_part(seed: int, order: tuple[int, int]) -> None:
+    """Two halves of a segment: the device is done with the one that is freed first alone."""
+    device = Device(Simulation(seed).backend())
+    other = Stream(device.driver)
+    pool = Pool(device.driver, device.memory, device.stream)
+    pool.free(pool.allocate(4 * MIB - 1, "both"))
+    halves = [pool.allocate(2 * MIB - 1, "half") for _ in range(2)]
+    assert halves[1].address == halves[0].address + 2 * MIB
+    done, used = (halves[i] for i in order)
+    busy(device, device.stream, done.address)
+    pool.free(done)
+    pool.allocate(2 * MIB - 1, "marks the first half's end", other)
+    device.stream.synchronize()
+    busy(device, device.stream, used.address, 4)
+    pool.free(used)
+    both = pool.allocate(4 * MIB - 1, "both", other)
+    assert both.address != halves[0].address
+    for half in range(2):
+        busy(device, other, both.address + half * 2 * MIB)
+    device.driver.cuCtxSynchronize()  # a race would be raised here
+    assert pool.allocate(4 * MIB - 1, "now", other).address == halves[0].address
+    check(pool)
+    pool.close()
+    other.close()
+    device.close()
+    device.driver.simulation.assert_clean()
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("said", [True, False])
 def test_memory_that_two_streams_use(said: bool, seed: int) -> None:

@@ -30,6 +30,7 @@ class Stub:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.alive: dict[int, Any] = {}
         self.fail_at, self.fail_code = fail_at, fail_code
+        self.used_handles: set[int] = set()
         self._next = 1000
 
     def error_text(self, code: int) -> tuple[str, str]:
@@ -104,6 +105,7 @@ class LtStub(Stub):
         self, handle: int, desc: int, a: int, b: int, c: int, d: int, preference: int,
         requested: int,
     ) -> tuple[int, list[Heuristic]]:
+        self.used_handles.add(handle)
         self.seen_by_heuristic = dict(self.alive[desc]), dict(self.alive[preference])
         code = self._record("cublasLtMatmulAlgoGetHeuristic", requested)
         return code, [] if code else list(self.answers[:requested])
@@ -113,6 +115,7 @@ class LtStub(Stub):
         beta: int, c: int, c_layout: int, d: int, d_layout: int, algo: int, workspace: int,
         workspace_bytes: int, stream: int,
     ) -> tuple[int]:
+        self.used_handles.add(handle)
         code = self._record("cublasLtMatmul", workspace, workspace_bytes, stream)
         if code:
             return (code,)

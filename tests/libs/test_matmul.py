@@ -187,7 +187,14 @@ def test_context_makes_one_plan_per_shape_and_one_handle() -> None:
     assert not api.alive
     assert api.names()[-1] == "cublasLtDestroy"
     context.close()
-    assert context.plan(**SHAPE) is not plan
+    api.used_handles.clear()
+    again = context.plan(**SHAPE)
+    assert again is not plan
+    again.run(STREAM, *(np.zeros((8, 8), np.float32).ctypes.data for _ in range(3)))
+    assert api.used_handles == {context.handle}
+    assert api.alive[context.handle] == "handle"
+    context.close()
+    assert not api.alive
 
 
 def test_context_without_a_handle_says_why() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,20 @@ def test_forms_through_l2_are_taken_where_they_were_faster(
     assert far < near
     assert chosen.sharding.via_l2
     assert far / 1.3 < chosen.us < far * 1.25
+
+
+@pytest.mark.parametrize("clock", [990.0, 1980.0, 3960.0])
+def test_launches_and_the_kernel_scale_with_the_clock(clock: float) -> None:
+    """Both were timed at 1980 MHz: at half the clock both take twice as long."""
+    at, asked_of = (replace(CAPABLE, measure=lambda c=c: replace(CAPABLE.target, clock=c))
+                    for c in (1980.0, clock))
+    expected_us, found_us = ([float(us) for us in re.findall(r"([0-9.]+) (?:us|of launches)", (
+        persistent_payoff.evaluate_payoff(*setting(SMALL_BATCH, epochs=10**6), "", machine).why))]
+        for machine in (at, asked_of))
+    assert len(expected_us) == 2
+    for expected_one, found_one, digit in zip(expected_us, found_us, (0.1, 1.0), strict=True):
+        most = digit / 2 * (1 + 1980 / clock)  # both are rounded
+        assert found_one == pytest.approx(expected_one * 1980 / clock, abs=most)
 
 
 def test_a_short_run_leaves_it_out() -> None:

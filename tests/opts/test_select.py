@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -159,6 +160,23 @@ def test_a_toggle_the_machine_cannot_run_is_refused_with_the_cure(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         chosen(text, machine=machine)
+
+
+@pytest.mark.parametrize(("toggle", "enough", "too_old"), [
+    ("graphs", {"driver": 12030}, {"driver": 12029}),
+    ("mma", {"compute_capability": (8, 0)}, {"compute_capability": (7, 5)}),
+    ("pdl", {"compute_capability": (9, 0)}, {"compute_capability": (8, 9)}),
+    ("tf32", {"compute_capability": (8, 0)}, {"compute_capability": (7, 5)}),
+])
+def test_the_oldest_machine_that_a_refusal_names_can_run_it(
+        toggle: str, enough: dict[str, Any], too_old: dict[str, Any]) -> None:
+    """Driver and compute capability that CUDA documents as the first with the feature."""
+    assert toggle in chosen(toggle, machine=replace(CAPABLE, **enough)).values
+    (least,) = enough.values()
+    said = f"CUDA {least // 1000}.{least % 1000 // 10}" if isinstance(least, int) \
+        else "{}.{}".format(*least)
+    with pytest.raises(ConfigError, match=rf"'{toggle}' cannot run here: it needs .*{said}"):
+        chosen(toggle, machine=replace(CAPABLE, **too_old))
 
 
 def test_on_the_host_only_what_means_something_there() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rawnn.common.dtypes import rounded
 from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import STEPS
 from rawnn.plan import OPS
 from rawnn.plan.ops.metrics import report
 from tests.plan.calculus import DIFFERENCE, numeric
@@ -192,6 +193,27 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_is_right_in_the_mean() -> N
     np.testing.assert_array_equal(found, rounded(found, "bfloat16"))
     lost = (1.0 - found.astype(np.float64).mean()) / unit
     assert lost == pytest.approx(0.1, abs=4 * math.sqrt(0.1 * 0.9 / count))
+
+
+@pytest.mark.parametrize("kind", [s.fused_kind for s in STEPS.values() if s.is_fused])
+def test_a_fused_update_rounds_weights_at_random_and_no_biases(kind: str) -> None:
+    """Weights are stored in bfloat16, biases in float32: here a hundredth of a unit of bfloat16 is
+    taken from each, of which biases lose no bit."""
+    step = next(s for s in STEPS.values() if s.fused_kind == kind)
+    rows, cols, unit = 64, 32, 2.0**-8
+    attributes = {**COMMON, **EXTRA[step.kind], "lr": 1.0, "decay": 0.0, "stochastic": True,
+                  "momentum": 0.0, "eps": 1e-8}
+    lost = 0.01 * unit
+    if step.kind == "adam":  # a first step is as long as the rate, whatever the gradient
+        attributes["lr"] = lost
+    state = {f"{prefix}{name}": np.zeros(shape, np.float32) for name in step.keeps
+             for prefix, shape in (("", (rows, cols)), ("bias_", (rows,)))}
+    found = run(kind, attributes, w=np.ones((rows, cols), np.float32),
+                bias=np.ones(rows, np.float32), dz=np.full((1, rows), lost, np.float32),
+                x=np.ones((1, cols), np.float32), cursor=np.array([0], np.int32),
+                clock=np.array([0, 0], np.int32), **state)
+    np.testing.assert_allclose(found.bias, np.full(rows, 1.0 - lost), rtol=1e-6)
+    assert set(found.w.ravel().tolist()) == {1.0, 1.0 - unit}
 
 
 @pytest.mark.parametrize(("overflow", "good", "wanted"), [
