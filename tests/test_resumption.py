@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -250,6 +251,22 @@ def test_new_data_belong_to_a_run_that_goes_on(rawnn: Rawnn) -> None:
     with pytest.raises(ConfigError, match=r"new_data .--new-data. plays no part without resume"):
         train(data=(X, Y), new_data=True, epochs=1, **OPTIONS)
     assert rawnn("--device", "host", "--dataset", "synthetic", "--new-data").status == 2
+
+
+@pytest.mark.parametrize("names", ["the directory", "a checkpoint of it"])
+@pytest.mark.parametrize("how", [shutil.move, shutil.copytree])
+def test_a_directory_that_was_moved_is_where_the_run_goes_on_saving(
+        tmp_path: Path, how: Callable[[Path, Path], Any], names: str) -> None:
+    before, now = tmp_path / "before", tmp_path / "now"
+    first(before, epochs=2)
+    how(before, now)
+    left = sorted(before.glob("*"))
+    resume = now if names == "the directory" else max(now.glob("rawnn-*"))
+    done = train(data=(X, Y), resume=resume, epochs=3)
+    assert done.config.save == str(now)
+    assert newest(now).epoch == 3
+    assert sorted(before.glob("*")) == left
+    assert train(data=(X, Y), resume=now, epochs=4).resumed_epochs == 3
 
 
 # -- files ---------------------------------------------------------------------------------------

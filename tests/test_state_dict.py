@@ -103,6 +103,18 @@ def test_tensors_of_another_library() -> None:
     assert low["0.weight"].astype(np.float32).any()
 
 
+@pytest.mark.parametrize("made", [np.asarray, Foreign], ids=["numpy", "dlpack"])
+def test_parameters_do_not_share_memory_with_the_state_dict(made: Any) -> None:
+    arrays = {n: a.copy() for n, a in to_torch(PARAMETERS, NETWORK).items()}
+    found = from_torch({n: made(a) for n, a in arrays.items()}, NETWORK)
+    for array in arrays.values():
+        array[...] = 7  # as training it on would
+    equal(found)
+    for array in found.values():
+        array[...] = 9
+    assert all((array == 7).all() for array in arrays.values())
+
+
 def changed(**state: Any) -> dict[str, Any]:
     values = {**to_torch(PARAMETERS, NETWORK), **{n.replace("_", "."): v for n, v in state.items()}}
     return {name: value for name, value in values.items() if value is not None}

@@ -102,16 +102,19 @@ def test_reports_fall_due_at_the_interval_and_at_the_end(interval: int, epochs: 
     assert result.history[-1].train_loss == every.history[-1].train_loss
 
 
-def test_training_figures_are_means_over_the_examples_trained_on() -> None:
-    result = run(epochs=1, lr=0.0)
+@pytest.mark.parametrize(("batch", "partial", "trained_on"), [
+    (8, False, 40), (16, True, 40), (16, False, 32), (39, True, 40)])
+def test_training_figures_are_means_over_the_examples_trained_on(
+        batch: int, partial: bool, trained_on: int) -> None:
+    result = run(epochs=1, lr=0.0, batch=batch, partial=partial)
     parameters = Network((12, 5, 4)).initial(0)
-    x = DATA.train_images / 255.0
+    x, y = DATA.train_images[:trained_on] / 255.0, DATA.train_labels[:trained_on]
     hidden = np.maximum(x @ parameters["fc1.weight"].T + parameters["fc1.bias"], 0)
     z = hidden @ parameters["fc2.weight"].T + parameters["fc2.bias"]
     log_p = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
     report = result.history[0]
-    assert report.train_loss == pytest.approx(-log_p[np.arange(40), DATA.train_labels].mean())
-    assert report.train_accuracy == pytest.approx((z.argmax(1) == DATA.train_labels).mean())
+    assert report.train_loss == pytest.approx(-log_p[np.arange(trained_on), y].mean())
+    assert report.train_accuracy == pytest.approx((z.argmax(1) == y).mean())
 
 
 @pytest.mark.parametrize("device", ["host", "sim"])

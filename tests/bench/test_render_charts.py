@@ -84,6 +84,19 @@ def test_a_ladder_shows_each_rung_and_what_is_slower() -> None:
         results(rung("a", 2.0), rung("b", 1.0)))["ladder"].svg(is_inline=True)
 
 
+@pytest.mark.parametrize(("name", "wanted"), [
+    ("curves-by-size-speed", 32 / 5e-6),  # a batch of 32 in 5 us
+    ("curves-by-size-loss", (2.0 + 1.0 + 0.5) / 3)], ids=["speed", "loss"])
+def test_charts_over_the_size_have_the_units_of_their_axes(name: str, wanted: float) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    CHARTS[name].draw(axes)
+    line, = axes.get_lines()
+    assert sorted(line.get_xdata()) == [784 * 10, 784 * 64 + 64 * 10]
+    assert list(line.get_ydata()) == pytest.approx([wanted] * 2)
+
+
 def test_the_ladder_is_written_by_the_ending_of_the_file(tmp_path: Path) -> None:
     for ending in ("svg", "png", "pdf"):
         plot_ladder(LADDER, tmp_path / f"ladder.{ending}")

@@ -95,6 +95,22 @@ def test_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert "say what to sweep over: --over TILE=64,128" in capsys.readouterr().err
 
 
+def test_a_sweep_of_which_no_variant_is_right_names_no_best(
+        capsys: pytest.CaptureFixture[str]) -> None:
+    register("lab_axpy", lambda t, a: t.y.fill(0), {"x": ("n",), "y": ("n",)}, reads=("x",),
+             writes=("y",))
+    try:
+        assert run(["kernel", "sweep", "axpy.cu", "--device", "sim", "--samples", "2", "--size",
+                    "n=1..50"]) == 1
+    finally:
+        forget("lab_axpy")
+    printed = capsys.readouterr()
+    assert "2 of 2 variants tried, 0 right" in printed.out
+    assert printed.out.count("WRONG") == printed.err.count("WRONG") == 2
+    assert "best:" not in printed.out
+    assert "rawnn: error" not in printed.err
+
+
 @pytest.mark.parametrize("command", ["check", "time"])
 def test_watching(command: str, monkeypatch: pytest.MonkeyPatch,
                   capsys: pytest.CaptureFixture[str]) -> None:

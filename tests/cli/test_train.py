@@ -184,7 +184,13 @@ def test_ctrl_c_prints_what_was_reached(
         done_epochs += 1
         epoch(self, measured)
 
+    saved = str(tmp_path / "saved")
+    assert rawnn(*FAST, "--epochs", "3", "--save", saved).status == 0
     monkeypatch.setattr(HostRunner, "epoch", interrupted)
+    resumed = rawnn("--resume", saved, "--epochs", "9")
+    assert "after 5 of 9 epochs" in resumed.out  # 3 of the run before
+    assert f"continue with: python -m rawnn --resume {saved}" in resumed.out
+    done_epochs = 0
     done = rawnn(*FAST, "--epochs", "9", "--json", str(file))
     assert "interrupted" in done.out
     assert "after 2 of 9 epochs" in done.out

@@ -39,6 +39,16 @@ def test_learned_gives_mean_zero_and_deviation_one(dtype: str,
     np.testing.assert_allclose(made.std, wanted.std(axis=0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [-1 / 255, -2.0, 0.25])
+def test_a_scale_of_either_sign_is_learned_with(scale: float) -> None:
+    x = (RNG.random((60, 3)) * 100 + 20).astype(np.float32)
+    made = Normalisation.of("learned", x, scale)
+    wanted = x.astype(np.float64) * scale
+    np.testing.assert_allclose(made.mean, wanted.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(made.std, wanted.std(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(made.apply(x), (wanted - wanted.mean(0)) / wanted.std(0), atol=1e-5)
+
+
 def test_a_constant_feature_becomes_zero() -> None:
     x = np.column_stack([np.full(50, 0.1), np.full(50, 3e38), np.full(50, 1e-40), RNG.random(50)])
     x = x.astype(np.float32)

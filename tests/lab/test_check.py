@@ -352,6 +352,14 @@ def test_what_sizes_have_in_common_is_said(device: Device) -> None:
         "right up to n = 4,095, wrong from n = 5,000 on"]
     assert list(patterns(sizes(1, 2), sizes(33, 31))) == [
         "right from n = 31 on, wrong up to n = 2"]
+    # One that is wrong is a multiple, too; one that is right is none.
+    assert not list(patterns(sizes(1000, 2048, 9000), sizes(1024, 4096)))
+    assert not list(patterns(sizes(1000, 3000, 9000), sizes(1024, 4001)))
+    assert list(patterns(sizes(1000, 2049), sizes(1024, 3072))) == [
+        "right only where n is a multiple of 1024"]
+    both = [{"m": m, "n": 7} for m in (3, 4, 5, 6)]  # n alone says nothing
+    assert list(patterns(both[2:], both[:2])) == [
+        "right up to m = 4, wrong from m = 5 on"]
     for wrong, right in ((sizes(1, 9), sizes(4)), (sizes(1), []), ([], sizes(1)),
                          (sizes(5), sizes(3, 5)), (sizes(5), sizes(5, 7))):
         assert not list(patterns(wrong, right))

@@ -14,7 +14,9 @@ import pytest
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
+from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
+from rawnn.model.layers import Network
 from rawnn.sim import Simulation
 from tests.engine import (
     GRAPHS,
@@ -81,6 +83,34 @@ def test_graphs_that_cannot_take_batches_from_the_host_say_the_cure(
 ) -> None:
     with pytest.raises(ConfigError, match="add preload"):
         make_work(f"graphs={mode}", (29, 7), data)
+
+
+@pytest.mark.parametrize("opt", ["preload,graphs=step", "preload,graphs=while"])
+def test_passes_over_more_batches_than_a_byte_counts_begin_anew(opt: str) -> None:
+    """The number of the batch is set back, all four bytes of it: every epoch and every evaluation
+    reads the same 256 batches and the partial one, whose losses follow from float64 NumPy."""
+    count = 256 * 8 + 3
+    long = random_dataset(features=5, classes=3, train=count, test=count)
+    work = make_work(opt, (5, 3), long, lr=0.0, partial=True)
+    w, b = Network((5, 3)).initial(0).values()
+
+    def losses(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        z = images / 255.0 @ w.T.astype(np.float64) + b
+        return np.log(np.exp(z).sum(axis=1)) - z[np.arange(count), labels]
+
+    trained_on = losses(long.train_images, long.train_labels)
+    steps = [part.mean() for part in np.split(trained_on, range(8, count, 8))]
+    simulation = Simulation()
+    device = Device(simulation.backend())
+    runner = GpuRunner(device, work)
+    for _ in range(2):
+        runner.epoch(True)
+        np.testing.assert_allclose(runner.metrics()[0], steps, rtol=1e-5)
+        tested_on = losses(long.test_images, long.test_labels)
+        assert runner.evaluate().loss == pytest.approx(tested_on.mean(), rel=1e-5)
+    runner.close()
+    device.close()
+    simulation.assert_clean()
 
 
 def test_a_long_product_is_cut_into_slices(device: Device) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rawnn.common.errors import OutOfMemory
@@ -139,6 +139,8 @@ rectangles = st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(0, 6)
                        st.integers(1, 5))
 
 
+@example((0, 2, 18, 2), (2, 4, 1, 3))  # a row one pitch ahead of the other's first
+@example((0, 2, 15, 2), (2, 4, 1, 3))  # a row one pitch behind the other's last
 @given(rectangles, rectangles)
 def test_regions_share_bytes_exactly_when_their_rows_do(first: tuple[int, ...],
                                                         second: tuple[int, ...]) -> None:

@@ -50,6 +50,28 @@ def test_without_the_event_the_race_is_reported(seed: int, record: bool, wait: b
     assert "nothing orders the two" in text
 
 
+@pytest.mark.parametrize("ordered", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_write_has_to_follow_every_reader(seed: int, ordered: tuple[int, ...]) -> None:
+    """Two streams read z, a third writes it behind the events of those that are `ordered`."""
+    device = Device(Simulation(seed).backend())
+    z, other, *outs = vector(device, 3.0), vector(device, 5.0), vector(device), vector(device)
+    readers = [Stream(device.driver), Stream(device.driver)]
+    for number, (stream, out) in enumerate(zip(readers, outs, strict=True)):
+        relu(device, z, out, stream=stream).run(0)
+        if number in ordered:
+            event = Event(device.driver)
+            event.record(stream)
+            device._check("cuStreamWaitEvent", device.stream.handle, event.handle, 0)
+    relu(device, other, z).run(0)
+    if len(ordered) == 2:
+        device._check("cuCtxSynchronize")
+        assert (read(device, outs[0]) == 3).all()
+    else:
+        with pytest.raises(Race, match=r"'z'.*nothing orders the two"):
+            device._check("cuCtxSynchronize")
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_wait_of_the_host_orders_what_follows(seed: int) -> None:
     device = Device(Simulation(seed).backend())

@@ -111,6 +111,28 @@ def test_the_fastest_variants_are_kept_and_remembered(
     runner.close()
 
 
+def test_times_are_microseconds_of_one_step(device: Device,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 7 us: samples take as many runs, each of two steps, as SAMPLE_MS asks for."""
+    said: list[str] = []
+    runs_of: list[int] = []
+    monkeypatch.setattr(device, "_notify", said.append)
+    monkeypatch.setattr(launch_tuning, "SAMPLE_MS", 0.5)
+
+    def milliseconds(timer: launch_tuning._StepTimer, program: Program, runs: int) -> float:
+        assert timer._steps == 2
+        runs_of.append(runs)
+        return runs * 2 * 0.007
+
+    monkeypatch.setattr(launch_tuning._StepTimer, "_milliseconds", milliseconds)
+    tuned(device, work_of("tune,preload"))
+    assert said[-1].endswith(": 7.0 us a step, 7.0 before")
+    assert set(runs_of) >= {1, max(runs_of)}
+    assert max(runs_of) * 2 * 0.007 >= 0.5
+    kept = choices.read(choices.file_of(device.info), lambda message: None)
+    assert {(found.before, found.after) for found in kept.values()} == {(7.0, 7.0)}
+
+
 def test_noise_is_no_gain(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch, {"fc1.forward": {1: -1.0, 2: -1.5}, "fc2.forward": {1: -30.0}}, noise=2.0)
     found = chosen(tuned(device, work_of("tune,preload")).train)
