@@ -76,6 +76,8 @@ VARIETY: dict[str, dict[str, Any]] = {
     "float16, float32 inputs": {
         "numbers": "fp16", "layers": (85, 90, 40, 7), "batch": 37,
         "form": {"inputs": "float32", "scale": 1.0}, "network": {"activation": "tanh"}},
+    "float16, one layer": {"numbers": "fp16", "layers": (21, 12)},
+    "narrow outputs, mean squares": {"layers": (96, 16), "batch": 16, "network": {"loss": "mse"}},
     "tf32, one layer": {"numbers": "tf32", "layers": (50, 12)},
     "a wide middle": {"layers": (21, 90, 40, 7)},
     "a wide middle, mean squares": {"layers": (21, 90, 40, 7), "network": {"loss": "mse"}},

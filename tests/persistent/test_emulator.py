@@ -456,6 +456,33 @@ def test_a_partial_batch_ends_an_epoch(tmp_path: Path, name: str, ranks: int, gr
     check(Launch(name, ranks, groups, types, left=left), tmp_path, 2)
 
 
+def test_a_step_that_overflowed_leaves_the_partial_batch_nothing(tmp_path: Path) -> None:
+    """The third step's inputs are infinite in float16, so that it is left out. The partial batch,
+    two steps behind it, has its rows in the same buffer, and of each gradient a zero times one of
+    those that it does not fill."""
+    launch = Launch("float16, one layer", 1, 1, left=4)
+    batch = launch.sharding.problem.batch
+    launch.arrays["images"][3 * batch : 4 * batch] = np.inf
+    found = launch.on_twin(tmp_path, 1)
+    with np.errstate(invalid="ignore"):
+        wanted = launch.by_reference()
+    assert found["loss_scale"].tolist() == [32.0, 2.0]  # two good steps behind it
+    assert np.flatnonzero(~np.isfinite(found["loss"])).tolist() == [3]
+    for role in ("w1", "b1"):
+        change = np.linalg.norm(wanted[role] - launch.arrays[role])
+        assert np.linalg.norm(found[role] - wanted[role]) <= 4e-3 * change, role
+
+
+def test_each_thread_with_a_part_of_a_narrow_layers_loss_has_a_tally(tmp_path: Path) -> None:
+    """Sums of a product whose factors warps share, which threads add up pair by pair: twice as
+    many threads as have sums of one that a warp has to itself, and fewer than a block has."""
+    launch = Launch("narrow outputs, mean squares", 1, 1, "FF")
+    found, d = launch.op.attributes["chosen"].layout, launch.sharding
+    assert found.layers[-1].forward.split > 1
+    assert layout.tallies(d) == 16 * 16 // 2 < d.threads
+    check(launch, tmp_path, 1)
+
+
 FAR = [
     ("softmax, SGD", 2, 1, "FSFG"), ("softmax, SGD", 4, 1, "FGSF"),
     ("softmax, SGD", 2, 2, "SFGF"), ("Adam in an order", 4, 1, "FSFF"),

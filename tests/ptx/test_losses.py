@@ -4,6 +4,7 @@ several rounds through shared memory that something else lay in."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.ptx.losses import losses
 from tests import requires
-from tests.ptx.emulator.emulator import Kernels
+from tests.ptx.emulator.emulator import Kernels, Twin
 from tests.ptx.emulator.plans import Case, Memory, build, launch, refer
 
 HERE = Path(__file__).resolve().parent / "emulator"
@@ -104,3 +105,75 @@ def test_few_blocks_take_all_rows_of_a_large_batch(
                 if found.ndim == 2 and plan[name].role is Role.METRIC:
                     found, right = found.sum(1), right.sum(1)
                 np.testing.assert_allclose(found, right, rtol=2e-5, atol=1e-7, err_msg=name)
+
+
+EXAMPLES, PRESENT, TALLIED = 16, 14, 15
+LAYOUTS = [
+    # outputs, lanes of a warp, warps and blocks that share an example, one place, all logits
+    (21, 4, 1, 1, True, True), (70, 8, 1, 1, False, True), (21, 4, 1, 3, True, True),
+    (21, 4, 2, 1, True, False), (70, 8, 4, 1, False, False), (140, 4, 2, 1, True, False),
+    (21, 4, 1, 3, True, False), (21, 8, 1, 2, False, False), (5, 4, 1, 4, True, False),
+]
+"""Of a softmax of whole rows, of rows that are gathered, of warps and of blocks that share rows:
+also more outputs than a lane keeps in registers, and a block without outputs."""
+
+
+@pytest.fixture(scope="module")
+def softmaxes() -> Twin:
+    names = tuple("softmaxes<{},{},{},{},{},{}>".format(*(str(n).lower() for n in layout))
+                  for layout in LAYOUTS)
+    return Kernels(("softmaxes.cu",), names, folders=(HERE,)).build()
+
+
+def rows_and_labels(outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits whose parts have maxima far apart, all far below 0 or above it, equal ones, and one
+    that is no number; labels of the first and the last class, and such as are none."""
+    rng = np.random.default_rng(outputs)
+    z = rng.normal(size=(EXAMPLES, outputs)).astype(np.float32)
+    for example in range(6):  # any part has the largest, by far or by little
+        z[example, rng.integers(outputs)] += (1.0, 8.0, 30.0)[example % 3]
+    z[6] -= 1000
+    z[7] += 1000
+    z[8] = -2.5
+    z[9, outputs // 2] = np.nan
+    labels = rng.integers(0, outputs, EXAMPLES).astype(np.int32)
+    labels[:3] = z[:3].argmax(1)
+    labels[3:9] = 0, outputs - 1, outputs, outputs + 1, -1, 0
+    labels[9:13] = 0, 255, 1 << 20, outputs
+    return z, labels
+
+
+@requires.GXX
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_softmax_is_the_same_however_it_is_shared(softmaxes: Twin,
+                                                    layout: tuple[Any, ...]) -> None:
+    """dz = (p - onehot(label)) * share and the label's probability, as float64 has them. A label
+    that is none has no one, and a probability that is no number."""
+    outputs, _, warps, blocks, one, whole = layout
+    z, labels = rows_and_labels(outputs)
+    wide = z.astype(np.float64)
+    powers = np.exp(wide - wide.max(1, keepdims=True))
+    p = powers / powers.sum(1, keepdims=True)
+    ones = labels[:, None] == np.arange(outputs)
+    wanted = np.where(np.arange(EXAMPLES)[:, None] < PRESENT, (p - ones) * 0.25, 0.0)
+    of_label = np.where(ones.any(1), np.where(ones, p, 0).sum(1), np.nan)
+    of_label[9] = np.nan
+    dz = np.full_like(z, 7)
+    probability = np.full((blocks, EXAMPLES), 7, np.float32)
+    right = np.full((blocks, EXAMPLES), 7, np.int32)
+    floats = (1 + whole) * 20 * outputs + EXAMPLES * blocks * (4 * warps + 4 + 2)
+    name = "softmaxes<{},{},{},{},{},{}>".format(*(str(n).lower() for n in layout))
+    softmaxes.call(name, (1,), (128,), shared=4 * floats, logits=z, labels=labels, dz=dz,
+                   probability=probability, right=right, present=PRESENT, share=0.25,
+                   tallied=TALLIED)
+    np.testing.assert_allclose(dz, wanted, rtol=1e-5, atol=1e-7)
+    rows = [0] if one else range(blocks)
+    assert (probability[:, TALLIED:] == 7).all()
+    assert (probability[1:] == 7).all() or not one
+    found, hits = probability[rows, :TALLIED], right[rows, :TALLIED]
+    if len(rows) > 1 and not whole:  # all but one of the blocks have nothing of a label
+        assert ((found == 1) & (hits == 0)).sum(axis=0).min() >= blocks - 1
+    found, hits = (found.prod(axis=0), hits.sum(axis=0)) if not whole else (found[0], hits[0])
+    np.testing.assert_allclose(found[:PRESENT], of_label[:PRESENT], rtol=1e-5)
+    np.testing.assert_array_equal(hits[:PRESENT], (p.argmax(1) == labels)[:PRESENT])
+    np.testing.assert_array_equal((found[PRESENT:], hits[PRESENT:]), ([1.0], [0]))
