@@ -154,7 +154,7 @@ def test_fragmentation(pool: Pool) -> None:
     assert statistics.fragmentation == pytest.approx(1 - statistics.largest_free / statistics.free)
 
 
-def test_freeing_twice_or_what_is_foreign_does_nothing(pool: Pool) -> None:
+def test_freeing_twice_or_what_is_foreign_does_nothing(pool: Pool, device: Device) -> None:
     first = pool.allocate(100, "first")
     pool.free(first)
     pool.free(first)
@@ -164,7 +164,13 @@ def test_freeing_twice_or_what_is_foreign_does_nothing(pool: Pool) -> None:
     pool.free(Allocation(4711, 1, "foreign"))
     pool.used_on(Allocation(4711, 1, "foreign"), pool._stream)
     assert pool.statistics().current == 100
+    other = Stream(device.driver)
+    busy(device, other, first.address)
+    pool.used_on(first, other)  # of which nothing waits when the second is freed
+    pool.free(second)
+    assert not pool._deferred
     check(pool)
+    other.close()
 
 
 sizes = st.one_of(st.integers(0, 5000), st.integers(0, 3 * MIB))
@@ -321,6 +327,26 @@ def test_memory_that_changed_its_stream_is_reused_in_the_order_of_the_new_one(se
     other.close()
     device.close()
     device.driver.simulation.assert_clean()
+
+
+def test_what_is_split_off_is_in_use_as_long_as_the_whole_was(device: Device) -> None:
+    other = Stream(device.driver)
+    pool = Pool(device.driver, device.memory, device.stream)
+    whole = pool.allocate(4 * MIB - 1, "whole")
+    for half in range(2):
+        busy(device, device.stream, whole.address + half * 2 * MIB)
+    pool.free(whole)
+    assert pool.allocate(2 * MIB - 1, "first half").address == whole.address
+    early = pool.allocate(2 * MIB - 1, "while the whole is in use", other)
+    assert early.address != whole.address + 2 * MIB
+    device.stream.synchronize()
+    rest = pool.allocate(2 * MIB - 1, "second half", other)
+    assert rest.address == whole.address + 2 * MIB
+    busy(device, other, rest.address)
+    device.driver.cuCtxSynchronize()  # a race would be raised here
+    check(pool)
+    pool.close()
+    other.close()
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

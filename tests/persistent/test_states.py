@@ -1,5 +1,6 @@
-"""Which tiles of optimizer state a group keeps, and where: those that it updates, in the order of
-their numbers (gradient_all_reduce.cuh updates tile `group`, `group + groups`, ...)."""
+"""What a block loads of weights and optimizer state, and what it stores. Of the state a group keeps
+the tiles that it updates, in the order of their numbers (gradient_all_reduce.cuh updates tile
+`group`, `group + groups`, ...)."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ CASES = [(1, 0), (2, 1), (3, 0), (3, 1), (3, 2), (3, 10), (5, 4), (5, 13)]
 
 @pytest.fixture(scope="module")
 def twin() -> Twin:
-    names = tuple(f"{what}_kept<{STATES},{shares}>" for shares in sorted({s for s, _ in CASES})
-                  for what in ("load", "store"))
+    kept = [f"{what}_kept<{STATES},{shares}>" for shares in sorted({s for s, _ in CASES})
+            for what in ("load", "store")]
+    names = (*kept, "load_images", "store_images")
     return Kernels(("states.cu",), names, folders=(HERE,)).build()
 
 
@@ -84,6 +86,38 @@ def test_blocks_store_every_state_once_where_it_belongs(twin: Twin, shares: int,
     twin.call(f"store_kept<{STATES},{shares}>", (shares * storing,), (64,),
               kept=kept_of(shares, base, w, bias), w=found, bias=of_bias, **numbers(base))
     inside = slice(3, 3 + OUTS), slice(5, 5 + INS)
+    np.testing.assert_array_equal(found[inside], w[inside])
+    np.testing.assert_array_equal(of_bias[inside[0]], bias[inside[0]])
+    found[inside], of_bias[inside[0]] = 7, 7
+    assert (found == 7).all()
+    assert (of_bias == 7).all()
+
+
+WHERE = [PART, {"out": 0, "outs": 30, "in": 0, "ins": 52},
+         {"out": 29, "outs": 1, "in": 0, "ins": 1},
+         {"out": 8, "outs": 12, "in": 51, "ins": 1}, {"out": 4, "outs": 9, "in": 7, "ins": 0}]
+"""Parts of a matrix: whole tiles and others, one element, one column, and biases alone."""
+
+
+@pytest.mark.parametrize("part", WHERE, ids=str)
+@pytest.mark.parametrize("storing", [1, 2, 3, 9])
+def test_blocks_load_a_part_of_the_weights_and_store_it_once(twin: Twin, part: dict[str, int],
+                                                             storing: int) -> None:
+    w, bias = tensors()
+    inside = (slice(part["out"], part["out"] + part["outs"]),
+              slice(part["in"], part["in"] + part["ins"]))
+    image = np.full((max(part["ins"], 1), 36), 7, np.float32)
+    biases = np.full((1, 36), 7, np.float32)
+    twin.call("load_images", (1,), (64,), shared=4 * (part["ins"] + 1) * 36, image=image,
+              biases=biases, w=w, bias=bias, **part)
+    wanted = np.zeros((part["ins"], 36), np.float32)
+    wanted[:, : part["outs"]] = w[inside].T
+    np.testing.assert_array_equal(image[: part["ins"]], wanted)
+    np.testing.assert_array_equal(biases[0, : part["outs"]], bias[inside[0]])
+    assert not biases[0, part["outs"] :].any()
+    found, of_bias = np.full_like(w, 7), np.full_like(bias, 7)
+    twin.call("store_images", (storing,), (64,), image=image, biases=biases, w=found, bias=of_bias,
+              **part)
     np.testing.assert_array_equal(found[inside], w[inside])
     np.testing.assert_array_equal(of_bias[inside[0]], bias[inside[0]])
     found[inside], of_bias[inside[0]] = 7, 7

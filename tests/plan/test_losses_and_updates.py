@@ -195,6 +195,12 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_is_right_in_the_mean() -> N
     assert lost == pytest.approx(0.1, abs=4 * math.sqrt(0.1 * 0.9 / count))
 
 
+@pytest.mark.parametrize("kind", EXTRA)
+def test_in_float64_nothing_is_rounded_at_random(kind: str) -> None:
+    """What other runs are compared with."""
+    np.testing.assert_array_equal(update(kind, {"stochastic": True}).w, update(kind).w)
+
+
 @pytest.mark.parametrize("kind", [s.fused_kind for s in STEPS.values() if s.is_fused])
 def test_a_fused_update_rounds_weights_at_random_and_no_biases(kind: str) -> None:
     """Weights are stored in bfloat16, biases in float32: here a hundredth of a unit of bfloat16 is

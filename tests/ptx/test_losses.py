@@ -126,8 +126,8 @@ def softmaxes() -> Twin:
 
 
 def rows_and_labels(outputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits whose parts have maxima far apart, all far below 0 or above it, equal ones, and one
-    that is no number; labels of the first and the last class, and such as are none."""
+    """Logits whose parts have maxima far apart, all far below 0 or above it, equal ones, infinite
+    ones, and one that is no number; labels of all kinds, also such as are none."""
     rng = np.random.default_rng(outputs)
     z = rng.normal(size=(EXAMPLES, outputs)).astype(np.float32)
     for example in range(6):  # any part has the largest, by far or by little
@@ -140,6 +140,9 @@ def rows_and_labels(outputs: int) -> tuple[np.ndarray, np.ndarray]:
     labels[:3] = z[:3].argmax(1)
     labels[3:9] = 0, outputs - 1, outputs, outputs + 1, -1, 0
     labels[9:13] = 0, 255, 1 << 20, outputs
+    z[10, : outputs // 2] = -np.inf  # of some parts all
+    z[13, [1, outputs - 1]] = 9  # of which the first counts
+    labels[13] = outputs - 1
     return z, labels
 
 

@@ -10,6 +10,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.sim import ReadBeforeWrite, Simulation, SimulationError
 from rawnn.sim.memory import Memory
+from rawnn.sim.order import Task
 
 from .work import read, relu, sgd, vector
 
@@ -153,6 +154,24 @@ def test_regions_share_bytes_exactly_when_their_rows_do(first: tuple[int, ...],
                          for i in range(width)})
     assert made[0].shares_bytes_with(made[1]) == bool(bytes_of[0] & bytes_of[1])
     assert made[1].shares_bytes_with(made[0]) == bool(bytes_of[0] & bytes_of[1])
+
+
+def test_what_scratch_memory_held_may_not_be_read() -> None:
+    """Of a region that was read before, and of one that is a part of the scratch memory."""
+    memory = Memory(1 << 20)
+    base = memory.allocate(64, "here")
+    whole, part, other = (memory.region(base + at, size, size, 1, "test")
+                          for at, size in ((0, 32), (8, 8), (32, 32)))
+    for region in (whole, other):
+        memory.mark_written(region)
+    task = Task("reader", "test", lambda task: None)
+    for region in (whole, part, other):
+        memory.read(task, region, "x")
+    memory.scribble(whole)
+    for region in (whole, part):
+        with pytest.raises(ReadBeforeWrite, match="operand 'x' is read before it was written"):
+            memory.read(task, region, "x")
+    memory.read(task, other, "x")
 
 
 def test_a_failed_call_is_worded_as_the_drivers(device: Device) -> None:

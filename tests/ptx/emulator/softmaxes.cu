@@ -22,7 +22,9 @@ __global__ void softmaxes(const float* logits, const int* labels, float* dz, flo
   float4* const statistics = slices + BLOCKS * WARPS * columns;
   Tally* const tallies = reinterpret_cast<Tally*>(statistics + BLOCKS * columns);
   for (int i = thread_index(); i < OUTPUTS * columns; i += Small::kThreads) {
-    z[i / columns * Small::kPitch + i % columns] = logits[i % columns * OUTPUTS + i / columns];
+    const int at = i / columns * Small::kPitch + i % columns;
+    z[at] = logits[i % columns * OUTPUTS + i / columns];
+    if constexpr (WHOLE) slopes[at] = 0.5f;  // where a logit behind the last would be
   }
   for (int i = thread_index(); i < BLOCKS * columns; i += Small::kThreads) {
     tallies[i] = {probability[i], right[i]};
