@@ -18,7 +18,8 @@ pytestmark = requires.GXX
 
 HERE = Path(__file__).resolve().parents[1] / "ptx" / "emulator"
 STATES, STATE = 2, 1
-OUTS, INS = 21, 38
+OUTS, INS = 141, 38
+PITCH = 156
 PART = {"out": 3, "outs": OUTS, "in": 5, "ins": INS}
 ACROSS, OF_WEIGHTS = ceil(OUTS, 8), ceil(OUTS, 8) * ceil(INS, 16)
 TILES = OF_WEIGHTS + ceil(OUTS, TILE)
@@ -56,7 +57,7 @@ def kept_of(shares: int, base: int, w: np.ndarray, bias: np.ndarray) -> np.ndarr
 
 def tensors() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    w, bias = rng.normal(size=(30, 52)), rng.normal(size=30)
+    w, bias = rng.normal(size=(150, 52)), rng.normal(size=150)
     return w.astype(np.float32), bias.astype(np.float32)
 
 
@@ -93,8 +94,8 @@ def test_blocks_store_every_state_once_where_it_belongs(twin: Twin, shares: int,
     assert (of_bias == 7).all()
 
 
-WHERE = [PART, {"out": 0, "outs": 30, "in": 0, "ins": 52},
-         {"out": 29, "outs": 1, "in": 0, "ins": 1},
+WHERE = [PART, {"out": 0, "outs": 150, "in": 0, "ins": 52},
+         {"out": 149, "outs": 1, "in": 0, "ins": 1},
          {"out": 8, "outs": 12, "in": 51, "ins": 1}, {"out": 4, "outs": 9, "in": 7, "ins": 0}]
 """Parts of a matrix: whole tiles and others, one element, one column, and biases alone."""
 
@@ -106,11 +107,11 @@ def test_blocks_load_a_part_of_the_weights_and_store_it_once(twin: Twin, part: d
     w, bias = tensors()
     inside = (slice(part["out"], part["out"] + part["outs"]),
               slice(part["in"], part["in"] + part["ins"]))
-    image = np.full((max(part["ins"], 1), 36), 7, np.float32)
-    biases = np.full((1, 36), 7, np.float32)
-    twin.call("load_images", (1,), (64,), shared=4 * (part["ins"] + 1) * 36, image=image,
+    image = np.full((max(part["ins"], 1), PITCH), 7, np.float32)
+    biases = np.full((1, PITCH), 7, np.float32)
+    twin.call("load_images", (1,), (64,), shared=4 * (part["ins"] + 1) * PITCH, image=image,
               biases=biases, w=w, bias=bias, **part)
-    wanted = np.zeros((part["ins"], 36), np.float32)
+    wanted = np.zeros((part["ins"], PITCH), np.float32)
     wanted[:, : part["outs"]] = w[inside].T
     np.testing.assert_array_equal(image[: part["ins"]], wanted)
     np.testing.assert_array_equal(biases[0, : part["outs"]], bias[inside[0]])
