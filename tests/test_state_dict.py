@@ -103,10 +103,12 @@ def test_tensors_of_another_library() -> None:
     assert low["0.weight"].astype(np.float32).any()
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("made", [np.asarray, Foreign], ids=["numpy", "dlpack"])
-def test_parameters_do_not_share_memory_with_the_state_dict(made: Any) -> None:
-    arrays = {n: a.copy() for n, a in to_torch(PARAMETERS, NETWORK).items()}
+def test_parameters_do_not_share_memory_with_the_state_dict(made: Any, order: Any) -> None:
+    arrays = {n: a.copy(order) for n, a in to_torch(PARAMETERS, NETWORK).items()}
     found = from_torch({n: made(a) for n, a in arrays.items()}, NETWORK)
+    assert all(array.flags.c_contiguous for array in found.values())
     for array in arrays.values():
         array[...] = 7  # as training it on would
     equal(found)

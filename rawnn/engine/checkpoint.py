@@ -369,7 +369,7 @@ def continued(values: Mapping[str, Any], arrays: bool = False,
     if not values.get("resume"):
         return dict(values)
     path, stored = found or find(values["resume"], lambda message: None)  # said when it is loaded
-    before = {k: v for k, v in stored.config.items() if k != "resume"}
+    before = dict(stored.config)
     if not arrays and "dataset" not in stored.config and values.get("data") is None \
             and values.get("dataset") is None:
         what = "was trained on arrays of a Python program, which no checkpoint holds" \

@@ -97,6 +97,24 @@ def test_charts_over_the_size_have_the_units_of_their_axes(name: str, wanted: fl
     assert list(line.get_ydata()) == pytest.approx([wanted] * 2)
 
 
+def test_a_long_curve_is_drawn_as_means_and_ends_in_that_of_its_last_steps() -> None:
+    from matplotlib.figure import Figure
+
+    losses = [1000.0 / (1 + step) for step in range(250)]
+    found = SUITES["curves"].charts(results(*(entry(
+        f"curves/{name}", "rawnn best", {"loss": losses, "step_us": [5.0]}, system="rawnn",
+        form="best", layers=layers, batch=32) for name, layers in
+        (("linear", [784, 10]), ("wide", [784, 64, 10])))))
+    axes = Figure().subplots(1, 2)
+    found["curves-linear"].draw(axes[0])
+    found["curves-by-size-loss"].draw(axes[1])
+    (curve,), (last,) = (each.get_lines() for each in axes)
+    assert list(curve.get_xdata()) == list(range(0, 250, 2))
+    assert list(curve.get_ydata()) == pytest.approx(
+        [(losses[at] + losses[at + 1]) / 2 for at in range(0, 250, 2)])
+    assert list(last.get_ydata()) == pytest.approx([sum(losses[200:]) / 50] * 2)
+
+
 def test_the_ladder_is_written_by_the_ending_of_the_file(tmp_path: Path) -> None:
     for ending in ("svg", "png", "pdf"):
         plot_ladder(LADDER, tmp_path / f"ladder.{ending}")

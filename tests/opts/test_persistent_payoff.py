@@ -181,6 +181,14 @@ def test_launches_and_the_kernel_scale_with_the_clock(clock: float) -> None:
         assert found_one == pytest.approx(expected_one * 1980 / clock, abs=most)
 
 
+@pytest.mark.parametrize(("measured", "taken"), [(1.0, False), (400.0, True)])
+def test_launches_that_were_timed_take_what_was_measured(measured: float, taken: bool) -> None:
+    verdict = persistent_payoff.evaluate_payoff(*setting(SMALL_BATCH, epochs=10**6), "", CAPABLE,
+                                                measured)
+    assert verdict.taken == taken
+    assert verdict.why.endswith(f", {measured:.0f} of launches")
+
+
 def test_a_short_run_leaves_it_out() -> None:
     verdict = persistent_payoff.evaluate_payoff(*setting(SMALL_BATCH, epochs=3), "", CAPABLE)
     assert not verdict.taken

@@ -72,6 +72,26 @@ def test_a_write_has_to_follow_every_reader(seed: int, ordered: tuple[int, ...])
             device._check("cuCtxSynchronize")
 
 
+@pytest.mark.parametrize(("begin", "meets"), [(0, True), (4, True), (7, True), (8, False)])
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_accesses_meet_where_any_of_their_bytes_do(seed: int, reads: bool, begin: int,
+                                                   meets: bool) -> None:
+    """One stream writes the first 8 of 24 numbers, another reads or writes 8 from `begin` on."""
+    device = Device(Simulation(seed).backend())
+    source, found, both = vector(device, 3.0), vector(device), vector(device, 1.0, 24)
+    other = Stream(device.driver)
+    relu(device, source, both).run(0)
+    part = both + 4 * begin
+    (relu(device, part, found, stream=other) if reads else
+     relu(device, source, part, stream=other)).run(0)
+    if meets:
+        with pytest.raises(Race, match="nothing orders the two"):
+            device._check("cuCtxSynchronize")
+    else:
+        device._check("cuCtxSynchronize")
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_wait_of_the_host_orders_what_follows(seed: int) -> None:
     device = Device(Simulation(seed).backend())
