@@ -83,7 +83,7 @@ def test_the_command_line_uses_it_and_says_so(tmp_path: Path, rawnn: Rawnn) -> N
                  saved, "--json", str(tmp_path / "r.json"))
     assert done.status == 0, done.err
     result = json.loads((tmp_path / "r.json").read_bytes())
-    assert "are back" in done.err
+    assert "restored the parameters of epoch" in done.err
     used = f"rawnn: {Path(saved, BEST)} is used, the best parameters, of epoch "
     done = rawnn("eval", saved, "--json", str(tmp_path / "e.json"))
     assert used in done.err
@@ -253,7 +253,7 @@ def test_other_data_begin_early_stopping_anew(tmp_path: Path) -> None:
     recorder = Recorder()
     rest = go(tmp_path, recorder, data=other, resume=tmp_path, patience=50, new_data=True,
               epochs=8)
-    assert any("early stopping begins anew" in m for m in recorder.all("notify"))
+    assert any("early stopping starts anew" in m for m in recorder.all("notify"))
     best = min(rest.history, key=lambda r: r.test_loss)
     assert best.epoch > 4
     assert rest.test_loss == best.test_loss

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
-from rawnn.common.listener import listeners_of
+from rawnn.common.listener import Listener, listeners_of
 from rawnn.data import from_arrays
 from rawnn.engine.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping
 from rawnn.engine.checkpoint import find, listed, read
 from rawnn.engine.config import Config
 from rawnn.engine.result import Report, Result
-from rawnn.engine.training import Listener, Session, train
+from rawnn.engine.session import Session
+from rawnn.engine.training import train
 from tests.engine import same_parameters
 from tests.test_training import DATA, Recorder
 

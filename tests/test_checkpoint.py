@@ -191,8 +191,8 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_result(
         (first, "a checkpoint could not be written")
     assert "test accuracy" in said.out
     assert "No space left on device; " in said.err
-    assert (f"{kept / 'rawnn-000002.safetensors'} is whole: make room, and continue with --resume "
-            f"{kept}" if first > 1 else f"{kept} holds no whole checkpoint") in said.err
+    assert (f"{kept / 'rawnn-000002.safetensors'} is valid: free some space, and continue with "
+            f"--resume {kept}" if first > 1 else f"{kept} holds no valid checkpoint") in said.err
 
 
 def test_the_library_raises_a_full_disk_with_the_result(tmp_path: Path,

@@ -151,7 +151,7 @@ def test_a_second_signal_in_the_first_epoch_ends_at_once(
     assert (result.broken_epoch, result.epoch_ms, result.history) == (1, [], [])
     assert np.isnan([result.test_loss, result.test_accuracy]).all()
     assert "interrupted in epoch 1" in repr(result)
-    assert sender.said[-1] == "epoch 1 was broken off: the parameters are those in the midst of " \
+    assert sender.said[-1] == "epoch 1 was aborted: the parameters are those in the middle of " \
                               "it, and their test loss was not measured"
     assert list(tmp_path.iterdir()) == []
 
@@ -327,7 +327,7 @@ def test_the_command_ends_at_once_in_the_first_epoch() -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
-    assert "interrupted     in the midst of epoch 1 of 30; nothing is kept" in out
+    assert "interrupted     in the middle of epoch 1 of 30; nothing is kept" in out
     assert "test loss       not measured, as the run was ended at once" in out
     assert "after 0 of" not in out + err
     assert "accuracy" not in out

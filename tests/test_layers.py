@@ -89,7 +89,7 @@ def test_no_two_modules_import_each_other() -> None:
     ("rawnn.opts", ("cuda", "graphs", "engine", "sim")),
     ("rawnn.ptx.kernels", ("cuda", "graphs", "opts", "engine")),
     ("rawnn.plan", ("opts", "ptx", "cuda")),
-    ("rawnn.lab", ("engine.training", "engine.runners", "opts", "plan", "sim")),
+    ("rawnn.lab", ("engine.training", "engine.session", "engine.runners", "opts", "plan", "sim")),
 ])
 def test_what_is_not_loaded(module: str, unloaded: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print(*(m for m in sys.modules if m.startswith('rawnn.')))"

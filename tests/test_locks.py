@@ -27,7 +27,8 @@ from rawnn.engine.checkpoint import find, listed
 from rawnn.engine.config import Config
 from rawnn.engine.model import Model
 from rawnn.engine.result import Result
-from rawnn.engine.training import Session, train
+from rawnn.engine.session import Session
+from rawnn.engine.training import train
 from tests.engine import random_dataset
 
 ROOT = Path(__file__).resolve().parents[1]

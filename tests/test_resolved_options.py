@@ -17,7 +17,7 @@ from rawnn.engine.machine import Opened
 from rawnn.engine.resolved_options import read_resolved_options
 from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.prepared_run import PreparedRun
-from rawnn.engine.training import Session
+from rawnn.engine.session import Session
 from rawnn.model.layers import Network
 from rawnn.opts import measured as table
 from rawnn.opts import persistent_payoff, select
@@ -76,7 +76,7 @@ def test_a_resumed_run_takes_what_it_took_before(
     rest = go(recorder, device=device, epochs=4, resume=str(tmp_path / "a"))
     same_parameters(rest, whole)
     assert rest.resumed_epochs == 2
-    assert heard(recorder, "it takes what the run before took, as ")
+    assert heard(recorder, "using the toggles of the resumed run, from ")
     assert rest.toggles.keys() == part.toggles.keys()
     assert [n if v is None else f"{n}={v}" for n, v in rest.toggles.items()] \
         == taken["toggles"].split(",")
@@ -102,7 +102,7 @@ def test_other_toggles_win(tmp_path: Path) -> None:
     recorder = Recorder()
     rest = go(recorder, device="sim", opt="preload,fuse", resume=str(tmp_path))
     assert set(rest.toggles) == {"preload", "arena", "fuse"}
-    assert heard(recorder, "--opt preload,fuse decides, in place of what the run before took")
+    assert heard(recorder, "--opt preload,fuse replaces the toggles of the resumed run")
 
 
 def test_an_older_checkpoint_decides_anew(tmp_path: Path) -> None:
@@ -112,16 +112,16 @@ def test_an_older_checkpoint_decides_anew(tmp_path: Path) -> None:
     assert read(path).taken == {}
     recorder = Recorder()
     same_parameters(go(recorder, device="sim", resume=str(tmp_path)), go(device="sim"))
-    assert not heard(recorder, "the run before took")
+    assert not heard(recorder, "the resumed run")
 
 
 @pytest.mark.parametrize(("changed", "device", "words"), [
-    ({}, "host", "is not taken on the host: its toggles are those of another kind of machine"),
-    ({"machine": "the host"}, "sim", "on the host (.*) is not taken on "),
+    ({}, "host", "are not used on the host: its toggles are those of another kind of machine"),
+    ({"machine": "the host"}, "sim", "on the host (.*) are not used on "),
     ({"machine": "NVIDIA H200"}, "sim", "that was on NVIDIA H200, this is .*last bits may differ"),
-    ({"toggles": "preload,arena,warp"}, "sim", "unknown toggle 'warp'.* decides anew"),
+    ({"toggles": "preload,arena,warp"}, "sim", "unknown toggle 'warp'.* selects others"),
     ({"toggles": "preload,arena,nosync,persistent=8x99:256:FFF"}, "sim",
-     "16 clusters of 8 run at once here, for a batch of 8.*--opt best decides anew"),
+     "16 clusters of 8 run at once here, for a batch of 8.*--opt best selects others"),
 ])
 def test_what_cannot_be_taken_here_is_said(
     tmp_path: Path, changed: dict[str, str], device: str, words: str

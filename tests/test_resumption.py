@@ -241,14 +241,14 @@ def test_arrays_have_to_be_given_again(tmp_path: Path, rawnn: Rawnn) -> None:
 
 def test_validation_data_have_to_be_given_again(tmp_path: Path) -> None:
     first(tmp_path, validation=(X[:50], Y[:50]))
-    with pytest.raises(ConfigError, match="tested on examples that were given by themselves: give"):
+    with pytest.raises(ConfigError, match="tested on separate validation data: give"):
         train(data=(X, Y), resume=tmp_path, epochs=5)
     assert train(data=(X, Y), validation=(X[:50], Y[:50]), resume=tmp_path,
                  epochs=5).resumed_epochs == 4
 
 
 def test_new_data_belong_to_a_run_that_goes_on(rawnn: Rawnn) -> None:
-    with pytest.raises(ConfigError, match=r"new_data .--new-data. plays no part without resume"):
+    with pytest.raises(ConfigError, match=r"new_data .--new-data. has no effect without resume"):
         train(data=(X, Y), new_data=True, epochs=1, **OPTIONS)
     assert rawnn("--device", "host", "--dataset", "synthetic", "--new-data").status == 2
 
@@ -396,7 +396,7 @@ def test_a_record_that_makes_no_sense(tmp_path: Path, wrong: dict[str, Any]) -> 
     first(tmp_path)
     path, found = find(tmp_path, print)
     write(path, replace(found, data={**found.data, **wrong}))
-    with pytest.raises(CheckpointError, match="what it says of its data makes no sense"):
+    with pytest.raises(CheckpointError, match="its record of the data is malformed"):
         train(data=(X, Y), resume=tmp_path, epochs=6)
 
 

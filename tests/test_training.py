@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError, DataError, TrainingDiverged
+from rawnn.common.listener import Listener
 from rawnn.data import Dataset
 from rawnn.engine.config import Config
 from rawnn.engine.result import Report, Result
-from rawnn.engine.training import Listener, Session, train
+from rawnn.engine.session import Session
+from rawnn.engine.training import train
 from rawnn.model.layers import Network
 from tests.engine import random_dataset, same_parameters
 

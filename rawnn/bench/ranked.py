@@ -41,7 +41,7 @@ class Answer(msgspec.Struct, frozen=True):
 def ours(request: Request) -> Answer | None:
     """Train as `rawnn train` does; None on other ranks than the first."""
     from rawnn.engine.parallel import join
-    from rawnn.engine.training import Session
+    from rawnn.engine.session import Session
 
     config = Config(**request.options)
     team = join(config)

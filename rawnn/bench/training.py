@@ -11,6 +11,7 @@ from rawnn.bench.costing import footprint
 from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.record import Value
 from rawnn.common.errors import CompileError, ConfigError, RawnnError, nearest
+from rawnn.common.listener import Listener
 from rawnn.data import Dataset, load_dataset
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import check_fit, settled
@@ -18,7 +19,7 @@ from rawnn.engine.machine import Opened
 from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.precompile import precompile
 from rawnn.engine.runners.prepared_run import PreparedRun
-from rawnn.engine.training import Listener, Session
+from rawnn.engine.session import Session
 from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES
 from rawnn.opts.precision_names import PRECISIONS

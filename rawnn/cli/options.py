@@ -217,7 +217,7 @@ def make_config(config_file: str | None, options: dict[str, Any]) -> Config:
 
 
 def check_data(asked: Mapping[str, Any]) -> None:
-    """Refuse what would play no part. Raises ConfigError."""
+    """Refuse what would have no effect. Raises ConfigError."""
     path, name = asked.get("data"), asked.get("dataset")
     table = isinstance(path, str) and is_table(path)
     if table and name not in (None, "table"):

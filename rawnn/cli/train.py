@@ -27,10 +27,11 @@ from rawnn.cli.run_summary import (
 from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
 from rawnn.common.errors import RawnnError
 from rawnn.common.files import SideOutput, TextSink, check_output
+from rawnn.common.listener import Listener
 from rawnn.engine.checkpoint import listed
 from rawnn.engine.machine import since_import
 from rawnn.engine.parallel import join
-from rawnn.engine.training import Listener, Session
+from rawnn.engine.session import Session
 
 if TYPE_CHECKING:
     from rawnn.engine.result import Report, Result
@@ -238,8 +239,8 @@ def _interruption(result: Result) -> str:
     done, config = result.resumed_epochs + len(result.epoch_ms), result.config
     reached = f"after {done} of {config.epochs} epochs"
     if result.broken_epoch:
-        reached = f"{reached}, in the midst of the next" if done else \
-            f"in the midst of epoch 1 of {config.epochs}"
+        reached = f"{reached}, in the middle of the next" if done else \
+            f"in the middle of epoch 1 of {config.epochs}"
     if config.save is None:
         return f"{reached}; nothing is kept without --save DIRECTORY"
     if not listed(config.save):

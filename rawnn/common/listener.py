@@ -9,7 +9,7 @@ from rawnn.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from rawnn.engine.result import Report
-    from rawnn.engine.training import Session
+    from rawnn.engine.session import Session
 
 
 class Listener:

@@ -75,7 +75,7 @@ def load_table(
                        classes=classes, outputs=0 if is_text else outputs,
                        unseen_classes=unseen_classes, is_text=is_text)
     idle = () if table.test is None or fraction == DEFAULT_FRACTION else (
-        f"validation = {fraction:g} plays no part: {path} has a test part of its own",)
+        f"validation = {fraction:g} has no effect: {path} has a test part of its own",)
     return replace(made, target_names=table.target_names, notes=(*made.notes, *idle))
 
 

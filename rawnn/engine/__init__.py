@@ -1,4 +1,4 @@
-"""From a configuration to a result: what is asked for, how the run goes, and what is kept of it."""
+"""From a configuration to a result: options are resolved, the run executes, its state is stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rawnn.engine import export as export
     from rawnn.engine import result as result
-else:  # to which it would say that every name exists
+else:  # for a type checker every name would exist
 
     def __getattr__(name: str) -> Any:
         if name in ("export", "result"):

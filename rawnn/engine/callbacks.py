@@ -20,12 +20,12 @@ from rawnn.engine.result import Report
 
 if TYPE_CHECKING:
     from rawnn.engine.config import Config
-    from rawnn.engine.training import Session
+    from rawnn.engine.session import Session
 
 
 class Listeners(Listener):
-    """Several listeners as one: each hears everything, in order. Messages go to the logger "rawnn",
-    too, as information."""
+    """Several listeners as one: each receives every call, in order. Messages also go to the logger
+    "rawnn", as information."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = list(listeners)
@@ -58,30 +58,33 @@ class Listeners(Listener):
 
 
 def requested_listeners(config: Config, lock: Callable[[Path], bool]) -> list[Listener]:
-    """The listeners that a configuration asks for. Checkpoints go first: they hold what training
-    reached, not the best parameters that early stopping brings back at the end. `lock` is given the
-    directory to save in, and says whether it could lock it. Raises ConfigError for one that another
-    run writes to, or that holds another run's checkpoints, before anything is fetched for this."""
-    made: list[Listener] = []
+    """The listeners that a configuration asks for.
+
+    Checkpoints come first: they store what training reached, before early stopping restores the
+    best parameters at the end. `lock` gets the directory to save in and returns whether it could
+    lock it. Raises ConfigError, before any data are fetched, for a directory that another run
+    writes to or that holds another run's checkpoints.
+    """
+    listeners: list[Listener] = []
     if config.save is not None:
-        kept = Checkpoints(config.save, config.save_every, config.keep)
-        is_locked = lock(kept.directory)
+        stored = Checkpoints(config.save, config.save_every, config.keep)
+        is_locked = lock(stored.directory)
         if config.resume is None:
-            kept.expect(0, is_locked)
-        made.append(kept)
+            stored.expect(0, is_locked)
+        listeners.append(stored)
     if config.patience is not None:
-        made.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
-                                  directory=config.save))
-    return made
+        listeners.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
+                                       directory=config.save))
+    return listeners
 
 
 def without_file_writers(given: Sequence[Listener], config: Config) -> list[Listener]:
-    """The listeners of a rank other than the first: those that write files are left to that one."""
-    kept = [each for each in given if not isinstance(each, Checkpoints | CsvLog)]
+    """The listeners of a rank other than 0. Only rank 0 writes files."""
+    remaining = [each for each in given if not isinstance(each, Checkpoints | CsvLog)]
     if config.patience is not None:
-        kept.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
-                                  directory=config.save, writes=False))
-    return kept
+        remaining.append(EarlyStopping(config.patience, config.min_delta, config.monitor,
+                                       directory=config.save, writes=False))
+    return remaining
 
 
 class Checkpoints(Listener):
@@ -193,20 +196,21 @@ class EarlyStopping(Listener):
             self._note()
 
     def _stored_best(self) -> dict[str, Any] | None:
-        """The best state of the run that is continued."""
+        """The best state of the run that is resumed; None if it is lost."""
         if not self._restore:
             return None
-        reason = "it kept none"
+        reason = "it stored none"
         if self._file is not None:
             try:
-                kept = read(self._file)
-                its = is_of_run(kept, self._session.lineage)
-                if its and kept.epoch == self.best_epoch:
-                    return {**kept.parameters, **kept.state}
-                reason = f"{self._file} is of " + (f"epoch {kept.epoch}" if its else "another run")
+                stored = read(self._file)
+                its = is_of_run(stored, self._session.lineage)
+                if its and stored.epoch == self.best_epoch:
+                    return {**stored.parameters, **stored.state}
+                reason = f"{self._file} is of " + (f"epoch {stored.epoch}" if its
+                                                   else "another run")
             except CheckpointError as error:
                 reason = str(error)
-        self._session.listener.notify(f"the best parameters of the run before, of epoch "
+        self._session.listener.notify(f"the best parameters of the resumed run, of epoch "
                                       f"{self.best_epoch}, are lost: {reason}")
         return None
 
@@ -215,7 +219,7 @@ class EarlyStopping(Listener):
         self._note()
 
     def _note(self) -> None:
-        """What checkpoints keep of it."""
+        """Record what checkpoints store of early stopping."""
         self._session.facts[EARLY_STOPPING] = {
             "monitor": self._monitor, "best": self.best, "epoch": self.best_epoch,
             "waited": self._waited,
@@ -250,8 +254,8 @@ class EarlyStopping(Listener):
     def ended(self, epoch: int) -> None:
         if self._state is not None and self.best_epoch != epoch:
             self._session.restore(self._state)
-            self._session.listener.notify(f"the parameters of epoch {self.best_epoch}, the best by "
-                                          f"{self._monitor} ({self.best:.4g}), are back")
+            self._session.listener.notify(f"restored the parameters of epoch {self.best_epoch}, "
+                                          f"the best by {self._monitor} ({self.best:.4g})")
 
 
 class CsvLog(Listener):
@@ -273,16 +277,16 @@ class CsvLog(Listener):
         names = [field.name for field in fields(Report)]
         check_output("CsvLog", self._path)
         try:
-            kept = self._kept(session.resumed) if session.resumed else []
+            stored = self._previous_rows(session.resumed) if session.resumed else []
         except OSError as error:
             raise RawnnError(f"cannot read {self._path}: {error.strerror or error}") from None
         self._file = SideOutput(self._path, session.listener.notify)
         self._rows = csv.writer(self._file)
-        self._rows.writerows([names, *kept])
+        self._rows.writerows([names, *stored])
         self._file.flush()
 
-    def _kept(self, epochs: int) -> list[list[str]]:
-        """The rows of the run that is continued, up to where it is taken up."""
+    def _previous_rows(self, epochs: int) -> list[list[str]]:
+        """The rows of the resumed run, up to the epoch from which it continues."""
         with contextlib.suppress(FileNotFoundError), \
                 open(self._path, newline="", encoding="utf-8") as file:
             return [row for row in csv.reader(file)

@@ -1,10 +1,10 @@
-"""Checkpoints: one safetensors file holds all that a run needs to go on as if it had never
-stopped, and all that a model needs to predict.
+"""Checkpoints: one safetensors file holds all that a run needs to continue bit for bit, and all
+that a model needs to predict.
 
-Parameters stand under their own names, optimizer state and clocks under `state.`, the
-normalisation under `normalisation.` (of target values `target_normalisation.`); network,
-configuration and labels are JSON in the metadata, with a SHA-256 over everything. A file appears
-under its name only when all of it is on the disk, and it is verified whenever it is read.
+Parameters have their own names; optimizer state and clocks have the prefix `state.`, the
+normalisation `normalisation.` (of target values `target_normalisation.`). Network, configuration
+and labels are JSON in the metadata, with a SHA-256 over everything. A file gets its name only once
+all of it is on the disk, and every read verifies it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rawnn.model.layers import Network, Parameters
 from rawnn.version import __version__
 
 FORMAT = 1
-"""The newest version of the layout that this rawnn reads; the one it writes."""
+"""The version of the layout that this rawnn writes, the newest that it reads."""
 
 _DTYPES: dict[str, Any] = {
     "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64,
@@ -41,10 +41,10 @@ _STATE, _NORMALISATION, _TARGETS = "state.", "normalisation.", "target_normalisa
 PARTIALS = ".*.safetensors*.partial"
 _NAME = re.compile(r"rawnn-([0-9]{6,12})\.safetensors")
 BEST = "best.safetensors"
-"""What early stopping calls the checkpoint of the best report."""
+"""File name of the checkpoint that early stopping writes for the best report."""
 EARLY_STOPPING = "early_stopping"
-"""Under this name `facts` hold what early stopping knows: `epoch` of the best report, `best`, its
-figure by `monitor`, `waited`, and whether the parameters are `saved` as `BEST`."""
+"""Key of `facts` under which early stopping stores its state: `epoch` of the best report, `best`
+(its value of `monitor`), `waited`, and whether the parameters are `saved` as `BEST`."""
 _MAX_HEADER = 100 << 20  # what the safetensors library itself allows
 
 Notify = Callable[[str], None]
@@ -54,14 +54,19 @@ Lineage = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What a file holds. `epoch` epochs are done; `state` is what the runner keeps besides the
-    parameters (optimizer state, clock, loss scale), by tensor name; `config` is the run's Config as
-    plain values; `facts` are numbers of the listeners, such as the best loss so far; `taken` says
-    what the run took of what was open (rawnn/engine/resolved_options.py), {} where nobody wrote it
-    down; `data`
-    which data it was trained on (rawnn/engine/resumption.py), {} where that is not known; `lineage`
-    has a random name and the first epoch of the run and of each that continued it, () in older
-    files; `label_dtype` and `autoencoder` are those of a Model."""
+    """The content of a checkpoint file.
+
+    epoch: epochs that are done.
+    state: what the runner needs besides the parameters (optimizer state, clock, loss scale), by
+        tensor name.
+    config: the run's Config as plain values.
+    facts: values that listeners store, such as the best loss so far.
+    taken: the resolved options (rawnn/engine/resolved_options.py); {} in older files.
+    data: a record of the training data (rawnn/engine/resumption.py); {} if unknown.
+    lineage: a random name and the first epoch of the run and of each run that continued it; () in
+        older files.
+    label_dtype, autoencoder: those of a Model.
+    """
 
     network: Network
     parameters: Parameters
@@ -126,7 +131,7 @@ def decode(content: bytes, where: str) -> Checkpoint:
         recorded = metadata.pop("sha256")
     except KeyError:
         raise CheckpointError(f"{where} is a safetensors file, but no checkpoint of rawnn: its "
-                              f"metadata say nothing of one") from None
+                              f"metadata have no format version") from None
     except ValueError:
         raise CheckpointError(f"{where} is corrupt: its format version is no number") from None
     if newest > FORMAT:
@@ -136,14 +141,14 @@ def decode(content: bytes, where: str) -> Checkpoint:
         raise CheckpointError(f"{where} is corrupt: the SHA-256 of its content is not the one it "
                               f"records")
     try:
-        return _made(metadata, tensors, where)
+        return _from_metadata(metadata, tensors, where)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{where} is not a valid checkpoint ({_line(error)})") from None
     except ConfigError as error:
         raise CheckpointError(f"{where} does not fit this rawnn: {error}") from None
 
 
-def _made(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoint:
+def _from_metadata(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoint:
     described = json.loads(metadata["network"])
     described["layers"] = tuple(int(n) for n in described["layers"])
     network = Network(**described)
@@ -154,8 +159,8 @@ def _made(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoin
     wanted = {t.name: t.shape for t in network.parameters()}
     found = {name: array.shape for name, array in parts[""].items()}
     if wanted != found:
-        raise CheckpointError(f"{where} is inconsistent: it is of the network {network}, but the "
-                              f"shapes of its parameters are others")
+        raise CheckpointError(f"{where} is inconsistent: its network is {network}, but its "
+                              f"parameters have other shapes")
     means, targets = parts[_NORMALISATION], parts[_TARGETS]
     normalisation = Normalisation(float(metadata["scale"]), means.get("mean"), means.get("std"))
     return Checkpoint(
@@ -171,8 +176,8 @@ def _made(metadata: Mapping[str, str], tensors: Arrays, where: str) -> Checkpoin
 
 
 def unpack(content: bytes, where: str) -> tuple[dict[str, str], Arrays]:
-    """Metadata and tensors of a safetensors file, whoever wrote it. Raises CheckpointError,
-    starting with `where`."""
+    """Metadata and tensors of any safetensors file. Raises CheckpointError, starting with
+    `where`."""
     import safetensors
 
     size = len(content)
@@ -231,7 +236,7 @@ def _line(error: BaseException) -> str:
 
 
 def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Write a checkpoint so that the name holds either what it held before or all of the new, also
+    """Write a checkpoint atomically: the name refers to the old content or to all of the new, even
     after a power failure. Raises CheckpointError."""
     try:
         write_atomically(path, encode(checkpoint), durable=True)
@@ -261,7 +266,7 @@ def read_content(path: str | os.PathLike[str]) -> bytes:
 
 
 def name_of(epoch: int) -> str:
-    """The name of the checkpoint behind an epoch."""
+    """The name of the checkpoint after an epoch."""
     return f"rawnn-{epoch:06d}.safetensors"
 
 
@@ -276,13 +281,13 @@ def listed(directory: str | os.PathLike[str]) -> list[tuple[int, Path]]:
 
 
 def how_to_continue(directory: str | os.PathLike[str]) -> str:
-    """What to do where a checkpoint could not be written: how to go on from the newest of the
-    directory that can be read."""
-    whole = None
+    """How to continue after a checkpoint could not be written: from the newest readable one of
+    the directory."""
+    valid = None
     with contextlib.suppress(CheckpointError):
-        whole = next((path for _, path in reversed(listed(directory)) if _good(path)), None)
-    return f"{whole} is whole: make room, and continue with --resume {directory}" if whole \
-        else f"{directory} holds no whole checkpoint"
+        valid = next((path for _, path in reversed(listed(directory)) if _is_valid(path)), None)
+    return f"{valid} is valid: free some space, and continue with --resume {directory}" if valid \
+        else f"{directory} holds no valid checkpoint"
 
 
 def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
@@ -315,9 +320,9 @@ def _member(path: str | os.PathLike[str], best: bool,
 
 
 def find_model(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
-    """The checkpoint of the model at `path`: the file itself; of a directory the one that training
-    ended with, which is `best.safetensors` where early stopping of the same run wrote it, else the
-    newest good one. `notify` gets a sentence where it is not the newest.
+    """The checkpoint of the model at `path`: the file itself, or that of a directory with which
+    training ended. This is `best.safetensors` if early stopping of the same run wrote it, else the
+    newest valid one. `notify` gets a sentence if it is not the newest.
 
     Raises CheckpointError.
     """
@@ -350,8 +355,8 @@ def find_model(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Chec
 
 
 def is_of_run(stored: Checkpoint, lineage: Lineage) -> bool:
-    """Whether the checkpoint was written by the run of `lineage`, or by one that it continues and
-    no later than it was resumed."""
+    """Whether the run of `lineage` wrote the checkpoint, or a run that it continues, no later than
+    the epoch from which it continued."""
     shared = len(stored.lineage)
     return lineage[:shared] == stored.lineage and \
         all(stored.epoch <= first for _, first in lineage[shared:])
@@ -359,12 +364,12 @@ def is_of_run(stored: Checkpoint, lineage: Lineage) -> bool:
 
 def continued(values: Mapping[str, Any], arrays: bool = False,
               found: tuple[Path, Checkpoint] | None = None) -> dict[str, Any]:
-    """Options of a run, and where they name a checkpoint to `resume` (which may be `found` already)
-    under them the options of the run that wrote it, which then goes on saving in its directory.
-    `arrays` says that the data are given apart from the options.
+    """The options of a run. If they name a checkpoint to `resume` (which may already be `found`),
+    the options of the run that wrote it are the defaults, and saving goes on in its directory.
+    `arrays` says that the caller passes the data themselves.
 
-    Raises CheckpointError, also where that run's data were named relative to another folder,
-    ConfigError where they were arrays, which no option names.
+    Raises CheckpointError, also if that run's data were named relative to another folder, and
+    ConfigError if they were arrays, which no option names.
     """
     if not values.get("resume"):
         return dict(values)
@@ -385,15 +390,16 @@ def continued(values: Mapping[str, Any], arrays: bool = False,
 
 
 def check_data_found(path: str | os.PathLike[str], data: str | None, action: str) -> None:
-    """Raise CheckpointError, with what to do, where the `data` of the run that wrote a checkpoint
-    are not where it read them. `action` is what they are wanted for."""
+    """Raise CheckpointError, with the fix, if the `data` of the run that wrote a checkpoint are no
+    longer where it read them. `action` says what they are needed for."""
     if not data or os.path.exists(os.path.expanduser(data)):
         return
-    there, fix = ("they are not there any more", "") if os.path.isabs(os.path.expanduser(data)) \
-        else (f"from the folder in which it was started; there is none in {os.getcwd()}",
-              f"{action} in that folder, or ")
-    raise CheckpointError(f"the run of {path} read --data {data}, {there}: {fix}say with --data "
-                          f"where it is now")
+    reason, fix = (
+        ("it is no longer there", "") if os.path.isabs(os.path.expanduser(data)) else
+        (f"from the folder in which it was started; there is none in {os.getcwd()}",
+         f"{action} in that folder, or "))
+    raise CheckpointError(f"the run of {path} read --data {data}, {reason}: {fix}give its present "
+                          f"place with --data")
 
 
 class Store:
@@ -414,10 +420,12 @@ class Store:
             raise CheckpointError(f"the directory {directory} cannot be written")
 
     def expect(self, epoch: int, is_locked: bool = True) -> None:
-        """Refuse a directory that holds good checkpoints behind `epoch`, where this run begins:
-        resuming would take them for its own. Torn ones stay until this run gets there. Leftovers
-        of a killed process are removed, unless no lock excludes that they are of a live one."""
-        later = [path for number, path in listed(self.directory) if number > epoch and _good(path)]
+        """Refuse a directory that holds valid checkpoints of epochs after `epoch`, where this run
+        begins: resuming would take them for its own. Invalid ones stay until this run overwrites
+        them. Temporary files of a killed process are removed, but only under the lock: without it
+        they may belong to a live process."""
+        later = [path for number, path in listed(self.directory)
+                 if number > epoch and _is_valid(path)]
         if later:
             fix = "continue from it with --resume" if epoch == 0 else \
                 f"continue from the newest with --resume {self.directory}"
@@ -460,12 +468,12 @@ def _good(path: Path) -> bool:
 
 def check_fits(checkpoint: Checkpoint, network: Network, where: str) -> None:
     """Raise CheckpointError unless the checkpoint is of this network."""
-    kept = checkpoint.network
+    stored = checkpoint.network
     for what, ours, theirs in (
-        ("layers are", str(network), str(kept)),
-        ("activation is", network.activation, kept.activation),
-        ("loss is", network.loss, kept.loss),
-        ("biases are", *("on" if n.bias else "off" for n in (network, kept))),
+        ("layers are", str(network), str(stored)),
+        ("activation is", network.activation, stored.activation),
+        ("loss is", network.loss, stored.loss),
+        ("biases are", *("on" if n.bias else "off" for n in (network, stored))),
     ):
         if ours != theirs:
             raise CheckpointError(f"{where} is of another network: its {what} {theirs}, but {ours} "

@@ -1,4 +1,4 @@
-"""What a run is. The command line, a TOML file and `rawnn.Config(...)` all make this object."""
+"""The configuration of a run, made by the command line, a TOML file or `rawnn.Config(...)`."""
 
 from __future__ import annotations
 
@@ -204,26 +204,26 @@ class Config:
                               f"them out")
 
     def _check_company(self) -> None:
-        """Refuse what plays no part without another option. Raises ConfigError."""
+        """Refuse an option that has no effect without another one. Raises ConfigError."""
         for name, other in (("save_every", "save"), ("keep", "save"), ("min_delta", "patience"),
                             ("monitor", "patience")):
             if getattr(self, name) != getattr(type(self), name) and getattr(self, other) is None:
-                raise ConfigError(f"{name} = {getattr(self, name)} plays no part without {other} "
+                raise ConfigError(f"{name} = {getattr(self, name)} has no effect without {other} "
                                   f"(--{other}): give that, too, or leave it out")
 
     def _check_targets(self) -> None:
-        """Refuse to normalise targets that must stay as they are. Raises ConfigError."""
+        """Refuse to normalise targets that the loss cannot use normalised. Raises ConfigError."""
         if self.normalise_targets != "learned":
             return
         loss = self.network().loss_spec
         if not loss.unit_power:
             what = "class labels, which have no mean and deviation" if loss.labelled else \
-                "numbers from 0 to 1, which it could not do once they are normalised" \
+                "targets from 0 to 1, which normalised targets are not" \
                 if loss.link == "sigmoid" else "targets as they are"
             raise ConfigError(f"normalise_targets = learned is for target values (--loss mse): the "
                               f"loss {self.loss} compares with {what}")
         if self.autoencoder:
-            raise ConfigError("normalise_targets = learned plays no part with autoencoder: its "
+            raise ConfigError("normalise_targets = learned has no effect with autoencoder: its "
                               "targets are the normalised inputs, for which --normalise learned is")
 
     @property
@@ -236,7 +236,7 @@ class Config:
         return Network(self.layers, self.bias, self.activation, self.loss, self.init)
 
     def recipe(self) -> Recipe:
-        """How it is trained. Raises ConfigError for what the optimizer does not have."""
+        """How it is trained. Raises ConfigError for a setting that the optimizer lacks."""
         given = {"momentum": self.momentum, "nesterov": self.nesterov,
                  "decay": self.weight_decay, "beta1": self.beta1, "beta2": self.beta2,
                  "eps": self.eps}
@@ -272,7 +272,7 @@ def _hints() -> dict[str, Any]:
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError for what names no device."""
+    """Raise ConfigError unless `device` names a kind of device."""
     if not re.fullmatch(r"auto|gpu(:[0-9]{1,4})?|host|sim", device):
         raise ConfigError(f"device = '{device}': use auto, gpu, gpu:N, host or sim"
                           + nearest(device.partition(":")[0], ("auto", "gpu", "host", "sim")))
@@ -294,7 +294,7 @@ def _plain(value: Any) -> Any:
 
 
 def _joined(words: Sequence[Any], where: str) -> str:
-    """Toggles in a list as one text. Raises ConfigError for others than strings."""
+    """A list of toggles as one text. Raises ConfigError for items that are not strings."""
     if not all(isinstance(word, str) for word in words):
         raise ConfigError(f"{where} must be a string or a list of strings")
     return ",".join(words)
@@ -323,7 +323,7 @@ def _meant(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """The value, as short as a sentence can bear."""
+    """The value, short enough for an error message."""
     try:
         plain = isinstance(value, str | int | float | list | dict | None)
         text = repr(value) if plain else str(value)  # a date of TOML

@@ -1,4 +1,4 @@
-"""The data set of a run: the one that its Config names, or the one that the caller brings."""
+"""The data set of a run: the one that its Config names, or the one that the caller passes."""
 
 from __future__ import annotations
 
@@ -21,55 +21,58 @@ from rawnn.data.normalise import TargetNormalisation
 from rawnn.engine.config import DEFAULT_BATCH, Config
 from rawnn.plan.recipe import Recipe
 
-ROWS = 4096  # of inputs that are normalised at a time, to be checked
+ROWS = 4096  # inputs normalised at a time when they are checked
 LEAST_STEPS = 8
-"""A small set is cut into at least so many batches: with fewer steps an epoch learns little."""
+"""A small data set is split into at least so many batches: an epoch of fewer steps learns
+little."""
 
 
 def named(config: Config, notify: Callable[[str], None], stand_in: bool = False,
           offline: bool = False, **instead: Any) -> Dataset:
-    """Load what the Config names; `stand_in` and `offline` are explained at `load_dataset`, of
-    which `instead` are arguments that win over the Config's. Raises ConfigError and DataError."""
+    """Load what the Config names. Raises ConfigError and DataError.
+
+    load_dataset explains `stand_in` and `offline`; `instead` are arguments for it that override the
+    Config's.
+    """
     found = load_dataset(config.dataset, config.data, **{
         "target": config.target, "fraction": config.validation, "normalise": config.normalise,
         "normalise_targets": config.normalise_targets, "outputs": config.layers[-1],
         "kind": _kind(config) if is_table(config.data) else None, "seed": config.seed,
         "notify": notify, "offline": offline, "stand_in": stand_in, "encoding": config.encoding,
         "decimal": config.decimal, "skip": config.skip, **instead})
-    for note in () if is_table(config.data) else found.notes:  # a table's are said as it is read
+    for note in () if is_table(config.data) else found.notes:  # a table's were sent while reading
         notify(note)
     return found
 
 
 class ReadAhead:
-    """The data set that the Config names, being read in a thread beside what the caller does.
-    Nothing is fetched: whether there is a GPU is found out before a download begins."""
+    """Reads the data set that the Config names in a thread, while the caller opens the device.
+    Nothing is downloaded: a missing GPU is reported before a download begins."""
 
     def __init__(self, config: Config, **instead: Any) -> None:
-        """`instead` is explained at `named`."""
-        self._said: list[str] = []
+        """`named` explains `instead`."""
+        self._messages: list[str] = []
         self._found: Dataset | None = None
-        # One that ends with the process: an error of the caller's need not wait for it.
+        # A daemon thread: the process may end without waiting for it after another error.
         self._thread = Thread(target=self._read, args=(config, instead), name="rawnn data",
                               daemon=True)
         self._thread.start()
 
     def _read(self, config: Config, instead: Mapping[str, Any]) -> None:
-        with suppress(Exception):  # `named` meets the same, where its user is told
-            self._found = named(config, self._said.append, offline=True, **instead)
+        with suppress(Exception):  # `named` meets the same error and reports it
+            self._found = named(config, self._messages.append, offline=True, **instead)
 
     def result(self, notify: Callable[[str], None]) -> Dataset | None:
-        """The data set, with what there was to say of it; None where it has to be loaded by
-        `named`."""
+        """The data set, after its messages went to `notify`; None if `named` has to load it."""
         self._thread.join()
         if self._found is not None:
-            for message in self._said:
+            for message in self._messages:
                 notify(message)
         return self._found
 
 
 def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Dataset]:
-    """The Config with what its data decide, and the data, which fit it. Raises ConfigError and
+    """The Config completed from its data, and the data, checked to fit it. Raises ConfigError and
     DataError."""
     data = named(config, notify)
     if config.autoencoder:
@@ -81,14 +84,14 @@ def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Datas
 
 def given(data: Any, config: Config, validation: Any, normalise: Any,
           seed: int | None = None, unseen_classes: bool = False) -> Dataset:
-    """A Dataset as it is, or one of arrays (X, y) as `from_arrays` takes them; what is None is
-    taken from the Config. Raises ConfigError and DataError."""
+    """A Dataset unchanged, or one made of arrays (X, y) by `from_arrays`. Arguments that are None
+    come from the Config. Raises ConfigError and DataError."""
     option = CsvFormat(config.encoding, config.decimal, config.skip).given()
     if option and config.resume is None:
-        raise ConfigError(f"{option} is for a CSV file and plays no part with arrays: leave it out")
+        raise ConfigError(f"{option} is for a CSV file and has no effect with arrays: leave it out")
     if isinstance(data, Dataset):
         if validation is not None or normalise is not None:
-            raise ConfigError("a Dataset brings its own validation data and normalisation")
+            raise ConfigError("a Dataset has its own validation data and normalisation")
         found = _with_named_labels(data, config.layers[-1])
         if config.normalise_targets != "learned" or found.target_normalisation is not None:
             return found
@@ -102,8 +105,8 @@ def given(data: Any, config: Config, validation: Any, normalise: Any,
 
 
 def _with_named_labels(data: Dataset, outputs: int) -> Dataset:
-    """Labels of the user's that are too high for a network's outputs, but not too many, such as
-    1, 2, 3 for three outputs, become names of classes."""
+    """Turn the user's labels into names of classes if some exceed the network's outputs but there
+    are not too many classes, such as labels 1, 2, 3 for three outputs."""
     if not data.own or data.train_labels is None or data.test_labels is None \
             or data.label_names or data.classes <= outputs:
         return data
@@ -119,11 +122,11 @@ def _with_named_labels(data: Dataset, outputs: int) -> Dataset:
 
 def with_targets_of(data: Dataset, before: TargetNormalisation | None,
                     where: Path) -> Dataset:
-    """The data with target values normalised as those of the run in the checkpoint `where` were.
-    Raises ConfigError where only one of both has them normalised."""
+    """The data with their target values normalised as in the run of the checkpoint `where`.
+    Raises ConfigError if only one of the two normalises them."""
     if before is None and data.target_normalisation is not None:
-        raise ConfigError(f"the run of {where} has targets as they are, so that it cannot go on "
-                          f"with normalised ones: leave normalise_targets out")
+        raise ConfigError(f"the run of {where} did not normalise its targets, so that it cannot "
+                          f"continue with normalised ones: leave normalise_targets out")
     if before is not None and data.target_normalisation is None:
         raise ConfigError(f"the run of {where} has normalised targets: continue it with "
                           f"normalise_targets = learned (--normalise-targets learned)")
@@ -136,31 +139,31 @@ def _check_fractions(data: Dataset) -> None:
         if targets is not None:
             check_fractions(targets, f"the {part} targets")
             continue
-        for start in range(0, len(inputs), ROWS):  # of an autoencoder
+        for start in range(0, len(inputs), ROWS):  # the targets of an autoencoder
             check_fractions(data.normalisation.apply(inputs[start : start + ROWS]),
                             f"the normalised {part} inputs")
 
 
 def _kind(config: Config) -> Kind:
-    """What the loss compares with."""
+    """What the loss compares outputs with."""
     return "labels" if config.network().loss_spec.labelled else "values"
 
 
 def settled(config: Config, data: Dataset) -> tuple[Config, str]:
-    """The Config with the batch that is not given, and whether a partial one is kept, decided by
-    the data; and a sentence on the batch, if there is something to be said."""
-    examples, batch, said = len(data.train_images), config.batch or DEFAULT_BATCH, ""
+    """The Config with a batch size and `partial` chosen by the data if not given, and a sentence
+    on the batch size if it was reduced."""
+    examples, batch, message = len(data.train_images), config.batch or DEFAULT_BATCH, ""
     if config.batch is None and data.own and examples < LEAST_STEPS * batch:
         batch = 1 << max(examples // LEAST_STEPS, 1).bit_length() - 1
-        said = f"batch {batch}, since the training set has {examples:,} examples; --batch sets " \
-               f"another"
+        message = f"batch {batch}, since the training set has {examples:,} examples; --batch " \
+                  f"sets another"
     partial = data.own if config.partial is None else config.partial
-    return replace(config, batch=batch, partial=partial), said
+    return replace(config, batch=batch, partial=partial), message
 
 
 def left_out(recipe: Recipe, examples: int) -> str:
-    """What an epoch leaves out because it fills no batch, and the cure; an empty text for
-    nothing."""
+    """The examples that an epoch omits because they fill no batch, and how to include them; "" if
+    there are none."""
     count = 0 if recipe.partial else examples % recipe.batch
     if not count:
         return ""
@@ -169,7 +172,7 @@ def left_out(recipe: Recipe, examples: int) -> str:
 
 
 def spare_outputs(config: Config, data: Dataset) -> str:
-    """A sentence on outputs that the data have no class for; "" where there are none."""
+    """A sentence on outputs for which the data have no class; "" if there are none."""
     spare = config.layers[-1] - data.outputs
     return f"the network has {spare} more output{'s' if spare > 1 else ''} than {data.name} has " \
            f"classes ({data.outputs}): nothing is learned there but to stay low" \

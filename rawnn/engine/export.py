@@ -95,7 +95,7 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
     if model.autoencoder:
         kinds |= _in_units(graph, model, a if reproduces else "probabilities", TensorProto)
     one = network.loss_spec.labelled  # one class an example, not one answer an output
-    made = helper.make_graph(
+    onnx_graph = helper.make_graph(
         graph.nodes, "rawnn",
         [helper.make_tensor_value_info(
             "inputs", helper.np_dtype_to_tensor_dtype(np.dtype(input_type)), ["N", features])],
@@ -104,7 +104,7 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
          for name, kind in kinds.items()],
         graph.constants)
     found = helper.make_model(
-        made, producer_name="rawnn", producer_version=__version__, ir_version=IR_VERSION,
+        onnx_graph, producer_name="rawnn", producer_version=__version__, ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET)], doc_string=str(network))
     helper.set_model_props(found, {
         "network": str(network), "normalisation": str(model.normalisation),

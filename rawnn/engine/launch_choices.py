@@ -1,9 +1,9 @@
-"""Variants of launches: which an op has, the names they are remembered by, and the file where.
+"""Launch variants: which an op has, the keys under which choices are stored, and their file.
 
-A variant is a set of changes to an op's attributes: `choice` picks a kernel's tile or block, or
-cuBLASLt's answer of that number; `slices` are those of a product cut along its inner dimension, of
-which the op that adds them up is told, too. Ops of the same kind, implementation, shapes and types
-are launched in the same variant.
+A variant is a set of changes to an op's attributes. `choice` selects a kernel's tile or block, or a
+candidate of cuBLASLt. `slices` is the number of parts into which a GEMM's inner dimension is split;
+the op that adds up the parts gets the same number. Ops of the same kind, implementation, shapes and
+dtypes use the same variant.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from rawnn.ptx.kernels import kernel_for
 Changes = dict[str, int]
 
 LIBRARY_CANDIDATES = 6
-"""Of cuBLASLt's heuristics that are tried."""
+"""How many of the algorithms that cuBLASLt's heuristic returns are tried."""
 FEWER_SLICES = (1, 2, 4, 7, 8, 14, 16)
-"""Numbers of slices that are tried in place of more."""
+"""Numbers of slices that are tried if they are fewer than the default."""
 
 _LIBRARIES = ("cudnn", "memcpy")
 _DISTINGUISHING = ("layout", "bias", "activation", "slope", "compute", "beta", "stochastic")
-"""Attributes that say which kernel runs, or what it does."""
+"""Attributes that select the kernel or change what it computes."""
 
 
 class TunedLaunch(msgspec.Struct, frozen=True):
-    """What was found of an op: its changes, and microseconds of a whole step before and after."""
+    """The best changes for an op, and microseconds of a whole step before and after."""
 
     changes: Changes
     before: float
@@ -53,7 +53,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def key_of(op: Op, plan: Plan) -> str:
-    """Kind, implementation, operands with shapes and types: the same for ops that launch alike."""
+    """Kind, implementation, operands with shapes and dtypes: equal for ops that launch alike."""
     words = [f"{op.kind}/{op.impl}"]
     words += [str(op.attributes[name]) if isinstance(op.attributes[name], str) else
               f"{name}={op.attributes[name]:g}" for name in _DISTINGUISHING
@@ -66,7 +66,7 @@ def key_of(op: Op, plan: Plan) -> str:
 
 
 def variants(op: Op, plan: Plan) -> list[Changes]:
-    """Every other way of launching the op; those that come to the same are left out."""
+    """Every other way of launching the op, without duplicates of the same launch."""
     if op.impl == "cublas":
         found = [{"choice": n} for n in range(1, LIBRARY_CANDIDATES)]
         if op.kind == "matmul_slices":
@@ -88,7 +88,7 @@ def variants(op: Op, plan: Plan) -> list[Changes]:
 
 
 def _launch(op: Op, plan: Plan) -> tuple[object, ...]:
-    """All that makes a launch another one."""
+    """All that distinguishes one launch from another."""
     impl = kernel_for(op)
     scalars = impl.scalars(op, plan)
     return (impl.expression(op, plan), impl.geometry(scalars), impl.shared(scalars),
@@ -100,7 +100,7 @@ def _changed(op: Op, changes: Mapping[str, int]) -> Op:
 
 
 def with_choices(plan: Plan, choices: Mapping[str, Changes]) -> Plan:
-    """The plan with the ops of each key changed, and whoever adds up their slices told."""
+    """The plan with the ops of each key changed; ops that add up their slices follow."""
     keyed = [(op, choices.get(key_of(op, plan), {})) for op in plan.ops]
     slices = {op.operands["partial"]: changes["slices"] for op, changes in keyed
               if "slices" in changes}
@@ -114,7 +114,7 @@ def with_choices(plan: Plan, choices: Mapping[str, Changes]) -> Plan:
 
 
 def applied(work: PreparedRun, choices: Mapping[str, Changes]) -> PreparedRun:
-    """The run with all its plans changed."""
+    """The run with the choices applied to all its plans."""
 
     def change(plan: Plan) -> Plan:
         return with_choices(plan, choices)
@@ -127,13 +127,13 @@ def applied(work: PreparedRun, choices: Mapping[str, Changes]) -> PreparedRun:
 
 
 def chosen(plan: Plan) -> dict[str, Changes]:
-    """What is chosen for each op of a plan, by the op's name, where something is."""
+    """The choices in a plan, by the op's name; ops without one are left out."""
     return {op.name: {n: op.attributes[n] for n in ("choice", "slices") if n in op.attributes}
             for op in plan.ops if "choice" in op.attributes}
 
 
 def choices_of(work: PreparedRun) -> dict[str, Changes]:
-    """What is chosen for the launches of a run's plans, as `applied` takes it."""
+    """The choices in all plans of a run, in the format of `applied`."""
     plans = [work.train, work.unmeasured, *([work.partial] if work.partial else []),
              *(part.plan for part in work.evaluate)]
     return {key_of(op, plan): {n: op.attributes[n] for n in ("choice", "slices")
@@ -141,11 +141,11 @@ def choices_of(work: PreparedRun) -> dict[str, Changes]:
             for plan in plans for op in plan.ops if "choice" in op.attributes}
 
 
-# -- where choices are remembered ------------------------------------------------------------------
+# -- storage ---------------------------------------------------------------------------------------
 
 
 def sources() -> str:
-    """A digest of what choices count through: the kernels and the tables of their launches."""
+    """A digest of the code under which choices stay valid: the kernels and their launch tables."""
     digest = hashlib.sha256()
     files = (p for p in ptx.SOURCES.rglob("*.*") if p.suffix in (".cu", ".cuh", ".py"))
     for path in (*sorted(files), Path(__file__)):
@@ -154,36 +154,36 @@ def sources() -> str:
 
 
 def directory() -> Path:
-    """Beside the kernel cache."""
+    """The folder of the file, next to the kernel cache."""
     return cache_directory() / "choices"
 
 
 def file_of(info: DeviceInfo) -> Path:
-    """The file of a GPU's name, its driver and the sources."""
+    """The file for a GPU's name, its driver and the sources."""
     words = re.sub(r"[^a-z0-9]+", "-", f"{info.name}-{info.driver}".lower()).strip("-")
     return directory() / f"{words}-{sources()}.json"
 
 
 def read(path: Path, notify: Callable[[str], None]) -> dict[str, TunedLaunch]:
-    """What is remembered in a file: nothing where there is none; a broken one is said once."""
+    """The choices stored in a file; none if it is missing. A broken file is reported once."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File).choices
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        notify(f"the launches remembered in {path} cannot be read and are measured anew: {error}")
+        notify(f"the launches stored in {path} cannot be read and are measured again: {error}")
         return {}
 
 
 def write(path: Path, info: DeviceInfo, choices: Mapping[str, TunedLaunch],
           notify: Callable[[str], None]) -> None:
-    """Keep what was found, atomically; a place that cannot be written is said."""
+    """Store the choices atomically; a failure to write goes to `notify`."""
     content = _File(info.name, info.driver, sources(), dict(choices))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
     except (OSError, RawnnError) as error:
-        notify(f"the launches that tune found cannot be kept: {error}")
+        notify(f"the launches that tune found cannot be stored: {error}")
 
 
 def remembered() -> dict[Path, dict[str, TunedLaunch]]:

@@ -1,5 +1,5 @@
-"""The epochs of a run: trained one by one, measured where a report falls due, broken off by a
-signal, and timed without what is not training."""
+"""The epochs of a run: trained one by one, measured when a report is due, aborted by a signal, and
+timed without what is not training."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from rawnn.engine.units import LossUnits
 
 if TYPE_CHECKING:
     from rawnn.distributed import Team
-    from rawnn.engine.training import Session
+    from rawnn.engine.session import Session
 
 
 LARGE_TARGETS = 10.0
-"""Beyond it the first errors are so large that usual learning rates make them larger."""
+"""Targets beyond this make the first errors so large that common learning rates diverge."""
 
 
 class _Stopwatch:
-    """Milliseconds of training: `total`, and since the last `lap`."""
+    """Milliseconds of training: in `total`, and since the last `lap`."""
 
     def __init__(self) -> None:
         self.total = self._lap = 0.0
@@ -52,7 +52,7 @@ class _Stopwatch:
 
 
 class Loop:
-    """The epochs of a run, and the reports that fall due."""
+    """Trains the epochs of a session and makes the reports that are due."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._runner = session, session.runner
@@ -63,11 +63,11 @@ class Loop:
         self.reached = Evaluation(math.nan, math.nan)
         self.evaluation_ms = 0.0
         self._watch = _Stopwatch()
-        self._whole = True  # whether no epoch was broken off
-        self._snapshot_taken: tuple[int, State] = (0, {})  # an epoch, and the state behind it
-        self._long = False  # whether epochs are so long that the state behind each is kept
+        self._is_complete = True  # whether no epoch was aborted
+        self._last_snapshot: tuple[int, State] = (0, {})  # an epoch, and the state after it
+        self._long = False  # whether epochs are long enough to snapshot the state after each
         self.stale = False  # whether parameters were replaced since they were last measured
-        self.broken_epoch = 0  # the epoch of which the parameters have a part
+        self.broken_epoch = 0  # the epoch in which training was aborted
 
     @property
     def training_ms(self) -> float:
@@ -75,34 +75,34 @@ class Loop:
 
     @property
     def epochs(self) -> int:
-        """How many epochs of this run the parameters have behind them."""
+        """How many epochs of this run the parameters have been trained for."""
         return self._epoch - self._session.resumed
 
     def run(self) -> int:
-        """Train; returns the number of the signal that cut it short, 0 for none. What is broken off
-        ends at once: the test set is not measured then."""
+        """Train; returns the number of the signal that ended it, 0 for none. After an abort the
+        test set is not measured: the run ends at once."""
         with Signals(self._listener.notify) as self._signals:
             broken = self._epochs()
-            at_once = broken and bool(self._signals.number or not self._whole)
+            at_once = broken and bool(self._signals.number or not self._is_complete)
             with self.paused():
                 if broken:
                     self._runner.keep_sharded()
-                if broken and not self._whole:
+                if broken and not self._is_complete:
                     self._restore_snapshot()
                 self._runner.assemble()
-                if self._whole:
+                if self._is_complete:
                     self._listener.ended(self._epoch)
-                measured = self._reached == self._epoch and self._whole and not self.stale
+                measured = self._reached == self._epoch and self._is_complete and not self.stale
                 if not measured:
                     self.reached = Evaluation(math.nan, math.nan) if at_once else \
                         self._units.evaluation(self._runner)
             return self._signals.number or (signal.SIGINT if broken else 0)
 
     def _epochs(self) -> bool:
-        """Train epoch by epoch; returns whether one was broken off."""
+        """Train epoch by epoch; returns whether one was aborted."""
         session, signals, total = self._session, self._signals, self._config.epochs
         self._epoch = self._reported = session.resumed
-        self._reached = -1  # the epoch behind which the test set was measured
+        self._reached = -1  # the epoch after which the test set was measured
         if session.resumed and signals.installed:
             self._snapshot()
         parted = session.team if session.work.assemble.ops else None
@@ -111,14 +111,14 @@ class Loop:
         try:
             while self._epoch < total and not self._should_stop():
                 due = (self._epoch + 1) % self._interval == 0 or self._epoch + 1 == total
-                self._whole = False
+                self._is_complete = False
                 signals.inside = True
                 begun = perf_counter()
                 self._runner.epoch(measured=due)
                 seconds = perf_counter() - begun
                 signals.inside = False
                 self._epoch += 1
-                self._whole = True
+                self._is_complete = True
                 if read:
                     self._runner.assemble()
                 self._listener.epoch_done(self._epoch)
@@ -136,25 +136,25 @@ class Loop:
         return False
 
     def _should_stop(self) -> bool:
-        """Whether training ends here; all ranks stop where one does."""
+        """Whether training ends here; all ranks stop if one does."""
         session, number = self._session, self._signals.number
         if session.team is None:
             return bool(session.stopped or number)
         session.team.doing = f"training epoch {self._epoch + 1}"
         why = session.stopped or (f"a signal ({number}) asked rank {session.team.rank} to end"
                                   if number else "")
-        said = session.team.any(f"epoch {self._epoch}", why)
-        if said and not number and not session.stopped:
-            session.stop(said)
-        return bool(said)
+        reason = session.team.any(f"epoch {self._epoch}", why)
+        if reason and not number and not session.stopped:
+            session.stop(reason)
+        return bool(reason)
 
     def _snapshot_if_long(self, parted: Team | None, seconds: float) -> None:
-        """Keep the state behind an epoch if epochs are long, and so may have to be given up: this
-        one took the host so many `seconds`. Ranks that are `parted`, each with parts of it, do so
+        """Snapshot the state after an epoch if epochs are so long that one may have to be aborted;
+        this one took the host so many `seconds`. Ranks whose state is sharded (`parted`) do so
         together.
 
-        This waits for the first epoch, which costs some 20 us once, and for all long ones: where
-        reports are rare, a GPU would be given ten of them at a time.
+        This waits for the first epoch, which costs some 20 us once, and for every long one: without
+        the wait up to ten of them would be enqueued where reports are rare.
         """
         if self._epoch == self._config.epochs or not (self._signals.installed or parted):
             return
@@ -169,24 +169,25 @@ class Loop:
                 self._snapshot()
 
     def _snapshot(self) -> None:
-        self._snapshot_taken = self._epoch, self._runner.state()
+        self._last_snapshot = self._epoch, self._runner.state()
         self._signals.kept = True
 
     def _restore_snapshot(self) -> None:
-        """To the end of the last epoch, if it is kept; otherwise, as in the first, parameters stay
-        as the epoch was broken off, and `broken_epoch` says so."""
+        """Return to the end of the last epoch if there is a snapshot. Otherwise, as in the first
+        epoch, parameters stay as the abort left them, and `broken_epoch` says so."""
         if self._signals.kept:
-            self._epoch, state = self._snapshot_taken
+            self._epoch, state = self._last_snapshot
             self._runner.load(state)
-            self._whole = True
+            self._is_complete = True
         else:
             self.broken_epoch = self._epoch + 1
-            self._listener.notify(f"epoch {self.broken_epoch} was broken off: the parameters are "
-                                  f"those in the midst of it, and their test loss was not measured")
+            self._listener.notify(f"epoch {self.broken_epoch} was aborted: the parameters are "
+                                  f"those in the middle of it, and their test loss was not "
+                                  f"measured")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out of the training time what is done within."""
+        """Exclude what runs within from the training time."""
         self._runner.epoch_milliseconds()  # waits for what was enqueued
         self._watch.stop()
         try:
@@ -230,19 +231,20 @@ class Loop:
             return
         step = int(bad[0])
         last = self.history[-1] if self.history else None
-        kept = f"the last good report is of epoch {last.epoch} (test accuracy " \
-               f"{last.test_accuracy:.4f})" if last else "no report was reached before"
+        progress = f"the last good report is of epoch {last.epoch} (test accuracy " \
+                   f"{last.test_accuracy:.4f})" if last else "no report was reached before"
         earlier = "" if self._interval == 1 or epoch == 1 else \
             " or in an epoch before it that was not measured"
         where = f", first on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" \
             if ranks else ""
         raise TrainingDiverged(
             f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}{where}: "
-            f"{self._large_targets()}use a smaller learning rate than {self._config.lr:g}; {kept}"
+            f"{self._large_targets()}use a smaller learning rate than {self._config.lr:g}; "
+            f"{progress}"
         )
 
     def _large_targets(self) -> str:
-        """What helps where target values are far from those that networks begin with, else ""."""
+        """The advice for targets far from the initial outputs of networks, else ""."""
         data = self._session.data
         if data.train_targets is None or data.target_normalisation is not None \
                 or not self._session.work.network.loss_spec.unit_power:

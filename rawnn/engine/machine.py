@@ -1,4 +1,4 @@
-"""Finding out what this machine can run, and opening the device that a run asks for."""
+"""Finds out what this machine can run, and opens the device that a run asks for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Opened:
-    """A device ready for use, or None with the host in its place; `milliseconds` is what opening
-    cost. At the end of a `with` the device is closed."""
+    """A device ready for use, or None to train on the host; `milliseconds` is the time to open it.
+    Leaving a `with` closes the device."""
 
     device: Device | None
     machine: Machine
@@ -34,8 +34,8 @@ class Opened:
         self.close()
 
     def close(self) -> None:
-        """Close the device, if there is one. What failed before may have broken its context, of
-        which more than that failure says nothing new."""
+        """Close the device, if there is one. Errors are ignored: an earlier failure may have broken
+        the context, and the errors that follow from it add nothing."""
         if self.device:
             with suppress(RawnnError):
                 self.device.close()
@@ -44,8 +44,8 @@ class Opened:
 def open_device(wanted: str, notify: Notify, ordinal: int = 0) -> Opened:
     """Open the device that `Config.device` names.
 
-    "auto" takes a GPU or else the host; it and "gpu" mean the first, or the one of the `ordinal`.
-    Raises DeviceError for a GPU asked for by name that is not there.
+    "auto" takes a GPU if there is one, else the host. "auto" and "gpu" mean GPU `ordinal`. Raises
+    DeviceError if a GPU that is asked for is missing.
     """
     started = perf_counter()
     if wanted == "host":
@@ -80,7 +80,7 @@ def open_gpu(ordinal: int, notify: Notify) -> Device:
 
 
 def machine_of(device: Device) -> Machine:
-    """What toggles need to know of an open device."""
+    """What toggles need to know about an open device."""
     major, minor = (int(part) for part in device.info.cuda.split("."))
     return Machine(None, device.capability, major * 1000 + minor * 10,
                    device.backend.provides, device.info.memory_pools, device.info.name,

@@ -1,7 +1,7 @@
-"""A trained network without its training: predict, score, save, load.
+"""A trained network without its training state: predict, score, save, load.
 
-Forward passes run with NumPy in float32, a batch at a time, so that memory stays small and no
-device is opened; `device` runs them on the engine instead.
+Forward passes run with NumPy in float32, a batch at a time to bound memory, without opening a
+device. With `device` they run on the engine instead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rawnn.model.layers import Network, Parameters
 from rawnn.model.losses import Link
 
 BATCH = 4096
-"""Rows at a time: 13 MB of inputs for MNIST."""
+"""Rows per batch: 13 MB of inputs for MNIST."""
 
 Output = Literal["classes", "labels", "probabilities", "logits", "values"]
 OUTPUTS: dict[Link, tuple[str, ...]] = {
@@ -43,13 +43,13 @@ OUTPUTS: dict[Link, tuple[str, ...]] = {
     "sigmoid": ("classes", "probabilities", "logits"),
     "identity": ("values",),
 }
-"""What `predict` gives for networks by the link of their loss; the first is the default. An
-autoencoder gives "values" after any loss, by default."""
+"""The outputs of `predict`, by the link of the network's loss; the first is the default. An
+autoencoder also gives "values", by default, with any loss."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss over a data set, as in training, and the fraction that is right (NaN for mse)."""
+    """Mean loss over a data set, as in training, and the accuracy (NaN for mse)."""
 
     loss: float
     accuracy: float
@@ -96,15 +96,15 @@ class Model:
     # -- predictions -------------------------------------------------------------------------------
     def predict(self, inputs: Any, output: Output | None = None, *, batch: int = BATCH,
                 device: str = "host") -> NDArray[Any]:
-        """What the network says of `inputs` [N, ...], given as the training data were (bytes stay
-        bytes: the normalisation is applied here).
+        """The outputs of the network for `inputs` [N, ...], given as the training data were (bytes
+        stay bytes: the normalisation is applied here).
 
-        After cross-entropy: "classes" (int32 [N], the default), "labels" (as in training: words, or
-        numbers of their type), "probabilities" or "logits" (float32 [N, C]). After binary
-        cross-entropy: "classes" (uint8 [N, C], 0 or 1), "probabilities" or "logits". After mean
-        squared error: "values", float32 [N, C], or float64 in the targets' units where they were
-        normalised. Of an autoencoder "values" are in the units of its inputs, after either loss
-        (float64 where float32 cannot hold the inputs). No rows give an empty array.
+        Cross-entropy: "classes" (int32 [N], the default), "labels" (as in training: words, or
+        numbers of their dtype), "probabilities" or "logits" (float32 [N, C]). Binary cross-entropy:
+        "classes" (uint8 [N, C], 0 or 1), "probabilities" or "logits". Mean squared error: "values",
+        float32 [N, C], or float64 in the targets' units if they were normalised. An autoencoder's
+        "values" are in the units of its inputs, with either loss (float64 if float32 cannot hold
+        the inputs). Without rows the result is an empty array.
 
         Raises ConfigError, DataError.
         """
@@ -175,7 +175,7 @@ class Model:
             yield a
 
     def shaped(self, z: NDArray[np.float32], output: str) -> NDArray[Any]:
-        """Logits [N, C] as another output of `predict`."""
+        """Logits [N, C] converted to another output of `predict`."""
         several = self.network.loss_spec.link == "softmax"
         if output == "values" and self.target_normalisation is not None:
             return self.target_normalisation.undo(z)
@@ -193,7 +193,7 @@ class Model:
 
     @property
     def labels(self) -> NDArray[Any]:
-        """The label of each output [C]: a number of the type of the training's, or a name."""
+        """The label of each output [C]: a number of the training's dtype, or a name."""
         if self.label_names and not self._has_number_labels:
             return np.asarray(self.names)
         numbers = np.array([int(name) for name in self.names])
@@ -203,7 +203,7 @@ class Model:
 
     @property
     def _has_number_labels(self) -> bool:
-        """Whether the names of its classes are numbers that were labels."""
+        """Whether the names of classes are labels that were numbers."""
         return bool(self.label_dtype) and are_whole(self.label_names)
 
     @property
@@ -212,13 +212,13 @@ class Model:
         known = len(self.label_names)
         return [*self.label_names, *map(str, range(known, self.network.outputs))]
 
-    # -- how good they are -------------------------------------------------------------------------
+    # -- quality -----------------------------------------------------------------------------------
     def score(self, inputs: Any, answers: Any = None, *, batch: int = BATCH,
               device: str = "host") -> Score:
-        """Loss and accuracy on `inputs` with `answers` as training takes them: labels [N], one-hot
-        rows [N, C], or values [N, C]; None compares with the normalised inputs, as an autoencoder
-        is trained. Numbers are indices of classes whose names are words. The loss is in the units
-        of the values, also where they were normalised for training.
+        """Loss and accuracy on `inputs` with `answers` in the formats of training: labels [N],
+        one-hot rows [N, C], or values [N, C]; None compares with the normalised inputs, as for an
+        autoencoder. If classes are named by words, numbers are indices of classes. The loss is in
+        the units of the values, also if they were normalised for training.
 
         Raises DataError.
         """
@@ -278,19 +278,19 @@ class Model:
         return labels
 
     def confusion(self, inputs: Any, labels: Any, *, device: str = "host") -> NDArray[np.int64]:
-        """How often class i (rows) was taken for class j (columns): int64 [C, C]."""
+        """How often class i (rows) was predicted as class j (columns): int64 [C, C]."""
         if not self.network.loss_spec.labelled:
             raise ConfigError(f"a network trained with {self.network.loss} has no classes to "
                               f"confuse")
         flat = self._inputs(inputs)
         truth = self._answers(labels, len(flat)).astype(np.int64)
-        said = self.predict(flat, "classes", device=device)
+        predicted = self.predict(flat, "classes", device=device)
         count = self.network.outputs
-        return np.bincount(truth * count + said, minlength=count * count).reshape(count, count)
+        return np.bincount(truth * count + predicted, minlength=count * count).reshape(count, count)
 
-    # -- keeping -----------------------------------------------------------------------------------
+    # -- storage -----------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint file with no training state, atomically. Raises CheckpointError."""
+        """Write a checkpoint file without training state, atomically. Raises CheckpointError."""
         checkpoint.write(path, checkpoint.Checkpoint(
             self.network, self.parameters, normalisation=self.normalisation,
             label_names=self.label_names, target_normalisation=self.target_normalisation,
@@ -299,9 +299,9 @@ class Model:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Model:
-        """Read a checkpoint, or the model of a directory of them: `best.safetensors` where early
-        stopping left it there, else the newest good one. Which it is is said to the logger "rawnn"
-        where it is not the newest. Raises CheckpointError."""
+        """Read a checkpoint, or the model of a directory of them: `best.safetensors` if early
+        stopping wrote one, else the newest valid one. The logger "rawnn" gets a message if it is
+        not the newest. Raises CheckpointError."""
         return cls.of(checkpoint.find_model(path, logging.getLogger("rawnn").info)[1])
 
     @classmethod
@@ -313,25 +313,25 @@ class Model:
 
     # -- PyTorch -----------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The parameters as torch.nn.Sequential names them (rawnn.engine.state_dict)."""
+        """The parameters under the names of torch.nn.Sequential (rawnn.engine.state_dict)."""
         return to_torch(self.parameters, self.network)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the parameters of a state dict of the same layers. Raises CheckpointError."""
+        """Replace the parameters by a state dict of the same layers. Raises CheckpointError."""
         self.parameters = from_torch(state, self.network)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], *, activation: str = "relu",
                         loss: str = "cross_entropy",
                         normalisation: Normalisation | None = None) -> Model:
-        """A model of a state dict; its shapes say the layers. Raises CheckpointError."""
+        """A model from a state dict, whose shapes give the layers. Raises CheckpointError."""
         layers, bias = layers_of(state)
         network = Network(layers, bias, activation, loss)
         return cls(network, from_torch(state, network), normalisation or Normalisation())
 
 
 def softmax(z: NDArray[np.float32]) -> NDArray[np.float32]:
-    """exp(z - max z) / sum, along each row."""
+    """exp(z - max z) / sum(exp(z - max z)), along each row."""
     e: NDArray[np.float32] = np.exp(z - z.max(axis=1, keepdims=True))
     e /= e.sum(axis=1, keepdims=True)
     return e

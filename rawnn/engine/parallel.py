@@ -1,5 +1,5 @@
-"""A run of several ranks, as one of them sees it: joining the others, what has to be the same
-everywhere, and what is reduced of the metrics."""
+"""A run of several ranks, as one of them sees it: joining the others, what has to be equal on all,
+and the reduction of metrics."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from rawnn.plan.recipe import Recipe
 from rawnn.version import __version__
 
 SHORT_US = 500.0
-"""Where a step computes for less, what starts kernels and reductions counts, which more ranks do
-not divide: it is seen what one GPU takes by itself."""
+"""If a step computes for less time than this, launching kernels and reductions dominates, and more
+ranks do not divide that cost. Then the run is compared with one GPU."""
 MIN_GAIN = 0.6
-"""The part of what so many GPUs could gain below which it is said that they do not."""
+"""Fraction of the ideal speedup below which a message says that several GPUs do not pay off."""
 BACKWARD = 2 / 3
-"""The part of a step's arithmetic that is the backward pass."""
+"""Fraction of a step's arithmetic in the backward pass."""
 OPEN_JOB = (f"the ranks of several hosts share no secret, so that whoever reaches rank 0's port "
             f"could join them: give all of them the same {SECRET}, such as $(openssl rand -hex 32)")
 OF_A_HOST = ("device", "data", "save", "resume")
-"""What may differ from rank to rank: where things are."""
+"""Options that may differ from rank to rank, because they are specific to a host."""
 PACKAGES = ("numpy", "ml_dtypes", "cuda-bindings", "nvmath-python", "nccl4py", "nvidia-nccl-cu12",
             "nvidia-nccl-cu13", "nvidia-cublas-cu12", "nvidia-cublas", "nvidia-cudnn-cu12",
             "nvidia-cudnn-cu13", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
@@ -45,9 +45,9 @@ PACKAGES = ("numpy", "ml_dtypes", "cuda-bindings", "nvmath-python", "nccl4py", "
 
 def join(config: Config, environ: Mapping[str, str] = os.environ,
          communicator: Any = None) -> Team | None:
-    """The ranks that a launcher started beside this process, or those of a `communicator` of
-    mpi4py, once all are there and run the same code with the same options; None where it is alone.
-    Raises ConfigError, RanksError."""
+    """Join the ranks that a launcher started, this process among them, or those of a `communicator`
+    of mpi4py. Returns once all are there and run the same code with the same options; None in a
+    process of its own. Raises ConfigError, RanksError."""
     place = rank_from_environment(environ, os.getppid()) if communicator is None \
         else rank_from_communicator(communicator, environ)
     if place is None:
@@ -56,7 +56,7 @@ def join(config: Config, environ: Mapping[str, str] = os.environ,
 
 
 def facts(config: Config) -> dict[str, str]:
-    """What ranks must have in common, by the name that a difference is told with."""
+    """What ranks must have in common, by the name that an error message gives it."""
     found = {"rawnn's version": __version__, "rawnn's code": _code(),
              "Python's version": platform.python_version()}
     for name in PACKAGES:
@@ -94,14 +94,14 @@ def data_facts(data: Dataset) -> dict[str, str]:
 
 
 def state_facts(state: Mapping[str, NDArray[Any]]) -> dict[str, str]:
-    """A checksum of what is resumed."""
+    """A checksum of each resumed tensor."""
     return {f"the resumed {name}": _checksum(array)
             for name, array in state.items()}
 
 
 def ordinal(config: Config, team: Team) -> int:
-    """Which GPU "auto" and "gpu" mean for this rank: of those that the process sees, of which a
-    scheduler may leave it but one. Raises ConfigError for devices that cannot be joined."""
+    """The GPU that "auto" and "gpu" mean for this rank, among those visible to the process: a
+    scheduler may leave it only one. Raises ConfigError for devices that cannot be joined."""
     here = team.place.local_size
     if config.device == "sim":
         raise ConfigError("the simulated GPUs of several processes cannot be joined: use --device "
@@ -114,14 +114,14 @@ def ordinal(config: Config, team: Team) -> int:
 
 
 def with_nccl(opt: str) -> str:
-    """The toggles with the one that reduces gradients."""
+    """The toggles with `nccl`, which reduces gradients."""
     words = [word.strip() for word in opt.split(",") if word.strip()]
     return opt if "nccl" in {w.partition("=")[0] for w in words} else ",".join([*words, "nccl"])
 
 
 def recipe_of_rank(recipe: Recipe, team: Team) -> Recipe:
-    """The recipe of this rank. Raises ConfigError, with the nearest that would, for a batch that
-    does not split evenly."""
+    """The recipe of this rank. Raises ConfigError for a batch that does not split evenly, with the
+    nearest sizes that do."""
     batch, size = recipe.batch, team.world_size
     if batch % size:
         near = [n for n in (batch // size * size, (batch // size + 1) * size) if n]
@@ -132,24 +132,24 @@ def recipe_of_rank(recipe: Recipe, team: Team) -> Recipe:
 
 def predict_scaling(team: Team, inside_us: float, together_us: float) -> tuple[str,
                                                                                dict[str, float]]:
-    """What can be expected of the ranks, in a sentence, and the figures that it goes by: those of
-    the slowest rank."""
+    """The scaling to expect, as a sentence, and the figures of the slowest rank that it is based
+    on: microseconds of a step without collectives, and of the collectives."""
     inside, together = map(max, zip(*team.gather("the outlook", [inside_us, together_us]),
                                     strict=True))
     found = {"compute_us": inside, "reduce_us": together}
-    said = f"a step computes for {inside:,.0f} us on each of {team.world_size} ranks, and its " \
-           f"gradients take {together:,.0f} us to reduce"
+    message = f"a step computes for {inside:,.0f} us on each of {team.world_size} ranks, and its " \
+              f"gradients take {together:,.0f} us to reduce"
     if together > inside:
-        said += (": sending them bounds the step; more examples a rank (--batch), bf16 or fewer "
-                 "ranks make better use of the GPUs")
+        message += (": sending them bounds the step; more examples a rank (--batch), bf16 or fewer "
+                    "ranks make better use of the GPUs")
     elif together > inside * BACKWARD:
-        said += ", more than the backward pass can hide"
-    return said, found
+        message += ", more than the backward pass can hide"
+    return message, found
 
 
 def time_one_rank(opened: Opened, work: PreparedRun) -> float | None:
-    """Microseconds of a step of a run by itself; None where the GPU has not the memory for it, or
-    not with these toggles."""
+    """Microseconds of a step on one GPU; None if it lacks the memory, or if these toggles need
+    several ranks."""
     from rawnn.engine.runners.gpu import GpuRunner
 
     assert opened.device is not None
@@ -166,25 +166,26 @@ def time_one_rank(opened: Opened, work: PreparedRun) -> float | None:
 
 def compare_with_one_rank(team: Team, together_us: float, alone: Callable[[], float | None]
                           ) -> tuple[str, dict[str, float]]:
-    """What the ranks gain over one of them that trains by itself, where that is nothing or hardly
-    worth it, in a sentence ("" else); and the figures: a step of the slowest rank, and `alone()` of
-    rank 0, the same batch on one GPU, which may be None."""
+    """Compare the ranks with one GPU that trains the same batch: a sentence if they gain little or
+    nothing ("" otherwise), and the figures. `together_us` is a step of this rank; `alone()` times
+    rank 0 by itself and may return None."""
     found = team.gather("one GPU by itself", (together_us, None if team.rank else alone()))
     together, one = max(us for us, _ in found), found[0][1]
     if one is None:
         return "", {"step_us": together}
-    said, gain = "", one / together
+    message, gain = "", one / together
     if gain < team.world_size * MIN_GAIN:
-        said = f"a step takes {together:,.0f} us on {team.world_size} ranks, and {one:,.0f} us " \
-               f"on one GPU by itself: this network and batch are too small for several GPUs, " + (
+        message = f"a step takes {together:,.0f} us on {team.world_size} ranks, and {one:,.0f} " \
+                  f"us on one GPU by itself: this network and batch are too small for several " \
+                  f"GPUs, " + (
                    "and one is faster" if gain < 1 else f"which gain {gain:.2f} times its speed")
-    return said, {"step_us": together, "alone_us": one}
+    return message, {"step_us": together, "alone_us": one}
 
 
 def metrics(team: Team, work: PreparedRun, losses: NDArray[np.float32],
             correct: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.int32], list[int]]:
-    """Losses and counts of every step over all ranks, and the ranks that have a loss that is no
-    number in the first step that has one."""
+    """Losses and counts of every step over all ranks. Also the ranks with a non-finite loss in the
+    first step that has one."""
     weights = np.array([(work.train if s < work.steps or work.partial is None
                          else work.partial).weight
                         for s in range(work.updates)])
@@ -192,8 +193,8 @@ def metrics(team: Team, work: PreparedRun, losses: NDArray[np.float32],
     own = losses.astype(np.float64) * weights
     bad = np.flatnonzero(~np.isfinite(losses))
     first = team.gather("losses", int(bad[0]) if bad.size else -1)
-    whole, right = own, counted.astype(np.int64)
-    team.reduce([whole, right], 1.0)
+    totals, counts = own, counted.astype(np.int64)
+    team.reduce([totals, counts], 1.0)
     steps = [step for step in first if step >= 0]
-    return whole.astype(np.float32), right.astype(np.int32), \
+    return totals.astype(np.float32), counts.astype(np.int32), \
         [rank for rank, step in enumerate(first) if steps and step == min(steps)]

@@ -1,7 +1,7 @@
-"""The options of a run as they were resolved: toggles with their values, and choices of launches.
+"""The options of a run as they were resolved: toggles with their values, and launch variants.
 
-Checkpoints keep them, so that a resumed run uses the same ones, whatever tables, caches and the
-number of epochs that are left would decide by then.
+Checkpoints store them, so that a resumed run uses the same ones, whatever tables, caches and the
+number of remaining epochs would now select.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class ResolvedOptions:
     toggles: what it resolved to, each toggle with its value, as one types them.
     machine: the GPU that they were resolved for, or "the host".
     choices: the variants of launches that `tune` found (launch_choices.with_choices); None if it
-    did
-        not search.
+        did not search.
     """
 
     asked: str
@@ -37,7 +36,7 @@ class ResolvedOptions:
 
     @property
     def opt(self) -> str:
-        """What selects the very same."""
+        """The value of --opt that selects exactly these toggles."""
         return f"none,{self.toggles}" if self.toggles else "none"
 
     @property
@@ -47,7 +46,7 @@ class ResolvedOptions:
         return next((value for name, _, value in values if name == "persistent"), "")
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Plain values, for JSON."""
         return asdict(self)
 
 
@@ -72,13 +71,14 @@ def read_resolved_options(content: Mapping[str, Any], where: str) -> ResolvedOpt
     if not content:
         return None
     try:
-        kept = ResolvedOptions(**content)
-        if not all(isinstance(text, str) for text in (kept.asked, kept.toggles, kept.machine)):
+        options = ResolvedOptions(**content)
+        if not all(isinstance(text, str)
+                   for text in (options.asked, options.toggles, options.machine)):
             raise TypeError
-        if kept.choices is not None:
-            for changes in kept.choices.values():
+        if options.choices is not None:
+            for changes in options.choices.values():
                 dict(changes)
-        return kept
+        return options
     except (TypeError, ValueError, AttributeError):
-        raise CheckpointError(f"{where} is not a valid checkpoint (what it says of its toggles "
-                              f"makes no sense)") from None
+        raise CheckpointError(f"{where} is not a valid checkpoint (its record of toggles is "
+                              f"malformed)") from None

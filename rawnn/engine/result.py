@@ -33,7 +33,7 @@ _ARRAYS = ("normalisation", "target_normalisation", "parameters")  # fields that
 
 @dataclass(frozen=True)
 class Report:
-    """One row: what was reached after `epoch` epochs.
+    """A row of the history: what training reached after `epoch` epochs.
 
     Losses are means over the examples of the epoch (training) or of the test set; accuracies are
     fractions. Of normalised targets losses are in the units of the values (docs/own-data.md).
@@ -51,12 +51,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds. Initialisation is split into what a user can influence; `training` is the
-    wall clock over all epochs, test evaluation excluded; `training_device` the sum of the epochs
-    as events on the device timed them (on the host: the wall clock again). `imports` and `process`
-    count from when rawnn was first imported into the process. Data are read while the driver
-    starts, and libraries loaded while kernels compile: `data` and `compile` are what was then still
-    waited for."""
+    """Milliseconds.
+
+    imports, process: since rawnn was first imported into the process.
+    data, compile: the time spent waiting. Data are read while the driver starts, and libraries load
+        while kernels compile.
+    training: wall-clock time of all epochs, without test evaluation.
+    training_device: the sum of the epochs as timed by events on the device (on the host: the wall
+        clock again).
+    """
 
     imports: float = 0.0
     data: float = 0.0
@@ -185,7 +188,7 @@ class Result:
     parameters: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        """In one line what was trained, for how long and how well; `to_dict` has everything."""
+        """One line: what was trained, for how long and how well; `to_dict` has everything."""
         epochs = self.history[-1].epoch if self.history else 0
         reached = [f"{name} {value:.4f}" for name, value in (
             ("test accuracy", self.test_accuracy), ("test loss", self.test_loss))
@@ -228,7 +231,7 @@ def schema() -> dict[str, Any]:
 
 
 def _with_null(rule: Any) -> Any:
-    """JSON has no NaN: a number that is not finite is written as null."""
+    """A schema in which numbers may be null: JSON has no NaN, so non-finite ones become null."""
     if isinstance(rule, list):
         return [_with_null(item) for item in rule]
     if not isinstance(rule, dict):
@@ -239,7 +242,7 @@ def _with_null(rule: Any) -> Any:
 
 @cache
 def _commit() -> str:
-    """The commit of the source tree that rawnn runs from, "+" behind it if files are changed.
+    """The commit of the source tree that rawnn runs from, with "+" appended if files are changed.
 
     RAWNN_COMMIT names it where a tree was copied without its history.
     """

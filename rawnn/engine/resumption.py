@@ -1,5 +1,5 @@
-"""Resuming a run: its data, how they are split and normalised, the names of its classes and its
-state stay those of the run before. A checkpoint stores all of it but the arrays."""
+"""Resuming a run: its data, their split and normalisation, the names of its classes and its state
+stay those of the resumed run. A checkpoint stores all of it but the arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rawnn.plan.ops.epoch import count_after
 
 @dataclass(frozen=True, eq=False)
 class Resumption:
-    """The checkpoint that a run is resumed from; `messages` are for the user, of looking for it."""
+    """The checkpoint from which a run is resumed; `messages` for the user come from finding it."""
 
     path: Path
     checkpoint: Checkpoint
@@ -34,8 +34,8 @@ class Resumption:
 
     @classmethod
     def of(cls, resume: str | os.PathLike[str]) -> Resumption:
-        """The checkpoint at a path. Raises CheckpointError, also for a record of the data that
-        makes no sense."""
+        """The checkpoint at a path. Raises CheckpointError, also for a malformed record of its
+        data."""
         messages: list[str] = []
         path, checkpoint = find(resume, messages.append)
         _check_record(checkpoint.data, path)
@@ -43,7 +43,8 @@ class Resumption:
 
     @property
     def unknown(self) -> str:
-        """A sentence on what an older checkpoint, or a model alone, does not say; "" for none."""
+        """A sentence on what an older checkpoint, or a model alone, does not record; "" for
+        none."""
         if self.checkpoint.data:
             return ""
         more = "" if self._knows_options else ", nor how they were split and normalised: give " \
@@ -53,14 +54,14 @@ class Resumption:
 
     @property
     def _knows_options(self) -> bool:
-        """Whether its options say how the data were split and normalised: of arrays they did not in
-        older files."""
+        """Whether its options record how the data were split and normalised. Older files do not
+        for arrays."""
         return bool(self.checkpoint.data) or "dataset" in self.checkpoint.config
 
     # -- loading the data --------------------------------------------------------------------------
     def normalise(self, asked: Normalise) -> Normalise:
-        """The normalisation of the data: the one that the network was trained with, unless another
-        is asked for, which `differs` then refuses. A model alone may have none but the default."""
+        """The normalisation of the data: that of the network's training, unless another is asked
+        for, which `differs` then refuses. A model alone may have none but the default."""
         stored, before = self.checkpoint.normalisation, self.checkpoint.config.get("normalise")
         if isinstance(asked, Mapping):
             asked = Config(normalise=dict(asked)).normalise
@@ -69,29 +70,29 @@ class Resumption:
         return asked
 
     def loading(self, config: Config) -> dict[str, Any]:
-        """Arguments of `load_dataset` that win over the Config's."""
+        """Arguments of `load_dataset` that override the Config's."""
         return {"normalise": self.normalise(config.normalise), "seed": self.seed(config.seed),
                 "unseen_classes": True}
 
     def seed(self, otherwise: int) -> int:
-        """The seed that splits the test part off the data."""
+        """The seed that splits off the test part."""
         split = self.checkpoint.data.get("split")
         return int(split[1]) if split else otherwise
 
     def validation(self, asked: Any) -> Any:
-        """The validation data of arrays. Raises ConfigError where the run before had arrays of
-        their own for them, and this one has none."""
+        """The validation data of arrays. Raises ConfigError if the resumed run had separate
+        arrays for them and this one has none."""
         data = self.checkpoint.data
         if asked is None and data and data["arrays"] and data["split"] is None:
-            raise ConfigError(f"the run of {self.path} was tested on examples that were given by "
-                              f"themselves: give them again, as validation=(X, y), or a fraction "
-                              f"of other data with new_data=True")
+            raise ConfigError(f"the run of {self.path} was tested on separate validation data: "
+                              f"give them again, as validation=(X, y), or a fraction of other data "
+                              f"with new_data=True")
         return asked
 
     # -- checking them -----------------------------------------------------------------------------
     def relabelled(self, data: Dataset) -> Dataset:
-        """The data with the labels that the network knows their classes by, of the type that they
-        had in its training. Raises DataError for a class that it does not know."""
+        """The data with the labels of the network's classes, in the dtype of its training. Raises
+        DataError for a class that the network does not have."""
         stored = self.checkpoint
         if data.train_labels is None or not stored.network.loss_spec.labelled:
             return data
@@ -109,8 +110,8 @@ class Resumption:
         return replace(found, label_dtype=stored.label_dtype) if knows else found
 
     def differs(self, data: Dataset, new_data: bool) -> bool:
-        """Whether the data are known to be others than those of the run before. Raises ConfigError
-        where that is not wanted, or where the network cannot go on with them."""
+        """Whether the data are known to differ from those of the resumed run. Raises ConfigError
+        if that is not allowed, or if the network cannot continue with them."""
         stored = self.checkpoint
         if not stored.data:
             return False
@@ -133,26 +134,26 @@ class Resumption:
 
 
 def record_of(data: Dataset, arrays: bool) -> dict[str, Any]:
-    """What a checkpoint stores of the data of its run; `arrays` says that a Python program gave
-    them."""
+    """What a checkpoint stores about the data of its run; `arrays` says that a Python program
+    passed them."""
     return {"arrays": arrays, **identity_of(data)}
 
 
 def resumption_of(config: Config, found: Resumption | None, new_data: bool) -> Resumption | None:
-    """What `config.resume` names, which may be `found` already; None for a new run. Raises
-    CheckpointError; ConfigError for `new_data` without it."""
+    """The checkpoint that `config.resume` names, which may already be `found`; None for a new run.
+    Raises CheckpointError; ConfigError for `new_data` without `resume`."""
     if config.resume is not None:
         return found or Resumption.of(config.resume)
     if new_data:
-        raise ConfigError("new_data (--new-data) plays no part without resume (--resume): give "
+        raise ConfigError("new_data (--new-data) has no effect without resume (--resume): give "
                           "that, too, or leave it out")
     return None
 
 
 def dataset_of(data: Any, config: Config, validation: Any, normalise: Normalise,
                before: Resumption | None) -> tuple[Dataset, Config]:
-    """The Dataset of what a Python program gave, split and normalised as that of the run `before`;
-    and the Config with these requests, as far as an option can express them."""
+    """The Dataset of what a Python program passed, split and normalised as in the run `before`,
+    and the Config with these requests as far as options can express them."""
     if isinstance(data, Dataset) or before is None:
         dataset = given(data, config, validation, normalise)
     else:
@@ -167,14 +168,14 @@ def dataset_of(data: Any, config: Config, validation: Any, normalise: Normalise,
 
 def state_of(stored: Checkpoint, network: Network, now: State, updates: int, optimizer: str,
              where: str) -> State:
-    """The state of a runner, which is `now`, as the checkpoint `where` has it; an epoch has
-    `updates`. Raises CheckpointError for a checkpoint of another network or optimizer."""
+    """The state `now` of a runner replaced by that of the checkpoint `where`. `updates` is the
+    number of steps in an epoch. Raises CheckpointError for another network or optimizer."""
     check_fits(stored, network, where)
     state: dict[str, NDArray[Any]] = {**stored.parameters}
     for name in now.keys() - state.keys():
         if name in stored.state:
             state[name] = stored.state[name]
-        elif name == "clock":  # the run before had no use for it
+        elif name == "clock":  # the resumed run's optimizer and schedule did not need it
             steps = count_after(stored.epoch * updates)
             state[name] = np.array([stored.epoch, steps], np.int32)
         elif name not in ("loss_scale", "overflow"):
@@ -188,8 +189,8 @@ def state_of(stored: Checkpoint, network: Network, now: State, updates: int, opt
 
 
 def what_continues(file: Path, found: Checkpoint, epochs: int, data: str) -> list[str]:
-    """Sentences on the run that continues on the data set `data`. Raises ConfigError where the
-    checkpoint has as many `epochs` behind it as are asked for."""
+    """Sentences on the run that continues on the data set `data`. Raises ConfigError if the
+    checkpoint already has the `epochs` that are asked for."""
     if found.epoch >= epochs:
         raise ConfigError(f"{file} has {found.epoch} epochs behind it: to go on, ask for more than "
                           f"--epochs {epochs}")
@@ -207,5 +208,5 @@ def _check_record(data: Mapping[str, Any], path: Path) -> None:
              "split": list | None, "digest": str}
     fine = all(isinstance(data.get(name, ...), kind) for name, kind in kinds.items())
     if data and not (fine and len(data["split"] or "ab") == 2):
-        raise CheckpointError(f"{path} is not a valid checkpoint (what it says of its data makes "
-                              f"no sense)")
+        raise CheckpointError(f"{path} is not a valid checkpoint (its record of the data is "
+                              f"malformed)")

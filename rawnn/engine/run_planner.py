@@ -34,7 +34,7 @@ class RunPlanner:
 
     def plan(self, before: tuple[Path, Checkpoint] | None) -> tuple[Selection, PreparedRun]:
         """The toggles and plans of the run. A resumed run uses those of the run `before`, unless
-        other toggles are given or they cannot run on this machine."""
+        `opt` was changed or this machine cannot run them."""
         asked, here, notify = self.config.opt, machine_name(self.opened.machine), self.notify
         sharding = self._sharding
         kept = read_resolved_options(before[1].taken, str(before[0])) if before else None
@@ -50,15 +50,15 @@ class RunPlanner:
             return self.select_and_prepare(asked + sharding)
         words = kept.toggles.replace(",", ", ") or "no toggles"
         reason = "its toggles are those of another kind of machine"
-        if kept.machine == here or "the host" not in (kept.machine, here):
+        if stored.machine == here or "the host" not in (stored.machine, here):
             try:
-                made = self.select_and_prepare(kept.opt, kept)
+                planned = self.select_and_prepare(stored.opt, stored)
             except ConfigError as error:
                 reason = str(error)
             else:
-                notify(f"it takes what the run before took, as {before[0]} keeps it: {words}" + (
-                    "" if kept.machine == here else
-                    f"; that was on {kept.machine}, this is {here}, on which the last bits may "
+                notify(f"using the toggles of the resumed run, from {before[0]}: {words}" + (
+                    "" if stored.machine == here else
+                    f"; that was on {stored.machine}, this is {here}, on which the last bits may "
                     f"differ"))
                 return made
         made = self.select_and_prepare(asked + sharding)
@@ -76,7 +76,8 @@ class RunPlanner:
 
     def select_and_prepare(self, opt: str, kept: ResolvedOptions | None = None
                            ) -> tuple[Selection, PreparedRun]:
-        """Resolve `opt` on this machine and prepare the run; launches as in `kept`, if given."""
+        """Resolve `opt` on this machine and prepare the run, with the launch variants of `stored`
+        if given."""
         network, recipe = self.config.network(), self.config.recipe()
         if self.team is not None:
             recipe, opt = parallel.recipe_of_rank(recipe, self.team), parallel.with_nccl(opt)
@@ -86,18 +87,18 @@ class RunPlanner:
             recipe=recipe, data_spec=data_spec_of(self.data, "train"))
         recipe = self._with_batch(network, recipe, selection)
         work = prepare(network, self.data, selection, recipe)
-        if kept is not None and kept.choices is not None:
-            work = applied(replace(work, policy=replace(work.policy, tune=False)), kept.choices)
+        if stored is not None and stored.choices is not None:
+            work = applied(replace(work, policy=replace(work.policy, tune=False)), stored.choices)
         return selection, work
 
     def for_one_rank(self, selection: Selection, work: PreparedRun) -> PreparedRun:
-        """The same run by a single rank: whole batches, and no toggle `nccl`."""
+        """The same run on a single rank: undivided batches, and without the toggle `nccl`."""
         values = {name: v for name, v in selection.values.items() if name != "nccl"}
         return prepare(self.config.network(), self.data, replace(selection, values=values),
                        replace(work.recipe, world_size=1, rank=0))
 
     def _with_batch(self, network: Network, recipe: Recipe, selection: Selection) -> Recipe:
-        """The recipe with the batch that the toggle `batch` asks for."""
+        """The recipe with the batch size of the toggle `batch`."""
         if "batch" not in selection.values:
             return recipe
         if self.team is not None and selection.values["batch"] == "max":

@@ -1,7 +1,7 @@
-"""State dicts: the parameters as PyTorch names them, read and made without importing PyTorch.
+"""State dicts: parameters under PyTorch's names, read and written without importing PyTorch.
 
-torch.nn.Sequential(Linear, ReLU, Linear) calls its parameters "0.weight", "0.bias", "2.weight",
-"2.bias"; rawnn calls them "fc1.weight" and so on. Shapes agree: weights are [outputs, inputs].
+torch.nn.Sequential(Linear, ReLU, Linear) names its parameters "0.weight", "0.bias", "2.weight",
+"2.bias"; rawnn names them "fc1.weight" and so on. Weights are [outputs, inputs] in both.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ _KEY = re.compile(r"(?P<layer>.*?)\.?(?P<part>weight|bias)")
 
 
 def to_torch(parameters: Parameters, network: Network) -> dict[str, NDArray[Any]]:
-    """The network's parameters under the names that torch.nn.Sequential of Linear layers with an
-    activation between them gives: `torch.nn.Module.load_state_dict` takes them once they are
-    tensors."""
+    """The network's parameters under the names of a torch.nn.Sequential of Linear layers with an
+    activation between them. Converted to tensors, they fit `torch.nn.Module.load_state_dict`."""
     named = {}
     for layer in range(1, network.depth + 1):
         named[f"{2 * (layer - 1)}.weight"] = parameters[network.weight(layer).name]
@@ -34,12 +33,12 @@ def to_torch(parameters: Parameters, network: Network) -> dict[str, NDArray[Any]
 
 
 def from_torch(state: Mapping[str, Any], network: Network) -> Parameters:
-    """The network's parameters, float32, out of a state dict of the same layers.
+    """The network's parameters, float32, from a state dict of the same layers.
 
-    Layers are taken in the order of the numbers in their names, whatever stands between
-    ("0", "2", ... or "fc1", "fc2", ... or "net.0", ...), or, without numbers, in the order of the
-    dict. Values may be NumPy arrays or tensors of any library with `__dlpack__` or `__array__`
-    (float64, float32, float16 or bfloat16). Raises CheckpointError.
+    Layers are ordered by the numbers in their names, whatever surrounds these ("0", "2", ... or
+    "fc1", "fc2", ... or "net.0", ...), or, without numbers, as in the dict. Values may be NumPy
+    arrays or tensors of any library with `__dlpack__` or `__array__` (float64, float32, float16 or
+    bfloat16). Raises CheckpointError.
     """
     layers = _layers(state)
     if len(layers) != network.depth:
@@ -64,7 +63,7 @@ def from_torch(state: Mapping[str, Any], network: Network) -> Parameters:
 def layers_of(state: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
     """The layer sizes that the shapes of a state dict imply, and whether there are biases.
 
-    Raises CheckpointError where the weights do not follow each other.
+    Raises CheckpointError if the outputs of a layer are not the inputs of the next.
     """
     sizes: list[int] = []
     biases = set()
@@ -88,7 +87,7 @@ def layers_of(state: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """The tensors of any safetensors file, as NumPy arrays. Raises CheckpointError."""
+    """The tensors of any safetensors file as NumPy arrays. Raises CheckpointError."""
     from rawnn.engine.checkpoint import read_content, unpack
 
     return unpack(read_content(path), os.fspath(path))[1]
@@ -114,10 +113,10 @@ def _values(value: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.float32]
     if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
         raise CheckpointError(f"'{key}' is of type {array.dtype}, but parameters are floats")
     if array.shape != shape:
-        turned = "; it looks transposed: weights are [outputs, inputs]" \
+        transposed = "; it looks transposed: weights are [outputs, inputs]" \
             if array.shape == shape[::-1] and len(shape) > 1 else ""
         raise CheckpointError(f"'{key}' is of shape {list(array.shape)}, but the network needs "
-                              f"{list(shape)}{turned}")
+                              f"{list(shape)}{transposed}")
     with np.errstate(over="ignore"):
         values = np.array(array, np.float32, order="C")
     bad = ~np.isfinite(values)
@@ -129,7 +128,7 @@ def _values(value: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.float32]
 
 
 def _host(value: Any, key: str) -> NDArray[Any]:
-    if hasattr(value, "detach"):  # a tensor that takes part in autograd does not share its memory
+    if hasattr(value, "detach"):  # a tensor with a gradient refuses to share its memory
         value = value.detach()
     try:
         found = read(value, f"'{key}'")

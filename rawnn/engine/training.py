@@ -2,109 +2,60 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
-from functools import cached_property
-from pathlib import Path
-from time import perf_counter
+from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
-import msgspec
-import numpy as np
-
-from rawnn.common.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    RanksError,
-    RawnnError,
-    TrainingDiverged,
-    unknown,
-)
-from rawnn.common.files import TextSink
-from rawnn.common.listener import Listener as Listener
+from rawnn.common.errors import ConfigError, unknown
 from rawnn.common.listener import listeners_of
-from rawnn.common.locks import DirectoryLocks
-from rawnn.data import Dataset
 from rawnn.distributed import Team
 from rawnn.engine import parallel
-from rawnn.engine.callbacks import Listeners, requested_listeners, without_file_writers
-from rawnn.engine.checkpoint import EARLY_STOPPING, Checkpoint, Lineage, continued, how_to_continue
+from rawnn.engine.checkpoint import continued
 from rawnn.engine.config import Config
-from rawnn.engine.data_source import (
-    ReadAhead,
-    check_fit,
-    left_out,
-    named,
-    settled,
-    spare_outputs,
-    with_targets_of,
-)
-from rawnn.engine.loop import Loop
-from rawnn.engine.machine import Opened, open_device, since_import
-from rawnn.engine.resolved_options import resolve_options
-from rawnn.engine.result import Result, Times, environment
-from rawnn.engine.resumption import (
-    Resumption,
-    dataset_of,
-    record_of,
-    resumption_of,
-    state_of,
-    what_continues,
-)
-from rawnn.engine.run_planner import RunPlanner
-from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.prepared_run import Runner, State
-from rawnn.engine.units import LossUnits
-
-OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiverged)
-"""What is wrong with a run, not with a call."""
+from rawnn.engine.result import Result
+from rawnn.engine.resumption import Resumption, dataset_of
+from rawnn.engine.session import Session
 
 
 def train(config: Config | None = None, *, listener: object = (),
           data: Any = None, validation: Any = None, normalise: Any = None,
           new_data: bool = False, team: Team | None = None, communicator: Any = None,
           **options: Any) -> Result:
-    """Train the network of `config` (or of Config(**options)) and return what was found.
+    """Train the network of `config` (or of Config(**options)) and return the result.
 
-    `data` is a directory or file, as Config's, or a Dataset, or arrays (X, y) as `from_arrays`
-    takes them, with `validation` and `normalise`. `listener` is one or several:
-    a Listener, or what has some of its methods.
+    `data` is a directory or file as in Config, a Dataset, or arrays (X, y) as for `from_arrays`,
+    with `validation` and `normalise`. `listener` is a Listener, an object with some of its methods,
+    or a sequence of these.
 
-    With `resume` the options of the run that wrote the checkpoint hold unless others are given, and
-    so do its split and its normalisation: mean and deviation are the ones that the network was
-    trained with. Labels mean the classes that the network knows by their names. Arrays have to be
-    given again; data of another shape, type or content than the checkpoint's are refused unless
-    `new_data` is true. A RuntimeWarning says what an older checkpoint does not know of them.
+    With `resume` the options of the run that wrote the checkpoint are the defaults, and its split
+    and normalisation (mean and deviation of its training) are used. Labels refer to the network's
+    classes by name. Arrays have to be passed again. Data whose shape, dtype or content differs from
+    the checkpoint's record are refused unless `new_data` is true. A RuntimeWarning names what an
+    older checkpoint does not record of them.
 
-    A data set that cannot be had is an error: generated digits are trained on where they are asked
-    for, `dataset="synthetic"`. Where `device` is "auto" and there is no GPU, a RuntimeWarning says
-    that the host trains. Other messages go to the listener, and to the logger "rawnn".
+    A missing data set is an error: generated digits are used only for `dataset="synthetic"`. If
+    `device` is "auto" and there is no GPU, a RuntimeWarning says that training runs on the host.
+    Other messages go to the listener and to the logger "rawnn".
 
-    Raises ConfigError, DataError, DeviceError and their kin with one clear sentence; what a
-    listener raises ends the run and is passed on, with all memory freed. TrainingDiverged carries
-    the reports reached so far as `history`. Where a checkpoint cannot be written (a full disk) the
-    run ends after that epoch, and the CheckpointError carries its Result as `result`.
+    Raises ConfigError, DataError, DeviceError and related errors with one clear sentence. An
+    exception of a listener ends the run and propagates, with all memory freed. TrainingDiverged
+    has the reports so far as `history`. If a checkpoint cannot be written (a full disk), the run
+    ends after that epoch, and the CheckpointError has its Result as `result`.
 
-    In a process that torchrun, mpirun, srun or `rawnn launch` started beside others, all of them
-    train one network together (docs/scaling.md), or those of a `communicator` of mpi4py where one
-    is given, each with a call of its own; `team` are ranks that the caller has joined. Then
-    RanksError says which rank is lost or differs.
+    In a process that torchrun, mpirun, srun or `rawnn launch` started with others, all of them
+    train one network together (docs/scaling.md); so do those of a `communicator` of mpi4py, each
+    with a call of its own. `team` are ranks that the caller has joined. Then RanksError says which
+    rank is lost or differs.
 
-    In the main thread, Ctrl-C ends the run after the epoch in hand and returns what was reached,
-    marked `interrupted`. A second one, or 20 s, ends it at once, with the parameters that the last
-    epoch left, or in the first with those in its midst, which `broken_epoch` of the result says;
-    nothing more is measured then. SIGTERM and SIGHUP do the same, keep a checkpoint if there is a
-    `save`, and then end the process as they would have. Signals that the process ignores or handles
-    itself are left alone, and afterwards all handlers are as before.
+    In the main thread, Ctrl-C ends the run after the current epoch and returns the result so far,
+    marked `interrupted`. A second one, or 20 s, ends it at once, with the parameters of the end of
+    the last epoch. In the first epoch they are those of its middle, which `broken_epoch` of the
+    result says. Nothing more is measured then. SIGTERM and SIGHUP do the same, write a checkpoint
+    if `save` is set, and then end the process as they would have. Signals that the process ignores
+    or handles itself are not touched, and afterwards all handlers are as before.
     """
     if config is not None and not isinstance(config, Config):
         raise ConfigError(f"config is a rawnn.Config, not a {type(config).__name__}: give its "

@@ -1,9 +1,9 @@
-"""Losses in the units of the target values, where a run trains on normalised ones.
+"""Losses in the units of the target values, for runs that train on normalised ones.
 
-Kernels measure the mean over all elements of normalised values. Where every column has the same
-standard deviation (one column always does) that is the loss in the values' units but for a factor.
-Columns with different ones have to be weighed, which no kernel does: then both losses are measured
-on the host, with the parameters as they are.
+Kernels measure the mean over all elements of normalised values. If every column has the same
+standard deviation (a single column always does), the loss in the values' units is that mean times a
+factor. Columns with different deviations need different weights, which no kernel applies: then the
+host measures both losses with the current parameters.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class LossUnits:
-    """How the losses of a run become those that are reported."""
+    """Converts the losses of a run to the units in which they are reported."""
 
     def __init__(self, network: Network, data: Dataset) -> None:
         self._network, self._data = network, data
         std = np.ones(1) if data.target_normalisation is None else data.target_normalisation.std
         self.by_factor = bool(np.allclose(std, std[0], rtol=1e-9, atol=0))
-        """Whether a factor does it; else the host measures."""
+        """Whether one factor converts them; otherwise the host measures."""
         self._factor = float(std[0]) ** network.loss_spec.unit_power
 
     def train_loss(self, mean: float, runner: Runner) -> float:
-        """Of an epoch whose steps had this `mean` loss; where the host measures, of the whole
-        training set with the parameters behind the epoch."""
+        """The loss of an epoch whose steps had this `mean` loss. If the host measures, it is that
+        of the whole training set with the parameters after the epoch."""
         return mean * self._factor if self.by_factor else \
             self._measured(runner, self._data.train_images, self._data.train_targets)
 

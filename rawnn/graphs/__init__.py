@@ -1,4 +1,4 @@
-"""CUDA Graphs built node by node through the driver. Nothing here knows of training."""
+"""CUDA graphs built node by node through the driver, and the graphs of plans."""
 
 from rawnn.graphs.graph import ExecutableGraph, Graph
 

@@ -1,8 +1,8 @@
 """An explicit CUDA graph: nodes are added with the nodes they wait for, then it is instantiated.
 
-The graph owns what its nodes point at: objects passed as `keep` stay alive as long as the graph or
-any executable graph made from it. Kernel arguments need no keeping, for the driver copies them
-when the node is added.
+The graph owns what its nodes refer to: objects passed as `keep` live as long as the graph and all
+executable graphs made from it. Kernel arguments need no owner, because the driver copies them when
+the node is added.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _USE_NODE_PRIORITY = 8  # CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
 
 
 class Graph:
-    """A graph under construction. Close it once it is instantiated, or let a parent graph own it
-    (`body` graphs of conditional nodes are owned by their parent and must not be closed). `label`
-    names it in errors."""
+    """A graph under construction. Close it once it is instantiated, or add it to a parent that owns
+    it (the `body` graphs of conditional nodes belong to their parent and must not be closed).
+    `label` names it in errors."""
 
     def __init__(self, driver: Any, context: Any, label: str = "a graph", *,
                  handle: Any = None) -> None:
@@ -31,7 +31,7 @@ class Graph:
         self._owned = handle is None
         self._prioritized = False  # whether nodes other than those of bodies have priorities
         self._bodies: list[Graph] = []
-        self._broken = False  # by a capture that failed, which may have taken the graph along
+        self._broken = False  # whether a failed capture may have invalidated the graph
         self.handle = handle if handle is not None else check(
             driver, "cuGraphCreate", driver.cuGraphCreate(0), label
         )
@@ -41,9 +41,9 @@ class Graph:
                    arguments: int, label: str, programmatic_after: Nodes = (),
                    cluster: Dim | None = None, cooperative: bool = False,
                    priority: int = 0) -> Any:
-        """A kernel node; `arguments` is the address of the packed pointer array, `cluster` the
-        shape of a thread block cluster in blocks; the blocks of a `cooperative` one all run at
-        once. Of a `priority` below 0 they get the first multiprocessors that come free.
+        """A kernel node. `arguments` is the address of the packed pointer array, `cluster` the
+        shape of a thread block cluster in blocks. All blocks of a `cooperative` launch run at the
+        same time. With a `priority` below 0 they get the next free multiprocessors.
 
         The kernel may begin before the kernel nodes `programmatic_after` end: as soon as all of
         them have called cudaTriggerProgrammaticLaunchCompletion(), or ended without. It must call
@@ -51,9 +51,9 @@ class Graph:
         touches what they read or write. (Programmatic dependent launch, CUDA C++ Programming
         Guide; edges of the type CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.)
 
-        Raises CallFailed where the driver refuses the node, its clusters, that many blocks at once
-        or a programmatic edge: one from a node that is no kernel, or that is in `after` as well.
-        The node may be in the graph without them then, so the graph is of no more use.
+        Raises CallFailed if the driver refuses the node, its clusters, that many blocks at the same
+        time or a programmatic edge: one from a node that is no kernel, or that is also in `after`.
+        The driver may have added the node without the edges then, so the graph is unusable.
         """
         node = check(self._driver, "cuGraphAddKernelNode", self._driver.cuGraphAddKernelNode(
             self.handle, after, function, grid, block, shared_bytes, arguments), label)
@@ -87,14 +87,15 @@ class Graph:
             self.handle, after, kind, destination, source, nbytes, self._context), label)
 
     def add_event(self, after: Nodes, event: Event, label: str) -> Any:
-        """A node that records `event`, which the graph keeps: two of them time what is between."""
+        """A node that records `event`, which the graph keeps alive. Two of them measure the time
+        between them."""
         self.kept.append(event)
         return check(self._driver, "cuGraphAddEventRecordNode",
                      self._driver.cuGraphAddEventRecordNode(self.handle, after, event.handle),
                      label)
 
     def add_child(self, after: Nodes, child: Graph, label: str) -> Any:
-        """A node that runs a copy of `child` as it is now."""
+        """A node that runs a copy of `child` in its present state."""
         self.kept.append(child.kept)
         self._prioritized |= child.has_priorities
         result = self._driver.cuGraphAddChildGraphNode(self.handle, after, child.handle)
@@ -115,8 +116,8 @@ class Graph:
     def add_if(self, after: Nodes, handle: int, label: str) -> tuple[Any, Graph]:
         """A node that runs its body graph once if the value of `handle` is not 0; returns both.
 
-        The value is that of the handle when the node's turn comes: its default, unless a kernel
-        of the same launch has called cudaGraphSetConditional.
+        The value is read when the node runs: it is the default, unless a kernel of the same launch
+        has called cudaGraphSetConditional.
         """
         return self._add_conditional(after, handle, "IF", label)
 
@@ -132,10 +133,10 @@ class Graph:
 
     def capture(self, after: Nodes, stream: Stream, enqueue: Callable[[], None],
                 label: str) -> list[Any]:
-        """Capture what `enqueue` puts on `stream` into this graph, behind the nodes `after`.
+        """Capture what `enqueue` puts on `stream` into this graph, after the nodes `after`.
 
-        Returns the nodes that whatever follows must wait for. This is how the calls of cuBLASLt
-        and cuDNN, which launch kernels of their own, enter an explicit graph.
+        Returns the nodes that successors must wait for. The calls of cuBLASLt and cuDNN, which
+        launch kernels of their own, enter an explicit graph this way.
         """
         driver = self._driver
         check(driver, "cuStreamBeginCaptureToGraph",
@@ -154,10 +155,10 @@ class Graph:
 
     def capture_as_child(self, after: Nodes, stream: Stream, enqueue: Callable[[], None],
                          label: str) -> list[Any]:
-        """The same by way of a graph of its own, which becomes a child node of this one.
+        """Like `capture`, but into a new graph, which becomes a child node of this one.
 
-        For NCCL, which refuses to be captured into a graph that exists (2.28: "dependency created
-        on uncaptured work in another stream").
+        NCCL needs it, because it cannot be captured into an existing graph (2.28: "dependency
+        created on uncaptured work in another stream").
         """
         driver = self._driver
         check(driver, "cuStreamBeginCapture", driver.cuStreamBeginCapture(stream.handle), label)
@@ -178,7 +179,7 @@ class Graph:
             child.close()
 
     def size(self) -> tuple[int, int]:
-        """(nodes, edges) of this graph itself, as the driver counts them."""
+        """(nodes, edges) of this graph without its children, as the driver counts them."""
         nodes = check(self._driver, "cuGraphGetNodes", self._driver.cuGraphGetNodes(self.handle),
                       self._label)
         edges = check(self._driver, "cuGraphGetEdges", self._driver.cuGraphGetEdges(self.handle),
@@ -188,7 +189,7 @@ class Graph:
     @property
     def has_priorities(self) -> bool:
         """Whether a node has a priority: of this graph, of a child graph, or of a body, to which
-        nodes may still be added. The driver ignores them unless the instantiation asks for them.
+        nodes may still be added. Instantiation needs a flag for the driver to respect them.
         """
         return self._prioritized or any(body.has_priorities for body in self._bodies)
 
@@ -196,7 +197,7 @@ class Graph:
         return ExecutableGraph(self._driver, self, label)
 
     def close(self) -> None:
-        """Destroy the graph; executable graphs made from it live on."""
+        """Destroy the graph; executable graphs made from it stay valid."""
         if self._owned:
             self._owned = False
             result = self._driver.cuGraphDestroy(self.handle)
@@ -205,7 +206,7 @@ class Graph:
 
 
 class ExecutableGraph:
-    """A graph made ready to launch, any number of times. Owns what its nodes point at."""
+    """A graph ready to launch any number of times. Owns what its nodes refer to."""
 
     def __init__(self, driver: Any, graph: Graph, label: str) -> None:
         self._driver = driver
@@ -217,7 +218,7 @@ class ExecutableGraph:
         self._launch = driver.cuGraphLaunch
 
     def upload(self, stream: Stream) -> None:
-        """Move the graph to the device ahead of its first launch."""
+        """Upload the graph to the device before its first launch."""
         check(self._driver, "cuGraphUpload",
               self._driver.cuGraphUpload(self.handle, stream.handle), self.label)
 
@@ -227,13 +228,13 @@ class ExecutableGraph:
             check(self._driver, "cuGraphLaunch", result, self.label)
 
     def update(self, graph: Graph) -> None:
-        """Take over what the nodes of `graph` work on: kernels with their arguments and geometry,
-        the addresses and sizes of copies and fills, the defaults of conditional handles. Launches
-        made before are not changed; what they point at stays alive until `close`.
+        """Replace the parameters of the nodes by those of `graph`: kernels with their arguments and
+        geometry, addresses and sizes of copies and fills, defaults of conditional handles. Earlier
+        launches are not affected; what they refer to stays alive until `close`.
 
-        Raises CallFailed, and changes nothing, unless `graph` has the same nodes with the same
-        edges, both added in the same order, as the graph this one was made from. The direction
-        of a copy and the handle of a conditional node may not change either.
+        Raises CallFailed, and changes nothing, unless `graph` has the same nodes and edges, added
+        in the same order, as the graph that this one was made from. The direction of a copy and the
+        handle of a conditional node may not change either.
         """
         result = self._driver.cuGraphExecUpdate(self.handle, graph.handle)
         check(self._driver, "cuGraphExecUpdate", result,

@@ -15,20 +15,20 @@ from rawnn.plan.tensor import Role
 
 OVERTAKEN = 2
 """An op with at least this many independent successors waits for full completion of its inputs. An
-early start would not help: its blocks would hold shared memory while they wait, which ops on the
+early start would not help: its waiting blocks would hold shared memory, which ops on the
 critical path need (the next batch's gather, updates of the third layer and above). An op with
-fewer, such as a second layer's update, is waited for too soon."""
+fewer, such as a second layer's update, is on the critical path itself."""
 
 
 def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
                        proofs: Sequence[Proof | None]) -> list[tuple[int, ...]]:
-    """For each op those of its `edges` that may be programmatic. `proofs` are its kernel's, None
-    where it is a copy or a library's call, whose edges stay full on either side.
+    """For each op those of its `edges` that may be programmatic. `proofs` are those of its kernel,
+    None for a copy or library call, whose edges stay full on either side.
 
-    Completion stays transitive: a kernel that gets such an edge waits on every path, so that it
-    ends behind its producers, and they behind theirs. Reads ahead of the wait are safe from all
-    but the producers themselves if these trigger behind their own wait, or if all of their own
-    edges are full. Ops with time to spare have full edges (`OVERTAKEN`).
+    Completion stays transitive: a kernel with such an edge waits on every path, so that it ends
+    after its producers, and these after theirs. Reads before the wait are safe from all ops but the
+    producers if these trigger after their own wait, or if all of their own edges are full. Ops with
+    many independent successors have full edges (`OVERTAKEN`).
     """
     found: list[tuple[int, ...]] = []
     for op, before, proof, successors in zip(ops, edges, proofs, independent_successors(edges),
@@ -46,8 +46,8 @@ def programmatic_edges(ops: Sequence[Op], edges: Sequence[tuple[int, ...]],
 
 
 def independent_successors(edges: Sequence[tuple[int, ...]]) -> list[int]:
-    """For each op a lower bound of the number of ops that run one after another, independent of it,
-    before an op waits for it. Every op counts as equally long and starts as soon as it can; the end
+    """For each op a lower bound on the length of a chain of independent ops that can run before
+    another op waits for it. Every op counts as equally long and starts as soon as it can; the end
     of the plan waits for all."""
     begins: list[int] = []
     for before in edges:
@@ -71,9 +71,9 @@ def _may_be_overtaken(producer: Op, proof: Proof | None, begins_early: bool,
 
 
 def may_overtake_any(op: Op, plan: Plan, proof: Proof) -> bool:
-    """Whether a kernel may overtake whatever kernel is ahead of it on a stream: it waits, and
-    reads nothing ahead of that but what no kernel writes: the data set, and the cursor where no op
-    of the plan moves it."""
+    """Whether a kernel may overtake any kernel before it on a stream: it waits, and before its wait
+    reads only what no kernel writes: the data set, and the cursor if no op of the plan moves
+    it."""
     written = {name for other in plan.ops for name, _ in other.writes}
     return proof.waits and all(
         plan[name].role in (Role.DATA, Role.CURSOR) and name not in written
@@ -82,5 +82,5 @@ def may_overtake_any(op: Op, plan: Plan, proof: Proof) -> bool:
 
 
 def _reads_before_wait(op: Op, proof: Proof) -> set[str]:
-    """The tensors that the op's kernel reads ahead of its wait."""
+    """The tensors that the op's kernel reads before its wait."""
     return {op.operands[role] for role in proof.early if role in op.operands}

@@ -23,7 +23,7 @@ HostArrays = Mapping[str, NDArray[Any]]
 
 
 class Lowers(Protocol):
-    """What turns an op into commands (rawnn.engine.runners.lowering)."""
+    """Lowers an op to commands (rawnn.engine.runners.lowering)."""
 
     device: Device
 
@@ -34,8 +34,8 @@ class Lowers(Protocol):
 
 
 class GraphProgram:
-    """An epoch as launches of executable graphs, with the cursor in device memory. `moves` says
-    that they move it: then it is set back ahead of them, and otherwise stands at the first step."""
+    """An epoch as launches of executable graphs, with the cursor in device memory. If the graphs
+    move the cursor, it is reset before them; otherwise it stays at the first step."""
 
     def __init__(self, lowering: Lowers, graphs: list[GraphPlan], addresses: Addresses,
                  host: HostArrays, label: str) -> None:
@@ -80,7 +80,7 @@ class GraphProgram:
             device.fill(self._cursor, 0, 4, "cursor")
         for executable, ahead, launches in self._launches:
             for step in range(launches):
-                for command in ahead:  # only where one graph is launched for every step
+                for command in ahead:  # only if one graph is launched for every step
                     command.run(step)
                 executable.launch(stream)
 
@@ -90,7 +90,7 @@ class GraphProgram:
 
 
 class RepeatProgram:
-    """A one-step graph repeated as child nodes: how the test set is measured beside a graph."""
+    """A one-step graph repeated as child nodes; it evaluates the test set in runs with graphs."""
 
     def __init__(self, lowering: Lowers, plan: Plan, steps: int, addresses: Addresses,
                  chain: bool) -> None:
@@ -122,8 +122,8 @@ def fill(graph: Graph, lowering: Lowers, part: GraphPlan, addresses: Addresses,
     """Add the ops of a plan to a graph, with the edges that their reads and writes require.
 
     In an unrolled plan the same op recurs at many offsets; its command is made once and added
-    with each offset baked in (the 936 nodes of `best` in 30 ms). Edges that may be programmatic
-    are.
+    with each offset baked in (the 936 nodes of `best` in 30 ms). Edges are programmatic where
+    allowed.
     """
     made: dict[tuple[str, tuple[str, ...]], tuple[list[Command], Proof | None]] = {}
     keys = [(op.own_name, tuple(op.operands.values())) for op in part.plan.ops]
@@ -144,7 +144,7 @@ def fill(graph: Graph, lowering: Lowers, part: GraphPlan, addresses: Addresses,
             kernel, = commands
             assert isinstance(kernel, KernelLaunch)
             tail = kernel.add_to(graph, after, op.offset, overtaken)
-        elif op.kind == "upload":  # its copies do not depend on each other
+        elif op.kind == "upload":  # its copies are independent of each other
             for command in commands:
                 tail += command.add_to(graph, after, op.offset)
         else:

@@ -1,5 +1,5 @@
-"""What becomes a graph: the plans that a policy's graphs are built from, and how often each runs
-in an epoch. No GPU is needed to know this, so `rawnn plan` shows it anywhere."""
+"""The plans from which a policy's graphs are built, and how often an epoch launches each. This
+needs no GPU, so that `rawnn plan` shows it anywhere."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from rawnn.plan.plan import Plan, advance
 from rawnn.plan.policy import Policy
 
 MAX_LOOP_BODY = 16
-"""Steps unrolled in the body of graphs=while: an iteration costs 3.9 us on an H200 beyond its
-kernels, so a body of several steps shares that cost."""
+"""Steps unrolled in the body of graphs=while: an iteration costs 3.9 us on an H200 in addition to
+its kernels, which several steps share."""
 
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """One graph: `plan` becomes the graph, `host_ops` are ops that the host puts on the stream
-    before each launch (copies whose source moves from step to step), `launches` is how often it is
-    launched in an epoch; with `loop` the plan is the body of a WHILE node, with `chain` its ops run
-    one behind the other, in the plan's order."""
+    """One graph of an epoch.
+
+    plan: the plan that becomes the graph.
+    launches: how often an epoch launches it.
+    host_ops: ops that the host puts on the stream before each launch (copies whose source moves
+        from step to step).
+    loop: whether the plan is the body of a WHILE node.
+    chain: whether its ops run one after the other, in the plan's order.
+    """
 
     plan: Plan
     launches: int
@@ -38,8 +43,8 @@ class GraphPlan:
 
 
 def is_single_kernel(plan: Plan, policy: Policy) -> bool:
-    """Whether an epoch's graph would be one kernel. It is launched as it is, so that what follows
-    on the stream may begin early, as it cannot behind a graph: 5 us of an epoch on an H200."""
+    """Whether an epoch's graph would be one kernel. It is launched without a graph, so that its
+    successor on the stream may begin early: 5 us of an epoch on an H200."""
     return policy.graph == "epoch" and spans(plan)
 
 
@@ -64,15 +69,15 @@ def graph_plans(plan: Plan, policy: Policy, steps: int) -> list[GraphPlan]:
 
 
 def includes_boundary(plan: Plan, policy: Policy, end: Plan, partial: bool) -> bool:
-    """Whether the graph of an epoch has in it what stands between two epochs: it holds all steps,
-    no `partial` batch behind it, and nothing that ranks do together ends an epoch."""
+    """Whether the graph of an epoch includes the epoch boundary: it holds all steps, no `partial`
+    batch follows, and no collective ends an epoch."""
     return policy.graph == "epoch" and not is_single_kernel(plan, policy) and not partial \
         and all(op.impl != "nccl" for op in end.ops)
 
 
 def epoch_graphs(plan: Plan, policy: Policy, steps: int, begin: Plan, end: Plan,
                  partial: bool) -> list[GraphPlan]:
-    """The graphs of an epoch as a run has them; `begin` and `end` stand around every epoch."""
+    """The graphs of an epoch of a run, with the plans `begin` and `end` around every epoch."""
     graphs = graph_plans(plan, policy, steps)
     if not includes_boundary(plan, policy, end, partial):
         return graphs

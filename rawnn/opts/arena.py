@@ -1,4 +1,4 @@
-"""`arena`: every tensor is placed once, before the clock starts."""
+"""`arena`: all tensors are placed once, before training starts."""
 
 from __future__ import annotations
 

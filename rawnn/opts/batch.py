@@ -1,7 +1,7 @@
 """`batch`: another batch size than the configuration's; `batch=max` takes the largest that fits.
 
-It changes the recipe, not the plan: fewer, larger steps make an epoch faster and, at the same
-learning rate, learn less in it.
+It changes the recipe, not the plan. Fewer, larger steps make an epoch faster, but at the same
+learning rate an epoch learns less.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import Recipe
 
 SHARE = 0.9
-"""Of the free memory that batch=max may take: libraries need workspaces besides."""
+"""Fraction of the free memory that batch=max may use; libraries need workspaces in addition."""
 
 
 def parse(text: str) -> str | int:
@@ -32,9 +32,8 @@ def with_batch(value: str | int | None, recipe: Recipe, examples: int, free: int
                needed: Callable[[Recipe], int]) -> tuple[Recipe, str]:
     """The recipe with the toggle's batch, and a sentence on what it means.
 
-    `free` bytes of device memory (0: there is no GPU), of which a run of a recipe takes
-    `needed(recipe)`. Raises ConfigError for a batch larger than the training set, or for max where
-    nothing says how much fits.
+    `free` is the free device memory in bytes (0 without a GPU), `needed(recipe)` the bytes of a
+    run. Raises ConfigError for a batch larger than the training set, and for max on the host.
     """
     if isinstance(value, int):
         if value > examples:

@@ -1,7 +1,7 @@
-"""`cublas`: matrix products by cuBLASLt.
+"""`cublas`: GEMMs by cuBLASLt.
 
-A product whose output is small and whose inner dimension is long is cut into slices of k, which
-one strided batch computes side by side; a kernel of ours adds them up, from the bias on.
+A GEMM with a small result and a long inner dimension is cut into slices of k. One strided batch
+computes them in parallel, and a kernel of rawnn adds them up, starting with the bias.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from rawnn.plan.policy import Policy
 from rawnn.plan.tensor import Role, Tensor
 
 WORKSPACE_BYTES = 4 << 20
-"""Scratch memory of each product. Each has its own, so that products without a dependency may run
-side by side."""
+"""Scratch memory of each GEMM. Each has its own, so that independent GEMMs may run
+concurrently."""
 
 
 MAX_TILES = 16
-"""Output tiles of 128 x 64 up to which a product is too small to fill a GPU by itself."""
+"""Output tiles of 128 x 64 up to which a GEMM is too small to fill a GPU."""
 MIN_SLICE = 16
 MAX_SLICES = 28
-"""The sum of more than 32 slices takes a second trip to the L2 cache: 1.75 us in place of 1.34."""
+"""Upper bound: adding more than 32 slices takes a second pass through L2, 1.75 us instead of
+1.34."""
 
 
 def slices_of(op: Op) -> int:
-    """Into how many slices of k a product is cut, 1 for none: as many as leave 16 of k to each.
+    """The number of slices of k into which a GEMM is cut, 1 for none: each keeps at least 16 of k.
 
     784-10 at batch 128 on an H200: cuBLASLt's first choice takes 17.9 us (four kernels), the best
     of 477 configurations 6.2 us, 28 slices as one strided batch 2.8 us and their sum 1.3 us. The
-    weight gradient takes 4.1 us whole, 2.6 us in 8 slices, which earn nothing where a launch of its
-    own adds them up (4.9 us whole, 3.1 and 1.6 in a graph).
+    weight gradient takes 4.1 us uncut and 2.6 us in 8 slices. That gains nothing if the sum is a
+    launch of its own (in a graph 4.9 us uncut, 3.1 + 1.6 us sliced).
     """
     m, n, k = (op.attributes[d] for d in "mnk")
     if -(-m // 128) * -(-n // 64) > MAX_TILES:
@@ -42,7 +43,7 @@ def slices_of(op: Op) -> int:
 
 
 def sliced(plan: Plan, op: Op, slices: int) -> tuple[Tensor, Op]:
-    """The partial products of `op` cut into slices, and the op that computes them."""
+    """The partial sums of `op` cut into slices, and the op that computes them."""
     c = plan[op.operands["c"]]
     partial = Tensor(f"{op.name}.partial", (slices * c.shape[0], c.shape[1]), "float32",
                      Role.ACTIVATION, c.packed)
@@ -61,7 +62,7 @@ def _slice_forward(plan: Plan) -> Plan:
             continue
         partial, gemm = sliced(plan, op, slices)
         operands = {"partial": partial.name, "c": op.operands["c"]}
-        added = plan.consumers(op.operands["c"], "bias_add")  # its sum begins with the bias
+        added = plan.consumers(op.operands["c"], "bias_add")  # the sum starts with the bias
         if added:
             operands["bias"] = added[0].operands["bias"]
         total = Op("sum_slices", f"{op.name}.sum", operands,
@@ -97,7 +98,7 @@ def needs(machine: Machine) -> str | None:
 
 register(Toggle(
     "cublas",
-    claim="matrix products by cuBLASLt, its algorithm chosen once per shape",
+    claim="GEMMs by cuBLASLt, its algorithm chosen once per shape",
     source="the report's cuBLAS rung; cuBLASLt through nvmath-python's bindings",
     group="kernels", apply=apply, needs=needs, needs_text="nvmath-python, cuBLAS",
 ))

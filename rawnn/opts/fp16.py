@@ -1,5 +1,5 @@
 """`fp16`: inputs, activations, their gradients and a copy of the weights in float16, with dynamic
-loss scaling; `fp16=acc16` sums products in half precision as well, but for weight gradients."""
+loss scaling; `fp16=acc16` also accumulates GEMMs in half precision, except weight gradients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 
 GUARDED = ("nt", "nn")
-"""Products that acc16 sums in half precision: forward, and the gradients of activations, whose
-overflow the loss scale sees. A weight gradient that overflows would go straight into the weights:
-wide1024 became NaN at its 6,004th step, right after the scale can have doubled a third time."""
+"""Layouts that acc16 accumulates in half precision: forward GEMMs, and gradients of activations,
+whose overflow the loss scale detects. The overflow of a weight gradient would go straight into the
+weights: wide1024 became NaN at step 6,004, when the scale can have doubled a third time."""
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
@@ -24,7 +24,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 register(Toggle(
     "fp16",
     claim="inputs, activations and gradients in float16, float32 masters, dynamic loss scaling; "
-          "acc16 sums in half precision too",
+          "acc16 accumulates in half precision too",
     source="Micikevicius et al., Mixed Precision Training, 2018",
     group="numbers", apply=apply, conflicts=("bf16", "fp8", "tf32"), host=True,
     parameter=Parameter("acc32|acc16", choice("fp16", "acc32", "acc16"), "acc32"),

@@ -1,8 +1,8 @@
-"""`fp8`: inputs, activations and a copy of the weights in float8_e4m3, the gradients that products
-read in float8_e5m2, what lies between products in bfloat16, with dynamic loss scaling.
+"""`fp8`: inputs, activations and a copy of the weights in float8_e4m3, the gradients that GEMMs
+read in float8_e5m2, other intermediate tensors in bfloat16, with dynamic loss scaling.
 
-Weights are small: at a width of 4096 they start below 1/64, where e4m3 has its subnormals. Their
-copies are kept times a power of two, one a layer, which the products take out again.
+Weights are small: at a width of 4096 they start below 1/64, where e4m3 has its subnormals. The copy
+of each layer is therefore multiplied by a power of two, which its GEMMs divide out again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 def beside(names: Collection[str], machine: Machine) -> str | None:
     if "cublas" in names:
         return "on Ada and Hopper cuBLASLt multiplies 8-bit floats only where both lie along the " \
-               "inner dimension, one product of a layer's three; use mma in its place"
+               "inner dimension, one GEMM of a layer's three; use mma instead"
     if "mma" in names and machine.compute_capability < TENSOR_CORES:
         have = ".".join(map(str, machine.compute_capability))
         return f"tensor cores multiply 8-bit floats from compute capability 8.9 on, and this GPU " \
-               f"has {have}; use tiled in place of mma, or bf16"
+               f"has {have}; use tiled instead of mma, or bf16"
     return None
 
 

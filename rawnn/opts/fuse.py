@@ -1,8 +1,8 @@
 """`fuse`: neighbouring ops become one kernel.
 
-It is an ordered list of fusions, each taken where the plan allows it and left out by its name
-(`fuse=-head`). Those here make what several families of kernels can do; those that one family has
-made up stand with it, in rawnn/ptx.
+It is an ordered list of fusions, each applied where the plan allows it and excluded by its name
+(`fuse=-head`). The fusions here use features that several families of kernels have; a fusion of one
+family is defined next to that family, in rawnn/ptx.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from rawnn.ptx.gemm.tiles import MAIN_LOOPS
 from rawnn.ptx.user_kernels import lost_fusions, with_user_kernels, without_user_kernels
 
 Change = tuple[list[Op], list[Op]]
-"""Ops of a plan, and those that take their place."""
+"""Ops of a plan, and their replacements."""
 
 
 def _loss(plan: Plan) -> Plan:
     for entry in LOSSES.values():
-        if "softmax" in entry.parts:  # which a library may have
+        if "softmax" in entry.parts:  # a library may compute it
             plan = _labelled_loss(plan)
             continue
         parts = [op for op in plan.ops if op.kind in entry.parts]
@@ -74,8 +74,8 @@ def _labelled_loss(plan: Plan) -> Plan:
 
 
 def _applies(gemm: Op, name: str) -> bool:
-    """Whether the product's code can apply the activation `name` in its epilogue, and keep what the
-    backward pass needs of it."""
+    """Whether the GEMM's epilogue can apply the activation `name` and store what its backward pass
+    needs."""
     if activation(name).saves == "input":
         return gemm.impl in MAIN_LOOPS
     return gemm.impl != "cublas" or name == "relu"
@@ -90,7 +90,7 @@ def _epilogue(plan: Plan) -> Plan:
         bias = next(iter(plan.consumers(operands["c"], "bias_add")), None)
         if bias is not None and gemm.impl == "cublas" \
                 and plan[operands["c"]].dtype != plan[bias.operands["bias"]].dtype:
-            continue  # cuBLASLt adds a bias of the output's type only
+            continue  # cuBLASLt only adds a bias of the output's dtype
         if bias is not None:
             gone.append(bias)
             operands = {**operands, "bias": bias.operands["bias"]}
@@ -129,10 +129,10 @@ def _slope(plan: Plan, saves: str) -> Plan:
 def _update(plan: Plan) -> Plan:
     changes: list[Change] = []
     tensors: list[Tensor] = []
-    taken: set[int] = set()
+    replaced: set[int] = set()
     for update in filter(steps_a_parameter, plan.ops):
-        if id(update) in taken or "other" in update.operands:
-            continue  # by the update of its layer's weights; or another rank has a part of dw
+        if id(update) in replaced or "other" in update.operands:
+            continue  # the update of the weights includes it, or another rank has a part of dw
         gradient = plan.producer(update.operands["dw"], update)
         if gradient is None or len(plan.consumers(update.operands["dw"])) != 1:
             continue
@@ -155,13 +155,13 @@ def _update(plan: Plan) -> Plan:
             change = [gradient, update], [fused]
         if change:
             changes.append(change)
-            taken.update(map(id, change[0]))
+            replaced.update(map(id, change[0]))
     return plan.with_tensors(*tensors).substitute_all(changes)
 
 
 def _library_gradient(plan: Plan, bias_grad: Op) -> bool:
-    """Whether the weight gradient beside a bias gradient is a library's, so that no update of
-    weights takes the bias in."""
+    """Whether a library computes the weight gradient that reads the same dz as a bias gradient. No
+    update of weights then includes the bias."""
     dz = bias_grad.operands["dz"]
     return not any(op.impl != "cublas" and op.attributes["layout"] == "tn"
                    for op in plan.consumers(dz, "matmul") if op.operands["a"] == dz)
@@ -175,7 +175,7 @@ def _bias_update(plan: Plan, gradient: Op) -> tuple[Op, Op] | None:
 
 
 def _weight_update(plan: Plan, gradient: Op, update: Op) -> Change:
-    """Product and updates of weights and biases in one kernel; the gradient is never stored."""
+    """GEMM and updates of weights and biases in one kernel; the gradient is never stored."""
     operands = {role: name for role, name in update.operands.items() if role != "dw"}
     operands |= {"dz": gradient.operands["a"], "x": gradient.operands["b"]}
     gone = [gradient, update]
@@ -196,10 +196,10 @@ def _weight_update(plan: Plan, gradient: Op, update: Op) -> Change:
 
 def _library_update(plan: Plan, gradient: Op,
                     update: Op) -> tuple[Change | None, tuple[Tensor, ...]]:
-    """cuBLASLt's product in place, alpha = -lr and beta = 1 - lr * decay; a small one in slices,
-    whose sum the update of weights and biases takes in: the same number of kernels as the product
-    in place and the bias update beside it, and one chain instead of two branches. Nothing where
-    the update does more than that."""
+    """cuBLASLt's GEMM into the weights, with alpha = -lr and beta = 1 - lr * decay. A small GEMM is
+    cut into slices, and the op that adds them up does the updates of weights and biases. That is
+    the same number of kernels as the GEMM and the bias update, in one chain instead of two
+    branches. None if the update does more than that."""
     if set(update.operands) != {"w", "dw"} or plan[update.operands["w"]].dtype != "float32":
         return None, ()
     slices, biases = slices_of(gradient), _bias_update(plan, gradient)
@@ -219,7 +219,7 @@ def _library_update(plan: Plan, gradient: Op,
 
 
 def _or(rewrite: Callable[[Plan], Plan], reason: str) -> Callable[[Plan], Plan | str]:
-    """What `rewrite` makes of a plan, or the reason why it finds nothing to change."""
+    """`rewrite`, or the reason why it finds nothing to change."""
 
     def apply(plan: Plan) -> Plan | str:
         found = rewrite(plan)
@@ -230,23 +230,23 @@ def _or(rewrite: Callable[[Plan], Plan], reason: str) -> Callable[[Plan], Plan |
 
 _FAMILIES = (linear.FAMILY, narrow.FAMILY, head.FAMILY, skinny.FAMILY)
 FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
-    Fusion("loss", "the loss, its accuracy and its gradient in one pass; unless a library computes "
-                   "it, with the softmax itself",
+    Fusion("loss", "the loss, its accuracy and its gradient in one pass, and the softmax unless a "
+                   "library computes it",
            _or(_loss, "no loss whose accuracy or gradient is an op of its own")),
-    Fusion("epilogue", "bias and activation in the product ahead of them",
-           _or(_epilogue, "no product that could add a bias or apply an activation behind it")),
-    Fusion("slope", "the activation's slope in the product of the input gradient",
-           _or(partial(_slope, saves="output"), "no product that could apply the slope behind it")),
-    Fusion("update", "the update in the product of the weight gradient, weights and biases in one "
+    Fusion("epilogue", "bias and activation in the GEMM before them",
+           _or(_epilogue, "no GEMM that could add a bias or apply an activation after it")),
+    Fusion("slope", "the activation's slope in the GEMM of the input gradient",
+           _or(partial(_slope, saves="output"), "no GEMM that could apply the slope after it")),
+    Fusion("update", "the update in the GEMM of the weight gradient, weights and biases in one "
                      "kernel: of plain SGD, or by tensor cores of any optimizer; or what cuBLASLt "
                      "allows of plain SGD: alpha = -lr, beta = 1, in place; or a sum of slices",
-           _or(_update, "no update directly behind the gradient's product that it could do")),
+           _or(_update, "no update directly after the gradient's GEMM that it could do")),
     *(family.fusion for family in _FAMILIES if family.fusion is not None),
     gemm_loss.INTO_GEMM,
     gemm_loss.DEFERRED_SUMS,
     Fusion("late_slope", "the slope of an activation that keeps its input, where no kernel above "
-                         "wanted the product without",
-           _or(partial(_slope, saves="input"), "no slope left that a product could apply")),
+                         "needs the GEMM without it",
+           _or(partial(_slope, saves="input"), "no slope left that a GEMM could apply")),
 )}
 """In the order in which they are tried."""
 
@@ -256,8 +256,7 @@ RETIRED: tuple[str, ...] = ()
 
 
 def rewritten(plan: Plan, value: str | int | None) -> tuple[Plan, list[Outcome]]:
-    """The plan with every fusion that is not left out and finds a place, and what became of each.
-    """
+    """The plan with every fusion that is not excluded and applies, and the outcome of each."""
     outcomes = []
     without = replace(without_user_kernels(plan), user_kernels=()) if plan.user_kernels else plan
     for name, fusion in FUSIONS.items():
@@ -269,7 +268,7 @@ def rewritten(plan: Plan, value: str | int | None) -> tuple[Plan, list[Outcome]]
             but = lost_fusions(plan, without, alone)
             without = alone
             if isinstance(found, str):
-                found = f"{but or ', '.join(plan.user_kernels)}; it would find a place without"
+                found = f"{but or ', '.join(plan.user_kernels)}; it would apply without"
         if isinstance(found, Plan):
             plan, found = with_user_kernels(found), ""
         outcomes.append(Outcome(name, found, but))

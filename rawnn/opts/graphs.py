@@ -13,14 +13,14 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 
 CONDITIONAL_NODES = 12030
-"""The driver's CUDA version that brought conditional nodes and capture into a given graph."""
+"""The CUDA version that introduced conditional nodes and capture into a given graph."""
 
 
 AUTOMATIC_STEPS = 16
-"""Steps in a graph where only `graphs` is said. Between two launches the GPU stands idle for
-about 3 us; preset `seed` on an H200 with 1, 2, 4, 8, 16, 32 steps a graph takes 7.3, 7.1, 6.4, 6.1,
-6.0, 5.9 ms an epoch, `graphs,cublas,cudnn` with 4, 8, 16, 36 10.74, 10.64, 10.56, 10.55. A longer
-graph, which takes longer to build, is asked for by name."""
+"""Steps in a graph for a bare `graphs`. Between two launches the GPU idles for about 3 us. Preset
+`seed` on an H200 with 1, 2, 4, 8, 16, 32 steps a graph takes 7.3, 7.1, 6.4, 6.1, 6.0, 5.9 ms an
+epoch; `graphs,cublas,cudnn` with 4, 8, 16, 36 takes 10.74, 10.64, 10.56, 10.55. Longer graphs take
+longer to build, so they have to be asked for."""
 
 
 def parse(text: str) -> str | int:

@@ -1,5 +1,5 @@
-"""The table of measured best toggles: a small one in the package, and the user's own beside the
-kernel cache, which wins."""
+"""The table of measured best toggles: a small one in the package, and the user's own next to the
+kernel cache, which has precedence."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ ENVIRONMENT = "RAWNN_BEST"
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """What was fastest for one network on one kind of GPU.
 
-    `precision` are the number toggles it was measured with ("" for float32), `toggles` the fastest
-    set besides them, `us` its median time a step in microseconds by the device's clock, `others`
-    those of the sets it was compared with.
+    precision: the precision toggles of the measurement ("" for float32).
+    toggles: the fastest set in addition to them.
+    us: its median time per step in microseconds, by the device's clock.
+    others: those times of the sets that it was compared with.
     """
 
     gpu: str
@@ -63,7 +64,7 @@ def write(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def remember(path: Path, entry: Entry) -> None:
-    """Add an entry, in place of one of the same GPU, network, batch and numbers."""
+    """Add an entry; it replaces one of the same GPU, network, batch and precision."""
     write(path, [*(e for e in read(path) if _key(e) != _key(entry)), entry])
 
 
@@ -72,9 +73,9 @@ def _key(e: Entry) -> tuple[object, ...]:
 
 
 def exact(gpu: str, layers: Sequence[int], batch: int, precision: str) -> Entry | None:
-    """The entry of this network, batch and numbers on this GPU; the user's own before the
-    package's. None where it was not measured: what is fastest for a network that is like it may be
-    slow for this one. Raises ConfigError for a broken table."""
+    """The entry of this network, batch and precision on this GPU; the user's own table comes before
+    the package's. None without a measurement: what is fastest for a similar network may be slow for
+    this one. Raises ConfigError for a broken table."""
     for path in (user_file(), PACKAGED):
         for entry in read(path):
             if _key(entry) == (gpu, tuple(layers), batch, precision):

@@ -1,4 +1,4 @@
-"""`mma`: matrix products by our own kernels on tensor cores."""
+"""`mma`: GEMMs by rawnn's own kernels on tensor cores."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from rawnn.ptx.gemm.tiles import gemm_shape
 
 VALUES = ("auto", "sync", "wgmma")
 KINDS = ("sync", "wgmma", "scaled", "skinny")
-"""What a product can be computed by: mma.sync, wgmma, wgmma of scaled float16 for float32, or the
-kernels that stream the weights."""
+"""What can compute a GEMM: mma.sync, wgmma, wgmma of scaled float16 for float32, or the
+small-batch kernels, which stream the weights."""
 
 HOPPERS = ("wgmma", "clusters", "bulk copies")
 
 SKINNY_BATCH = 64
 MIN_SKINNY_WEIGHTS = 1 << 21
-"""Weights from which on a product of at most SKINNY_BATCH rows is left to the kernels that stream
-them by Hopper's copy engine. A step at batch 32 on an H200, with them and by mma.sync alone: 58 and
-67 us in wide2048 with `sr`, 67 and 92 us with masters, 95 and 283 us in wide4096 with `sr`."""
+"""Weights from which the small-batch kernels, which stream them by Hopper's copy engine, compute a
+GEMM of at most SKINNY_BATCH rows. A step at batch 32 on an H200, with them and by mma.sync alone:
+58 and 67 us in wide2048 with `sr`, 67 and 92 us with masters, 95 and 283 us in wide4096 with
+`sr`."""
 
 
 def fits(plan: Plan, op: Op) -> bool:
-    """Whether tensor cores take the operands of a product: both of one 16-bit type, both of 8 bits,
-    or both of float32, rounded where `tf32` allows it, else each as the sum of two tf32."""
+    """Whether tensor cores take the operands of a GEMM: both of one 16-bit dtype, both of 8 bits,
+    or both of float32, which `tf32` rounds and otherwise is split into the sum of two tf32."""
     types = {plan[op.operands[role]].dtype for role in ("a", "b")}
     if op.attributes["compute"] == "float16":
         return types == {"float16"}
@@ -49,7 +50,7 @@ def fits(plan: Plan, op: Op) -> bool:
 
 
 def _by_wgmma(plan: Plan, op: Op) -> bool:
-    """Whether wgmma computes it, and faster."""
+    """Whether wgmma can compute it and is faster."""
     a = op.attributes
     size = itemsize(plan[op.operands["a"]].dtype)
     if a["compute"] == "float16" or not (size == 2 or (size == 1 and a["layout"] == "nt")):
@@ -58,18 +59,18 @@ def _by_wgmma(plan: Plan, op: Op) -> bool:
 
 
 def _by_wgmma_tf32(plan: Plan, op: Op) -> bool:
-    """Whether wgmma computes a product of float32, and faster."""
+    """Whether wgmma can compute a GEMM of float32 and is faster."""
     return plan[op.operands["a"]].dtype == "float32" and \
         wgmma_is_faster(gemm_shape(op, plan), plan.target)
 
 
 def _by_wgmma_scaled(plan: Plan, op: Op) -> bool:
-    """Whether wgmma computes a product of float32 as exactly by scaled float16, and faster."""
+    """Whether wgmma of scaled float16 computes a GEMM of float32 as exactly and is faster."""
     return scaled_is_faster(gemm_shape(op, plan), plan.target)
 
 
 def is_skinny(plan: Plan, op: Op) -> bool:
-    """Whether a product of few rows is bound by reading its weights: then the kernels of skinny.cu
+    """Whether a GEMM of few rows is bound by reading its weights: then the kernels of skinny.cu
     compute it."""
     a = op.attributes
     types = {plan[op.operands[role]].dtype for role in ("a", "b")}
@@ -79,9 +80,9 @@ def is_skinny(plan: Plan, op: Op) -> bool:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    """With `sync` what Hopper has brought is left unused, by what `fuse` makes of the products as
-    well. Without one of KINDS its products are the next one's, and without `sync` what is left
-    stays as it was."""
+    """`sync` excludes instructions that only Hopper has, also from fused GEMMs. If a kind is left
+    out (`-KIND`), the next of KINDS computes its GEMMs; without `sync`, the rest keeps its
+    implementation."""
     if value == "sync":
         plan = replace(plan, target=plan.target.without(*HOPPERS))
     taken = set(KINDS) - left_out(value)
@@ -132,7 +133,7 @@ def needs(machine: Machine) -> str | None:
 
 register(Toggle(
     "mma",
-    claim="products by our own kernels on tensor cores, float32 as three of tf32 or float16; on "
+    claim="GEMMs by our own kernels on tensor cores, float32 as three of tf32 or float16; on "
           "Hopper large ones by wgmma, and 16-bit ones of small batches by kernels that stream the "
           "weights; -KIND leaves out one of " + ", ".join(KINDS),
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",

@@ -1,9 +1,9 @@
-"""`nccl`: data parallel. Every rank drives one GPU on its part of each batch, and gradients are
-summed over all of them inside the step.
+"""`nccl`: data parallelism. Every rank drives one GPU on its part of each batch, and gradients are
+summed over all ranks inside the step.
 
-A reduction is an op like any other: it stands behind the last gradient of its bucket in the
-backward pass, and the updates behind it by what they read. Kernels that would take an update into
-the gradient's product step aside, for the gradient has to leave in between.
+A reduction is an op of the plan: it follows the last gradient of its bucket in the backward pass,
+and updates depend on it through what they read. The gradient is sent before the update, so no
+kernel fuses the update into the gradient's GEMM.
 """
 
 from __future__ import annotations
@@ -23,22 +23,27 @@ from rawnn.plan.policy import Policy
 from rawnn.plan.tensor import Role, Tensor
 
 BUCKET_MB = 25.0
-"""Megabytes of gradients from which a bucket is full, as in PyTorch's DistributedDataParallel."""
+"""Megabytes of gradients that fill a bucket, as in PyTorch's DistributedDataParallel."""
 SMALL_MB = 1.0
-"""Gradients below so many megabytes go with those of the first layer, which the next step needs
-first, and whose bucket is full with them."""
+"""Gradients of fewer megabytes join the bucket of the first layer, which is sent as soon as it has
+them: the next step needs the first layer first."""
 SYNTAX = "N|fp32|bf16|sharded|whole|backward"
-"""One of these, or several with colons between them."""
+"""One of these, or several separated by colons."""
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 SHARES = {"sharded": True, "whole": False}
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """`nbytes` of gradients make a bucket; `dtype` is what they are reduced in, "" where the
-    weights say it. Where it is `sharded` each rank updates its rows of each matrix, where it is
-    `whole` all of it; None where the plan says which. Gradients of more than a bucket come in an
-    order of their own, or in that of the `backward` pass."""
+    """How gradients are reduced.
+
+    nbytes: bytes of gradients in a bucket.
+    dtype: the dtype of the reduction; "" takes that of the weights.
+    sharded: whether each rank updates its rows of each matrix, or all of it; None: chosen by the
+        plan.
+    backward: whether reductions follow the order of the backward pass, also if gradients exceed
+        one bucket.
+    """
 
     nbytes: int
     dtype: str
@@ -58,7 +63,7 @@ def parse(text: str) -> str:
 
 
 def buckets(value: str | int | None) -> Buckets:
-    """What the toggle's value says."""
+    """Parse the toggle's value."""
     words = str(value or "").split(":")
     size = next((float(word) for word in words if word.isdigit()), BUCKET_MB)
     dtype = next((TYPES[word] for word in words if word in TYPES), "")
@@ -74,16 +79,16 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if not gradients:
         return plan, policy
     plan = plan.with_tensors(ORDERING_TOKEN, *gradients.values())
-    # On two H200s that order takes 4 % off a step of wide4096 (74 MB), and adds as much to those of
-    # wide1024 and mlp4 (6 and 5 MB), which one reduction serves better.
-    in_turn = not wanted.backward and sum(t.nbytes for t in gradients.values()) > wanted.nbytes
+    # On two H200s this order saves 4 % of a step of wide4096 (74 MB of gradients). It costs as much
+    # in wide1024 and mlp4 (6 and 5 MB), for which one reduction is better.
+    is_ordered = not wanted.backward and sum(t.nbytes for t in gradients.values()) > wanted.nbytes
     shards = None if wanted.sharded is False else \
-        Shards(plan, policy, SMALL_MB * 1_000_000, in_turn)
+        Shards(plan, policy, SMALL_MB * 1_000_000, is_ordered)
     if wanted.sharded is None and shards is not None and not (
-            in_turn and shards.uses_copies and "overflow" not in plan.tensors):
+            is_ordered and shards.uses_copies and "overflow" not in plan.tensors):
         shards = None
     order = _large_gradient_last if shards else _ordered_by_need
-    plan, ahead = order(plan, gradients) if in_turn else (plan, set[str]())
+    plan, ahead = order(plan, gradients) if is_ordered else (plan, set[str]())
     ops: list[Op] = []
     first: list[str] = []
     waiting: list[str] = []
@@ -110,11 +115,11 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 
 
 def _ordered_by_need(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
-    """The plan whose gradients of parameters are computed behind the rest of the backward pass, the
-    first layer's first: reductions then run beside the gradients of the layers above and the next
-    step's forward pass, which needs the last layer's weights last (Oh et al., Out-of-Order
-    BackProp, 2022); and which gradients come first. As it was where a gradient cannot be moved, or
-    where no update may begin before all gradients are known."""
+    """Move the gradients of parameters after the rest of the backward pass, the first layer's
+    first; also returns which gradients come first. Reductions then overlap with the gradients of
+    the layers above and with the next step's forward pass, which needs the last layer's weights
+    last (Oh et al., Out-of-Order BackProp, 2022). The plan is unchanged if a gradient cannot be
+    moved, or if no update may begin before all gradients are known."""
     updates = [op for op in plan.ops if steps_a_parameter(op)]
     layer = {op.operands["dw"]: plan[op.operands["w"]].layer for op in updates}
     moved = [op for op in plan.ops if op.writes and all(n in gradients for n, _ in op.writes)]
@@ -139,10 +144,10 @@ def _ordered_by_need(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan,
 
 
 def _large_gradient_last(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[Plan, set[str]]:
-    """The same where nothing that is sent takes multiprocessors. The gradient of the last layer
-    that is large comes behind the rest of the backward pass: the first layer's is sent beside it,
-    and it beside the next step's forward pass. All others come where the backward pass has them,
-    and are sent beside the rest of it."""
+    """The order of gradients if copy engines send them, without multiprocessors. The gradient of
+    the last large layer moves after the rest of the backward pass: the first layer's is sent while
+    it is computed, and it is sent during the next step's forward pass. All others stay where the
+    backward pass computes them and overlap with the rest of it."""
     updates = [op for op in plan.ops if steps_a_parameter(op)]
     layer = {op.operands["dw"]: plan[op.operands["w"]].layer for op in updates}
     large = {n for n in gradients if plan[n].nbytes >= SMALL_MB * 1_000_000}
@@ -167,14 +172,14 @@ def _large_gradient_last(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[P
 
 
 def _gradients(plan: Plan, wanted: Buckets) -> dict[str, Tensor]:
-    """The gradients of parameters, as they are reduced: in place from run to run, with padding that
-    is zero at first, and matrices in the type of the reduction."""
+    """The gradients of parameters as they are reduced: at fixed addresses, with padding that is
+    zero, and matrices in the dtype of the reduction."""
     found = {}
     copies = any(t.dtype == "bfloat16" and t.role in (Role.COPY, Role.PARAMETER)
                  for t in plan.tensors.values())
     if wanted.dtype == "bfloat16" and not copies and any(map(steps_a_parameter, plan.ops)):
-        raise ConfigError("nccl=bf16 reduces what products write, and these write float32: add "
-                          "bf16 or sr, or take nccl=fp32")
+        raise ConfigError("nccl=bf16 reduces what GEMMs write, and these write float32: add "
+                          "bf16 or sr, or use nccl=fp32")
     dtype = wanted.dtype or ("bfloat16" if copies else "float32")
     for op in filter(steps_a_parameter, plan.ops):
         t = plan[op.operands["dw"]]
@@ -184,13 +189,13 @@ def _gradients(plan: Plan, wanted: Buckets) -> dict[str, Tensor]:
 
 
 def _last_overflow(plan: Plan) -> Op | None:
-    """The last op ahead of the updates that may find an overflow."""
+    """The last op before the updates that may detect an overflow."""
     updates = [op for op in plan.ops if steps_a_parameter(op)]
     return plan.producer("overflow", updates[0]) if "overflow" in plan.tensors else None
 
 
 def reduces(plan: Plan) -> bool:
-    """Whether ranks wait for each other in the plan."""
+    """Whether the plan has ops in which ranks wait for each other."""
     return any(op.impl == "nccl" for op in plan.ops)
 
 

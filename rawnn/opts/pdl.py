@@ -1,4 +1,4 @@
-"""`pdl`: programmatic dependent launch. A kernel begins before the one ahead has ended.
+"""`pdl`: programmatic dependent launch. A kernel begins before its predecessor has ended.
 
 It sets `Policy.pdl`, which acts in engine/runners/lowering.py: kernels are compiled to wait and
 trigger, and on a stream launched before those ahead have ended. In a graph graphs/programs.py makes
@@ -14,7 +14,7 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 
 ARCHITECTURE = (9, 0)
-"""Compute capability that brought griddepcontrol."""
+"""The compute capability that introduced griddepcontrol."""
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
@@ -29,9 +29,9 @@ def needs(machine: Machine) -> str | None:
 
 register(Toggle(
     "pdl",
-    claim="kernels begin while those ahead still run, and wait for their end before they read; "
-          "proved from the PTX of each",
-    source="a kernel node costs 0.49 to 1.14 us on an H200, 0.37 to 0.70 us behind a programmatic "
+    claim="kernels begin while their predecessors still run, and wait for these to end before they "
+          "read; proved from the PTX of each",
+    source="a kernel node costs 0.49 to 1.14 us on an H200, 0.37 to 0.70 us after a programmatic "
            "edge",
     group="scheduling", apply=apply, needs=needs, needs_text="sm_90",
 ))

@@ -1,4 +1,4 @@
-"""`persistent`: whole steps of training in one kernel, made from the plan of a step.
+"""`persistent`: whole steps of training in one kernel, generated from the plan of a step.
 
 Weights, activations and optimizer state stay in shared memory from step to step. A cost model
 chooses how thread blocks share layers and batch (rawnn/persistent).
@@ -22,17 +22,18 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.tensor import Role, Tensor
 
-MOST_TURNED, MOST_TURNED_OF_A_THREAD = 16384, 4
-"""Examples of which the kernel makes the next epoch's order, and examples a thread: of more, a
-kernel that has the whole GPU for it makes it sooner."""
+MAX_SHUFFLED, MAX_SHUFFLED_PER_THREAD = 16384, 4
+"""Most examples for which the kernel computes the next epoch's order, in all and per thread. For
+more, a separate kernel that has the whole GPU is faster."""
 
 
 def rewrite(plan: Plan, tp_size: int = 0, dp_size: int = 0, threads: int = 0,
             boundaries: str = "", micro_batches: int = 1, transport: str = "") -> Plan:
-    """`plan`, a step that trains, its inputs rounded where that is done ahead of the steps, as one
-    op. The cost model chooses a sharding by `tp_size` x `dp_size` blocks (0: of any number), or it
-    is exactly the one asked for, where `threads` and `boundaries` are given. Raises Unsupported
-    where no kernel does it."""
+    """`plan`, a training step, as one op. Its inputs are rounded if that is done before the steps.
+
+    The cost model chooses a sharding of `tp_size` x `dp_size` blocks (0: any number). With
+    `threads` and `boundaries` it is exactly the one asked for. Raises Unsupported if no kernel can
+    do it."""
     if reason := plan.target.lacks(*NEEDED):
         raise Unsupported(reason)
     problem, chip = problem_of(plan), chip_of(plan.target)
@@ -42,17 +43,17 @@ def rewrite(plan: Plan, tp_size: int = 0, dp_size: int = 0, threads: int = 0,
 
 
 def as_one_op(plan: Plan, chosen: Choice) -> Plan:
-    """`plan`, a step that trains, as one op whose kernel has the sharding that was chosen."""
+    """`plan`, a training step, as one op whose kernel has the sharding that was chosen."""
     workspaces = _workspaces(plan, chosen)
     threads = chosen.sharding.blocks * chosen.sharding.threads
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, sharding=str(
         chosen.sharding), expected=f"{chosen.us:.1f} us", most_turned=min(
-        MOST_TURNED, MOST_TURNED_OF_A_THREAD * threads), **_seed(plan))
+        MAX_SHUFFLED, MAX_SHUFFLED_PER_THREAD * threads), **_seed(plan))
     return plan.with_tensors(*workspaces).substitute(plan.ops, [op])
 
 
 def _seed(plan: Plan) -> dict[str, int]:
-    """The seed of stochastic rounding, where weights are rounded so."""
+    """The seed of stochastic rounding, if weights are rounded stochastically."""
     seeds = [op.attributes["seed"] for op in plan.ops if op.attributes.get("stochastic")]
     return {"seed": seeds[0]} if seeds else {}
 
@@ -65,8 +66,8 @@ def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    """Evaluations are other plans, and stay as they are. So does the partial batch that ends an
-    epoch, which the op takes in where there are whole ones (rawnn/plan/merging.py)."""
+    """Evaluations are other plans and do not change. Nor does the partial batch that ends an epoch,
+    unless there are full ones: then rawnn/plan/merging.py merges it into the op."""
     if plan.name not in ("train", "rest"):
         return plan, policy
     plan = with_rounded_inputs(plan)

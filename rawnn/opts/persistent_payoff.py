@@ -1,5 +1,5 @@
-"""Whether `best` takes `persistent`: if its kernel is expected to be faster than launches, and the
-run is long enough for its longer compilation."""
+"""Whether the preset `best` uses `persistent`: if its kernel is predicted to be faster than
+launches, and the run is long enough to repay its longer compilation."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Fitted to sampled networks in float32, tf32 and bf16 with NVRTC 12.9 and 13. Hal
 are within 15 % of the measurement, nine in ten within 40 %. docs/kernel-compilation.md has the data
 and later corrections."""
 COMPILE_US_OF_LAUNCHES = 0.45e6
-"""Microseconds in which the kernels of a run by launches are compiled, all in parallel: the slowest
-of a network takes 0.35 to 0.6 s."""
+"""Microseconds to compile the kernels of a run by launches, all in parallel: the slowest kernel of
+a network takes 0.35 to 0.6 s."""
 MIN_DELAY_US = 0.06e6
 """Lower bound of the extra time before the first step, measured where both compile equally long:
 0.83 s with a generated kernel and 0.77 s without (36-76 at batch 3, H200, 16 cores)."""
@@ -39,14 +39,15 @@ MIN_DELAY_US = 0.06e6
 
 @dataclass(frozen=True)
 class LaunchCosts:
-    """What a step by launches costs; it has three launches for each layer, and one more.
+    """Coefficients of the time of a step by launches, which has three launches for each layer, and
+    one more.
 
     node: microseconds of a launch in a graph.
-    values: activations that pass from launch to launch in a microsecond (the inputs of the batch,
-        and the outputs of each layer).
-    odd: the same, counted once more for layers whose width is no multiple of WIDTH_MULTIPLE.
-    rate: floating-point operations of GEMMs in a microsecond.
-    kept: parameters and optimizer state that are updated in a microsecond.
+    values: activations that pass between launches per microsecond (the inputs of the batch, and
+        the outputs of each layer).
+    odd: the same, in addition, for layers whose width is no multiple of WIDTH_MULTIPLE.
+    rate: floating-point operations of GEMMs per microsecond.
+    kept: elements of parameters and optimizer state that are updated per microsecond.
     """
 
     node: float
@@ -69,7 +70,7 @@ and sr take the figures of bf16. docs/notes/cost-fits.md has the runs and correc
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether `best` takes persistent, and why in a sentence ("" if persistent cannot run)."""
+    """Whether `best` uses persistent, and why, in a sentence ("" if persistent cannot run)."""
 
     taken: bool
     why: str = ""
@@ -77,9 +78,9 @@ class Verdict:
 
 def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str,
                     machine: Machine, measured: float | None = None) -> Verdict:
-    """Whether the kernel is expected to be faster than the launches, and over the run's steps by
-    more than its compilation takes. `measured` is what the launches are known to take, in
-    microseconds a step."""
+    """Predict whether the kernel is faster than launches, and whether over the run's steps it gains
+    more than its compilation costs. `measured` is the known time of launches in microseconds a
+    step."""
     if precision not in LAUNCH_COSTS or TOGGLES["persistent"].needs(machine):
         return Verdict(False)
     plan = _step(network, recipe, data_spec, precision)
@@ -93,7 +94,7 @@ def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, preci
                               f"{chosen.sharding.micro_batches} micro-batches only, which took "
                               f"longer than launches in all networks that were timed; "
                               f"{chosen.us:.0f} us a step are expected of it")
-    clock = machine.target.clock or FITTED_AT  # what was timed is scaled as the kernel is
+    clock = machine.target.clock or FITTED_AT  # measured times scale with the clock, as predictions
     launches = measured or predict_launches_us(plan, precision) * FITTED_AT / clock
     chosen = chosen.launched(recipe.updates(data_spec.examples))
     if chosen.us >= launches:
@@ -111,17 +112,16 @@ def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, preci
 
 
 def extra_compile_us(problem: Problem) -> float:
-    """Microseconds by which the first step comes later with a generated kernel than launch by
-    launch, where neither is in the cache: what its compilation takes beyond that of the launches'
-    kernels. The state of the cache does not count, so that a run is the same whether or not it was
-    run before."""
+    """Extra microseconds before the first step with a generated kernel, compared with launches,
+    if neither is in the cache: its compilation beyond that of the launches' kernels. The state of
+    the cache has no influence, so that a run does not depend on earlier ones."""
     each = COMPILE_US_PER_GEMM + (COMPILE_US_PER_GEMM_WITH_STATE if problem.states else 0.0)
     return max(MIN_DELAY_US, count_gemms(problem) * each - COMPILE_US_OF_LAUNCHES)
 
 
 def count_gemms(problem: Problem) -> int:
-    """Matrix products of a step: a layer's sums, weight gradient and, but for the first, input
-    gradient."""
+    """GEMMs of a step: for each layer the forward pass, the weight gradient and, except in the
+    first layer, the input gradient."""
     return 3 * problem.depth - 1
 
 
@@ -133,8 +133,8 @@ def _step(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str)
 
 
 def predict_launches_us(plan: Plan, precision: str) -> float:
-    """About what a step takes launch by launch, in microseconds: its launches one behind the other,
-    what passes between them, its arithmetic and its updates."""
+    """Predicted microseconds of a step by launches: the launches one after the other, the data that
+    pass between them, the arithmetic and the updates."""
     gemms = plan.find(kind="matmul")
     work: float = sum(2.0 * op.attributes["m"] * op.attributes["n"] * op.attributes["k"]
                       for op in gemms)
@@ -150,14 +150,14 @@ def predict_launches_us(plan: Plan, precision: str) -> float:
 
 
 def _widths(gemms: Sequence[Op]) -> list[int]:
-    """The numbers of an example that pass from launch to launch: what goes into the first layer,
-    and what comes out of each."""
+    """Elements per example that pass between launches: the inputs of the first layer, and the
+    outputs of each layer."""
     forward = [op.attributes for op in gemms if op.attributes["layout"] == "nt"]
     return [int(forward[0]["k"]), *(int(a["n"]) for a in forward)]
 
 
 def default_data_spec(network: Network, examples: int) -> DataSpec:
-    """The form of data that nobody has told of."""
+    """The data spec that is assumed without a data set."""
     labelled = network.loss_spec.labelled
     return DataSpec(max(examples, 1), labels="uint8" if labelled else "", scale=1 / 255,
                     targets=0 if labelled else network.outputs)

@@ -1,4 +1,4 @@
-"""`pool`: a caching allocator keeps what is freed and gives it out again."""
+"""`pool`: a caching allocator reuses freed memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 
 register(Toggle(
     "pool",
-    claim="memory that is freed is kept and given out again by a caching allocator of our own",
-    source="the caching allocators of PyTorch and CuPy; the driver is asked in the first step only",
+    claim="a caching allocator of our own keeps freed memory and reuses it",
+    source="the caching allocators of PyTorch and CuPy; only the first step calls the driver",
     group="memory", apply=apply, conflicts=("arena", "async"),
 ))

@@ -1,4 +1,4 @@
-"""What the number toggles share: storing a plan's tensors in fewer bits."""
+"""What the precision toggles share: storing a plan's tensors in fewer bits."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ GROWTH = 2000
 
 
 HEADROOM = 16
-"""How many times its initial bound a weight may at least grow before its 8-bit copy saturates."""
+"""Factor by which a weight may at least grow from its initial bound before its 8-bit copy
+saturates."""
 
 
 def with_storage_types(plan: Plan, values: str, gradients: str = "", between: str = "") -> Plan:
-    """Inputs, hidden activations and weights in the type `values`, gradients of pre-activations in
-    `gradients`, pre-activations and gradients of activations, which no product reads, in `between`
-    (`values` unless given). Every weight that a product reads becomes a rounded copy of its float32
-    master, which the update writes too. Logits, probabilities, losses, biases and the gradients of
-    parameters stay float32."""
+    """Change the storage dtypes of a plan.
+
+    values: for inputs, hidden activations and weights. Every weight that a GEMM reads becomes a
+        rounded copy of its float32 master, which the update also writes.
+    gradients: for gradients of pre-activations.
+    between: for pre-activations and gradients of activations, which no GEMM reads (default:
+        `values`).
+
+    Logits, probabilities, losses, biases and the gradients of parameters stay float32."""
     multiplied = {op.operands[role] for op in plan.find(kind="matmul") for role in ("a", "b")}
     applied = {op.operands["z"] for op in plan.find(kind="activate")}
     of_parameters = {op.operands["dw"] for op in plan.ops if "dw" in op.operands}
@@ -40,7 +45,7 @@ def with_storage_types(plan: Plan, values: str, gradients: str = "", between: st
 
 
 def _hidden(plan: Plan) -> Iterable[Tensor]:
-    """Inputs and hidden activations: what is not compared with an answer."""
+    """Inputs and hidden activations: all that the loss does not read."""
     outputs = {op.operands[role] for op in plan.ops for role in ("z", "p")
                if role in op.operands and {"y", "t", "p"} & set(op.operands)}
     images = {"host_images"} if plan.find(kind="upload") else set()
@@ -50,13 +55,13 @@ def _hidden(plan: Plan) -> Iterable[Tensor]:
 
 
 def steps_a_parameter(op: Op) -> bool:
-    """Whether the op is an optimizer's step, which writes a parameter and its copy."""
+    """Whether the op is an optimizer step, which writes a parameter and its copy."""
     return "dw" in op.spec.reads and {"w", "copy"} <= set(op.spec.writes)
 
 
 def copy_scale(weight: Tensor, dtype: str) -> float:
-    """What a copy's values are multiplied by: 1, or for a type that saturates the power of two that
-    puts the initial weights as high into its range as leaves them HEADROOM, or up to twice that."""
+    """The factor of a copy's values: 1, or for a dtype that saturates a power of two. It puts the
+    initial weights as high in the range as leaves room for a growth by HEADROOM to twice that."""
     if dtype not in LARGEST:
         return 1.0
     bound = weight.bound or 1 / math.sqrt(weight.shape[-1])
@@ -64,8 +69,8 @@ def copy_scale(weight: Tensor, dtype: str) -> float:
 
 
 def with_copies(plan: Plan, dtype: str) -> Plan:
-    """Give every weight that a product reads a copy of the type `dtype`, times its scale; products
-    take that out again."""
+    """Give every weight that a GEMM reads a copy of dtype `dtype`, times its scale, which the GEMMs
+    divide out again."""
     weights = {op.operands[r] for op in plan.find(kind="matmul") for r in ("a", "b")
                if plan[op.operands[r]].role is Role.PARAMETER}
     copies = {name: Tensor(f"{name}.{dtype}", plan[name].shape, dtype, Role.COPY, source=name,
@@ -89,7 +94,7 @@ def with_copies(plan: Plan, dtype: str) -> Plan:
 
 
 def without_masters(plan: Plan) -> Plan:
-    """Keep each weight in the type of its copy only, rounded stochastically by the update."""
+    """Store each weight only in the dtype of its copy, stochastically rounded by the update."""
     copies = {t.name: t for t in plan.tensors.values() if t.role is Role.COPY}
     masters = {t.source: t.dtype for t in copies.values()}
 
@@ -109,8 +114,8 @@ def without_masters(plan: Plan) -> Plan:
 
 def with_loss_scale(plan: Plan) -> Plan:
     """Dynamic loss scaling: the loss gradient is multiplied by a scale that every update divides
-    by; a step with a gradient that its type cannot hold changes nothing but the scale. All ops that
-    can take the scale do: loss gradients and updates."""
+    by. A step with a gradient that overflows changes nothing but the scale. All loss gradients and
+    updates take the scale."""
     if not any(map(steps_a_parameter, plan.ops)):
         return plan
     state = (Tensor("loss_scale", (2,), "float32", Role.STATE),
@@ -131,14 +136,14 @@ def with_loss_scale(plan: Plan) -> Plan:
 
 def with_compute_type(plan: Plan, compute: str, layouts: tuple[str, ...]
                       = ("nt", "nn", "tn")) -> Plan:
-    """Products of the given layouts whose factors or sums are of the type `compute`."""
+    """Set the compute dtype `compute` of the GEMMs of the given layouts: factors or sums."""
     return plan.map_ops(
         lambda op: replace(op, attributes={**op.attributes, "compute": compute})
         if op.kind == "matmul" and op.attributes["layout"] in layouts else op)
 
 
 def needs_capability(major: int, minor: int, what: str) -> Callable[[Machine], str | None]:
-    """A `needs` function for a least compute capability."""
+    """A `needs` function for a minimum compute capability."""
 
     def needs(machine: Machine) -> str | None:
         if machine.compute_capability >= (major, minor):

@@ -1,16 +1,16 @@
-"""The number formats of a run, as one word: what measured toggles are kept and looked up by."""
+"""The precision of a run as one word, by which measured toggles are stored and looked up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 PRECISIONS = ("tf32", "fp16", "fp16=acc16", "bf16", "sr", "fp8")
-"""The number formats besides float32, as one types them."""
+"""The precisions other than float32, as typed after --opt."""
 
 
 def precision_of(words: Iterable[str]) -> str:
-    """The number format that words after --opt ask for, "" for float32; the last of several counts,
-    and `sr`, which stands on bfloat16, before `bf16`."""
+    """The precision that words after --opt ask for, "" for float32. The last of several counts;
+    `sr`, which implies bfloat16, has precedence over `bf16`."""
     found: dict[str, str] = {}
     for word in words:
         name, _, value = word.removeprefix("-").partition("=")

@@ -1,4 +1,5 @@
-"""`preload`: the data set lives on the GPU as uint8; a kernel gathers and normalises each batch."""
+"""`preload`: the data set is stored on the GPU as uint8; a kernel gathers and normalises
+batches."""
 
 from __future__ import annotations
 

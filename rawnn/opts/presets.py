@@ -19,19 +19,19 @@ Values = dict[str, str | int | None]
 PRESETS = ("none", "seed", "best")
 
 MAX_UNROLLED_NODES = 20_000
-"""Nodes up to which `best` unrolls the whole epoch: building and instantiating costs about 35 us a
-node once, which a longer graph does not earn back in twenty epochs."""
+"""Nodes up to which `best` unrolls the whole epoch. Building and instantiating costs about 35 us a
+node once, which a longer graph does not save in twenty epochs."""
 UNROLLED_STEPS = 200
-"""Steps that it unrolls of a longer epoch."""
+"""Steps that `best` unrolls of a longer epoch."""
 UNROLLED_NODES = 8_000
-"""Nodes beyond which it unrolls fewer: they run for at least 4 ms (a kernel node takes 0.5 us on an
-H200), beside which the 3 us between two launches are nothing."""
+"""Nodes beyond which `best` unrolls fewer steps: they run for at least 4 ms (0.5 us each on an
+H200), of which the 3 us between two launches are negligible."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a preset decides by: the network, examples a step, steps an epoch, the machine; and how
-    it is trained on which form of data, where that is known."""
+    """What a preset decides by: the network, examples per step, steps per epoch and the machine;
+    also the recipe and the data spec, if known."""
 
     network: Network
     batch: int
@@ -42,7 +42,7 @@ class Setting:
 
 
 def none() -> Values:
-    """The baseline: one kernel an op, batches from the host, memory from the driver at each use."""
+    """The baseline: one kernel per op, batches from the host, memory allocated at each use."""
     return {}
 
 
@@ -53,15 +53,15 @@ def start(machine: Machine) -> Values:
 
 
 def seed() -> Values:
-    """The report's last rung. Its data and buffers are on the GPU before its clock starts."""
+    """The report's last rung. Data and buffers are on the GPU before training starts."""
     return {"preload": None, "arena": None, "nosync": None, "cublas": None, "report": 10,
             "fuse": None, "cudnn": None, "streams": None, "graphs": "auto"}
 
 
 def resolve(name: str, setting: Setting, precision: str = "",
             user_kernels: list[str] | None = None) -> tuple[Values, list[str]]:
-    """The toggles of a preset, and sentences on what it decided. `precision` are those that are
-    asked for beside it, `user_kernels` the user's kernels."""
+    """The toggles of a preset, and sentences on its decisions. `precision` is asked for in
+    addition; `user_kernels` are the user's kernels."""
     if name == "best":
         return best(setting, precision, user_kernels or [])
     return (seed() if name == "seed" else none()), []
@@ -69,8 +69,8 @@ def resolve(name: str, setting: Setting, precision: str = "",
 
 def best(setting: Setting, precision: str = "",
          user_kernels: Sequence[str] = ()) -> tuple[Values, list[str]]:
-    """What is fastest for this network with these numbers on this machine, and why, in a sentence
-    each: as measured on a GPU of the same name, or else by rule. It never changes the numbers."""
+    """What is fastest for this network in this precision on this machine, and sentences that say
+    why: as measured on a GPU of the same name, else by rule. It never changes the precision."""
     machine = setting.machine
     if not machine.has_gpu:
         return {"preload": None, "fuse": None}, []
@@ -102,7 +102,7 @@ def best(setting: Setting, precision: str = "",
 
 
 def _payoff(setting: Setting, precision: str, measured: float | None) -> Verdict:
-    # Without a recipe nobody says how many steps there are.
+    # Without a recipe the number of steps is unknown.
     if setting.recipe is None or setting.recipe.world_size > 1:
         return Verdict(False)
     data_spec = setting.data_spec or default_data_spec(setting.network, setting.batch
@@ -112,7 +112,7 @@ def _payoff(setting: Setting, precision: str, measured: float | None) -> Verdict
 
 
 def _lookup(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:
-    """The table's entry of this very network, None where there is none."""
+    """The table's entry of exactly this network; None if there is none."""
     try:
         return exact(setting.machine.name, setting.network.layers, setting.batch, precision), []
     except ConfigError as error:
@@ -120,7 +120,7 @@ def _lookup(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:
 
 
 def measured(entry: Entry, machine: Machine) -> tuple[Values | None, list[str]]:
-    """The toggles of an entry of the table, None where one of them cannot run here; and why."""
+    """The toggles of an entry of the table, None if one of them cannot run here; and why."""
     sizes = f"{'-'.join(map(str, entry.layers))} at batch {entry.batch}"
     taken: Values = {}
     for word in filter(None, entry.toggles.split(",")):
@@ -143,7 +143,7 @@ def measured(entry: Entry, machine: Machine) -> tuple[Values | None, list[str]]:
 
 
 def by_rule(setting: Setting, precision: str) -> tuple[Values, list[str]]:
-    """What is fastest in most networks, for those that nobody has measured."""
+    """The toggles that are fastest in most networks, for networks without a measurement."""
     machine, network = setting.machine, setting.network
     values: Values = {"fuse": None}
     notes = []
@@ -155,13 +155,13 @@ def by_rule(setting: Setting, precision: str) -> tuple[Values, list[str]]:
 
     if refused("mma") is None:
         values["mma"] = TOGGLES["mma"].parse(None)
-        notes.append("best takes mma: its products take bias, activation and update in" +
+        notes.append("best takes mma: its GEMMs include bias, activation and update" +
                      ("" if precision else "; in float32 each is three of tf32"))
         if TOGGLES["pdl"].needs(machine) is None:
             values["pdl"] = None
     elif precision == "fp8":
         values["tiled"] = None
-        notes.append(f"best takes tiled for these numbers: {refused('mma')}")
+        notes.append(f"best takes tiled for this precision: {refused('mma')}")
     elif _is_linear(network):
         notes.append("best leaves cublas and cudnn out: the fused two-kernel step of a one-layer "
                      "network is faster than any library call between kernels")
@@ -178,12 +178,12 @@ def by_rule(setting: Setting, precision: str) -> tuple[Values, list[str]]:
 
 
 def _is_linear(network: Network) -> bool:
-    """Whether `fuse` makes the whole step two kernels."""
+    """Whether `fuse` turns the whole step into two kernels."""
     return network.depth == 1 and network.layers[-1] <= MAX_FUSED_CLASSES
 
 
 def _nodes(setting: Setting, values: Values, user_kernels: bool) -> int:
-    """About as many nodes as a step has."""
+    """An estimate of the nodes of a step."""
     linear = _is_linear(setting.network) and "fuse" in values and "cublas" not in values \
         and not user_kernels
     return 2 if linear else 6 * setting.network.depth + 4

@@ -1,5 +1,5 @@
-"""The registry of toggles. Help, the table of `rawnn toggles`, validation and error messages are
-made from it."""
+"""The registry of toggles, from which help, the table of `rawnn toggles`, validation and error
+messages are made."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ Rewritten = tuple[Plan, Policy]
 
 @dataclass(frozen=True)
 class Parameter:
-    """The value after a toggle's "=": `parse` returns it ("": that of the bare name) or raises
-    ConfigError, `default` is what the bare name means (None: a value must be given; "": it has
-    none). `retired` are names that -NAME could leave out in an earlier version: they change nothing
-    now, so that commands and files that have them stay valid."""
+    """The value after a toggle's "=".
+
+    parse: returns the value ("": that of the bare name) or raises ConfigError.
+    default: what the bare name means (None: a value must be given; "": it has none).
+    retired: names that -NAME could leave out in an earlier version. They have no effect now, so
+        that commands and files with them stay valid.
+    """
 
     syntax: str
     parse: Callable[[str], str | int]
@@ -27,15 +30,15 @@ class Parameter:
     retired: tuple[str, ...] = ()
 
     def notes(self, toggle: str, text: str) -> list[str]:
-        """A sentence on each retired name in what stands after "="."""
+        """A sentence on each retired name in the text after "="."""
         return [f"{toggle}=-{name} changes nothing: this version has no '{name}'"
                 for name in self.retired if name in left_out(text)]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part of a toggle in a plan: `reason` says why it was not taken, "" that it
-    was; `but` what it was kept out of."""
+    """Whether a part of a toggle applied to a plan: `reason` says why not, "" if it did; `but` is
+    the user's kernel that prevented it."""
 
     part: str
     reason: str
@@ -46,16 +49,20 @@ class Outcome:
 class Toggle:
     """One optimization.
 
-    `apply(plan, policy, value)` returns the plan and the policy rewritten. `needs(machine)`
-    returns why it cannot run on a machine, or None, and
-    `beside(names, machine)` why it cannot run there with the toggles `names`, and what to do.
-    It excludes those of `conflicts`; `conflict` says why.
-    A list of toggles that has this one does not start from those of `instead`.
-    `host` says whether it means anything where there is no GPU. `resolve(value, machine)` is the
-    value that a machine gives to one that leaves it open, `resolved_value(value, plan)` the one
-    that says what became of it in the plan of a step, so that it can be asked for again. `claim` is
-    one line; `source` is where the idea comes from. `outcomes(plan, value)` says what became of its
-    single parts in the plan that it is applied to. What shows its worth stands in bench.toml.
+    apply(plan, policy, value): returns both rewritten.
+    needs(machine): why it cannot run on a machine, or None.
+    beside(names, machine): why it cannot run with the toggles `names`, and what to do.
+    conflicts, conflict: the toggles that it excludes, and why.
+    instead: a list of toggles that contains this one does not start from these.
+    host: whether it has an effect without a GPU.
+    resolve(value, machine): the value that a machine gives to one that is left open.
+    resolved_value(value, plan): the value, as one would type it, that reproduces its result in the
+        plan of a step.
+    claim: one line on what it does.
+    source: where the idea comes from.
+    outcomes(plan, value): the outcomes of its parts in the plan that it is applied to.
+
+    bench.toml lists the comparisons that show its speedup.
     """
 
     name: str
@@ -78,7 +85,7 @@ class Toggle:
     outcomes: Callable[[Plan, str | int | None], list[Outcome]] = lambda plan, value: []
 
     def parse(self, text: str | None) -> str | int | None:
-        """The toggle's value from what stands after "=" (None: nothing does)."""
+        """The toggle's value from the text after "=" (None without one)."""
         if self.parameter is None:
             if text is not None:
                 raise ConfigError(f"the toggle '{self.name}' takes no value, but got '={text}'")
@@ -118,14 +125,14 @@ def positive_count(name: str) -> Callable[[str], int]:
 
 def leaving_out(toggle: str, what: str, known: Iterable[str],
                 retired: Iterable[str] = ()) -> Callable[[str], str]:
-    """A parser for names with a "-" before each, which are to be left out of `known`; it gives them
-    in the order of those, without the `retired` ones. `what` says in the plural what they are."""
+    """A parser for names of `known` to leave out, each after a "-". It returns them in the order of
+    `known`, without the `retired` ones. `what` names them in the plural."""
     names = tuple(known)
 
     def parse(text: str) -> str:
         first, *wanted = text.split("-")
         if first or not all(wanted):
-            raise ConfigError(f"{toggle}={text}: write the {what} to leave out, each behind a -, "
+            raise ConfigError(f"{toggle}={text}: write the {what} to leave out, each after a -, "
                               f"as in {toggle}=-{names[-1]}")
         for name in wanted:
             if name not in names and name not in retired:
@@ -137,6 +144,6 @@ def leaving_out(toggle: str, what: str, known: Iterable[str],
 
 
 def left_out(value: str | int | None) -> frozenset[str]:
-    """The names in what such a parser gave; none of any other value."""
+    """The names in the value of such a parser; none for any other value."""
     return frozenset(value.split("-")[1:]) if isinstance(value, str) and value[:1] == "-" \
         else frozenset()

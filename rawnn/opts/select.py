@@ -1,4 +1,4 @@
-"""From the text after --opt to the set of toggles that a run uses."""
+"""Resolves the text after --opt to the set of toggles of a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from rawnn.ptx.user_kernels import unused
 class Selection:
     """The toggles of a run, in the order in which they are applied.
 
-    `values` maps each to its value (None: it takes none), `implied` names those that another
-    brought in, `notes` says in sentences what a preset or the machine decided. `target` is the GPU
-    that plans are made for.
+    values: each toggle with its value (None: it takes none).
+    implied: the toggles that another one implied.
+    notes: sentences on what a preset or the machine decided.
+    target: the GPU that plans are built for.
     """
 
     values: dict[str, str | int | None]
@@ -33,8 +34,8 @@ class Selection:
     target: Target = HOST
 
     def apply(self, plan: Plan, policy: Policy | None = None) -> Rewritten:
-        """Rewrite the baseline `plan` and `policy` by every toggle in turn. Raises ValueError where
-        the plan that comes out is not sound (Plan.check)."""
+        """Rewrite the baseline `plan` and `policy` by every toggle in order. Raises ValueError if
+        the resulting plan is unsound (Plan.check)."""
         plan, policy = replace(plan, target=self.target), policy or Policy()
         for name, value in self.values.items():
             plan, policy = toggle(name).apply(plan, policy, value)
@@ -44,7 +45,7 @@ class Selection:
         return plan.check(), policy
 
     def outcomes(self, plan: Plan) -> dict[str, list[Outcome]]:
-        """What became of the parts of each toggle that has some, with the baseline `plan`."""
+        """The outcomes of the parts of each toggle that has some, for the baseline `plan`."""
         found = {}
         plan, policy = replace(plan, target=self.target), Policy()
         for name, value in self.values.items():
@@ -75,14 +76,14 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
     """Resolve "best,-cudnn" or "graphs=epoch,cublas" for a machine.
 
     A list that begins with no preset starts from `preload` and `arena`: data and buffers are on the
-    device before the clock starts, unless `-preload`, `-arena`, `pinned` or another allocator
-    undoes that. Behind `none` there is nothing but what is typed.
+    device before training starts, unless `-preload`, `-arena`, `pinned` or another allocator
+    changes that. After `none` there is only what is typed.
 
     `steps` is the number of steps in an epoch, `batch` the examples in each; `recipe` and
-    `data_spec` say how and on what it is trained, by which a preset may decide. With `lenient`,
-    toggles that mean nothing where there is no GPU are left out and named in the notes; otherwise
-    they are refused. What is typed behind a preset wins over what the preset chose. Raises
-    ConfigError for an unknown toggle, a bad value, a conflict, or a toggle the machine cannot run.
+    `data_spec`, if known, inform presets. With `lenient`, toggles without an effect on the host are
+    left out there and named in the notes; otherwise they are refused. What is typed after a preset
+    has precedence over its choice. Raises ConfigError for an unknown toggle, a bad value, a
+    conflict, or a toggle that the machine cannot run.
     """
     asked, removed, notes = _parse(text, presets.Setting(
         network, batch, steps, machine, recipe, data_spec))
@@ -105,8 +106,8 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
 
 
 def _in_order(asked: Iterable[str]) -> list[str]:
-    """The order in which toggles are applied: the table's, with kernels of one's own at their
-    place."""
+    """The order in which toggles are applied: the registry's, with the user's kernels before
+    `persistent`."""
     user_kernels = [name for name in asked if name not in TOGGLES]
     wanted = {*asked}
     found: list[str] = []
@@ -142,7 +143,7 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
             _known(word[1:])
             if word[1:] not in asked:
                 if not preset:
-                    raise ConfigError(f"'{word}' removes a toggle that is not on; write it behind "
+                    raise ConfigError(f"'{word}' removes a toggle that is not on; write it after "
                                       f"a preset, as in best,{word}")
                 notes.append(f"'{word}' changes nothing: {preset} is without {word[1:]} here")
             asked.pop(word[1:], None)
@@ -158,7 +159,7 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
             removed.discard(name)
             given.add(name)
             for other in _conflicts(name, asked):
-                if other not in given:  # what is typed wins over what a preset chose
+                if other not in given:  # what is typed has precedence over a preset
                     del asked[other]
                     if preset:
                         notes.append(f"{name} replaces {other}, which {preset} takes here")
@@ -169,7 +170,7 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
 
 
 def _conflicts(name: str, asked: presets.Values) -> list[str]:
-    """The toggles that exclude `name`, in whichever of the two that is said."""
+    """The toggles that exclude `name`, whichever of the two declares it."""
     return [other for other in asked
             if other in toggle(name).conflicts or name in toggle(other).conflicts]
 

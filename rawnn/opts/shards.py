@@ -1,16 +1,15 @@
-"""`nccl=sharded`: of every large matrix each rank sums and updates its own rows.
+"""`nccl=sharded`: each rank sums and updates its own rows of every large matrix.
 
-Of the sum of a gradient nobody has the whole then (Rajbhandari et al., ZeRO, 2020). Products read
-the copies of the weights, or the weights where they have none: those are gathered behind each
-update. Masters and the optimizer's state are gathered when they are asked for
-(plan/epoch_plans.py).
+No rank then has the complete sum of a gradient (Rajbhandari et al., ZeRO, 2020). GEMMs read the
+copies of the weights, or the weights if they have none, which are all-gathered after each update.
+Masters and optimizer state are all-gathered on demand (plan/epoch_plans.py).
 
-Two ranks send each other what the other updates, and the update adds it to their own. That computes
-nothing on the way, so that copy engines do it and products keep all multiprocessors: an all-gather
-in place, of the rows that the one sends and the other gets.
+Two ranks send each other the rows that the other updates, and the update adds them to its own.
+Nothing is computed on the way, so that copy engines do it and GEMMs keep all multiprocessors: it is
+an in-place all-gather of the rows that one rank sends and the other receives.
 
-The first layer's matrix is the first that the next step reads. Each rank updates all of it, from a
-whole sum or, of two ranks, from both whole gradients: no gather opens a step.
+The next step reads the first layer's matrix first. Each rank updates all of it, from the complete
+sum or, with two ranks, from both complete gradients, so that no step begins with an all-gather.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ TILE = 256 * 128
 
 OWN, SENT, GOT = ":own", ":sent", ":got"
 RANKS = (":rank0", ":rank1")
-"""Views of what is exchanged: of a part of a gradient, and of whole gradients."""
+"""Suffixes of views of the exchanged memory: rank 0's and rank 1's complete gradient."""
 
 
 def reduction(plan: Plan, names: Sequence[str]) -> Op:
-    """The op that sums whole gradients."""
+    """The op that sums complete gradients."""
     return all_reduce(f"{names[-1]}.all_reduce", {f"g{i}": n for i, n in enumerate(names)},
                       plan.weight)
 
 
 class Shards:
-    """The matrices of a plan of which each rank updates its rows: those whose gradients have
-    `least` bytes, and rows that the ranks can share evenly; with `first_whole`, but for the first
-    layer's."""
+    """The matrices of a plan of which each rank updates its own rows: those whose gradients have at
+    least `least` bytes and a number of rows that divides by the ranks. With `first_whole` the first
+    layer's matrix is excluded."""
 
     def __init__(self, plan: Plan, policy: Policy, least: float, first_whole: bool) -> None:
         self._plan = plan
@@ -63,85 +62,85 @@ class Shards:
         first = next((n for n in large if self._layer(n) == lowest), "") if first_whole else ""
         self._shared = {name for name in large
                         if name != first and plan[name].shape[0] % plan.world_size == 0}
-        self._turn = COPIES if policy.allocator == "arena" else ORDERING_TOKEN
+        self._token = COPIES if policy.allocator == "arena" else ORDERING_TOKEN
         self._exchanged = {name for name in {*self._shared, first} - {""}
-                           if self._turn is COPIES and plan.world_size == 2
+                           if self._token is COPIES and plan.world_size == 2
                            and not plan.user_kernels and self._is_exchanged(name)}
         self._first = first
-        self._made: dict[str, Tensor] = {t.name: t for t in (self._turn, EXCHANGES)}
+        self._new: dict[str, Tensor] = {t.name: t for t in (self._token, EXCHANGES)}
 
     @property
     def uses_copies(self) -> bool:
-        """Whether copy engines move what is shared, so that it takes fewer multiprocessors than
-        sums of whole gradients."""
+        """Whether copy engines move the gradients, which takes fewer multiprocessors than sums of
+        complete gradients."""
         return bool(self._exchanged) or \
-            (self._plan.world_size > 2 and self._turn is COPIES and bool(self._shared))
+            (self._plan.world_size > 2 and self._token is COPIES and bool(self._shared))
 
     def _layer(self, name: str) -> int:
         return self._plan[self._of[name].operands["w"]].layer
 
     def _is_exchanged(self, name: str) -> bool:
-        """Whether a gradient is that of one product, and its update takes two parts of it."""
-        made = [op for op in self._plan.ops if any(n == name for n, _ in op.writes)]
-        return "other" in self._of[name].spec.reads and len(made) == 1 \
-            and made[0].kind == "matmul" and made[0].attributes["layout"] == "tn"
+        """Whether one GEMM writes the gradient and its update can read two parts of it."""
+        writers = [op for op in self._plan.ops if any(n == name for n, _ in op.writes)]
+        return "other" in self._of[name].spec.reads and len(writers) == 1 \
+            and writers[0].kind == "matmul" and writers[0].attributes["layout"] == "tn"
 
     def _is_halved(self, op: Op) -> bool:
-        """Whether a product fills the GPU by half of its rows, whose factors can be taken apart."""
+        """Whether half of a GEMM's rows fill the GPU, and its factor can be split by columns."""
         rows, cols = self._plan[op.operands["c"]].shape
         columns = rows // 2 * self._plan[op.operands["a"]].itemsize
         return columns % ROW_ALIGNMENT == 0 \
             and rows // 2 * cols >= TILE * self._plan.target.multiprocessors
 
     def _with(self, tensor: Tensor) -> str:
-        """The name of a tensor that is made."""
-        self._made[tensor.name] = tensor
+        """Register a new tensor; returns its name."""
+        self._new[tensor.name] = tensor
         return tensor.name
 
     def _rows(self, name: str, what: str = "", first: int = -1, shares: int = 1) -> str:
-        """The name of a view: this rank's rows of a matrix; or `shares` as many, from the share
-        `first` on, of what is made beside a gradient to be exchanged."""
+        """The name of a view: this rank's rows of a matrix; or, with `what`, `shares` times as many
+        rows from the share `first` on, of the memory in which a gradient is exchanged."""
         t = self._plan[name]
         rows, source = t.shape[0] // self._plan.world_size, _both(name) if what else name
-        made = replace(t, name=source + PART + what, shape=(rows * shares, t.shape[1]),
+        view = replace(t, name=source + PART + what, shape=(rows * shares, t.shape[1]),
                        role=Role.VIEW, lines=t.lines or t.role in MULTIPLIED, symbol="",
                        source=source, first=rows * (self._plan.rank if first < 0 else first))
-        assert made.ld == t.ld  # its rows lie where those of the whole do
-        return self._with(made)
+        assert view.ld == t.ld  # its rows lie where those of the whole do
+        return self._with(view)
 
     def reductions(self, names: Sequence[str]) -> list[Op]:
-        """Those of a bucket, but for what is exchanged: that stands amid the products."""
+        """The reductions of a bucket, except exchanged gradients, whose ops follow the GEMMs."""
         plan = self._plan
-        whole = [name for name in names if name not in self._shared | self._exchanged]
+        complete = [name for name in names if name not in self._shared | self._exchanged]
         scattered = [(name, self._rows(name)) for name in names
                      if name in self._shared - self._exchanged]
-        return [*([reduction(plan, whole)] if whole else []),
+        return [*([reduction(plan, complete)] if complete else []),
                 *([reduce_scatter(f"{scattered[-1][0]}.reduce_scatter", scattered,
-                                  plan.weight).viewing(self._made)] if scattered else [])]
+                                  plan.weight).viewing(self._new)] if scattered else [])]
 
     def updated(self, plan: Plan, early: bool) -> Plan:
-        """The plan, in which the updates work on this rank's rows, and the parts are gathered. With
-        `early` this stands behind the gradient of each, once all have read the weights, else where
-        updates stood: the next collective waits for it then."""
+        """The plan with updates of this rank's rows and the all-gathers. With `early` they follow
+        each gradient once all ops have read the weights; otherwise they stay where updates were,
+        and the next collective waits for them."""
         read = {name: i for i, op in enumerate(plan.ops) if not steps_a_parameter(op)
-                for name, _ in op.reads}  # where last
+                for name, _ in op.reads}  # index of the last reader
         sent = [op for op in plan.ops if op.kind == "matmul" and op.operands["c"] in
                 self._exchanged]
         halved = sent[-1] if early and sent and sent[-1].operands["c"] != self._first \
             and self._is_halved(sent[-1]) else None
         ops: list[Op] = []
-        held: dict[str, int] = {}
+        last_readers: dict[str, int] = {}
 
         def sums(names: Sequence[str]) -> None:
-            held.update((name, max(read.get(n, 0) for n, _ in self._of[name].writes))
-                        for name in names)
+            last_readers.update((name, max(read.get(n, 0) for n, _ in self._of[name].writes))
+                                for name in names)
 
         for i, op in enumerate(plan.ops):
             if early and (op.kind == "matmul" or steps_a_parameter(op)):
-                ready = [name for name, last in held.items() if last < i]
+                ready = [name for name, last in last_readers.items() if last < i]
                 ops += self._stepped(ready)
                 for name in ready:
-                    del held[name]
+                    del last_readers[name]
             if op is halved:
                 ops += self._halves(op)
                 sums([op.operands["c"]])
@@ -156,23 +155,23 @@ class Shards:
                 ops += self._stepped([op.operands["dw"]])
             if op.kind == SCATTER:
                 sums([op.operands[role] for role in wholes(op)])
-        return replace(plan.with_tensors(*self._made.values()),
-                       ops=tuple(op.viewing(self._made) for op in ops))
+        return replace(plan.with_tensors(*self._new.values()),
+                       ops=tuple(op.viewing(self._new) for op in ops))
 
     def _stepped(self, gradients: Sequence[str]) -> list[Op]:
-        """Updates of this rank's rows, and what gathers the weights that products read."""
-        whole = [self._of_both(name) for name in gradients if name == self._first]
-        made = [self._of_rank(name) for name in gradients if name != self._first]
-        parts = [op.operands.get("copy", op.operands["w"]) for op in made]
-        pairs = [(self._made[part].source, part) for part in parts]
+        """Updates of this rank's rows, and the all-gather of the weights that GEMMs read."""
+        complete = [self._of_both(name) for name in gradients if name == self._first]
+        own = [self._of_rank(name) for name in gradients if name != self._first]
+        parts = [op.operands.get("copy", op.operands["w"]) for op in own]
+        pairs = [(self._new[part].source, part) for part in parts]
         if not pairs:
-            return whole
-        return [*whole, *made, all_gather(f"{pairs[-1][0]}.all_gather", pairs, self._turn.name)]
+            return complete
+        return [*complete, *own, all_gather(f"{pairs[-1][0]}.all_gather", pairs, self._token.name)]
 
     def _of_both(self, name: str) -> Op:
-        """The update of a whole matrix from both ranks' gradients, added in the order of the ranks,
-        so that both get the same bits. Both compute the same float32 shares: k / batch is no
-        midpoint between two of them for a batch of less than 2^25."""
+        """The update of a complete matrix from both ranks' gradients, added in the order of ranks,
+        so that both ranks get the same bits. Both compute the same float32 shares: for a batch of
+        less than 2^25, k / batch is not the midpoint of two floats."""
         op, weight = self._of[name], self._plan.weight
         shares = [weight, 1 - weight] if self._plan.rank == 0 else [1 - weight, weight]
         dw, other = (_both(name) + PART + of for of in RANKS)
@@ -180,32 +179,32 @@ class Shards:
             **op.attributes, "share": shares[0], "other_share": shares[1]}))
 
     def _of_rank(self, name: str) -> Op:
-        """The update of this rank's rows, whose gradient has the name."""
+        """The update of this rank's rows of the matrix with this gradient."""
         plan, op = self._plan, self._of[name]
         mine = {role: self._rows(n) for role, n in op.operands.items()
                 if plan[n].shape == plan[op.operands["w"]].shape and n not in self._exchanged}
-        # Every rank rounds its rows by numbers of its own.
+        # Every rank rounds its rows with random numbers of its own.
         attributes = {**op.attributes, "stream": op.attributes["stream"] + (plan.rank << 16)}
         if name in self._exchanged:
             mine["other"] = _both(name) + PART + GOT
-            if (own := _both(name) + PART + OWN) in self._made:
+            if (own := _both(name) + PART + OWN) in self._new:
                 mine["dw"] = own
             attributes |= {"share": plan.weight, "other_share": 1 - plan.weight}
         return _urgent(replace(op, operands={**op.operands, **mine}, attributes=attributes))
 
-    def _exchange(self, name: str, room: int, first: int) -> Op:
-        """Each rank sends a share of a gradient, and gets one: two that lie side by side, the first
-        sent by rank 0, from the share `first` on of `room` shares."""
+    def _exchange(self, name: str, count: int, first: int) -> Op:
+        """Each rank sends one share of a gradient and receives one. The two shares are adjacent,
+        rank 0's first, from share `first` on in memory for `count` shares."""
         t, rank = self._plan[name], self._plan.rank
-        self._with(replace(t, name=_both(name), shape=(t.shape[0] // 2 * room, t.shape[1])))
+        self._with(replace(t, name=_both(name), shape=(t.shape[0] // 2 * count, t.shape[1])))
         both = self._rows(name, ":both", first, 2)
         sent = self._rows(name, SENT, first + rank)
         self._rows(name, GOT, first + 1 - rank)
         return all_gather(f"{name}.exchange", [(both, sent)], EXCHANGES.name)
 
     def _sent_whole(self, op: Op) -> list[Op]:
-        """The product of a gradient, and what sends all of it: those of both ranks lie side by
-        side."""
+        """The GEMM of a gradient, and the exchange of all of it: the gradients of both ranks are
+        adjacent."""
         name = op.operands["c"]
         t = self._plan[name]
         both = self._with(replace(t, name=_both(name), shape=(2 * t.shape[0], t.shape[1])))
@@ -215,8 +214,8 @@ class Shards:
                 all_gather(f"{name}.exchange", [(both, mine)], EXCHANGES.name)]
 
     def _sent(self, op: Op) -> list[Op]:
-        """The product of a gradient, and what sends a share of it. Of four shares of memory the
-        middle ones are exchanged; the gradient are the first two on rank 0, the last two on rank
+        """The GEMM of a gradient, and the exchange of one share of it. In memory for four shares
+        the middle two are exchanged; the gradient is the first two on rank 0, the last two on rank
         1."""
         name, rank = op.operands["c"], self._plan.rank
         exchange = self._exchange(name, 4, 1)
@@ -225,8 +224,8 @@ class Shards:
         return [replace(op, operands={**op.operands, "c": gradient}), exchange]
 
     def _halves(self, op: Op) -> list[Op]:
-        """The same by two products, the first of what is sent beside the other: for the last one,
-        beside which there is little else."""
+        """The GEMM of a gradient in two halves; the half to be sent comes first and is sent during
+        the other. This is for the last gradient, which has little else to overlap with."""
         name, rank = op.operands["c"], self._plan.rank
         t, factor = self._plan[name], self._plan[op.operands["a"]]
         rows = t.shape[0] // 2
@@ -245,11 +244,10 @@ class Shards:
 
 
 def _urgent(op: Op) -> Op:
-    """An op that somebody waits for, but no product beside it: it takes the multiprocessors that
-    come free ahead of theirs."""
+    """Mark an op that gets the next free multiprocessors, before GEMMs: others wait for it."""
     return replace(op, attributes={**op.attributes, "urgent": True})
 
 
 def _both(name: str) -> str:
-    """Memory in which a gradient is exchanged."""
+    """The name of the memory in which a gradient is exchanged."""
     return f"{name}.both"

@@ -1,8 +1,8 @@
-"""`sr`: weights in bfloat16 only, rounded stochastically, so that no float32 master is kept.
+"""`sr`: weights in bfloat16 only, stochastically rounded, so that there is no float32 master.
 
-An update smaller than half a unit of the last place would be lost by rounding to nearest: plain
-bfloat16 weights do not learn at lr 0.003. Rounded up or down with the right probability it is kept
-in the mean, and a step reads and writes 2 bytes a weight in place of 10.
+Rounding to nearest would lose an update smaller than half a unit in the last place: plain bfloat16
+weights do not learn at lr 0.003. Rounded up or down with the right probability, it has the right
+mean, and a step reads and writes 2 bytes per weight instead of 10.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`async`: the driver's stream-ordered memory pool, which keeps what is freed."""
+"""`async`: the driver's stream-ordered memory pool, which keeps freed memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def needs(machine: Machine) -> str | None:
 
 register(Toggle(
     "async",
-    claim="cuMemAllocAsync and cuMemFreeAsync, the pool told to keep what is freed",
+    claim="cuMemAllocAsync and cuMemFreeAsync, with a pool that keeps freed memory",
     source="CUDA's stream-ordered memory allocator, its release threshold raised",
     group="memory", apply=apply, needs=needs, needs_text="memory pools",
     conflicts=("arena", "pool"),

@@ -1,9 +1,9 @@
-"""`streams`: what does not depend on each other runs side by side.
+"""`streams`: independent work runs in parallel.
 
-Launch by launch, the next batch is fetched on a second stream while the step at hand computes.
-In a graph, ops are joined by what they read and write alone, so that independent ones (a layer's
-weight gradient and the gradient handed to the layer below; the next batch) get branches of their
-own; without `streams` they form one chain.
+Launch by launch, a second stream fetches the next batch while the current step computes. In a
+graph, ops are ordered by their reads and writes alone, so that independent ones (a layer's weight
+gradient, the gradient for the layer below, the next batch) get branches of their own. Without
+`streams` they form one chain.
 """
 
 from __future__ import annotations

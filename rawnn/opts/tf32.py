@@ -1,4 +1,4 @@
-"""`tf32`: float32 products on tensor cores, their factors rounded to 10 bits of mantissa."""
+"""`tf32`: float32 GEMMs on tensor cores, with factors rounded to 10 bits of mantissa."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 
 register(Toggle(
     "tf32",
-    claim="float32 products on tensor cores, factors rounded to 10 bits; with cublas or mma",
+    claim="float32 GEMMs on tensor cores, factors rounded to 10 bits; with cublas or mma",
     source="NVIDIA A100 whitepaper; torch.backends.cuda.matmul.allow_tf32",
     group="numbers", apply=apply, needs=needs_capability(8, 0, "tensor cores for tf32"),
     needs_text="compute capability 8.0", conflicts=("fp16", "bf16", "fp8"),

@@ -1,4 +1,4 @@
-"""`tiled`: matrix products through tiles in shared memory and registers."""
+"""`tiled`: GEMMs through tiles in shared memory and registers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rawnn.plan.policy import Policy
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    """Every product that is summed in float; others stay as they are."""
+    """Every GEMM that accumulates in float32; others are unchanged."""
 
     def tiled(op: Op) -> Op:
         fits = op.kind == "matmul" and op.attributes["compute"] != "float16"
@@ -22,7 +22,7 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
 
 register(Toggle(
     "tiled",
-    claim="products by our own kernels through tiles in shared memory and registers, in float",
+    claim="GEMMs by our own kernels through tiles in shared memory and registers, in float",
     source="Volkov and Demmel, Benchmarking GPUs to tune dense linear algebra, 2008",
     group="kernels", apply=apply, conflicts=("cublas",),
 ))

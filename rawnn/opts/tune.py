@@ -1,7 +1,7 @@
-"""`tune`: kernels are launched in the form that was fastest in the step itself.
+"""`tune`: each kernel is launched in the variant that was fastest in the step itself.
 
-Where nothing is remembered of this GPU, driver and source, the variants of every launch are
-measured before training (rawnn/tuning/launch_tuning.py); the next run only reads what was found.
+Without stored choices for this GPU, driver and source, the variants of every launch are measured
+before training (rawnn/tuning/launch_tuning.py). Later runs read the stored choices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`bias_relu=mine`: a kernel of the user's in the place of rawnn's, for any op of the vocabulary.
+"""`bias_relu=mine`: a user's kernel replaces rawnn's, for any op.
 
-It is no toggle of the table, as the user brings it: NAME is what `rawnn.impl` was given, or the
-path of a `.cu` file with a header.
+It is not in the registry of toggles, because users define it: the value is the name that
+`rawnn.impl` was given, or the path of a `.cu` file with a header.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rawnn.ptx.user_kernels import (
 )
 
 BEFORE = "persistent"
-"""The toggle ahead of which an op is taken: number formats come before, whatever replaces ops
-behind."""
+"""User's kernels are assigned before this toggle: after the precision toggles, and before anything
+that replaces ops."""
 
 
 def find_kernel(op: str, value: str) -> UserKernel:
-    """The kernel that `op`=`value` names. Raises ConfigError for a name that nobody registered, and
-    for a file that is no such kernel."""
+    """The kernel that `op`=`value` names. Raises ConfigError for a name that is not registered, and
+    for a file that holds no such kernel."""
     if value.endswith(".cu"):
         from rawnn.lab.plug import load
 
@@ -43,22 +43,22 @@ def find_kernel(op: str, value: str) -> UserKernel:
 
 
 def is_op(name: str) -> bool:
-    """Whether a word of --opt names an op, for which a kernel follows."""
+    """Whether a word of --opt names an op, which a kernel follows."""
     return name not in TOGGLES and name in vocabulary()
 
 
 def toggle(name: str) -> Toggle:
-    """The toggle of a name that is known: of the table, or an op's."""
+    """The toggle of a known name: of the registry, or an op's."""
     return TOGGLES[name] if name in TOGGLES else _user_kernel_toggle(name)
 
 
 def user_kernel_words(words: list[str]) -> list[str]:
-    """Those of `words` behind --opt that name a kernel of the user's."""
+    """The words after --opt that name a user's kernel."""
     return [word for word in words if is_op(word.partition("=")[0])]
 
 
 def why_not_persistent(words: list[str]) -> str:
-    """Why the whole step is not one kernel beside these words."""
+    """Why the whole step cannot be one kernel with these words."""
     return (f"{', '.join(words)} {'is a kernel' if len(words) == 1 else 'are kernels'} of its own, "
             f"and persistent computes the whole step in one")
 
@@ -81,7 +81,7 @@ def _user_kernel_toggle(name: str) -> Toggle:
                                        "says which")]
 
     return Toggle(
-        name, claim=f"a kernel of one's own for {name}: {spec_of(name).summary}",
-        source="one's own", group="kernels", apply=apply, parameter=Parameter("NAME", parse, None),
-        conflicts=("persistent",), conflict="a kernel of one's own is kept out of the one kernel "
+        name, claim=f"a user's kernel for {name}: {spec_of(name).summary}",
+        source="the user", group="kernels", apply=apply, parameter=Parameter("NAME", parse, None),
+        conflicts=("persistent",), conflict="a user's kernel cannot be part of the one kernel "
         "that persistent makes of the whole step", outcomes=outcomes)

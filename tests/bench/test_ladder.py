@@ -16,7 +16,7 @@ from rawnn.bench.suites import read_suites
 from rawnn.common.errors import ConfigError, MissingLibrary, RawnnError
 from rawnn.engine.config import Config
 from rawnn.engine.result import Result
-from rawnn.engine.training import Session
+from rawnn.engine.session import Session
 from tests.engine import random_dataset
 
 DATA = random_dataset()

@@ -18,8 +18,9 @@ from rawnn.bench.reference import (
     read_references,
 )
 from rawnn.common.errors import ConfigError, TrainingDiverged
+from rawnn.common.listener import Listener
 from rawnn.engine.config import Config
-from rawnn.engine.training import Listener, Session
+from rawnn.engine.session import Session
 from tests.engine import random_dataset
 
 DATA = random_dataset(train=140)

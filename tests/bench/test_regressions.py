@@ -15,7 +15,7 @@ from rawnn.bench.regressions import Pair, elsewhere, judged, notes_of, pairs_of
 from rawnn.bench.statistics import ratio
 from rawnn.common.errors import ConfigError
 from rawnn.engine.result import Result
-from rawnn.engine.training import Session
+from rawnn.engine.session import Session
 from tests.bench.measuring import invoke, place, record, results
 
 EIGHT = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1]

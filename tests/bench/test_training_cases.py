@@ -16,7 +16,7 @@ from rawnn.bench.suites import read_suites
 from rawnn.bench.training import WorkloadOpt, measure_workloads
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.engine.config import Config
-from rawnn.engine.training import Session
+from rawnn.engine.session import Session
 from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.presets import PRESETS

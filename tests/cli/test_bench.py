@@ -14,7 +14,7 @@ from rawnn.cli import bench as bench_module
 from rawnn.cli.bench import CASES, bench, today
 from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.engine import machine
-from rawnn.engine.training import Session
+from rawnn.engine.session import Session
 from tests import requires
 from tests.cli.conftest import Rawnn
 

@@ -144,7 +144,7 @@ def test_what_has_nothing_to_do_with_the_data_is_found_before_they_are_fetched(
     def none(ordinal: int, notify: Callable[[str], None]) -> None:
         raise DeviceError("no GPU here")
 
-    monkeypatch.setattr("rawnn.engine.training.named", fetched)
+    monkeypatch.setattr("rawnn.engine.session.named", fetched)
     monkeypatch.setattr("rawnn.engine.machine.open_gpu", none)
     option, value = wrong
     done = rawnn(option, value.replace("KEPT", str(kept)), *FAST)

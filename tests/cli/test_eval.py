@@ -172,7 +172,7 @@ def test_a_table_that_was_moved_is_asked_for(
         done = rawnn(*command)
         assert done.status == 1
         assert f"read --data {before}" in done.err
-        assert "say with --data where it is now" in done.err
+        assert "give its present place with --data" in done.err
         told.add(done.err.replace("measure", "continue"))
         assert rawnn(*command, "--data", str(moved)).status == 0
     assert len(told) == 1
@@ -240,7 +240,7 @@ def test_early_stopping_is_an_option(rawnn: Rawnn, tmp_path: Path, flowers: Path
                  "--lr", "0.01", "--normalise", "learned")
     assert done.status == 0, done.err
     assert "stopped" in done.out
-    assert "are back" in done.err
+    assert "restored the parameters of epoch" in done.err
 
 
 @pytest.mark.parametrize(("arguments", "words", "status"), [

@@ -125,10 +125,10 @@ def test_completion_by_a_process_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    (("--keep", "3"), "keep = 3 plays no part without save (--save)"),
-    (("--save-every", "2"), "save_every = 2 plays no part without save (--save)"),
-    (("--min-delta", "0.1"), "min_delta = 0.1 plays no part without patience (--patience)"),
-    (("--monitor", "train_loss"), "monitor = train_loss plays no part without patience"),
+    (("--keep", "3"), "keep = 3 has no effect without save (--save)"),
+    (("--save-every", "2"), "save_every = 2 has no effect without save (--save)"),
+    (("--min-delta", "0.1"), "min_delta = 0.1 has no effect without patience (--patience)"),
+    (("--monitor", "train_loss"), "monitor = train_loss has no effect without patience"),
     (("--validation", "0.3"), "validation = 0.3 is for a table (--data FILE.csv): synthetic"),
     (("--target", "kind"), "a target column needs a table"),
     (("--opt", "fuse,report=2,fuse"), "'fuse' is given twice"),
@@ -160,8 +160,8 @@ def test_an_output_too_many_is_said(rawnn: Rawnn) -> None:
 
 
 def test_a_configuration_refuses_what_plays_no_part() -> None:
-    with pytest.raises(ConfigError, match="keep = 2 plays no part without save"):
+    with pytest.raises(ConfigError, match="keep = 2 has no effect without save"):
         Config(keep=2)
-    with pytest.raises(ConfigError, match="monitor = test_accuracy plays no part without patience"):
+    with pytest.raises(ConfigError, match="monitor = test_accuracy has no effect without patience"):
         train(data=(np.zeros((8, 2)), np.arange(8) % 2), layers=(2, 2), monitor="test_accuracy")
     assert Config(save="runs", keep=2, save_every=3, patience=2, min_delta=0.1).keep == 2

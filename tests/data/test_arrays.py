@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError, DataError
+from rawnn.common.listener import Listener
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset, from_arrays
 from rawnn.data.arrays import split_rows
 from rawnn.data.tables import load_table
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
-from rawnn.engine.training import Listener, Session
+from rawnn.engine.session import Session
 from tests.data.foreign import BFLOAT16, Foreign, Interface
 
 RNG = np.random.default_rng(1)

@@ -315,6 +315,6 @@ def test_a_fraction_plays_no_part_where_the_file_has_a_test_part(tmp_path: Path)
     path = tmp_path / "x.npz"
     x, y = np.zeros((6, 2), np.float32), np.arange(6) % 2
     np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
-    said = f"validation = 0.5 plays no part: {path} has a test part of its own"
+    said = f"validation = 0.5 has no effect: {path} has a test part of its own"
     assert said in load_table(path, fraction=0.5).notes
     assert load_table(path).notes == ()

@@ -424,7 +424,7 @@ def test_one_rank_has_the_plan_that_it_has_without() -> None:
 
 @pytest.mark.parametrize(("opt", "said"), [
     ("preload,graphs=while,nccl", "graphs=while cannot hold the collectives of nccl"),
-    ("preload,nccl=bf16", "add bf16 or sr, or take nccl=fp32"),
+    ("preload,nccl=bf16", "add bf16 or sr, or use nccl=fp32"),
     ("nccl=fp64", "nccl=fp64: give megabytes"), ("nccl=0", "nccl=0: give megabytes"),
     ("nccl=25:", "nccl=25:: give megabytes"),
     ("nccl,persistent", "'nccl' and 'persistent' exclude each other"),

@@ -18,7 +18,7 @@ from rawnn.distributed import Team
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.training import Session
+from rawnn.engine.session import Session
 from rawnn.graphs.unrolling import GraphPlan, graph_plans
 from rawnn.sim import Fault, Faults, Race, Simulation
 from rawnn.sim.codes import CODES

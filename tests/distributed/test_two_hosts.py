@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rawnn.common.errors import ConfigError
+from rawnn.common.listener import Listener
 from rawnn.distributed import (
     RankContext,
     Team,
@@ -27,7 +28,7 @@ from rawnn.engine.checkpoint import listed
 from rawnn.engine.config import Config
 from rawnn.engine.parallel import ordinal
 from rawnn.engine.result import Result
-from rawnn.engine.training import Listener, Session
+from rawnn.engine.session import Session
 from tests.distributed.runs import free_port
 from tests.engine import random_dataset
 from tests.properties.profile import examples

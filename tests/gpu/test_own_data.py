@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.listener import Listener
 from rawnn.cuda.device import Device
 from rawnn.data import from_arrays
 from rawnn.engine.checkpoint import listed
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened
-from rawnn.engine.training import Listener, Session, train
+from rawnn.engine.session import Session
+from rawnn.engine.training import train
 from rawnn.opts.registry import Machine
 from tests import requires
 from tests.engine import random_dataset, same_parameters

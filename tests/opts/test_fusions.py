@@ -80,7 +80,7 @@ def test_what_is_computed_stays_the_same_without_a_fusion(name: str) -> None:
     ("preload,fp16,mma,fuse", DEEP, 32, (9, 0), "head", "with a loss scale the update waits"),
     ("preload,fuse", DEEP, 32, (9, 0), "head", "mma does not compute the last layer's product"),
     ("preload,fuse", DEEP, 32, (9, 0), "layers", "no product streams its weights"),
-    ("preload,fuse,cublas", LINEAR, 32, (9, 0), "slope", "no product that could apply the slope"),
+    ("preload,fuse,cublas", LINEAR, 32, (9, 0), "slope", "no GEMM that could apply the slope"),
 ])
 def test_a_fusion_says_why_it_is_not_taken(opt: str, layers: tuple[int, ...], batch: int,
                                            capability: tuple[int, int], name: str,
@@ -92,7 +92,7 @@ def test_a_fusion_says_why_it_is_not_taken(opt: str, layers: tuple[int, ...], ba
 @pytest.mark.parametrize(("text", "message"), [
     ("fuse=-heads", "there is no 'heads'; did you mean 'head'"),
     ("fuse=-whole", "there is no 'whole'; the fusions are loss, epilogue"),
-    ("fuse=head", "fuse=head: write the fusions to leave out, each behind a -, as in fuse=-late"),
+    ("fuse=head", "fuse=head: write the fusions to leave out, each after a -, as in fuse=-late"),
     ("fuse=-", "fuse=-: write the fusions to leave out"),
     ("mma=-skiny", "there is no 'skiny'; did you mean 'skinny'"),
     ("mma=skinny", "give auto, sync or wgmma, or kinds to leave out, as in mma=-skinny"),

@@ -98,7 +98,7 @@ def test_what_is_implied_is_marked() -> None:
     ("graphs=", "graphs=: give auto"), ("graphs=-1", "graphs=-1: give auto"),
     ("graphs=Epoch", "graphs=Epoch: give auto"), ("graphs=²", "graphs=²: give auto"),
     ("graphs=" + "9" * 5000, "give auto, step, epoch, while or a number of steps"),
-    ("-cudnn", "'-cudnn' removes a toggle that is not on; write it behind a preset, as in "
+    ("-cudnn", "'-cudnn' removes a toggle that is not on; write it after a preset, as in "
                "best,-cudnn"),
     ("-cudnn,best", "removes a toggle that is not on"),
     ("best,-arena", "'graphs' implies 'arena', which '-arena' takes away: leave out '-arena', "

@@ -21,11 +21,12 @@ import pytest
 
 import rawnn.cli
 from rawnn.common.errors import CompileError, ConfigError, OutOfMemory
+from rawnn.common.listener import Listener
 from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.runners.prepared_run import PreparedRun
-from rawnn.engine.training import Listener, Session
+from rawnn.engine.session import Session
 from rawnn.opts.registry import TOGGLES
 from rawnn.sim import Fault, Faults, Simulation
 from rawnn.sim.codes import CODES

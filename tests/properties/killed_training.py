@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.listener import Listener
 from rawnn.engine.checkpoint import find, listed
 from rawnn.engine.result import Result
-from rawnn.engine.training import Listener, Session, train
+from rawnn.engine.session import Session
+from rawnn.engine.training import train
 
 EPOCHS = 25
 RECIPES: dict[str, dict[str, Any]] = {

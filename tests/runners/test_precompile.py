@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from rawnn.common.listener import Listener
 from rawnn.data import load_dataset
 from rawnn.engine.config import Config
 from rawnn.engine.machine import open_device
 from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.precompile import precompile
-from rawnn.engine.training import Listener, Session
+from rawnn.engine.session import Session
 
 DATA = load_dataset("synthetic")
 SETS = ("preload,arena", "preload,arena,nosync,fuse", "preload,arena,nosync,bf16,mma,fuse,pdl",

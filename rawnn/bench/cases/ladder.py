@@ -26,10 +26,10 @@ from rawnn.bench.render import training
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites
 from rawnn.bench.training import check_words, open_timed, trained
+from rawnn.common.listener import Listener
 from rawnn.data import Dataset, load_dataset
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import check_fit, settled
-from rawnn.engine.training import Listener
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
 

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from rawnn.bench.costing import footprint
 from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import Offer
+from rawnn.common.listener import Listener
 from rawnn.data import Dataset, from_arrays
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, open_device
-from rawnn.engine.training import Listener, Session
+from rawnn.engine.session import Session
 
 SETS = {"float32": "best", "tf32": "best,tf32", "bf16": "best,bf16"}
 TESTS = 256

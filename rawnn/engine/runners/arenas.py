@@ -1,5 +1,5 @@
-"""Where tensors lie: in arenas, one of what ranks gather, in memory that all of them map, and one
-of everything else; or where an allocator puts each."""
+"""Memory of tensors: an arena in symmetric memory for what ranks all-gather, one for everything
+else, or an allocator that places each tensor."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rawnn.plan.tensor import Role, Tensor
 
 
 def shared_by_ranks(plans: Iterable[Plan]) -> dict[str, str]:
-    """The tensors that ranks gather, which are of the same size on all of them, and the
-    communicator that does it."""
+    """The tensors that ranks all-gather, which have the same size on each of them, with their
+    communicators."""
     return {plan.whole(name): plan[op.operands["token"]].communicator for plan in plans
             for op in plan.ops if op.kind == GATHER for role, name in op.operands.items()
             if role != "token"}
 
 
 class TensorMemory:
-    """Memory for the tensors of a Work. `allocator` gives temporaries theirs at each use; where
-    they are placed once, it is None. All goes back when `closing` ends."""
+    """Memory for the tensors of a PreparedRun. `allocator` places temporaries at each use; it is
+    None if they are placed once. Closing `closing` frees everything."""
 
     def __init__(self, device: Device, work: PreparedRun, lowering: Lowering,
                  closing: ExitStack) -> None:
@@ -55,12 +55,12 @@ class TensorMemory:
 
     def place(self, purpose: str, tensors: Mapping[str, Tensor], part: str, first: int = 0,
               shared: Mapping[str, str] = {}) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
-        """Give every tensor an address and fill in the data set's `part` from example `first` on.
-        Those that are `shared` (tensor -> communicator) lie in symmetric memory.
+        """Give every tensor an address, and fill in the data set's `part` from example `first` on.
+        Tensors in `shared` (tensor -> communicator) are in symmetric memory.
 
-        Parameters are placed by the first call and shared by later ones. Temporaries get no
-        address here when the policy allocates them at each use, except batches that a second
-        stream fills.
+        The first call places parameters; later calls use the same ones. If the policy allocates
+        temporaries at each use, they get no address here, except batches that a second stream
+        fills.
         """
         work, allocator = self._work, self.allocator
         placed_once = [Role.BATCH] if work.policy.streams else []
@@ -112,5 +112,5 @@ class TensorMemory:
 
 
 def fill(device: Device, tensor: Tensor, address: int, array: NDArray[Any]) -> None:
-    """Copy a host array to where a tensor lies, its rows padded as the tensor's."""
+    """Copy a host array to a tensor, with the tensor's padding of rows."""
     device.to_device(address, padded(array, tensor.padded_shape, tensor.dtype), tensor.name)

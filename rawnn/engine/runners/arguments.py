@@ -1,9 +1,9 @@
-"""What a kernel is told: its arguments, from its signature and the plan.
+"""The arguments of a kernel, from its signature and the plan.
 
-A kernel's pointer parameters carry the names of the op's operands, its `ld<operand>` parameters
-are their leading dimensions, and its other parameters, or the members of structs that it takes by
-value, the names of the op's attributes or of sizes in the table of kernels. A tensor map
-`<operand>_map` is made of where the operand lies.
+A kernel's pointer parameters have the names of the op's operands, and its `ld<operand>` parameters
+are their leading dimensions. Its other parameters, and the members of structs that it takes by
+value, have the names of the op's attributes or of sizes in the table of kernels. A tensor map
+`<operand>_map` describes the operand.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from rawnn.plan.plan import Plan
 from rawnn.ptx.kernel_registry import NEUTRAL, kernel_for
 
 PARTED = ("images", "labels", "targets")
-"""Operands of which a batch is a part."""
+"""Operands of which a step reads one batch."""
 
 
 def kernel_arguments(
     op: Op, plan: Plan, signature: KernelSignature, addresses: Mapping[str, int]
 ) -> dict[str, Value]:
-    """Every argument of the op's kernel by name, but for the maps of operands (kernel_maps);
-    operands that the op leaves out are null, their leading dimensions and maps 0. Raises
-    ConfigError for a parameter that nothing fills, and for a number of the op that the kernel does
-    not take though it matters."""
+    """Every argument of the op's kernel by name, except tensor maps (kernel_maps). Operands that
+    the op leaves out are null, their leading dimensions and maps 0. Raises ConfigError for a
+    parameter without a value, and for an attribute that changes the op but is no parameter of the
+    kernel."""
     scalars = kernel_for(op).scalars(op, plan)
     leading = {f"ld{p.name}": p.name for p in signature.parameters if p.pointer}
-    taken = {p.name for p in signature.parameters}
+    parameters = {p.name for p in signature.parameters}
     for parameter in signature.parameters:
-        taken |= {m.name for m in parameter.struct.members} if parameter.struct else set()
+        parameters |= {m.name for m in parameter.struct.members} if parameter.struct else set()
     for name, neutral in NEUTRAL.items():
-        if name not in taken and op.attributes.get(name, neutral) != neutral:
+        if name not in parameters and op.attributes.get(name, neutral) != neutral:
             raise ConfigError(f"the kernel {signature.name} takes no '{name}', but the op "
                               f"'{op.name}' has {name}={op.attributes[name]:g}")
     values: dict[str, Value] = {}
@@ -70,8 +70,8 @@ def kernel_arguments(
 
 
 def _skipped(op: Op, plan: Plan, operand: str) -> int:
-    """Bytes that lie ahead of this rank's part of a batch, in what says where its rows are: the
-    epoch's order, or the data themselves."""
+    """Byte offset of this rank's part of a batch in the operand that locates its rows: the epoch's
+    order, or the data themselves."""
     first: int = op.attributes.get("first", 0)
     if not first or operand not in (("order",) if "order" in op.operands else PARTED):
         return 0
@@ -80,8 +80,8 @@ def _skipped(op: Op, plan: Plan, operand: str) -> int:
 
 
 def _filled(struct: Struct, known: Mapping[str, Any], op: Op) -> np.void:
-    """The struct with every member from what is known by its name. Raises ConfigError for a member
-    that nothing is known of, and for an offset, which changes from launch to launch in place."""
+    """The struct with every member set from `known`. Raises ConfigError for a member without a
+    value, and for an `offset`, which must be a parameter because launches overwrite it in place."""
     record = np.zeros(1, struct.dtype)
     for member in struct.members:
         if member.name not in known or member.name == "offset":
@@ -94,8 +94,8 @@ def _filled(struct: Struct, known: Mapping[str, Any], op: Op) -> np.void:
 
 def kernel_maps(op: Op, plan: Plan, signature: KernelSignature,
                 driver: Any) -> dict[str, MappedMatrix]:
-    """How the operands lie of which the op's kernel takes a tensor map. Raises ConfigError where
-    the entry gives no box, or the tensor is a vector or has a layout that cannot be mapped."""
+    """The layout of each operand of which the op's kernel takes a tensor map. Raises ConfigError if
+    the kernel's entry gives no box, or the tensor is a vector or cannot be mapped."""
     impl = kernel_for(op)
     boxes = impl.boxes(impl.scalars(op, plan))
     found: dict[str, MappedMatrix] = {}

@@ -26,15 +26,15 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import DataSpec
 
 BATCH = 2048
-"""Examples at a time, as in evaluations: enough to fill a GPU."""
+"""Examples per batch, as in evaluations: enough to fill a GPU."""
 
 
 def forward(network: Network, parameters: Parameters, normalisation: Normalisation,
             inputs: NDArray[Any], device: str) -> Iterator[NDArray[np.float32]]:
-    """The logits of `inputs` [N, F], float32 [<= BATCH, C] at a time, from the device that the name
-    means ("gpu", "gpu:1", "sim", ...). Raises DeviceError and ConfigError."""
+    """The logits of `inputs` [N, F], float32 [<= BATCH, C] at a time, computed on `device` ("gpu",
+    "gpu:1", "sim", ...). Raises DeviceError and ConfigError."""
     check_device(device)
-    if normalisation.is_double:  # on the host, as in training
+    if normalisation.is_double:  # applied on the host, as in training
         inputs, normalisation = normalisation.apply(inputs), Normalisation()
     opened = open_device(device, lambda message: None).device
     if opened is None:
@@ -68,7 +68,7 @@ def _run(device: Device, network: Network, parameters: Parameters, normalisation
                              name)
     program = StreamProgram(lowering, plan, addresses, {})
     logits = tensors[f"z{network.depth}"]
-    device.fill(addresses[logits.name], 0, logits.nbytes, logits.name)  # its padding is read, too
+    device.fill(addresses[logits.name], 0, logits.nbytes, logits.name)  # padding is copied back too
     for step in range(steps):
         program.step(step)
         found = np.empty(logits.padded_shape, np.float32)
@@ -79,7 +79,7 @@ def _run(device: Device, network: Network, parameters: Parameters, normalisation
 def _plan(device: Device, network: Network, normalisation: Normalisation, inputs: NDArray[Any],
           batch: int, steps: int) -> Plan:
     kind = inputs.dtype.name if inputs.dtype.name in INPUT_TYPES else "float32"
-    # As for an autoencoder, so that the batch has neither labels nor targets.
+    # The spec of an autoencoder, so that the batch has neither labels nor targets.
     data_spec = DataSpec(steps * batch, inputs=kind, scale=normalisation.scale, reconstruct=True,
                          normalised=normalisation.mean is not None)
     builder = Builder(replace(network, loss="mse"), batch, data_spec, steps, batch)

@@ -1,5 +1,5 @@
 """The GPU runner: data, parameters and metrics in device memory, and a program for each kind of
-epoch. How the epoch runs (stream or graph) and where temporaries live follow the policy."""
+epoch. The policy selects the stream or a graph, and where temporaries are allocated."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 
 MAX_TIMED_STEPS = 16
-"""Steps that are timed at most, ahead of a run of several ranks."""
+"""Upper bound on the steps that are timed before a run of several ranks."""
 
 
 class GpuRunner:
-    """Runs a Work on one device, as one of a `team` where there are several ranks. It does not own
-    the device, but frees all it took there when it is closed.
+    """Runs a PreparedRun on one device, as a rank of `team` if there are several. It does not own
+    the device, but frees all that it allocated there when it is closed.
 
-    Raises OutOfMemory, CompileError, MissingLibrary, CallFailed; whatever the constructor had
-    made is released when it raises.
+    Raises OutOfMemory, CompileError, MissingLibrary, CallFailed, after releasing what the
+    constructor had allocated.
     """
 
     def __init__(self, device: Device, work: PreparedRun, team: RankGroup | None = None) -> None:
@@ -76,10 +76,10 @@ class GpuRunner:
 
     @property
     def work(self) -> PreparedRun:
-        """As it runs: with the launches that `tune` found."""
+        """The run as executed: with the launch variants that `tune` found."""
         return self._work
 
-    # -- making ready -----------------------------------------------------------------------------
+    # -- construction -----------------------------------------------------------------------------
     def _build(self) -> None:
         device, work = self._device, self._work
         device.memory.reset_peak()
@@ -113,8 +113,8 @@ class GpuRunner:
         self._metrics = Metrics(device, self._memory.pinned, self._tensors, self._addresses,
                                 work.updates)
         self._epochs = 0
-        self._begun = False  # whether what the next epoch begins with is made
-        self._is_sharded = False  # whether this rank has steps behind it whose results others keep
+        self._begun = False  # whether the data that the next epoch begins with are ready
+        self._is_sharded = False  # whether state was updated since ranks last gathered it
         if graphs:
             self._train = self._graph(graphs[0], "measured epoch")
             self._unmeasured = self._train if work.unmeasured is work.train \
@@ -142,8 +142,8 @@ class GpuRunner:
         return program
 
     def trial(self, plan: Plan, steps: int) -> Program:
-        """A program of `steps` steps of another plan of the same tensors, for the caller to time
-        and to close. It trains this runner's parameters on."""
+        """A program of `steps` steps of another plan of the same tensors, which the caller times
+        and closes. Running it trains this runner's parameters."""
         self._pause()
         policy = self._work.policy
         if not policy.graph:
@@ -154,11 +154,11 @@ class GpuRunner:
         return GraphProgram(self._lowering, graphs, self._addresses, self._host, "trial")
 
     def commands(self, plan: Plan) -> list[tuple[Op, list[Command]]]:
-        """The commands of each op of a plan of the same tensors, in order, for the caller to run
-        at the steps of an epoch, from the first on. Raises ConfigError where temporaries have no
-        place of their own."""
+        """The commands of each op of a plan of the same tensors, in order. The caller runs them
+        with the steps of an epoch, from the first on. Raises ConfigError if temporaries are
+        allocated at each use."""
         if self._allocator is not None:
-            raise ConfigError("ops can be run one by one only where every tensor has its place: "
+            raise ConfigError("ops can be run one by one only where every tensor has an address: "
                               "add arena to the toggles")
         self._pause()
         self._lowering.compile([plan])
@@ -168,7 +168,7 @@ class GpuRunner:
                 for op in plan.ops]
 
     def timed(self) -> float:
-        """Microseconds that a step takes. All ranks call it; parameters and state are as before."""
+        """Microseconds of a step. All ranks call it; parameters and state are restored."""
         before, steps = self.state(), min(self._work.steps, MAX_TIMED_STEPS)
         try:
             return microseconds(self._device, self.trial(self._work.train, steps), steps)
@@ -176,8 +176,8 @@ class GpuRunner:
             self.load(before)
 
     def time_without_collectives(self) -> tuple[float, float]:
-        """Microseconds that a step takes without what it does together with other ranks, and those
-        that this takes by itself. All ranks call it; parameters and state are as before."""
+        """Microseconds of a step without its collectives, and of the collectives by themselves.
+        All ranks call it; parameters and state are restored."""
         before, work = self.state(), self._work
         steps = min(work.steps, MAX_TIMED_STEPS)
         inside, together = (replace(work.train, ops=tuple(
@@ -197,15 +197,15 @@ class GpuRunner:
         return program
 
     def _steps(self, plan: Plan) -> Program:
-        """A program of the epoch's steps: one launch where one op does all of them; with a second
-        stream for batches that are fetched by ops of their own, if the policy says so."""
+        """A program of the epoch's steps: one launch if one op does all of them. If the policy says
+        so, ops that only fetch batches run on a second stream."""
         work = self._work
         if work.merged_boundary:
-            turned = work.merged_boundary[plan is not work.train]
-            turning = EpochProgram(self._lowering, turned.unrolled(work.steps), self._addresses,
+            merged = work.merged_boundary[plan is not work.train]
+            epochs = EpochProgram(self._lowering, merged.unrolled(work.steps), self._addresses,
                                    self._host, lambda: self._epochs + 1)
-            self._closing.callback(turning.close)
-            return turning
+            self._closing.callback(epochs.close)
+            return epochs
         if work.steps and spans(plan) and work.policy.sync == "report":
             whole = WholeProgram(self._lowering, plan.unrolled(work.steps), self._addresses,
                                  self._host)
@@ -242,15 +242,14 @@ class GpuRunner:
         return array[tuple(slice(n) for n in tensor.shape)].copy()
 
     def workspace(self, name: str) -> NDArray[Any]:
-        """What a kernel left in a workspace of the plan, once all that was asked for has run."""
+        """The content of a workspace of the plan, after all enqueued work."""
         self._device.stream.synchronize("epoch")
         return self._read(name)
 
     # -- running ----------------------------------------------------------------------------------
     def epoch(self, measured: bool) -> None:
-        """What it begins with is made behind the epoch before: the device goes from one to the
-        next by as few launches as can be. Its metrics stay on the device until they are asked
-        for."""
+        """The data that an epoch begins with are made at the end of the epoch before, so that few
+        launches separate the two. Metrics stay on the device until they are asked for."""
         log = self._device.memory.log
         if not measured and self._metrics.unfetched:
             self._pause()
@@ -282,14 +281,15 @@ class GpuRunner:
         self._times.end()
 
     def _epoch_with_waits(self, program: Any) -> None:
-        """The baseline's epoch: loss and accuracy are copied and waited for after every step."""
+        """An epoch of the baseline: loss and accuracy are copied and waited for after every
+        step."""
         for index in range(self._work.updates):
             (self._rest if self._rest and index == self._work.steps else program).step(index)
             self._metrics.fetch_step(index)
 
     def _pause(self) -> None:
-        """Something else comes behind the epochs that the device was given: it sees their metrics
-        copied, which counts to the last, and is in no epoch's time."""
+        """End the run of back-to-back epochs before other work. Their metrics are copied first,
+        which counts to the last epoch; the other work counts to none."""
         if self._metrics.unfetched:
             with self._times.attributed_to_last():
                 self._metrics.fetch()
@@ -345,7 +345,7 @@ class GpuRunner:
         self._device.stream.synchronize("loading")
 
     def time_each_epoch(self) -> None:
-        """From now on no epoch shares its time with those that follow it without a pause."""
+        """From now on no epoch is timed together with others."""
         self._times.epochs_per_span = 1
 
     def epoch_milliseconds(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""The host runner: the plan executed with NumPy, op by op, by the references themselves."""
+"""The host runner: executes the plan with NumPy, op by op, by the ops' own references."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class HostRunner:
-    """Runs a Work on the CPU. Tensors of less than 32 bits are float32 arrays whose values are
-    rounded behind each op that writes them. With `dtype` "float64" nothing is rounded: it is the
-    oracle for accuracy."""
+    """Runs a PreparedRun on the CPU. Tensors of less than 32 bits are float32 arrays, rounded after
+    each op that writes them. With `dtype` "float64" nothing is rounded: that is the oracle for
+    accuracy."""
 
     def __init__(self, work: PreparedRun, dtype: str = "float32", team: Team | None = None) -> None:
         self._work, self._team = work, team
@@ -65,7 +65,8 @@ class HostRunner:
         return _Program(plan, self._arrays, self._matmul, self._team)
 
     def _place(self, plans: tuple[Plan, ...], part: str, first: int = 0) -> Arrays:
-        """An array for every tensor of the plans; parameters are shared, the data set filled in."""
+        """An array for every tensor of the plans; parameters are shared and the data set is filled
+        in."""
         arrays: Arrays = {}
         data = self._work.data
         tensors = used_tensors(plans)
@@ -115,10 +116,10 @@ class HostRunner:
                                           for part, _, a in self._tests))
 
     def assemble(self) -> None:
-        """Every epoch ends with it here."""
+        """Nothing to do: the host runner gathers at the end of every epoch."""
 
     def keep_sharded(self) -> None:
-        """As `assemble`."""
+        """Nothing to do, as in `assemble`."""
 
     def parameters(self) -> Parameters:
         return {t.name: self._arrays[t.name].astype(np.float32)
@@ -150,7 +151,7 @@ class HostRunner:
 
 
 class _Program:
-    """A plan bound to arrays: the references with their operands looked up once."""
+    """A plan bound to arrays: its references, with their operands looked up once."""
 
     def __init__(self, plan: Plan, arrays: Arrays, matmul: ThreadedMatmul,
                  team: Team | None = None) -> None:
@@ -167,8 +168,8 @@ class _Program:
         ]
 
     def run(self, steps: range) -> None:
-        # Infinities and NaNs are values here, as they are on a GPU: of a loss scale that is too
-        # large, or of a run that diverged.
+        # Infinities and NaNs are valid values, as on a GPU: of a loss scale that is too large, or
+        # of a run that diverged.
         with np.errstate(over="ignore", invalid="ignore"):
             for step in steps:
                 self._cursor[0] = step

@@ -1,4 +1,4 @@
-"""From ops to commands: which kernel, copy or library call runs each op, bound to addresses."""
+"""Lowers ops to commands: the kernel, copy or library call of each op, bound to addresses."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Lowering:
         self.device.finish(self.begin(plans))
 
     def begin(self, plans: Iterable[Plan]) -> Batch:
-        """Begin to compile them, beside what is done until `device.finish`."""
+        """Start compiling them; `device.finish` waits for the end."""
         return self.device.begin(self._jobs(plans))
 
     def prepare(self, plans: Iterable[Plan]) -> None:
-        """Load the libraries that the plans need and choose their algorithms: tenths of a second,
-        which may pass while kernels compile."""
+        """Load the libraries that the plans need and choose their algorithms. This takes tenths of
+        a second, in which kernels can compile."""
         for plan in plans:
             for op in plan.ops:
                 if op.impl == "cublas":
@@ -102,8 +102,8 @@ class Lowering:
         return Job(impl.source, expressions, False, self._programmatic, impl.specific, code)
 
     def proof(self, op: Op, plan: Plan) -> Proof | None:
-        """What is proved of the kernel of `op` about programmatic launches; None where it is no
-        kernel of ours, or where they are not asked for."""
+        """The proof about programmatic launches of the op's kernel; None for a user's kernel or a
+        library call, or if they are not asked for."""
         if not self._programmatic or not _is_kernel(op):
             return None
         impl = kernel_for(op)
@@ -111,8 +111,8 @@ class Lowering:
 
     def commands(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays,
                  stream: Stream | None = None) -> list[Command]:
-        """The commands that run `op`, in order, on `stream` (the device's own where none is given;
-        library calls are always there). Raises ConfigError for an unknown impl."""
+        """The commands that run `op`, in order, on `stream` (by default the device's own, which
+        library calls always use). Raises ConfigError for an unknown impl."""
         stream = stream or self.device.stream
         if op.kind == "upload":
             return self._copies(op, plan, addresses, host, stream)
@@ -169,7 +169,7 @@ class Lowering:
         return LibraryCall(gemm, self.device.stream, f"{op.name} (cuBLASLt)", operands)
 
     def _gemm_plan(self, op: Op, plan: Plan) -> MatmulPlan:
-        """Made once for each shape."""
+        """The matmul plan of an op, cached by its shape."""
         from rawnn.cuda.libs.matmul import LtContext
 
         if op.kind not in ("matmul", "matmul_slices"):
@@ -190,7 +190,7 @@ class Lowering:
 
     @staticmethod
     def _shape(op: Op, plan: Plan) -> dict[str, Any]:
-        """MatmulPlan's words for an op."""
+        """The arguments of MatmulPlan for an op."""
         a = op.attributes
         shape = {k: a[k] for k in ("layout", "m", "n", "k", "alpha", "beta", "bias", "slices",
                                     "choice")
@@ -207,7 +207,7 @@ class Lowering:
                            operands)
 
     def _softmax_plan(self, op: Op, plan: Plan) -> SoftmaxPlan:
-        """Made once for each shape."""
+        """The softmax plan of an op, cached by its shape."""
         from rawnn.cuda.libs.softmax import CudnnContext
 
         if op.kind != "softmax":
@@ -227,7 +227,7 @@ class Lowering:
 
         if self._team is None:
             raise ConfigError(f"'{op.name}' is of {plan.world_size} ranks, and this process is "
-                              f"no rank of theirs")
+                              f"none of them")
         context = self._communicator(plan[op.operands["token"]].communicator)
         label, weight = f"{op.name} (NCCL)", op.attributes.get("weight", 1.0)
         roles = wholes(op)
@@ -245,27 +245,27 @@ class Lowering:
                               self._high_priority_stream())
 
     def _high_priority_stream(self) -> Stream:
-        """A stream, of which urgent work takes the priority."""
+        """A stream of high priority, for collectives that the next step waits for."""
         if self._urgent is None:
             self._urgent = Stream(self.device.driver, urgent=True)
             self._closing.callback(self._urgent.close)
         return self._urgent
 
     def _communicator(self, name: str) -> NcclContext:
-        """A communicator of all ranks, which all of them ask for at once."""
+        """A communicator of all ranks, which all of them create at the same time."""
         from rawnn.cuda.libs.collectives import NcclContext
 
         assert self._team is not None
         if name not in self._nccl:
-            made = NcclContext(self.device.backend.nccl(), self._team, name
-                               != ORDERING_TOKEN.communicator)
-            self.libraries["nccl"] = _library_version(made.version)
-            self._closing.callback(made.close)
-            self._nccl[name] = made
+            context = NcclContext(self.device.backend.nccl(), self._team, name
+                                  != ORDERING_TOKEN.communicator)
+            self.libraries["nccl"] = _library_version(context.version)
+            self._closing.callback(context.close)
+            self._nccl[name] = context
         return self._nccl[name]
 
     def symmetric(self, communicator: str) -> Source:
-        """Memory that all ranks map; the device's own where NCCL is too old for that."""
+        """Memory that all ranks map; the device's own if NCCL is too old for that."""
         from rawnn.cuda.libs.collectives import WINDOWS, SymmetricMemory
 
         if self._team is None or (context := self._communicator(communicator)).version \
@@ -291,7 +291,7 @@ def _is_kernel(op: Op) -> bool:
 
 
 def _elements(op: Op, plan: Plan, role: str) -> tuple[str, int]:
-    """Type and elements of an operand, padding included."""
+    """Dtype and number of elements of an operand, padding included."""
     tensor = plan[op.operands[role]]
     return tensor.dtype, tensor.nbytes // tensor.itemsize
 

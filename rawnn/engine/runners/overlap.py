@@ -1,4 +1,4 @@
-"""Two streams: the next batch is fetched while the current step computes."""
+"""Two streams: one fetches the next batch while the other computes the current step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Steps(Protocol):
 
 
 def fetching(plan: Plan) -> list[Op]:
-    """The ops that do nothing but fill batch tensors: copies from the host, or gathers."""
+    """The ops that only fill batch tensors: copies from the host, or gathers."""
     return [op for op in plan.ops
             if op.writes and all(plan[name].role is Role.BATCH for name, _ in op.writes)]
 
@@ -42,15 +42,15 @@ def buffer_plans(plan: Plan) -> tuple[Plan, Plan]:
 
 
 class OverlappedProgram:
-    """Steps by turns on two pairs of batch buffers. A second stream fills one pair while the
+    """Alternates between two pairs of batch buffers. A second stream fills one pair while the
     compute stream works on the other:
 
         copies   | batch 0 | batch 1 |  wait  | batch 2 |
         compute            | step 0    | step 1    | step 2 ...
 
-    An event behind each fetch holds its step back, one behind each step the fetch that reuses its
-    buffers. Batch s+1 is asked for as soon as step s has been put on the compute stream, so a host
-    that waits for step s does not hold it up.
+    A step waits for the event after its fetch; a fetch waits for the event after the step that last
+    used its buffers. Batch s+1 is requested as soon as step s is on the compute stream, so that a
+    host that waits for step s does not delay it.
     """
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses, host: HostArrays,
@@ -62,12 +62,12 @@ class OverlappedProgram:
         try:
             self._copies = Stream(device.driver)
             self._closing.callback(self._copies.close)
-            # Memory that is freed in the order of the compute stream may still be copied into,
-            # where a call failed between a copy and its event.
+            # Memory is freed in the order of the compute stream. If a call failed between a copy
+            # and its event, the copy may still be running.
             self._closing.callback(self._copies.synchronize, "closing")
             self._fetches: list[list[Command]] = []
             self._programs: list[Steps] = []
-            self._fetched, self._done = ([self._mark(device.driver) for _ in range(2)]
+            self._fetched, self._done = ([self._event(device.driver) for _ in range(2)]
                                          for _ in range(2))
             for buffer in buffer_plans(plan):
                 fetches = fetching(buffer)
@@ -83,16 +83,16 @@ class OverlappedProgram:
             self._closing.close()
             raise
 
-    def _mark(self, driver: object) -> OrderingEvent:
-        mark = OrderingEvent(driver)
-        self._closing.callback(mark.close)
-        return mark
+    def _event(self, driver: object) -> OrderingEvent:
+        event = OrderingEvent(driver)
+        self._closing.callback(event.close)
+        return event
 
     def step(self, index: int) -> None:
         buffer = index % 2
-        if index == 0:  # what fetches read was put in place on the compute stream
-            for mark in self._done:
-                mark.record(self._compute)
+        if index == 0:  # the compute stream wrote what fetches read
+            for event in self._done:
+                event.record(self._compute)
             self._fetch(0)
         self._compute.wait_for(self._fetched[buffer])
         self._programs[buffer].step(index)

@@ -1,5 +1,5 @@
-"""From a data set to the tensors of a plan: their form, their contents, and their order where
-batches come from the host."""
+"""Data sets as tensors of a plan: their spec, their contents, and their order if batches come from
+the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 def data_spec_of(data: Dataset, part: str, first: int = 0) -> DataSpec:
-    """The form of the examples of `part` ("train" or "test") from `first` on."""
+    """The spec of the examples of `part` ("train" or "test") from `first` on."""
     images = getattr(data, f"{part}_images")
     labels, targets = getattr(data, f"{part}_labels"), getattr(data, f"{part}_targets")
     normalisation = Normalisation() if data.normalisation.is_double else data.normalisation
@@ -35,9 +35,9 @@ def data_spec_of(data: Dataset, part: str, first: int = 0) -> DataSpec:
 
 def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
              writable: bool = False) -> Array:
-    """What a tensor of the data set holds. HOST tensors are ready to be copied: normalised, in
-    their own type; with `writable` they share no memory with the data set. Inputs that are
-    normalised in float64 are so here, before they become float32."""
+    """The content of a tensor of the data set. HOST tensors are ready to be copied: normalised, in
+    their own dtype. With `writable` they share no memory with the data set. Inputs that are
+    normalised in float64 are normalised here, before they become float32."""
     kind = tensor.symbol or tensor.name
     if kind == "mean" and data.normalisation.mean is not None:
         return data.normalisation.mean
@@ -49,7 +49,7 @@ def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
     array = array[first:]
     if kind == "images" and (tensor.role is Role.HOST or data.normalisation.is_double):
         array = data.normalisation.apply(array)
-        # Beyond the largest NumPy's conversion would make NaN.
+        # NumPy converts what exceeds the largest value to NaN.
         if tensor.role is Role.HOST and tensor.dtype in LARGEST:
             array = rounded(array, tensor.dtype)
     if tensor.role is not Role.HOST:
@@ -60,8 +60,8 @@ def contents(data: Dataset, tensor: Tensor, part: str, first: int = 0,
 
 def resident(data: Dataset, tensors: Mapping[str, Tensor], part: str, first: int,
              ordinal: int) -> dict[str, int]:
-    """Addresses of the tensors that lie on GPU `ordinal` already, in the caller's own memory and in
-    the layout that kernels read: they are used where they are."""
+    """Addresses of the tensors that are already on GPU `ordinal`, in the caller's memory and in the
+    layout that kernels read. They are used in place."""
     found: dict[str, int] = {}
     for name, tensor in tensors.items():
         array = data.resident.get(f"{part}_{name}")
@@ -74,15 +74,15 @@ def resident(data: Dataset, tensors: Mapping[str, Tensor], part: str, first: int
 
 
 class HostBatches:
-    """Host copies of a data set in the order of the epoch at hand, for plans that upload batches
-    from the host and shuffle. `arrays` are what the plan's HOST tensors point at."""
+    """Host copies of a data set in the order of the current epoch, for plans that upload shuffled
+    batches from the host. The plan's HOST tensors point at `arrays`."""
 
     def __init__(self, arrays: dict[str, Array], seed: int) -> None:
         self._arrays, self._seed = arrays, seed
         self._unshuffled = {name: array.copy() for name, array in arrays.items()}
 
     def shuffle(self, epoch: int) -> None:
-        """Put the examples into the order of `epoch`. The arrays must not be in use."""
+        """Put the examples into the order of `epoch`. No copy may be reading the arrays."""
         examples = len(next(iter(self._arrays.values())))
         order = random.permutation(self._seed, epoch, examples)
         for name, array in self._arrays.items():

@@ -1,8 +1,8 @@
-"""The kernels of several runs compiled beside each other, ahead of the first.
+"""Compiles the kernels of several runs together, before the first of them.
 
-A run compiles its own kernels side by side, but many have one that takes longest by itself (that of
-`persistent`: seconds), and runs of a measurement follow one another: all of their kernels at once
-keep every core busy.
+A run compiles its own kernels in parallel, but many runs have one that takes much longer than the
+rest (that of `persistent`: seconds). The runs of a measurement follow one another, so compiling all
+of their kernels at once keeps every core busy.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rawnn.plan.policy import Policy
 
 
 def precompile(device: Device, works: Iterable[PreparedRun]) -> None:
-    """Compile and load what the runs' steps, evaluations and what is around them need, each kernel
-    once, on all cores. What graphs need besides, and what `tune` tries, is left to the runs.
+    """Compile and load the kernels of the runs' steps, evaluations and epoch boundaries, each once,
+    on all cores. The runs themselves compile what graphs need in addition and what `tune` tries.
     Does nothing on a simulated device. Raises CompileError."""
     if not device.backend.parallel:
         return

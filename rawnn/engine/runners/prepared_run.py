@@ -1,4 +1,5 @@
-"""What every runner offers, so that the training loop need not know which one it drives."""
+"""The interface of runners and the run that they execute, so that the training loop is the same for
+all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from rawnn.plan.tensor import Role
 from rawnn.ptx.user_kernels import with_user_kernels
 
 EVALUATION_BATCH = 2000
-"""Test examples measured at a time: large enough to fill a GPU, 6 MB of activations for MNIST."""
+"""Test examples per batch: enough to fill a GPU, 6 MB of activations for MNIST."""
 
 State = Mapping[str, NDArray[Any]]
 """Parameters and optimizer state by tensor name, in their storage types."""
@@ -41,7 +42,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Part:
-    """`steps` batches of the test set, the first of them beginning at example `first`."""
+    """`steps` batches of the test set, beginning at example `first`."""
 
     plan: Plan
     first: int
@@ -53,12 +54,12 @@ class PreparedRun:
     """A run that is ready to execute: the rewritten plans, the policy and the data.
 
     `train` is the step with metrics, `unmeasured` the step without the ops that only measure, for
-    epochs that are not reported. `partial` is the step on the last, smaller batch of an epoch,
-    where it is kept. `start` initialises parameters and `refresh` makes their copies. `epoch_begin`
+    epochs that are not reported. `partial` is the step on the last, smaller batch of an epoch, if
+    it is used. `start` initialises parameters and `refresh` updates their copies. `epoch_begin`
     and `epoch_end` enclose each epoch; `epoch_boundary` is an end and the next beginning, for
-    runners that enqueue epochs back to back. `assemble` gathers what each rank keeps a part of.
-    `evaluate` covers the test set in whole batches and, if needed, one smaller batch. `steps`
-    counts the whole batches of an epoch, `updates` the partial one as well.
+    runners that enqueue epochs back to back. `assemble` all-gathers sharded state.
+    `evaluate` covers the test set in full batches and, if needed, one smaller batch. `steps`
+    counts the full batches of an epoch, `updates` the partial one as well.
     """
 
     network: Network
@@ -80,7 +81,7 @@ class PreparedRun:
 
     @cached_property
     def merged_boundary(self) -> tuple[Plan, ...]:
-        """`train` and `unmeasured`, each as one op that also does the epoch boundary, so that an
+        """`train` and `unmeasured`, each as one op that includes the epoch boundary, so that an
         epoch is one launch; () if their kernel cannot."""
         alike = self.policy.sync == "report" and (
             not self.policy.graph or is_single_kernel(self.train, self.policy))
@@ -99,12 +100,12 @@ class PreparedRun:
 
     @property
     def state(self) -> list[str]:
-        """Names of the tensors that a checkpoint holds: parameters and optimizer state."""
+        """Names of the tensors in a checkpoint: parameters and optimizer state."""
         tensors = self.train.tensors.values()
         return [t.name for t in tensors if t.role in ("parameter", "state")]
 
     def device_bytes(self) -> int:
-        """Bytes of device memory that all tensors of the run take, each placed once."""
+        """Bytes of device memory of all tensors of the run, each counted once."""
         plans = [p for p in (self.train, self.unmeasured, self.partial) if p is not None]
         placed = used_tensors([*plans, self.start, self.epoch_begin, self.epoch_end,
                                self.assemble]).values()
@@ -116,19 +117,19 @@ class PreparedRun:
                    if t.role not in (Role.HOST, Role.VIEW))
 
     def examples_of(self, step: int) -> int:
-        """Examples in a step of the epoch, of all ranks together."""
+        """Examples in a step of the epoch, over all ranks."""
         examples = len(self.data.train_images)
-        whole = step < self.recipe.steps(examples)
-        return self.recipe.batch if whole else self.recipe.rest(examples)
+        is_full = step < self.recipe.steps(examples)
+        return self.recipe.batch if is_full else self.recipe.rest(examples)
 
     @property
     def shuffles_host(self) -> bool:
-        """Whether batches come from the host, and in a new order each epoch."""
+        """Whether batches are uploaded from the host in a new order each epoch."""
         return self.recipe.shuffle and bool(self.train.find(kind="upload"))
 
     @property
     def targets_per_example(self) -> int:
-        """How many answers of an example can be right; 0 where the loss has no accuracy."""
+        """How many outputs of an example can be correct; 0 if the loss has no accuracy."""
         return self.network.loss_spec.counts(self.network.outputs)
 
 
@@ -150,28 +151,28 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
     if rest is not None and merged:
         train, rest, steps = with_partial_batch(train, rest, steps), None, steps + 1
     tests = data_spec_of(data, "test").examples
-    whole = min(evaluation_batch, tests)
-    left = tests % whole
-    parts = [(whole, 0, tests // whole)] + ([(left, tests - left, 1)] if left else [])
+    batch = min(evaluation_batch, tests)
+    left = tests % batch
+    parts = [(batch, 0, tests // batch)] + ([(left, tests - left, 1)] if left else [])
     evaluate = tuple(
         Part(with_unaligned_rows(selection.apply(
             evaluation_step(network, size, data_spec_of(data, "test", first)))[0], near), first,
              steps)
         for size, first, steps in parts
     )
-    quiet = train.without_metrics() if policy.report > 1 else train
+    unmeasured = train.without_metrics() if policy.report > 1 else train
     updates = recipe.updates(data_spec.examples)
     start, refresh, begin, end = (
         with_user_kernels(replace(plan, user_kernels=train.user_kernels)) for plan in (
             epoch_plans.start(train, network, recipe.seed), epoch_plans.refresh(train),
             epoch_plans.begin(train, recipe, data_spec.examples), epoch_plans.end(train, updates)))
-    return PreparedRun(network, data, recipe, policy, train, quiet, rest, start, refresh, begin,
-                       end, epoch_plans.boundary(begin, end), epoch_plans.assemble(train), evaluate,
-                       steps, updates)
+    return PreparedRun(network, data, recipe, policy, train, unmeasured, rest, start, refresh,
+                       begin, end, epoch_plans.boundary(begin, end), epoch_plans.assemble(train),
+                       evaluate, steps, updates)
 
 
 def row_by_row_operands(plan: Plan) -> frozenset[str]:
-    """Operands that GEMMs without tensor cores read row by row."""
+    """Operands that GEMMs without tensor cores read row by row, padded to no cache line."""
     return frozenset(op.operands[role] for op in plan.find(kind="matmul", impl="naive")
                      if op.attributes["layout"] == "nt" for role in ("a", "b"))
 
@@ -193,37 +194,37 @@ class Runner(Protocol):
         """Train one epoch; `measured` says that its loss and accuracy will be asked for."""
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Mean loss and number right of every step of the last measured epoch; waits for it."""
+        """Mean loss and correct count of every step of the last measured epoch; waits for it."""
 
     def evaluate(self) -> Evaluation:
-        """Loss and accuracy on the test set with the parameters as they are."""
+        """Loss and accuracy on the test set with the current parameters."""
 
     def assemble(self) -> None:
-        """Give every rank whole parameters and state, where each keeps a part for itself. All ranks
-        call it together; `parameters` and `state` do where nobody has."""
+        """Give every rank all parameters and state if they are sharded. All ranks call it together;
+        `parameters` and `state` do if nobody has."""
 
     def keep_sharded(self) -> None:
-        """Skip `assemble`: other ranks may be gone, and each keeps its part."""
+        """Skip `assemble`, because other ranks may be gone: each rank keeps its shard."""
 
     def parameters(self) -> Parameters:
-        """The parameters as they are, float32, on the host."""
+        """The current parameters, float32, on the host."""
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Parameters and optimizer state in their storage types: all that `load` needs to go on
+        """Parameters and optimizer state in their storage dtypes: all that `load` needs to continue
         bit for bit."""
 
     def load(self, state: State) -> None:
-        """Replace parameters and optimizer state, each in its storage type and shape."""
+        """Replace parameters and optimizer state, each in its storage dtype and shape."""
 
     def epoch_milliseconds(self) -> list[float]:
-        """Time of every epoch so far: on a GPU between events of the device, otherwise by the
-        wall clock. Waits for the last."""
+        """Time of every epoch so far: on a GPU between events on the device, else by the wall
+        clock. Waits for the last epoch."""
 
     def peak_memory(self) -> int:
-        """Most bytes of device memory held at once (0 on the host)."""
+        """Peak bytes of device memory (0 on the host)."""
 
     def describe(self) -> dict[str, Any]:
-        """Facts for the result: graph nodes, driver allocations and the like."""
+        """Facts for the result, such as graph nodes and driver allocations."""
 
     def close(self) -> None:
         """Release everything; a second call is harmless."""
@@ -245,7 +246,7 @@ def evaluation_of(work: PreparedRun, parts: Iterable[tuple[Part, NDArray[Any], N
 
 
 def initial_state(plan: Plan) -> dict[str, NDArray[Any]]:
-    """What optimizer state starts as, where it is not zero."""
+    """Initial values of optimizer state that is not zero."""
     started: dict[str, NDArray[Any]] = {}
     if "loss_scale" in plan.tensors:
         started["loss_scale"] = np.array([FIRST_LOSS_SCALE, 0], np.float32)
@@ -253,4 +254,4 @@ def initial_state(plan: Plan) -> dict[str, NDArray[Any]]:
 
 
 FIRST_LOSS_SCALE = 65536.0
-"""As torch.amp.GradScaler's: it comes down by itself within some steps."""
+"""The default of torch.amp.GradScaler. Overflows reduce it within a few steps."""

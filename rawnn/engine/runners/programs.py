@@ -15,7 +15,7 @@ from rawnn.plan.plan import Plan
 
 
 class Program(Protocol):
-    """Runs steps of the epoch; enqueues only."""
+    """Runs steps of the epoch. Only enqueues work."""
 
     def run(self, steps: int) -> None: ...
 
@@ -23,7 +23,7 @@ class Program(Protocol):
 
 
 class StreamProgram:
-    """Launch by launch, in the plan's order, with every tensor in place already."""
+    """Launches commands one by one, in the plan's order; every tensor has an address."""
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses,
                  host: HostArrays) -> None:
@@ -38,14 +38,14 @@ class StreamProgram:
         self._deferred: dict[int, list[Command]] = {}
 
     def step(self, index: int) -> None:
-        """One step, with all that it reports."""
+        """One step, including ops that are deferred over several steps."""
         for command in self._commands:
             command.run(index)
         for command in self._deferred_of(1):
             command.run(index)
 
     def run(self, steps: int) -> None:
-        """The first so many steps of the epoch; at their end what need not be done step by step."""
+        """The first `steps` steps of the epoch, then the ops deferred over all of them."""
         for index in range(steps):
             for command in self._commands:
                 command.run(index)
@@ -53,7 +53,7 @@ class StreamProgram:
             command.run(0)
 
     def _deferred_of(self, steps: int) -> list[Command]:
-        """The commands that do for so many steps what need not be done step by step."""
+        """The commands of ops that are deferred over `steps` steps."""
         if steps not in self._deferred:
             self._deferred[steps] = self._make_deferred(steps)
         return self._deferred[steps]
@@ -70,8 +70,8 @@ class WholeProgram(StreamProgram):
 
 
 class EpochProgram(WholeProgram):
-    """The same whose op also does what stands between two epochs. `next_epoch` says which epoch
-    comes, counted from 0."""
+    """A WholeProgram whose op includes the epoch boundary. `next_epoch` returns the number of the
+    coming epoch, from 0."""
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses, host: HostArrays,
                  next_epoch: Callable[[], int]) -> None:
@@ -83,9 +83,9 @@ class EpochProgram(WholeProgram):
 
 
 class AllocatingProgram(StreamProgram):
-    """As StreamProgram, but temporaries without an address are allocated ahead of the op that first
-    writes them and freed behind the one that last touches them, in every step: the baseline, whose
-    cost `arena` takes away, or a pool."""
+    """A StreamProgram that, in every step, allocates temporaries without an address before the op
+    that first writes them, and frees them after the op that last uses them. It is the baseline:
+    `arena` and a pool avoid this cost."""
 
     def __init__(self, lowering: Lowering, plan: Plan, addresses: Addresses,
                  host: HostArrays, allocator: Allocator) -> None:
@@ -114,7 +114,7 @@ class AllocatingProgram(StreamProgram):
             for tensor in born:
                 allocation = self._allocator.allocate(self._plan[tensor].nbytes, tensor)
                 self._live[tensor] = allocation
-                if self._last.get(tensor) != allocation.address:  # a pool gives the same again
+                if self._last.get(tensor) != allocation.address:  # a pool returns the same address
                     self._last[tensor] = allocation.address
                     for command, operand in self._users[tensor]:
                         command.rebind(operand, allocation.address)
@@ -128,7 +128,7 @@ class AllocatingProgram(StreamProgram):
             self.step(index)
 
     def close(self) -> None:
-        """Free what a failed step left allocated."""
+        """Free the allocations of a step that failed."""
         with ExitStack() as freeing:
             for allocation in self._live.values():
                 freeing.callback(self._allocator.free, allocation)
@@ -136,7 +136,7 @@ class AllocatingProgram(StreamProgram):
 
 
 def _lifetimes(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
-    """Index of the first and of the last op that touches each tensor."""
+    """Index of the first and of the last op that uses each tensor."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for index, op in enumerate(plan.ops):
@@ -148,8 +148,8 @@ def _lifetimes(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
 
 def make_program(lowering: Lowering, plan: Plan, addresses: Addresses, host: HostArrays,
                  allocator: Allocator | None) -> StreamProgram:
-    """A program on the device's stream; `allocator` gives temporaries their memory at each use,
-    None where all have an address."""
+    """A program on the device's stream. `allocator` places temporaries at each use; it is None if
+    all of them have an address."""
     if allocator is None:
         return StreamProgram(lowering, plan, addresses, host)
     return AllocatingProgram(lowering, plan, addresses, host, allocator)

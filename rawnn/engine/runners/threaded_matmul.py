@@ -1,10 +1,10 @@
-"""The host's matrix products, shared among threads so that their bits depend on nobody's number.
+"""The host's matrix products on several threads, with bits that do not depend on their number.
 
-BLAS sums in another order with another number of threads, and where other programs want the same
-cores its threads, which wait without sleeping, made steps 10 to 17 times as long. So BLAS has one
-thread here. A large product is cut into slices, by its shape alone, which one thread computes in
-turn or several beside each other: the first steps of a run are timed with one and with several, and
-the rest takes the faster. Parameters are the same bits either way.
+BLAS sums in another order with another number of threads. Its threads spin while they wait, which
+made steps 10 to 17 times as long if other programs wanted the same cores. So BLAS has one thread
+here. A large product is cut into slices by its shape alone, and one thread or several compute them.
+The first steps of a run are timed with one and with several threads; the rest uses the faster
+number. Parameters have the same bits either way.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from threadpoolctl import threadpool_info, threadpool_limits
 Array = NDArray[Any]
 
 LARGE = 16e6
-"""Multiply-adds from which a product is cut: 0.3 ms of one core, some ten times what handing a
-slice to a thread takes."""
+"""Multiply-adds from which a product is cut: 0.3 ms of one core, about ten times the cost of
+handing a slice to a thread."""
 SLICE = 256
-"""Rows or columns of a slice, at least: slices of 64 take up to 1.6 times as long as the whole, as
-each packs the other factor for itself, these up to 1.2 times."""
+"""Least rows or columns of a slice. Each slice packs the other factor again, so that slices of 64
+take up to 1.6 times as long as the uncut product, slices of 256 up to 1.2 times."""
 TRIAL_STEPS = 3
-"""Steps that are timed with one thread, and as many with several."""
+"""Steps timed with one thread, and as many with several."""
 
 
 def slices(rows: int, inner: int, columns: int) -> list[tuple[slice, slice]]:
-    """The parts of a result [rows, columns] that are computed by themselves: of whole rows, or of
-    whole columns where there are more of those."""
+    """The parts of a result [rows, columns] that are computed separately: blocks of rows, or of
+    columns if there are more columns."""
     longer = max(rows, columns)
     count = longer // SLICE
     if count < 2 or rows * inner * columns < LARGE:
@@ -46,9 +46,9 @@ def slices(rows: int, inner: int, columns: int) -> list[tuple[slice, slice]]:
 
 
 class ThreadedMatmul:
-    """Multiplies matrices by as many threads as were found to be fastest: at most those that BLAS
-    would take, which OMP_NUM_THREADS and its kin limit. BLAS has one thread from `open` to
-    `close`."""
+    """Multiplies matrices with the number of threads that was measured to be fastest, at most the
+    number that BLAS would use, which OMP_NUM_THREADS and similar variables limit. BLAS has one
+    thread between `open` and `close`."""
 
     def __init__(self) -> None:
         most = max((pool["num_threads"] for pool in threadpool_info()
@@ -57,16 +57,16 @@ class ThreadedMatmul:
         self.threads = 1
         self._untried = [1, most] * (TRIAL_STEPS + 1) if most > 1 else []
         self._seconds: dict[int, list[float]] = {1: [], most: []}
-        self._pool = ThreadPoolExecutor(most, "rawnn product")  # starts none before it is used
+        self._pool = ThreadPoolExecutor(most, "rawnn product")  # starts threads only when used
         self._closing.callback(self._pool.shutdown)
         self._is_cut = False
 
     def open(self) -> None:
-        """Leave one thread to BLAS."""
+        """Limit BLAS to one thread."""
         self._closing.enter_context(threadpool_limits(1, "blas"))
 
     def multiply(self, left: Array, right: Array, out: Array | None = None) -> Array:
-        """left [M, K] @ right [K, N], in `out` or a new array."""
+        """left [M, K] @ right [K, N], into `out` or a new array."""
         if out is None:
             out = np.empty((left.shape[0], right.shape[1]), np.result_type(left, right))
         parts = slices(left.shape[0], left.shape[1], right.shape[1])
@@ -87,13 +87,13 @@ class ThreadedMatmul:
         try:
             for future in futures:
                 future.result()
-        finally:  # a signal may break off the epoch: nobody writes into the arrays after that
+        finally:  # after a signal aborts the epoch no thread may write into the arrays
             wait(futures)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step of training: the first are timed, in turn with one thread and with several.
-        The first of either warms it up."""
+        """Encloses a step of training. The first steps are timed, alternately with one thread and
+        with several; the very first of either is a warm-up."""
         if not self._untried:
             yield
             return
@@ -108,10 +108,10 @@ class ThreadedMatmul:
             self.threads = min(self._seconds, key=lambda n: median(self._seconds[n][1:]))
 
     def close(self) -> None:
-        """Give BLAS its threads back; a second call is harmless."""
+        """Restore BLAS's threads; a second call has no effect."""
         self._closing.close()
 
 
 def _multiply(left: Array, right: Array, out: Array) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):  # which each thread has for itself
+    with np.errstate(over="ignore", invalid="ignore"):  # errstate is local to a thread
         np.matmul(left, right, out=out)

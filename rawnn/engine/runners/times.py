@@ -1,4 +1,4 @@
-"""How long epochs take on the device, between events on its stream."""
+"""The time of epochs on the device, between events on its stream."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 MAX_EPOCHS_PER_SPAN = 16
-"""Epochs timed together: an event behind an epoch takes 2 to 4 us of an H200, 3 % of 64 steps of a
-small network, and keeps the first kernel of the next from beginning early."""
+"""Epochs timed together. An event after an epoch takes 2 to 4 us on an H200, 3 % of 64 steps of a
+small network, and keeps the next epoch's first kernel from starting early."""
 
 
 class EpochTimes:
     """Times epochs that are enqueued back to back in spans of up to `epochs_per_span`, from the
-    start of the first to the end of the last; each gets an equal share. The first epoch of all is
-    timed by itself. Transitions between epochs therefore count, and so does time that the device
-    waits for the host.
+    start of the first to the end of the last; each epoch gets an equal share. The very first epoch
+    is timed by itself. Transitions between epochs therefore count, and so does time in which the
+    device waits for the host.
 
-    `pause` ends a span, because other work follows; the next epoch gets a start of its own. Work
+    `pause` ends a span before other work; the next epoch gets a start event of its own. Work
     within `attributed_to_last` counts to the epoch before it, however much later it runs.
     """
 
@@ -33,8 +33,8 @@ class EpochTimes:
         self._closing = ExitStack()
         self.epochs_per_span = MAX_EPOCHS_PER_SPAN
         self._free: list[Event] = []
-        self._spans: list[tuple[Event, Event, int]] = []  # with the number of epochs
-        self._also: list[tuple[int, Event, Event]] = []  # with the epoch, counted from 0
+        self._spans: list[tuple[Event, Event, int]] = []  # start, end, number of epochs
+        self._also: list[tuple[int, Event, Event]] = []  # epoch from 0, start, end
         self._start: Event | None = None
         self._waiting = self._epochs = 0
         self._milliseconds: list[float] = []
@@ -62,24 +62,24 @@ class EpochTimes:
         self._also.append((self._epochs - 1, start, self._recorded()))
 
     def _stop(self) -> None:
-        """Time what was given up to here; what follows goes on from here."""
+        """End the span here; the next one starts at the same event."""
         assert self._start is not None
         end = self._recorded()
         self._spans.append((self._start, end, self._waiting))
         self._start, self._waiting = end, 0
 
     def _recorded(self) -> Event:
-        event = self._free.pop() if self._free else self._made()
+        event = self._free.pop() if self._free else self._new_event()
         event.record(self._stream)
         return event
 
-    def _made(self) -> Event:
+    def _new_event(self) -> Event:
         event = Event(self._driver)
         self._closing.callback(event.close)
         return event
 
     def milliseconds(self) -> list[float]:
-        """Of every epoch so far; waits for the last."""
+        """The time of every epoch so far; waits for the last."""
         self.pause()
         self._stream.synchronize("epoch")
         for start, end, epochs in self._spans:
@@ -97,13 +97,14 @@ class EpochTimes:
 
 
 def microseconds(device: Device, program: Program, steps: int) -> float:
-    """What a step of a program takes on the device, of so many that it runs; closes the program."""
+    """Microseconds of one of the `steps` steps that a program runs on the device; closes the
+    program."""
     with ExitStack() as closing:
         closing.callback(program.close)
         start, end = (Event(device.driver) for _ in range(2))
         closing.callback(start.close)
         closing.callback(end.close)
-        program.run(steps)  # which warms up
+        program.run(steps)  # warm-up
         start.record(device.stream)
         program.run(steps)
         end.record(device.stream)

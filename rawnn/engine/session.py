@@ -1,0 +1,371 @@
+"""The session of a run: opens the device, reads the data, prepares the runner, and trains."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+
+from rawnn.common.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    RanksError,
+    RawnnError,
+    TrainingDiverged,
+)
+from rawnn.common.files import TextSink
+from rawnn.common.listener import Listener
+from rawnn.common.locks import DirectoryLocks
+from rawnn.data import Dataset
+from rawnn.distributed import Team
+from rawnn.engine import parallel
+from rawnn.engine.callbacks import Listeners, requested_listeners, without_file_writers
+from rawnn.engine.checkpoint import EARLY_STOPPING, Checkpoint, Lineage, how_to_continue
+from rawnn.engine.config import Config
+from rawnn.engine.data_source import (
+    ReadAhead,
+    check_fit,
+    left_out,
+    named,
+    settled,
+    spare_outputs,
+    with_targets_of,
+)
+from rawnn.engine.loop import Loop
+from rawnn.engine.machine import Opened, open_device, since_import
+from rawnn.engine.resolved_options import resolve_options
+from rawnn.engine.result import Result, Times, environment
+from rawnn.engine.resumption import (
+    Resumption,
+    record_of,
+    resumption_of,
+    state_of,
+    what_continues,
+)
+from rawnn.engine.run_planner import RunPlanner
+from rawnn.engine.runners.host import HostRunner
+from rawnn.engine.runners.prepared_run import Runner, State
+from rawnn.engine.units import LossUnits
+
+OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiverged)
+"""Errors of a run rather than of a call: every rank finds them by itself."""
+
+
+class Session:
+    """One run, from opening the device to the result. Use as a context manager."""
+
+    def __init__(self, config: Config, *listeners: Listener, imports_ms: float = 0.0,
+                 data: Dataset | None = None, opened: Opened | None = None,
+                 log_allocations: TextSink | None = None, stand_in: bool = False,
+                 team: Team | None = None, resumption: Resumption | None = None,
+                 new_data: bool = False) -> None:
+        """Opens the device, reads the data and prepares the runner.
+
+        imports_ms: time that the process took to get here.
+        data, opened: given if several runs share them; an opened device then stays open.
+        log_allocations: gets a line for each call that allocates or frees device memory.
+        stand_in: lets generated digits replace a data set that is missing.
+        team: the ranks of the run, which it leaves at the end. Each trains on its part of every
+            batch; rank 0 writes checkpoints and logs.
+        resumption: what `config.resume` names, if the caller has read it.
+        new_data: allows other data than those of the resumed run.
+        """
+        self.team = team
+        self._resumption, self._new_data = resumption, new_data
+        self._imports_ms = imports_ms
+        self._closing = ExitStack()
+        self._locks = self._closing.enter_context(DirectoryLocks())
+        if team is not None:
+            self._closing.callback(team.close)
+        try:
+            self.config, self.listener = config, Listeners(listeners)
+            self.listener = Listeners(
+                [*listeners, *requested_listeners(config, self.lock)] if team is None
+                or not team.rank else without_file_writers(listeners, config))
+            self._prepare(data, opened, log_allocations, stand_in)
+        except BaseException as error:
+            self._fail(error)
+            self._closing.close()
+            self._raise_lost_rank(error)
+            raise
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, *more: object) -> None:
+        if error is not None:
+            self._fail(error)
+        self._closing.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """Send the error to the other ranks; only rank 0 prints it."""
+        if self.team is not None:
+            self.team.fail(error)
+            if self.team.rank and isinstance(error, RawnnError) \
+                    and not isinstance(error, RanksError):
+                error.speaks = False
+
+    def _raise_lost_rank(self, error: BaseException) -> None:
+        """If another rank is lost, raise that error instead: it is why a call failed here. Errors
+        in OF_ALL_RANKS stay."""
+        if self.team is not None and isinstance(error, RawnnError) \
+                and not isinstance(error, OF_ALL_RANKS):
+            self.team.check()
+
+    def _prepare(self, data: Dataset | None, opened: Opened | None,
+                 log_allocations: TextSink | None, stand_in: bool) -> None:
+        config, notify = self.config, self.listener.notify
+        self.stopped = ""
+        self.signal = 0
+        before = resumption_of(config, self._resumption, self._new_data)
+        self.unknown = before.unknown if before else ""
+        for sentence in filter(None, (*before.messages, self.unknown) if before else ()):
+            notify(sentence)
+        instead = before.loading(config) if before else {}
+        reading = None
+        if opened is None:  # before the data: a missing GPU is reported before a download
+            if data is None and config.device != "host":
+                reading = ReadAhead(config, **instead)
+            opened = open_device(config.device, notify,
+                                 parallel.ordinal(config, self.team) if self.team else 0)
+            if opened.device:
+                self._closing.callback(opened.device.close)
+                opened.device.target()  # loads NVRTC at a first run, while data are read
+        self.device, self._driver_ms = opened.device, opened.milliseconds
+        self.no_gpu = opened.machine.gpu or ""  # why the run is on the host, if it is
+        started = perf_counter()
+        self._is_callers_data = data is not None
+        self.data = data or (reading and reading.result(notify)) or \
+            named(config, notify, stand_in, **instead)
+        for note in data.notes if data else ():
+            notify(note)
+        if config.autoencoder:
+            self.data = self.data.reconstructing()
+        if before is not None:
+            self.data = with_targets_of(before.relabelled(self.data),
+                                        before.checkpoint.target_normalisation, before.path)
+        check_fit(config, self.data)
+        other = before is not None and before.differs(self.data, self._new_data)
+        self.config, message = settled(config, self.data)
+        config, self.spare = self.config, spare_outputs(self.config, self.data)
+        for sentence in filter(None, (message, self.spare)):
+            notify(sentence)
+        if self.team is not None:
+            if self.team.place.is_open:
+                notify(parallel.OPEN_JOB)
+            self.team.compare("the data", parallel.data_facts(self.data))
+        self._data_ms = (perf_counter() - started) * 1e3
+        if log_allocations is not None and self.device is None:
+            notify("no allocations are logged: the host has no device memory")
+        elif log_allocations is not None and self.device is not None:
+            from rawnn.cuda.allocators.log import logged
+
+            self._closing.enter_context(logged(self.device.memory, log_allocations))
+        started = perf_counter()
+        planner = RunPlanner(config, self.data, opened, self.team, notify)
+        self.selection, self.work = planner.plan(
+            (before.path, before.checkpoint) if before else None)
+        if self.team is not None:
+            self.team.compare("the toggles", {
+                "the device": "the host" if self.device is None else "a GPU",
+                "the toggles": str(self.selection)})
+        elif "nccl" in self.selection.values:
+            notify("nccl changes nothing in a run of one process: python -m rawnn launch -n 2 "
+                   "starts two")
+        if not LossUnits(self.work.network, self.data).by_factor:
+            notify("the targets have different standard deviations: both losses are measured on "
+                   "the host after each report's epoch; --opt report=10 makes reports fewer")
+        self.left_out = left_out(self.work.recipe, len(self.data.train_images))
+        if self.left_out:
+            logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
+        if opened.device is None:
+            if config.device == "auto":
+                notify(f"running on the host: {opened.machine.gpu}")
+            self.runner: Runner = HostRunner(self.work, team=self.team)
+        else:
+            from rawnn.engine.runners.gpu import GpuRunner
+
+            self.runner = runner = GpuRunner(opened.device, self.work, self.team)
+            self.work = runner.work
+        self._closing.callback(self.runner.close)
+        self._resolved_options = resolve_options(config.opt, self.selection, self.work,
+                                                 opened.machine)
+        self.resumed = 0
+        self.facts: dict[str, Any] = {}  # what listeners store in checkpoints
+        self.unsaved: CheckpointError | None = None
+        self.lineage: Lineage = ((uuid4().hex[:16], 0),)
+        if before is not None:
+            self._resume(before.path, before.checkpoint)
+        if other and self.facts.pop(EARLY_STOPPING, None):
+            notify("early stopping starts anew: its best value was measured on other data")
+        self._scaling_facts: dict[str, float] = {}
+        if self.team is not None and opened.device and not opened.device.backend.caution:
+            message, self._scaling_facts = parallel.predict_scaling(
+                self.team, *runner.time_without_collectives())
+            notify(message)
+            if self._scaling_facts["compute_us"] < parallel.SHORT_US:
+                message, found = parallel.compare_with_one_rank(self.team, runner.timed(), lambda: (
+                    parallel.time_one_rank(opened,
+                                           planner.for_one_rank(self.selection, self.work))))
+                self._scaling_facts |= found
+                if message:
+                    notify(message)
+        self._setup_ms = (perf_counter() - started) * 1e3
+
+    def _resume(self, file: Path, found: Checkpoint) -> None:
+        self.load(found, os.fspath(file))
+        if self.team is not None:
+            self.team.compare("the checkpoint", parallel.state_facts(self.runner.state()))
+        self.resumed, self.facts = found.epoch, dict(found.facts)
+        self.lineage = (*found.lineage, (self.lineage[0][0], found.epoch))
+        for sentence in what_continues(file, found, self.config.epochs, self.data.name):
+            self.listener.notify(sentence)
+
+    # -- for listeners ----------------------------------------------------------------------------
+    def lock(self, directory: str | os.PathLike[str]) -> bool:
+        """Lock a directory against other runs until this one is closed, and return whether that
+        worked. A second call for it does nothing; rank 0 locks for all ranks. Raises ConfigError if
+        another run writes there."""
+        if self.team is not None and self.team.rank:
+            return False
+        return self._locks.hold(directory, self.listener.notify)
+
+    def stop(self, reason: str) -> None:
+        """End the run after this epoch; `reason` becomes part of the result."""
+        self.stopped = reason
+
+    def stop_unsaved(self, error: CheckpointError, directory: str | os.PathLike[str]) -> None:
+        """End the run after this epoch, since its state could not be stored; sets `unsaved`."""
+        if self.unsaved is None:
+            self.unsaved = CheckpointError(f"{error}; {how_to_continue(directory)}")
+            self.stop("a checkpoint could not be written")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Wait for the device, and exclude what runs within from the training time."""
+        with self._loop.paused():
+            yield
+
+    def checkpoint(self, epoch: int) -> Checkpoint:
+        """The state needed to continue from here, after `epoch` epochs."""
+        state, network = self.runner.state(), self.work.network
+        names = [tensor.name for tensor in network.parameters()]
+        config = msgspec.to_builtins(replace(self.config, resume=None))
+        if self._is_callers_data:  # these options do not load the caller's arrays
+            config = {k: v for k, v in config.items() if k not in ("dataset", "data", "target")}
+        return Checkpoint(
+            network, {name: state.pop(name) for name in names}, epoch, state, config,
+            self.data.normalisation, self.data.label_names,
+            {**self.facts, "dataset": self.data.name, "features": self.data.feature_names,
+             **({"targets": self.data.target_names} if self.data.target_names else {})},
+            self._resolved_options.plain(), self._record, self.lineage,
+            self.data.target_normalisation, self.data.label_dtype, self.data.autoencoder)
+
+    @cached_property
+    def _record(self) -> dict[str, Any]:
+        return record_of(self.data, self._is_callers_data)
+
+    def restore(self, state: State) -> None:
+        """Replace parameters and state by an earlier `runner.state()`."""
+        self.runner.load(state)
+        self._loop.stale = True
+
+    def load(self, checkpoint: Checkpoint, where: str) -> None:
+        """Replace parameters and state by a checkpoint's. Raises CheckpointError if it is of
+        another network or optimizer."""
+        self.runner.load(state_of(checkpoint, self.work.network, self.runner.state(),
+                                  self.work.updates, self.config.optimizer, where))
+
+    # -- running ----------------------------------------------------------------------------------
+    def run(self) -> Result:
+        """Train all epochs and return the result.
+
+        In the main thread SIGINT (Ctrl-C), SIGTERM and SIGHUP, unless the process handles them
+        itself, end the run after the current epoch. A second one, or 20 s, ends it at once, with
+        the parameters of the end of the last epoch, or in the first epoch those of its middle.
+        `signal` then holds its number, and the result is marked `interrupted`. Work that a GPU has
+        already been given is waited for.
+        """
+        self._loop = loop = Loop(self)
+        former = self.facts.get(EARLY_STOPPING)
+        self.listener.started(self)
+        if former is not None and self.facts.get(EARLY_STOPPING) is former:
+            del self.facts[EARLY_STOPPING]  # of the resumed run: this one does not stop early
+        try:
+            self.signal = loop.run()
+        except TrainingDiverged as error:
+            error.history = loop.history  # type: ignore[attr-defined]
+            raise
+        except RawnnError as error:
+            self._raise_lost_rank(error)
+            raise
+        return self._result(loop)
+
+    def _result(self, loop: Loop) -> Result:
+        facts = self.runner.describe()
+        if self.team is not None:
+            facts |= self._scaling_facts
+            facts["ranks"] = self.team.gather("the result", {
+                "who": self.team.who,
+                "device": self.device.info.name if self.device else "host"})
+        facts["normalisation"] = str(self.data.normalisation)
+        if self.left_out:
+            recipe = self.work.recipe
+            facts["examples_left_out"] = len(self.data.train_images) % recipe.batch
+        epochs = self.runner.epoch_milliseconds()[: loop.epochs]
+        later = epochs[len(epochs) // 2 :]
+        half = self.resumed + len(epochs) / 2
+        wall = [r.epoch_ms for r in loop.history if r.epoch > half]
+        compile_ms = float(facts.pop("compile_ms", 0.0))
+        reached = loop.reached
+        return Result(
+            config=self.config,
+            toggles=self.selection.values,
+            implied=sorted(self.selection.implied),
+            notes=[*self.selection.notes, *self.data.notes],
+            dataset=self.data.name,
+            data_source=self.data.source,
+            synthetic=self.data.synthetic,
+            history=loop.history,
+            epoch_ms=epochs,
+            average_epoch_ms=float(np.mean(later)) if later else math.nan,
+            average_epoch_wall_ms=float(np.mean(wall)) if wall else math.nan,
+            times=Times(
+                imports=self._imports_ms, data=self._data_ms, driver=self._driver_ms,
+                compile=compile_ms, setup=self._setup_ms - compile_ms, training=loop.training_ms,
+                training_device=float(sum(epochs)), evaluation=loop.evaluation_ms,
+                process=since_import() * 1e3,
+            ),
+            peak_memory_bytes=self.runner.peak_memory(),
+            environment=environment(
+                self.device.backend.name if self.device else "host",
+                asdict(self.device.info) if self.device else None,
+                facts.pop("libraries", {}),
+            ),
+            facts=facts,
+            interrupted=bool(self.signal),
+            test_accuracy=reached.accuracy,
+            test_loss=reached.loss,
+            stopped=self.stopped,
+            resumed_epochs=self.resumed,
+            broken_epoch=loop.broken_epoch,
+            label_names=self.data.label_names,
+            target_names=self.data.target_names,
+            target_normalisation=self.data.target_normalisation,
+            label_dtype=self.data.label_dtype,
+            autoencoder=self.data.autoencoder,
+            normalisation=self.data.normalisation,
+            parameters=self.runner.parameters(),
+        )
