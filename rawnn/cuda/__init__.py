@@ -1,1 +1,1 @@
-"""The driver layer: device, memory, streams, events, launches. It knows nothing of training."""
+"""The driver layer: device, memory, streams, events, launches. It is independent of training."""

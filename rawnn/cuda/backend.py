@@ -14,11 +14,15 @@ from rawnn.cuda.nvrtc import Nvrtc
 
 @dataclass(frozen=True)
 class Backend:
-    """Seam objects, each made when it is first needed: a library that no toggle asks for is
-    neither imported nor loaded. `device_runtime` gives the content of libcudadevrt.a; `provides`
-    says whether a library's Python package is there; `cache` whether compiled kernels may be kept
-    on disk; `parallel` whether NVRTC may be called from several threads at once; `caution` is what
-    a user should know before trusting a time."""
+    """The libraries behind rawnn's interfaces, each created when it is first needed: a library that
+    no toggle asks for is neither imported nor loaded.
+
+    device_runtime: returns the content of libcudadevrt.a.
+    provides: whether a library's Python package is installed.
+    cache: whether compiled kernels may be cached on disk.
+    parallel: whether several threads may call NVRTC at the same time.
+    caution: what a user should know before trusting a time.
+    """
 
     name: str
     driver: Callable[[], Any]

@@ -35,9 +35,9 @@ from rawnn.cuda.stream import Stream
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What results record of the GPU they were measured on. `memory` is in bytes; `cuda` is the
-    newest CUDA version that the driver supports, `driver` the kernel module's own version;
-    `memory_pools` whether it can allocate in the order of a stream."""
+    """Facts about the GPU that results record. `memory` is in bytes; `cuda` is the newest CUDA
+    version that the driver supports, `driver` the kernel module's version; `memory_pools` says
+    whether it supports stream-ordered allocation."""
 
     name: str
     ordinal: int
@@ -52,8 +52,8 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel loaded on the device, with the signature its source declares; `proof` says whether
-    it may be launched programmatically; `module` is what it was loaded with, and its symbols."""
+    """A kernel loaded on the device, with the signature from its source; `proof` says whether it
+    may be launched programmatically; `module` holds it and its symbols."""
 
     handle: Any
     expression: str
@@ -63,16 +63,16 @@ class Function:
 
 
 Signatures = Mapping[str, KernelSignature] | Callable[[str, Compiled], KernelSignature]
-"""Signatures by name, or what finds one of an expression and of what was compiled."""
+"""Signatures by name, or a function of an expression and the compiled source."""
 
 ASSUMED = "RAWNN_COMPUTE"
 """Environment variable: a compute capability such as 7.5, for which all kernels are compiled to PTX
-that the driver translates. What older GPUs run can so be run on a newer one."""
+that the driver translates. It lets a newer GPU run the code of older ones."""
 
 
 def assumed_capability(real: tuple[int, int]) -> tuple[int, int] | None:
-    """The compute capability that RAWNN_COMPUTE asks for, None where it is not set. Raises
-    ConfigError for one that is none, or newer than the GPU's `real` one."""
+    """The compute capability in RAWNN_COMPUTE, None if it is not set. Raises ConfigError for other
+    text, or if it is newer than the GPU's `real` one."""
     text = os.environ.get(ASSUMED, "")
     if not text:
         return None
@@ -90,10 +90,10 @@ def version_text(number: int) -> str:
 
 
 class Device:
-    """GPU `ordinal` behind a backend. The primary context is shared with whatever else uses CUDA
-    in the process (PyTorch does). Raises DeviceError where there is no such GPU.
+    """GPU `ordinal` behind a backend. The primary context is shared with other users of CUDA in the
+    process, such as PyTorch. Raises DeviceError if there is no such GPU.
 
-    `compile_ms` and `compiled`/`cached` tell what kernel compilation has cost so far.
+    `compile_ms`, `compiled` and `cached` count the time of compilation and the kernels.
     """
 
     def __init__(self, backend: Backend, ordinal: int = 0,
@@ -158,8 +158,7 @@ class Device:
         return f"rawnn.Device({self.info.name})"
 
     def attribute(self, name: str) -> int:
-        """A number that the driver gives for the device; `name` is the driver's, without its
-        `CU_DEVICE_ATTRIBUTE_`."""
+        """A device attribute; `name` is the driver's, without `CU_DEVICE_ATTRIBUTE_`."""
         return int(self._check("cuDeviceGetAttribute", name, self._handle, context=name))
 
     def _describe(self, ordinal: int) -> DeviceInfo:
@@ -181,29 +180,29 @@ class Device:
         )
 
     def notify(self, message: str) -> None:
-        """Tell the user of something done on this device."""
+        """Send the user a message about this device."""
         self._notify(message)
 
     @property
     def handle(self) -> Any:
-        """What the driver's calls take for this device."""
+        """The device argument of the driver's calls."""
         return self._handle
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The compute capability that kernels are made for: this GPU's, or an older one that
-        RAWNN_COMPUTE asks for."""
+        """The compute capability that kernels are compiled for: this GPU's, or the older one in
+        RAWNN_COMPUTE."""
         return self._assumed or self.info.compute_capability
 
     @property
     def arch(self) -> str:
-        """NVRTC's name of the architecture that kernels are compiled for, such as "sm_90"; an
-        older one is virtual ("compute_75"), and the driver compiles its PTX for this GPU."""
+        """NVRTC's name of the architecture that kernels are compiled for, such as "sm_90". An older
+        one is virtual ("compute_75"), and the driver compiles its PTX for this GPU."""
         major, minor = self.capability
         return f"{'compute' if self._assumed else 'sm'}_{major}{minor}"
 
     def target(self) -> Target:
-        """What launches may know of it; asked for once."""
+        """The facts that launches may depend on; queried once."""
         if self._target is None:
             self._target = target_of(self)
         return self._target
@@ -211,13 +210,13 @@ class Device:
     # -- kernels --------------------------------------------------------------------------------
     def compile(self, file: str, expressions: tuple[str, ...], relocatable: bool = False,
                 programmatic: bool = False, specific: bool = False) -> None:
-        """Compile (or take from the cache) and load template instances of one of rawnn's .cu files;
-        with `programmatic`, as instances of their own that wait and trigger (pdl.cuh). A `specific`
-        source has instructions that this architecture alone has."""
+        """Compile (or read from the cache) and load template instances of one of rawnn's .cu files.
+        With `programmatic` they are separate instances that wait and trigger (pdl.cuh). A
+        `specific` source has instructions of this architecture only."""
         self.finish(self.begin([Job(file, expressions, relocatable, programmatic, specific)]))
 
     def begin(self, jobs: Sequence[Job]) -> Batch:
-        """Begin to compile what of many files is not loaded yet, beside what the caller does until
+        """Start compiling what is not loaded yet of several files, in the background until
         `finish`."""
         started = perf_counter()
         missing = [replace(job, expressions=wanted) for job in jobs
@@ -233,11 +232,11 @@ class Device:
         return batch
 
     def finish(self, batch: Batch) -> None:
-        """Wait for what `begin` began, and load it. `compile_ms` counts the waiting alone."""
+        """Wait for the jobs of `begin`, and load them. `compile_ms` counts only the waiting."""
         started = perf_counter()
         try:
             for job, built in batch:
-                self._keep(job, built, self._source(job.file)[1])
+                self._load_module(job, built, self._source(job.file)[1])
         finally:
             batch.close()
             self.compile_ms += (perf_counter() - started) * 1e3
@@ -245,11 +244,11 @@ class Device:
     def load(self, source: str | CudaText, name: str, signatures: Signatures,
              expressions: tuple[str, ...], relocatable: bool = False,
              programmatic: bool = False) -> None:
-        """Compile CUDA C and load it; `function(name, expression)` then finds each kernel."""
+        """Compile CUDA C and load it; `function(name, expression)` then returns each kernel."""
         started = perf_counter()
         code = CudaText(source) if isinstance(source, str) else source
         job = Job(name, expressions, relocatable, programmatic, code=code)
-        self._keep(job, self._built(code, job), signatures)
+        self._load_module(job, self._built(code, job), signatures)
         self.compile_ms += (perf_counter() - started) * 1e3
 
     def _arch_of(self, job: Job) -> str:
@@ -264,8 +263,8 @@ class Device:
             include_paths=code.include, preamble=code.preamble,
             probed=code.probed and self.backend.name != "sim")
 
-    def _keep(self, job: Job, built: Compiled, signatures: Signatures) -> None:
-        """Load what was compiled into the context."""
+    def _load_module(self, job: Job, built: Compiled, signatures: Signatures) -> None:
+        """Load compiled code into the context."""
         name, arch = job.file, self._arch_of(job)
         image = self._link(built, name) if job.relocatable else built.cubin
         module = self._check("cuModuleLoadData", image, context=f"{name} for {arch}")
@@ -282,7 +281,7 @@ class Device:
         self.cached += 1 if built.cached else 0
 
     def function(self, file: str, expression: str, programmatic: bool = False) -> Function:
-        """A kernel compiled before; compiled now if it was not."""
+        """A kernel, compiled now if it has not been."""
         if (file, expression, programmatic) not in self._functions:
             self.compile(file, (expression,), programmatic=programmatic)
         return self._functions[file, expression, programmatic]
@@ -296,17 +295,17 @@ class Device:
     def _link(self, built: Compiled, name: str) -> bytes:
         """Link relocatable code with the device runtime (cudaGraphSetConditional lives there)."""
         runtime = self.backend.device_runtime()
-        made = LINK_PTX if self._assumed else LINK_CUBIN
+        link_kind = LINK_PTX if self._assumed else LINK_CUBIN
         state = self._check("cuLinkCreate", context=name)
         with ExitStack() as linking:
             linking.callback(self._check, "cuLinkDestroy", state, context=name)
-            for kind, data, what in ((made, built.cubin, name),
+            for kind, data, what in ((link_kind, built.cubin, name),
                                      (LINK_LIBRARY, runtime, "libcudadevrt.a")):
                 self._check("cuLinkAddData", state, kind, data, what, context=what)
             image: bytes = self._check("cuLinkComplete", state, context=name)
         return image
 
-    # -- copies that wait -----------------------------------------------------------------------
+    # -- synchronous copies ---------------------------------------------------------------------
     def to_device(self, address: int, array: NDArray[Any], purpose: str) -> None:
         """Copy a C-contiguous host array to the device and wait."""
         if array.nbytes:
@@ -321,17 +320,18 @@ class Device:
             self.stream.synchronize(purpose)
 
     def to_host_later(self, array: NDArray[Any], address: int, purpose: str) -> None:
-        """As `to_host`, without the wait: the array is valid once the stream was waited for."""
+        """Like `to_host`, but without the wait: the array is valid after the stream was
+        synchronized."""
         self._check("cuMemcpyDtoHAsync", array.ctypes.data, address, array.nbytes,
                     self.stream.handle, context=f"{purpose}, {array.nbytes:,} bytes")
 
     def require_usable(self) -> None:
-        """Wait for all work. Raises CallFailed (on the simulated GPU SimulationError) where a
-        kernel's error has ended the use of this context."""
+        """Wait for all work. Raises CallFailed (on the simulated GPU SimulationError) if a kernel's
+        error has made this context unusable."""
         self._check("cuCtxSynchronize")
 
     def free_memory(self) -> int:
-        """Bytes of device memory that nobody holds."""
+        """Bytes of free device memory."""
         free, _ = self._check("cuMemGetInfo")
         return int(free)
 
@@ -341,9 +341,9 @@ class Device:
                     context=f"{purpose}, {nbytes:,} bytes")
 
     def close(self) -> None:
-        """Free all memory, unload all modules and release the context; a second call is harmless.
+        """Free all memory, unload all modules and release the context; a second call has no effect.
 
-        Every release is tried even if one before it fails; the last failure is raised at the end.
+        Every release is attempted even if an earlier one fails; the last failure is raised.
         """
         self._functions = {}
         self.open = False
@@ -351,17 +351,17 @@ class Device:
 
 
 def _signatures(code: CudaText, folders: Sequence[Path]) -> Signatures:
-    """Of the kernels of a text that is no file of rawnn's; a user's are as they were compiled."""
+    """Signatures of the kernels of a text that is no file of rawnn's; a user's are as compiled."""
     if not code.probed:
         return parse_kernels(code.declarations, folders)
-    from rawnn.cuda.compiling.compiled_signature import Declarations  # for a user's alone
+    from rawnn.cuda.compiling.compiled_signature import Declarations  # only for a user's kernel
 
     declared = Declarations(code.declarations, folders)
     return lambda expression, built: declared.signature(expression, built.kernels.get(expression))
 
 
 def padded(array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """`array` as `dtype` in the top left of zeros of `shape`: the layout tensors have in memory."""
+    """`array` as `dtype` in the top left of zeros of `shape`: the memory layout of tensors."""
     wanted = numpy_dtype(dtype)
     if array.shape == shape:
         return np.ascontiguousarray(array, dtype=wanted)

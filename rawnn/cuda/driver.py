@@ -1,11 +1,10 @@
-"""The CUDA driver as rawnn calls it: the one seam between the engine and `cuda.bindings.driver`.
+"""The CUDA driver as rawnn calls it: the only interface between rawnn and `cuda.bindings.driver`.
 
-Every method carries the driver's own name and returns the driver's result code first, so that
-`check` (common/errors.py) can name the call that failed. Device addresses and sizes are Python
-ints, handles (streams, events, graphs, nodes, modules, functions) are opaque. Structures, which the
-bindings build differently in CUDA 12 and 13, are built here and nowhere else. The simulated
-driver (rawnn/sim) implements the same methods, and nothing above this file can tell them
-apart.
+Every method has the driver's own name and returns the driver's result code first, so that `check`
+(cuda/errors.py) can name the call that failed. Device addresses and sizes are Python ints; handles
+(streams, events, graphs, nodes, modules, functions) are opaque. Structures, which the bindings
+build differently in CUDA 12 and 13, are built only here. The simulated driver (rawnn/sim)
+implements the same methods, and no code above this file can tell them apart.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any
 from rawnn.cuda.errors import require_package
 
 MINIMUM_DRIVER = {12: 12030, 13: 13000}
-"""Oldest driver API version that each major version of the bindings is used with: conditional
-graph nodes and capture into an existing graph came with 12.3."""
+"""Oldest driver API version for each major version of the bindings: CUDA 12.3 introduced
+conditional graph nodes and capture into an existing graph."""
 
 Dim = tuple[int, int, int]
 
@@ -28,7 +27,7 @@ LINK_CUBIN, LINK_PTX, LINK_LIBRARY = "CUBIN", "PTX", "LIBRARY"
 class Driver:
     """`cuda.bindings.driver` behind plain arguments. One instance serves a process.
 
-    Raises MissingLibrary at construction where cuda-python's bindings are not installed.
+    Raises MissingLibrary at construction if cuda-python's bindings are not installed.
     """
 
     def __init__(self) -> None:
@@ -36,8 +35,8 @@ class Driver:
         self._cu = cu
         self.bindings_version: int = int(cu.CUDA_VERSION)
         self._edge_data_v2 = hasattr(cu, "cuGraphAddNode_v2")
-        # Calls whose arguments need no structure go straight to the bindings: no wrapper in the
-        # hot loop.
+        # Calls without structures in their arguments are the bindings' own: the hot loop has no
+        # wrapper.
         for name in (
             "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet",
             "cuDeviceTotalMem", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease",
@@ -62,7 +61,7 @@ class Driver:
 
     # -- errors ---------------------------------------------------------------------------------
     def error_text(self, code: Any) -> tuple[str, str]:
-        """(name, description) of a driver result code, as the driver words them."""
+        """(name, description) of a driver result code, in the driver's words."""
         code = self._cu.CUresult(int(code))
         name = self._cu.cuGetErrorName(code)[1]
         text = self._cu.cuGetErrorString(code)[1]
@@ -85,7 +84,7 @@ class Driver:
         return code, int(value) if value is not None else 0
 
     def cuCtxSetLimit(self, limit: str, value: int) -> tuple[Any, ...]:
-        """As cuCtxGetLimit; the driver rounds `value` to what the GPU has."""
+        """Like cuCtxGetLimit; the driver rounds `value` to what the GPU supports."""
         enum = getattr(self._cu.CUlimit, "CU_LIMIT_" + limit)
         result: tuple[Any, ...] = self._cu.cuCtxSetLimit(enum, value)
         return result
@@ -122,10 +121,10 @@ class Driver:
     ) -> tuple[Any, bytes]:
         """(code, the 128 bytes of a map). Extents and box in elements, the innermost dimension
         first; `strides` in bytes, of all but the innermost. `dtype`, `swizzle` and `promotion` are
-        the driver's names without `CU_TENSOR_MAP_` and what it is that they name. Boxes are dense
-        and not interleaved; what lies outside is read as zeros."""
+        the driver's names without the prefix `CU_TENSOR_MAP_` and their kind. Boxes are dense and
+        not interleaved; elements outside the tensor are read as zeros."""
         cu = self._cu
-        code, made = cu.cuTensorMapEncodeTiled(
+        code, tensor_map = cu.cuTensorMapEncodeTiled(
             getattr(cu.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE_" + dtype), len(extents),
             address, [cu.cuuint64_t(n) for n in extents], [cu.cuuint64_t(n) for n in strides],
             [cu.cuuint32_t(n) for n in box], [cu.cuuint32_t(1) for _ in box],
@@ -134,7 +133,7 @@ class Driver:
             getattr(cu.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION_" + promotion),
             cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
-        return code, ctypes.string_at(made.getPtr(), 128) if not code else b""
+        return code, ctypes.string_at(tensor_map.getPtr(), 128) if not code else b""
 
     # -- functions ------------------------------------------------------------------------------
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, int, int]:
@@ -155,10 +154,10 @@ class Driver:
 
     def launch_config(self, grid: Dim, block: Dim, shared_bytes: int, stream: Any,
                       cluster: Dim | None, programmatic: bool, cooperative: bool) -> Any:
-        """What cuLaunchKernelEx takes; made once per launch and kept. `cluster` is the shape of a
-        cluster in blocks. With `programmatic` the kernel may begin once the kernel before it on
-        the stream has triggered (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION). With
-        `cooperative` all blocks run at once, or the launch is refused
+        """The configuration of cuLaunchKernelEx, made once per launch. `cluster` is the shape of a
+        cluster in blocks. With `programmatic` the kernel may begin once its predecessor on the
+        stream has triggered (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION). With
+        `cooperative` all blocks run at the same time, or the launch is refused
         (CU_LAUNCH_ATTRIBUTE_COOPERATIVE)."""
         cu, ids = self._cu, self._cu.CUlaunchAttributeID
         attributes = []
@@ -262,7 +261,7 @@ class Driver:
     def cuGraphAddEventRecordNode(
         self, graph: Any, dependencies: Sequence[Any], event: Any
     ) -> tuple[Any, Any]:
-        """Record `event` when the node's turn comes."""
+        """Record `event` when the node runs."""
         result: tuple[Any, Any] = self._cu.cuGraphAddEventRecordNode(
             graph, list(dependencies), len(dependencies), event
         )
@@ -291,8 +290,8 @@ class Driver:
     ) -> tuple[Any, Any, Any]:
         """Add a conditional node, `kind` "IF" or "WHILE"; returns (code, node, body graph).
 
-        The driver's call is cuGraphAddNode: edge data only as `_v2` in the CUDA 12 bindings,
-        under the plain name in 13.
+        The driver's call is cuGraphAddNode; with edge data it is `_v2` in the CUDA 12 bindings, and
+        has the plain name in 13.
         """
         cu = self._cu
         params = cu.CUgraphNodeParams()
@@ -303,7 +302,7 @@ class Driver:
         params.conditional.size = 1
         params.conditional.ctx = context
         add = cu.cuGraphAddNode_v2 if self._edge_data_v2 else cu.cuGraphAddNode
-        full_edges = [cu.CUgraphEdgeData() for _ in dependencies]  # 12.9 takes no None here
+        full_edges = [cu.CUgraphEdgeData() for _ in dependencies]  # 12.9 accepts no None here
         code, node = add(graph, list(dependencies), full_edges, len(dependencies), params)
         body = None
         if not code:
@@ -314,10 +313,10 @@ class Driver:
     def cuGraphAddDependencies(
         self, graph: Any, producers: Sequence[Any], consumer: Any
     ) -> tuple[Any, ...]:
-        """Join kernel nodes by programmatic edges: `consumer` may begin once each producer has
+        """Add programmatic edges between kernel nodes: `consumer` may begin once each producer has
         triggered (cudaTriggerProgrammaticLaunchCompletion) or ended.
 
-        Edge data is taken by `_v2` in the CUDA 12 bindings, by the plain name in 13.
+        The call with edge data is `_v2` in the CUDA 12 bindings, and has the plain name in 13.
         """
         cu = self._cu
         edges = []
@@ -338,7 +337,7 @@ class Driver:
     def cuStreamBeginCaptureToGraph(
         self, stream: Any, graph: Any, dependencies: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """Capture what follows on `stream` into `graph`, after the nodes `dependencies`."""
+        """Capture later work on `stream` into `graph`, after the nodes `dependencies`."""
         cu, after = self._cu, list(dependencies)
         mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
@@ -349,11 +348,11 @@ class Driver:
 
         try:
             return begin(None)
-        except RuntimeError:  # bindings before 12.9.5 and 13.1 find no edges too few for any nodes
+        except RuntimeError:  # bindings before 12.9.5 and 13.1 compare None with the node count
             return begin([cu.CUgraphEdgeData() for _ in after])
 
     def cuStreamBeginCapture(self, stream: Any) -> tuple[Any, ...]:
-        """Capture what follows on `stream` into a graph that cuStreamEndCapture gives."""
+        """Capture later work on `stream` into a graph that cuStreamEndCapture returns."""
         mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         result: tuple[Any, ...] = self._cu.cuStreamBeginCapture(stream, mode)
         return result
@@ -394,6 +393,6 @@ class Driver:
         return result
 
     def cuLinkComplete(self, state: Any) -> tuple[Any, bytes]:
-        """(code, the linked cubin, copied out of the linker's memory)."""
+        """(code, the linked cubin, copied from the linker's memory)."""
         code, address, size = self._cu.cuLinkComplete(state)
         return code, ctypes.string_at(int(address), size) if not code else b""

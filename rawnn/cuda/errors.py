@@ -1,5 +1,5 @@
-"""Turns a library's result code into one sentence with the call, the code, its text and our
-context; and a missing package into the extra that brings it."""
+"""Turns a library's result code into one sentence with the call, the code, its text and the
+context, and a missing package into the extra that installs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rawnn.common.errors import DeviceError, MissingLibrary, OutOfMemory
 
 
 class ResultCodes(Protocol):
-    """A library seam: it can word its own result codes."""
+    """A library interface that can describe its own result codes."""
 
     def error_text(self, code: Any) -> tuple[str, str]: ...
 
@@ -26,10 +26,10 @@ class CallFailed(DeviceError):
 
 
 def check(library: ResultCodes, call: str, result: tuple[Any, ...], context: str = "") -> Any:
-    """Return what follows the result code: nothing, the value, or the tuple of values.
+    """Return the values after the result code: None, one value, or a tuple.
 
-    Raises CallFailed when the code is not success. `context` says what the call was for: kernel,
-    grid, block, shared memory, node, bytes.
+    Raises CallFailed if the code is not success. `context` describes the call: kernel, grid, block,
+    shared memory, node, bytes.
     """
     if result[0]:
         code = int(result[0])
@@ -43,7 +43,7 @@ def check(library: ResultCodes, call: str, result: tuple[Any, ...], context: str
 def check_memory(
     library: Any, call: str, result: tuple[Any, ...], nbytes: int, context: str
 ) -> Any:
-    """As `check`, for an allocation: out of memory says what was asked and what was free."""
+    """Like `check`, for an allocation: the error states the bytes requested and free."""
     if result[0]:
         name, _ = library.error_text(int(result[0]))
         if name == "CUDA_ERROR_OUT_OF_MEMORY":
@@ -57,7 +57,7 @@ def check_memory(
 
 
 def require_package(module: str, distribution: str) -> Any:
-    """Import `module`, or raise MissingLibrary naming the extra that brings `distribution`."""
+    """Import `module`, or raise MissingLibrary with the extra that installs `distribution`."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

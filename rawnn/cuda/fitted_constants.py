@@ -1,5 +1,5 @@
-"""What cost models take of a GPU, fitted to that very GPU: constants by name, in a file beside the
-kernels' cache (`tools/fit_costs.py --keep` writes it)."""
+"""Constants of cost models, fitted to a particular GPU: by name, in a file next to the kernel cache
+(`tools/fit_costs.py --keep` writes it)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KIND, SCHEMA_VERSION = "costs", 1
 
 
 def path_of(gpu: str) -> Path:
-    """Where the constants of a GPU are kept, by its name as the driver says it."""
+    """The file of a GPU's constants, by the driver's name of the GPU."""
     slug = re.sub(r"[^a-z0-9.]+", "-", gpu.lower()).strip("-")
     return cache_directory() / "floors" / f"{KIND}-{slug}.json"
 
 
 def keep(gpu: str, constants: Mapping[str, float]) -> Path:
-    """Keep the constants of a GPU in place of those kept before. Raises RawnnError where the file
-    cannot be written."""
+    """Store the constants of a GPU, replacing earlier ones. Raises RawnnError if the file cannot be
+    written."""
     path = path_of(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     held = {"kind": KIND, "schema_version": SCHEMA_VERSION, "gpu": gpu,
@@ -33,12 +33,12 @@ def keep(gpu: str, constants: Mapping[str, float]) -> Path:
 
 
 def kept(gpu: str) -> dict[str, float]:
-    """The constants of a GPU; none where nothing was fitted to it. Raises ConfigError for a file
-    that does not hold them."""
+    """The stored constants of a GPU; none if nothing was fitted to it. Raises ConfigError for a
+    malformed file."""
     path = path_of(gpu)
     try:
         held = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):  # a cache that cannot be is done without
+    except (FileNotFoundError, NotADirectoryError):  # a missing cache is no error
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}; delete it, or write it anew") from None

@@ -1,8 +1,8 @@
-"""Things that can be put on a stream or into a graph: kernel launches, copies, fills.
+"""Commands that run on a stream or become nodes of a graph: kernel launches, copies, fills.
 
-Each is prepared once: arguments are packed into memory of its own, and `run` only hands the
-prepared objects to the driver. `offset` is the distance of the step from the device's cursor; it
-is the one argument that changes from launch to launch.
+Each is prepared once: its arguments are packed into its own memory, and `run` only passes the
+prepared objects to the driver. `offset` is the distance of the step from the device's cursor, the
+only argument that changes between launches.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rawnn.cuda.stream import Stream
 from rawnn.cuda.tensormap import MappedMatrix
 
 Value = int | float | bytes | np.void
-"""An argument: a number, an address, the bytes of a tensor map, or a struct: a NumPy structured
-scalar of its layout, or its bytes."""
+"""An argument: a number, an address, the bytes of a tensor map, or a struct, as a NumPy structured
+scalar of its layout or as bytes."""
 
 PORTABLE_CLUSTER = 8
-"""Blocks in a cluster that every GPU with clusters can run; an H200 runs up to 16."""
+"""Cluster size that every GPU with clusters supports; an H200 supports up to 16."""
 
 
 class Command(Protocol):
-    """What a stream runs and a graph is made of."""
+    """An operation that can run on a stream or be added to a graph."""
 
     label: str
 
@@ -48,12 +48,12 @@ class Command(Protocol):
 
 
 class Arguments:
-    """The arguments of one kernel, packed as the driver wants them.
+    """The arguments of one kernel, packed for the driver.
 
-    One buffer holds the values at the offsets C gives them; an array of pointers into it is what
-    cuLaunchKernel takes, at `address`. The types come from the signature in the CUDA source.
-    `maps` says by operand how what it points at is mapped: the argument `w_map` is made here, and
-    anew whenever `w` is set. Raises ConfigError for names and values that do not fit.
+    One buffer holds the values at C's offsets; cuLaunchKernel takes an array of pointers into it,
+    at `address`. The types come from the signature in the CUDA source. `maps` describes operands
+    that have tensor maps: the argument `w_map` is encoded here, and again whenever `w` is set.
+    Raises ConfigError for names and values that do not fit.
     """
 
     def __init__(self, signature: KernelSignature, values: Mapping[str, Value],
@@ -90,18 +90,16 @@ class Arguments:
         self._pack_all = partial(whole.pack_into, self._buffer, self._first)
 
     def fill(self, values: Sequence[Value]) -> None:
-        """Change all arguments, given in order, structs as bytes: one call for what a launch in a
-        loop changes."""
+        """Set all arguments, in order, structs as bytes: one call for a launch in a loop."""
         try:
             self._pack_all(*values)
         except (struct.error, OverflowError):
             for name, value in zip(self._parameters, values, strict=True):
-                self._pack(name, value)  # which says which it is
+                self._pack(name, value)  # its error names the argument
             raise
 
     def set(self, name: str, value: Value) -> None:
-        """Change one argument, and the map of what it points at; launches made before keep the
-        value they were made with."""
+        """Set one argument, and the map of its target. Earlier launches keep their value."""
         self._pack(name, value)
         if name in self._maps:
             argument, matrix = self._maps[name]
@@ -122,7 +120,7 @@ class Arguments:
             ) from None
 
     def cell(self, name: str) -> ctypes.c_int:
-        """The int argument `name` in place, for a hot loop to change; a spare one if there is no
+        """The int argument `name` in place, for a hot loop to change; an unused cell if there is no
         such parameter."""
         if name not in self._index:
             return ctypes.c_int()
@@ -134,8 +132,8 @@ def _code(parameter: Parameter) -> str:
 
 
 def allow(driver: Any, function: Any, attribute: str, value: int, context: str) -> None:
-    """Let a kernel have what a launch of it needs; another launch of it may need more. Raises
-    CallFailed where the device has not that much."""
+    """Raise a kernel's attribute to what a launch of it needs; it is never lowered, for other
+    launches. Raises CallFailed if the device does not support that much."""
     context = f"{attribute} for {context}"
     result = driver.cuFuncGetAttribute(attribute, function)
     if check(driver, "cuFuncGetAttribute", result, context) < value:
@@ -154,7 +152,7 @@ class KernelLaunch:
     of more blocks than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE). `priority` counts in graphs:
     below 0 it gets the first multiprocessors that come free.
 
-    Raises CallFailed where the device has not that much shared memory or no such clusters.
+    Raises CallFailed if the device lacks that much shared memory or such clusters.
     """
 
     def __init__(self, driver: Any, stream: Stream, function: Any, label: str, grid: Dim,
@@ -186,7 +184,7 @@ class KernelLaunch:
 
     @property
     def context(self) -> str:
-        """What an error message says of this launch."""
+        """Description of this launch for error messages."""
         _, grid, block, shared = self._geometry
         clusters = f", clusters {self._cluster}" if self._cluster else ""
         together = ", cooperative" if self.cooperative else ""
@@ -194,16 +192,16 @@ class KernelLaunch:
                f"shared memory"
 
     def launch(self) -> None:
-        """Enqueue with the arguments as they are."""
+        """Enqueue with the present arguments."""
         result = self._call(*self._prepared)
         if result[0]:
             self._failed(result)
 
     @property
     def ready(self) -> tuple[Any, tuple[Any, ...], Any]:
-        """A call that launches it, its arguments (configuration, function, address and 0), and what
-        to do with a result that is an error. It is cuLaunchKernelEx, whose four arguments take the
-        bindings 70 to 100 ns less than the eleven of cuLaunchKernel."""
+        """A call that launches it, its arguments (configuration, function, address and 0), and the
+        handler of a result that is an error. The call is cuLaunchKernelEx: the bindings take 70 to
+        100 ns less for its four arguments than for the eleven of cuLaunchKernel."""
         if self._name == "cuLaunchKernelEx":
             return self._call, self._prepared, self._failed
         function, grid, block, shared = self._geometry
@@ -221,8 +219,8 @@ class KernelLaunch:
 
     def add_to(self, graph: Any, dependencies: Sequence[Any], offset: int,
                programmatic_after: Sequence[Any] = ()) -> list[Any]:
-        """Add to a graph. Of what it waits for, `dependencies` are joined to it by full edges,
-        the kernel nodes `programmatic_after` by programmatic ones."""
+        """Add to a graph. Edges from `dependencies` are full, those from the kernel nodes
+        `programmatic_after` programmatic."""
         self._offset.value = offset
         return [graph.add_kernel(dependencies, *self._geometry, self.arguments.address,
                                  self.context, programmatic_after, self._cluster,
@@ -233,9 +231,9 @@ class KernelLaunch:
 
 
 class HostToDevice:
-    """A copy of rows of a host array into device memory: offset s copies `nbytes` bytes from
-    s * `stride` bytes on (None: slices lie end to end). `keep` owns the host memory. `operand` is
-    the destination's name."""
+    """A copy of rows of a host array to device memory. Offset s copies `nbytes` bytes from s *
+    `stride` bytes on (None: slices are contiguous). `keep` owns the host memory. `operand` is the
+    destination's name."""
 
     def __init__(self, driver: Any, stream: Stream, label: str, operand: str, destination: int,
                  source: int, nbytes: int, keep: object,

@@ -1,10 +1,9 @@
-"""Where NVIDIA's files may lie: in folders of wheels, in conda's, where the loader looks, in a
-toolkit.
+"""Folders that may have NVIDIA's files: of wheels, of conda, of the loader, of a toolkit.
 
-They are looked up by hand: the bindings of CUDA 12.8 come without `cuda.pathfinder`, importing it
-takes 85 to 110 ms where this takes one, and it loads libraries where their files are to be named
-(for the key of the cubin cache, and in `rawnn doctor`). Of headers it is asked where wheels have
-none (compiling/headers.py).
+rawnn searches them itself. The bindings of CUDA 12.8 lack `cuda.pathfinder`; importing it takes 85
+to 110 ms where this takes one; and it loads libraries where only their files are needed (for the
+key of the cubin cache, and in `rawnn doctor`). It is used for headers that wheels lack
+(compiling/headers.py).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from pathlib import Path
 
 
 def wheels(package: str = "nvidia") -> list[Path]:
-    """Folders of a package that several wheels share; it may lie in several site-packages folders
-    at once (a virtual environment that sees the system's packages), and where one of them has an
-    __init__.py, Python knows that one alone. Nothing is imported."""
+    """Folders of a package that several wheels share. It may exist in several site-packages folders
+    (a virtual environment that sees the system's packages). If one of them has an __init__.py,
+    Python knows only that one, so that nothing is imported here."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -38,13 +37,13 @@ def conda() -> list[Path]:
 
 
 def loader() -> list[Path]:
-    """Where the loader looks first."""
+    """The folders that the loader searches first."""
     return [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
             if entry]
 
 
 def toolkits() -> Iterator[Path]:
-    """CUDA toolkits, those that the environment names first."""
+    """CUDA toolkits, those named by the environment first."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable])

@@ -1,7 +1,7 @@
-"""Device memory from the driver, and the tally of all of it.
+"""Device memory from the driver, and the count of all of it.
 
-`Memory` is at once the simplest allocator, which asks the driver at each use, and the place where
-all the others get their memory.
+`Memory` is the simplest allocator, which calls the driver at each use, and also the source from
+which all other allocators get their memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from rawnn.cuda.stream import Stream
 
 ALIGNMENT = 256
-"""cuMemAlloc aligns to 256 bytes; tensors inside an arena keep the same promise."""
+"""Alignment of cuMemAlloc in bytes; tensors inside an arena have the same."""
 
 
 @dataclass(eq=False, slots=True)
 class Allocation:
-    """`nbytes` of device memory at `address`, got for `purpose`. Not to be changed (a frozen class
-    takes 0.6 us longer to make, and the baseline makes seven a step)."""
+    """`nbytes` of device memory at `address`, allocated for `purpose`. Do not modify it: the class
+    is not frozen only because that takes 0.6 us longer to construct, seven times a baseline
+    step."""
 
     address: int
     nbytes: int
@@ -35,14 +36,14 @@ class Allocation:
 def rounded_up(nbytes: int, unit: int = ALIGNMENT) -> int:
     """`nbytes` rounded up to multiples of `unit`, with at least one byte to spare.
 
-    Nothing writes that byte: a kernel that reads past the end of a tensor reads what was never
-    written, which the simulated device reports, and not its neighbour, which nothing would.
+    Nothing writes that byte. A kernel that reads past the end of a tensor therefore reads
+    uninitialised memory, which the simulated device reports, instead of the next tensor.
     """
     return (nbytes // unit + 1) * unit
 
 
 class Source(Protocol):
-    """Where memory comes from that is held for long."""
+    """A source of memory that is held for a long time."""
 
     def allocate(self, nbytes: int, purpose: str) -> Allocation: ...
 
@@ -50,11 +51,11 @@ class Source(Protocol):
 
 
 class Memory:
-    """Every byte that rawnn holds on one device goes through here and is counted.
+    """Allocates and counts all device memory that rawnn holds on one device.
 
-    `current` and `peak` are bytes; `calls` counts the driver's allocations. Where a `log` is set,
-    it is told of every call. As an allocator (rawnn.cuda.allocators) it is the baseline:
-    each `allocate` is a cuMemAlloc, each `free` a cuMemFree, which waits for the whole device.
+    `current` and `peak` are bytes; `calls` counts the driver's allocations. A `log`, if set,
+    records every call. As an allocator (rawnn.cuda.allocators) it is the baseline: each `allocate`
+    is a cuMemAlloc, each `free` a cuMemFree, which waits for the whole device.
     """
 
     def __init__(self, driver: Any) -> None:
@@ -79,8 +80,8 @@ class Memory:
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        """Give memory back; the driver waits for work that uses it. Harmless where it was given
-        back already, as by `free_all`."""
+        """Free memory; the driver waits for work that uses it. It has no effect on memory that was
+        already freed, such as by `free_all`."""
         if self._live.get(allocation.address) is not allocation:
             return
         del self._live[allocation.address]
@@ -95,7 +96,7 @@ class Memory:
         """Nothing to do: cuMemFree waits for all streams."""
 
     def count(self, nbytes: int) -> None:
-        """Let the tally know of bytes that came (or went, if negative) by another call."""
+        """Count bytes that another call allocated (or freed, if negative)."""
         self.current += nbytes
         self.peak = max(self.peak, self.current)
 
@@ -105,15 +106,15 @@ class Memory:
         return Statistics(self.current, self.peak, self.current, misses=self.calls)
 
     def release_cached(self) -> int:
-        """Nothing is kept here: 0."""
+        """Nothing is cached here: returns 0."""
         return 0
 
     def reset_peak(self) -> None:
-        """Let `peak` count from what is held now."""
+        """Restart `peak` from the bytes held now."""
         self.peak = self.current
 
     def free_all(self) -> None:
-        """Free what is left, all of it even if one call fails."""
+        """Free all remaining memory, even if one call fails."""
         with ExitStack() as stack:
             for allocation in self._live.copy().values():
                 stack.callback(self.free, allocation)
@@ -122,8 +123,8 @@ class Memory:
 
     def arena(self, sizes: Iterable[tuple[str, int]], purpose: str,
               source: Source | None = None) -> tuple[Allocation, dict[str, int]]:
-        """One allocation, of this memory or of `source`, that holds every (name, bytes) at an
-        aligned address of its own, with `rounded_up` it."""
+        """One allocation, from this memory or from `source`, that holds every (name, bytes) at an
+        aligned address of its own, with sizes rounded up by `rounded_up`."""
         offsets: dict[str, int] = {}
         total = 0
         for name, nbytes in sizes:

@@ -1,6 +1,6 @@
-"""NVRTC as rawnn calls it: the seam between kernel compilation and `cuda.bindings.nvrtc`.
+"""NVRTC as rawnn calls it: the interface between kernel compilation and `cuda.bindings.nvrtc`.
 
-As in driver.py, every method carries the library's own name and returns its result code first.
+As in driver.py, every method has the library's own name and returns its result code first.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from rawnn.cuda.errors import require_package
 
 
 class Nvrtc:
-    """`cuda.bindings.nvrtc` behind plain arguments; text goes in and comes out as `str`.
+    """`cuda.bindings.nvrtc` behind plain arguments; text is passed and returned as `str`.
 
-    Raises MissingLibrary at construction where cuda-python's bindings are not installed.
+    Raises MissingLibrary at construction if cuda-python's bindings are not installed.
     """
 
     def __init__(self) -> None:
@@ -65,15 +65,15 @@ class Nvrtc:
         return self._output(program, "PTX")
 
     def _output(self, program: Any, what: str) -> tuple[Any, bytes]:
-        """What a program has made, by the two calls that tell its size and give it."""
+        """A program's output, from the two calls that return its size and content."""
         code, size = getattr(self._rtc, f"nvrtcGet{what}Size")(program)
         if code:
             return code, b""
         # A bytearray, never `b" " * size`: with size 1 (an empty log) that is the interpreter's
         # own shared b" ", and NVRTC's NUL would be written into it.
-        made = bytearray(size)
-        (code,) = getattr(self._rtc, f"nvrtcGet{what}")(program, made)
-        return code, bytes(made)
+        buffer = bytearray(size)
+        (code,) = getattr(self._rtc, f"nvrtcGet{what}")(program, buffer)
+        return code, bytes(buffer)
 
     def nvrtcDestroyProgram(self, program: Any) -> tuple[Any, ...]:
         result: tuple[Any, ...] = self._rtc.nvrtcDestroyProgram(program)

@@ -1,4 +1,4 @@
-"""How many blocks a GPU runs at once, as its driver says, and what else launches may know of it."""
+"""Concurrent blocks of a GPU as its driver reports them, and other facts for launches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rawnn.cuda.device import Device
 
 SIZES = (1, 2, 4, 8, 16)
-"""Blocks of the clusters that are asked about; every GPU with clusters runs those up to 8."""
+"""Cluster sizes that are queried; every GPU with clusters supports those up to 8."""
 _NAME = "whole.cu"
 _SOURCE = """// Takes a multiprocessor for itself by the shared memory it is launched with.
 extern "C" __global__ void whole() {}
@@ -21,8 +21,8 @@ extern "C" __global__ void whole() {}
 
 
 def target_of(device: Device) -> Target:
-    """The target that an open device is. Its features are those of the compute capability that
-    kernels are made for, the numbers its own. Raises CallFailed where the driver does not answer,
+    """The target of an open device. Its features are those of the compute capability that kernels
+    are compiled for, the numbers its own. Raises CallFailed if the driver does not answer,
     ConfigError for a broken file of constants.
     """
     attribute = device.attribute
@@ -39,8 +39,8 @@ def target_of(device: Device) -> Target:
 
 
 def blocks_at_once(device: Device, shared_bytes: int) -> dict[int, int]:
-    """Size of a cluster -> blocks that run at once, of `shared_bytes` of dynamic shared memory
-    each."""
+    """Cluster size -> blocks that run at the same time, with `shared_bytes` of dynamic shared
+    memory each."""
     driver, stream = device.driver, device.stream
     device.load(_SOURCE, _NAME, parse_kernels(_SOURCE), ("whole",))
     function = device.function(_NAME, "whole").handle

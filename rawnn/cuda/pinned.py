@@ -1,7 +1,7 @@
-"""Page-locked host memory: the GPU copies from it by itself, without the driver's staging.
+"""Page-locked host memory, from which the GPU copies directly, without the driver's staging.
 
-On an H200 a copy from page-locked memory runs at 54 GB/s and returns at once; from pageable memory
-at 9.1 GB/s, and the host waits until the bytes have been staged.
+On an H200 a copy from page-locked memory runs at 54 GB/s and returns at once; one from pageable
+memory runs at 9.1 GB/s, and the host waits until the bytes are staged.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rawnn.cuda.errors import check
 class PinnedBuffer:
     """`nbytes` of page-locked host memory from `address` on; `purpose` names it in errors.
 
-    Arrays made of it are views: `close` takes their memory away, so nothing may hold one, nor any
-    copy be under way, beyond that. Raises OutOfMemory, CallFailed.
+    Its arrays are views: `close` frees their memory, so that no array and no pending copy may
+    outlive it. Raises OutOfMemory, CallFailed.
     """
 
     def __init__(self, driver: Any, nbytes: int, purpose: str) -> None:
@@ -38,7 +38,7 @@ class PinnedBuffer:
                                   f"{self.nbytes:,} bytes, {purpose}")
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """The first bytes as a C-contiguous array. Raises ValueError where they are too few."""
+        """The first bytes as a C-contiguous array. Raises ValueError if they are too few."""
         wanted = prod(shape) * np.dtype(dtype).itemsize
         if wanted > self.nbytes:
             raise ValueError(f"{self.purpose}: an array of {wanted:,} bytes does not fit in "
@@ -47,7 +47,8 @@ class PinnedBuffer:
         return np.ndarray(shape, np.dtype(dtype), memoryview(raw))
 
     def close(self) -> None:
-        """Free the memory; a second call is harmless. The driver waits for work that uses it."""
+        """Free the memory, after the driver has waited for work that uses it; a second call has no
+        effect."""
         if self.address:
             address, self.address = self.address, 0
             check(self._driver, "cuMemFreeHost", self._driver.cuMemFreeHost(address),
@@ -67,7 +68,7 @@ class PinnedMemory:
         return sum(buffer.nbytes for buffer in self.live)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike, purpose: str) -> NDArray[Any]:
-        """An array of page-locked memory, its elements not set. Raises OutOfMemory, CallFailed."""
+        """An uninitialised array in page-locked memory. Raises OutOfMemory, CallFailed."""
         nbytes = prod(shape) * np.dtype(dtype).itemsize
         buffer = PinnedBuffer(self._driver, nbytes, purpose)
         self.live.append(buffer)
@@ -80,7 +81,7 @@ class PinnedMemory:
         return copy
 
     def close(self) -> None:
-        """Free every buffer, all of them even if one call fails."""
+        """Free every buffer, even if one call fails."""
         with ExitStack() as freeing:
             while self.live:
                 freeing.callback(self.live.pop().close)

@@ -1,4 +1,4 @@
-"""Streams and events: those that time, and those that only order."""
+"""Streams, and events that measure time or only order work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _TIMING = "an event that times an epoch"
 
 
 class Stream:
-    """An ordered queue of device work. `handle` is what the driver's calls take. Blocks of kernels
-    on an `urgent` one get the first multiprocessors that come free."""
+    """An ordered queue of device work. `handle` is the argument of the driver's calls. Blocks of
+    kernels on an `urgent` stream get the next free multiprocessors."""
 
     def __init__(self, driver: Any, urgent: bool = False) -> None:
         self._driver, self.urgent, self.priority = driver, urgent, 0
@@ -34,8 +34,8 @@ class Stream:
               context)
 
     def wait_for(self, event: Event | OrderingEvent) -> None:
-        """Let what follows on this stream wait until `event`, as it was recorded last, is reached;
-        the host does not wait. An event never recorded holds nothing back."""
+        """Let later work on this stream wait until `event`, as recorded last, is reached; the host
+        does not wait. An event that was never recorded delays nothing."""
         check(self._driver, "cuStreamWaitEvent",
               self._driver.cuStreamWaitEvent(self.handle, event.handle, 0), _ORDERING)
 
@@ -65,7 +65,7 @@ class Event:
 
 
 class OrderingEvent:
-    """A point on a stream that others wait for or ask about. It has no time stamp."""
+    """A point on a stream that others wait for or query. It has no time stamp."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -77,7 +77,7 @@ class OrderingEvent:
               _ORDERING)
 
     def reached(self) -> bool:
-        """Whether all work on the stream ahead of the last `record` is done."""
+        """Whether all work on the stream before the last `record` is done."""
         result = self._driver.cuEventQuery(self.handle)
         if result[0] and self._driver.error_text(result[0])[0] == "CUDA_ERROR_NOT_READY":
             return False

@@ -1,8 +1,8 @@
-"""Tensor maps: what the copy engine of compute capability 9.0 and later (TMA) goes by.
+"""Tensor maps: descriptors for the copy engine (TMA) of compute capability 9.0 and later.
 
 A kernel takes a map by value (`const __grid_constant__ TensorMap w_map`) and copies boxes of the
-matrix between device and shared memory with it. The matrix's address is part of the map: another
-address needs another map.
+matrix between device and shared memory with it. The map contains the matrix's address, so that
+another address needs another map.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rawnn.cuda.compiling.c_types import MAP_SIZE
 from rawnn.cuda.errors import check
 
 BOX_BYTES = 128
-"""Bytes of a row of a box: what the swizzle permutes within."""
+"""Bytes of a row of a box, within which the swizzle permutes."""
 BOX_ROWS = 256
-"""The most rows of a box."""
+"""Most rows of a box."""
 ALIGNMENT = 16
-"""What addresses and row pitches are multiples of, in bytes."""
+"""Required alignment of addresses and row pitches, in bytes."""
 DTYPES = ("float16", "bfloat16", "float32")
 NO_MAP = bytes(MAP_SIZE)
 """The argument for an operand that is left out."""
@@ -28,12 +28,12 @@ NO_MAP = bytes(MAP_SIZE)
 
 @dataclass(frozen=True)
 class MappedMatrix:
-    """A row-major matrix [rows, cols] of a type in DTYPES, `ld` elements from row to row, in boxes
-    of 128 bytes x `box_rows` rows. In shared memory the eight 16-byte chunks of a box's row are
-    permuted (128-byte swizzle). Beyond the matrix zeros are read; nothing is written but the rest
-    of a row's last 16 bytes.
+    """A row-major matrix [rows, cols] of a dtype in DTYPES, with a leading dimension of `ld`
+    elements, in boxes of 128 bytes x `box_rows` rows. In shared memory the eight 16-byte chunks of
+    a box's row are permuted (128-byte swizzle). Outside the matrix zeros are read; nothing is
+    written there except the rest of a row's last 16 bytes.
 
-    `label` is what messages call it. Raises ConfigError for a type or a layout that has no map.
+    `label` names it in messages. Raises ConfigError for a dtype or a layout that has no map.
     """
 
     driver: Any
@@ -71,8 +71,8 @@ class MappedMatrix:
     def at(self, address: int) -> bytes:
         """The map (128 bytes) of the matrix at a device address; zeros for address 0.
 
-        Raises ConfigError for an address that is no multiple of 16, CallFailed where the driver
-        refuses.
+        Raises ConfigError for an address that is no multiple of 16, CallFailed if the driver
+        refuses it.
         """
         if not address:
             return NO_MAP
@@ -83,8 +83,8 @@ class MappedMatrix:
             self.dtype.upper(), address, (self.cols, self.rows), (self.pitch,), self.box,
             "128B", "L2_256B",
         )
-        made: bytes = check(self.driver, "cuTensorMapEncodeTiled", result, str(self))
-        return made
+        encoded: bytes = check(self.driver, "cuTensorMapEncodeTiled", result, str(self))
+        return encoded
 
     def __str__(self) -> str:
         cols, rows = self.box

@@ -42,13 +42,13 @@ def check(pool: Pool) -> None:
     for segment in pool._segments.values():
         inside = [b for b in found if b.segment is segment]
         assert inside[0].address == segment.address
-        assert inside[0].before is None
-        assert inside[-1].behind is None
+        assert inside[0].previous is None
+        assert inside[-1].following is None
         assert sum(b.nbytes for b in inside) == segment.nbytes
         for first, second in pairwise(inside):
             assert first.address + first.nbytes == second.address
-            assert first.behind is second
-            assert second.before is first
+            assert first.following is second
+            assert second.previous is first
             listed = [b in b.lane.free[b.large] for b in (first, second)]
             assert not (all(listed) and first.lane is second.lane)
     statistics = pool.statistics()

@@ -109,7 +109,7 @@ def test_nvrtc_compiles_in_threads_what_it_compiles_alone() -> None:
     jobs = [Job("losses/softmax.cu", ("softmax<float>",)), Job("elementwise/cursor.cu", ("advance",
                                                                                          "tick")),
             Job("losses/loss.cu", ("accuracy", "cross_entropy"))]
-    alone = {job.expressions: built(job) for whole in jobs for job in whole.apart()}
+    alone = {job.expressions: built(job) for whole in jobs for job in whole.instances()}
     for job, found in Batch(jobs, built, parallel=True):
         assert found.cubin == alone[job.expressions].cubin
     # Of kernels that are no templates only the one that is wanted is there.

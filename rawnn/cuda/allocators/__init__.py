@@ -1,5 +1,5 @@
-"""Allocators of device memory, one behind the other's protocol: the driver at each use, an arena,
-a caching pool, the driver's stream-ordered pool."""
+"""Allocators of device memory with one protocol: the driver at each use, an arena, a caching pool,
+the driver's stream-ordered pool."""
 
 from rawnn.cuda.allocators.arena import Arena
 from rawnn.cuda.allocators.log import AllocationLog

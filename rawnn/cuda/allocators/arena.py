@@ -1,4 +1,4 @@
-"""An arena: one piece of memory of a size known ahead, given out from the front to the back."""
+"""An arena: one block of memory of known size, allocated from front to back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rawnn.cuda.stream import Stream
 
 
 class Arena:
-    """`nbytes` of device memory for `purpose`, from which allocations are cut one behind another.
+    """`nbytes` of device memory for `purpose`, from which allocations are cut one after another.
 
-    What is freed can be used again only once everything is: an arena is for tensors that live as
-    long as each other. It asks the driver once, when it is made. Raises OutOfMemory, CallFailed.
+    Freed memory can be reused only once all of it is free: an arena is for tensors of equal
+    lifetime. It calls the driver once, at construction. Raises OutOfMemory, CallFailed.
     """
 
     def __init__(self, memory: Memory, nbytes: int, purpose: str) -> None:
@@ -22,7 +22,7 @@ class Arena:
         self._end = self._current = self._peak = self._hits = 0
 
     def allocate(self, nbytes: int, purpose: str, stream: Stream | None = None) -> Allocation:
-        """`nbytes` (at least 1) for any stream. Raises OutOfMemory where the arena is full."""
+        """`nbytes` (at least 1) for any stream. Raises OutOfMemory if the arena is full."""
         nbytes = max(nbytes, 1)
         left = self._block.nbytes - self._end
         if rounded_up(nbytes) > left:
@@ -37,8 +37,8 @@ class Arena:
         return allocation
 
     def free(self, allocation: Allocation) -> None:
-        """Take memory back; the arena begins anew when nothing is out any more. Whoever reuses it
-        then is ordered behind by the stream, or by the waits that `used_on` leaves to him."""
+        """Take memory back; the arena restarts when nothing is allocated. The stream orders later
+        users after earlier ones, or the caller's own waits do (`used_on`)."""
         if self._live.get(allocation.address) is not allocation:
             return
         del self._live[allocation.address]
@@ -55,7 +55,7 @@ class Arena:
                           free=free, largest_free=free)
 
     def release_cached(self) -> int:
-        """Nothing: the arena is one piece. 0."""
+        """Nothing to release, since the arena is one block. Returns 0."""
         return 0
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""The pieces of the caching pool: segments from the driver, blocks within them, and the free
-blocks of each stream."""
+"""The data structures of the caching pool: blocks of a segment, and the free blocks of each
+stream."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from rawnn.cuda.stream import OrderingEvent, Stream
 class Block:
     """`nbytes` at `address` inside a segment, between its neighbours there.
 
-    `need` is what was asked for when it was given out last. `lane` is the stream whose order makes
-    it safe to give out again; `ticket` the number of that stream's last free of the block, `users`
-    other streams that work on it, `out` the allocation that it serves now.
+    need: bytes of the last request that it served.
+    previous, following: its neighbours in the segment.
+    out: the allocation that it serves now.
+    lane: the stream on which it can be reused without waiting.
+    ticket: number of that stream's last free of the block.
+    users: other streams that work on it.
     """
 
     segment: Allocation
@@ -26,32 +29,32 @@ class Block:
     large: bool
     lane: Lane
     need: int = 0
-    before: Block | None = None
-    behind: Block | None = None
+    previous: Block | None = None
+    following: Block | None = None
     out: Allocation | None = None
     ticket: int = 0
     users: dict[int, Stream] = field(default_factory=dict)
 
     def split(self, nbytes: int) -> Block:
-        """Keep the first `nbytes`; the rest becomes a block of its own behind this one."""
+        """Keep the first `nbytes`; the rest becomes a block of its own after this one."""
         rest = Block(self.segment, self.address + nbytes, self.nbytes - nbytes, self.large,
-                     self.lane, before=self, behind=self.behind, ticket=self.ticket)
-        if self.behind is not None:
-            self.behind.before = rest
-        self.behind, self.nbytes = rest, nbytes
+                     self.lane, previous=self, following=self.following, ticket=self.ticket)
+        if self.following is not None:
+            self.following.previous = rest
+        self.following, self.nbytes = rest, nbytes
         return rest
 
     def absorb(self, other: Block) -> None:
-        """Take in the block behind this one."""
+        """Merge the next block into this one."""
         self.nbytes += other.nbytes
         self.ticket = max(self.ticket, other.ticket)
-        self.behind = other.behind
-        if self.behind is not None:
-            self.behind.before = self
+        self.following = other.following
+        if self.following is not None:
+            self.following.previous = self
 
 
 class FreeList:
-    """Free blocks by size, then address: the best fit is found by bisection."""
+    """Free blocks sorted by size, then address; the best fit is found by bisection."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[int, int]] = []
@@ -72,8 +75,8 @@ class FreeList:
         del self._blocks[block.address]
 
     def best(self, nbytes: int, ticket: int | None = None) -> Block | None:
-        """The smallest block of at least `nbytes`, the lowest address among equals; with `ticket`
-        one that was freed no later than that. None where there is no such block."""
+        """The smallest block of at least `nbytes`, at the lowest address among equals; with
+        `ticket` one that was freed no later than that. None if there is none."""
         for at in range(bisect_left(self._keys, (nbytes, 0)), len(self._keys)):
             block = self._blocks[self._keys[at][1]]
             if ticket is None or block.ticket <= ticket:
@@ -82,9 +85,9 @@ class FreeList:
 
 
 class Lane:
-    """What the pool knows of one stream: its free blocks, small and large, and how far the device
-    has come on it. Frees are numbered; those up to `done` lie behind the device. `quick` holds, by
-    size, blocks that were freed and not yet joined with their neighbours."""
+    """The pool's state of one stream: its free blocks, small and large, and the progress of the
+    device. Frees are numbered; the device has passed those up to `done`. `quick` holds, by size,
+    freed blocks that are not yet merged with their neighbours."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream

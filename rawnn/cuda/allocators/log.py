@@ -1,4 +1,4 @@
-"""A readable record of every call that takes device memory from the driver or gives it back."""
+"""A readable log of every call that allocates device memory from the driver or frees it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HEAD = (f"{'time ms':>10}  {'epoch':>5}  {'step':>5}  {'call':<15}  {'bytes':>1
 
 
 class AllocationLog:
-    """Writes one line a call to `sink`. `held` is what rawnn has from the driver after the call.
+    """Writes one line per call to `sink`. `held` is what rawnn has from the driver after the call.
 
-    `epoch` and `step` (both from 1 on; 0: not in one) are set by whoever runs them. `calls` counts
-    the lines of each epoch, 0 being what came before and between epochs. Ends with a line that
-    says these counts: where memory is reused, all but the first epoch have none.
+    The caller sets `epoch` and `step` (both from 1; 0: outside). `calls` counts the lines of each
+    epoch, with those before and between epochs under 0. The last line gives these counts: if memory
+    is reused, all epochs but the first have none.
     """
 
     def __init__(self, sink: TextSink, clock: Callable[[], float] = perf_counter) -> None:
@@ -33,12 +33,12 @@ class AllocationLog:
         print(_HEAD, file=sink)
 
     def begin_epoch(self, epoch: int) -> None:
-        """What follows belongs to `epoch` (0: to none)."""
+        """Assign later calls to `epoch` (0: to none)."""
         self.epoch, self.step = epoch, 0
         self.epochs = max(self.epochs, epoch)
 
     def record(self, call: str, nbytes: int, held: int, address: int, purpose: str) -> None:
-        """Note one call, after it has succeeded; `nbytes` is negative where memory went back."""
+        """Log one call after it has succeeded; `nbytes` is negative if memory was freed."""
         self.calls[self.epoch] += 1
         milliseconds = (self._clock() - self._start) * 1e3
         epoch = str(self.epoch) if self.epoch else "-"
@@ -69,7 +69,7 @@ class AllocationLog:
 
 @contextmanager
 def logged(memory: Memory, sink: TextSink) -> Iterator[None]:
-    """Write a line to `sink` for each call to the driver that `memory` makes meanwhile."""
+    """Log each call to the driver that `memory` makes within this context to `sink`."""
     memory.log = log = AllocationLog(sink)
     try:
         yield

@@ -1,13 +1,13 @@
-"""`pool`: a caching allocator. Memory that is freed is kept and given out again.
+"""`pool`: a caching allocator, which reuses freed memory.
 
-Sizes are rounded up to 512 bytes (with a byte to spare). Below 1 MiB blocks are cut from segments
-of 2 MiB; from there on a request gets a segment of its own, rounded up to 2 MiB. A request takes
-the smallest free block that fits; what is left over stays a block if it is of use. A freed block
-waits for a request of just its size, and is joined with its free neighbours as soon as one of
-another size comes: a training step repeats its requests, so that most cost a look-up, no search.
+Sizes are rounded up to 512 bytes (with a byte to spare). Blocks below 1 MiB are cut from segments
+of 2 MiB; a larger request gets a segment of its own, rounded up to 2 MiB. A request is served by
+the smallest free block that fits; the rest stays a block if it is large enough. A freed block first
+waits for a request of exactly its size. It is merged with its free neighbours when a request of
+another size comes. A training step repeats its requests, so that most cost a look-up, not a search.
 
-A block is given out again on its own stream at once: whatever used it comes before, in the order
-of the stream. Another stream gets it only once an event says that the device is past its last use.
+On its own stream a block is reused at once: the order of the stream puts earlier users first.
+Another stream gets it only once an event shows that the device has passed its last use.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rawnn.cuda.stream import OrderingEvent, Stream
 SMALL_UNIT = 512
 SEGMENT = 2 << 20
 LARGE = 1 << 20
-"""Bytes from which a request has a segment of its own, and below which nothing is split off one."""
+"""Bytes from which a request has a segment of its own, and below which no rest is split off it."""
 
 
 class Pool:
-    """The caching allocator over `memory`. `stream` is used where a request names none."""
+    """The caching allocator over `memory`. `stream` is used if a request names none."""
 
     def __init__(self, driver: Any, memory: Memory, stream: Stream) -> None:
         self._driver, self._memory, self._stream = driver, memory, stream
@@ -40,10 +40,10 @@ class Pool:
         self._current = self._peak = 0
         self._hits = self._misses = self._splits = self._merges = self._retries = 0
 
-    # -- giving out -------------------------------------------------------------------------------
+    # -- allocating -------------------------------------------------------------------------------
     def allocate(self, nbytes: int, purpose: str, stream: Stream | None = None) -> Allocation:
-        """At least `nbytes` for work on `stream`. Raises OutOfMemory, once everything cached was
-        given back and the driver still has no room; CallFailed."""
+        """At least `nbytes` for work on `stream`. Raises OutOfMemory, after everything cached was
+        returned and the driver still lacks memory; CallFailed."""
         nbytes = max(nbytes, 1)
         need = rounded_up(nbytes, SMALL_UNIT)
         lane = self._lane(stream or self._stream)
@@ -69,8 +69,8 @@ class Pool:
         return lane
 
     def _search(self, lane: Lane, large: bool, need: int, purpose: str) -> Block:
-        """A block of `need` bytes: the smallest that fits, of this stream or one that another is
-        done with, else a new one; what is too much of it is split off."""
+        """A block of `need` bytes: the smallest that fits, of this stream or one that another
+        stream has finished with, else a new one. What exceeds `need` is split off."""
         self._join_all()
         block = lane.free[large].best(need)
         if block is None and len(self._lanes) > 1:
@@ -102,7 +102,7 @@ class Pool:
         return Block(segment, segment.address, nbytes, large, lane)
 
     def _from_others(self, lane: Lane, large: bool, need: int) -> Block | None:
-        """A free block of another stream that the device is done with."""
+        """A free block of another stream that the device has finished with."""
         for other in self._lanes.values():
             if other is lane:
                 continue
@@ -111,68 +111,68 @@ class Pool:
                 if wanted is None:
                     continue
                 if wanted.ticket > other.done:
-                    other.pending = self._mark(other.stream), other.ticket
+                    other.pending = self._record_event(other.stream), other.ticket
             if other.pending is not None and other.pending[0].reached():
-                mark, other.done = other.pending
-                self._spare.append(mark)
+                event, other.done = other.pending
+                self._spare.append(event)
                 other.pending = None
             found = other.free[large].best(need, other.done)
             if found is not None:
                 return found
         return None
 
-    def _mark(self, stream: Stream) -> OrderingEvent:
+    def _record_event(self, stream: Stream) -> OrderingEvent:
         """An event recorded on `stream` now."""
-        mark = self._spare.pop() if self._spare else OrderingEvent(self._driver)
+        event = self._spare.pop() if self._spare else OrderingEvent(self._driver)
         try:
-            mark.record(stream)
+            event.record(stream)
         except BaseException:
-            self._spare.append(mark)
+            self._spare.append(event)
             raise
-        return mark
+        return event
 
-    # -- taking back ------------------------------------------------------------------------------
+    # -- freeing ----------------------------------------------------------------------------------
     def used_on(self, allocation: Allocation, stream: Stream) -> None:
-        """Say that another stream than its own works on the memory, too."""
+        """Declare that another stream also works on the memory."""
         block = self._out.get(allocation.address)
         if block is not None and block.out is allocation and stream is not block.lane.stream:
             block.users[int(stream.handle)] = stream
 
     def free(self, allocation: Allocation) -> None:
-        """Keep the memory for the next request. Harmless where it was taken back already."""
+        """Keep the memory for later requests. A second call has no effect."""
         block = self._out.get(allocation.address)
         if block is None or block.out is not allocation:
             return
-        marks = self._marks(block) if block.users else []
+        events = self._events_of(block) if block.users else []
         del self._out[allocation.address]
         block.out = None
         self._current -= allocation.nbytes
         lane = block.lane
         lane.ticket += 1
         block.ticket = lane.ticket
-        if marks:
+        if events:
             block.users = {}
-            self._deferred.append((block, marks))
+            self._deferred.append((block, events))
         else:
             lane.quick.setdefault(block.need, []).append(block)
 
-    def _marks(self, block: Block) -> list[OrderingEvent]:
+    def _events_of(self, block: Block) -> list[OrderingEvent]:
         """Events on all other streams that use the block."""
-        marks: list[OrderingEvent] = []
+        events: list[OrderingEvent] = []
         try:
             for stream in block.users.values():
-                marks.append(self._mark(stream))
+                events.append(self._record_event(stream))
         except BaseException:
-            self._spare += marks
+            self._spare += events
             raise
-        return marks
+        return events
 
     def _reclaim(self) -> None:
-        """Put back the blocks whose other users the device is past by now."""
+        """Reclaim the blocks whose other users have finished on the device."""
         waiting = []
-        for block, marks in self._deferred:
-            left = [mark for mark in marks if not mark.reached()]
-            self._spare += [mark for mark in marks if mark not in left]
+        for block, events in self._deferred:
+            left = [event for event in events if not event.reached()]
+            self._spare += [event for event in events if event not in left]
             if left:
                 waiting.append((block, left))
             else:
@@ -180,7 +180,7 @@ class Pool:
         self._deferred = waiting
 
     def _join_all(self) -> None:
-        """Put every block that waits for a request of its size among the others."""
+        """Merge every block that waits for a request of its size, and list it with the others."""
         for lane in self._lanes.values():
             for blocks in lane.quick.values():
                 while blocks:
@@ -188,25 +188,25 @@ class Pool:
             lane.quick = {}
 
     def _put_back(self, block: Block) -> None:
-        """Join a free block with its free neighbours, and list what comes of it."""
+        """Merge a free block with its free neighbours, and list the result."""
         free = block.lane.free[block.large]
-        if block.behind is not None and block.behind in free:
-            free.remove(block.behind)
-            block.absorb(block.behind)
+        if block.following is not None and block.following in free:
+            free.remove(block.following)
+            block.absorb(block.following)
             self._merges += 1
-        if block.before is not None and block.before in free:
-            free.remove(block.before)
-            block, gone = block.before, block
+        if block.previous is not None and block.previous in free:
+            free.remove(block.previous)
+            block, gone = block.previous, block
             block.absorb(gone)
             self._merges += 1
         free.add(block)
 
     def release_cached(self) -> int:
-        """Give every segment back that nothing is in; waits for blocks that other streams still
-        use, and cuMemFree for the rest. Returns the bytes."""
-        for _, marks in self._deferred:
-            for mark in marks:
-                mark.synchronize()
+        """Return every unused segment to the driver. Waits for blocks that other streams still use;
+        cuMemFree waits for the rest. Returns the bytes."""
+        for _, events in self._deferred:
+            for event in events:
+                event.synchronize()
         self._reclaim()
         self._join_all()
         pieces: dict[int, list[Block]] = {}
@@ -226,7 +226,7 @@ class Pool:
     def _free_blocks(self) -> list[Block]:
         return [b for lane in self._lanes.values() for f in lane.free.values() for b in f]
 
-    # -- what there is ----------------------------------------------------------------------------
+    # -- statistics -------------------------------------------------------------------------------
     def statistics(self) -> Statistics:
         self._join_all()
         free = [block.nbytes for block in self._free_blocks()]
@@ -237,14 +237,14 @@ class Pool:
         )
 
     def close(self) -> None:
-        """Give back everything, whether or not somebody still holds a part of it."""
-        marks = [*self._spare, *(m for _, found in self._deferred for m in found),
-                 *(lane.pending[0] for lane in self._lanes.values() if lane.pending)]
+        """Return everything to the driver, even memory that is still allocated."""
+        events = [*self._spare, *(m for _, found in self._deferred for m in found),
+                  *(lane.pending[0] for lane in self._lanes.values() if lane.pending)]
         segments = list(self._segments.values())
         self._lanes, self._out, self._segments = {}, {}, {}
         self._deferred, self._spare = [], []
         with ExitStack() as closing:
-            for mark in marks:
-                closing.callback(mark.close)
+            for event in events:
+                closing.callback(event.close)
             for segment in segments:
                 closing.callback(self._memory.free, segment)

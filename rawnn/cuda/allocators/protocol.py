@@ -1,4 +1,4 @@
-"""What every allocator of device memory offers, and what it tells of itself."""
+"""The interface and the statistics of every allocator of device memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from rawnn.cuda.stream import Stream
 
 @dataclass(frozen=True)
 class Statistics:
-    """Bytes and counts since an allocator was made.
+    """Bytes and counts since an allocator was created.
 
-    `current` and `peak` are the bytes that its callers hold and held at most, `reserved` what it
-    holds from the driver for that. `hits` were served from what it had already, `misses` took the
-    driver; `splits` and `merges` count blocks. `free` are reserved bytes in nobody's hands,
-    `largest_free` the most of them in one piece.
+    current, peak: bytes that callers hold, now and at most.
+    reserved: bytes held from the driver for them.
+    hits, misses: requests served from held memory, and by the driver.
+    splits, merges: counts of blocks.
+    free: reserved bytes that nobody uses.
+    largest_free: the largest contiguous block of them.
     """
 
     current: int = 0
@@ -32,30 +34,30 @@ class Statistics:
 
     @property
     def fragmentation(self) -> float:
-        """Share of the free bytes that lie outside the largest free piece: 0 where any request
-        that fits in sum fits in one place."""
+        """Fraction of the free bytes outside the largest free block. At 0, every request that fits
+        in total also fits in one block."""
         return 1.0 - self.largest_free / self.free if self.free else 0.0
 
 
 class Allocator(Protocol):
-    """Gives out device memory. One thread at a time may call it."""
+    """Allocates device memory. Only one thread at a time may call it."""
 
     def allocate(self, nbytes: int, purpose: str, stream: Stream | None = None) -> Allocation:
         """At least `nbytes` of uninitialised memory, aligned to 256 bytes, for work on `stream`
-        (the allocator's own where none is given). Raises OutOfMemory, CallFailed."""
+        (default: the allocator's own). Raises OutOfMemory, CallFailed."""
 
     def free(self, allocation: Allocation) -> None:
-        """Take memory back: work put on its stream before this call may still use it. Harmless
-        where it was taken back already."""
+        """Take memory back; work enqueued on its stream before this call may still use it. A second
+        call has no effect."""
 
     def used_on(self, allocation: Allocation, stream: Stream) -> None:
-        """Say that work on another stream than its own uses the memory, too: it will not be
-        given out again before what is on that stream at the time of `free` is done."""
+        """Declare that work on another stream than its own uses the memory. It is then not reused
+        before the work enqueued on that stream at the time of `free` has finished."""
 
     def statistics(self) -> Statistics: ...
 
     def release_cached(self) -> int:
-        """Give back to the driver what is held and unused; returns the bytes."""
+        """Return held, unused memory to the driver; returns the bytes."""
 
     def close(self) -> None:
-        """Give everything back to the driver; a second call is harmless."""
+        """Return everything to the driver; a second call has no effect."""

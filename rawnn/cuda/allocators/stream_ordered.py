@@ -1,5 +1,5 @@
-"""`async`: the driver's own pool. cuMemAllocAsync and cuMemFreeAsync take effect in the order of a
-stream and wait for nothing."""
+"""`async`: the driver's own pool. cuMemAllocAsync and cuMemFreeAsync act in the order of a stream
+and wait for nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rawnn.cuda.memory import Allocation, Memory
 from rawnn.cuda.stream import OrderingEvent, Stream
 
 KEEP_ALL = 2**64 - 1
-"""Release threshold of the pool: give nothing back. The driver's default of 0 gives everything
-unused back at each synchronization, so that the next step has to ask for it again."""
+"""Release threshold of the pool: release nothing. With the driver's default of 0 each
+synchronization releases all unused memory, and the next step has to allocate it again."""
 
 
 def unsupported(driver: Any, device: Any) -> str | None:
-    """Why a device cannot allocate in the order of a stream; None where it can."""
+    """Why a device does not support stream-ordered allocation; None if it does."""
     context = "MEMORY_POOLS_SUPPORTED"
     result = driver.cuDeviceGetAttribute("MEMORY_POOLS_SUPPORTED", device)
     if check(driver, "cuDeviceGetAttribute", result, context):
@@ -29,9 +29,9 @@ def unsupported(driver: Any, device: Any) -> str | None:
 class StreamOrdered:
     """The device's default memory pool, its release threshold raised until `close`.
 
-    `stream` is used where a request names none. `memory` counts what is out; where its log is set,
-    only those requests are written to it that made the pool grow. Raises DeviceError where the
-    device has no memory pools; CallFailed.
+    `stream` is used if a request names none. `memory` counts what is allocated; its log, if set,
+    gets only the requests for which the pool grew. Raises DeviceError if the device has no memory
+    pools; CallFailed.
     """
 
     def __init__(self, driver: Any, device: Any, memory: Memory, stream: Stream) -> None:
@@ -41,7 +41,7 @@ class StreamOrdered:
         self._driver, self._memory, self._stream = driver, memory, stream
         self._out: dict[int, tuple[Allocation, Stream]] = {}
         self._users: dict[int, dict[int, Stream]] = {}
-        self._marks: list[OrderingEvent] = []
+        self._events: list[OrderingEvent] = []
         self._current = self._peak = self._hits = self._misses = 0
         self._pool = self._check("cuDeviceGetDefaultMemPool", device)
         self._before = self._check("cuMemPoolGetAttribute", self._pool, "RELEASE_THRESHOLD")
@@ -57,8 +57,7 @@ class StreamOrdered:
         return int(self._check("cuMemPoolGetAttribute", self._pool, "RESERVED_MEM_CURRENT"))
 
     def allocate(self, nbytes: int, purpose: str, stream: Stream | None = None) -> Allocation:
-        """`nbytes` (at least 1) for what `stream` does from now on. Raises OutOfMemory,
-        CallFailed."""
+        """`nbytes` (at least 1) for later work on `stream`. Raises OutOfMemory, CallFailed."""
         nbytes, stream = max(nbytes, 1), stream or self._stream
         result = self._driver.cuMemAllocAsync(nbytes, stream.handle)
         address = check_memory(self._driver, "cuMemAllocAsync", result, nbytes, purpose)
@@ -72,7 +71,7 @@ class StreamOrdered:
         return allocation
 
     def _log_growth(self, allocation: Allocation) -> None:
-        """Note the request if the driver had to give the pool more memory for it."""
+        """Log the request if the driver had to grow the pool for it."""
         reserved = self._reserved_now()
         grown, self._reserved = reserved - self._reserved, reserved
         self._misses += grown > 0
@@ -82,41 +81,41 @@ class StreamOrdered:
                                     f"the pool grew for {allocation.purpose}")
 
     def used_on(self, allocation: Allocation, stream: Stream) -> None:
-        """Say that another stream than its own works on the memory, too."""
+        """Declare that another stream also works on the memory."""
         _, own = self._out.get(allocation.address, (None, stream))
         if own is not stream:
             self._users.setdefault(allocation.address, {})[int(stream.handle)] = stream
 
     def free(self, allocation: Allocation) -> None:
-        """Give memory back behind what its stream, and others that use it, have been given to do.
-        Harmless where it was given back already."""
+        """Free memory after all work enqueued on its stream and on others that use it. A second
+        call has no effect."""
         found, stream = self._out.get(allocation.address, (None, self._stream))
         if found is not allocation:
             return
         for other in self._users.pop(allocation.address, {}).values():
-            mark = OrderingEvent(self._driver)
-            self._marks.append(mark)
-            mark.record(other)
-            stream.wait_for(mark)
+            event = OrderingEvent(self._driver)
+            self._events.append(event)
+            event.record(other)
+            stream.wait_for(event)
         del self._out[allocation.address]
         self._memory.count(-allocation.nbytes)
         self._current -= allocation.nbytes
         check(self._driver, "cuMemFreeAsync",
               self._driver.cuMemFreeAsync(allocation.address, stream.handle),
               f"{allocation.nbytes:,} bytes, {allocation.purpose}")
-        while self._marks:  # an event may be destroyed as soon as nothing records it any more
-            self._marks.pop().close()
+        while self._events:  # an event may be destroyed once no recording of it is pending
+            self._events.pop().close()
 
     def statistics(self) -> Statistics:
-        """Hits and misses are counted only while a log is written: the driver does not say which
-        they are unless it is asked each time."""
+        """Hits and misses are counted only while a log is written: telling them apart takes a call
+        to the driver for each request."""
         reserved = self._reserved_now()
         free = max(reserved - self._current, 0)
         return Statistics(self._current, self._peak, reserved, self._hits, self._misses,
                           free=free, largest_free=free)
 
     def release_cached(self) -> int:
-        """Let the driver give back what is unused; returns the bytes."""
+        """Let the driver release unused memory; returns the bytes."""
         before = self._reserved_now()
         self._stream.synchronize("giving back the memory pool")
         self._check("cuMemPoolTrimTo", self._pool, 0)
@@ -127,7 +126,7 @@ class StreamOrdered:
         return before - self._reserved
 
     def close(self) -> None:
-        """Free what is out, give the pool's memory back and set its threshold as it was."""
+        """Free everything, release the pool's memory and restore its threshold."""
         if self._closed:
             return
         self._closed = True
@@ -135,7 +134,7 @@ class StreamOrdered:
             closing.callback(self._check, "cuMemPoolSetAttribute", self._pool,
                              "RELEASE_THRESHOLD", self._before)
             closing.callback(self.release_cached)
-            while self._marks:
-                closing.callback(self._marks.pop().close)
+            while self._events:
+                closing.callback(self._events.pop().close)
             for allocation, _ in list(self._out.values()):
                 closing.callback(self.free, allocation)

@@ -1,10 +1,10 @@
-"""Several kernels compiled beside each other, and beside whatever else the caller has to do.
+"""Compiles several kernels in parallel, while the caller does other work.
 
-NVRTC gives up Python's lock while it compiles and may be called from several threads, so that a
-first run takes as long as its slowest kernel and not as all of them (784-10 with
-graphs,cublas,cudnn: 1.9 s one after another). The largest source begins: NVRTC reads one source
-after another, and what it then does beside the others takes longest there (loss.cu: four times the
-median).
+NVRTC releases Python's lock while it compiles and may be called from several threads, so that a
+first run takes as long as its slowest kernel instead of all of them (784-10 with
+graphs,cublas,cudnn: 1.9 s one after another). The largest source starts first. NVRTC reads one
+source at a time, and what it does in parallel afterwards takes longest for that one (loss.cu: four
+times the median).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Job:
     """Kernels of one of rawnn's .cu files: instances `expressions`, as `compile_source` takes
-    them. A `specific` source has instructions that one architecture alone has. What is no file of
-    rawnn's brings its `code`."""
+    them. A `specific` source has instructions of one architecture only. A source that is no file
+    of rawnn's is given as `code`."""
 
     file: str
     expressions: tuple[str, ...]
@@ -35,23 +35,23 @@ class Job:
     specific: bool = False
     code: CudaText | None = None
 
-    def apart(self) -> list[Job]:
-        """A job for each instance."""
+    def instances(self) -> list[Job]:
+        """One job per instance."""
         return [replace(self, expressions=(expression,)) for expression in self.expressions]
 
 
 class Batch:
-    """Jobs being compiled. With `parallel` each instance is compiled by itself and threads work
-    beside the caller; else each job when its result is asked for, in this thread.
+    """Jobs being compiled. With `parallel`, threads compile each instance separately in the
+    background; otherwise this thread compiles each job when its result is requested.
 
-    Iterate over it once for each job with its result; a job that failed raises there. `close` lets
-    go of what nobody asked for any more.
+    Iterate over it once for each job with its result; a failed job raises there. `close` drops the
+    results that nobody has requested.
     """
 
     def __init__(self, jobs: Sequence[Job], compiled: Callable[[Job], Compiled],
                  parallel: bool) -> None:
         self._compiled = compiled
-        self._jobs = [each for job in jobs for each in job.apart()] if parallel else list(jobs)
+        self._jobs = [each for job in jobs for each in job.instances()] if parallel else list(jobs)
         self._pool: Executor | None = None
         self._futures: list[Future[Compiled]] = []
         if parallel and len(self._jobs) > 1:
@@ -64,7 +64,7 @@ class Batch:
             self._futures = [begun[place] for place in range(len(self._jobs))]
 
     def _size(self, place: int) -> int:
-        """Of a job's source, in characters."""
+        """Length of a job's source in characters."""
         job = self._jobs[place]
         if job.code is not None:
             return len(job.code.text)
@@ -77,7 +77,7 @@ class Batch:
         self.close()
 
     def close(self) -> None:
-        """Compile nothing that has not begun, and wait for what has; a second call is harmless."""
+        """Cancel jobs that have not begun, and wait for the others; a second call has no effect."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None

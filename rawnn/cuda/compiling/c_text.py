@@ -1,5 +1,5 @@
-"""CUDA C text taken apart by its brackets and names: kernels' declarators, lists, namespaces. The
-text is free of comments, strings and preprocessor lines (c_types.code_of)."""
+"""Splits CUDA C text at its brackets and names: kernel declarators, lists, namespaces. The text
+must be free of comments, strings and preprocessor lines (c_types.code_of)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BRACE = re.compile(r"[{}]")
 
 
 def closing(text: str, start: int) -> int:
-    """Index of the bracket closing the one at `start`; inside parentheses `<` and `>` may be
-    comparisons, so they count only where no parenthesis is open."""
+    """Index of the bracket that closes the one at `start`. Inside parentheses `<` and `>` may be
+    comparisons, so that they count only outside."""
     stack: list[str] = []
     for index in range(start, len(text)):
         char = text[index]
@@ -35,7 +35,7 @@ def closing(text: str, start: int) -> int:
 
 
 def split(text: str) -> list[str]:
-    """`text` split at commas outside every bracket; empty text has no parts."""
+    """`text` split at commas outside all brackets; empty text has no parts."""
     parts, begin, index = [], 0, 0
     while index < len(text):
         if text[index] in _OPEN:
@@ -49,7 +49,7 @@ def split(text: str) -> list[str]:
 
 
 def split_expression(expression: str) -> tuple[str, list[str]]:
-    """(name, template arguments) of "a::softmax<float>". Raises ConfigError for what is none."""
+    """(name, template arguments) of "a::softmax<float>". Raises ConfigError for other text."""
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
         raise ConfigError(f"'{expression}' is not a kernel name such as softmax<float>")
@@ -57,8 +57,8 @@ def split_expression(expression: str) -> tuple[str, list[str]]:
 
 
 def declarator(text: str, index: int) -> tuple[str, int, int] | None:
-    """(name, start, end) of a kernel and its parameter list, reading on from `__global__` over
-    the return type and attributes; None for an explicit specialisation."""
+    """(name, start, end) of a kernel and its parameter list. Reads from `__global__` over the
+    return type and attributes. None for an explicit specialisation."""
     while True:
         match = WORD.search(text, index)
         if match is None or re.search(r"[;{}()]", text[index : match.start()]):
@@ -79,8 +79,7 @@ def declarator(text: str, index: int) -> tuple[str, int, int] | None:
 
 
 def namespaces(text: str) -> list[tuple[int, int, str]]:
-    """(begin, end, name) of every namespace, outer ones first; "" for those that names may leave
-    out."""
+    """(begin, end, name) of every namespace, outer ones first; "" for one that names may omit."""
     found = []
     for match in _NAMESPACE.finditer(text):
         depth, end = 1, match.end()

@@ -1,5 +1,5 @@
-"""The types that kernels take by value, as CUDA C text spells them, and what Python's `struct` and
-NumPy call them."""
+"""The types that kernels take by value: their spellings in CUDA C, and their codes in Python's
+`struct` and NumPy."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ FORMATS = {
     "int8_t": "b", "uint8_t": "B", "int16_t": "h", "uint16_t": "H",
     "int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q",
     "uint": "I", "ushort": "H", "ulong": _LONG.upper(),
-    # Small floats travel as their raw bits.
+    # Small floats are passed as their raw bits.
     "__half": "H", "half": "H", "__nv_bfloat16": "H", "nv_bfloat16": "H",
     "float16": "H", "bfloat16": "H", "float8_e4m3": "B", "float8_e5m2": "B",
     "__nv_fp8_e4m3": "B", "__nv_fp8_e5m2": "B",
-    "TensorMap": "128s", "CUtensorMap": "128s",  # what cuTensorMapEncodeTiled makes
+    "TensorMap": "128s", "CUtensorMap": "128s",  # the result of cuTensorMapEncodeTiled
 }  # fmt: skip
 MAP_SIZE, MAP_ALIGNMENT = 128, 64
-"""Bytes of a tensor map, and what its address is a multiple of."""
+"""Bytes of a tensor map, and their alignment."""
 MAP_SUFFIX = "_map"
 """`w_map` is the map of operand `w`."""
 SIZES = {"?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "f": 4, "128s": MAP_SIZE}
-"""Bytes by `struct` code; all others: 8."""
+"""Bytes by `struct` code; 8 for all others."""
 QUALIFIERS = {
     "const", "volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__",
     "struct", "class", "enum", "typename",
@@ -44,7 +44,7 @@ _BLANK = re.compile(
 
 
 def code_of(text: str) -> str:
-    """CUDA C `text` with spaces for its comments, strings and preprocessor lines."""
+    """CUDA C `text` with its comments, strings and preprocessor lines replaced by spaces."""
     return _BLANK.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text.replace("\\\n", "  "))
 
 
@@ -54,7 +54,7 @@ def type_words(text: str) -> list[str]:
 
 
 def canonical(words: list[str]) -> str:
-    """The type's words in one order: "long unsigned int" -> "unsigned long"."""
+    """The type's words in a fixed order: "long unsigned int" -> "unsigned long"."""
     words = [word.removeprefix("std::") for word in words]
     if not words or not set(words) <= TYPE_WORDS:
         return " ".join(words)

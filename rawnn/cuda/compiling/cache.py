@@ -1,8 +1,8 @@
-"""The on-disk cache of compiled kernels: files named by the hash of all that went into them.
+"""The on-disk cache of compiled kernels: files named by the hash of their inputs.
 
-An entry is never changed once written: writers make a private temporary file and rename it over
-the name, so a reader in another process sees a whole entry or none. A checksum in the entry
-catches a truncated or damaged file, which counts as missing and is removed.
+An entry never changes once written: writers create a private temporary file and rename it, so that
+a reader in another process sees a complete entry or none. A checksum in the entry detects a
+truncated or damaged file, which counts as missing and is removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SUFFIX = ".cubin"
 
 
 class CacheInfo(NamedTuple):
-    """Where the cache is, how many entries it holds and their bytes on disk."""
+    """The cache's directory, its number of entries and their bytes on disk."""
 
     directory: Path
     entries: int
@@ -30,7 +30,7 @@ class CacheInfo(NamedTuple):
 
 
 def default_directory() -> Path:
-    """Where cubins are kept unless another place is given."""
+    """The default directory of cubins."""
     return cache_directory() / "cubins"
 
 
@@ -39,13 +39,12 @@ def _log_warning(message: str) -> None:
 
 
 class CubinCache:
-    """A directory of entries by key, safe between threads and processes.
+    """A directory of entries by key, safe for concurrent threads and processes.
 
-    `directory` defaults to `default_directory()`; it is created with mode 0700 at the first
-    `put`, and entries have mode 0600: a cubin is code that runs, so a directory that another
-    user owns, or that group or others may write, is not used. A cache that cannot be used never
-    stops a run: it misses every time, and `notify` (a logged warning by default) is called once
-    with the reason.
+    `directory` defaults to `default_directory()`. The first `put` creates it with mode 0700, and
+    entries have mode 0600. A cubin is code that runs, so a directory that another user owns, or
+    that group or others may write, is not used. An unusable cache never stops a run: it misses
+    every time, and `notify` (by default a logged warning) is called once with the reason.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class CubinCache:
         return None
 
     def put(self, key: str, payload: bytes) -> bool:
-        """Store `payload` under `key`; False where the cache cannot be written."""
+        """Store `payload` under `key`; False if the cache cannot be written."""
         path = self._path(key)
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,7 +87,7 @@ class CubinCache:
         return True
 
     def discard(self, key: str) -> None:
-        """Remove the entry under `key`, where there is one and the cache may be written."""
+        """Remove the entry under `key`, if there is one and the cache may be written."""
         try:
             self._path(key).unlink(missing_ok=True)
         except OSError as error:
@@ -106,9 +105,9 @@ class CubinCache:
         return CacheInfo(self.directory, entries, nbytes)
 
     def clear(self) -> int:
-        """Remove every entry, and what interrupted writers left; returns the entries removed.
+        """Remove every entry and the files of interrupted writers; returns the entries removed.
 
-        Raises OSError where an entry cannot be removed.
+        Raises OSError if an entry cannot be removed.
         """
         for path in self._files(PARTIAL):
             path.unlink(missing_ok=True)
@@ -129,7 +128,7 @@ class CubinCache:
         return self.directory / (key + _SUFFIX)
 
     def _trusted(self) -> bool:
-        """Whether nobody else can have put code into the directory. OSError where it is not."""
+        """Whether no other user can have put code into the directory. OSError if it is missing."""
         status = self.directory.stat()
         if hasattr(os, "geteuid"):
             if status.st_uid != os.geteuid():

@@ -1,7 +1,7 @@
 """CUDA C to cubin by NVRTC, through the on-disk cache.
 
-A cache hit never loads NVRTC: the library is handed over as an object or as a factory called at
-the first compilation, and for the key its identity is read from its files (headers.py).
+A cache hit never loads NVRTC: the library is passed as an object or as a factory called at the
+first compilation, and its identity in the key is read from its files (headers.py).
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from rawnn.cuda.compiling.translation import DYNAMIC, Omission, Translation
 from rawnn.cuda.errors import check
 from rawnn.ptx import INCLUDE
 
-if TYPE_CHECKING:  # what is needed of a user's kernels alone is imported when one is compiled
+if TYPE_CHECKING:  # modules for users' kernels are imported when one is compiled
     from rawnn.cuda.compiling.probe import CompiledKernel
 
 _LOCATED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
 _ERRORS_SHOWN = 5
 _CONTEXT = 3
 NOWHERE = "/no-such-folder/"
-"""Where a source that is no file seems to lie: NVRTC looks for what it includes in quotes in the
-source's own folder first, for a name without one in the working directory. Its option against that,
---no-source-include, also keeps headers from what lies beside them (cooperative_groups.h does)."""
-_FORMAT = "5"  # of the key and the entry: raise it when either changes
+"""The folder of a source that is no file. NVRTC searches quoted includes first in the source's own
+folder, which for a name without one is the working directory. Its option against that,
+--no-source-include, also keeps headers from files next to them (cooperative_groups.h)."""
+_FORMAT = "5"  # of the key and the entry: increment it when either changes
 
 
 class NvrtcLibrary(Protocol):
-    """The calls of rawnn.cuda.nvrtc.Nvrtc that compilation makes.
+    """The calls of rawnn.cuda.nvrtc.Nvrtc that compilation uses.
 
-    An implementation that is not the real NVRTC carries `identity`, a str that takes the
-    library's place in the cache key, so that its output never answers for the real one's.
+    An implementation other than the real NVRTC has `identity`, a str that replaces the library's
+    identity in the cache key, so that its output is never used for the real one's.
     """
 
     def error_text(self, code: Any) -> tuple[str, str]: ...
@@ -63,12 +63,17 @@ class NvrtcLibrary(Protocol):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled source: `lowered` maps each name expression ("softmax<float>") to the mangled
-    name that cuModuleGetFunction takes; `cached` says that it came from the cache; `seconds` is
-    the wall time of the call; `log` is what NVRTC wrote (warnings, and ptxas's report where an
-    option asks for it), empty where it came from the cache; `proofs` says of each kernel compiled
-    for programmatic launches what its PTX proves, `kernels` of each that was probed what it takes;
-    `left_out` is what the source has for the host, where the device's part of it was compiled."""
+    """A compiled source.
+
+    lowered: mangled name, as for cuModuleGetFunction, by name expression ("softmax<float>").
+    cached: whether it came from the cache.
+    seconds: wall-clock time of the call.
+    log: NVRTC's output (warnings, and ptxas's report if an option asks for it); empty from the
+        cache.
+    proofs: what the PTX proves, for each kernel compiled for programmatic launches.
+    kernels: the compiled parameters of each kernel that was probed.
+    left_out: host code in the source, if only its device part was compiled.
+    """
 
     cubin: bytes
     lowered: dict[str, str]
@@ -88,9 +93,9 @@ class _Refusal(CompileError):
 
 @dataclass(frozen=True)
 class _Includes:
-    """What a source includes: `digest` covers the text of every file found in the include paths
-    and the size and time of every CUDA header; `cuda` are the CUDA include directories, empty
-    where none is needed."""
+    """The includes of a source: `digest` covers the text of every file found in the include paths,
+    and the size and time of every CUDA header; `cuda` are the CUDA include directories, empty if
+    none is needed."""
 
     digest: str
     cuda: tuple[Path, ...]
@@ -111,27 +116,30 @@ def compile_source(
     preamble: str = "",
     probed: bool = False,
 ) -> Compiled:
-    """Compile CUDA C `text` for `arch` ("sm_90") and give the cubin and the kernels' names; for a
-    virtual architecture ("compute_75") PTX takes the place of the cubin.
+    """Compile CUDA C `text` for `arch` ("sm_90") to a cubin with the kernels' names; for a virtual
+    architecture ("compute_75") to PTX.
 
-    `nvrtc` is the seam or a function that makes it, called only where nothing is cached. `name`
-    names the source in messages; where it is the path of a file, quoted includes are looked up
-    beside it, then in `include_paths`, then in rawnn's own kernel folder (never in the working
-    directory). `expressions` name the kernels wanted; a template must be instantiated by one, a
-    plain kernel has to be listed as well. `options` are further NVRTC options. `relocatable`
-    makes a cubin that needs linking (cuLink) before it can be loaded. `programmatic` defines
-    RAWNN_PDL, so that kernels wait and trigger (pdl.cuh), and proves from the PTX that they do.
-    `preamble` is text ahead of the source's, which keeps its line numbers: macros of names as short
-    as T, which as options would reach into NVRTC's own templates. `probed` also asks the compiler
-    for the parameters that the kernels have (probe.py).
-    A source that asks for RAWNN_CHOSEN gets it defined, and RAWNN_CHOSEN_<kernel> for each wanted:
-    NVRTC would compile every kernel that is no template, whether it is wanted or not.
-    Where NVRTC refuses the source as it is, the device's part of it is compiled (whole_file.py), if
-    it has code for the host, or it is compiled with the headers that nvcc includes by itself.
+    nvrtc: the library, or a factory that is called only if nothing is cached.
+    name: names the source in messages. If it is a file's path, quoted includes are searched in its
+        folder, then in `include_paths`, then in rawnn's kernel folder, but never in the working
+        directory.
+    expressions: the kernels wanted, templates as instances.
+    options: further NVRTC options.
+    relocatable: make a cubin that must be linked (cuLink) before it can be loaded.
+    programmatic: define RAWNN_PDL, so that kernels wait and trigger (pdl.cuh), and prove from the
+        PTX that they do.
+    preamble: text before the source, which keeps its line numbers. It defines macros with short
+        names such as T, which as options would also change NVRTC's own templates.
+    probed: ask the compiler for the parameters of the kernels (probe.py).
 
-    Raises CompileError, with numbered source lines, where NVRTC refuses the source or an option;
-    CallFailed where another NVRTC call fails; MissingLibrary where NVRTC or a CUDA header that
-    the source includes is not installed.
+    A source that uses RAWNN_CHOSEN gets it defined, and RAWNN_CHOSEN_<kernel> for each kernel
+    wanted: otherwise NVRTC compiles every kernel that is no template. If NVRTC refuses the source,
+    its device part is compiled instead (whole_file.py) if it has host code, or the source with the
+    headers that nvcc includes implicitly.
+
+    Raises CompileError, with numbered source lines, if NVRTC refuses the source or an option;
+    CallFailed if another NVRTC call fails; MissingLibrary if NVRTC or an included CUDA header is
+    not installed.
     """
     begin = time.perf_counter()
     paths = _search_paths(name, include_paths, options)
@@ -190,7 +198,7 @@ def compile_source(
 
 
 def _cuda_folders() -> tuple[Path, ...]:
-    """CUDA's, where they are installed, for what a source does not include itself."""
+    """CUDA's include folders, if installed, for what a source does not include itself."""
     try:
         return headers.include_directories()
     except MissingLibrary:
@@ -198,7 +206,7 @@ def _cuda_folders() -> tuple[Path, ...]:
 
 
 def _refuse_launches(name: str, expressions: Sequence[str], left_out: Iterable[Omission]) -> None:
-    """Raises CompileError for a kernel that is wanted and launches others."""
+    """Raise CompileError for a wanted kernel that launches others."""
     lines = {each.name: each.first for each in left_out if each.why == DYNAMIC}
     for expression in expressions:
         kernel = re.sub(r"<.*|.*::", "", expression).strip()
@@ -255,22 +263,22 @@ def _identity(nvrtc: NvrtcLibrary | Callable[[], NvrtcLibrary]) -> str | None:
 def _search_paths(
     name: str, include_paths: Sequence[Path], options: Sequence[str]
 ) -> list[Path]:
-    """Where includes are looked up, in order; folders given as options count too, so that what
-    lies in them goes into the key."""
+    """The folders of includes in order. Folders given as options are part of it, so that the key
+    covers their files."""
     source = Path(name)
-    beside = [source.resolve().parent] if source.is_file() else []
+    own_folder = [source.resolve().parent] if source.is_file() else []
     given = [
         Path(option.removeprefix(prefix))
         for option in options
         for prefix in ("-I", "--include-path=")
         if option.startswith(prefix)
     ]
-    return list(dict.fromkeys([*beside, *given, *include_paths, *INCLUDE]))
+    return list(dict.fromkeys([*own_folder, *given, *include_paths, *INCLUDE]))
 
 
 def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
-    """Follow the includes of `text` through `paths`. Those not found there are CUDA's, whose
-    directories are looked up only then: most kernels include none, and start up faster."""
+    """Follow the includes of `text` through `paths`. Others are CUDA's, whose directories are
+    searched only then: most kernels include none, and start faster."""
     found_here, missing = follow_includes(text, paths)
     parts = [word for pair in found_here for word in pair]
     if not missing:
@@ -290,7 +298,7 @@ def _read_includes(text: str, name: str, paths: Sequence[Path]) -> _Includes:
 
 
 def _digest(parts: Iterable[str]) -> str:
-    """SHA-256 over `parts`, each with its length, so that no two lists give the same bytes."""
+    """SHA-256 over `parts`, each with its length, so that different lists give different bytes."""
     total = hashlib.sha256()
     for part in parts:
         data = part.encode(errors="surrogateescape")
@@ -332,8 +340,8 @@ def _compile(
     nvrtc: NvrtcLibrary, source: Translation, name: str, arch: str, expressions: Sequence[str],
     flags: Sequence[str], paths: Sequence[Path], assembly: bool, probed: bool,
 ) -> tuple[bytes, dict[str, str], str, str]:
-    """(cubin, lowered names, with those of probes, log, PTX); the PTX only if `assembly` is asked
-    for or kernels are `probed`, else ""."""
+    """(cubin, lowered names, with those of probes, log, PTX); the PTX is "" unless `assembly` is
+    set or kernels are `probed`."""
     context = f"kernel source {name}, {arch}"
     placed = str(Path(name).resolve()) if Path(name).is_file() else NOWHERE + name.lstrip("/")
     names, preamble = list(expressions), source.preamble
@@ -345,9 +353,9 @@ def _compile(
     whole = f"{preamble}#line 1\n{source.text}" if preamble else source.text
     given = (whole, placed, source.headers) if source.headers else (whole, placed)
     program = check(nvrtc, "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(*given), context)
-    with ExitStack() as made:
-        made.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",
-                                    nvrtc.nvrtcDestroyProgram(program), context))
+    with ExitStack() as closing:
+        closing.callback(lambda: check(nvrtc, "nvrtcDestroyProgram",
+                                       nvrtc.nvrtcDestroyProgram(program), context))
         for expression in names:
             check(
                 nvrtc, "nvrtcAddNameExpression",
@@ -372,7 +380,7 @@ def _compile(
             )
             for expression in names
         }
-        if arch.startswith("compute_"):  # a virtual architecture has PTX alone
+        if arch.startswith("compute_"):  # a virtual architecture has only PTX
             cubin = check(nvrtc, "nvrtcGetPTX", nvrtc.nvrtcGetPTX(program), context)
         else:
             cubin = check(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program), context)
@@ -385,8 +393,8 @@ def _explain(
     nvrtc: NvrtcLibrary, failure: str, log: str, source: Translation, name: str, arch: str,
     expressions: Sequence[str], flags: Sequence[str], paths: Sequence[Path],
 ) -> str:
-    """The message of a CompileError: one sentence, the source lines in error, what was asked of
-    which library and which call failed, and NVRTC's whole log."""
+    """The message of a CompileError: one sentence, the source lines in error, the library and the
+    options, the call that failed, and NVRTC's complete log."""
     code, major, minor = nvrtc.nvrtcVersion()
     version = "NVRTC of unknown version" if code else f"NVRTC {major}.{minor}"
     located = list(_LOCATED.finditer(log))
@@ -426,7 +434,7 @@ def _explain(
 
 
 def _numbered(file: str, line: int, sources: dict[str, str], paths: Sequence[Path]) -> list[str]:
-    """The lines around `line` of `file`, numbered, the one in error marked; none where the file
+    """The lines around `line` of `file`, numbered, with the one in error marked; none if the file
     cannot be read (NVRTC gives headers by the path it found them at)."""
     text = sources.get(file)
     if text is None:

@@ -1,5 +1,5 @@
-"""The signature of a user's kernel: what was compiled decides number, sizes, order and types of the
-parameters, and the source gives their names."""
+"""The signature of a user's kernel. The compiler determines number, sizes, order and types of the
+parameters; the source gives their names."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _SAME = {
     "nv_bfloat162": "__nv_bfloat162", "cuComplex": "float2", "cuFloatComplex": "float2",
     "cuDoubleComplex": "double2", "CUtensorMap": "CUtensorMap_st",
 }  # fmt: skip
-"""Names of CUDA's types -> what its headers make them of."""
+"""CUDA's type names -> the types that its headers define them as."""
 _SMALL = re.compile(r"half|float\d|fp8|bfloat")
 _NUMBERS = {name: code for name, code in FORMATS.items()
             if not (code.endswith("s") or _SMALL.search(name))}
-"""Types that are the same where their codes are."""
+"""Types that are equal if their codes are."""
 
 
 _TRAILER = "\n//rawnn: compiled kernels: "
 
 
 class Declarations:
-    """What a source, and the headers that it includes in quotes from `folders`, declare of its
-    kernels; reading it never fails, as the compiler has the last word."""
+    """What a source, and the headers that it includes in quotes from `folders`, declare about its
+    kernels. Reading never fails, because the compiler decides what is valid."""
 
     def __init__(self, text: str, folders: Sequence[Path] = INCLUDE) -> None:
         self._text, self._folders = text, tuple(folders)
@@ -61,21 +61,21 @@ class Declarations:
         return tuple(dict.fromkeys(each.name for each in self._found if each.name))
 
     def of(self, name: str) -> tuple[KernelSignature, ...]:
-        """Every definition of a kernel that can be read; where there is none, its declarations."""
+        """Every readable definition of a kernel, or its declarations if there is none."""
         every = [each for each in self._found if each.name == name and each.signature is not None]
         chosen = [each for each in every if each.definition] or every
         return tuple(dict.fromkeys(each.signature for each in chosen
                                    if each.signature is not None))
 
     def instance(self, signature: KernelSignature) -> Instance:
-        """A signature with the names that its template arguments have in the source."""
+        """A signature with the names of its template arguments in the source."""
         declared = next(iter(self.of(signature.name)), None)
         names = declared.template if declared else ()
         return Instance(signature, dict(zip(names, signature.arguments, strict=False)))
 
     def check(self, expression: str) -> None:
-        """Raises ConfigError, with the cure, for a kernel that the source cannot have: neither
-        declared nor made by a macro, or with other template parameters."""
+        """Raise ConfigError, with the fix, for a kernel that the source cannot have: it is neither
+        declared nor made by a macro, or has other template parameters."""
         name = split_expression(expression)[0]
         last = name.rpartition("::")[2]
         if name not in self.names:
@@ -94,9 +94,9 @@ class Declarations:
 
     def signature(self, expression: str, compiled: CompiledKernel | None = None
                   ) -> KernelSignature:
-        """Of a kernel or an instance of one. Without what was `compiled` it is the source's alone.
-        Its `note` says which names are not known. Raises ConfigError for a kernel that there is
-        not, a parameter that cannot be passed, and a source that says less than needed."""
+        """The signature of a kernel or an instance of one. Without `compiled` it is the source's
+        alone. Its `note` lists unknown names. Raises ConfigError for a kernel that does not exist,
+        a parameter that cannot be passed, and a source that does not say enough."""
         if compiled is None:
             return find_kernel(parse_kernels(self._text, self._folders), expression)
         name, arguments = split_expression(expression)
@@ -104,68 +104,68 @@ class Declarations:
         for each in self.of(name):
             try:
                 declared.append(each.substituted(expression))
-            except ConfigError:  # of other template parameters: another branch of an #if
+            except ConfigError:  # it has other template parameters: another branch of an #if
                 continue
         same = [each for each in declared if len(each.parameters) == len(compiled.parameters)]
         fitting = [each for each in same if all(map(_agree, each.parameters, compiled.parameters))]
         chosen = fitting or same
         parameters, known = [], True
-        for index, made in enumerate(compiled.parameters):
+        for index, actual in enumerate(compiled.parameters):
             named = {each.parameters[index].name: each.parameters[index] for each in chosen}
             known = known and len(named) == 1
-            said = next(iter(named.values())) if len(named) == 1 else None
-            parameters.append(self._joined(said.name if said else f"arg{index}", said, made))
+            source = next(iter(named.values())) if len(named) == 1 else None
+            parameters.append(self._joined(source.name if source else f"arg{index}", source,
+                                           actual))
         found = KernelSignature(name, tuple(parameters), (),
                                 declared[0].arguments if declared else tuple(arguments),
                                 "" if known else _note(expression, parameters, declared))
         found.layout()
         return found
 
-    def _joined(self, name: str, said: Parameter | None, made: CompiledParameter) -> Parameter:
-        """A parameter as it was compiled, in the source's words where these mean the same."""
-        if made.reference:
+    def _joined(self, name: str, source: Parameter | None, actual: CompiledParameter) -> Parameter:
+        """A compiled parameter, spelled as in the source if that means the same."""
+        if actual.reference:
             raise ConfigError(f"the kernel's parameter '{name}' is a reference; pass a pointer")
-        if said is not None and said.ctype and _agree(said, made):
-            if said.pointer or said.ctype in FORMATS:
-                return said
-            return replace(said, struct=self._struct(made))
-        if made.pointer or made.code:
-            return Parameter(name, made.ctype, made.pointer, made.const, code=made.code)
-        ctype = "CUtensorMap" if made.ctype == "CUtensorMap_st" else made.ctype
-        parameter = Parameter(name, ctype or "type without a name", False, made.const)
-        if ctype in FORMATS and (parameter.size, parameter.align) == (made.size, made.align):
+        if source is not None and source.ctype and _agree(source, actual):
+            if source.pointer or source.ctype in FORMATS:
+                return source
+            return replace(source, struct=self._struct(actual))
+        if actual.pointer or actual.code:
+            return Parameter(name, actual.ctype, actual.pointer, actual.const, code=actual.code)
+        ctype = "CUtensorMap" if actual.ctype == "CUtensorMap_st" else actual.ctype
+        parameter = Parameter(name, ctype or "type without a name", False, actual.const)
+        if ctype in FORMATS and (parameter.size, parameter.align) == (actual.size, actual.align):
             return parameter
-        return replace(parameter, struct=self._struct(made))
+        return replace(parameter, struct=self._struct(actual))
 
-    def _struct(self, made: CompiledParameter) -> Struct:
-        """The layout of a struct by value, opaque where the source does not say that of the
-        compiled one."""
+    def _struct(self, actual: CompiledParameter) -> Struct:
+        """The layout of a struct by value, opaque unless the source declares the compiled one."""
         try:
-            found = read_struct(made.ctype, self._structs.texts)
+            found = read_struct(actual.ctype, self._structs.texts)
         except ConfigError:
             found = None
-        if found is None or (found.size, found.align) != (made.size, made.align):
-            found = Struct(made.ctype, (), made.size, made.align)
+        if found is None or (found.size, found.align) != (actual.size, actual.align):
+            found = Struct(actual.ctype, (), actual.size, actual.align)
         return found
 
 
-def _agree(said: Parameter, made: CompiledParameter) -> bool:
-    """Whether a parameter of the source, as far as it can be read, is the one that was compiled."""
-    if not said.ctype:
+def _agree(source: Parameter, actual: CompiledParameter) -> bool:
+    """Whether a parameter of the source, as far as it can be read, matches the compiled one."""
+    if not source.ctype:
         return True
-    if not made.ctype:
+    if not actual.ctype:
         try:
-            return said.size == made.size
+            return source.size == actual.size
         except ConfigError:
             return False
-    if said.pointer != made.pointer or (said.pointer and said.const != made.const):
+    if source.pointer != actual.pointer or (source.pointer and source.const != actual.const):
         return False
-    if made.code or (said.ctype in FORMATS and FORMATS[said.ctype] == f"{MAP_SIZE}s"
-                     and made.size != MAP_SIZE):
+    if actual.code or (source.ctype in FORMATS and FORMATS[source.ctype] == f"{MAP_SIZE}s"
+                       and actual.size != MAP_SIZE):
         return False
-    words = re.sub(r"\bconst\b", "", made.ctype).replace(" *", "*")
-    a, b = said.ctype.rstrip("*"), " ".join(words.rstrip("*").split())
-    if len(said.ctype) - len(a) != words.count("*"):
+    words = re.sub(r"\bconst\b", "", actual.ctype).replace(" *", "*")
+    a, b = source.ctype.rstrip("*"), " ".join(words.rstrip("*").split())
+    if len(source.ctype) - len(a) != words.count("*"):
         return False
     return _SAME.get(a, a) == _SAME.get(b, b) or (
         a in _NUMBERS and b in _NUMBERS and _NUMBERS[a] == _NUMBERS[b])
@@ -173,7 +173,7 @@ def _agree(said: Parameter, made: CompiledParameter) -> bool:
 
 def _note(expression: str, parameters: Sequence[Parameter], declared: Sequence[KernelSignature]
           ) -> str:
-    """What is said of parameters whose names are not known."""
+    """The note on parameters whose names are unknown."""
     counts = sorted({len(each.parameters) for each in declared})
     if not counts:
         why = "the source does not say its parameters' names"
@@ -188,21 +188,21 @@ def _note(expression: str, parameters: Sequence[Parameter], declared: Sequence[K
 
 @dataclass(frozen=True)
 class Instance:
-    """A kernel's signature with its template arguments put in, and by name which these are."""
+    """A kernel's signature with its template arguments substituted, and these by name."""
 
     signature: KernelSignature
     template: Mapping[str, str]
 
 
 def annotated(text: str, instances: Mapping[str, Instance]) -> str:
-    """A source that says in its last line, a comment, which signatures the compiler found for
-    expressions: for the simulated GPU, which has no compiler."""
+    """The source with a final comment that holds the signatures that the compiler found for
+    expressions: the simulated GPU has no compiler."""
     return text + _TRAILER + json.dumps({name: asdict(each) for name, each in instances.items()}) \
         if instances else text
 
 
 def annotation(text: str) -> dict[str, Instance]:
-    """What `annotated` put into a text, by expression; {} for any other text."""
+    """What `annotated` appended to a text, by expression; {} for any other text."""
     _, found, stated = text.rpartition(_TRAILER)
     return {name: Instance(_signature(each["signature"]), each["template"])
             for name, each in json.loads(stated).items()} if found else {}

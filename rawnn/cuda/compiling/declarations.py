@@ -1,8 +1,8 @@
 """CUDA C++ text as the declarations of its namespaces and classes, found by matching brackets.
 
-This is no compiler: it knows tokens, brackets, conditional directives and what the head of a
-declaration looks like, which is enough to say where each function begins and ends. Text that it
-cannot follow, with brackets that do not match, is refused as UnbalancedBrackets.
+This is no compiler: it knows tokens, brackets, conditional directives and the head of a
+declaration. That is enough to find where each function begins and ends. Text with unbalanced
+brackets is refused as UnbalancedBrackets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEFINED = re.compile(r"[ \t]*#[ \t]*define[ \t]+(\w+)")
 _ASKED = re.compile(r"(!?)[ \t]*defined[ \t]*\(?[ \t]*(\w+)[ \t]*\)?")
 _TRUE, _FALSE = ("1", "true"), ("0", "false")
 _ALWAYS = {"__cplusplus", "__CUDACC__", "__NVCC__", "__linux__"}
-"""What nvcc defines on Linux."""
+"""Macros that nvcc defines on Linux."""
 _ATTRIBUTES = {"__attribute__", "__align__", "alignas", "__declspec", "decltype", "noexcept",
                "__launch_bounds__", "__cluster_dims__", "__block_size__", "__maxnreg__", "explicit",
                "requires", "typeof", "__typeof__", "throw"}
@@ -44,12 +44,12 @@ _NO_VARIABLES = {"using", "typedef", "namespace", "template", "friend", "static_
 
 
 class UnbalancedBrackets(ValueError):
-    """Brackets do not match; the message has the line."""
+    """Brackets do not match; the message names the line."""
 
 
 class Token(NamedTuple):
-    """`kind` is word, number, string, char, mark or directive; brackets with all within them, as
-    the head of a declaration has them, are one token of the kind "group"."""
+    """A token of `kind` word, number, string, char, mark or directive. In the head of a
+    declaration, brackets with their content are one token of the kind "group"."""
 
     kind: str
     text: str
@@ -59,10 +59,14 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Declaration:
-    """One declaration from `start` to `end` (offsets into the text). `head` are its tokens outside
-    of brackets, without a template's parameters; `tokens` are all. `kind` is function, prototype,
-    type, variable or other. `names` are what it declares, `name` the first of them; `members` are
-    the declarations of a class."""
+    """One declaration from `start` to `end` (offsets into the text).
+
+    kind: function, prototype, type, variable or other.
+    names, name: what it declares, and the first of these.
+    head: its tokens outside of brackets, without a template's parameters.
+    tokens: all of its tokens.
+    members: the declarations of a class.
+    """
 
     kind: str
     name: str
@@ -76,7 +80,7 @@ class Declaration:
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """All words in it."""
+        """All words in the declaration."""
         return frozenset(token.text for token in self.tokens if token.kind == "word")
 
     @cached_property
@@ -86,12 +90,12 @@ class Declaration:
 
 
 class Unit:
-    """A text in parts: its `declarations` in order, those of namespaces and `extern "C"` blocks
-    among the others; its preprocessor `directives`; `tokens` without comments and directives.
+    """A text in parts: its `declarations` in order, including those in namespaces and `extern "C"`
+    blocks; its preprocessor `directives`; `tokens` without comments and directives.
 
-    Of a conditional directive whose branches each match their brackets all are read, else the first
-    alone; one without alternatives unless the text says that it is false. What `#if 0` leaves out
-    is not read. Raises UnbalancedBrackets.
+    All branches of a conditional directive are read if the brackets of each match, otherwise only
+    the first. A single branch is read unless the text shows that its condition is false, as with
+    `#if 0`. Raises UnbalancedBrackets.
     """
 
     def __init__(self, text: str) -> None:
@@ -108,7 +112,7 @@ class Unit:
         self.declarations = list(self._scope(0, len(self.tokens), ""))
 
     def line(self, offset: int) -> int:
-        """The line of an offset, counted from 1."""
+        """The line of an offset, from 1."""
         return bisect_right(self._lines, offset - 1) + 1
 
     def _matched(self) -> dict[int, int]:
@@ -153,7 +157,7 @@ class Unit:
         return index if index < end and self.tokens[index].text == "{" else None
 
     def _declaration(self, index: int, end: int, owner: str) -> tuple[Declaration, int]:
-        """The declaration that begins here, and the index behind it."""
+        """The declaration that begins here, and the index after it."""
         first, tokens = index, self.tokens
         template = False
         head: list[Token] = []
@@ -175,7 +179,7 @@ class Unit:
                     body = index, closing
                 elif body is None and _parameters(head) is not None:
                     if not (initialises and (head[-1].kind == "word" or head[-1].text == "<")):
-                        return ended(self._behind_handlers(closing, end), "function")
+                        return ended(self._after_handlers(closing, end), "function")
                 elif closing + 1 < end and tokens[closing + 1].text not in (";", ",") and (
                         self._is_line_end(closing)):
                     return ended(closing)
@@ -201,7 +205,7 @@ class Unit:
         return ended(end - 1)
 
     def _append_group(self, head: list[Token], index: int) -> int:
-        """Put the brackets that open here into the head as one token; the index behind them."""
+        """Append the brackets that open here to the head as one token; the index after them."""
         token, closing = self.tokens[index], self._closing[index]
         end = self.tokens[closing].end
         if token.text == "(" and head and head[-1].text == "operator":
@@ -211,7 +215,7 @@ class Unit:
             head.append(Token("group", "(*" if is_pointer else token.text, token.start, end))
         return closing + 1
 
-    def _behind_handlers(self, closing: int, end: int) -> int:
+    def _after_handlers(self, closing: int, end: int) -> int:
         """Index of the last brace of a function, whose body may be followed by `catch`."""
         while closing + 1 < end and self.tokens[closing + 1].text == "catch":
             closing = self._closing[self._closing[closing + 2] + 1]
@@ -221,7 +225,7 @@ class Unit:
         return "\n" in self.text[self.tokens[index].end : self.tokens[index + 1].start]
 
     def _is_macro_call(self, head: Sequence[Token], index: int, end: int, owner: str) -> bool:
-        """Whether `NAME(...)` that ends here stands by itself: a macro that needs no semicolon."""
+        """Whether `NAME(...)` that ends here is a statement: a macro that needs no semicolon."""
         name = head[0]
         return (index < end and head[1].text == "(" and bool(re.fullmatch("[A-Z][A-Z0-9_]+",
                                                                           name.text))
@@ -256,8 +260,8 @@ class Unit:
                            tokens[0].start, tokens[-1].end, template, members)
 
     def _declared(self, head: Sequence[Token]) -> list[str]:
-        """The names of variables or of an alias: the last word ahead of an initialiser or extents,
-        or in the parentheses of a pointer to a function; and the first one behind each comma."""
+        """The names of variables or of an alias: the last word before an initialiser or extents, or
+        in the parentheses of a pointer to a function, and the first one after each comma."""
         names, name, wanted = [], "", True
         for token in head:
             if token.text == ",":
@@ -273,7 +277,7 @@ class Unit:
         return [*names, name]
 
     def _angle(self, index: int, end: int) -> int | None:
-        """Index of the `>` that closes the `<` here; None where it is a comparison."""
+        """Index of the `>` that closes the `<` here; None for a comparison."""
         depth = 0
         while index < end:
             text = self.tokens[index].text
@@ -290,17 +294,17 @@ class Unit:
 
 
 class _Conditions:
-    """Reads tokens past conditional directives; `defined` are the macros that there are."""
+    """Reads tokens past conditional directives; `defined` are the known macros."""
 
     def __init__(self, tokens: Iterator[Token], defined: set[str]) -> None:
         self._tokens, self._defined = tokens, defined
 
     def read(self) -> list[Token]:
-        """The tokens without directives, and without what these leave out."""
+        """The tokens without directives and without the text that these exclude."""
         return self._branch()[0]
 
     def _branch(self) -> tuple[list[Token], str, str]:
-        """The tokens up to the directive that ends this branch, its name, and what it asks."""
+        """The tokens up to the directive that ends this branch, its name, and its condition."""
         found: list[Token] = []
         for token in self._tokens:
             if token.kind != "directive":
@@ -321,7 +325,7 @@ class _Conditions:
         return found, "", ""
 
     def _is_true(self, name: str, asked: str) -> bool | None:
-        """Whether a condition holds, as far as the text says."""
+        """Whether a condition holds, as far as the text shows."""
         if name == "else":
             return True
         if name in ("ifdef", "ifndef", "elifdef", "elifndef"):
@@ -331,10 +335,10 @@ class _Conditions:
 
 
 def _chosen(branches: Sequence[tuple[bool | None, list[Token]]]) -> list[Token]:
-    """What is read of a conditional directive's branches."""
+    """The tokens to read of a conditional directive's branches."""
     if all(_is_balanced(tokens) for _, tokens in branches):
         return [token for _, tokens in branches for token in tokens]
-    # All branches have to lie within what is read, so that the first is taken of several.
+    # Only one contiguous text can be read, so that the first of several branches is used.
     return branches[0][1] if len(branches) > 1 or branches[0][0] is not False else []
 
 
@@ -349,8 +353,8 @@ def _is_balanced(tokens: Sequence[Token]) -> bool:
 
 
 def _parameters(head: Sequence[Token]) -> int | None:
-    """Index of the parentheses that may be a list of parameters: the first behind a word that is no
-    attribute, or behind one that begins the declaration, as a macro does, the second."""
+    """Index of the parentheses that may be a list of parameters: the first after a word that is no
+    attribute; if that word begins the declaration, as a macro does, the second."""
     found: list[int] = []
     for index, token in enumerate(head):
         operator = any(each.text == "operator" for each in head[max(0, index - 2) : index])
@@ -368,7 +372,7 @@ def _is_class(head: Sequence[Token]) -> bool:
 
 
 def _is_prototype(head: Sequence[Token], parameters: int, owner: str) -> bool:
-    """Whether a declaration that ends in a semicolon is a function's."""
+    """Whether a declaration that ends in a semicolon declares a function."""
     if head[0].text in _NO_VARIABLES - {"template", "friend"}:
         return False
     before = head[parameters - 1]
@@ -387,7 +391,7 @@ def _function_name(head: Sequence[Token], parameters: int) -> str:
 
 
 def _class_name(head: Sequence[Token]) -> str:
-    """The word ahead of the body, of base classes and of template arguments."""
+    """The word before the body, base classes and template arguments."""
     name, key = "", False
     for index, token in enumerate(head):
         if token.text in _KEYS:

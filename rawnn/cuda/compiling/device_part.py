@@ -1,8 +1,8 @@
-"""The device's part of CUDA files that have code for the host, too.
+"""The device part of CUDA files that also have host code.
 
-What NVRTC cannot compile is blanked, so that lines and all else stay as they are: functions without
-`__device__` or `__global__`, variables of the host, and types, aliases and constants that no device
-code mentions. Kernels that launch others from the device are left out, too, by name.
+What NVRTC cannot compile is replaced by blanks, so that line numbers stay valid: functions without
+`__device__` or `__global__`, host variables, and types, aliases and constants that no device code
+mentions. Kernels that launch others from the device are left out, too, by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEGACY = {"texture", "surface"}
 
 @dataclass(frozen=True)
 class LaunchSite:
-    """A launch in the source: `expression` ("scale<float, 256>") as it stands there, its line."""
+    """A launch in the source: its `expression` ("scale<float, 256>") as written, its line."""
 
     kernel: str
     expression: str
@@ -32,8 +32,8 @@ class LaunchSite:
 
 @dataclass(frozen=True)
 class DevicePart:
-    """The texts with blanks for what was left out, by their file names; `namespaces` are those that
-    `using namespace` names."""
+    """The texts by file name, with blanks for what was left out; `namespaces` are those that `using
+    namespace` names."""
 
     texts: dict[str, str]
     left_out: tuple[Omission, ...]
@@ -41,9 +41,8 @@ class DevicePart:
 
 
 def find_device_part(texts: Mapping[str, str], wanted: Iterable[str] = ()) -> DevicePart:
-    """The device's part of a source and of the project's headers that it includes, by file name
-    (that of the source is ""). Types that the name expressions `wanted`, or launches by the host,
-    mention belong to it.
+    """The device part of a source and of the project's headers that it includes, by file name (""
+    for the source). Types that the name expressions `wanted` or host launches mention are included.
 
     Raises UnbalancedBrackets for a text whose brackets do not match.
     """
@@ -77,7 +76,7 @@ def find_launches(text: str) -> tuple[LaunchSite, ...]:
 
 
 def find_dynamic_kernels(text: str) -> dict[str, int]:
-    """The functions of a text that launch kernels from the device, or call one that does, and the
+    """The functions of a text that launch kernels from the device, or call one that does, with the
     lines where they begin. Raises UnbalancedBrackets."""
     unit = Unit(text)
     dynamic = _Selection({"": unit}, set()).dynamic
@@ -85,7 +84,7 @@ def find_dynamic_kernels(text: str) -> dict[str, int]:
 
 
 class _Selection:
-    """Which declarations of several texts, read as one, are the device's."""
+    """Selects the device's declarations from several texts, which are read as one."""
 
     def __init__(self, units: dict[str, Unit], wanted: set[str]) -> None:
         self.units = units
@@ -107,7 +106,7 @@ class _Selection:
             declaration.kind == "variable" and bool(_LEGACY & declaration.head_words))
 
     def _dynamic(self) -> set[int]:
-        """Device functions with a launch in them, and those that call them, by id."""
+        """Device functions that contain a launch, and those that call them, by id."""
         found: set[int] = set()
         names: set[str] = set()
         functions = [each for _, each in self.all if each.kind == "function"
@@ -137,7 +136,7 @@ class _Selection:
             words = words.union(*reached)
 
     def _is_candidate(self, each: Declaration) -> bool:
-        """Whether it belongs to the device's part if device code mentions it."""
+        """Whether it belongs to the device part if device code mentions it."""
         if self._is_device(each):
             return False
         head = each.head_words
@@ -149,7 +148,7 @@ class _Selection:
         return each.kind == "type" or bool(each.names)
 
     def part(self) -> DevicePart:
-        """What is left of the texts."""
+        """The texts that remain."""
         blanks: dict[str, list[Declaration]] = {file: [] for file in self.units}
         left: list[Omission] = []
         spaces: set[str] = set()
@@ -166,7 +165,7 @@ class _Selection:
             elif each.kind == "type":
                 for member in self._host_members(each):
                     self._leave(file, member, f"function {each.name}::", blanks, left)
-        for file, each in late:  # a macro's call, an assertion: about what is left out, or not
+        for file, each in late:  # a macro call or assertion goes with what it mentions
             if self.lacking & (each.words | self._expanded(each)):
                 self._leave(file, each, "statement", blanks, left)
         texts = {file: _blanked(unit, blanks[file]) for file, unit in self.units.items()}
@@ -176,7 +175,7 @@ class _Selection:
         return set().union(*(self.macros.get(word, ()) for word in each.words))
 
     def _left_out(self, each: Declaration) -> str:
-        """What it is called where it is left out; "" where it stays."""
+        """What messages call it if it is left out; "" if it stays."""
         if self._is_device(each):
             return "function" if id(each) in self.dynamic else ""
         if self._is_candidate(each):
@@ -200,8 +199,8 @@ class _Selection:
                             unit.line(each.end - 1), DYNAMIC if id(each) in self.dynamic else ""))
 
     def _host_members(self, each: Declaration) -> Iterator[Declaration]:
-        """Functions of a class that are the host's alone. One with virtual functions keeps all, as
-        its layout depends on them."""
+        """Host-only functions of a class. A class with virtual functions keeps all of them, because
+        they determine its layout."""
         if any("virtual" in member.head_words for member in each.members):
             return
         for member in each.members:
@@ -213,7 +212,7 @@ class _Selection:
 
 
 def _words(each: Declaration, selection: _Selection) -> Iterator[str]:
-    """The words of what stays of a declaration."""
+    """The words of the remaining part of a declaration."""
     dropped = list(selection._host_members(each)) if each.kind == "type" else []
     for token in each.tokens:
         if token.kind == "word" and not any(m.start <= token.start < m.end for m in dropped):
@@ -221,7 +220,7 @@ def _words(each: Declaration, selection: _Selection) -> Iterator[str]:
 
 
 def _expanding(macros: Mapping[str, set[str]], words: frozenset[str]) -> set[str]:
-    """The macros that expand to one of the words, directly or by others, and the words."""
+    """The macros that expand to one of the words, directly or through others, and the words."""
     found = set(words)
     while more := {name for name, used in macros.items() if used & found} - found:
         found |= more
@@ -243,8 +242,8 @@ def _launch_words(unit: Unit) -> Iterator[str]:
 
 
 def _blanked(unit: Unit, declarations: Sequence[Declaration]) -> str:
-    """The text with spaces for declarations. Directives within them stay, but for those that take
-    text or settings in: later lines may depend on them."""
+    """The text with spaces for declarations. Directives within them stay, because later lines may
+    depend on them, except those that include text or change settings."""
     if not declarations:
         return unit.text
     directives = [token for token in unit.directives if not _DROPPED.match(token.text)]

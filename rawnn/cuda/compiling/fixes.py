@@ -1,4 +1,4 @@
-"""What to do about errors that NVRTC and ptxas word in their own terms."""
+"""Suggested fixes for errors that NVRTC and ptxas describe in their own terms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rawnn.cuda.compiling.resources import SM_LIMITS
 from rawnn.cuda.compiling.translation import Omission
 
 NAMES = "__nv_name_map"
-"""The source of its own in which NVRTC looks name expressions up, as it calls it in errors."""
+"""The internal source in which NVRTC looks name expressions up, as errors call it."""
 _NAMED = re.compile(rf"^{NAMES}\(\d+\): error: (?P<why>.*)\n *#pragma nv_mangled_name "
                     r"(?P<which>.*)$", re.MULTILINE)
 _SHARED = re.compile(r"Entry function '(\w+)' uses too much shared data "
@@ -36,12 +36,12 @@ DECLARED = {
     **dict.fromkeys(("__half", "half", "__half2", "__float2half"), "cuda_fp16.h"),
     **dict.fromkeys(("__nv_bfloat16", "__nv_bfloat162", "__float2bfloat16"), "cuda_bf16.h"),
 }
-"""Names -> the header that declares them, and that can be included here. Those of rawnn's own
-headers are included where NVRTC misses a name (whole_file.py)."""
+"""Names -> the header to include for them. For names of rawnn's own headers these are included
+automatically (whole_file.py)."""
 
 
 def misnamed_expressions(log: str) -> str:
-    """Which name expressions fit no kernel, and why; "" where the log does not say."""
+    """The name expressions that fit no kernel, and why; "" if the log names none."""
     from rawnn.cuda.compiling.probe import probed
 
     why: dict[str, str] = {}
@@ -60,9 +60,9 @@ def misnamed_expressions(log: str) -> str:
 
 def suggest_fixes(log: str, arch: str, expressions: Sequence[str],
                   left_out: Sequence[Omission] = ()) -> list[str]:
-    """What to do about the headers that the log says cannot be opened, about names of CUDA's and
-    C's headers that nvcc includes by itself, about functions of the host and whatever else
-    was left out for the host's, and about more shared memory than a kernel may declare."""
+    """How to fix what the log reports: headers that cannot be opened, names of headers that nvcc
+    includes implicitly, functions of the host and other parts that were left out, and more shared
+    memory than a kernel may declare."""
     found = [headers.install_hint(name) for name in dict.fromkeys(
         re.findall(r'(?:cannot|could not) open source file "([^"\n]+)"', log))]
     found += [f"{name} is of a header that nvcc includes by itself, and NVRTC does not: "
@@ -85,7 +85,7 @@ def suggest_fixes(log: str, arch: str, expressions: Sequence[str],
 
 
 def _used_though_left_out(log: str, left_out: Sequence[Omission]) -> list[str]:
-    """Of names that are undefined, which were left out, and what else may have declared them."""
+    """Fixes for undefined names: which were left out, and which headers may declare the others."""
     unknown = dict.fromkeys(re.findall(
         r'(?:identifier|name|function|class|template) "?(?:\w+::)*(\w+)"? (?:is undefined|was not)',
         log))
@@ -116,13 +116,13 @@ def _used_though_left_out(log: str, left_out: Sequence[Omission]) -> list[str]:
 
 def _too_much_shared(mangled: str, nbytes: int, most: int, arch: str,
                      expressions: Sequence[str]) -> str:
-    """The cure for static shared memory above the limit of the architecture, by the kernel's name
-    in the source where that is plain."""
+    """The fix for static shared memory above the limit of the architecture. It names the kernel as
+    in the source if that is unambiguous."""
     names = {e: e.partition("<")[0].rpartition("::")[2].strip() for e in expressions}
     named = [e for e, n in names.items() if n == mangled or f"{len(n)}{n}" in mangled]
     limits = SM_LIMITS.get(arch.rstrip("af"))
-    room = (f", of which a block can have {limits.shared_block:,} bytes on {arch}" if limits
-            else "")
+    limit = (f", of which a block can have {limits.shared_block:,} bytes on {arch}" if limits
+             else "")
     return (f"{named[0] if len(named) == 1 else mangled} declares {nbytes:,} bytes of __shared__ "
-            f"arrays, and a kernel may declare {most:,}: use dynamic shared memory{room}: extern "
+            f"arrays, and a kernel may declare {most:,}: use dynamic shared memory{limit}: extern "
             f"__shared__ ..., and shared={nbytes} at the launch")

@@ -1,8 +1,8 @@
-"""Where CUDA's headers, `libcudadevrt.a` and NVRTC itself lie: in wheels, conda or a toolkit.
+"""Locates CUDA's headers, `libcudadevrt.a` and NVRTC itself: in wheels, conda or a toolkit.
 
-Wheels of CUDA 12 put each component in a folder of its own (`nvidia/cuda_runtime/include`), those
-of CUDA 13 all in one (`nvidia/cu13/include`, where `cuda_fp16.h` also needs `include/cccl`). The
-wheels come first, `cuda.pathfinder` second (cuda/library_folders.py says why), and a toolkit last.
+Wheels of CUDA 12 have a folder for each component (`nvidia/cuda_runtime/include`), those of CUDA 13
+one for all (`nvidia/cu13/include`, where `cuda_fp16.h` also needs `include/cccl`). The wheels are
+searched first, `cuda.pathfinder` second (cuda/library_folders.py says why), and a toolkit last.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rawnn.common.errors import MissingLibrary
 from rawnn.cuda import library_folders
 
 _INCLUDE_FOLDERS = {
-    # The compiler's wheel brings crt/mma.h, which CUDA 13 has in the same folder as the rest.
+    # crt/mma.h is in the compiler's wheel; in CUDA 13 it is in the same folder as the rest.
     12: ("cuda_runtime/include", "cuda_cccl/include", "cuda_nvcc/include"),
     13: ("cu13/include", "cu13/include/cccl"),
 }
 _WITNESSES = ("cuda_fp16.h", "cuda/std/cstdint", "crt/mma.h")
-"""A header of each of the three components that kernels include from."""
+"""One header of each of the three components that kernels include from."""
 HOST_HEADERS = Path(__file__).parent / "host"
-"""Stand-ins for C's headers, which NVRTC has not."""
+"""Replacements for C's headers, which NVRTC lacks."""
 OVERRIDES = Path(__file__).parent / "overrides"
-"""Stand-ins for headers of CUDA's that NVRTC refuses as a whole: ahead of CUDA's folders."""
+"""Replacements for CUDA headers that NVRTC refuses; they come before CUDA's folders."""
 STANDARD = {"algorithm", "array", "atomic", "bit", "bitset", "chrono", "complex", "concepts",
             "functional", "initializer_list", "iterator", "limits", "memory", "numeric", "optional",
             "ratio", "span", "tuple", "type_traits", "utility", "variant"}
-"""Headers of C++ that CCCL has for the device; their stand-ins put them into `std`."""
+"""C++ headers that CCCL provides for the device; their replacements import them into `std`."""
 _DEVRT_FOLDERS = {12: ("cuda_runtime/lib",), 13: ("cu13/lib",)}
 _NVRTC_FOLDERS = {
     12: ("cuda_nvrtc/lib", "cuda_nvrtc/bin"),
@@ -44,8 +44,8 @@ _NVRTC_FILES = ("libnvrtc.so.*", "libnvrtc-builtins.so.*", "nvrtc64_*.dll")
 
 
 def cuda_major() -> int | None:
-    """Major CUDA version of the installed `cuda.bindings`, without importing them; None where
-    they are not installed. Where wheels of two CUDA versions are installed, this says which."""
+    """Major CUDA version of the installed `cuda.bindings`, without importing them; None if they are
+    not installed. If wheels of two CUDA versions are installed, it selects one."""
     for folder in library_folders.wheels("cuda"):
         try:
             text = (folder / "bindings" / "_version.py").read_text()
@@ -58,12 +58,12 @@ def cuda_major() -> int | None:
 
 
 def include_directories() -> tuple[Path, ...]:
-    """The directories that together hold CUDA's headers, CCCL's (`nv/target`, `cuda/std`, `cub`)
-    and the compiler's (`crt/mma.h`), and rawnn's own for what NVRTC lacks of C's (`cstdio`).
+    """The directories of CUDA's headers, CCCL's (`nv/target`, `cuda/std`, `cub`) and the compiler's
+    (`crt/mma.h`), and of rawnn's replacements for C's (`cstdio`).
 
-    The first place with `cuda_fp16.h` is taken: wheels, what `cuda.pathfinder` knows, conda, a
-    toolkit. What it lacks of the other two is added from the places behind it. Raises
-    MissingLibrary, with every place looked at, where there are none.
+    The first place with `cuda_fp16.h` is used: wheels, what `cuda.pathfinder` finds, conda, a
+    toolkit. Headers of the other two that it lacks come from later places. Raises MissingLibrary,
+    with every place searched, if there are none.
     """
     looked: list[Path] = []
     found: list[Path] = []
@@ -73,7 +73,7 @@ def include_directories() -> tuple[Path, ...]:
         here = [folder for folder in place if folder.is_dir()]
         if not found and not any((folder / lacking[0]).is_file() for folder in here):
             continue
-        first = not found  # of which all is taken
+        first = not found  # all folders of this place are used
         for folder in here:
             brings = [name for name in lacking if (folder / name).is_file()]
             if first or brings:
@@ -87,8 +87,8 @@ def include_directories() -> tuple[Path, ...]:
 
 
 def find_optional_directories(wanted: Iterable[str]) -> tuple[Path, ...]:
-    """The folders of what comes in wheels of its own, as far as headers `wanted` are in it: cuRAND.
-    They stand behind `include_directories()`."""
+    """The folders of optional wheels (cuRAND) that have one of the `wanted` headers. They come
+    after `include_directories()`."""
     wheels = [root / folder for root in library_folders.wheels("nvidia")
               for folder in ("curand/include", "cu13/include")]
     roots = [prefix / "include" for prefix in library_folders.conda()]
@@ -99,8 +99,7 @@ def find_optional_directories(wanted: Iterable[str]) -> tuple[Path, ...]:
 
 
 def _header_places() -> Iterator[tuple[Path, ...]]:
-    """Folders with headers, place by place. Importing `cuda.pathfinder` is put off till it is
-    needed."""
+    """Folders with headers, place by place. `cuda.pathfinder` is imported only if needed."""
     yield from _by_major(_INCLUDE_FOLDERS)
     yield tuple(dict.fromkeys(_pathfinder_headers()))
     roots = [root for prefix in library_folders.conda()
@@ -110,7 +109,7 @@ def _header_places() -> Iterator[tuple[Path, ...]]:
 
 
 def install_hint(header: str) -> str:
-    """One line on how to have a header that could not be opened."""
+    """One line on how to install or find a header that could not be opened."""
     if (HOST_HEADERS / header).is_file():
         return f"'{header}' needs CCCL: {_install('cccl')}"
     if header.startswith(("nv/", "cuda/", "cub/", "thrust/")):
@@ -136,7 +135,7 @@ def cudadevrt_library() -> Path:
     """Path of `libcudadevrt.a`, the device runtime that kernels setting a conditional graph
     node's value are linked with.
 
-    Raises MissingLibrary, with every place looked at, where it is not installed.
+    Raises MissingLibrary, with every place searched, if it is not installed.
     """
     looked: list[Path] = []
     name = "cudadevrt.lib" if sys.platform == "win32" else "libcudadevrt.a"
@@ -151,7 +150,7 @@ def cudadevrt_library() -> Path:
 
 
 def nvrtc_library_path() -> Path | None:
-    """The NVRTC library this process has loaded, or would load; None where that is not known."""
+    """The NVRTC library that this process has loaded or would load; None if unknown."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -168,9 +167,9 @@ def nvrtc_library_path() -> Path | None:
 @functools.cache
 def nvrtc_identity() -> str | None:
     """Text that changes whenever another NVRTC is installed, found without loading the library
-    (which takes 50-200 ms): name, size and modification time of its files, and the major version
-    of the bindings, which decides between two. None where no file is found; the caller then has
-    to load NVRTC and ask for its version.
+    (50-200 ms): name, size and modification time of its files, and the major version of the
+    bindings, which selects between two. None if no file is found; then the caller has to load NVRTC
+    and ask for its version.
     """
     parts = []
     for path in _nvrtc_files():
@@ -180,8 +179,8 @@ def nvrtc_identity() -> str | None:
 
 
 def _nvrtc_files() -> list[Path]:
-    """NVRTC's files in the first place that has them: wheels, conda, the loader's path, a
-    toolkit (the order of `cuda.pathfinder`, which loads it)."""
+    """NVRTC's files in the first place that has them: wheels, conda, the loader's path, a toolkit
+    (the order of `cuda.pathfinder`, which loads it)."""
     looked: list[Iterable[Path]] = list(_by_major(_NVRTC_FOLDERS))
     looked += [[prefix / "lib" for prefix in library_folders.conda()], library_folders.loader()]
     looked += [[root / "lib64", root / "lib"] for root in library_folders.toolkits()]
@@ -194,7 +193,7 @@ def _nvrtc_files() -> list[Path]:
 
 
 def _by_major(table: Mapping[int, tuple[str, ...]]) -> Iterator[tuple[Path, ...]]:
-    """Folders of `table` in each `nvidia` package folder, the bindings' own CUDA version first."""
+    """Folders of `table` in each `nvidia` package folder, the bindings' CUDA version first."""
     major = cuda_major()
     for version in sorted(table, key=lambda number: (number != major, -number)):
         for root in library_folders.wheels("nvidia"):
@@ -202,7 +201,7 @@ def _by_major(table: Mapping[int, tuple[str, ...]]) -> Iterator[tuple[Path, ...]
 
 
 def _pathfinder_headers() -> Iterator[Path]:
-    """What `cuda.pathfinder` knows, which covers conda; nothing where it is absent or too old."""
+    """Folders that `cuda.pathfinder` finds, including conda's; none if it is missing or too old."""
     try:
         find = importlib.import_module("cuda.pathfinder").find_nvidia_header_directory
     except (ImportError, AttributeError):
@@ -217,14 +216,14 @@ def _pathfinder_headers() -> Iterator[Path]:
 
 
 def tool(name: str) -> Path | None:
-    """One of CUDA's own tools (nvdisasm, compute-sanitizer): on PATH, of a wheel, conda or a
-    toolkit; None where there is none."""
+    """One of CUDA's tools (nvdisasm, compute-sanitizer): on PATH, in a wheel, conda or a toolkit;
+    None if there is none."""
     found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, tool_folders())))
     return Path(found) if found else None
 
 
 def tool_folders() -> tuple[Path, ...]:
-    """Where CUDA's own tools may lie, besides PATH."""
+    """Folders of CUDA's tools, in addition to PATH."""
     wheels = (root / folder for root in library_folders.wheels("nvidia")
               for folder in ("cu13/bin", "cuda_nvdisasm/bin", "cuda_nvcc/bin"))
     return (*wheels, *(prefix / "bin" for prefix in library_folders.conda()),

@@ -1,4 +1,4 @@
-"""Headers of the host's libraries, which the device's part of a file goes without."""
+"""Headers of host libraries, which the device part of a file omits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ nvscisync.h nvmedia*.h cufile.h cub/device/* cub/util_allocator.cuh
 GL/* GLFW/* GLES*/* EGL/* X11/* gl*.h helper_gl.h rendercheck_*.h
 opencv2/* boost/* gtest/* png.h jpeglib.h
 """
-"""Of C++; of the system; of CUDA's libraries; of graphics and tests."""
+"""Headers of C++; of the system; of CUDA's libraries; of graphics and test libraries."""
 _PATTERNS = tuple(_NAMES.split())
 _HELPERS = """
 helper_cuda.h helper_functions.h helper_timer.h helper_string.h helper_image.h
@@ -29,13 +29,13 @@ helper_cusolver.h helper_cublas.h helper_multiprocess.h helper_nvJPEG.hxx helper
 helper_cuda_gl.h exception.h nvrtc_helper.h param.h paramgl.h
 drvapi_error_string.h multithreading.h timer.h
 """
-"""What NVIDIA's samples share: read like any header of a project where it is found."""
+"""Helpers of NVIDIA's samples: read like any header of a project if found."""
 _THRUST_ON_DEVICE = {"complex", "functional", "pair", "tuple", "swap", "extrema"}
 
 
 def is_of_the_host(header: str) -> bool:
-    """Whether device code has no use for a header, by its name: of C++, the system, graphics, and
-    the interfaces of CUDA's libraries."""
+    """Whether device code has no use for a header, judged by its name: it belongs to C++, the
+    system, graphics, or the interfaces of CUDA's libraries."""
     if header.startswith("thrust/"):
         inner = header.removeprefix("thrust/")
         return inner.removesuffix(".h") not in _THRUST_ON_DEVICE and not inner.startswith("detail/")
@@ -43,12 +43,12 @@ def is_of_the_host(header: str) -> bool:
 
 
 def is_helper(header: str) -> bool:
-    """Whether a header of this name is usually one of the samples' helpers for the host."""
+    """Whether the header is by its name one of the host helpers of NVIDIA's samples."""
     return any(fnmatchcase(header, pattern) for pattern in _HELPERS.split())
 
 
 def replace_header(header: str) -> str:
-    """The types of CUDA's own that a header of the host brings along, as text; "" for most."""
+    """The CUDA types that a host header provides, as text; "" for most."""
     if fnmatchcase(header, "cufft*.h"):
         return ("#include <cuComplex.h>\ntypedef float cufftReal;\n"
                 "typedef double cufftDoubleReal;\ntypedef cuComplex cufftComplex;\n"

@@ -1,4 +1,4 @@
-"""What CUDA C text includes: which files, and their texts, each read once until it changes."""
+"""The files that CUDA C text includes, and their texts, each read once until it changes."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from pathlib import Path
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 
 
-_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32-le",
-          codecs.BOM_UTF32_BE: "utf-32-be", codecs.BOM_UTF16_LE: "utf-16-le",
-          codecs.BOM_UTF16_BE: "utf-16-be"}
-"""Byte-order marks; the longer ones of two that begin alike come first."""
+_BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32-le",
+         codecs.BOM_UTF32_BE: "utf-32-be", codecs.BOM_UTF16_LE: "utf-16-le",
+         codecs.BOM_UTF16_BE: "utf-16-be"}
+"""Byte-order marks; of two with a common beginning the longer comes first."""
 
 
 def read_source(path: str | os.PathLike[str]) -> str:
-    """The text of a source: in the encoding that its byte-order mark says, else UTF-8, else UTF-16
-    where every other byte is zero, else Latin-1, which any bytes are; lines end in "\\n"."""
+    """The text of a source in the encoding of its byte-order mark, else UTF-8, else UTF-16 if every
+    other byte is zero, else Latin-1, which accepts any bytes. Lines end in "\\n"."""
     return decode_source(Path(path).read_bytes())
 
 
 def decode_source(data: bytes) -> str:
-    """The text of a source's bytes, as `read_source` takes them."""
-    mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
+    """The text of a source's bytes, decoded as by `read_source`."""
+    bom = next((bom for bom in _BOMS if data.startswith(bom)), b"")
     head = data[:256]
-    if mark:
-        encoding = _MARKS[mark]
+    if bom:
+        encoding = _BOMS[bom]
     elif head[1::2].count(0) > len(head) // 4:
         encoding = "utf-16-le"
     elif head[::2].count(0) > len(head) // 4:
         encoding = "utf-16-be"
     else:
         encoding = "utf-8"
-    data = data[len(mark):]
+    data = data[len(bom):]
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
@@ -47,10 +47,13 @@ def decode_source(data: bytes) -> str:
 
 @dataclass
 class IncludedFiles:
-    """What a source and its headers include of a project's own files: the `texts` by absolute path
-    (the source's is ""), the path that each includes by each name (`targets`), what is found
-    nowhere (`missing`), with quotes or not, and headers that the compiler cannot read as they are
-    on the disk, for their encoding (`encoded`)."""
+    """A project's own files that a source and its headers include.
+
+    texts: by absolute path ("" for the source).
+    targets: the path that a file includes by a name.
+    missing: names that are not found, and whether they are in quotes.
+    encoded: headers that the compiler cannot read because of their encoding.
+    """
 
     texts: dict[str, str]
     targets: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -58,7 +61,7 @@ class IncludedFiles:
     encoded: set[str] = field(default_factory=set)
 
     def rewrite(self, file: str, text: str) -> str:
-        """The text of a file, with the paths that it includes in place of their names."""
+        """The text of a file, with included names replaced by their paths."""
         def replaced(match: re.Match[str]) -> str:
             name = match[1] or match[2]
             target = self.targets.get((file, name))
@@ -70,18 +73,17 @@ class IncludedFiles:
 
 def find_included_files(text: str, paths: Sequence[Path], is_foreign: Callable[[str], bool],
                         is_skipped: Callable[[str], bool]) -> IncludedFiles:
-    """Follow the includes of `text` through `paths`, but for folders that are none of the
-    project's (`is_foreign`), and names in angle brackets that count as missing wherever they are
-    (`is_skipped`)."""
+    """Follow the includes of `text` through `paths`. Folders for which `is_foreign` holds are not
+    the project's; names in angle brackets for which `is_skipped` holds count as missing."""
     found = IncludedFiles({"": text})
     folders = [os.path.abspath(path) for path in paths]
     pending = [""]
     while pending:
         file = pending.pop()
         for name, in_quotes in _included(found.texts[file]):
-            beside = [os.path.dirname(file)] if in_quotes and file else []
+            own_folder = [os.path.dirname(file)] if in_quotes and file else []
             path = None if is_skipped(name) and not in_quotes else next(
-                (path for each in (*beside, *folders)
+                (path for each in (*own_folder, *folders)
                  if os.path.isfile(path := os.path.join(each, name))), None)
             if path is None:
                 found.missing[name] = found.missing.get(name, False) or in_quotes
@@ -93,7 +95,7 @@ def find_included_files(text: str, paths: Sequence[Path], is_foreign: Callable[[
             if path not in found.texts:
                 data = Path(path).read_bytes()
                 found.texts[path] = decode_source(data)
-                if data.startswith(tuple(_MARKS)) or b"\0" in data:
+                if data.startswith(tuple(_BOMS)) or b"\0" in data:
                     found.encoded.add(path)
                 pending.append(path)
     return found
@@ -101,12 +103,11 @@ def find_included_files(text: str, paths: Sequence[Path], is_foreign: Callable[[
 
 def follow_includes(text: str, paths: Sequence[Path], *,
                     quoted: bool = False) -> tuple[list[tuple[str, str]], list[str]]:
-    """(name and content of every file that `text` includes, directly or not, and that is found in
-    `paths`; names of those that are not). With `quoted` those in angle brackets, CUDA's, are left
-    out."""
+    """(name and content of every file that `text` includes, directly or not, and that `paths` have;
+    names of the others). With `quoted`, names in angle brackets, which are CUDA's, are left out."""
     parts: list[tuple[str, str]] = []
     missing: list[str] = []
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     folders = [os.fspath(path) for path in paths]
     pending: list[tuple[str, str | None]] = [(text, None)]
     while pending:
@@ -114,16 +115,16 @@ def follow_includes(text: str, paths: Sequence[Path], *,
         for header, in_quotes in _included(current):
             if quoted and not in_quotes:
                 continue
-            # A quoted include is looked for beside the file that has it before the -I folders.
-            beside = [folder] if in_quotes and folder is not None else []
-            path = next((path for each in (*beside, *folders)
+            # A quoted include is searched in the folder of its file before the -I folders.
+            own_folder = [folder] if in_quotes and folder is not None else []
+            path = next((path for each in (*own_folder, *folders)
                          if os.path.isfile(path := os.path.join(each, header))), None)
             if path is None:
                 missing.append(header)
                 continue
             status = os.stat(path)
-            if (status.st_dev, status.st_ino) not in seen:
-                seen.add((status.st_dev, status.st_ino))
+            if (status.st_dev, status.st_ino) not in visited:
+                visited.add((status.st_dev, status.st_ino))
                 content = _read(path, status.st_mtime_ns, status.st_size)
                 parts.append((header, content))
                 pending.append((content, os.path.dirname(path)))
@@ -131,17 +132,17 @@ def follow_includes(text: str, paths: Sequence[Path], *,
 
 
 def with_included(text: str, folders: Sequence[Path]) -> list[str]:
-    """`text`, and those of the headers that it includes in quotes, and these in turn, where one of
-    `folders` has them."""
+    """`text` and the texts of the headers that it includes in quotes from `folders`,
+    recursively."""
     return [text, *(content for _, content in follow_includes(text, folders, quoted=True)[0])]
 
 
 @lru_cache(512)
 def _included(text: str) -> tuple[tuple[str, bool], ...]:
-    """Each header that a text names, and whether it stands in quotes."""
+    """Each header that a text includes, and whether in quotes."""
     return tuple((match[1] or match[2], bool(match[1])) for match in _INCLUDE.finditer(text))
 
 
-@lru_cache(512)  # for every kernel of a product the same forty, which took 3 ms
+@lru_cache(512)  # all kernels of a GEMM include the same forty, which took 3 ms
 def _read(path: str, changed: int, size: int) -> str:
     return read_source(path)

@@ -1,21 +1,21 @@
-"""Proves from a kernel's PTX what it does about programmatic dependent launch.
+"""Proves from a kernel's PTX that it may be launched programmatically.
 
-A kernel at the end of a programmatic edge begins before its producers end. It is right only if
+A kernel at the end of a programmatic edge begins before its producers end. It is correct only if
 
-- every path from its entry to an end passes `griddepcontrol.wait`: then its own end, too, comes
-  behind its producers' end, and whoever waits for it waits for them as well;
-- ahead of the wait it writes no global memory, and reads only what is reached from named pointer
-  parameters (`early`), or through the tensor maps of these, which the producers must not write;
-- where anything is read early, the producers trigger behind their own wait (`ordered`): they are
-  then the only kernels still at work when this one begins.
+- every path from its entry to an end passes `griddepcontrol.wait`: then it ends after its
+  producers, and whoever waits for it also waits for them;
+- before the wait it writes no global memory, and reads only through named pointer parameters
+  (`early`), or through the tensor maps of these, which the producers must not write;
+- if anything is read early, the producers trigger after their own wait (`ordered`): they are then
+  the only kernels still running when this one begins.
 
-The proof errs on the safe side. A wait under a predicate counts as none. An address counts as
-reached from every parameter that any instruction lets flow into it, whichever path is taken; an
-address that was itself loaded from memory refuses the kernel, and so does a call of a function
-that touches global memory or whose body is not there, and a box copied through a map that is no
-parameter's own. Three things are taken on trust: that pointer arithmetic stays inside the tensor it
-began in, as C++ demands, that the map `w_map` is one of the operand `w` (the simulated device sees
-to it), and that ptxas moves no access across `griddepcontrol.wait`.
+The proof is conservative. A wait under a predicate does not count. An address counts as derived
+from every parameter that any instruction lets flow into it, on whatever path. Before the wait, the
+kernel is refused for an address that was itself loaded from memory, for a call of a function that
+accesses global memory or has no body, and for a box copied through a map that is no parameter's.
+Three things are assumed: pointer arithmetic stays inside the tensor, as C++ demands; the map
+`w_map` is one of the operand `w` (the simulated device checks it); and ptxas moves no access across
+`griddepcontrol.wait`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*\.(?:loc|file)\b[^\n]*", re.DO
 _LABEL = re.compile(r"\s*([$A-Za-z_][\w$]*)\s*:(?!:)")
 _STATEMENT = re.compile(r"\s*([^;]*);")
 _PREDICATE = re.compile(r"@!?(\S+)\s+")
-_WORD = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$%]*")  # not what follows in %tid.x or 0f3F80
+_WORD = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$%]*")  # excludes the suffix of %tid.x and 0f3F80
 _SPACES = {"param", "shared", "shared::cta", "shared::cluster", "local", "const", "global"}
 _LOADS = {"ld", "ldu", "wmma"}
 _STORES = {"st", "atom", "red", "multimem", "discard", "applypriority", "sust", "sured"}
@@ -43,31 +43,32 @@ _LOADED = "a loaded value"
 
 @dataclass(frozen=True)
 class Proof:
-    """What is true of one kernel.
+    """What holds for one kernel.
 
-    `waits`: it may be at the end of a programmatic edge; `reason` says why not. `triggers`: it may
-    let its consumers begin before it ends; `ordered`: never ahead of its own wait. `early` are the
-    pointer parameters through which it reads ahead of its wait.
+    waits: it may be at the end of a programmatic edge; `reason` says why not.
+    triggers: its consumers may begin before it ends.
+    ordered: it never triggers before its own wait.
+    early: the pointer parameters through which it reads before its wait.
     """
 
     waits: bool = False
     triggers: bool = False
     ordered: bool = True
     early: tuple[str, ...] = ()
-    reason: str = "its PTX was not looked at"
+    reason: str = "its PTX was not examined"
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a parameter lies, as a root: not its value."""
+    """The address of a parameter as a root, in contrast to its value."""
 
     number: int
 
 
 @dataclass
 class _Instruction:
-    """One statement: `parts` of the opcode, the operands' text, whether a predicate guards it, and
-    where it goes on (indices; the number of instructions stands for the end)."""
+    """One statement: `parts` of the opcode, the operands' text, whether it is predicated, and its
+    successors (indices; the number of instructions stands for the end)."""
 
     parts: tuple[str, ...]
     operands: str
@@ -84,12 +85,12 @@ class _Instruction:
 
 
 def prove(ptx: str, lowered: str, signature: KernelSignature) -> Proof:
-    """The proof for the entry `lowered` (its mangled name) of `ptx`, whose parameters are those of
-    `signature` in order. Raises CompileError where the PTX has no such entry."""
+    """The proof for the entry `lowered` (a mangled name) of `ptx`, with the parameters of
+    `signature` in order. Raises CompileError if the PTX has no such entry."""
     parameter = re.compile(re.escape(lowered) + r"_param_(\d+)$")
     text = _COMMENT.sub("", ptx)
     instructions = _parse(_body(text, ".entry", lowered))
-    early = _ahead_of_wait(instructions)
+    early = _before_wait(instructions)
     triggers = [i for i, found in enumerate(instructions) if found.name == TRIGGER]
     known = Proof(triggers=bool(triggers), ordered=not early.intersection(triggers))
     reads: set[str] = set()
@@ -136,8 +137,8 @@ def _refused(known: Proof, reason: str) -> Proof:
 
 
 def _pointers(found: Iterable[object], signature: KernelSignature) -> set[str] | None:
-    """Names of the pointer parameters among the roots of an address; None where there is none, or
-    where something else is a root as well."""
+    """Names of the pointer parameters among the roots of an address; None if there is none, or if
+    there are other roots."""
     names = set()
     for root in found:
         if not isinstance(root, int) or not signature.parameters[root].pointer:
@@ -147,8 +148,8 @@ def _pointers(found: Iterable[object], signature: KernelSignature) -> set[str] |
 
 
 def _mapped(found: Iterable[object], signature: KernelSignature) -> set[str] | None:
-    """Names of the operands whose maps are the roots of a map's address; None where something else
-    is a root."""
+    """Names of the operands whose maps are the roots of a map's address; None if there are other
+    roots."""
     pointers = {p.name for p in signature.parameters if p.pointer}
     names = {signature.parameters[root.number].mapped if isinstance(root, _Place) else ""
              for root in found}
@@ -156,13 +157,13 @@ def _mapped(found: Iterable[object], signature: KernelSignature) -> set[str] | N
 
 
 def _is_number(root: object, signature: KernelSignature) -> bool:
-    """Whether a root is a parameter that holds no address: an index, say."""
+    """Whether a root is a parameter that holds no address, such as an index."""
     return isinstance(root, int) and signature.parameters[root].number
 
 
 # -- reading PTX ----------------------------------------------------------------------------------
 def _body(text: str, kind: str, name: str) -> str:
-    """What stands between the braces of an entry or function."""
+    """The text between the braces of an entry or function."""
     found = re.search(rf"\{kind}\b[^;{{]*?(?<![\w$]){re.escape(name)}(?![\w$])[^;{{]*\{{", text)
     if found is None:
         raise CompileError(f"the PTX has no {kind} {name}")
@@ -176,8 +177,8 @@ def _body(text: str, kind: str, name: str) -> str:
 
 
 def _parse(body: str) -> list[_Instruction]:
-    """The statements of a body with their successors. Raises CompileError for a branch to a label
-    that is not there."""
+    """The statements of a body with their successors. Raises CompileError for a branch to a missing
+    label."""
     instructions: list[_Instruction] = []
     labels: dict[tuple[tuple[int, ...], str], int] = {}
     tables: dict[str, list[str]] = {}
@@ -234,7 +235,7 @@ def _successors(index: int, instruction: _Instruction,
 
 def _target(label: str, scope: tuple[int, ...],
             labels: Mapping[tuple[tuple[int, ...], str], int]) -> int:
-    """Where a label of this scope, or of the nearest one around it, stands."""
+    """The index of a label in this scope or the nearest enclosing one."""
     for depth in range(len(scope), -1, -1):
         found = labels.get((scope[:depth], label))
         if found is not None:
@@ -246,9 +247,9 @@ def _leaves(instruction: _Instruction) -> bool:
     return instruction.parts[0] in ("ret", "exit")
 
 
-def _ahead_of_wait(instructions: list[_Instruction]) -> set[int]:
-    """Indices of what some path reaches without having waited; the number of instructions stands
-    for the end of the body."""
+def _before_wait(instructions: list[_Instruction]) -> set[int]:
+    """Indices that some path reaches without having waited; the number of instructions stands for
+    the end of the body."""
     found: set[int] = set()
     todo = [0]
     while todo:
@@ -264,23 +265,23 @@ def _ahead_of_wait(instructions: list[_Instruction]) -> set[int]:
     return found
 
 
-# -- what an instruction touches ------------------------------------------------------------------
+# -- accesses of instructions ---------------------------------------------------------------------
 def _global_access(instruction: _Instruction) -> tuple[str, str] | None:
-    """("read" or "write", the address) of an access that may be to global memory, or ("box", the
-    map's address) of one that reads through a tensor map; None for any other instruction."""
+    """("read" or "write", the address) of a possible access to global memory, or ("box", the map's
+    address) of a read through a tensor map; None for any other instruction."""
     parts, addresses = instruction.parts, re.findall(r"\[([^\]]*)\]", instruction.operands)
     base = parts[0]
     if base == "prefetch" or base == "prefetchu" or (base == "cp" and "prefetch" in parts):
-        # Into L2, where all SMs look: harmless. Into L1 it would bring what is old by then.
+        # A prefetch to L2, which all SMs share, is harmless. One to L1 would cache old data.
         return ("read", addresses[0]) if "L1" in parts else None
     if base in ("st", "red") and "async" in parts:
-        return None  # to shared memory of the cluster
+        return None  # an access to shared memory of the cluster
     if base == "cp":
-        if "global" not in parts:  # a commit, a wait, an arrival, or from SM to SM
+        if "global" not in parts:  # a commit, wait or arrival, or a copy between SMs
             return ("write", "") if "tensor" in parts else None
         spaces = [part for part in parts if part in _SPACES]
         if "tensor" in parts:
-            # Coordinates are no addresses: beyond the tensor there is nothing to be read.
+            # Coordinates are no addresses: outside the tensor nothing is read.
             return ("write", "") if spaces[0] == "global" or "reduce" in parts \
                 else ("box", addresses[1].partition(",")[0])
         if "reduce" in parts or spaces[0] == "global":
@@ -304,7 +305,7 @@ def _called(instruction: _Instruction) -> str:
 
 
 def _harmless(text: str, function: str, callers: tuple[str, ...]) -> bool:
-    """Whether a function touches no global memory, nor does any that it calls."""
+    """Whether a function, with all that it calls, accesses no global memory."""
     if not function or function in callers:
         return False
     try:
@@ -320,8 +321,8 @@ def _harmless(text: str, function: str, callers: tuple[str, ...]) -> bool:
 
 
 class _Roots:
-    """From which parameters (their numbers, or a _Place), variables and loads the value of each
-    register may come, whatever path is taken. `parameter` matches the entry's parameters."""
+    """The parameters (their numbers, or a _Place), variables and loads from which the value of each
+    register may come, on any path. `parameter` matches the entry's parameters."""
 
     def __init__(self, text: str, instructions: list[_Instruction],
                  parameter: re.Pattern[str]) -> None:
@@ -351,7 +352,7 @@ class _Roots:
                 for source in sources_of:
                     if source in registers:
                         value |= self._found.get(source, set())
-                    elif not source.startswith("%"):  # not %tid and its like
+                    elif not source.startswith("%"):  # excludes %tid and other special registers
                         value.add(self._named(source))
                 for name in into:
                     known = self._found.setdefault(name, set())
@@ -360,20 +361,20 @@ class _Roots:
                         changed = True
 
     def of(self, address: str) -> set[object]:
-        """The roots of an address as it stands between brackets."""
+        """The roots of an address as written between brackets."""
         found: set[object] = set()
         for word in _WORD.findall(address):
             found |= self._found.get(word, set() if word.startswith("%") else {self._named(word)})
         return found
 
     def _named(self, word: str) -> object:
-        """The root that a name stands for."""
+        """The root for a name."""
         number = self._parameter.match(word)
         return _Place(int(number[1])) if number else word
 
 
 def _first_operand(operands: str) -> tuple[str, str, str]:
-    """Split behind the first operand, which may be a list in braces."""
+    """Split after the first operand, which may be a list in braces."""
     if operands.startswith("{"):
         head, brace, rest = operands.partition("}")
         return head + brace, ",", rest.lstrip(", ")

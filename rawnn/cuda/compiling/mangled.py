@@ -1,5 +1,5 @@
-"""Types read from a mangled name: the part of the Itanium C++ ABI (5.1, "Mangling") that the types
-of a kernel's parameters need."""
+"""Reads types from a mangled name: the part of the Itanium C++ ABI (5.1, "Mangling") that types of
+kernel parameters need."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _BUILT_IN_D = {"Dn": "nullptr_t", "Dh": "_Float16", "Di": "char32_t", "Ds": "cha
 _STANDARD = {"St": "std", "Sa": "std::allocator", "Sb": "std::basic_string", "Ss": "std::string",
              "Si": "std::istream", "So": "std::ostream", "Sd": "std::iostream"}
 _UNNAMED = ("_GLOBAL__N_", "_INTERNAL_")
-"""Prefixes of what the compiler calls namespaces without a name."""
+"""Prefixes of the compiler's names for unnamed namespaces."""
 
 
 @dataclass(frozen=True)
 class CType:
-    """A type: its `name` with namespaces and without template `arguments`, or for a pointer or a
-    reference ("*" or "&" as `name`) what it points at."""
+    """A type: its `name` with namespaces and its template `arguments`; for a pointer or a reference
+    `name` is "*" or "&" and `target` the type referred to."""
 
     name: str
     target: CType | None = None
@@ -38,8 +38,8 @@ class CType:
 
 
 def read_variable(lowered: str) -> CType:
-    """What the mangled name of a variable template's instance says, as a type with arguments.
-    Raises ValueError for a name that is none, or that has what no parameter's type has."""
+    """The type in the mangled name of a variable template's instance, as a type with arguments.
+    Raises ValueError for another name, or for elements that no parameter's type has."""
     reader = _Reader(lowered.removeprefix("_Z"))
     found = reader.type()
     if not lowered.startswith("_Z") or reader.rest:
@@ -56,7 +56,7 @@ class _Reader:
         self.known: list[CType] = []
 
     def take(self, *words: str) -> str:
-        """The first of the words that comes next, which is passed; "" where none does."""
+        """Consume and return the first of the words that comes next; "" if none does."""
         for word in words:
             if self.rest.startswith(word):
                 self.rest = self.rest[len(word):]

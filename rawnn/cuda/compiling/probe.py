@@ -1,10 +1,10 @@
-"""The parameters that a kernel was compiled with, as the compiler knows them.
+"""The parameters with which the compiler compiled a kernel.
 
-The source may say something else: an `#if` in a parameter list, two definitions of which one was
-compiled, types with other names. So a variable template is compiled beside the kernel, in the same
-NVRTC program, for the type of the kernel's address: its mangled name says each parameter's type.
-Number, size and alignment come from the kernel's `.param` lines in the PTX (PTX ISA, "Kernel
-Function Parameters").
+The source may differ from them: an `#if` in a parameter list, two definitions of which one was
+compiled, types with other names. So the same NVRTC program also compiles a variable template for
+the type of the kernel's address, whose mangled name contains each parameter's type. Number, size
+and alignment come from the kernel's `.param` lines in the PTX (PTX ISA, "Kernel Function
+Parameters").
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ template <typename Rawnn_R, typename... Rawnn_T> struct Of<Rawnn_R (*)(Rawnn_T..
 template <typename> __device__ char seen;
 }}
 """
-"""Text ahead of the source and its macros. An enumeration is seen with its underlying type."""
+"""Text before the source and its macros. An enumeration appears as its underlying type."""
 _ENUM = f"{_NAMESPACE}::Enum"
 _PARAM = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\b[^,\n]*?_param_\d+"
                     r"(?:\[(\d+)\])?")
@@ -51,9 +51,12 @@ _WORKSPACE = "%envreg"
 
 @dataclass(frozen=True)
 class CompiledParameter:
-    """A parameter as it was compiled: `size` and `align` in bytes. `ctype` is the type's canonical
-    name ("" where it is not known); for a `pointer` that of what it points at, and `const` says
-    whether that is const. `code` is the `struct` code of an enumeration."""
+    """A compiled parameter: `size` and `align` in bytes.
+
+    ctype: the type's canonical name ("" if unknown); for a `pointer` that of its target.
+    const: whether the pointer's target is const.
+    code: the `struct` code of an enumeration.
+    """
 
     ctype: str
     pointer: bool
@@ -66,28 +69,28 @@ class CompiledParameter:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """What the compiler made of a kernel's declaration. `waits_for_grid` says that all of its
-    blocks have to be on the GPU at once: grid.sync() of cooperative_groups."""
+    """A kernel's declaration as compiled. `waits_for_grid` says that all of its blocks must be
+    resident at the same time, because it calls grid.sync() of cooperative_groups."""
 
     parameters: tuple[CompiledParameter, ...]
     waits_for_grid: bool
 
 
 def probe_of(expression: str) -> str:
-    """The name expression whose lowered name says the types of the kernel `expression`."""
+    """The name expression whose lowered name contains the types of the kernel `expression`."""
     return f"&{_NAMESPACE}::seen<{_NAMESPACE}::Of<decltype(&{expression})>::type>"
 
 
 def probed(expression: str) -> str:
-    """The kernel that a name expression of `probe_of` is about; any other expression itself."""
-    before, _, behind = probe_of("\0").partition("\0")
+    """The kernel of a name expression of `probe_of`; any other expression unchanged."""
+    before, _, suffix = probe_of("\0").partition("\0")
     inner = expression.removeprefix(before)
-    return expression if inner == expression else inner.removesuffix(behind)
+    return expression if inner == expression else inner.removesuffix(suffix)
 
 
 def compiled_kernel(ptx: str, lowered: str, probe: str) -> CompiledKernel | None:
-    """Of the kernel with the mangled name `lowered`, `probe` being that of its probe; None where
-    the PTX has no such kernel."""
+    """The kernel with the mangled name `lowered`, whose probe is `probe`; None if the PTX lacks
+    it."""
     functions = _functions(ptx)
     if lowered not in functions:
         return None
@@ -97,15 +100,15 @@ def compiled_kernel(ptx: str, lowered: str, probe: str) -> CompiledKernel | None
         types = read_variable(probe).arguments[0].arguments
     except (ValueError, IndexError):
         types = ()
-    if len(types) != len(sizes):  # a type that has no readable name: sizes are known all the same
+    if len(types) != len(sizes):  # a type without a readable name: sizes are known nevertheless
         types = (CType(""),) * len(sizes)
     return CompiledKernel(tuple(_parameter(kind, *size) for kind, size in
                                 zip(types, sizes, strict=True)), _waits(functions, lowered))
 
 
 def _functions(ptx: str) -> dict[str, tuple[str, str]]:
-    """(head, body) of every function that the PTX defines, by name; declarations may stand ahead of
-    a head."""
+    """(head, body) of every function that the PTX defines, by name; declarations may precede a
+    head."""
     parts = (part.partition("\n{") for part in re.split(r"^\}", ptx, flags=re.MULTILINE))
     return {found[-1][1]: (head[found[-1].end():], body) for head, _, body in parts
             if (found := [*_FUNCTION.finditer(head)])}
@@ -126,34 +129,34 @@ def _parameter(kind: CType, size: int, align: int) -> CompiledParameter:
 
 
 def _name(kind: CType) -> str:
-    """Without const of its own."""
+    """The name without a top-level const."""
     if kind.name == _ENUM:
         return kind.arguments[0].name
     return str(kind).removesuffix(" const").removeprefix("const ") if kind.const else str(kind)
 
 
 def _waits(functions: dict[str, tuple[str, str]], lowered: str) -> bool:
-    """Whether a kernel, or a function that it calls, asks for the workspace of a cooperative
-    launch, which grid.sync() takes from a special register of the environment."""
-    todo, seen = [lowered], set[str]()
+    """Whether a kernel, or a function that it calls, reads the workspace of a cooperative launch
+    from the special register that grid.sync() uses."""
+    todo, visited = [lowered], set[str]()
     while todo:
         name = todo.pop()
-        seen.add(name)
+        visited.add(name)
         body = functions[name][1]
         if _WORKSPACE in body:
             return True
-        todo += [other for other in functions if other not in seen
+        todo += [other for other in functions if other not in visited
                  and re.search(rf"(?<![\w$]){re.escape(other)}(?![\w$])", body)]
     return False
 
 
 def packed(kernel: CompiledKernel) -> list[object]:
-    """What JSON can hold."""
+    """Plain values, for JSON."""
     return [kernel.waits_for_grid, [list(vars(p).values()) for p in kernel.parameters]]
 
 
 def unpacked(stored: Sequence[object]) -> CompiledKernel:
-    """Of what `packed` made. Raises TypeError or ValueError for what it did not make."""
+    """Inverse of `packed`. Raises TypeError or ValueError for other values."""
     waits, parameters = stored
     return CompiledKernel(tuple(CompiledParameter(*each) for each in parameters),  # type: ignore[attr-defined]
                           bool(waits))

@@ -1,10 +1,9 @@
-"""What compiled kernels use of a multiprocessor, and how many of their blocks fit on one.
+"""The resources that compiled kernels use of a multiprocessor, and how many of their blocks fit.
 
 Registers, shared memory and stack are read from the cubin itself, which needs no tool and no GPU.
-(By hand: of ELF that takes section headers and names alone, and what NVIDIA's sections hold no
-library reads.)
-Spills are not in a cubin: compile with the option `--ptxas-options=-v` and give the log to
-`spills`.
+The ELF parser is rawnn's own: it needs only section headers and names, and no library reads the
+content of NVIDIA's sections. Spills are not in a cubin: compile with the option
+`--ptxas-options=-v` and pass the log to `spills`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rawnn.common.errors import ConfigError, DeviceError, nearest
 # Attributes of the `.nv.info` section, as the CUDA binary utilities print them.
 _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 0x11, 0x12, 0x2F
 _SIZED_VALUE = 4  # the attribute format with a payload; the others end after four bytes
-_RESERVED_SHARED = 1024  # what the driver keeps of each block's shared memory from sm_80 on
+_RESERVED_SHARED = 1024  # bytes of each block's shared memory that the driver reserves from sm_80
 _WARP = 32
 _MAX_THREADS_PER_BLOCK, _MAX_REGISTERS_PER_THREAD = 1024, 255
 
@@ -66,8 +65,8 @@ blocks and allocation granularities as in the toolkit's `cuda_occupancy.h`."""
 
 @dataclass(frozen=True)
 class Occupancy:
-    """`blocks` resident per multiprocessor, their share of its warps (0-1), and which of
-    "threads", "blocks", "registers", "shared" sets the number."""
+    """`blocks` resident per multiprocessor, the `fraction` of its warps that they use (0-1), and
+    the limiting resource: "threads", "blocks", "registers" or "shared"."""
 
     blocks: int
     fraction: float
@@ -75,10 +74,10 @@ class Occupancy:
 
 
 def resource_usage(cubin: bytes) -> dict[str, Usage]:
-    """What each kernel of `cubin` uses, by mangled name. In a relocatable cubin `shared` is 0:
-    the linker lays shared memory out.
+    """The resources of each kernel of `cubin`, by mangled name. In a relocatable cubin `shared` is
+    0, because the linker lays out shared memory.
 
-    Raises DeviceError where the bytes are no cubin.
+    Raises DeviceError if the bytes are no cubin.
     """
     try:
         return _usage(cubin)
@@ -106,7 +105,7 @@ def occupancy(arch: str, *, threads: int, registers: int, shared: int = 0) -> Oc
     """How many blocks of `threads` threads, `registers` per thread and `shared` bytes (static
     and dynamic) fit on one multiprocessor of `arch` ("sm_90"; a suffix as in sm_90a is allowed).
 
-    Registers are handed out in units of 256 to a warp, and each of a multiprocessor's four
+    Registers are allocated in units of 256 to a warp, and each of a multiprocessor's four
     partitions has a quarter of them. The rules are those of the toolkit's `cuda_occupancy.h`.
     Raises ConfigError for an architecture that is not in SM_LIMITS.
     """
@@ -126,7 +125,7 @@ def occupancy(arch: str, *, threads: int, registers: int, shared: int = 0) -> Oc
         "registers": resident_warps // warps,
         "shared": limits.shared // per_block if per_block else limits.blocks,
     }
-    # A block that cannot be launched at all.
+    # The block exceeds the limits of any launch.
     if threads > _MAX_THREADS_PER_BLOCK:
         candidates["threads"] = 0
     if registers > _MAX_REGISTERS_PER_THREAD:

@@ -1,11 +1,11 @@
-"""Kernel signatures read from CUDA C text, so that arguments are checked and packed from the
-source itself and never from a second list kept by hand. Those of a user's kernel come from the
-compiler (declarations.py), and this gives their names.
+"""Kernel signatures read from CUDA C text, so that arguments are checked and packed by the source
+itself instead of a second list. For a user's kernel the compiler decides (compiled_signature.py),
+and this module gives the names.
 
-This reads declarations of `__global__` functions, and of the structs that these take by value
-(structs.py), and nothing else of C++: comments, strings and preprocessor lines are blanked first
-(so both branches of an `#if` are seen), then every `__global__` is taken as the start of a
-declarator. Kernels made by macros are not seen: libclang would, after all of CUDA's headers.
+It reads declarations of `__global__` functions and of the structs that these take by value
+(structs.py), and nothing else of C++. Comments, strings and preprocessor lines are blanked first
+(so that both branches of an `#if` are read); then every `__global__` starts a declarator. Kernels
+made by macros are not found: libclang would find them, but needs all of CUDA's headers.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ from rawnn.ptx import INCLUDE
 
 @dataclass(frozen=True)
 class Parameter:
-    """One kernel parameter. `ctype` is the pointee's type for a pointer, else the type itself,
-    in canonical words ("unsigned int", "float", "float*", or a template parameter's name); `const`
-    says that the pointee (or the value) is const. `struct` is how a struct by value is laid out,
-    `unread` why its layout, or without a `ctype` its type, is not known; `code` is the `struct`
-    code of a type whose name does not say it, such as an enumeration."""
+    """One kernel parameter.
+
+    ctype: the target's type for a pointer, else the type itself, in canonical words ("unsigned
+        int", "float", "float*", or a template parameter's name).
+    const: whether the pointer's target (or the value) is const.
+    struct: the layout of a struct by value.
+    unread: why the layout, or without a `ctype` the type, is unknown.
+    code: the `struct` code of a type whose name does not determine it, such as an enumeration.
+    """
 
     name: str
     ctype: str
@@ -88,26 +92,26 @@ class Parameter:
 
     @cached_property
     def align(self) -> int:
-        """Alignment in bytes: that of a number or a pointer is its size."""
+        """Alignment in bytes; for a number or a pointer this is its size."""
         if self.struct:
             return self.struct.align
         return MAP_ALIGNMENT if self.tensor_map else self.size
 
     @cached_property
     def tensor_map(self) -> bool:
-        """Whether it is a tensor map, by value."""
+        """Whether it is a tensor map passed by value."""
         return FORMATS.get(self.ctype) == f"{MAP_SIZE}s" and not self.pointer
 
     @property
     def number(self) -> bool:
-        """Whether nothing in it can be an address: neither a pointer, nor a tensor map, nor a
+        """Whether nothing in it can be an address: it is neither a pointer, nor a tensor map, nor a
         struct with pointers."""
         return not (self.pointer or self.tensor_map
                     or (self.struct is not None and self.struct.pointers))
 
     @property
     def mapped(self) -> str:
-        """The operand that a tensor map describes: "w" of `w_map`; "" of any other parameter."""
+        """The operand that a tensor map describes: "w" for `w_map`; "" for other parameters."""
         named = self.tensor_map and self.name.endswith(MAP_SUFFIX)
         return self.name.removesuffix(MAP_SUFFIX) if named else ""
 
@@ -126,8 +130,8 @@ class KernelSignature:
     """A kernel's name (with its namespaces: "a::b::k"), parameters and template parameters, as its
     source declares them.
 
-    `arguments` holds the template arguments once `instantiate` has put them in. `note` says what
-    the source does not say of the kernel that was compiled.
+    `arguments` holds the template arguments after `instantiate`. `note` says what the source does
+    not reveal about the compiled kernel.
     """
 
     name: str
@@ -143,9 +147,9 @@ class KernelSignature:
 
     def instantiate(self, expression: str) -> KernelSignature:
         """The signature of `expression`, such as "matmul_nt<float,true,false>", with template
-        arguments in place of template parameters.
+        arguments substituted for template parameters.
 
-        Raises ConfigError where the expression names another kernel, gives too few or too many
+        Raises ConfigError if the expression names another kernel, gives too few or too many
         arguments, or leaves a parameter that cannot be passed by value.
         """
         found = self._instances.get(expression)
@@ -159,7 +163,7 @@ class KernelSignature:
         return {}
 
     def substituted(self, expression: str) -> KernelSignature:
-        """As `instantiate`, with parameters that cannot be passed left as they are."""
+        """Like `instantiate`, but parameters that cannot be passed are allowed."""
         name, arguments = split_expression(expression)
         if _last(name) != _last(self.name):
             raise ConfigError(f"'{expression}' does not name the kernel '{self.name}'")
@@ -212,11 +216,10 @@ class KernelSignature:
 def parse_kernels(text: str, folders: Sequence[Path] = INCLUDE) -> dict[str, KernelSignature]:
     """Signatures of every `__global__` function template or function in CUDA C `text`, by name.
 
-    A text that has none takes those of the headers that it includes in quotes from `folders`, and
-    there structs are declared, too, that kernels take by value. A declaration before the definition
-    is replaced by the definition; explicit specialisations and instantiations are skipped. Raises
-    ConfigError for an overloaded kernel, a parameter passed by reference, and a declaration that
-    cannot be read.
+    If the text has none, the headers that it includes in quotes from `folders` are read; they may
+    also declare structs that kernels take by value. A definition replaces an earlier declaration;
+    explicit specialisations and instantiations are skipped. Raises ConfigError for an overloaded
+    kernel, a parameter passed by reference, and a declaration that cannot be read.
     """
     structs = Structs(text, folders)
     kernels = _kernels(text)
@@ -226,9 +229,9 @@ def parse_kernels(text: str, folders: Sequence[Path] = INCLUDE) -> dict[str, Ker
     return {name: structs.filled(kernel) for name, kernel in kernels.items()}
 
 
-@lru_cache(256)  # a run reads a source when it loads it and again when it proves what it compiled
+@lru_cache(256)  # a run reads a source to load it and again to prove the result
 def _kernels(text: str) -> dict[str, KernelSignature]:
-    """The kernels, with structs by value not looked up."""
+    """The kernels, before structs by value are looked up."""
     kernels: dict[str, KernelSignature] = {}
     defined: set[str] = set()
     for each in declarations(text):
@@ -251,8 +254,8 @@ def _kernels(text: str) -> dict[str, KernelSignature]:
 
 @dataclass(frozen=True)
 class Declaration:
-    """One declaration of a kernel: `signature` is None where it cannot be read, for the reason
-    `unread`; its `name` is "" where not even that can."""
+    """One declaration of a kernel: `signature` is None if it cannot be read, for the reason
+    `unread`; `name` is "" if not even that can be read."""
 
     name: str
     signature: KernelSignature | None
@@ -262,8 +265,8 @@ class Declaration:
 
 @lru_cache(256)
 def declarations(text: str) -> tuple[Declaration, ...]:
-    """Every declaration in the text, in order, those in all branches of an `#if`; structs by value
-    are not looked up. Explicit specialisations and instantiations are left out."""
+    """Every declaration in the text, in order, from all branches of an `#if`, before structs by
+    value are looked up. Explicit specialisations and instantiations are left out."""
     text = code_of(text)
     spaces = namespaces(text)
     found: list[Declaration] = []
@@ -289,14 +292,14 @@ def declarations(text: str) -> tuple[Declaration, ...]:
 
 
 class Structs:
-    """Looks structs up in a source and its headers, which are read when the first is wanted."""
+    """Looks up structs in a source and its headers, which are read at the first look-up."""
 
     def __init__(self, text: str, folders: Sequence[Path]) -> None:
         self._text, self._folders = text, folders
         self._texts: list[str] | None = None
 
     def filled(self, kernel: KernelSignature) -> KernelSignature:
-        """The kernel, with the structs that it takes by value; itself where it takes none."""
+        """The kernel with the layouts of structs by value; unchanged if it takes none."""
         types = {p.name for p in kernel.template_parameters}
         if all(p.pointer or p.ctype in FORMATS or p.ctype in types for p in kernel.parameters):
             return kernel
@@ -314,7 +317,7 @@ class Structs:
 
     @property
     def texts(self) -> list[str]:
-        """The source and its headers, as code_of gives them."""
+        """The source and its headers, as code_of returns them."""
         if self._texts is None:
             self._texts = [code_of(text) for text in with_included(self._text, self._folders)]
         return self._texts
@@ -323,14 +326,14 @@ class Structs:
 def find_kernel(kernels: Mapping[str, KernelSignature], expression: str) -> KernelSignature:
     """The signature that `expression` ("softmax<float>") names, instantiated.
 
-    Raises ConfigError with the nearest name where no kernel has that name.
+    Raises ConfigError with the nearest name if no kernel has that name.
     """
     return kernels[known_name(kernels, expression)].instantiate(expression)
 
 
 def known_name(names: Collection[str], expression: str) -> str:
-    """The name among `names` of the kernel that an expression means. Raises ConfigError, with the
-    nearest name, where there is none."""
+    """The name among `names` of the kernel that an expression refers to. Raises ConfigError, with
+    the nearest name, if there is none."""
     name = split_expression(expression)[0]
     if name in names:
         return name
@@ -356,15 +359,15 @@ def _template(prefix: str, kernel: str) -> tuple[TemplateParameter, ...] | None:
     parts = split(prefix[start + 1 : closing(prefix, start)])
     if not parts:
         return None
-    made = []
+    result = []
     for part in parts:
         declared, _, default = part.partition("=")
         words = WORD.findall(declared)
         if "..." in declared or "template" in words or len(words) < 2:
             raise ConfigError(f"kernel '{kernel}': cannot read its template parameter '{part}'")
         kind = "typename" if words[0] in ("typename", "class") else " ".join(words[:-1])
-        made.append(TemplateParameter(words[-1], kind, default.strip() or None))
-    return tuple(made)
+        result.append(TemplateParameter(words[-1], kind, default.strip() or None))
+    return tuple(result)
 
 
 def _parameters(text: str, kernel: str) -> tuple[Parameter, ...]:
@@ -384,7 +387,7 @@ def _parameters(text: str, kernel: str) -> tuple[Parameter, ...]:
         declared = re.sub(r"\[[^\]]*\]", " ", declared)
         pointee = declared.split("*")[max(depth - 1, 0)]
         const = re.search(r"\bconst\b", pointee) is not None
-        # A parameter may go without a name: then nothing but type words is left.
+        # A parameter may have no name: then only type words are left.
         type_text, name = declared, f"arg{index}"
         match = re.search(r"([A-Za-z_]\w*)\s*$", declared)
         if match is not None and match[1] not in TYPE_WORDS | QUALIFIERS:
@@ -406,7 +409,7 @@ def _substitute(parameter: Parameter, types: dict[str, str]) -> Parameter:
     if given is None:
         return parameter
     depth, levels = given.count("*"), given.split("*")
-    beyond = len(parameter.ctype) - len(base)  # pointers that it points at
+    beyond = len(parameter.ctype) - len(base)  # further levels of pointers
     const = parameter.const
     if not beyond:
         inner = levels[depth if parameter.pointer else max(depth - 1, 0)]

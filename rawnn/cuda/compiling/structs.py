@@ -1,8 +1,8 @@
-"""Structs that kernels take by value, read from CUDA C text: their members and where these lie.
+"""Structs that kernels take by value, read from CUDA C text: their members and layout.
 
-A struct is data and nothing else: numbers, pointers, arrays of them, and such structs, laid out as
-C lays them out. One with functions, bases, bit fields or an alignment of its own is not read; a
-kernel that takes it by value cannot be launched.
+A struct may contain numbers, pointers, arrays of them, and such structs, in C's layout. One with
+functions, bases, bit fields or an explicit alignment is not read, and a kernel that takes it by
+value cannot be launched.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 _SIZES = {**{code: struct.calcsize(f"={code}") for code in "?bBhHeiIfdqQ"}, "bfloat16": 2}
-"""Bytes by `struct` code, or by the name that ml_dtypes gives a type to NumPy."""
+"""Bytes by `struct` code, or by ml_dtypes's name of a NumPy type."""
 _STRUCT = re.compile(r"\b(typedef\s+)?struct\s+(\w*)\s*\{([^{}]*)\}\s*(\w*)\s*;")
 _ALIAS = (r"\busing\s+{0}\s*=\s*([\w\s:]+);", r"\btypedef\s+([\w\s:]+?)\s+{0}\s*;")
 _DEEP = 8
-"""Names of names of a type that are followed."""
+"""Levels of type aliases that are followed."""
 _TEMPLATE = re.compile(r"\btemplate\s*<[^;{}]*>\s*$")
 _DECLARATOR = re.compile(r"(\*?)\s*(\w+)\s*((?:\[\s*\w+\s*\]\s*)*)")
 _FIRST = re.compile(rf"((?:[\w\s]|::)+?(?=[\s*]))\s*({_DECLARATOR.pattern})")
@@ -34,8 +34,8 @@ _CONSTANT = r"\bconstexpr\s+(?:unsigned\s+)?int\s+{}\s*=\s*(\d+)\s*;"
 
 @dataclass(frozen=True)
 class Member:
-    """One member: `code` of its elements ("Q" for a pointer), or the `struct` that they are;
-    `shape` of an array, () of one that is none; `offset` in bytes from the struct's beginning."""
+    """One member: the `code` of its elements ("Q" for a pointer), or their `struct`; `shape` of an
+    array, else (); `offset` in bytes from the struct's beginning."""
 
     name: str
     code: str
@@ -47,8 +47,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Struct:
-    """A struct's name and members, its bytes and what its address is a multiple of. One without
-    members is opaque: nothing but these is known of it."""
+    """A struct's name, members, size and alignment in bytes. One without members is opaque: only
+    its size and alignment are known."""
 
     name: str
     members: tuple[Member, ...]
@@ -58,7 +58,7 @@ class Struct:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy type of the same layout: pointers are addresses, in uint64."""
-        import numpy as np  # here, as most kernels take no struct
+        import numpy as np  # imported here because most kernels take no struct
 
         if not self.members:
             return np.dtype(f"V{self.size}")
@@ -69,15 +69,15 @@ class Struct:
 
     @property
     def pointers(self) -> bool:
-        """Whether any member, of it or of structs in it, is a pointer, or may be."""
+        """Whether it or a nested struct has, or may have, a pointer."""
         return not self.members or any(m.pointer or (m.struct is not None and m.struct.pointers)
                    for m in self.members)
 
     def packed(self, value: object) -> bytes:
-        """The bytes of a value: a structured scalar of `dtype`, or bytes of that size; members in
-        a tuple; an array of the members of a vector, a complex number for a pair of floats. An
-        opaque struct takes any NumPy scalar of its size. Raises ConfigError, naming the first
-        member that lies or is otherwise, for what does not fit.
+        """The bytes of a value: a structured scalar of `dtype`, or bytes of that size; a tuple of
+        members; an array of the members of a vector; a complex number for a pair of floats. An
+        opaque struct takes any NumPy scalar of its size. Raises ConfigError for a value that does
+        not fit, naming the first member that differs.
         """
         if isinstance(value, bytes):
             if len(value) != self.size:
@@ -90,42 +90,42 @@ class Struct:
         plain = kinds.pop() if len(kinds) == 1 and len(self.members) > 1 else None
         number = np.dtype(f"c{self.size}") if plain is not None and plain.kind == "f" \
             and len(self.members) == 2 and self.size in (8, 16) else None
-        made: Any = value
+        converted: Any = value
         if isinstance(value, complex) and not isinstance(value, np.generic) and number is not None:
-            made = number.type(value)
+            converted = number.type(value)
         elif isinstance(value, tuple) and self.members:
             try:
-                made = np.array(value, self.dtype)
+                converted = np.array(value, self.dtype)
             except (TypeError, ValueError, OverflowError) as error:
                 raise ConfigError(f"the struct '{self.name}' has the members "
                                   f"{', '.join(m.name for m in self.members)}, which cannot hold "
                                   f"{value!r}: {error}") from None
-        if isinstance(made, np.generic | np.ndarray):
-            if made.shape == () and made.dtype.names and self.members:
-                self.check(made.dtype)
-                return made.tobytes()
-            fits = made.dtype == plain if made.shape == (len(self.members),) else \
-                not made.shape and (not self.members or made.dtype == number)
-            if fits and made.nbytes == self.size:
-                return made.tobytes()
+        if isinstance(converted, np.generic | np.ndarray):
+            if converted.shape == () and converted.dtype.names and self.members:
+                self.check(converted.dtype)
+                return converted.tobytes()
+            fits = converted.dtype == plain if converted.shape == (len(self.members),) else \
+                not converted.shape and (not self.members or converted.dtype == number)
+            if fits and converted.nbytes == self.size:
+                return converted.tobytes()
         takes = "a NumPy structured scalar or its" if self.members else \
             "a NumPy scalar of its size, structured or not, or its"
         raise ConfigError(f"the struct '{self.name}' takes {takes} {self.size} bytes, not "
                           f"{value!r}")
 
     def check(self, given: np.dtype[Any]) -> None:
-        """Raises ConfigError, naming the first member that lies or is otherwise, where a NumPy type
-        is not laid out like this."""
+        """Raise ConfigError if a NumPy type has another layout, naming the first member that
+        differs."""
         wanted: Mapping[str, Any] = self.dtype.fields or {}
         found: Mapping[str, Any] = given.fields or {}
-        for name, (here, offset, *_) in wanted.items():
+        for name, (ours, offset, *_) in wanted.items():
             if name not in found:
                 raise ConfigError(f"the struct '{self.name}' has the member '{name}', and the "
                                   f"value has not")
-            there, place = found[name][:2]
-            if (here, offset) != (there, place):
-                raise ConfigError(f"member '{name}' of the struct '{self.name}' is {here} at byte "
-                                  f"{offset}, and the value's is {there} at byte {place}")
+            theirs, place = found[name][:2]
+            if (ours, offset) != (theirs, place):
+                raise ConfigError(f"member '{name}' of the struct '{self.name}' is {ours} at byte "
+                                  f"{offset}, and the value's is {theirs} at byte {place}")
         extra = [name for name in found if name not in wanted]
         if extra:
             raise ConfigError(f"the struct '{self.name}' has no member '{extra[0]}'")
@@ -136,16 +136,16 @@ class Struct:
 
 _VECTOR = re.compile(r"((?:u?(?:char|short|int)|u?longlong|u?long|float|double))([1-4])")
 _WIDEST = 16
-"""Bytes: the most that a built-in vector's address is a multiple of."""
+"""Largest alignment of a built-in vector, in bytes."""
 _PAIRS = {"half2": "e", "__half2": "e", "nv_bfloat162": "bfloat16", "__nv_bfloat162": "bfloat16"}
 _COMPLEX = re.compile(r"(?:\w+::)*complex<(float|double)>")
 
 
 def built_in(name: str) -> Struct | None:
-    """The layout of a type of CUDA's own: a vector such as float4, dim3, half2, a complex number;
-    None of any other type."""
+    """The layout of a built-in CUDA type: a vector such as float4, dim3, half2, a complex number;
+    None for any other type."""
     if name in _PAIRS:
-        import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by its name from then on)
+        import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 
         return _row(name, _PAIRS[name], "xy", 4)
     if found := _COMPLEX.fullmatch(name):
@@ -155,7 +155,7 @@ def built_in(name: str) -> Struct | None:
 
 
 def vector(name: str) -> Struct | None:
-    """The layout of a built-in vector type such as float4, or of dim3; None of any other type."""
+    """The layout of a built-in vector type such as float4, or of dim3; None for any other type."""
     if name == "dim3":
         return _row(name, "I", "xyz", 4)
     found = _VECTOR.fullmatch(name)
@@ -169,15 +169,15 @@ def vector(name: str) -> Struct | None:
 
 
 def _row(name: str, code: str, members: Sequence[str], align: int) -> Struct:
-    """Members of one type, one behind the other."""
+    """A struct of members of one type, without padding between them."""
     size = _SIZES[code]
     return Struct(name, tuple(Member(member, code, (), size * i)
                               for i, member in enumerate(members)), size * len(members), align)
 
 
 def layout_of(ctype: str, texts: Sequence[str]) -> Struct | None:
-    """The layout of a type that a pointer points at or a variable has: of a number, a struct with
-    one member without a name. None where it is not known."""
+    """The layout of a pointer's target or a variable's type; a number becomes a struct with one
+    unnamed member. None if it is unknown."""
     if ctype in FORMATS and FORMATS[ctype] in _SIZES:
         code = FORMATS[ctype]
         return Struct(ctype, (Member("", code, (), 0),), _SIZES[code], _SIZES[code])
@@ -185,11 +185,10 @@ def layout_of(ctype: str, texts: Sequence[str]) -> Struct | None:
 
 
 def read_struct(name: str, texts: Sequence[str]) -> Struct | None:
-    """The struct `name` as `texts` declare it; None where none does.
+    """The struct `name` as `texts` declare it; None if none does.
 
-    `texts` are free of comments and preprocessor lines (code_of). Raises ConfigError for a member
-    that is no number, pointer, such a struct, or array of them, and for a struct that is declared
-    in two ways.
+    `texts` must be free of comments and preprocessor lines (code_of). Raises ConfigError for a
+    member of an unsupported type, and for a struct that is declared in two ways.
     """
     if (found := built_in(name)) is not None:
         return found
@@ -204,7 +203,7 @@ def read_struct(name: str, texts: Sequence[str]) -> Struct | None:
 
 
 def resolved(name: str, texts: Sequence[str]) -> str:
-    """The type that a name stands for by `using` or `typedef`; the name itself where none says."""
+    """The type that `using` or `typedef` gives a name; the name itself if there is none."""
     for _ in range(_DEEP):
         if name in FORMATS or not re.fullmatch(r"\w+", name):
             break
@@ -253,7 +252,7 @@ def _declared(struct: str, body: str) -> Iterator[tuple[str, bool, str, list[str
 
 
 def _extent(text: str, struct: str, texts: Sequence[str]) -> int:
-    """Of "6", or of the name of a `constexpr int`."""
+    """The value of "6", or of the name of a `constexpr int`."""
     if text.isdigit():
         return int(text)
     for each in texts:

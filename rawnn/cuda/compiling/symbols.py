@@ -1,5 +1,5 @@
 """Variables of a CUDA C source: `__constant__` and `__device__` ones, which the host can set, and
-how many bytes a kernel declares `__shared__`."""
+the bytes that a kernel declares `__shared__`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ _DECLARED = re.compile(rf"\b__(?:constant|device|managed)__{_VARIABLE}(?=[;={{])
 _SHARED = re.compile(
     rf"\b__shared__(?:\s+(?:alignas|__align__)\s*\([^)]*\))?{_VARIABLE}(?=[;,])")
 _DEEP = 4
-"""Constants of constants that an extent may be made of."""
+"""Levels of constants by which an extent may be defined."""
 _QUALIFIERS = {"static", "extern", "inline", "constexpr", "__constant__", "__device__",
                "__managed__", "alignas"}
 
 
 @dataclass(frozen=True)
 class SymbolType:
-    """A variable's name, the type of its elements in canonical words and that type's layout, None
-    where it is not known; `shape` where the source says it in numbers, constants and macros, else
-    None."""
+    """A variable's name, the type of its elements in canonical words and that type's layout (None
+    if unknown); its `shape` if the source gives it by numbers, constants and macros, else None."""
 
     name: str
     ctype: str
@@ -36,7 +35,7 @@ class SymbolType:
 
     @property
     def nbytes(self) -> int | None:
-        """None where it is not known from the source."""
+        """None if the source does not determine it."""
         if self.layout is None or self.shape is None:
             return None
         return self.layout.size * prod(self.shape)
@@ -50,16 +49,16 @@ def symbols(text: str) -> Iterator[SymbolType]:
 
 @cache
 def static_shared(text: str, kernel: str) -> int:
-    """Bytes that the body of a kernel declares `__shared__`, as far as the source says them in
-    numbers, constants and macros; not those of functions that it calls."""
+    """Bytes that the body of a kernel declares `__shared__`, as far as numbers, constants and
+    macros in the source give them, without functions that it calls."""
     code = code_of(text) if "__shared__" in text else ""
     return sum(each.nbytes or 0
                for each in _variables(_SHARED, body_of(code, kernel), code, text))
 
 
 def body_of(code: str, kernel: str) -> str:
-    """What stands between the braces of a kernel, whose name has no namespaces here; "" of one that
-    is not defined in the code, which is free of comments (code_of)."""
+    """The text between the braces of a kernel, whose name is without namespaces; "" if `code`,
+    which must be free of comments (code_of), does not define it."""
     named = re.search(rf"\b__global__\b[^;{{]*\b{kernel}\s*\([^{{;]*{{", code)
     if named is None:
         return ""
@@ -85,12 +84,12 @@ def _variables(pattern: re.Pattern[str], part: str, code: str, text: str) -> Ite
 
 
 def find_symbol(text: str, name: str) -> SymbolType | None:
-    """The variable `name` of `text`; None where it declares none."""
+    """The variable `name` of `text`; None if it declares none."""
     return next((each for each in symbols(text) if each.name == name), None)
 
 
 def _number(extent: str, code: str, text: str) -> int | None:
-    """Of "6", or of arithmetic with numbers, constants and macros: "2 * RADIUS + 1"."""
+    """The value of "6", or of an expression of numbers, constants and macros: "2 * RADIUS + 1"."""
     def value(match: re.Match[str]) -> str:
         name = re.escape(match[0])
         found = re.search(rf"\b{name}\s*=\s*([^;{{}}]+);", code) \

@@ -1,4 +1,4 @@
-"""A source in another form than the user's, and what that lacks."""
+"""A rewritten version of a user's source, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ DYNAMIC = "it launches kernels from the device (<<<), which takes the device run
 
 @dataclass(frozen=True)
 class Omission:
-    """Something that the device's part lacks: `what` ("function", "variable", "type", "header",
-    ...), its name, the file's name ("" for the source itself), its lines, and why, if it is not
-    just the host's."""
+    """Something that the device part leaves out: `what` it is ("function", "variable", "type",
+    "header", ...), its name, the file's name ("" for the source itself), its lines, and why ("" for
+    host code)."""
 
     what: str
     name: str

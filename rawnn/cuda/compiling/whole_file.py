@@ -1,7 +1,7 @@
-"""From a CUDA file as nvcc compiles it to what NVRTC can: the device's part, of the source and of
-the project's headers, with empty headers for those of the host.
+"""Converts a CUDA file for nvcc to one that NVRTC compiles: the device part of the source and of
+the project's headers, with empty headers in place of the host's.
 
-It is tried where NVRTC refuses the source as it is, and never before.
+It is used only after NVRTC has refused the source unchanged.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ from rawnn.ptx import SOURCES
 
 _UNDEFINED = re.compile(r'(?:identifier|name) "(\w+)" is undefined')
 _CUDAS = ("cuda_fp16.h", "nv/target", "curand_kernel.h", "crt/mma.h")
-"""A header of each folder of CUDA's own: what lies there is compiled as it is."""
+"""One header of each of CUDA's own folders: files there are compiled unchanged."""
 
 _SYSTEM = "#define __linux__ 1\n#define __unix__ 1\n" if sys.platform == "linux" else ""
-"""What nvcc's host compiler defines, and NVRTC does not."""
+"""Macros that nvcc's host compiler defines, and NVRTC does not."""
 _OPTIONS = ("--device-as-default-execution-space",)
-"""For what stays without a mark: constexpr functions, and the declarations of cuda.h."""
+"""For functions without an attribute: constexpr functions, and the declarations of cuda.h."""
 
 
 def translate(text: str, paths: Sequence[Path], cuda: Sequence[Path], expressions: Sequence[str],
               log: str) -> Translation | None:
-    """Another form of a source that NVRTC refused with `log`; None where there is none."""
+    """A rewritten version of a source that NVRTC refused with `log`; None if there is none."""
     return remove_host_code(text, paths, cuda, expressions) or add_implied_headers(text, log)
 
 
 def add_implied_headers(text: str, log: str) -> Translation | None:
-    """The source with the headers that nvcc includes by itself and that declare what NVRTC's log
-    says is undefined; None where there are none."""
+    """The source with those headers that nvcc includes implicitly and that declare names which
+    NVRTC's log calls undefined; None if there are none."""
     preamble = _implied(set(_UNDEFINED.findall(log)))
     return Translation(text, preamble=preamble) if preamble else None
 
 
 def remove_host_code(text: str, paths: Sequence[Path], cuda: Sequence[Path],
                       expressions: Sequence[str]) -> Translation | None:
-    """The device's part of the source, and of the headers that `paths` have; `cuda` are the folders
-    of CUDA's headers. None where there is no function and no header of the host's, and where
-    brackets do not match."""
+    """The device part of the source and of the headers in `paths`; `cuda` are the folders of CUDA's
+    headers. None if there is no host function and no host header, or if brackets do not match."""
     files = find_included_files(text, paths, _is_foreign, is_of_the_host)
     try:
         part = find_device_part(files.texts, expressions)
@@ -67,7 +66,7 @@ def remove_host_code(text: str, paths: Sequence[Path], cuda: Sequence[Path],
 
 
 def _declared(namespace: str) -> str:
-    """Code that declares a namespace, which `using namespace` needs; its header may be empty."""
+    """Code that declares a namespace, as `using namespace` needs; its header may be empty."""
     names = namespace.removeprefix("::").split("::")
     if not all(name.isidentifier() for name in names):
         return ""
@@ -75,7 +74,7 @@ def _declared(namespace: str) -> str:
 
 
 def _implied(names: set[str]) -> str:
-    """The directives that declare those of the names that nvcc knows without any."""
+    """The directives that declare those of the names that nvcc knows implicitly."""
     found = sorted({header for name in names if (header := DECLARED.get(name))
                     and (HOST_HEADERS / header).is_file()})
     return "".join(f"#include <{header}>\n" for header in found)
@@ -89,8 +88,8 @@ def _is_foreign(folder: str) -> bool:
 
 def _emptied(files: IncludedFiles, cuda: Sequence[Path], is_whole: bool,
              texts: dict[str, str]) -> list[str]:
-    """The headers to be empty: the host's, what is nowhere and stands in angle brackets in a file
-    with code of the host, and C++'s own where the device's part does not name `std`."""
+    """The headers to replace by empty ones: the host's; those in angle brackets that are not found,
+    in a file with host code; and C++'s own if the device part does not use `std`."""
     uses_std = any(re.search(r"\bstd\s*::|\busing\s+namespace\s+std\b", each)
                    for each in texts.values())
     found = []
@@ -109,6 +108,6 @@ def _emptied(files: IncludedFiles, cuda: Sequence[Path], is_whole: bool,
 
 
 def _is_device_header(name: str) -> bool:
-    """Whether device code needs a header that is not installed: its wheel is the cure."""
+    """Whether device code needs a header that is not installed: installing its wheel is the fix."""
     return name.startswith(("cuda/", "cub/", "nv/", "thrust/", "crt/", "cooperative_groups",
                             "curand_", "mma.h", "cuda_", "math_constants"))

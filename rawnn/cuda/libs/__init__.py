@@ -1,1 +1,1 @@
-"""NVIDIA's libraries beside our own kernels: cuBLASLt matrix products and cuDNN's softmax."""
+"""NVIDIA's libraries: GEMMs by cuBLASLt, softmax by cuDNN, collectives by NCCL."""

@@ -9,15 +9,14 @@ from rawnn.cuda.stream import Stream
 
 
 class Prepared(Protocol):
-    """A product, softmax or reduction made ready: `run` takes a stream, then addresses."""
+    """A prepared GEMM, softmax or collective: `run` takes a stream, then addresses."""
 
     @property
     def run(self) -> Callable[..., None]: ...
 
 
 class LibraryCall:
-    """One prepared call with the addresses of its operands, in the order in which the
-    plan's `run` takes them."""
+    """One prepared call with the addresses of its operands, in the order of the plan's `run`."""
 
     def __init__(self, plan: Prepared, stream: Stream, label: str,
                  operands: dict[str, int]) -> None:
@@ -42,8 +41,8 @@ class LibraryCall:
 
 
 class CollectiveCall(LibraryCall):
-    """One that several ranks make together, by NCCL. In a graph it takes the priority of the
-    stream `urgent`: the blocks of a large product would leave it no multiprocessor until the last
+    """A call of NCCL that all ranks make together. In a graph it has the priority of the stream
+    `urgent`: otherwise the blocks of a large GEMM would leave it no multiprocessor until the last
     of them has begun."""
 
     def __init__(self, plan: Prepared, stream: Stream, label: str, operands: dict[str, int],

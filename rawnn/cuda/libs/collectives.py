@@ -1,4 +1,4 @@
-"""What ranks do together on their devices: a communicator, and reductions made ready once."""
+"""Collectives of ranks on their devices: a communicator, and reductions prepared once."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from rawnn.cuda.device import Device
 
 WINDOWS = 22700
-"""The version of NCCL from which on it has windows."""
+"""The version of NCCL that introduced windows."""
 COPY_ENGINES = 22800
-"""That from which on copy engines gather what lies in them."""
+"""The version in which copy engines gather buffers in windows."""
 
 
 class RankGroup(Protocol):
-    """What a communicator asks of those who run it."""
+    """What a communicator needs to know of the ranks."""
 
     rank: int
     world_size: int
 
     @property
     def failed(self) -> bool:
-        """Whether some rank is lost, so that nothing more comes of what is under way."""
+        """Whether some rank is lost, so that pending collectives never end."""
 
     def broadcast(self, value: bytes | None) -> bytes:
         """Rank 0's value, on every rank."""
 
     def on_failure(self, act: Callable[[], None]) -> None:
-        """Have `act` called, in whatever thread, once some rank is lost."""
+        """Have `act` called, in any thread, once some rank is lost."""
 
 
 class NcclContext:
-    """A communicator of all ranks on the current device, which all of them make at once. That of
-    `copies` has copy engines gather what lies in windows.
+    """A communicator of all ranks on the current device, which all of them create at the same time.
+    With `copies`, copy engines gather buffers in windows.
 
     Raises CallFailed with NCCL's name, code and last error text.
     """
@@ -52,15 +52,15 @@ class NcclContext:
         self.communicator: Any = None
         what = f"rank {team.rank} of {team.world_size}"
         self.version: int = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
-        made = check(api, "ncclGetUniqueId", api.ncclGetUniqueId(), what) \
+        prepared = check(api, "ncclGetUniqueId", api.ncclGetUniqueId(), what) \
             if team.rank == 0 else None
         self.communicator = check(api, "ncclCommInitRankConfig", api.ncclCommInitRankConfig(
-            team.world_size, team.broadcast(made), team.rank,
+            team.world_size, team.broadcast(prepared), team.rank,
             NO_BLOCKS if copies and self.version >= COPY_ENGINES else DEFAULT_BLOCKS), what)
         team.on_failure(self.abort)
 
     def sum_of(self, dtype: str, weight: float) -> int:
-        """The reduction in which this rank's values count `weight` times."""
+        """The reduction that multiplies this rank's values by `weight`."""
         if weight == 1.0:
             return SUM
         if (dtype, weight) not in self._reductions:
@@ -71,33 +71,33 @@ class NcclContext:
 
     def all_reduce(self, label: str, parts: Sequence[tuple[str, int]], weight: float,
                    largest: bool = False) -> AllReduce:
-        """A reduction in place of tensors, given as (type, elements): the sum over ranks of their
-        values times the `weight` of each, or the largest of them."""
-        made = [(count, DATA_TYPE[dtype], MAX if largest else self.sum_of(dtype, weight))
-                for dtype, count in parts]
-        return AllReduce(self, label, made)
+        """An in-place reduction of tensors, given as (type, elements): the sum over ranks of their
+        values times the `weight` of each, or with `largest` the maximum."""
+        prepared = [(count, DATA_TYPE[dtype], MAX if largest else self.sum_of(dtype, weight))
+                    for dtype, count in parts]
+        return AllReduce(self, label, prepared)
 
     def reduce_scatter(self, label: str, parts: Sequence[tuple[str, int]],
                        weight: float) -> ReduceScatter:
-        """The weighted sum of tensors of which each rank gets its part: (type, elements a rank)."""
-        made = [(count, DATA_TYPE[dtype], self.sum_of(dtype, weight)) for dtype, count in parts]
-        return ReduceScatter(self, label, made)
+        """A weighted sum of tensors of which each rank gets its part: (type, elements per rank)."""
+        prepared = [(count, DATA_TYPE[dtype], self.sum_of(dtype, weight)) for dtype, count in parts]
+        return ReduceScatter(self, label, prepared)
 
     def all_gather(self, label: str, parts: Sequence[tuple[str, int]]) -> AllGather:
-        """Tensors from the parts of all ranks: (type, elements a rank), of any type."""
-        made = [(count * itemsize(dtype), DATA_TYPE["uint8"], SUM) for dtype, count in parts]
-        return AllGather(self, label, made)
+        """Tensors from the parts of all ranks: (type, elements per rank), of any type."""
+        prepared = [(count * itemsize(dtype), DATA_TYPE["uint8"], SUM) for dtype, count in parts]
+        return AllGather(self, label, prepared)
 
     def abort(self) -> None:
-        """End what is under way, from any thread; a second call is harmless."""
+        """Abort pending operations, from any thread; a second call has no effect."""
         with self._lock:
             communicator, self.communicator = self.communicator, None
         if communicator is not None:
             self.api.ncclCommAbort(communicator)
 
     def close(self) -> None:
-        """Destroy reductions and communicator, or abort it where a rank is lost; a second call is
-        harmless."""
+        """Destroy reductions and communicator, or abort it if a rank is lost; a second call has no
+        effect."""
         if self.team.failed:
             self.abort()
         with self._lock:
@@ -111,14 +111,14 @@ class NcclContext:
 
 
 class SymmetricMemory:
-    """Gives device memory that all ranks map: NCCL writes tensors in it from the other GPUs, where
-    they lie at the same place on all. So ranks ask for the same sizes in the same order. The
-    device's tally counts it.
+    """Allocates device memory that all ranks map: NCCL writes tensors in it from the other GPUs, at
+    the same offset on all of them. So ranks must request the same sizes in the same order. The
+    device's `Memory` counts it.
 
-    In a step of wide4096 two H200s gather 34 MB of weights in 57 us then, on some 15
+    In a step of wide4096 two H200s then gather 34 MB of weights in 57 us, on some 15
     multiprocessors; through NCCL's own buffers it takes 85 us, on some 21. By copy engines
-    (NCCL_CTA_POLICY_ZERO) the copy takes 47 us and no multiprocessor, but 30 us pass around it
-    until both sides have seen each other's marks.
+    (NCCL_CTA_POLICY_ZERO) the copy takes 47 us and no multiprocessor, but another 30 us to
+    synchronize both sides.
 
     Raises CallFailed.
     """
@@ -128,7 +128,7 @@ class SymmetricMemory:
         self._windows: dict[int, Any] = {}
 
     def allocate(self, nbytes: int, purpose: str) -> Allocation:
-        """All ranks call it together. What is there is zero."""
+        """Zeroed memory. All ranks call it together."""
         what = f"{nbytes:,} bytes, {purpose}"
         address = check(self._api, "ncclMemAlloc", self._api.ncclMemAlloc(nbytes), what)
         try:
@@ -139,16 +139,16 @@ class SymmetricMemory:
             self._api.ncclMemFree(address)
             raise
         self._device.memory.count(nbytes)
-        made = Allocation(address, nbytes, purpose)
+        prepared = Allocation(address, nbytes, purpose)
         try:
             self._gather(address, nbytes)
         except BaseException:
-            self.free(made)
+            self.free(prepared)
             raise
-        return made
+        return prepared
 
     def _gather(self, address: int, nbytes: int) -> None:
-        """Gather once: what NCCL makes ready for it then could not be made within a capture."""
+        """Gather once: NCCL's preparation for it is not possible within a capture."""
         self._device.fill(address, 0, nbytes, "symmetric memory")
         team, stream = self._context.team, self._device.stream
         part = nbytes // team.world_size
@@ -158,8 +158,7 @@ class SymmetricMemory:
             stream.synchronize("symmetric memory")
 
     def free(self, allocation: Allocation) -> None:
-        """Give it back. Without the communicator, which is gone where a rank is lost, its window
-        is gone, too."""
+        """Free it. If a rank is lost, the communicator and its window no longer exist."""
         window, what = self._windows.pop(allocation.address), f"freeing {allocation.purpose}"
         self._device.memory.count(-allocation.nbytes)
         communicator = self._context.communicator
@@ -171,8 +170,8 @@ class SymmetricMemory:
 
 
 class Collective(ABC):
-    """One collective of several tensors, which NCCL does as one: calls within a group. `parts` are
-    elements (of a rank, where each has its own), type and reduction of each tensor."""
+    """One collective of several tensors, as one group of NCCL calls. `parts` are elements (per rank
+    if each has its own part), type and reduction of each tensor."""
 
     call = ""
 
@@ -183,17 +182,17 @@ class Collective(ABC):
 
     @abstractmethod
     def enqueue(self, addresses: tuple[int, ...], stream: int) -> Any:
-        """Make the calls; the first result that is a failure, else that of the last."""
+        """Make the calls; returns the first failure, else the last result."""
 
     def run(self, stream: int, *addresses: int) -> None:
-        """Enqueue on `stream`; `addresses` are those of the tensors, in order: of each the whole,
-        and then its part where it has one."""
+        """Enqueue on `stream`; `addresses` are those of the tensors, in order: of each the complete
+        tensor, and then this rank's part if it has one."""
         api = self._api
         result = api.ncclGroupStart()
         if result[0]:
             check(api, "ncclGroupStart", result, self._label)
         result = self.enqueue(addresses, stream)
-        ended = api.ncclGroupEnd()  # a group is ended whatever went wrong inside
+        ended = api.ncclGroupEnd()  # a group must be ended after a failure, too
         if result[0]:
             check(api, self.call, result, self._label)
         if ended[0]:
@@ -201,7 +200,7 @@ class Collective(ABC):
 
 
 class AllReduce(Collective):
-    """In place."""
+    """In-place reduction, with the result on all ranks."""
 
     call = "ncclAllReduce"
 
@@ -215,7 +214,7 @@ class AllReduce(Collective):
 
 
 class ReduceScatter(Collective):
-    """From wholes to parts."""
+    """Reduction of complete tensors, of which each rank gets its part."""
 
     call = "ncclReduceScatter"
 
@@ -230,7 +229,7 @@ class ReduceScatter(Collective):
 
 
 class AllGather(Collective):
-    """From parts to wholes."""
+    """Complete tensors from the parts of all ranks."""
 
     call = "ncclAllGather"
 

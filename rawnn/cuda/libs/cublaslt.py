@@ -1,8 +1,8 @@
-"""cuBLASLt as rawnn calls it: the seam over nvmath-python's bindings (1.0, and 0.6 or later).
+"""cuBLASLt as rawnn calls it: an interface to nvmath-python's bindings (1.0, and 0.6 or later).
 
-As in rawnn/cuda/driver.py, every method carries the library's own name and returns its
-status first; descriptors, layouts and handles are opaque ints, enumerations go in by the
-library's own names less their common prefix. The bindings are imported at construction only.
+As in rawnn/cuda/driver.py, every method has the library's own name and returns its status first.
+Descriptors, layouts and handles are opaque ints; enumerations are passed by the library's names
+without their common prefix. The bindings are imported only at construction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE_NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 WHEEL_FOLDERS = ("cu13/lib", "cublas/lib")
 
 NOT_SUPPORTED = 15
-"""CUBLAS_STATUS_NOT_SUPPORTED: what the heuristic answers when no algorithm fits."""
+"""CUBLAS_STATUS_NOT_SUPPORTED: returned by the heuristic if no algorithm fits."""
 
 # Values of cublasComputeType_t (cublas_api.h) and cudaDataType (library_types.h).
 COMPUTE_TYPE = {"16F": 64, "32F": 68, "32F_FAST_16F": 74, "32F_FAST_16BF": 75, "32F_FAST_TF32": 77}
@@ -34,13 +34,13 @@ _POINTER_SIZED = frozenset({"BIAS_POINTER", "STRIDED_BATCH_OFFSET", "MAX_WORKSPA
 
 
 class Heuristic(NamedTuple):
-    """One answer of cublasLtMatmulAlgoGetHeuristic."""
+    """One result of cublasLtMatmulAlgoGetHeuristic."""
 
     algo: bytes
     """cublasLtMatmulAlgo_t, 64 bytes, valid for the same shape, library and GPU."""
     workspace_bytes: int
     state: int
-    """Status of this answer; 0 means that the algorithm runs."""
+    """Status of this result; 0 means that the algorithm runs."""
     waves: float
     """How many times over the grid fills the GPU."""
 
@@ -60,9 +60,9 @@ class _HeuristicResult(ctypes.Structure):
 class CublasLt:
     """`nvmath.bindings.cublasLt` behind plain arguments. One instance serves a process.
 
-    Construction imports the bindings and loads the library; it needs the driver's library, but
-    no context. Raises MissingLibrary where nvmath-python or cuBLASLt is not installed, DeviceError
-    where there is no NVIDIA driver.
+    Construction imports the bindings and loads the library; it needs the driver's library, but no
+    context. Raises MissingLibrary if nvmath-python or cuBLASLt is not installed, DeviceError if
+    there is no NVIDIA driver.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class CublasLt:
         return name, text
 
     def _status(self, call: Callable[..., None], *arguments: Any) -> tuple[int]:
-        """The bindings raise on failure; we return the status."""
+        """The bindings raise on failure; this returns the status."""
         try:
             call(*arguments)
         except self._error as error:
@@ -168,12 +168,12 @@ class CublasLt:
     def cublasLtMatmulPreferenceDestroy(self, preference: int) -> tuple[int]:
         return self._status(self._lt.matmul_preference_destroy, preference)
 
-    # -- products -------------------------------------------------------------------------------
+    # -- GEMMs ----------------------------------------------------------------------------------
     def cublasLtMatmulAlgoGetHeuristic(
         self, handle: int, desc: int, a: int, b: int, c: int, d: int, preference: int,
         requested: int,
     ) -> tuple[int, list[Heuristic]]:
-        """(code, at most `requested` answers, the one expected to be fastest first)."""
+        """(code, at most `requested` results, the expected fastest first)."""
         results = (_HeuristicResult * requested)()
         count = ctypes.c_int(0)
         (code,) = self._status(
@@ -190,8 +190,8 @@ class CublasLt:
         beta: int, c: int, c_layout: int, d: int, d_layout: int, algo: int, workspace: int,
         workspace_bytes: int, stream: int,
     ) -> tuple[int]:
-        """Everything is an address or handle; `alpha`, `beta` and `algo` address host memory that
-        the caller keeps alive. Spelt out rather than through `_status`: this is the hot call."""
+        """All arguments are addresses or handles; `alpha`, `beta` and `algo` address host memory
+        that the caller keeps alive. It avoids `_status` because it is the hot call."""
         try:
             self._matmul(
                 handle, desc, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout,
@@ -203,10 +203,10 @@ class CublasLt:
 
 
 def _bindings() -> Any:
-    """The module of the bindings. Importing its packages brings all of nvmath-python (FFTs, sparse
-    solvers, cuda.core) for 0.4 s, and the module alone takes 0.03 s: so their code is not run.
-    Where it does not load without them, they are imported whole. Both are found and run as ever by
-    whoever imports them later."""
+    """The module of the bindings. Importing its packages would import all of nvmath-python (FFTs,
+    sparse solvers, cuda.core) in 0.4 s; the module alone takes 0.03 s. So the packages' code is not
+    run. If the module does not load without them, they are imported completely. Later imports of
+    either are not affected."""
     packages = _MODULE.split(".")[0], _MODULE.rpartition(".")[0]
     if not {*packages, _MODULE}.intersection(sys.modules):
         try:
@@ -219,7 +219,7 @@ def _bindings() -> Any:
             alone.get_version()
             return alone
         except (ImportError, AttributeError, RuntimeError):
-            pass  # as the whole may say better
+            pass  # the complete import may report more
         finally:
             for name in packages:
                 sys.modules.pop(name, None)
@@ -227,5 +227,5 @@ def _bindings() -> Any:
 
 
 def _integer(attribute: str, value: int) -> ctypes.c_uint64 | ctypes.c_int32:
-    """The attribute's value in the width that the library wants."""
+    """The attribute's value in the width that the library expects."""
     return ctypes.c_uint64(value) if attribute in _POINTER_SIZED else ctypes.c_int32(value)

@@ -1,8 +1,8 @@
-"""cuDNN as rawnn calls it: the seam, by ctypes, over the wheel's or the system's library.
+"""cuDNN as rawnn calls it: an interface, by ctypes, to the wheel's or the system's library.
 
-As in rawnn/cuda/driver.py, every method carries the library's own name and returns its
-status first; handles, descriptors and device addresses are ints. cuDNN 9's libcudnn.so.9 is a small
-file that loads libcudnn_ops.so.9 from its own folder at the first call that needs it.
+As in rawnn/cuda/driver.py, every method has the library's own name and returns its status first;
+handles, descriptors and device addresses are ints. cuDNN 9's libcudnn.so.9 is a small file that
+loads libcudnn_ops.so.9 from its own folder at the first call that needs it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 class Cudnn:
     """cuDNN 9 behind plain arguments. One instance serves a process.
 
-    Raises MissingLibrary at construction where the library is not installed, or lacks a call.
+    Raises MissingLibrary at construction if the library is not installed, or lacks a call.
     """
 
     def __init__(self) -> None:
         found = locate.find(FILE_NAMES, WHEEL_FOLDERS)
         self.path: Path | str = found or FILE_NAMES[0]
-        """The file that was loaded; a bare name means the loader's own choice."""
+        """The file that was loaded; a bare name means the loader's choice."""
         try:
             library = ctypes.CDLL(str(self.path))
             for name, (result, arguments) in _PROTOTYPES.items():
@@ -62,11 +62,11 @@ class Cudnn:
         self._softmax_forward = library.cudnnSoftmaxForward
 
     def error_text(self, code: Any) -> tuple[str, str]:
-        """(name, what cuDNN said last in this thread) of a status."""
+        """(name, cuDNN's last error text in this thread) of a status."""
         name: bytes = self._library.cudnnGetErrorString(int(code))
-        said = ctypes.create_string_buffer(1024)
-        self._library.cudnnGetLastErrorString(said, len(said))
-        return name.decode(), said.value.decode(errors="replace")
+        buffer = ctypes.create_string_buffer(1024)
+        self._library.cudnnGetLastErrorString(buffer, len(buffer))
+        return name.decode(), buffer.value.decode(errors="replace")
 
     def cudnnGetVersion(self) -> tuple[int, int]:
         """(code, version), as 91002 for 9.10.2."""
@@ -111,6 +111,6 @@ class Cudnn:
         )
 
     def _create(self, call: Any) -> tuple[int, int]:
-        made = ctypes.c_void_p()
-        code: int = call(ctypes.byref(made))
-        return code, made.value or 0
+        handle_value = ctypes.c_void_p()
+        code: int = call(ctypes.byref(handle_value))
+        return code, handle_value.value or 0

@@ -1,4 +1,4 @@
-"""Which file a CUDA library is: in wheels, conda, a toolkit, or where the loader looks."""
+"""Locates the file of a CUDA library: in wheels, conda, a toolkit, or the loader's path."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ SYSTEM_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 
 
 def candidates(wheel_folders: tuple[str, ...]) -> Iterator[Path]:
-    """Folders that may hold a CUDA library, likeliest first.
+    """Folders that may hold a CUDA library, most likely first.
 
-    `wheel_folders` are paths below that of NVIDIA's wheels, as `cudnn/lib`. No package is imported.
+    `wheel_folders` are paths below that of NVIDIA's wheels, such as `cudnn/lib`. No package is
+    imported.
     """
     for root in library_folders.wheels():
         yield from (root / folder for folder in wheel_folders)
@@ -35,11 +36,11 @@ def find(file_names: tuple[str, ...], wheel_folders: tuple[str, ...]) -> Path | 
 
 def missing(library: str, file_names: tuple[str, ...], wheel_folders: tuple[str, ...],
             reason: object = None) -> MissingLibrary:
-    """The error to raise for a library that cannot be loaded: what, where looked, and the cure."""
+    """The error for a library that cannot be loaded: its name, the places searched, and the fix."""
     looked = ", ".join(dict.fromkeys(str(folder) for folder in candidates(wheel_folders)))
-    said = f" ({reason})" if reason else ""
+    detail = f" ({reason})" if reason else ""
     return MissingLibrary(
-        f"{library} ({' or '.join(file_names)}) cannot be loaded{said}; looked on the loader's "
+        f"{library} ({' or '.join(file_names)}) cannot be loaded{detail}; looked on the loader's "
         f"path and in {looked}; install rawnn with its CUDA libraries: pip install 'rawnn[cu12]' "
         f"(or 'rawnn[cu13]' for CUDA 13)"
     )

@@ -1,9 +1,9 @@
-"""Matrix products through cuBLASLt, described once per shape and then only enqueued.
+"""GEMMs through cuBLASLt, described once per shape and then only enqueued.
 
-Our matrices are row-major, cuBLASLt's column-major by default. A row-major matrix read as
-column-major is its transpose, so C = op(A) op(B) is computed as C^T = op(B)^T op(A)^T: our `b` is
-cuBLASLt's A and our `a` its B, no data moves, and the bias, one value per column of C, is one
-value per row of C^T, which is what cuBLASLt's bias epilogues add.
+rawnn's matrices are row-major, cuBLASLt's column-major by default. A row-major matrix read as
+column-major is its transpose, so C = op(A) op(B) is computed as C^T = op(B)^T op(A)^T: rawnn's `b`
+is cuBLASLt's A and `a` its B, and no data move. The bias, one value per column of C, is one value
+per row of C^T, which is what cuBLASLt's bias epilogues add.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rawnn.cuda.libs.cublaslt import NOT_SUPPORTED
 
 WORKSPACE_LIMIT = 4 << 20
 POINTER_ALIGNMENT = 256
-"""Bytes to which cuMemAlloc, cuMemAllocAsync and the arena align every tensor."""
+"""Alignment in bytes of every tensor: that of cuMemAlloc, cuMemAllocAsync and the arena."""
 
-_HANDLE = "the handle for matrix products"
+_HANDLE = "the handle for GEMMs"
 
 # dtype -> (cuBLASLt data type, bytes per element)
 _DTYPES = {"float32": ("R_32F", 4), "float16": ("R_16F", 2), "bfloat16": ("R_16BF", 2)}
@@ -30,7 +30,7 @@ _COMPUTES = {
     "float32": "32F", "tf32": "32F_FAST_TF32", "float16": "32F_FAST_16F",
     "bfloat16": "32F_FAST_16BF", "half": "16F",
 }
-# layout -> is our a, our b stored transposed?
+# layout -> is rawnn's a, rawnn's b stored transposed?
 _TRANSPOSED = {"nn": (False, False), "nt": (False, True), "tn": (True, False)}
 # (bias, relu) -> cublasLtEpilogue_t
 _EPILOGUES = {(False, False): 1, (False, True): 2, (True, False): 4, (True, True): 6}
@@ -46,19 +46,18 @@ class MatmulPlan:
     bias ("": the same); sums are float32, with float32 factors rounded as `compute` says (float32,
     tf32, float16, bfloat16), or float16 throughout where it says half.
 
-    The algorithm is the heuristic's answer number `choice`, the first by default, so that the same
-    shape and choice give the same algorithm, and the same bits, on the same GPU and library;
-    cuBLASLt's split-k reductions run in a fixed order. `split_k=False` leaves out algorithms that
-    split k over blocks and add up afterwards. With `slices` > 1 (a divisor of k), c is
-    [slices * m, n] and holds a partial product for each slice of k, which the caller adds up: one
-    strided batch spreads a small product over the GPU. `alignment` is what the operands' addresses
-    are multiples of, in bytes.
+    The algorithm is the heuristic's result number `choice`, by default the first, so that the same
+    shape and choice give the same algorithm and the same bits on the same GPU and library;
+    cuBLASLt's split-k reductions run in a fixed order. `split_k=False` excludes algorithms that
+    split k over blocks. With `slices` > 1 (a divisor of k), c is [slices * m, n] and holds partial
+    sums for each slice of k, which the caller adds up: one strided batch spreads a small GEMM over
+    the GPU. `alignment` is that of the operands' addresses in bytes.
 
-    `workspace_bytes` (at most `workspace_limit`) is what `run` needs; two products that may run
-    at the same time need a workspace each. `run` neither waits nor allocates, so it may be
+    `run` needs `workspace_bytes` (at most `workspace_limit`) of scratch memory; two GEMMs that may
+    run at the same time need a workspace each. `run` neither waits nor allocates, so it may be
     captured into a graph.
 
-    Raises ConfigError for an unknown layout or type, DeviceError where cuBLASLt has no algorithm,
+    Raises ConfigError for an unknown layout or type, DeviceError if cuBLASLt has no algorithm,
     CallFailed where a call fails; a constructor that raises leaves no descriptor behind.
     """
 
@@ -83,19 +82,19 @@ class MatmulPlan:
         self._api = api
         self._bias = 0
 
-        with ExitStack() as made:
+        with ExitStack() as closing:
             desc = self._make(
-                made, "cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy",
+                closing, "cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy",
                 compute_type, "R_16F" if compute == "half" else "R_32F",
             )
-            # In cuBLASLt's words: its A is our b, its B our a, both seen transposed.
+            # In cuBLASLt's terms: its A is our b, its B our a, both transposed.
             attributes = {
                 "TRANSA": int(b_transposed), "TRANSB": int(a_transposed),
                 "EPILOGUE": _EPILOGUES[bias, relu],
             }
             if bias:
-                # Algorithms are chosen for a bias that is there and aligned; `run` sets the
-                # real address before the first product.
+                # Algorithms are chosen for an aligned, non-null bias; `run` sets the real address
+                # before the first GEMM.
                 attributes["BIAS_POINTER"] = self._bias = alignment
             for name, value in attributes.items():
                 self._set("cublasLtMatmulDescSetAttribute", desc, name, value)
@@ -103,7 +102,7 @@ class MatmulPlan:
             def make_layout(rows: int, cols: int, ld: int, stride: int,
                             stored: str = data_type) -> int:
                 layout = self._make(
-                    made, "cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy",
+                    closing, "cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy",
                     stored, rows, cols, ld,
                 )
                 if slices > 1:
@@ -130,7 +129,7 @@ class MatmulPlan:
             algo, self.workspace_bytes = self._choose(handle, desc, lt_a, lt_b, lt_c, preferences,
                                                              choice)
 
-            # Host memory that the library reads at each product: kept alive by the plan.
+            # The library reads this host memory at each GEMM, so the plan keeps it alive.
             self._algo = (ctypes.c_uint64 * 8).from_buffer_copy(algo)
             self._scales = np.array([alpha, beta], np.float16 if compute == "half" else np.float32)
             scales = self._scales.ctypes.data
@@ -140,26 +139,26 @@ class MatmulPlan:
             self._algo_address = ctypes.addressof(self._algo)
             self._desc, self._has_bias = desc, bias
             self._matmul = api.cublasLtMatmul
-            self._made = made.pop_all()
+            self._closing = closing.pop_all()
 
     def _choose(
         self, handle: int, desc: int, lt_a: int, lt_b: int, lt_c: int, preferences: dict[str, int],
         choice: int,
     ) -> tuple[bytes, int]:
-        """(algorithm, its workspace in bytes): the heuristic's answer number `choice`."""
-        with ExitStack() as made:
+        """(algorithm, its workspace in bytes): the heuristic's result number `choice`."""
+        with ExitStack() as closing:
             preference = self._make(
-                made, "cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceDestroy"
+                closing, "cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceDestroy"
             )
             for name, value in preferences.items():
                 self._set("cublasLtMatmulPreferenceSetAttribute", preference, name, value)
             result = self._api.cublasLtMatmulAlgoGetHeuristic(
                 handle, desc, lt_a, lt_b, lt_c, lt_c, preference, choice + 1
             )
-            answers, said = [], ""
+            answers, detail = [], ""
             if result[0] == NOT_SUPPORTED:
                 name, text = self._api.error_text(NOT_SUPPORTED)
-                said = f" (cublasLtMatmulAlgoGetHeuristic failed with {name} " \
+                detail = f" (cublasLtMatmulAlgoGetHeuristic failed with {name} " \
                        f"[{NOT_SUPPORTED}]: {text})"
             else:
                 answers = check(
@@ -170,18 +169,18 @@ class MatmulPlan:
                 f"cuBLASLt has no algorithm for {self.description} within "
                 f"{preferences['MAX_WORKSPACE_BYTES']:,} bytes of workspace; pad the rows to "
                 f"multiples of 16 bytes, allow more workspace or a k-split, or run without the "
-                f"'cublas' toggle{said}"
+                f"'cublas' toggle{detail}"
             )
         if choice >= len(answers) or answers[choice].state:
             raise DeviceError(f"cuBLASLt has no {choice + 1} algorithms for {self.description}")
         return answers[choice].algo, answers[choice].workspace_bytes
 
-    def _make(self, made: ExitStack, create: str, destroy: str, *arguments: Any) -> int:
+    def _make(self, closing: ExitStack, create: str, destroy: str, *arguments: Any) -> int:
         """Create a descriptor that `made` destroys."""
         value: int = check(
             self._api, create, getattr(self._api, create)(*arguments), self.description
         )
-        made.callback(lambda: check(
+        closing.callback(lambda: check(
             self._api, destroy, getattr(self._api, destroy)(value), self.description
         ))
         return value
@@ -195,7 +194,7 @@ class MatmulPlan:
     def run(
         self, stream: int, a: int, b: int, c: int, bias: int = 0, workspace: int = 0
     ) -> None:
-        """Enqueue the product; all are device addresses. Raises CallFailed."""
+        """Enqueue the GEMM; all arguments are device addresses. Raises CallFailed."""
         if bias != self._bias and self._has_bias:
             self._set("cublasLtMatmulDescSetAttribute", self._desc, "BIAS_POINTER", bias)
             self._bias = bias
@@ -208,56 +207,56 @@ class MatmulPlan:
             check(self._api, "cublasLtMatmul", result, self.description)
 
     def close(self) -> None:
-        """Destroy the descriptors; further calls do nothing."""
-        self._made.close()
+        """Destroy the descriptors; further calls have no effect."""
+        self._closing.close()
 
 
 class LtContext:
     """Owner of one cuBLASLt handle and of the plans made with it, one per shape.
 
-    The handle is made at first use, when the device's context is current. Not for use by several
-    threads at once. Closing destroys the plans, then the handle.
+    The handle is created at first use, when the device's context is current. Only one thread at a
+    time may use it. Closing destroys the plans, then the handle.
     """
 
     def __init__(self, api: Any) -> None:
         self._api = api
         self._handle: int | None = None
         self._plans: dict[tuple[tuple[str, Any], ...], MatmulPlan] = {}
-        self._made = ExitStack()
+        self._closing = ExitStack()
 
     @property
     def handle(self) -> int:
         if self._handle is None:
             handle = check(self._api, "cublasLtCreate", self._api.cublasLtCreate(), _HANDLE)
-            self._made.callback(lambda: check(
+            self._closing.callback(lambda: check(
                 self._api, "cublasLtDestroy", self._api.cublasLtDestroy(handle), _HANDLE
             ))
             self._handle = handle
         return self._handle
 
     def plan(self, **shape: Any) -> MatmulPlan:
-        """The plan for MatmulPlan's keyword arguments, made at the first request.
+        """The plan for MatmulPlan's keyword arguments, created at the first request.
 
-        The memo is by the arguments as given. Users of one plan with different biases share its
-        descriptor: `run` sets the address as it changes.
+        Plans are memoised by the arguments. Users of one plan with different biases share its
+        descriptor: `run` sets the address when it changes.
         """
         key = tuple(sorted(shape.items()))
         if key not in self._plans:
             plan = MatmulPlan(self._api, self.handle, **shape)
-            self._made.callback(plan.close)
+            self._closing.callback(plan.close)
             self._plans[key] = plan
         return self._plans[key]
 
     @property
     def workspace_bytes(self) -> int:
-        """The largest workspace that any plan made so far needs."""
+        """The largest workspace of all plans so far."""
         return max((plan.workspace_bytes for plan in self._plans.values()), default=0)
 
     def close(self) -> None:
-        """Destroy plans and handle; the next use would make them anew."""
+        """Destroy plans and handle; the next use creates them again."""
         self._plans.clear()
         self._handle = None
-        self._made.close()
+        self._closing.close()
 
 
 def _known(what: str, word: str, table: dict[str, Any]) -> Any:

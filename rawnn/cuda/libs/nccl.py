@@ -1,9 +1,8 @@
-"""NCCL as rawnn calls it: the seam over nccl4py's low-level bindings.
+"""NCCL as rawnn calls it: an interface to nccl4py's low-level bindings.
 
-As in rawnn/cuda/driver.py, every method carries the library's own name and returns its
-status first. Buffers and streams are ints, reductions and types the numbers of nccl.h; a
-communicator is the bindings' own object, which its calls want back. The communicators are blocking
-ones.
+As in rawnn/cuda/driver.py, every method has the library's own name and returns its status first.
+Buffers and streams are ints, reductions and types the numbers of nccl.h; a communicator is the
+bindings' own object. Communicators are blocking.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from rawnn.common.errors import MissingLibrary
 DATA_TYPE = {"uint8": 1, "int32": 2, "float16": 6, "float32": 7, "bfloat16": 9}
 SUM, MAX = 0, 2
 UNIQUE_ID_BYTES = 128
-# ncclConfig_t's CTAPolicy: NCCL's own; copy engines do what computes nothing (from 2.28 on).
+# ncclConfig_t's CTAPolicy: NCCL's default; copy engines for what computes nothing (from 2.28 on).
 DEFAULT_BLOCKS, NO_BLOCKS = 0, 2
 SYMMETRIC = 1
-"""The flag of a window in which buffers have one offset on all ranks."""
+"""The flag of a window whose buffers have the same offset on all ranks."""
 
 RESULTS = ("ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
            "ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError", "ncclInProgress",
@@ -33,7 +32,7 @@ INSTALL = "pip install 'rawnn[nccl12]' (or 'rawnn[nccl13]' for CUDA 13)"
 class Nccl:
     """NCCL behind plain arguments. One instance serves a process.
 
-    Raises MissingLibrary at construction where nccl4py or NCCL itself is not installed.
+    Raises MissingLibrary at construction if nccl4py or NCCL itself is not installed.
     """
 
     def __init__(self) -> None:
@@ -50,12 +49,12 @@ class Nccl:
         """The file that was loaded."""
 
     def error_text(self, code: Any) -> tuple[str, str]:
-        """(name, NCCL's description and the last error it wrote down) of a status."""
+        """(name, NCCL's description and its last error text) of a status."""
         number = int(code)
         name = RESULTS[number] if number < len(RESULTS) else f"ncclResult {number}"
-        said = self._nccl.get_error_string(number).partition(" (run with")[0]
+        text = self._nccl.get_error_string(number).partition(" (run with")[0]
         last = self._nccl.get_last_error(self._no_communicator)
-        return name, f"{said}; last error: {last}" if last else said
+        return name, f"{text}; last error: {last}" if last else text
 
     def ncclGetVersion(self) -> tuple[int, int]:
         """(code, version), as 22703 for 2.27.3."""
@@ -84,12 +83,12 @@ class Nccl:
         return self._done(self._nccl.comm_destroy, comm)
 
     def ncclCommAbort(self, comm: Any) -> tuple[int]:
-        """End what is under way, so that streams which wait for it go on; any thread may call it.
-        The communicator is gone then."""
+        """Abort pending operations, so that streams which wait for them continue; any thread may
+        call it. The communicator is destroyed."""
         return self._done(self._nccl.comm_abort, comm)
 
     def ncclMemAlloc(self, size: int) -> tuple[int, int]:
-        """(code, address) of device memory that windows may be registered in."""
+        """(code, address) of device memory in which windows may be registered."""
         try:
             return 0, int(self._nccl.mem_alloc(size))
         except self._failed as error:
@@ -100,7 +99,7 @@ class Nccl:
 
     def ncclCommWindowRegister(self, comm: Any, buff: int, size: int,
                                winFlags: int) -> tuple[int, Any]:
-        """(code, window); all ranks call it, and map the memory of the others."""
+        """(code, window); all ranks call it, and map each other's memory."""
         try:
             return 0, self._nccl.comm_window_register(comm, buff, size, winFlags)
         except self._failed as error:
@@ -111,8 +110,8 @@ class Nccl:
 
     def ncclRedOpCreatePreMulSum(self, scalar: float, datatype: int,
                                  comm: Any) -> tuple[int, int]:
-        """(code, reduction): the sum, to which this rank gives its values times `scalar`, a number
-        of the type `datatype` (float32, float16 or bfloat16)."""
+        """(code, reduction): a sum to which this rank contributes its values times `scalar`, of
+        type `datatype` (float32, float16 or bfloat16)."""
         word = ctypes.create_string_buffer(_as_bytes(scalar, datatype), 4)
         try:
             return 0, int(self._nccl.red_op_create_pre_mul_sum(
@@ -131,18 +130,18 @@ class Nccl:
 
     def ncclAllReduce(self, sendbuff: int, recvbuff: int, count: int, datatype: int, op: int,
                       comm: Any, stream: int) -> tuple[int]:
-        """`count` elements, in place where both buffers are one."""
+        """`count` elements, in place if both buffers are equal."""
         return self._done(self._all_reduce, sendbuff, recvbuff, count, datatype, op, comm, stream)
 
     def ncclReduceScatter(self, sendbuff: int, recvbuff: int, recvcount: int, datatype: int,
                           op: int, comm: Any, stream: int) -> tuple[int]:
-        """`recvcount` elements a rank; in place where recvbuff is this rank's part of sendbuff."""
+        """`recvcount` elements a rank; in place if recvbuff is this rank's part of sendbuff."""
         return self._done(self._nccl.reduce_scatter, sendbuff, recvbuff, recvcount, datatype, op,
                           comm, stream)
 
     def ncclAllGather(self, sendbuff: int, recvbuff: int, sendcount: int, datatype: int, comm: Any,
                       stream: int) -> tuple[int]:
-        """`sendcount` elements a rank; in place where sendbuff is this rank's part of recvbuff."""
+        """`sendcount` elements a rank; in place if sendbuff is this rank's part of recvbuff."""
         return self._done(self._nccl.all_gather, sendbuff, recvbuff, sendcount, datatype, comm,
                           stream)
 
@@ -155,7 +154,7 @@ class Nccl:
 
 
 def _as_bytes(scalar: float, datatype: int) -> bytes:
-    """A number as the library reads it from the host."""
+    """A number as the library reads it from host memory."""
     import ml_dtypes
     import numpy as np
 

@@ -16,9 +16,9 @@ _HANDLE = "the handle for softmax"
 class CudnnContext:
     """Owner of one cuDNN handle and of the plans made with it, one per shape.
 
-    The handle is made at first use, when the device's context is current. A handle has one
-    stream, which all its plans share, so it is set here, and only when it changes. Not for use
-    by several threads at once. Closing destroys the plans, then the handle.
+    The handle is created at first use, when the device's context is current. A handle has one
+    stream, which all its plans share, so that it is set here, when it changes. Only one thread at a
+    time may use it. Closing destroys the plans, then the handle.
     """
 
     def __init__(self, api: Any) -> None:
@@ -26,13 +26,13 @@ class CudnnContext:
         self._handle: int | None = None
         self._stream = 0  # a new handle works on the default stream
         self._plans: dict[tuple[int, int, int, int, str], SoftmaxPlan] = {}
-        self._made = ExitStack()
+        self._closing = ExitStack()
 
     @property
     def handle(self) -> int:
         if self._handle is None:
             handle = check(self.api, "cudnnCreate", self.api.cudnnCreate(), _HANDLE)
-            self._made.callback(lambda: check(
+            self._closing.callback(lambda: check(
                 self.api, "cudnnDestroy", self.api.cudnnDestroy(handle), _HANDLE
             ))
             self._handle, self._stream = handle, 0
@@ -54,7 +54,7 @@ class CudnnContext:
         key = (rows, cols, ldz, ldp, dtype)
         if key not in self._plans:
             plan = SoftmaxPlan(self, *key)
-            self._made.callback(plan.close)
+            self._closing.callback(plan.close)
             self._plans[key] = plan
         return self._plans[key]
 
@@ -62,7 +62,7 @@ class CudnnContext:
         """Destroy plans and handle; the next use would make them anew."""
         self._plans.clear()
         self._handle = None
-        self._made.close()
+        self._closing.close()
 
 
 class SoftmaxPlan:
@@ -74,9 +74,9 @@ class SoftmaxPlan:
     SOFTMAX_MODE_INSTANCE, which takes each row to be packed, returns wrong numbers without an
     error. So the default is CHANNEL, and packed rows are faster.
 
-    `run` neither waits nor allocates, so it may be captured into a graph; `p` may be `z` where
-    the leading dimensions agree. Raises ConfigError for an unknown dtype (float32, float16,
-    bfloat16), CallFailed where a call fails; a constructor that raises leaves no descriptor.
+    `run` neither waits nor allocates, so it may be captured into a graph; `p` may be `z` if the
+    leading dimensions agree. Raises ConfigError for an unknown dtype (float32, float16,
+    bfloat16), CallFailed if a call fails; a constructor that raises leaves no descriptor.
     """
 
     def __init__(
@@ -93,20 +93,20 @@ class SoftmaxPlan:
         self._scales = (ctypes.c_float * 2)(1.0, 0.0)  # read by the library at each call
         self._one = ctypes.addressof(self._scales)
         self._zero = self._one + ctypes.sizeof(ctypes.c_float)
-        with ExitStack() as made:
-            self._z = self._descriptor(made, dtype, rows, cols, ldz)
-            self._p = self._descriptor(made, dtype, rows, cols, ldp)
+        with ExitStack() as closing:
+            self._z = self._descriptor(closing, dtype, rows, cols, ldz)
+            self._p = self._descriptor(closing, dtype, rows, cols, ldp)
             self._handle = context.handle
-            self._made = made.pop_all()
+            self._closing = closing.pop_all()
         self._forward = self._api.cudnnSoftmaxForward
 
-    def _descriptor(self, made: ExitStack, dtype: str, rows: int, cols: int, ld: int) -> int:
+    def _descriptor(self, closing: ExitStack, dtype: str, rows: int, cols: int, ld: int) -> int:
         api = self._api
         descriptor: int = check(
             api, "cudnnCreateTensorDescriptor", api.cudnnCreateTensorDescriptor(),
             self.description,
         )
-        made.callback(lambda: check(
+        closing.callback(lambda: check(
             api, "cudnnDestroyTensorDescriptor", api.cudnnDestroyTensorDescriptor(descriptor),
             self.description,
         ))
@@ -130,5 +130,5 @@ class SoftmaxPlan:
             check(self._api, "cudnnSoftmaxForward", result, self.description)
 
     def close(self) -> None:
-        """Destroy the descriptors; further calls do nothing."""
-        self._made.close()
+        """Destroy the descriptors; further calls have no effect."""
+        self._closing.close()
