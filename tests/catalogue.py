@@ -97,7 +97,7 @@ class Variant:
         yield from [g.plan for g in graph_plans(train, policy, steps)] if policy.graph else [train]
         yield train.without_metrics()
         if recipe.rest(examples):
-            yield selection.apply(rest)[0].apart("rest.")
+            yield selection.apply(rest)[0].with_own_temporaries("rest.")
         yield selection.apply(evaluate)[0]
         yield epoch_plans.start(train, network, 0)
         yield epoch_plans.refresh(train)

@@ -1,1 +1,1 @@
-"""What everything uses: storage types, numbers by counter, wording, files."""
+"""What everything uses: storage dtypes, random numbers by counter, wording, files, errors."""

@@ -1,4 +1,4 @@
-"""How a CSV file is to be read, as users say it: its encoding, its decimal mark, its columns."""
+"""The options for reading a CSV file: its encoding, its decimal mark, its columns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TypeAlias
 from rawnn.common.errors import ConfigError
 
 Columns: TypeAlias = str | Sequence[str] | None
-"""Names or indices of columns: a list, or one text that separates them by commas. There a name
-that has a comma itself stands in double quotes."""
+"""Names or indices of columns: a list, or one comma-separated text, in which a name with a comma is
+in double quotes."""
 
 
 @dataclass(frozen=True)
 class CsvFormat:
     """How the text of a file is read: its `encoding` (None: UTF-8), the `decimal` mark of its
-    numbers, "." or ",", and the columns to `skip`. Raises ConfigError for what cannot be."""
+    numbers, "." or ",", and the columns to `skip`. Raises ConfigError for invalid values."""
 
     encoding: str | None = None
     decimal: str = "."
@@ -54,7 +54,7 @@ def columns_of(columns: Columns) -> list[str]:
 
 
 def joined_columns(columns: Sequence[object]) -> str:
-    """A list of columns as the one text that `columns_of` takes apart."""
+    """A list of columns as the text that `columns_of` parses."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(columns)
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""CUDA C that is in no file of rawnn's: a user's kernel, or one that was written for a network."""
+"""CUDA C that is no file of rawnn's: a user's kernel, or one generated for a network."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import ClassVar, Self
 
 @dataclass(frozen=True)
 class CudaText:
-    """The text with what goes with it: NVRTC's `options`, folders to `include` from, an
-    architecture (`arch`, "" for the GPU's own) and a `preamble` that defines macros. `declared` is
-    the text with their values put in, by which types are read; "" where there are none."""
+    """CUDA C text with NVRTC's `options`, folders to `include` from, an architecture (`arch`, ""
+    for the GPU's own) and a `preamble` that defines macros. `declared` is the text with the macros'
+    values substituted, from which types are read; "" without macros."""
 
     text: str
     options: tuple[str, ...] = ()
@@ -20,13 +20,13 @@ class CudaText:
     preamble: str = ""
     declared: str = ""
     probed: ClassVar[bool] = False
-    """Whether the compiler is asked for the parameters of its kernels: of a user's."""
+    """Whether the compiler is asked for the parameters of its kernels, as for a user's."""
 
     @property
     def declarations(self) -> str:
-        """What the parameters of its kernels are read from."""
+        """The text from which the parameters of its kernels are read."""
         return self.declared or self.text
 
     def simulated(self) -> Self:
-        """What the simulated GPU, which reads declarations alone, is given to compile."""
+        """The text for the simulated GPU, which reads only declarations."""
         return replace(self, text=self.declarations)

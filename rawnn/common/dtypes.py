@@ -1,6 +1,6 @@
-"""Storage types of tensors: their names, sizes, NumPy types and names in CUDA C.
+"""Storage dtypes of tensors: their names, sizes, NumPy types and names in CUDA C.
 
-NumPy has no bfloat16 and no 8-bit floats; `ml_dtypes` brings them.
+NumPy has no bfloat16 and no 8-bit floats; they are `ml_dtypes`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _C_TYPES = {"float32": "float", "int32": "int", "uint8": "unsigned char"}
 CUDA_TYPES = {"half": "float16", "__half": "float16", "nv_bfloat16": "bfloat16",
               "__nv_bfloat16": "bfloat16", "__nv_fp8_e4m3": "float8_e4m3",
               "__nv_fp8_e5m2": "float8_e5m2"}
-"""What the types of CUDA's own headers store."""
+"""Storage dtypes of the types in CUDA's headers."""
 
 LARGEST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
-"""The largest number of each type that saturates."""
+"""The largest value of each dtype that saturates."""
 
 LOW_PRECISION = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
-"""Types that values are rounded to when they are stored; arithmetic is in float32."""
+"""Dtypes to which values are rounded when they are stored; arithmetic is in float32."""
 
 FLOATS = ("float32", *LOW_PRECISION)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy type of a storage type. Raises ConfigError for an unknown name."""
+    """The NumPy type of a storage dtype. Raises ConfigError for an unknown name."""
     if name not in _NUMPY:
         raise unknown("type", name, _NUMPY, "the types are")
     found: np.dtype[Any] = np.dtype(_NUMPY[name])
@@ -43,7 +43,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def c_type(name: str) -> str:
-    """The type's name in CUDA C (types.cuh has those that C lacks)."""
+    """The dtype's name in CUDA C (types.cuh has those that C lacks)."""
     return _C_TYPES.get(name, name)
 
 
@@ -53,9 +53,9 @@ def itemsize(name: str) -> int:
 
 
 def rounded(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Float `values` rounded to what the storage type can hold, in their own type.
+    """Float `values` rounded to what the storage dtype can represent, in their own dtype.
 
-    The 8-bit types saturate: what lies beyond their largest number becomes that, as on the device.
+    The 8-bit dtypes saturate: larger values become the largest one, as on the device.
     """
     if name in LARGEST:
         values = np.clip(values, -LARGEST[name], LARGEST[name])
@@ -64,7 +64,7 @@ def rounded(values: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def overflows(values: NDArray[Any], name: str) -> bool:
-    """Whether any of `values` is no number, or too large for the storage type."""
+    """Whether any of `values` is NaN, or too large for the storage dtype."""
     if name in LARGEST:
         return not bool((np.abs(values) <= LARGEST[name]).all())
     return not bool(np.isfinite(rounded(values, name)).all())

@@ -1,4 +1,4 @@
-"""Errors a user can act on. Each message is one clear sentence; the command line prints it and
+"""Errors that a user can act on. Each message is one clear sentence; the command line prints it and
 exits with the class's `exit_code`, without a traceback."""
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from rawnn.common.suggestions import nearest as nearest
 
 
 class RawnnError(Exception):
-    """Base of every error that rawnn raises on purpose."""
+    """Base class of every error that rawnn raises on purpose."""
 
     exit_code = 1
     speaks = True
-    """Whether the command line says it: of several ranks one does."""
+    """Whether the command line prints it: of several ranks only one does."""
 
 
 class ConfigError(RawnnError):
-    """An option, configuration key or combination that cannot be run; says the cure."""
+    """An option, configuration key or combination that cannot be run; names the fix."""
 
     exit_code = 2
 
@@ -35,32 +35,32 @@ class DeviceError(RawnnError):
 
 
 class MissingLibrary(DeviceError):
-    """A CUDA library or Python package is not installed; names the extra that brings it."""
+    """A CUDA library or Python package is not installed; names the extra that installs it."""
 
 
 class OutOfMemory(DeviceError):
-    """Device memory is exhausted; says what was asked for and what was free."""
+    """Device memory is exhausted; states the bytes requested and free."""
 
 
 class CompileError(DeviceError):
-    """NVRTC refused a kernel; carries the numbered source lines, options and version."""
+    """NVRTC refused a kernel; has the numbered source lines, options and version."""
 
 
 class RanksError(RawnnError):
-    """Another rank of the run is lost, differs, or never came; says which."""
+    """Another rank of the run is lost, differs, or never connected; names it."""
 
-    def __init__(self, said: str, speaks: bool = True) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, speaks: bool = True) -> None:
+        super().__init__(message)
         self.speaks = speaks
 
 
 class TrainingDiverged(RawnnError):
-    """The loss became NaN or infinite; says at which step."""
+    """The loss became NaN or infinite; names the step."""
 
 
 def unknown(what: str, name: object, known: Iterable[str],
             there_are: str = "there are") -> ConfigError:
-    """That a name is none of the known ones: with the nearest, or all where none is near."""
+    """The error for an unknown name: with the nearest known one, or all if none is near."""
     names = list(known)
     return ConfigError(f"unknown {what} '{name}'"
                        + (nearest(str(name), names) or f"; {there_are} {', '.join(names)}"))

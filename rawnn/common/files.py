@@ -1,8 +1,8 @@
-"""Files that a run leaves behind: written so that nothing the user has is lost, and checked before
-the work that fills them.
+"""Output files: written so that nothing the user has is lost, and checked before the work whose
+result they hold.
 
-By hand, as `atomicwrites` is maintained no more, and knows neither links nor what a container
-mounts.
+The code is rawnn's own: `atomicwrites` is no longer maintained, and handles neither links nor files
+that a container mounts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PathLike = str | os.PathLike[str]
 
 
 def cache_directory() -> Path:
-    """Where what can be made anew is kept between runs: `RAWNN_CACHE`, else rawnn's folder in the
-    user's cache directory."""
+    """The folder for caches between runs: `RAWNN_CACHE`, else rawnn's folder in the user's cache
+    directory."""
     given = os.environ.get("RAWNN_CACHE")
     if given:
         return Path(given).expanduser()
@@ -35,12 +35,11 @@ def cache_directory() -> Path:
 
 
 def write_atomically(path: PathLike, content: bytes, *, durable: bool = False) -> None:
-    """Write a file so that it holds either its old content or all of the new; `durable` waits until
-    the disk has it, so that this holds after a power failure, too.
+    """Write a file so that it holds either its old content or all of the new. `durable` waits for
+    the disk, so that this holds after a power failure, too.
 
-    A link is followed: the file that it names is replaced. What is no regular file (a device, a
-    FIFO), and the file that this process prints to (/dev/stdout), is written into. Raises
-    RawnnError.
+    The target of a link is replaced. A file that is not regular (a device, a FIFO), and the file
+    that this process prints to (/dev/stdout), is written into. Raises RawnnError.
     """
     try:
         if _is_replaced(path):
@@ -53,11 +52,11 @@ def write_atomically(path: PathLike, content: bytes, *, durable: bool = False) -
 
 
 PARTIAL = ".partial"
-"""The suffix of files that are being written; an interrupted writer leaves them behind."""
+"""Suffix of files that are being written; an interrupted writer leaves one."""
 
 
 def write_privately(path: Path, content: bytes | memoryview) -> None:
-    """Replace a file of a cache at once, readable by its owner alone. Raises OSError."""
+    """Replace a file of a cache atomically, readable only by its owner. Raises OSError."""
     with _replacing(path) as (file, name):
         file.write(content)
         file.close()
@@ -66,7 +65,7 @@ def write_privately(path: Path, content: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def _replacing(target: Path) -> Iterator[tuple[IO[bytes], str]]:
-    """A new file beside `target`, open for writing, and its name; gone where writing it fails."""
+    """A temporary file next to `target`, open for writing, and its name; removed on failure."""
     handle, name = tempfile.mkstemp(PARTIAL, f".{target.name[:80]}.", target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -97,7 +96,7 @@ def _replace(target: Path, content: bytes, durable: bool) -> None:
 
 
 def _mode(target: Path) -> int:
-    """The permissions of the file there, or those of a new one."""
+    """The permissions of the existing file, or those of a new one."""
     with contextlib.suppress(OSError):
         return stat.S_IMODE(os.stat(target).st_mode)
     mask = os.umask(0)
@@ -106,7 +105,7 @@ def _mode(target: Path) -> int:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Let the rename reach the disk, where directories can be opened at all."""
+    """Flush the rename to the disk, if the system can open directories."""
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -116,30 +115,30 @@ def _sync_directory(directory: Path) -> None:
 
 
 def open_output(path: PathLike) -> IO[str]:
-    """Open a file for text that is written bit by bit: emptied if it is a regular file. Raises
+    """Open a file for text that is written incrementally; a regular file is emptied. Raises
     OSError."""
     number = _stream(path)
     if number is None:
         return open(path, "w", encoding="utf-8", newline="")
     for printed in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError):  # one that is closed
+        with contextlib.suppress(ValueError):  # it may be closed
             printed.flush()
     return open(os.dup(number), "w", encoding="utf-8", newline="")
 
 
 class TextSink(Protocol):
-    """What takes text: an open file, or a SideOutput."""
+    """A destination of text: an open file, or a SideOutput."""
 
     def write(self, text: str, /) -> object:
-        """Take some text."""
+        """Write some text."""
 
     def flush(self) -> None:
-        """Let it reach where it goes."""
+        """Flush it to its destination."""
 
 
 class SideOutput:
-    """Text that is written beside a run, which goes on where it cannot be: `notify` then hears why,
-    once. The file is opened by the first write."""
+    """Additional text output of a run, which continues if writing fails: `notify` then gets the
+    reason, once. The first write opens the file."""
 
     def __init__(self, path: PathLike, notify: Callable[[str], None]) -> None:
         self._path, self._notify = path, notify
@@ -181,8 +180,7 @@ class SideOutput:
 
 
 def check_output(option: str, path: PathLike | None) -> None:
-    """Find out before the work what would make its result impossible to keep. Raises
-    ConfigError."""
+    """Before the work, find reasons why its result could not be written. Raises ConfigError."""
     if path is None:
         return
     name = os.fspath(path)
@@ -200,7 +198,7 @@ def check_output(option: str, path: PathLike | None) -> None:
 
 
 def _obstacle(name: str) -> str:
-    """Why nothing can be written there, or an empty text. Raises OSError and ValueError."""
+    """Why nothing can be written there, or "". Raises OSError and ValueError."""
     try:
         mode = os.stat(name).st_mode
     except FileNotFoundError:
@@ -218,15 +216,14 @@ def _obstacle(name: str) -> str:
     if not os.path.isdir(folder):
         return f"there is no directory {shown}"
     try:
-        with tempfile.TemporaryFile(dir=folder):  # permissions alone do not tell: /proc
+        with tempfile.TemporaryFile(dir=folder):  # permissions alone do not decide: /proc
             return ""
     except OSError as error:
         return f"the directory {shown} cannot be written ({error.strerror or error})"
 
 
 def _is_replaced(path: PathLike) -> bool:
-    """Whether the path is that of a regular file, or of none yet, that this process has not open
-    for what it prints."""
+    """Whether the path is a regular file, or none yet, that this process does not print to."""
     try:
         regular = stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -235,8 +232,8 @@ def _is_replaced(path: PathLike) -> bool:
 
 
 def _stream(path: PathLike) -> int | None:
-    """The open file descriptor that a path means: /dev/fd/N, or the standard output and error if
-    the path leads to where they do (/dev/stdout)."""
+    """The open file descriptor that a path refers to: /dev/fd/N, or standard output and error for a
+    path to the same file (/dev/stdout)."""
     if named := re.fullmatch(r"/(?:dev|proc/self)/fd/([0-9]{1,6})", os.fspath(path)):
         return int(named[1])
     for number in (1, 2):

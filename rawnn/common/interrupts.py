@@ -1,4 +1,4 @@
-"""Signals that end training: after the epoch in hand, or at once."""
+"""Signals that end training: after the current epoch, or at once."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from typing import Any
 GRACE_SECONDS = 20.0
 """Schedulers that preempt a job kill it some 30 s after they asked it to end."""
 LONG_SECONDS = 0.5
-"""An epoch that takes longer is not waited for when a second signal comes."""
+"""After a second signal an epoch is awaited only if it takes less time than this."""
 
 _NAMED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP (the terminal is gone)"}
 
 
 class EpochAborted(BaseException):
-    """The epoch in hand is given up: a second signal came, or the time was over."""
+    """The current epoch is aborted: a second signal came, or the time limit passed."""
 
 
 class Signals:
-    """Within the `with` block SIGINT, SIGTERM and SIGHUP are noted in `number` in place of what
-    they do by default, and `notify` is told. While `inside` (an epoch) a second one raises
-    EpochAborted, and so does GRACE_SECONDS after the first; a third one does what it always does.
+    """Within the `with` block SIGINT, SIGTERM and SIGHUP are recorded in `number` instead of their
+    default action, and `notify` gets a message. While `inside` (an epoch) is set, a second signal
+    raises EpochAborted, and so does GRACE_SECONDS after the first; a third has its default action.
 
-    Only the main thread can be told of signals: elsewhere nothing is done. A signal that the
-    process ignores (nohup) or has a handler of its own for is left alone. Afterwards all is as
-    before.
+    Only the main thread can receive signals: in others nothing is done. A signal that the process
+    ignores (nohup) or handles itself is not touched. Afterwards all handlers are restored.
     """
 
     def __init__(self, notify: Callable[[str], None], grace: float = GRACE_SECONDS) -> None:
         self.number = 0
         self.inside = False
-        self.kept = False  # whether the state before this epoch is kept, so that it can be given up
+        self.kept = False  # whether a snapshot from before this epoch allows to abort it
         self._notify, self._grace = notify, grace
         self._count, self._first = 0, 0.0
         self._before: dict[int, Any] = {}
@@ -45,7 +44,7 @@ class Signals:
 
     @property
     def installed(self) -> bool:
-        """Whether there is any signal to be told of."""
+        """Whether any signal is handled."""
         return bool(self._before)
 
     def __enter__(self) -> Signals:
@@ -72,8 +71,8 @@ class Signals:
                 signal.signal(number, handler)
 
     def _alarm(self, seconds: float, number: int) -> None:
-        """Give up the epoch in hand after so many seconds, by the signal once more: nothing else
-        breaks into the main thread."""
+        """Abort the current epoch after `seconds` by raising the signal again: nothing else
+        interrupts the main thread."""
         def ring() -> None:
             self._alarm_fired = True
             _thread.interrupt_main(signal.Signals(number))
@@ -85,7 +84,7 @@ class Signals:
         self._timer.start()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._alarm_fired:  # not a signal of anyone's: an epoch that has ended meanwhile is kept
+        if self._alarm_fired:  # our own signal: if the epoch has ended meanwhile, it counts
             self._alarm_fired = False
             if self.inside:
                 self._restore()
@@ -101,7 +100,7 @@ class Signals:
                 self._notify(f"{name}: training ends after this epoch; once more, or after "
                              f"{self._grace:g} s, it ends at once")
             return
-        # An epoch of which nothing is kept is short, as far as is known: it ends by itself.
+        # Without a snapshot the epoch is, as far as is known, short: it ends by itself.
         wait = 0.0 if self.kept else LONG_SECONDS - (monotonic() - self._first)
         if self.inside and wait > 0:
             self._alarm(wait, number)

@@ -1,4 +1,4 @@
-"""What a caller may hear of a run while it goes on."""
+"""The callbacks of a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Hears of a run; every method may be overridden. `reads` says whether it may ask for
-    parameters or state before the run has ended: then ranks that keep a part each make them whole
-    behind every epoch."""
+    """Receives callbacks of a run; every method may be overridden. `reads` says whether it may read
+    parameters or state before the run has ended: then sharded ones are gathered after every
+    epoch."""
 
     reads = True
 
     def notify(self, message: str) -> None:
-        """One sentence that the user should read."""
+        """One sentence for the user."""
 
     def started(self, session: Session) -> None:
         """Everything is ready; the clock starts after this."""
@@ -32,11 +32,11 @@ class Listener:
         """An epoch was enqueued (on a GPU it may still run)."""
 
     def settled(self, epoch: int) -> None:
-        """The epoch was reported, too, if that was due: the moment to ask `session.checkpoint`,
-        within `session.paused()`, or to `session.stop`."""
+        """The epoch was also reported, if that was due. Here `session.checkpoint`, within
+        `session.paused()`, and `session.stop` may be called."""
 
     def ended(self, epoch: int) -> None:
-        """The last epoch was `epoch`; parameters may still be kept, or replaced."""
+        """The last epoch was `epoch`; parameters may still be stored, or replaced."""
 
 
 METHODS = tuple(name for name, value in vars(Listener).items()
@@ -44,7 +44,7 @@ METHODS = tuple(name for name, value in vars(Listener).items()
 
 
 class _AdaptedListener(Listener):
-    """A listener that is no Listener: those methods that it has are called."""
+    """Adapts another object: those of the methods that it has are called."""
 
     def __init__(self, given: object) -> None:
         self.reads = bool(getattr(given, "reads", True))
@@ -55,7 +55,7 @@ class _AdaptedListener(Listener):
 
 def listeners_of(given: object) -> list[Listener]:
     """One listener or several; an object of another class counts as one by the methods that it has.
-    Raises ConfigError, with the cure, for what has none."""
+    Raises ConfigError, with the fix, for an object without any."""
     several = given if isinstance(given, Sequence) and not _has_methods(given) else [given]
     for each in several:
         if isinstance(each, type) and issubclass(each, Listener):

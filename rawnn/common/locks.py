@@ -1,9 +1,9 @@
-"""One writer for a directory: a lock that the operating system frees when its process ends, however
-that ends.
+"""A lock that allows one writer to a directory, and that the operating system frees however the
+process ends.
 
-`flock` on a small file in the directory, and not the file's existence, is the lock; the file says
-who holds it. By hand, as the packages for file locks empty the file before they have the lock, so
-that it cannot say who holds it.
+The lock is `flock` on a small file in the directory, not the file's existence; the file names the
+holder. The code is rawnn's own, because packages for file locks empty the file before they have the
+lock, so that it cannot name the holder.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ except ImportError:  # Windows
 NAME = ".rawnn.lock"
 """The file in the directory; it is deleted when the lock is released."""
 ATTEMPTS = 16
-"""How often a file that its holder has just deleted is followed by a new one."""
+"""How often a lock file that its holder has just deleted is opened again."""
 
 
 class DirectoryLock:
     """The exclusive right to write to a directory, until `release` or the end of the process.
 
-    Raises ConfigError, with who holds it, where another writer does. Where the directory's file
+    Raises ConfigError, naming the holder, if there is another writer. If the directory's file
     system has no locks, `notify` is called and `is_held` is false.
     """
 
@@ -59,7 +59,7 @@ class DirectoryLock:
         return self._file >= 0
 
     def release(self) -> None:
-        """Free the directory and delete the file; a second call is harmless."""
+        """Release the directory and delete the file; a second call has no effect."""
         if not self.is_held:
             return
         with contextlib.suppress(OSError):
@@ -68,8 +68,7 @@ class DirectoryLock:
         self._file = -1
 
     def _locked(self) -> int:
-        """The open file, locked. Raises BlockingIOError where it is locked by another, and
-        OSError."""
+        """The open file, locked. Raises BlockingIOError if another holds the lock, and OSError."""
         if fcntl is None:
             raise OSError(errno.ENOTSUP, "this system has no flock")
         for _ in range(ATTEMPTS):
@@ -79,7 +78,7 @@ class DirectoryLock:
                 file = os.open(self._path, os.O_RDONLY)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The holder before may have deleted the file between the two calls: a lock on a
+                # The previous holder may have deleted the file between the two calls: a lock on a
                 # file without a name excludes nobody.
                 if os.path.samestat(os.fstat(file), os.stat(self._path)):
                     return file
@@ -92,15 +91,15 @@ class DirectoryLock:
         raise OSError(errno.ESTALE, "its files change their identity")
 
     def _describe(self) -> None:
-        """Write who holds it; a full disk is no reason not to."""
-        said = {"pid": os.getpid(), "host": socket.gethostname(),
-                "since": datetime.now().astimezone().isoformat(" ", "seconds")}
+        """Write who holds it; a full disk does not prevent the lock."""
+        holder = {"pid": os.getpid(), "host": socket.gethostname(),
+                  "since": datetime.now().astimezone().isoformat(" ", "seconds")}
         with contextlib.suppress(OSError):
             os.ftruncate(self._file, 0)
-            os.pwrite(self._file, json.dumps(said).encode(), 0)
+            os.pwrite(self._file, json.dumps(holder).encode(), 0)
 
     def _holder(self) -> str:
-        """Who holds it, as far as the file says: it is empty for a moment at first."""
+        """The holder named in the file, which is empty for a moment at first."""
         try:
             found = json.loads(self._path.read_bytes())
             return f"pid {found['pid']} on {found['host']}, since {found['since']}"
@@ -116,8 +115,8 @@ class DirectoryLocks:
         self._by_path: dict[str, DirectoryLock] = {}
 
     def hold(self, directory: str | os.PathLike[str], notify: Callable[[str], None]) -> bool:
-        """Lock a directory, unless it is locked already; whether it is. Raises ConfigError as
-        DirectoryLock does."""
+        """Lock a directory, unless this run has it; returns whether it is locked. Raises
+        ConfigError as DirectoryLock does."""
         name = os.path.realpath(directory)
         if name not in self._by_path:
             self._by_path[name] = DirectoryLock(directory, notify)
@@ -133,8 +132,8 @@ class DirectoryLocks:
 
 @contextlib.contextmanager
 def file_lock(path: str | os.PathLike[str], notify: Callable[[str], None]) -> Iterator[None]:
-    """Hold the exclusive right to write one results file, by a lock beside it. What is no regular
-    file (/dev/stdout) has none. Raises ConfigError where another process holds it."""
+    """Lock one results file, by a lock file next to it. A file that is not regular (/dev/stdout)
+    has none. Raises ConfigError if another process holds it."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         yield

@@ -1,10 +1,10 @@
-"""Random numbers that depend on nothing but their coordinates, bit for bit those of
+"""Random numbers that depend only on their coordinates, bit for bit those of
 `rawnn/ptx/primitives/random.cuh` on the device.
 
 The generator is Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"): a seed
-of 64 bits, a stream of 32 bits (one a tensor, say) and a counter of 64 bits give four words.
-(NumPy's own Philox has words of 64 bits, whose products a GPU makes of several.)
-Nothing is kept from call to call, so any part of a sequence can be drawn alone.
+of 64 bits, a stream of 32 bits (such as one per tensor) and a counter of 64 bits give four words.
+(NumPy's Philox has words of 64 bits, whose products take several GPU instructions.) There is no
+state, so that any part of a sequence can be computed alone.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rawnn.common.errors import ConfigError
 ROUNDS = 10
 """Rounds of the published generator."""
 ROUNDING_ROUNDS = 7
-"""Rounds for the bits of stochastic rounding, which are drawn in the innermost loop."""
+"""Rounds for the bits of stochastic rounding, which the innermost loop generates."""
 PERMUTATION_ROUNDS = 8
 MAX_PERMUTATION = 2**30
 """The longest permutation, in elements."""
 
 PART, THREADS = 1 << 19, 16
-"""Numbers that a thread draws at once, and the most threads."""
+"""Numbers that a thread generates at once, and the most threads."""
 
 _WORD = 0xFFFFFFFF
 
 
 class Purpose(IntEnum):
-    """What a draw is for: the generator's last counter word, so that no two uses share a draw."""
+    """The use of a sample: the generator's last counter word, so that no two uses share one."""
 
     UNIFORM = 0
     ROUNDING = 1
@@ -63,10 +63,10 @@ def philox(
 
 
 def uniform(seed: int, stream: int, count: int, bound: float) -> NDArray[np.float32]:
-    """`count` float32 numbers in [-bound, bound), bound taken as float32. Element i is word i % 4
-    of counter i // 4; it lies on a grid of 2^24 points and is rounded once.
+    """`count` float32 numbers in [-bound, bound), with the bound as float32. Element i is word i %
+    4 of counter i // 4; it lies on a grid of 2^24 points and is rounded once.
 
-    Several threads draw parts of it: 45 million numbers take 3.4 s as one part and 0.3 s so, by 4
+    Several threads generate parts of it: 45 million numbers take 3.4 s in one part, and 0.3 s on 4
     cores."""
     sampled = np.empty(count, np.float32)
 
@@ -91,7 +91,7 @@ def rounding_bits(
     seed: int, stream: int, step: int, elements: ArrayLike
 ) -> NDArray[np.uint16]:
     """16 random bits for each element index (below 2^32, row by row without padding) at one step of
-    training, counted from its start. Eight neighbours share a draw."""
+    training, counted from its start. Eight neighbours share a sample."""
     index = np.asarray(elements, np.uint64)
     groups, place = np.unique(index // np.uint64(8), return_inverse=True)
     words = philox(seed, stream, groups | np.uint64((step & _WORD) << 32), Purpose.ROUNDING,
@@ -106,8 +106,8 @@ def permutation(seed: int, epoch: int, count: int) -> NDArray[np.int32]:
     """The order of `count` examples in an epoch: int32, a permutation of 0 .. count - 1.
 
     A balanced Feistel network over the smallest domain of an even number of bits that holds
-    `count`; what falls outside goes through again. Raises ConfigError for a count that is negative
-    or above 2^30.
+    `count`; values outside the range are mapped again. Raises ConfigError for a count that is
+    negative or above 2^30.
     """
     if not 0 <= count <= MAX_PERMUTATION:
         raise ConfigError(f"cannot shuffle {count} examples: the most is {MAX_PERMUTATION}")

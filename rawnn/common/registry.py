@@ -1,4 +1,4 @@
-"""Registries whose entries stand in a folder, one file each."""
+"""Registries whose entries are the modules of a folder, one each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from collections.abc import Iterable
 
 def import_all(package: str, paths: Iterable[str]) -> None:
     """Import every module of a package, each of which registers what it defines, in the order of
-    their names. A package calls it last, with its __name__ and __path__."""
+    their names. The package calls it last, with its __name__ and __path__."""
     for module in pkgutil.iter_modules(paths):
         importlib.import_module(f"{package}.{module.name}")

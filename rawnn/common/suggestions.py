@@ -1,5 +1,5 @@
-"""What may be meant by a name that is none of the known ones: a word of PyTorch, Keras or
-scikit-learn, a feature that rawnn does not have, or a misspelling."""
+"""Suggestions for an unknown name: it may be a term of PyTorch, Keras or scikit-learn, a feature
+that rawnn does not have, or a misspelling."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import difflib
 from collections.abc import Iterable
 
 CUTOFF = 0.65
-"""The likeness of difflib from which one word is taken for a misspelling of another: that of two
-words of three letters which have two of them in common is 0.67."""
+"""The similarity of difflib above which one word counts as a misspelling of another: two words of
+three letters of which two agree have 0.67."""
 
 ALIASES = {
     # options
@@ -65,7 +65,7 @@ ALIASES = {
     "pinned": "pin_memory pinned_memory",
     "nccl": "ddp fsdp data_parallel distributed",
 }
-"""Our names, and what they are called elsewhere. One counts where ours is among the known."""
+"""rawnn's names -> their names elsewhere. An entry counts if rawnn's is among the known names."""
 
 MISSING = {
     "weight_decay": {
@@ -121,8 +121,8 @@ known where the sentence is about them; `{known}` is all that are."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for what is probably meant by a word, or `; ` and a sentence
-    where rawnn has nothing of the kind; an empty string where neither is known."""
+    """`; did you mean 'x'?` for what a word probably means, or `; ` and a sentence if rawnn lacks
+    it; "" if neither is known."""
     key, names = _plain(word), {_plain(name): name for name in reversed(list(known))}
     if not key:
         return ""
@@ -140,7 +140,7 @@ def _joined(names: list[str]) -> str:
 
 
 def _plain(word: str) -> str:
-    """Letters and digits alone, in lower case: "--weight-decay" and "WeightDecay" are one word."""
+    """Letters and digits only, in lower case: "--weight-decay" and "WeightDecay" are equal."""
     return "".join(c for c in word.casefold() if c.isalnum())
 
 

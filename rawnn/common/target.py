@@ -1,8 +1,8 @@
-"""What a launch may know of the GPU that it is for.
+"""The facts about a GPU that launches depend on.
 
-Plans are made for a target, kernels are configured for one. Nothing here knows of a driver: a
-target comes of an open device (rawnn/engine/machine.py), or is one of those that are known by name,
-for plans that are only looked at.
+Plans are built and kernels configured for a target. This module is independent of the driver: a
+target describes an open device (rawnn/engine/machine.py), or a GPU known by name, for plans that
+are only displayed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FEATURES: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "programmatic launches": {"from": (9, 0)},
     "wgmma": {"from": (9, 0), "to": (9, 0)},
 }
-"""What not every architecture has, with the first compute capability that has it, and the last one
-where it was taken away again. Source: CUDA C++ Programming Guide, appendix "Compute Capabilities",
+"""Features that not every architecture has, with the first compute capability that has each, and
+the last one if it was removed. Source: CUDA C++ Programming Guide, appendix "Compute Capabilities",
 and the PTX ISA's target notes."""
 
 
@@ -35,15 +35,15 @@ def features_of(capability: tuple[int, int]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU as launches see it, or the host, which has no multiprocessors.
+    """The properties of a GPU that launches depend on; the host has no multiprocessors.
 
-    `shared_per_block` (with the opt-in) and `shared_per_multiprocessor` are bytes of shared memory,
-    `registers` 32-bit registers and `threads` threads of a multiprocessor. `at_once` maps the size
-    of a cluster to the blocks that run at once where one takes a multiprocessor for itself, as the
-    driver's occupancy calculator says: groups of multiprocessors are not all whole, so that larger
-    clusters leave some idle. Without clusters it has the size 1 alone. `clock` is the greatest of
-    the multiprocessors in MHz, `costs` what was fitted to this very GPU of what cost models take;
-    0 and empty where nothing is known.
+    shared_per_block (with the opt-in), shared_per_multiprocessor: bytes of shared memory.
+    registers, threads: 32-bit registers and threads of a multiprocessor.
+    at_once: cluster size -> concurrent blocks if each takes a multiprocessor for itself, from the
+        driver's occupancy calculator. Some groups of multiprocessors are incomplete, so that larger
+        clusters leave some idle. Without clusters there is only the size 1.
+    clock: the greatest multiprocessor clock in MHz; 0 if unknown.
+    costs: constants of cost models fitted to this particular GPU; empty if there are none.
     """
 
     name: str
@@ -82,12 +82,12 @@ class Target:
         return self.features >= set(features)
 
     def lacks(self, *features: str) -> str:
-        """Why what needs `features` cannot run on it, in words; "" where it can."""
+        """Why code that needs `features` cannot run on it; "" if it can."""
         missing = [name for name in features if not self.has(name)]
         return f"needs {' and '.join(missing)}, which {self.name} has not" if missing else ""
 
     def without(self, *features: str) -> Target:
-        """The same GPU, some of whose features are left unused."""
+        """The same GPU with some of its features unused."""
         self.has(*features)
         at_once = {1: self.multiprocessors} if "clusters" in features and self.gpu \
             else self.at_once
@@ -95,7 +95,7 @@ class Target:
 
 
 HOST = Target("the host")
-"""Plans that no GPU runs; no kernel is configured for it."""
+"""The target of plans that no GPU runs; no kernel is configured for it."""
 
 
 def _known(name: str, capability: tuple[int, int], multiprocessors: int, block: int, whole: int,
@@ -105,8 +105,8 @@ def _known(name: str, capability: tuple[int, int], multiprocessors: int, block: 
 
 
 def _clusters(multiprocessors: int) -> dict[int, int]:
-    """As many clusters of each size as multiprocessors would allow, were all groups of them whole:
-    for GPUs on which nobody has asked the driver."""
+    """As many clusters of each size as complete groups of multiprocessors would allow: for GPUs
+    whose driver was not queried."""
     return {size: multiprocessors // size * size for size in (1, 2, 4, 8)}
 
 
@@ -119,7 +119,7 @@ KNOWN: Mapping[tuple[int, int], Target] = {target.capability: target for target 
     _known("B200", (10, 0), 148, 227, 228, 2048, 1965, _clusters(148)),
     _known("RTX PRO 6000", (12, 0), 188, 99, 100, 1536, 2617, _clusters(188)),
 )}
-"""A GPU of each architecture, by compute capability; that of Hopper is as its driver says."""
+"""A GPU of each architecture, by compute capability; Hopper's figures are its driver's."""
 
 
 NAMED: tuple[Target, ...] = (
@@ -131,13 +131,13 @@ NAMED: tuple[Target, ...] = (
     _known("RTX 4090", (8, 9), 128, 99, 100, 1536, 2520),
     _known("RTX 5090", (12, 0), 170, 99, 100, 1536, 2407, _clusters(170)),
 )
-"""GPUs that plans can be asked for by name; multiprocessors and clocks as NVIDIA's data sheets
-say. An H100 (SXM) has the multiprocessors of an H200."""
+"""GPUs that plans can be displayed for by name; multiprocessors and clocks are from NVIDIA's data
+sheets. An H100 (SXM) has the multiprocessors of an H200."""
 
 
 def gpu_named(name: str) -> Target:
-    """The GPU of a name, in which case, spaces and signs do not count, nor words that one GPU alone
-    goes without: "h100", "rtx-4090", "4090", "NVIDIA H200". Raises ConfigError."""
+    """The GPU of a name, ignoring case, spaces, signs and words that are not needed to tell GPUs
+    apart: "h100", "rtx-4090", "4090", "NVIDIA H200". Raises ConfigError."""
     plain = {_plain(target.name): target for target in NAMED}
     wanted = _plain(name).removeprefix("nvidia").removeprefix("tesla").removeprefix("geforce")
     found = [wanted] if wanted in plain else \
@@ -152,8 +152,8 @@ def _plain(name: str) -> str:
 
 
 def known(capability: tuple[int, int]) -> Target:
-    """The target by which plans for a compute capability are made where no device says more: the
-    one of KNOWN with the nearest compute capability that is not above it; HOST below all."""
+    """The target for a compute capability without a device: the one of KNOWN with the nearest
+    compute capability that is not above it; HOST if it is below all."""
     below = [key for key in KNOWN if key <= capability]
     if not below:
         return HOST
@@ -182,7 +182,7 @@ class Machine:
 
     @property
     def target(self) -> Target:
-        """What launches may know of the GPU; where no device is open, of one of its compute
+        """The facts about the GPU; without an open device those of a GPU of its compute
         capability."""
         if not self.has_gpu:
             return HOST

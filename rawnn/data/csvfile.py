@@ -1,6 +1,6 @@
-"""CSV files: text to numbers, and for what is no number the option that helps.
+"""CSV files: text to numbers, and for text that is no number the option that helps.
 
-The modules of Python's library do it: pandas would be a large dependency for one function.
+The modules of Python's library suffice: pandas would be a large dependency for one function.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rawnn.data.labels import MISSING
 _DELIMITERS = ",;\t|"
 _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
           codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-"""Byte-order marks; those of UTF-32 first, as one begins with that of UTF-16."""
+"""Byte-order marks; those of UTF-32 first, because one begins with that of UTF-16."""
 _COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][-+]?\d+)?")
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
                    r"|\d{1,2}:\d{2})([T ,].*|:.*|Z)?")
 
 
 def open_text(path: Path, encoding: str | None) -> IO[str]:
-    """The file as text, behind a byte-order mark if it has one."""
+    """The file as text, after its byte-order mark if it has one."""
     name = "utf-8-sig" if encoding is None else encoding
     if codecs.lookup(name).name == "utf-8":
         name = "utf-8-sig"
@@ -45,11 +45,11 @@ def open_text(path: Path, encoding: str | None) -> IO[str]:
 
 
 def not_decodable(path: Path, csv_format: CsvFormat, why: str) -> DataError:
-    """What is wrong with a file that is not text in its encoding, and the option that helps."""
+    """The error for a file that is not text in its encoding, with the option that helps."""
     with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
         head = file.read(4096)
     named = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
-    if not named and b"\0" in head:  # ASCII of two bytes a character
+    if not named and b"\0" in head:  # ASCII with two bytes per character
         named = "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
     asked = csv_format.encoding or "UTF-8"
     fix = f"it is in {named.upper()}: read it with --encoding {named}" \
@@ -60,8 +60,8 @@ def not_decodable(path: Path, csv_format: CsvFormat, why: str) -> DataError:
 
 
 class Sheet:
-    """A CSV file read row by row: features are made float64 at once (the text of MNIST would take
-    gigabytes), the cells of target columns are kept as they are."""
+    """A CSV file read row by row. Features are converted to float64 at once (the text of MNIST
+    would take gigabytes); the cells of target columns are stored as text."""
 
     def __init__(self, path: Path, target: Columns, features: Sequence[str] = (),
                  csv_format: CsvFormat = DEFAULT_FORMAT) -> None:
@@ -72,13 +72,13 @@ class Sheet:
         self.width = 0
         self.targets: list[int] = []
         self.features: list[int] = []
-        self._cells: list[list[str]] = []  # of each target, row by row
+        self._cells: list[list[str]] = []  # per target, row by row
         self._numbers = array("d")
-        self._lines: list[int] = []  # in the file, of each row
+        self._lines: list[int] = []  # line numbers in the file, per row
 
     def read(self, file: IO[str]) -> None:
         start = file.tell()
-        if file.read(1) == "\ufeff":  # of an encoding whose name says the order of bytes
+        if file.read(1) == "\ufeff":  # of an encoding with an explicit byte order
             start = file.tell()
         file.seek(start)
         first = file.readline()
@@ -103,7 +103,7 @@ class Sheet:
             raise DataError(f"{self.path} is empty: it has no row of data")
 
     def _delimiter(self, first: str) -> str:
-        """What separates the columns of the first line."""
+        """The separator of columns, from the first line."""
         others = [mark for mark in _DELIMITERS if mark != "," and mark in first]
         for mark in others:
             pieces = [piece.strip() for piece in first.split(mark)]
@@ -166,12 +166,12 @@ class Sheet:
 
     def _with_comma(self, cell: str) -> float:
         """A number whose decimal mark is the comma. Raises ValueError."""
-        if "." in cell:  # which separates thousands there
+        if "." in cell:  # it separates thousands there
             raise ValueError
         return float(cell.replace(",", "."))
 
     def number(self, cell: str) -> float | None:
-        """The number in a cell, None for what is none."""
+        """The number in a cell, None for other text."""
         return _float(cell) if self._format.decimal == "." else _float(cell, self._with_comma)
 
     def name(self, column: int) -> str:
@@ -223,7 +223,7 @@ class Sheet:
         return f"--skip {shlex.quote(name)}"
 
     def _of_another_mark(self, text: str) -> str:
-        """What helps with a number of another decimal mark, "" for any other text."""
+        """The fix for a number with another decimal mark, "" for any other text."""
         if self._format.decimal == ".":
             return "where the comma is the decimal mark, read the file with --decimal ," \
                 if _COMMA.fullmatch(text) else ""
@@ -232,7 +232,7 @@ class Sheet:
             if "." in text and _float(text.replace(",", "").replace(".", "")) is not None else ""
 
     def inputs(self) -> NDArray[np.float64]:
-        """float64 [rows, features], all finite in float32, too."""
+        """float64 [rows, features], all finite in float32."""
         values = np.frombuffer(self._numbers, np.float64).reshape(-1, len(self.features))
         with np.errstate(over="ignore"):
             bad = ~np.isfinite(values.astype(np.float32))
@@ -254,8 +254,8 @@ class Sheet:
 
     def answers(self, target: int, kind: Kind | None, known: bool = False) -> NDArray[Any]:
         """A target column: whole numbers as int64, others as float64, words as strings [rows].
-        Numbers with decimals make no classes; where the names of the classes are `known`, they are
-        strings as well, to be looked up."""
+        Numbers with decimals are no classes. If the names of the classes are `known`, labels are
+        strings, to be looked up."""
         cells, column = self._cells[target], self.targets[target]
         if kind == "values":
             return self.numbers(target)
@@ -291,7 +291,7 @@ def _float(cell: str, convert: Any = float) -> float | None:
 
 
 def _of_feature(text: str) -> str:
-    """Why text is no input, and how it becomes one."""
+    """Why text is no input, and how to convert it."""
     if text.lower() in ("true", "false"):
         return "1 and 0 can stand for true and false"
     if _DATE.fullmatch(text):

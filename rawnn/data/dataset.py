@@ -1,5 +1,5 @@
-"""Where a data set comes from, in order: the path given, `RAWNN_DATA`, the user's cache, the
-system's packages, the mirrors, a package index, and at last generated digits."""
+"""Loads a data set from the first source that has it: the given path, `RAWNN_DATA`, the user's
+cache, the system's packages, the mirrors, a package index, and at last generated digits."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def load_dataset(
 
     `path` (or else the environment's RAWNN_DATA) is a directory with the four IDX files; a named
     set must be there with its exact content, "idx" takes any. Without one the cache and the system
-    are searched, and unless `offline` the set is fetched. A set that cannot be had is an error;
-    with `stand_in`, as on the command line, generated digits take its place, with a warning.
-    `notify` gets each message for the user.
+    are searched, and unless `offline` the set is fetched. A missing set is an error; with
+    `stand_in`, as on the command line, generated digits replace it, with a warning. `notify` gets
+    each message for the user.
 
     A `path` that ends in .csv, .tsv (or these with .gz) or .npz is a table, whose columns `target`
     are to be predicted; `kind`, `fraction`, `seed` and `outputs` are those of `load_table`.
-    With `unseen_classes` a test part may have classes that the training part lacks.
-    `encoding` (None: UTF-8), `decimal` and `skip`, columns that are not read, are of a CSV file.
-    `normalise` is explained at `Normalisation.of`, `normalise_targets` at `TargetNormalisation.of`.
+    With `unseen_classes` a test part may have classes that the training part lacks. `encoding`
+    (None: UTF-8), `decimal` and `skip` (columns that are not read) are for a CSV file.
+    `Normalisation.of` explains `normalise`, `TargetNormalisation.of` `normalise_targets`.
 
     Raises ConfigError for an unknown name or an impossible combination, DataError for data that are
     missing or wrong in a place that was asked for.
@@ -139,7 +139,7 @@ def _load(name: str, path: str | os.PathLike[str] | None, cache_dir: Path | None
 
 
 def _given(path: str | os.PathLike[str] | None) -> tuple[Path, str] | None:
-    """The directory asked for and the words for who asked, or None."""
+    """The directory asked for, and the words for where it was named; or None."""
     if path is not None:
         asked, by = os.fspath(path), "--data"
     else:
@@ -150,7 +150,7 @@ def _given(path: str | os.PathLike[str] | None) -> tuple[Path, str] | None:
     try:
         directory = directory.expanduser()
         kind = "" if directory.is_dir() else "not a directory" if directory.exists() else "missing"
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user ~name that does not exist
         kind = f"unreadable ({error})"
     if kind or not asked:
         raise DataError(
@@ -181,7 +181,7 @@ def _first(directory: Path, stem: str) -> Path | None:
 def _user_set(directory: Path, by: str, store: RawStore, unseen_classes: bool) -> Dataset:
     paths = _locate(directory, "idx", by)
     reads = [_read(path, stem, store, None) for path, stem in zip(paths, STEMS, strict=True)]
-    # By the training labels: no other class can be learned.
+    # The training labels determine the classes: no other class can be learned.
     labels = [reads[1][0], *([reads[3][0]] if unseen_classes else [])]
     classes = 1 + max(int(part.max()) for part in labels)
     found = _checked("idx", reads, paths, classes, f"{paths[0].parent} ({by})")
@@ -200,8 +200,8 @@ def _named_in(entry: NamedDataset, directory: Path, by: str, store: RawStore) ->
 def _read(
     path: Path, stem: str, store: RawStore, wanted: tuple[NamedDataset, IdxFile] | None
 ) -> Read:
-    """One file that the user or the system brought: validated, verified if a checksum is wanted,
-    unzipped through the cache."""
+    """One file of the user's or the system's: validated, verified if a checksum is given, unzipped
+    through the cache."""
     ndim = 3 if "images" in stem else 1
     zipped = idx.is_gzip(path)
     known = store.known(path) if zipped or wanted else None
@@ -305,7 +305,7 @@ def _cached(entry: NamedDataset, store: RawStore) -> Dataset | None:
 
 
 def _from_contents(entry: NamedDataset, contents: Sequence[Bytes], source: str) -> Dataset:
-    """A Dataset from verified raw contents: their checksums stand for every other check."""
+    """A Dataset from verified raw contents: their checksums replace all other checks."""
     train, train_labels, test, test_labels = (
         idx.elements(content, file.dims)
         for content, file in zip(contents, entry.files, strict=True)

@@ -1,4 +1,4 @@
-"""The data set: what a network is trained on and tested with, on the host."""
+"""The data set: examples for training and testing, on the host."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rawnn.data.normalise import (
 )
 
 DEFAULT_FRACTION = 0.2
-"""Of a set without a test part, that much is taken out of it for testing."""
+"""Fraction that is split off for testing from a set without a test part."""
 INPUT_TYPES = ("uint8", "float16", "float32")
 LABEL_TYPES = ("uint8", "int32")
 
 Kind = Literal["labels", "values"]
-"""What y is: class indices or names, or values to be reached."""
+"""What y is: class indices or names, or values."""
 Inputs = NDArray[Any]  # uint8, float16 or float32 [N, features]; any numbers if `is_double`
 Labels = NDArray[Any]  # uint8 or int32 [N], each in 0 .. classes - 1
 Targets = NDArray[np.float32]  # [N, outputs]
@@ -33,21 +33,21 @@ Targets = NDArray[np.float32]  # [N, outputs]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples for training and for testing, on the host: inputs, and labels or targets.
+    """Examples for training and testing, on the host: inputs, and labels or targets.
 
-    Where the examples have classes, `*_labels` hold their indices, `classes` is their number and
-    `label_names` may name them; `label_dtype` is the type of labels that were given as numbers.
-    Otherwise labels are None, `classes` is 0 and `*_targets` hold the values to be reached; of an
-    `autoencoder` these are the normalised inputs, and not stored. With a `target_normalisation`
-    they are those values normalised.
+    With classes, `*_labels` hold their indices, `classes` is their number, `label_names` may name
+    them, and `label_dtype` is the dtype of labels that were given as numbers. Otherwise labels are
+    None, `classes` is 0 and `*_targets` hold the target values; those of an `autoencoder` are the
+    normalised inputs, and not stored. With a `target_normalisation` the targets are normalised.
 
-    `source` says in words where it came from; `synthetic` marks generated digits; `notes` tell
-    the user what was converted or copied. The arrays may be read-only views of mapped files or of
-    memory that another library owns. `own` marks data of the user's, in no built-in set: of these
-    no example is left out by default. `resident` names the arrays ("train_images", ...) that lie on
-    a GPU as well, and where. `split` is the fraction and the seed by which the test part was split
-    off what was given, None where it was given by itself; `given_types` has the types of inputs
-    ("train_images", ...) that may be converted here.
+    source: where it came from, in words.
+    synthetic: whether it is generated digits.
+    notes: messages for the user on what was converted or copied.
+    own: whether it is the user's, and no built-in set: then no example is left out by default.
+    resident: the arrays ("train_images", ...) that are also on a GPU, and where.
+    split: fraction and seed with which the test part was split off; None if it was given
+        separately.
+    given_types: the dtypes of inputs ("train_images", ...) before a conversion.
 
     Inputs are as the user gave them, also where the normalisation `is_double`: then the host
     normalises them in float64 before the engine reads them.
@@ -72,12 +72,12 @@ class Dataset:
     test_images: Inputs  # [M, features]
     test_labels: Labels | None  # [M]
     classes: int
-    image_shape: tuple[int, ...]  # of one example, before it was flattened
+    image_shape: tuple[int, ...]  # of one example, before flattening
     source: str
     synthetic: bool
     train_targets: Targets | None = None  # [N, outputs]
     test_targets: Targets | None = None  # [M, outputs]
-    normalisation: Normalisation = None  # type: ignore[assignment]  # None: by the inputs' type
+    normalisation: Normalisation = None  # type: ignore[assignment]  # None: by the inputs' dtype
     label_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()  # of a table with a header
     target_names: tuple[str, ...] = ()  # of the target columns of a table
@@ -99,12 +99,12 @@ class Dataset:
 
     @property
     def features(self) -> int:
-        """Numbers of an input."""
+        """Number of features of an input."""
         return math.prod(self.image_shape)
 
     @property
     def outputs(self) -> int:
-        """Outputs that a network for it needs: the classes, or the numbers of a target."""
+        """Number of outputs that a network for it needs: the classes, or the target columns."""
         if self.autoencoder:
             return self.features
         return self.classes if self.train_targets is None else self.train_targets.shape[1]
@@ -117,9 +117,9 @@ class Dataset:
                        resident=self._resident_inputs())
 
     def with_targets(self, wanted: NormaliseTargets) -> Dataset:
-        """The same examples with target values normalised as `TargetNormalisation.of` explains;
-        those that are normalised already are first undone. Raises ConfigError where the examples
-        have no target values."""
+        """The same examples with target values normalised as `TargetNormalisation.of` explains; an
+        earlier normalisation is inverted first. Raises ConfigError if the examples have no target
+        values."""
         if self.train_targets is None or self.test_targets is None:
             what = "it is an autoencoder's, whose targets are the normalised inputs" \
                 if self.autoencoder else "class labels have no mean and deviation"
@@ -137,7 +137,7 @@ class Dataset:
     def one_hot(self) -> Dataset:
         """The labels as targets, 1 for the class and 0 elsewhere: for losses that compare values.
 
-        Raises ConfigError where there are no labels.
+        Raises ConfigError if there are no labels.
         """
         if self.train_labels is None or self.test_labels is None:
             raise ConfigError(f"{self.name} has no class labels")
@@ -147,9 +147,9 @@ class Dataset:
                        resident=self._resident_inputs())
 
     def relabelled(self, names: Sequence[str], label_names: tuple[str, ...]) -> Dataset:
-        """The same examples with the labels that a model of the classes `names` has for them: the
-        place of each label's own name, which is its index where classes have no names.
-        `label_names` are those of the result.
+        """The same examples with the labels of a model with the classes `names`: the index there of
+        each label's own name, which is its number if classes have no names. `label_names` are those
+        of the result.
 
         Raises DataError for a class that is not among `names`.
         """
@@ -176,5 +176,5 @@ class Dataset:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, for a sentence; "none" where there are none."""
+    """The first names, for a sentence; "none" if there are none."""
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "none"

@@ -1,8 +1,8 @@
 """Arrays of other libraries, read without importing them: DLPack and `__cuda_array_interface__`.
 
-A host array becomes a NumPy array that shares its memory. A CUDA array becomes a `DeviceArray`:
-its address, shape and pitch, and whatever keeps the memory alive. NumPy's own `from_dlpack` reads
-neither CUDA memory nor bfloat16, hence this reader of the C structures.
+A host array becomes a NumPy array that shares its memory. A CUDA array becomes a `DeviceArray`: its
+address, shape and pitch, and the owner of the memory. NumPy's `from_dlpack` reads neither CUDA
+memory nor bfloat16, hence this reader of the C structures.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _DTYPES: dict[tuple[int, int], Any] = {  # (DLDataTypeCode, bits)
     (10, 8): ml_dtypes.float8_e4m3fn, (12, 8): ml_dtypes.float8_e5m2,
 }
 _LEGACY_STREAM = 1
-"""CUDA's legacy default stream, as DLPack numbers streams: the producer makes it wait for the
-work that fills the array, and rawnn waits for it before it reads."""
+"""CUDA's legacy default stream in DLPack's numbering: the producer lets it wait for the work that
+fills the array, and rawnn waits for it before it reads."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
-    """Memory of another library on GPU `ordinal`: `pitch` is in elements from row to row, a row
-    being all that lies behind the first axis.
+    """Memory of another library on GPU `ordinal`. `pitch` is in elements from row to row, where a
+    row is all axes after the first.
 
-    `owner` keeps the memory alive for as long as this object lives.
+    `owner` keeps the memory alive as long as this object lives.
     """
 
     address: int
@@ -53,15 +53,15 @@ class DeviceArray:
     owner: Any
 
     def fits(self, dtype: str, pitch: int, ordinal: int) -> bool:
-        """Whether a kernel can read it in place: the type, the row pitch in elements (a vector has
-        none), the GPU, and 16-byte alignment."""
+        """Whether a kernel can read it in place: dtype, row pitch in elements (a vector has none),
+        GPU, and 16-byte alignment."""
         rows_fit = len(self.shape) < 2 or self.pitch == pitch or self.shape[0] == 1
         return (self.dtype == dtype and rows_fit and self.ordinal == ordinal
                 and self.address % 16 == 0)
 
     def numpy(self, device: Device | None = None) -> NDArray[Any]:
-        """A copy on the host, once all work of the GPU is done. `device` is this GPU where it is
-        open already. Raises DeviceError."""
+        """A copy on the host, after all work of the GPU is done. `device` is this GPU if it is
+        already open. Raises DeviceError."""
         if device is None:
             from rawnn.engine.machine import open_gpu
 
@@ -77,7 +77,7 @@ class DeviceArray:
             return np.zeros(self.shape, self.dtype)
         block = np.empty((rows, self.pitch if len(self.shape) > 1 else 1), self.dtype)
         check(device.driver, "cuCtxSynchronize", device.driver.cuCtxSynchronize(), repr(self))
-        filled = block.reshape(-1)[: (rows - 1) * block.shape[1] + width]  # no bytes behind it
+        filled = block.reshape(-1)[: (rows - 1) * block.shape[1] + width]  # nothing after the end
         device.to_host(filled, self.address, repr(self))
         return np.ascontiguousarray(block[:, :width]).reshape(self.shape)
 
@@ -86,10 +86,10 @@ class DeviceArray:
 
 
 def read(array: Any, name: str) -> NDArray[Any] | DeviceArray:
-    """`array` as a NumPy array or a DeviceArray, sharing its memory where it has any to share.
+    """`array` as a NumPy array or a DeviceArray, with shared memory if possible.
 
-    Takes NumPy arrays, whatever has `__dlpack__` or `__cuda_array_interface__`, and what
-    `numpy.asarray` understands. `name` begins the sentence of a DataError.
+    Takes NumPy arrays, objects with `__dlpack__` or `__cuda_array_interface__`, and what
+    `numpy.asarray` accepts. `name` begins the sentence of a DataError.
     """
     if array is None:
         raise DataError(f"{name} are None" if name.startswith("the ") else f"{name} is None")
@@ -100,7 +100,7 @@ def read(array: Any, name: str) -> NDArray[Any] | DeviceArray:
                             f"array.filled(...), or leave their rows out")
         return np.asarray(array)
     if isinstance(array, np.ndarray):
-        return np.asarray(array)  # a matrix slices otherwise than an array
+        return np.asarray(array)  # numpy.matrix slices in another way than an array
     if isinstance(array, DeviceArray):
         return array
     if hasattr(type(array), "__dlpack__"):
@@ -131,7 +131,7 @@ def _host(array: Any, name: str) -> NDArray[Any]:
         shared: NDArray[Any] = np.from_dlpack(array)
         return shared
     except (BufferError, RuntimeError, TypeError, ValueError):
-        return _Managed(_capsule(array, name)).host(name)  # bfloat16, or a sentence
+        return _Managed(_capsule(array, name)).host(name)  # bfloat16, or a clear error
 
 
 # -- the C structures -----------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _ManagedTensor(ctypes.Structure):
-    """DLManagedTensor, what a capsule named "dltensor" points to."""
+    """DLManagedTensor, the target of a capsule named "dltensor"."""
 
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
@@ -159,7 +159,7 @@ _api = ctypes.pythonapi
 _api.PyCapsule_GetPointer.restype = ctypes.c_void_p
 _api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _api.PyCapsule_SetName.argtypes = (ctypes.py_object, ctypes.c_char_p)
-_USED = ctypes.create_string_buffer(b"used_dltensor")  # a capsule keeps the pointer, not the text
+_USED = ctypes.create_string_buffer(b"used_dltensor")  # a capsule stores only the pointer
 
 
 def _delete(pointer: int) -> None:
@@ -174,9 +174,9 @@ _api.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _api.Py_IncRef.argtypes = (ctypes.py_object,)
 _NAME = ctypes.create_string_buffer(b"dltensor")
 _exported: dict[int, tuple[Any, ...]] = {}
-"""What capsules' consumers still use, by the address of the managed tensor."""
+"""Memory that capsules' consumers still use, by the address of the managed tensor."""
 _offered: dict[int, Any] = {}
-"""Capsules that nobody had taken when they were looked at last."""
+"""Capsules that had no consumer at the last check."""
 
 
 def _forget(pointer: int) -> None:
@@ -184,26 +184,26 @@ def _forget(pointer: int) -> None:
 
 
 _release = _Deleter(_forget)
-_api.Py_IncRef(_release)  # for as long as the process: a consumer may outlive this module
+_api.Py_IncRef(_release)  # never freed: a consumer may outlive this module
 
 
 def _sweep() -> None:
-    """Let go of what was offered in capsules that ended unused. A capsule could have a destructor
-    for that, which would have to be C: NumPy ends a capsule that it refuses with its error pending,
-    which Python code would run into."""
+    """Release the memory of capsules that ended unused. A destructor in the capsule would have to
+    be C: NumPy ends a capsule that it refuses with an error pending, which Python code would
+    raise."""
     for pointer in list(_offered):
         if not _api.PyCapsule_IsValid(_offered[pointer], b"dltensor"):
-            del _offered[pointer]  # taken: its consumer releases it
-        elif sys.getrefcount(_offered[pointer]) <= 2:  # the table's and the call's own
+            del _offered[pointer]  # its consumer releases it
+        elif sys.getrefcount(_offered[pointer]) <= 2:  # only the table's and this call's
             del _offered[pointer]
             _forget(pointer)
 
 
 def capsule_of(address: int, shape: tuple[int, ...], dtype: np.dtype[Any],
                device: tuple[int, int], owner: object) -> Any:
-    """A DLPack capsule of C-contiguous memory on `device` (DLDeviceType, number); `owner` is kept
-    until the consumer releases it; of a capsule that nobody took, until the next is made. Raises
-    KeyError for a type that DLPack does not name."""
+    """A DLPack capsule of C-contiguous memory on `device` (DLDeviceType, number). `owner` is kept
+    alive until the consumer releases it, or without a consumer until the next capsule is made.
+    Raises KeyError for a dtype that DLPack does not have."""
     code, bits = next((key for key, known in _DTYPES.items() if dtype == known), (-1, 0))
     if code < 0:
         raise KeyError(dtype)
@@ -221,7 +221,7 @@ def capsule_of(address: int, shape: tuple[int, ...], dtype: np.dtype[Any],
 
 
 class _Managed:
-    """A consumed capsule: the producer's deleter is called when nothing refers to this any more."""
+    """A consumed capsule: calls the producer's deleter when nothing refers to this any more."""
 
     def __init__(self, capsule: Any) -> None:
         pointer = _api.PyCapsule_GetPointer(capsule, b"dltensor")
@@ -250,7 +250,7 @@ class _Managed:
             raise DataError(f"{name} has negative strides: make a copy of it first")
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(self.address)
-        memory._owner = self  # NumPy's view keeps `memory`, and `memory` keeps the tensor
+        memory._owner = self  # NumPy's view refers to `memory`, and `memory` to the tensor
         steps = tuple(s * dtype.itemsize for s in self.strides)
         shared: NDArray[Any] = np.ndarray(self.shape, dtype, memory, strides=steps)
         shared.flags.writeable = False
@@ -266,8 +266,8 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _from_interface(array: Any, name: str) -> DeviceArray:
-    """The CUDA array interface, version 2 or 3. It tells no GPU: the current one is meant, 0
-    unless the array says otherwise by a `device` of its own."""
+    """The CUDA array interface, version 2 or 3. It names no GPU: the current one is assumed, 0
+    unless the array has a `device` attribute."""
     told = array.__cuda_array_interface__
     try:
         shape, dtype = tuple(map(int, told["shape"])), np.dtype(told["typestr"])
@@ -281,7 +281,8 @@ def _from_interface(array: Any, name: str) -> DeviceArray:
 
 def _device_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any],
                   strides: tuple[int, ...], ordinal: int, owner: Any, name: str) -> DeviceArray:
-    """Rows may be apart, but all else must be dense: trailing axes are flattened into the row."""
+    """Rows may have a pitch, but all else must be dense: trailing axes are flattened into the
+    row."""
     row = _packed(shape)
     dense = all(s == p or n == 1 for n, s, p in
                 zip(shape[1:], strides[1:], row[1:], strict=True))

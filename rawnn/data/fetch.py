@@ -2,9 +2,9 @@
 
 Nothing here is trusted: the caller verifies the content's checksum.
 
-pooch, which verifies and keeps files too, does not take its place: it begins a broken transfer
-anew, takes as many bytes as come, and waits for a name lookup as long as the system does; of
-several mirrors it knows one.
+pooch, which also verifies and stores files, is no replacement: it restarts a broken transfer,
+accepts any number of bytes, waits for a name lookup as long as the system does, and knows only one
+mirror.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 
 from rawnn.data.progress import Progress
 
-# For name lookup, connection, TLS and the first answer together; then for each wait for bytes.
+# For name lookup, connection, TLS and the first response together; then for each wait for bytes.
 OPEN_SECONDS = 5.0
 _ATTEMPTS = 3
 _CHUNK = 1 << 18
 
 
 class FetchError(Exception):
-    """A mirror did not deliver; the text says why. What arrived stays in the `.part` file."""
+    """A mirror failed; the text says why. Received bytes stay in the `.part` file."""
 
 
 def download(url: str, part: Path, *, limit: int, progress: Progress) -> bool:
-    """Fetch `url` into `part`, continuing what `part` holds; at most `limit` bytes.
+    """Fetch `url` into `part`, continuing its content; at most `limit` bytes.
 
-    A transfer that breaks off is continued, up to twice, as long as bytes arrive. Returns whether
-    bytes of an earlier transfer are in the file (then a wrong checksum may be cured by starting
-    afresh). Raises FetchError; OSError if `part` cannot be written.
+    An interrupted transfer is continued, up to twice, as long as bytes arrive. Returns whether the
+    file has bytes of an earlier transfer (a wrong checksum may then be fixed by a restart). Raises
+    FetchError; OSError if `part` cannot be written.
     """
     resumed = part.exists() and part.stat().st_size > 0
     for attempt in range(1, _ATTEMPTS + 1):
@@ -84,7 +84,7 @@ def _transfer(url: str, part: Path, limit: int, progress: Progress) -> None:
 
 def _read(response: Any) -> bytes:
     try:
-        # read1: what has arrived, so that a break loses nothing and progress is smooth.
+        # read1: the available bytes, so that an interruption loses nothing.
         chunk: bytes = response.read1(_CHUNK)
     except (OSError, http.client.HTTPException) as error:
         raise _Broken(f"the transfer broke off ({_reason(error)})") from error
@@ -107,7 +107,7 @@ def _open(url: str, have: int) -> Any:
         response = _urlopen(urllib.request.Request(url, headers=headers))
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and have:  # what we have is no beginning of theirs: start afresh
+        if error.code == 416 and have:  # our part is not a prefix of theirs: restart
             return _open(url, 0)
         raise FetchError(f"it answered {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -119,7 +119,7 @@ def _urlopen(request: urllib.request.Request) -> Any:
     """`urlopen` within OPEN_SECONDS in all.
 
     Its own time limit covers neither the name lookup nor the sum over a host's addresses, so it
-    runs in a thread that is left behind if it does not come back.
+    runs in a thread that is abandoned if it does not return.
     """
     outcome: list[Any] = []
     late = threading.Event()
@@ -127,7 +127,7 @@ def _urlopen(request: urllib.request.Request) -> Any:
     def work() -> None:
         try:
             response = urllib.request.urlopen(request, timeout=OPEN_SECONDS)
-        except Exception as error:  # handed to the caller's thread
+        except Exception as error:  # raised in the caller's thread
             outcome.append(error)
             return
         if late.is_set():

@@ -1,5 +1,5 @@
-"""Whether a data set is the one that a run was trained on: by shapes, types, classes, columns and
-the digest of a sample, as plain values that a checkpoint stores."""
+"""Identifies the data set that a run was trained on: by shapes, dtypes, classes, columns and the
+digest of a sample, as plain values that a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from rawnn.data.dataset_types import Dataset, listed
 
 SAMPLE = 1_000_000
-"""Bytes of the examples that are read, at most, whatever the size of the set."""
+"""Most bytes of the examples that are read, whatever the size of the set."""
 ROWS = 64
-"""Rows of which a sample has a part at least, where there are so many."""
+"""Least rows that a sample contains, if there are so many."""
 
 
 def identity_of(data: Dataset) -> dict[str, Any]:
-    """Plain values that are equal for the same data, split in the same way. `digest` is the SHA-256
-    of a sample of at most `SAMPLE` bytes, evenly spaced over the rows of every part."""
+    """Plain values that are equal for the same data with the same split. `digest` is the SHA-256 of
+    a sample of at most `SAMPLE` bytes, evenly spaced over the rows of every part."""
     parts: dict[str, NDArray[Any]] = {}
     shown: dict[str, str] = {}
     for part, title in (("train", "training"), ("test", "test")):
@@ -31,7 +31,7 @@ def identity_of(data: Dataset) -> dict[str, Any]:
         for kind in ("labels", "targets"):
             answers = getattr(data, f"{part}_{kind}")
             if answers is not None:
-                # Indices of classes are the same numbers in any type.
+                # Indices of classes are equal numbers in any dtype.
                 parts[f"{title} {kind}"] = answers.astype(np.int32) if kind == "labels" else answers
                 shown[f"{title} {kind}"] = f"{list(answers.shape)}"
     sha = hashlib.sha256()
@@ -43,8 +43,8 @@ def identity_of(data: Dataset) -> dict[str, Any]:
 
 
 def _sample(array: NDArray[Any], size: int) -> bytes:
-    """At most `size` bytes of [N] or [N, F], evenly spaced, the first and the last row and column
-    among them: whole rows, unless that leaves fewer than `ROWS` of them."""
+    """At most `size` bytes of [N] or [N, F], evenly spaced, including the first and the last row
+    and column: complete rows, unless that leaves fewer than `ROWS` of them."""
     flat = array.reshape(len(array), -1)
     rows, columns = flat.shape
     count = size // flat.itemsize
@@ -56,7 +56,7 @@ def _sample(array: NDArray[Any], size: int) -> bytes:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In words, how the data `now` differ from those `before`; empty where they are the same."""
+    """Sentences on how the data `now` differ from those `before`; empty if they are the same."""
     found = []
     old, new = dict(before["parts"]), dict(now["parts"])
     if before["split"] != now["split"]:

@@ -1,7 +1,7 @@
 """IDX files: parse, validate, encode. The format is that of the MNIST page: two zero bytes, a type
 code, the number of dimensions, one big-endian uint32 per dimension, then the elements, row-major.
 
-Only unsigned bytes (type 0x08) are read. Every reader checks the size that the header declares
+Only unsigned bytes (type 0x08) are supported. Every reader checks the size that the header declares
 against what the file can hold before it allocates, so that a corrupt header costs nothing.
 """
 
@@ -22,7 +22,7 @@ from rawnn.common.errors import DataError
 Bytes = NDArray[np.uint8]
 
 GZIP_MAGIC = b"\x1f\x8b"
-# Deflate's best case: a match of 258 bytes in two bits. More than this no gzip file can expand.
+# Deflate's best case: a match of 258 bytes in two bits. No gzip file can expand more.
 DEFLATE_MAX_RATIO = 1032
 _CHUNK = 1 << 20
 _TYPES = {
@@ -44,7 +44,7 @@ def encode(array: Bytes) -> bytes:
 def parse_dims(head: bytes, ndim: int, where: str) -> tuple[int, ...]:
     """The dimensions declared by `head`, the first 4 + 4 * ndim bytes of an IDX file.
 
-    Raises DataError, starting with `where`, when it is no IDX file of unsigned bytes with `ndim`
+    Raises DataError, starting with `where`, unless it is an IDX file of unsigned bytes with `ndim`
     dimensions of at least one element each.
     """
     if len(head) < 4:
@@ -71,10 +71,10 @@ def parse_dims(head: bytes, ndim: int, where: str) -> tuple[int, ...]:
 
 
 def read_file(path: Path, ndim: int) -> tuple[Bytes, tuple[int, ...]]:
-    """Read a raw or gzipped IDX file (told apart by content, not by name).
+    """Read a raw or gzipped IDX file (distinguished by content, not by name).
 
-    Returns the whole raw content, header included, as uint8 [bytes], and its dimensions. Raises
-    DataError when the file cannot be read or is not exactly what its header declares.
+    Returns the complete raw content, header included, as uint8 [bytes], and its dimensions. Raises
+    DataError if the file cannot be read or is not exactly what its header declares.
     """
     try:
         with _open_regular(path) as file:
@@ -95,10 +95,10 @@ def read_file(path: Path, ndim: int) -> tuple[Bytes, tuple[int, ...]]:
 
 
 def map_file(path: Path, ndim: int) -> tuple[Bytes, tuple[int, ...]]:
-    """As `read_file` for a raw file, but mapped read-only instead of copied.
+    """Like `read_file` for a raw file, but mapped read-only instead of copied.
 
-    Only for files that nobody rewrites in place (the store's own): a mapped file that shrinks
-    kills the process that touches it.
+    Only for files that are never rewritten in place (the store's own): if a mapped file shrinks,
+    reading it kills the process.
     """
     try:
         with _open_regular(path) as file:
@@ -118,7 +118,7 @@ def elements(content: Bytes, dims: tuple[int, ...]) -> Bytes:
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether `path` starts as a gzip file does; False when it cannot be read."""
+    """Whether `path` begins like a gzip file; False if it cannot be read."""
     try:
         with _open_regular(path) as file:
             return file.read(2) == GZIP_MAGIC
@@ -127,7 +127,7 @@ def is_gzip(path: Path) -> bool:
 
 
 def _open_regular(path: Path) -> IO[bytes]:
-    # A pipe or a terminal would block for ever: ask what it is before opening it.
+    # A pipe or a terminal would block for ever: check the kind of file before opening it.
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(0, "it is not a regular file")
     return open(path, "rb")
@@ -155,7 +155,7 @@ def _read_gzip(file: IO[bytes], path: Path, ndim: int) -> tuple[Bytes, tuple[int
                 if not chunk:
                     break
                 raw += chunk
-            # One byte more: sees trailing data, and makes gzip check its own checksum.
+            # One more byte detects trailing data, and makes gzip check its checksum.
             trailing = len(stream.read(1))
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is a corrupt gzip file: {error}") from error

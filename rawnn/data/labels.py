@@ -1,4 +1,4 @@
-"""Class labels as users give them: whole numbers, words, one-hot rows; and their places among a
+"""Class labels as users give them (whole numbers, words, one-hot rows), and their indices among a
 network's classes."""
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 from rawnn.common.errors import DataError
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>", "nat"})
-"""Cells and words, in lower case, that stand for a value that is not there."""
+"""Cells and words, in lower case, that represent a missing value."""
 
 Rows: TypeAlias = NDArray[np.int32] | None
-"""Where each row stood in the caller's array, of which it is a part; None: in the same place."""
+"""The original row of each row in the caller's array; None if they are the same."""
 
 
 def place_of(row: Any, rows: Rows) -> int:
-    """Where a row stood in the caller's array."""
+    """The original row in the caller's array."""
     return int(row if rows is None else rows[row])
 
 
 @dataclass(frozen=True, eq=False)
 class GivenLabels:
-    """`values` [N] are whole numbers or strings, and `dtype` is the type that numbers had. Of
-    one-hot rows `columns` is the number of columns, and values are their names, or their places
-    where they have none."""
+    """`values` [N] are whole numbers or strings; `dtype` is the dtype that numbers had. For one-hot
+    rows `columns` is the number of columns, and values are their names, or their indices without
+    names."""
 
     values: NDArray[Any]
     dtype: str = ""
@@ -43,7 +43,7 @@ class GivenLabels:
 def given_labels(array: NDArray[Any], name: str, rows: Rows = None,
                  columns: Sequence[str] = ()) -> GivenLabels:
     """The labels in an array [N], [N, 1], or one-hot [N, C] whose `columns` may have names. Raises
-    DataError, naming the row, for what is no label."""
+    DataError, naming the row, for a value that is no label."""
     if array.ndim == 2 and array.shape[1] > 1:
         return _one_hot(array, name, rows, columns)
     if array.size != len(array):
@@ -92,12 +92,12 @@ def _one_hot(array: NDArray[Any], name: str, rows: Rows, columns: Sequence[str])
 
 def class_names(labels: Sequence[GivenLabels], wanted: tuple[str, ...], classes: int | None,
                 outputs: int | None) -> tuple[str, ...]:
-    """The names of the classes in `labels`: those `wanted`, the words in alphabetical order, or
-    those of numbers in their order; () where the numbers are the classes' indices.
+    """The names of the classes in `labels`: those `wanted`, the words in alphabetical order, or the
+    numbers as text in ascending order; () if the numbers are the classes' indices.
 
-    They are indices where the number of `classes` is given, where they count from 0 without a gap,
-    and where all lie among the `outputs` of a network. While these are not known all are indices
-    but -1 and 1.
+    They are indices if the number of `classes` is given, if they count from 0 without a gap, or if
+    all are below the `outputs` of a network. If `outputs` is unknown, all numbers are indices
+    except -1 and 1.
     """
     if wanted or labels[0].names:
         return wanted or labels[0].names
@@ -115,7 +115,7 @@ def class_names(labels: Sequence[GivenLabels], wanted: tuple[str, ...], classes:
 
 def class_indices(labels: GivenLabels, names: tuple[str, ...], first: GivenLabels, what: str,
                   rows: Rows = None) -> NDArray[Any]:
-    """The class of each label. Words are found by their names, and so are numbers where all those
+    """The class index of each label. Words are looked up by their names, and so are numbers if all
     of the training labels, `first`, are names. Raises DataError."""
     by_name = first.are_words or (are_whole(names) and first.columns is None and all(
         str(label) in names for label in np.unique(first.values).tolist()))
@@ -123,8 +123,8 @@ def class_indices(labels: GivenLabels, names: tuple[str, ...], first: GivenLabel
 
 
 def check_words(labels: GivenLabels, names: Sequence[str], what: str, rows: Rows = None) -> None:
-    """Raise DataError for the first word that stands for a missing value, unless a class is named
-    so."""
+    """Raise DataError for the first word that represents a missing value, unless a class has that
+    name."""
     for word in np.unique(labels.values).tolist() if labels.are_words else ():
         if word.strip().lower() in MISSING and word not in (*names, *labels.names):
             row = place_of(int(np.argmax(labels.values == word)), rows)
@@ -135,7 +135,7 @@ def check_words(labels: GivenLabels, names: Sequence[str], what: str, rows: Rows
 
 def label_indices(labels: NDArray[Any], names: Sequence[str], what: str,
                   rows: Rows = None) -> NDArray[np.int32]:
-    """The place of each label in `names`. Raises DataError for one that is not there."""
+    """The index of each label in `names`. Raises DataError for one that is not there."""
     found, where = np.unique(labels, return_inverse=True)
     places = {name: place for place, name in enumerate(names)}
     known = np.array([places.get(str(label), -1) for label in found.tolist()], np.int32)

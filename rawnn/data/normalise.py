@@ -1,9 +1,9 @@
 """Normalisation: how the numbers of a data set become the network's inputs.
 
-`x = (inputs * scale - mean) / std`, feature by feature. It belongs to the data set, is applied by
-the gather on the device (or by `apply` on the host), and goes into checkpoints with the network.
-Where float32 cannot hold the inputs or their mean, mean and std are float64, and the host applies
-them before anything is rounded to float32.
+`x = (inputs * scale - mean) / std`, feature by feature. It belongs to the data set; the gather on
+the device applies it (or `apply` on the host), and checkpoints store it with the network. If
+float32 cannot hold the inputs or their mean, mean and std are float64, and the host applies them
+before rounding to float32.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ PIXEL_SCALE = 1.0 / 255.0
 """uint8 pixels are scaled to [0, 1]."""
 
 _CHUNK = 1 << 22
-"""Elements taken at a time where sums are in float64: 32 MB, whatever the size of the set."""
+"""Elements per chunk of sums in float64: 32 MB, whatever the size of the set."""
 
 _SHIFT = 2.0**-10
-"""The part of a standard deviation that the mean may be off by once it is rounded to float32."""
+"""Fraction of a standard deviation by which rounding the mean to float32 may shift it."""
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """`scale` is one number; `mean` and `std` are [features], given both or neither: float32, or
-    float64 where the inputs are normalised in float64.
+    """`scale` is one number; `mean` and `std` are [features], either both or neither: float32, or
+    float64 if the inputs are normalised in float64.
 
-    The default leaves the inputs as they are.
+    The default leaves inputs unchanged.
     """
 
     scale: float = 1.0
     mean: Floats | None = None
     std: Floats | None = None
-    inverse_std: Floats | None = field(init=False, default=None)  # 1 / std, in the type of std
+    inverse_std: Floats | None = field(init=False, default=None)  # 1 / std, in std's dtype
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.scale) or self.scale == 0:
@@ -67,7 +67,7 @@ class Normalisation:
 
     @property
     def trivial(self) -> bool:
-        """Whether inputs stay as they are."""
+        """Whether inputs stay unchanged."""
         return self.scale == 1.0 and self.mean is None
 
     @property
@@ -77,21 +77,21 @@ class Normalisation:
 
     @property
     def features(self) -> int | None:
-        """How many features it is made for; None where any number will do."""
+        """Its number of features; None if it fits any number."""
         return None if self.mean is None else len(self.mean)
 
     @classmethod
     def of(cls, wanted: Normalise, inputs: NDArray[Any],
            scale: float | None = None) -> Normalisation:
-        """What the user asked for, made for training inputs [N, F]. `scale` is that of inputs for
-        which none is asked for; by default it follows from their type.
+        """The normalisation that the user asked for, for training inputs [N, F]. `scale` is that of
+        inputs without an explicit one; by default it follows from their dtype.
 
-        None            uint8 is scaled by 1/255, floats stay as they are
-        "none"          nothing is done, whatever the type
+        None            uint8 is scaled by 1/255, floats are unchanged
+        "none"          no change, whatever the dtype
         "pixels"        scaled by 1/255
         "learned"       mean 0 and standard deviation 1 of every feature over the training set
-        a mapping       any of `scale`, `mean`, `std`: numbers, or one number a feature
-        a Normalisation as it is
+        a mapping       any of `scale`, `mean`, `std`: numbers, or one number per feature
+        a Normalisation unchanged
 
         Raises ConfigError.
         """
@@ -147,8 +147,8 @@ class Normalisation:
             return x.astype(dtype, copy=False)
 
     def invert(self, x: NDArray[Any]) -> NDArray[Any]:
-        """The inputs that become `x` [N, F], in the data's units: float32, or float64 where inputs
-        are normalised in float64."""
+        """The inputs of which `x` [N, F] is the normalisation, in the data's units: float32, or
+        float64 if inputs are normalised in float64."""
         found = x.astype(np.float64)
         if self.mean is not None and self.std is not None:
             found *= self.std
@@ -172,8 +172,8 @@ def default_scale(dtype: np.dtype[Any]) -> float:
 def learned(inputs: NDArray[Any], scale: float = 1.0) -> Normalisation:
     """Mean and standard deviation of every feature of `inputs * scale`, summed in float64.
 
-    A feature that never changes (or whose spread float32 cannot divide by) gets the standard
-    deviation 1, so that it becomes 0.
+    A constant feature (or one whose spread float32 cannot divide by) gets the standard deviation 1,
+    so that it becomes 0.
     """
     count, features = inputs.shape
     rows = max(_CHUNK // features, 1)
@@ -183,12 +183,12 @@ def learned(inputs: NDArray[Any], scale: float = 1.0) -> Normalisation:
         total += inputs[part].sum(axis=0, dtype=np.float64)
     mean = total / count
     squares = np.zeros(features)
-    for part in parts:  # a second pass: the mean of squares less the squared mean cancels
+    for part in parts:  # a second pass: mean of squares - squared mean would cancel
         apart = inputs[part].astype(np.float64)
         apart -= mean
         squares += np.einsum("ij,ij->j", apart, apart)
     constant = inputs.min(axis=0) == inputs.max(axis=0)
-    mean[constant] = inputs[0][constant]  # which a sum of large numbers misses
+    mean[constant] = inputs[0][constant]  # sums of large numbers are inexact
     std = np.sqrt(squares / count) * abs(scale)
     tiny = np.finfo(np.float32 if np.can_cast(inputs.dtype, np.float32) else np.float64).tiny
     std[constant | (std < tiny)] = 1.0
@@ -198,7 +198,7 @@ def learned(inputs: NDArray[Any], scale: float = 1.0) -> Normalisation:
 def _stored(mean: NDArray[np.float64], std: NDArray[np.float64],
             dtype: np.dtype[Any]) -> tuple[Floats, Floats]:
     """Mean and standard deviation for inputs of `dtype`: float64 for inputs that float32 cannot
-    hold, and where float32 would shift its own inputs by a part of their spread."""
+    hold, and if float32 would shift its own inputs by a fraction of their spread."""
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = mean.astype(np.float32)
         shifted = dtype == np.float32 and np.any(np.abs(rounded - mean) > _SHIFT * std)
@@ -220,10 +220,10 @@ def _per_feature(name: str, values: ArrayLike, features: int) -> NDArray[np.floa
 
 @dataclass(frozen=True, eq=False)
 class TargetNormalisation:
-    """How target values become what a network learns: (value - mean) / std, column by column.
+    """The normalisation of target values: (value - mean) / std, column by column.
 
-    `mean` and `std` are float64 [outputs]. Raises ConfigError for others than finite numbers, and
-    for a std that is not above 0.
+    `mean` and `std` are float64 [outputs]. Raises ConfigError for non-finite numbers, and for a std
+    that is not above 0.
     """
 
     mean: NDArray[np.float64]
@@ -239,11 +239,11 @@ class TargetNormalisation:
 
     @classmethod
     def of(cls, wanted: NormaliseTargets, values: NDArray[Any]) -> TargetNormalisation | None:
-        """What the user asked for, made for training values [N, outputs].
+        """The normalisation that the user asked for, for training values [N, outputs].
 
-        None, "none"           values stay as they are
+        None, "none"           values are unchanged
         "learned"              mean 0 and standard deviation 1 of every column
-        a TargetNormalisation  as it is
+        a TargetNormalisation  unchanged
 
         Raises ConfigError.
         """
@@ -263,21 +263,21 @@ class TargetNormalisation:
         return cls(mean, std)
 
     def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """What the network learns, float32 [N, outputs], of values of any type."""
+        """The normalised values, float32 [N, outputs], for values of any dtype."""
         return ((values.astype(np.float64) - self.mean) / self.std).astype(np.float32)
 
     def undo(self, outputs: NDArray[Any]) -> NDArray[np.float64]:
-        """The values, float64 [N, outputs], that outputs of the network stand for."""
+        """The values, float64 [N, outputs], for outputs of the network."""
         found: NDArray[np.float64] = outputs.astype(np.float64) * self.std + self.mean
         return found
 
     def same(self, other: TargetNormalisation) -> bool:
-        """Whether both do the same, bit for bit."""
+        """Whether both are equal, bit for bit."""
         return np.array_equal(self.mean, other.mean) and np.array_equal(self.std, other.std)
 
 
 NormaliseTargets: TypeAlias = TargetNormalisation | str | None
-"""What `TargetNormalisation.of` takes."""
+"""Types that `TargetNormalisation.of` takes."""
 
 Normalise: TypeAlias = Normalisation | Mapping[str, Any] | str | None
-"""What `Normalisation.of` takes."""
+"""Types that `Normalisation.of` takes."""

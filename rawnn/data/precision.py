@@ -1,4 +1,4 @@
-"""Whether float32 can hold the values of a data set, and tell them apart."""
+"""Checks whether float32 can hold the values of a data set, and tell them apart."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rawnn.data.columns import column_text, fix_of
 from rawnn.data.labels import Rows, place_of
 
 _EXACT = 2**24
-"""Up to here float32 holds every integer."""
+"""float32 holds every integer up to this one."""
 _CHUNK = 1 << 22
-"""Elements that are checked at a time."""
+"""Elements per check."""
 _SAMPLED = 1 << 21
-"""Elements that are compared at most: sorting more would take longer than reading them."""
+"""Most elements that are compared: sorting more would take longer than reading them."""
 _FEWEST = 256
-"""Rows that are compared at least."""
+"""Least rows that are compared."""
 _SHARE = 0.01
-"""The share of a column's distinct values that may be lost unsaid: of continuous values a few are
-always closer together than float32 resolves."""
+"""Fraction of a column's distinct values that may be lost without a message: a few continuous
+values are always closer together than float32 resolves."""
 
 
 def as_float32(array: NDArray[Any], name: str, rows: Rows = None, names: Sequence[str] = (),
                fix: str = "") -> NDArray[np.float32]:
     """The array [N, F] as float32. `rows` and `names` are those of its rows and columns; `fix` says
-    what helps with integers that float32 cannot tell apart. Raises DataError where float32 cannot
+    what to do about integers that float32 cannot tell apart. Raises DataError if float32 cannot
     hold the values."""
     if array.dtype == np.float32:
         return array
@@ -54,8 +54,8 @@ def as_float32(array: NDArray[Any], name: str, rows: Rows = None, names: Sequenc
 
 def check_finite(array: NDArray[Any], name: str, places: Rows = None,
                  names: Sequence[str] = ()) -> None:
-    """Raise DataError that names the first value of [N, F] that is NaN or infinite. `places` and
-    `names` are those of its rows and columns."""
+    """Raise DataError for the first value of [N, F] that is NaN or infinite. `places` and `names`
+    are those of its rows and columns."""
     rows = max(_CHUNK // max(math.prod(array.shape[1:]), 1), 1)
     for start in range(0, len(array), rows):
         bad = ~np.isfinite(array[start : start + rows])
@@ -68,7 +68,7 @@ def check_finite(array: NDArray[Any], name: str, places: Rows = None,
 
 def merged_columns(values: NDArray[Any], rounded: Callable[[NDArray[Any]], NDArray[Any]]
                    ) -> list[tuple[int, int, int]]:
-    """Columns of `values` [N, F] where distinct values become equal when they are `rounded`: the
+    """Columns of `values` [N, F] in which distinct values become equal when they are `rounded`: the
     column, and how many values are distinct before and after. A large set is sampled."""
     rows = max(_SAMPLED // max(values.shape[1], 1), _FEWEST)
     if len(values) > rows:
@@ -79,7 +79,7 @@ def merged_columns(values: NDArray[Any], rounded: Callable[[NDArray[Any]], NDArr
 
 
 def _distinct(values: NDArray[Any]) -> NDArray[np.int64]:
-    """How many distinct values each column has."""
+    """Number of distinct values in each column."""
     ordered = np.sort(values, axis=0)
     count: NDArray[np.int64] = 1 + np.count_nonzero(ordered[1:] != ordered[:-1], axis=0)
     return count
@@ -87,7 +87,7 @@ def _distinct(values: NDArray[Any]) -> NDArray[np.int64]:
 
 def merged_text(what: str, found: Sequence[tuple[int, int, int]], names: Sequence[str],
                 fix: str) -> str:
-    """A sentence on what `merged_columns` found."""
+    """A sentence on the result of `merged_columns`."""
     column, before, after = found[0]
     more = f", and so in {len(found) - 1:,} other columns" if len(found) > 1 else ""
     return (f"{what}: distinct values become equal in float32, in {column_text(column, names)} "

@@ -1,4 +1,4 @@
-"""How a download shows itself: a bar on a terminal, one line a file elsewhere."""
+"""Progress of downloads: a bar on a terminal, lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ PERIOD = 5.0
 """Seconds between lines about one download."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with a file's name, the bytes there so far, and the bytes in all (None if unknown)."""
+"""Called with a file's name, the bytes received, and the bytes in all (None if unknown)."""
 
 
 @contextlib.contextmanager
 def shown(notify: Callable[[str], None]) -> Iterator[Progress]:
-    """A progress display for the time of the `with` block.
+    """A progress display within the `with` block.
 
-    On a terminal (standard error) a bar for each file; otherwise `notify` gets a line when a file
-    starts and one when it is complete.
+    On a terminal (standard error) there is a bar for each file; otherwise `notify` gets a line when
+    a file starts and one when it is complete.
     """
     if sys.stderr.isatty():
         with _bars() as progress:
@@ -29,8 +29,8 @@ def shown(notify: Callable[[str], None]) -> Iterator[Progress]:
 
 
 def lines(notify: Callable[[str], None], now: Callable[[], float] = perf_counter) -> Progress:
-    """Progress as plain lines, the first and the last of each file and one every few seconds."""
-    started: dict[str, tuple[float, int]] = {}  # when, and the bytes that were there
+    """Progress as lines of text: the first and the last of each file, and one every few seconds."""
+    started: dict[str, tuple[float, int]] = {}  # the time, and the bytes at that time
     finished: set[str] = set()
     said = [now()]
 

@@ -1,9 +1,9 @@
-"""The user's cache of raw IDX content: one file for each content, named by its SHA-256.
+"""The user's cache of raw IDX content: one file per content, named by its SHA-256.
 
-A file's checksum is computed once; a stamp then remembers it with the file's size, modification
-time and inode, so that later starts neither hash nor unzip. Everything is written atomically into
-a private directory, and nothing of it is ever rewritten in place. A cache that cannot be written
-is done without, and says so once.
+A file's checksum is computed once. A stamp then records it with the file's size, modification time
+and inode, so that later starts neither hash nor unzip. Everything is written atomically into a
+private directory, and nothing is ever rewritten in place. A cache that cannot be written is not
+used, with one message.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def default_directory() -> Path:
 
 
 class RawStore:
-    """Verified raw content under `directory`; `notify` is told when it cannot be used."""
+    """Verified raw content under `directory`; `notify` gets a message if it cannot be used."""
 
     def __init__(self, directory: Path, notify: Notify) -> None:
         self.directory = directory
@@ -39,7 +39,7 @@ class RawStore:
         self._warned = False
 
     def find(self, sha256: str) -> Path | None:
-        """The file that holds the content with this checksum, verified, or None."""
+        """The verified file with this checksum, or None."""
         path = self._raw(sha256)
         known = self.known(path)
         if known is None:
@@ -57,7 +57,7 @@ class RawStore:
         return None
 
     def put(self, content: Bytes, sha256: str) -> Path | None:
-        """Write `content`, whose checksum the caller computed; None when it cannot be written."""
+        """Write `content`, whose checksum the caller computed; None if it cannot be written."""
         path = self._raw(sha256)
         try:
             self._write(path, content.data)
@@ -68,7 +68,7 @@ class RawStore:
         return path
 
     def known(self, path: Path) -> str | None:
-        """The checksum remembered for `path`, or None if it changed since or was never seen."""
+        """The checksum recorded for `path`, or None if it changed since or has no record."""
         try:
             info = os.stat(path)
             *seen, sha256 = self._stamp(path).read_text(encoding="ascii").split()
@@ -77,8 +77,8 @@ class RawStore:
         return sha256 if seen == _identity(info) else None
 
     def remember(self, path: Path, sha256: str, info: os.stat_result) -> None:
-        """Remember the checksum of `path` (for a gzip file: of what it holds), which had the status
-        `info` before it was read. What an older version of the file held is dropped."""
+        """Record the checksum of `path` (for a gzip file: of its content), which had the status
+        `info` before it was read. The content of an older version of the file is deleted."""
         stamp = self._stamp(path)
         try:
             with contextlib.suppress(OSError, ValueError):
@@ -91,8 +91,8 @@ class RawStore:
 
     @contextlib.contextmanager
     def downloads(self) -> Iterator[Path]:
-        """A directory for unfinished downloads: kept for resuming if the cache can be written, and
-        locked against other processes that fetch the same; a temporary one otherwise."""
+        """A directory for unfinished downloads: persistent if the cache can be written, and locked
+        against other processes that fetch the same; a temporary one otherwise."""
         directory = self.directory / "partial"
         try:
             self._private(directory)
@@ -110,7 +110,7 @@ class RawStore:
             yield directory
 
     def warn(self, error: OSError) -> None:
-        """Say, the first time, that the cache cannot be written."""
+        """Report, the first time, that the cache cannot be written."""
         if not self._warned:
             self._warned = True
             self._notify(
@@ -120,7 +120,7 @@ class RawStore:
 
     def _lock(self, file: IO[bytes]) -> None:
         if sys.platform == "win32":
-            return  # two processes may then both fetch; each verifies what it got
+            return  # two processes may then fetch; each verifies its result
         import fcntl
 
         try:

@@ -1,7 +1,7 @@
-"""A generated digit set: 5 x 7 glyphs, scaled, shifted, dimmed and overlaid with noise.
+"""Generated digits: 5 x 7 glyphs, scaled, shifted, dimmed and overlaid with noise.
 
-It stands in for MNIST where no data can be had, so that every command still runs; it is easier
-than MNIST, and results on it say so.
+They replace MNIST if no data are available, so that every command still runs. They are easier than
+MNIST, and results are marked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rawnn.data.idx import Bytes
 
 SIDE = 28
 CLASSES = 10
-_MARGIN = 2  # a glyph lies at most this many pixels off the centre
+_MARGIN = 2  # most pixels by which a glyph is off the centre
 # One string of 7 rows x 5 columns for each digit.
 _GLYPHS = (
     "01110 10001 10011 10101 11001 10001 01110",
@@ -30,7 +30,7 @@ _SCALES = ((3, 3), (3, 4), (2, 3), (3, 2))  # vertical, horizontal
 
 
 EXAMPLES = 6000
-"""Of the training set, unless others are asked for."""
+"""Default number of training examples."""
 
 
 def generate(
@@ -38,7 +38,7 @@ def generate(
 ) -> tuple[Bytes, Bytes, Bytes, Bytes]:
     """Train images, train labels, test images, test labels: uint8 [N, 784] and uint8 [N].
 
-    The same seed gives the same set with the same NumPy.
+    The same seed gives the same set with the same version of NumPy.
     """
     rng = np.random.default_rng(seed)
     images, labels = _draw(train + test, rng)
@@ -47,7 +47,7 @@ def generate(
 
 def _draw(count: int, rng: np.random.Generator) -> tuple[Bytes, Bytes]:
     labels = rng.integers(0, CLASSES, count, dtype=np.uint8)
-    # Every glyph lies in a canvas with a margin; a window of the canvas is a shifted glyph.
+    # Every glyph is drawn on a canvas with a margin; a window of the canvas is a shifted glyph.
     canvas = np.zeros((len(_SCALES), CLASSES, SIDE + 2 * _MARGIN, SIDE + 2 * _MARGIN), np.uint8)
     for place, scale in enumerate(_SCALES):
         for digit, text in enumerate(_GLYPHS):

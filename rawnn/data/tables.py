@@ -1,4 +1,4 @@
-"""Tables: `.npz` archives and CSV files, as data sets."""
+"""Tables (`.npz` archives and CSV files) as data sets."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What a file holds: `inputs` [N, F], and `answers` [N] or [N, C] or None where no target was
-    named: values of a CSV file as float64. `test` is the file's own test part. The names are empty
-    where the file has none."""
+    """The content of a file: `inputs` [N, F], and `answers` [N] or [N, C], or None without a
+    target: values of a CSV file are float64. `test` is the file's own test part. Names are empty if
+    the file has none."""
 
     inputs: NDArray[Any]
     answers: NDArray[Any] | None
@@ -56,11 +56,11 @@ def load_table(
 ) -> Dataset:
     """A Dataset of the table at `path`: see `read_table` for the files, `target` and `csv_format`.
 
-    A file without a test part is split: `fraction` of its rows, chosen by `seed`, are for testing.
-    Whole numbers and words in a single target column are classes unless `kind` says otherwise;
-    other numbers, and several target columns, are values. A CSV file without a target is
-    reproduced by an autoencoder. `outputs` are those of a network for an `.npz` file; they and
-    `unseen_classes` are as `from_arrays` takes them. Raises DataError and ConfigError.
+    A file without a test part is split: `fraction` of its rows, selected by `seed`, are for
+    testing. Whole numbers and words in a single target column are classes unless `kind` says
+    otherwise; other numbers, and several target columns, are values. A CSV file without a target is
+    for an autoencoder. `outputs` are those of a network for an `.npz` file; they and
+    `unseen_classes` are as in `from_arrays`. Raises DataError and ConfigError.
     """
     plain = normalise_targets in (None, "none")
     kind = kind if plain or kind else "values"
@@ -90,23 +90,22 @@ def read_table(path: str | os.PathLike[str], target: Columns = None, kind: Kind 
                classes_known: bool = False, exact: bool = False) -> Table:
     """Read a table.
 
-    `.npz`: the arrays `X` and `y`, or `x_train`, `y_train`, `x_test` and `y_test` (case does not
-    matter); `y` may be left out, and takes no `target`, unless that is the name of an array to be
-    used in place of `y`.
+    `.npz`: the arrays `X` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`, in any case. `y`
+    is optional. `target` is not allowed, unless it names an array to be used instead of `y`.
 
     `.csv` (or `.tsv`, either also with `.gz`): numbers, separated by commas, semicolons, tabs or
-    vertical bars, under a header or not.
-    `target` names the column to be predicted, or several in a list or separated by commas, each by
-    its name or its index (from 0; -1 is the last). Under a header the `features` are the columns of
-    these names, in their order, and others are not read; without `features` all are but the target
-    and those that `csv_format` skips, which also has the encoding and the decimal mark. Inputs are
-    float32; `exact` leaves them float64, for a normalisation that needs it.
+    vertical bars, with or without a header. `target` names the column to be predicted, or several,
+    as a list or comma-separated, each by its name or its index (from 0; -1 is the last). With a
+    header, `features` selects the input columns in their order; without `features` all are inputs
+    but the target and those that `csv_format` skips. `csv_format` also has the encoding and the
+    decimal mark. Inputs are float32; `exact` leaves them float64, for a normalisation that needs
+    it.
 
-    A target column of numbers with decimals is refused as `kind` "labels", unless the names of the
+    A target column of numbers with decimals is refused for `kind` "labels", unless the names of the
     classes are known, among which the caller looks labels up.
 
-    Raises DataError, naming row and column, for what cannot be read, ConfigError for a column that
-    is not there.
+    Raises DataError, naming row and column, for unreadable values, ConfigError for a missing
+    column.
     """
     file = Path(path)
     if file.suffix.lower() == ".npz":
@@ -156,7 +155,7 @@ def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
     except (ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error,
             NotImplementedError, RuntimeError, SyntaxError, OverflowError) as error:
         reason = f"it is damaged or no .npz file ({_line(error)})"
-        if "allow_pickle" in str(error):  # which is said of anything that is no archive, too
+        if "allow_pickle" in str(error):  # NumPy says so of any file that is no archive
             reason = "it holds pickled Python objects, which are not loaded" \
                 if zipfile.is_zipfile(path) else "it is damaged or no .npz file"
         raise DataError(f"{path} cannot be read: {reason}") from None
@@ -183,7 +182,7 @@ def _read_csv(path: Path, target: Columns, kind: Kind | None, features: Sequence
         raise DataError(f"{path} is not a readable gzip file: {_line(error)}") from None
     except UnicodeDecodeError as error:
         raise not_decodable(path, csv_format, f"{error.reason} at byte {error.start}") from None
-    except UnicodeError as error:  # UTF-16 without a mark for the order of bytes
+    except UnicodeError as error:  # UTF-16 without a byte-order mark
         raise not_decodable(path, csv_format, _line(error)) from None
     except csv.Error as error:
         raise DataError(f"{path} is not a readable CSV file: {error}") from None

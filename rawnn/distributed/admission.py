@@ -1,8 +1,8 @@
-"""Who may join a job: a rank and rank 0 prove to each other that they know the job's secret.
+"""Authentication of ranks: a rank and rank 0 prove to each other that they know the job's secret.
 
 Each answers the other's random challenge with an HMAC-SHA256 (RFC 2104) keyed by the secret, which
 itself is never sent. The answers differ by role, so that neither can be reflected. The secret keeps
-strangers out; it does not encrypt what ranks send.
+strangers out; messages between ranks are not encrypted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rawnn.distributed.wire import Wire
 
 PROTOCOL = "rawnn ranks 2"
 MAX_BYTES = 4096
-"""The largest message that is read from somebody who has not been admitted."""
+"""The largest message that is read before a connection is authenticated."""
 SECONDS = 5.0
-"""What somebody who connects may take to prove that it belongs."""
+"""Time limit for a connection to authenticate itself."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A process that was admitted: its rank of `size`, and its host and process in words."""
+    """An authenticated process: its rank of `size`, and its host and process in words."""
 
     wire: Wire
     rank: int
@@ -43,8 +43,8 @@ def _proof(secret: str, role: str, mine: bytes, theirs: bytes, more: Any = None)
 
 
 def admit(wire: Wire, place: RankContext, seconds: float) -> Arrival | None:
-    """Rank 0's side: who is at the other end of a new connection, None for a stranger, whose
-    connection is closed."""
+    """Rank 0's side: authenticate a new connection. None for a stranger, whose connection is
+    closed."""
     challenge = secrets.token_bytes(32)
     try:
         wire.send([PROTOCOL, challenge])
@@ -66,9 +66,8 @@ def admit(wire: Wire, place: RankContext, seconds: float) -> Arrival | None:
 
 
 def introduce(wire: Wire, place: RankContext, who: str, seconds: float) -> None:
-    """The other ranks' side: prove to rank 0 that this one belongs. Raises RanksError where rank 0
-    refuses, or cannot prove that it is of this job; OSError and EOFError where the connection
-    ends."""
+    """The other ranks' side: authenticate to rank 0. Raises RanksError if rank 0 refuses, or cannot
+    prove that it belongs to this job; OSError and EOFError if the connection ends."""
     theirs, mine = _challenge(wire.receive(seconds, MAX_BYTES)), secrets.token_bytes(32)
     wire.send([PROTOCOL, place.rank, place.world_size, who, mine,
                _proof(place.secret, "rank", theirs, mine, [place.rank, place.world_size, who])])
@@ -85,6 +84,6 @@ def introduce(wire: Wire, place: RankContext, who: str, seconds: float) -> None:
 def _challenge(message: Any) -> bytes:
     if not (isinstance(message, list) and len(message) == 2 and message[0] == PROTOCOL
             and isinstance(message[1], bytes)):
-        raise EOFError  # another program listens there, for now
+        raise EOFError  # another program listens there for now
     found: bytes = message[1]
     return found

@@ -1,5 +1,5 @@
-"""Starting ranks of a command on this host, and ending them together: what torchrun and mpirun do,
-for those who have neither PyTorch nor MPI."""
+"""Starts ranks of a command on this host, and ends them together: what torchrun and mpirun do, for
+users without PyTorch and MPI."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from rawnn.common.words import counted
 from rawnn.distributed.rank_context import SECRET
 
 PATIENCE = 10.0
-"""Seconds in which ranks end by themselves once one has; then they are ended."""
+"""Seconds that ranks have to end by themselves once one has ended; then they are terminated."""
 TIMED_OUT = 124
-"""The status of ranks that had to be ended, as that of timeout(1)."""
+"""Exit status of ranks that had to be terminated, as that of timeout(1)."""
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def run(command: Sequence[str], ranks: int, notify: Callable[[str], None],
         seconds: float = math.inf, on_signal: Callable[[int], object] = lambda number: None) -> int:
-    """Start them, wait for all, and return the exit status: of the rank that failed first. `notify`
-    gets a sentence on each rank that a signal ended, and on those that had to be ended, as one had
-    failed or all took more than `seconds` (TIMED_OUT). `on_signal` gets the number of a signal that
-    asks this process to end; the ranks receive it, too."""
+    """Start the ranks, wait for all, and return the exit status of the first that failed. `notify`
+    gets a sentence on each rank that a signal ended, and on those that were terminated because one
+    had failed or all took more than `seconds` (TIMED_OUT). `on_signal` gets the number of a signal
+    that asks this process to end; the ranks receive it, too."""
     port, threads = _free_port(), str(threads_of(ranks))
     secret = secrets.token_hex(32)
     processes = []
@@ -48,10 +48,10 @@ def run(command: Sequence[str], ranks: int, notify: Callable[[str], None],
 
 
 def threads_of(ranks: int) -> int:
-    """Threads that each of the ranks may compute with on the host: its share of the cores that this
-    process may use. OpenBLAS, MKL and PyTorch take it from OMP_NUM_THREADS. Without it each takes
-    all cores, and threads that wait for one another without sleeping take them from each other: two
-    ranks on four cores took 6 to 8 times as long for an epoch."""
+    """Threads with which each rank may compute on the host: its share of the cores that this
+    process may use, passed as OMP_NUM_THREADS to OpenBLAS, MKL and PyTorch. Without it each rank
+    uses all cores, and spinning threads take them from each other: two ranks on four cores took 6
+    to 8 times as long for an epoch."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max((cores or 1) // ranks, 1)
 
@@ -65,8 +65,8 @@ def _free_port() -> int:
 @contextmanager
 def _forwarding(processes: Sequence[subprocess.Popen[bytes]],
                 on_signal: Callable[[int], object]) -> Iterator[None]:
-    """What asks the launcher to end asks the ranks. A terminal's Ctrl-C has reached them already,
-    as they are of one process group with it."""
+    """Forward signals that ask the launcher to end to the ranks. A terminal's Ctrl-C reaches them
+    directly, because they are in the same process group."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         on_signal(number)
@@ -90,7 +90,7 @@ def _forwarding(processes: Sequence[subprocess.Popen[bytes]],
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], notify: Callable[[str], None],
           seconds: float) -> int:
-    """Until all have ended, or for so many seconds; where one fails the others get PATIENCE."""
+    """Wait until all have ended, or for `seconds`; after a failure the others have PATIENCE."""
     left, first, until, last = dict(enumerate(processes)), 0, 0.0, monotonic() + seconds
     while left:
         for rank, process in list(left.items()):

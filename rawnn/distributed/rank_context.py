@@ -1,4 +1,4 @@
-"""Which rank a process is, and where the ranks meet: from the variables that launchers set."""
+"""The rank of a process and the rendezvous address, from the variables that launchers set."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from typing import Any
 from rawnn.common.errors import ConfigError
 
 OFF = "RAWNN_RANKS"
-"""Set to "off", the variables of launchers mean nothing: every process trains by itself."""
+"""If set to "off", launchers' variables are ignored: every process trains by itself."""
 SECONDS = "RAWNN_JOIN_SECONDS"
 SECRET = "RAWNN_JOB_SECRET"
-"""What all ranks of a job know and nobody else: any text, the longer the better."""
+"""The secret that all ranks of a job share: any text, the longer the better."""
 FIRST_PORT, PORTS = 20000, 20000
-"""Where a port is not given, it follows from what started the ranks."""
+"""Range of the port, derived from what started the ranks if none is given."""
 STEP_PORTS = 1009
-"""Ports between two steps of a job of SLURM, which may run side by side as jobs may."""
+"""Ports between two steps of a SLURM job, which may run concurrently, as jobs may."""
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """Rank `rank` of `size`, number `local_rank` of `local_size` on this host, started by
-    `launcher`. They meet at `address`:`port` within `seconds`; "": `world`, a communicator of
-    mpi4py, tells where, that of all processes where none is given. They prove to each other that
-    they know `secret`; "" is one that everybody knows."""
+    """Rank `rank` of `world_size`, number `local_rank` of `local_size` on this host, started by
+    `launcher`.
+
+    address, port: the rendezvous, to be reached within `seconds`. If `address` is "", the mpi4py
+        communicator `world` (None: that of all processes) determines it.
+    secret: what ranks authenticate with; "" is known to everybody.
+    """
 
     rank: int
     world_size: int
@@ -41,7 +44,7 @@ class RankContext:
 
     @property
     def is_open(self) -> bool:
-        """Whether ranks of several hosts take whoever connects for one of theirs."""
+        """Whether ranks of several hosts accept any connection as one of theirs."""
         return not self.secret and self.local_size < self.world_size and bool(self.address)
 
 
@@ -49,18 +52,18 @@ VARIABLES = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    # Not SLURM_NTASKS, which a job's script has as well, though it is no rank.
+    # Not SLURM_NTASKS: a job's script, which is no rank, has it as well.
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
     ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""Of each launcher: rank, number of ranks, and the same on this host."""
+"""For each launcher: the variables of rank and number of ranks, and the same on this host."""
 
 
 def rank_from_environment(environ: Mapping[str, str], parent: int = 0) -> RankContext | None:
-    """The place that a launcher has given this process, None where it is alone. `parent` is the
-    id of the process that started it.
+    """The rank that a launcher gave this process, None without one. `parent` is the id of the
+    process that started it.
 
-    Raises ConfigError for variables that are no numbers, or do not say where to meet.
+    Raises ConfigError for variables that are no numbers, or do not give a rendezvous.
     """
     if environ.get(OFF) == "off":
         return None
@@ -74,19 +77,19 @@ def rank_from_environment(environ: Mapping[str, str], parent: int = 0) -> RankCo
             raise ConfigError(f"{rank}={number} is no rank of {count} ({size})")
         if launcher == "torchrun" and "RAWNN_LAUNCH" in environ:
             launcher = "rawnn launch"
-        here = _number(environ, local_rank) if local_rank in environ else 0
+        local = _number(environ, local_rank) if local_rank in environ else 0
         together = _number(environ, local_size) if local_size in environ else \
             _slurm_tasks(environ) if launcher == "srun" else 1
         address, port = _rendezvous_address(environ, launcher, together == count, parent)
         default = 10.0 if together == count else 60.0
-        return RankContext(number, count, here, together, launcher, address, port,
+        return RankContext(number, count, local, together, launcher, address, port,
                            _seconds(environ, default), secret=environ.get(SECRET, ""))
     return None
 
 
 def rank_from_communicator(communicator: Any, environ: Mapping[str, str]) -> RankContext | None:
-    """The place in a communicator of mpi4py, or one with its `Get_rank`, `Get_size`, `allgather`
-    and `bcast`, which all ranks call here; None where it has one rank. Raises ConfigError."""
+    """The rank in a communicator of mpi4py, or one with its `Get_rank`, `Get_size`, `allgather` and
+    `bcast`, which all ranks call here; None if it has one rank. Raises ConfigError."""
     if any(not hasattr(communicator, name) for name in ("Get_rank", "Get_size", "allgather",
                                                         "bcast")):
         raise ConfigError(f"communicator = {communicator!r}: give one of mpi4py")
@@ -94,8 +97,8 @@ def rank_from_communicator(communicator: Any, environ: Mapping[str, str]) -> Ran
     if size == 1:
         return None
     hosts = communicator.allgather(socket.gethostname())
-    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    return RankContext(rank, size, here.index(rank), len(here), "a communicator",
+    local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return RankContext(rank, size, local.index(rank), len(local), "a communicator",
                        seconds=_seconds(environ, 60.0), world=communicator,
                        secret=environ.get(SECRET, ""))
 
@@ -119,7 +122,7 @@ def _rendezvous_address(environ: Mapping[str, str], launcher: str, one_host: boo
                         parent: int) -> tuple[str, int]:
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         port = _number(environ, "MASTER_PORT")
-        # torchrun's own store listens at MASTER_PORT for as long as the ranks run.
+        # torchrun's own store listens at MASTER_PORT as long as the ranks run.
         return environ["MASTER_ADDR"], port + ("TORCHELASTIC_RUN_ID" in environ)
     if launcher == "srun":
         nodes = environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", ""))
@@ -142,8 +145,8 @@ def first_node(nodes: str) -> str:
 
 
 def _slurm_tasks(environ: Mapping[str, str]) -> int:
-    """Ranks on this host, by a list such as "2(x3),1"; on the first one, where SLURM does not say
-    which this is."""
+    """Ranks on this host, from a list such as "2(x3),1"; those of the first host if SLURM does not
+    say which this is."""
     counts: list[int] = []
     for count, times in re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?",
                                    environ.get("SLURM_STEP_TASKS_PER_NODE", "")):

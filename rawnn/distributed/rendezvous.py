@@ -1,4 +1,4 @@
-"""How ranks find each other: rank 0 listens, the others connect."""
+"""Connects the ranks: rank 0 listens, the others connect."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from rawnn.distributed.rank_context import RankContext
 from rawnn.distributed.wire import Wire
 
 MAX_PENDING = 64
-"""Connections that may be proving at one time that they belong; more are closed at once, and a rank
-that was among them tries again."""
+"""Connections that may be authenticating at the same time. More are closed at once, and a rank
+among them tries again."""
 
 
 def connect_ranks(place: RankContext, who: str) -> tuple[dict[int, Wire], dict[int, str]]:
-    """Connections by rank (of rank 0 to all others, of the others to rank 0), and who is there.
+    """Connections by rank (of rank 0 to all others, of the others to rank 0), and the description
+    of each process.
 
-    Raises RanksError that names who did not come within the time of `place`.
+    Raises RanksError that names the ranks that did not connect within the time of `place`.
     """
     listener = None
     if not place.address:
@@ -42,7 +43,7 @@ def connect_ranks(place: RankContext, who: str) -> tuple[dict[int, Wire], dict[i
 
 
 def _listening(place: RankContext) -> socket.socket:
-    """Listens on the interface of the address where the ranks meet, and on no other."""
+    """Listens only on the interface of the rendezvous address."""
     try:
         address = socket.gethostbyname(place.address)
         if ipaddress.ip_address(address).is_loopback and place.local_size < place.world_size:
@@ -56,8 +57,8 @@ def _listening(place: RankContext) -> socket.socket:
 
 
 def _rendezvous_by_mpi(place: RankContext) -> tuple[socket.socket | None, str, int, str]:
-    """Where to meet, and a secret: rank 0 listens wherever there is a free port, and MPI carries
-    both to the others."""
+    """The rendezvous and a secret: rank 0 listens at any free port, and MPI sends both to the
+    others."""
     world = place.world or _mpi_world(place)
     listener, mine = None, None
     if place.rank == 0:
@@ -70,7 +71,7 @@ def _rendezvous_by_mpi(place: RankContext) -> tuple[socket.socket | None, str, i
 
 def _mpi_world(place: RankContext) -> Any:
     """MPI's communicator of all processes."""
-    # By the user's program, which goes on using MPI and finalises it.
+    # If the user's program imported it, it also goes on using MPI and finalises it.
     was_imported = "mpi4py.MPI" in sys.modules
     try:
         mpi: Any = import_module("mpi4py.MPI")
@@ -84,8 +85,8 @@ def _mpi_world(place: RankContext) -> Any:
 
 
 def _leave(mpi: Any) -> None:
-    """mpi4py does it where Python takes itself apart, which the command line leaves out; mpirun
-    takes a process that ends without it for one that has failed."""
+    """Finalise MPI. mpi4py does so at the interpreter's regular exit, which the command line skips;
+    mpirun reports a process that ends without it as failed."""
     if not mpi.Is_finalized():
         mpi.Finalize()
 
@@ -124,8 +125,8 @@ def _receive_all(server: socket.socket,
 
 def _accepted(server: socket.socket, place: RankContext, until: float,
               arrivals: queue.Queue[Arrival | None], unknown: int) -> int:
-    """How many connections, none or one, have come within a moment; a thread of its own finds out
-    whose each is, so that nobody who says nothing keeps the others waiting."""
+    """Accept at most one connection and return how many. A thread of its own authenticates it, so
+    that a silent one does not delay the others."""
     server.settimeout(0.02)
     try:
         connection, _ = server.accept()
@@ -141,11 +142,11 @@ def _accepted(server: socket.socket, place: RankContext, until: float,
 
 def _admit(connection: socket.socket, place: RankContext, until: float,
            arrivals: queue.Queue[Arrival | None]) -> None:
-    """Put who is at the other end into `arrivals`, None for a stranger. Exactly one entry follows
-    whatever is raised: a connection without one would count as unknown for good."""
+    """Put the authenticated process into `arrivals`, None for a stranger. Exactly one entry follows
+    whatever is raised: without one the connection would count as pending for ever."""
     arrival = None
     try:
-        with suppress(OSError):  # the options of a socket that is gone already cannot be set
+        with suppress(OSError):  # the options of a closed socket cannot be set
             arrival = admit(Wire(connection), place, max(until - monotonic(), 0.001))
     finally:
         if arrival is None:
@@ -153,13 +154,13 @@ def _admit(connection: socket.socket, place: RankContext, until: float,
         arrivals.put(arrival)
 
 
-def _refused(wires: Iterable[Wire], said: str) -> RanksError:
-    """The error of rank 0, once the others have it, too."""
+def _refused(wires: Iterable[Wire], message: str) -> RanksError:
+    """The error of rank 0, after it was sent to the others."""
     for wire in wires:
         with suppress(OSError):
-            wire.send({"failed": said})
+            wire.send({"failed": message})
         wire.close()
-    return RanksError(said, True)
+    return RanksError(message, True)
 
 
 def _reach(place: RankContext, who: str) -> tuple[dict[int, Wire], dict[int, str]]:

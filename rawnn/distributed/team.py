@@ -1,7 +1,7 @@
-"""The ranks of a run, joined in a star over TCP: rank 0 hears of every other, and tells them all.
+"""The ranks of a run, connected in a star over TCP with rank 0 in the centre.
 
-What goes this way is small or rare: where to meet on the GPUs, what is compared at the start,
-metrics, and that a rank has failed. On the host gradients go this way, too.
+Messages are small or rare: the communicator's id for the GPUs, comparisons at the start, metrics,
+and failures. In runs on the host gradients are sent this way, too.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rawnn.distributed.rank_context import RankContext
 from rawnn.distributed.rendezvous import connect_ranks
 
 NOTICE = 1.0
-"""Seconds in which a rank notices by itself that another is lost, before what waits for it on the
-device is broken off: a communicator that is aborted must not be used any more."""
+"""Seconds in which a rank notices the loss of another by itself, before what waits for it on the
+device is aborted. An aborted communicator must not be used any more."""
 GRACE = 5.0
-"""Seconds after that in which it has to come back from a call, and release what it has."""
+"""Seconds after that in which it has to return from a call and release its resources."""
 PROGRESS_PERIOD = 0.2
-"""Least seconds between two words on what a rank is doing."""
+"""Least seconds between two progress messages of a rank."""
 
 
 class Team:
-    """This rank and the others. Every method but `fail`, `check` and `doing` is called by all
-    ranks, in the same order, and raises RanksError where one of them is lost.
+    """This rank and the others. All ranks call every method, except `fail`, `check` and `doing`, in
+    the same order. The methods raise RanksError if one of the ranks is lost.
 
-    With `guard`, a process that does not come back from a library's call, or does not get to
-    `close`, within NOTICE and GRACE seconds of a rank's loss ends at once.
+    With `guard`, a process ends if it does not return from a library's call, or does not reach
+    `close`, within NOTICE and GRACE seconds after a rank was lost.
     """
 
     def __init__(self, place: RankContext, facts: Mapping[str, str], guard: bool = False) -> None:
@@ -60,10 +60,10 @@ class Team:
                              name=f"rank {rank}").start()
         self.compare("the start", facts)
 
-    # -- what is done together --------------------------------------------------------------------
+    # -- collective calls -------------------------------------------------------------------------
     def exchange(self, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """`combine` of the values of all ranks, in their order, on every rank; rank 0 computes it.
-        Values are what MessagePack holds."""
+        Values must be supported by MessagePack."""
         self.check()
         if self.rank:
             self._send(0, [what, value])
@@ -90,8 +90,8 @@ class Team:
         return found
 
     def reduce(self, arrays: Sequence[NDArray[Any]], weight: float, reduce: str = "sum") -> None:
-        """Each array becomes the sum over ranks of its elements times their weight, in the order of
-        the ranks, or ("max") the largest."""
+        """Replace each array by the sum over ranks of its elements times their weight, in the order
+        of the ranks, or ("max") by the largest."""
         def combine(values: list[list[bytes]]) -> list[bytes]:
             found = []
             for i, array in enumerate(arrays):
@@ -109,7 +109,7 @@ class Team:
             array[...] = np.frombuffer(data, array.dtype).reshape(array.shape)
 
     def compare(self, what: str, facts: Mapping[str, str]) -> None:
-        """Raise RanksError, on every rank, where one has other facts than rank 0."""
+        """Raise RanksError, on every rank, if one has other facts than rank 0."""
         def combine(values: list[dict[str, str]]) -> str:
             for rank, theirs in enumerate(values):
                 for name in sorted(values[0].keys() | theirs.keys()):
@@ -122,21 +122,21 @@ class Team:
         if message := self.exchange(what, dict(facts), combine):
             raise RanksError(message, self.rank == 0)
 
-    # -- what a rank is about, and its end --------------------------------------------------------
+    # -- progress and failure ---------------------------------------------------------------------
     @property
     def doing(self) -> str:
         return self._doing
 
     @doing.setter
     def doing(self, what: str) -> None:
-        """Told to rank 0, but no more often than every PROGRESS_PERIOD seconds."""
+        """Sent to rank 0, at most every PROGRESS_PERIOD seconds."""
         self._doing = what
         if self.rank and monotonic() - self._progress_sent > PROGRESS_PERIOD:
             self._progress_sent = monotonic()
             self._send(0, {"doing": what})
 
     def on_failure(self, act: Callable[[], None]) -> None:
-        """Have `act` called, in whatever thread, once some rank is lost or this one has failed."""
+        """Have `act` called, in any thread, once some rank is lost or this one has failed."""
         with self._lock:
             self._failure_handlers.append(act)
             late = self._broken
@@ -144,18 +144,18 @@ class Team:
             act()
 
     def check(self) -> None:
-        """Raise RanksError where some rank is lost."""
+        """Raise RanksError if some rank is lost."""
         if self._failure is not None:
             raise self._failure
 
     @property
     def failed(self) -> bool:
-        """Whether some rank is lost, or this one."""
+        """Whether some rank, this one included, is lost."""
         return self._failure is not None or self._leaving
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank cannot go on, and why. What waits for them on the device
-        is broken off, for they do not come any more."""
+        """Send the others that this rank cannot continue, and why. What waits for them on the
+        device is aborted, because they will not arrive."""
         if self._failure is None:
             self._send_failure(f"rank {self.rank} ({self.who}) failed while {self._doing}: "
                                f"{str(error) or type(error).__name__}", set())
@@ -164,23 +164,23 @@ class Team:
         self._abort_waiting(0.0)
 
     def close(self) -> None:
-        """Leave; a second call is harmless."""
+        """Leave the group; a second call has no effect."""
         self._leaving = True
         self._closed.set()
         for rank, wire in self._wires.items():
             self._send(rank, {"bye": True})
             wire.close()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- connections ------------------------------------------------------------------------------
     def _send(self, rank: int, message: Any) -> None:
-        with suppress(OSError):  # that it is gone is heard by the thread that listens
+        with suppress(OSError):  # the listening thread detects a closed connection
             self._wires[rank].send(message)
 
     def _next(self, rank: int, what: str) -> Any:
         while True:
             try:
                 theirs, value = self._inboxes[rank].get(timeout=0.1)
-            except queue.Empty:  # what came ahead of a loss counts: all see the same then
+            except queue.Empty:  # messages before a loss count: all ranks see the same then
                 self.check()
                 continue
             if theirs != what:
@@ -215,8 +215,8 @@ class Team:
             self._send(rank, {"failed": message})
 
     def _lost(self, message: str, known: set[int] | None = None, silent: bool = False) -> None:
-        """Some rank is lost: tell the others, and break off what waits for it here. Rank 0 says
-        it, or rank 1 where rank 0 is `silent` for ever."""
+        """Some rank is lost: notify the others, and abort what waits for it here. Rank 0 prints it,
+        or rank 1 if rank 0 is the one that is `silent`."""
         with self._lock:
             if self._failure is not None or self._leaving:
                 return
@@ -228,7 +228,7 @@ class Team:
         self._abort_waiting(NOTICE)
 
     def _abort_waiting(self, seconds: float) -> None:
-        """After so many seconds; a process with a guard then has GRACE seconds to end."""
+        """Abort after `seconds`; a process with a guard then has GRACE seconds to end."""
         if not self._guard:
             self._run_failure_handlers()
             return
@@ -249,5 +249,5 @@ class Team:
         with self._lock:
             acts, self._broken = ([] if self._broken else list(self._failure_handlers)), True
         for act in acts:
-            with suppress(Exception):  # the loss is what is reported
+            with suppress(Exception):  # the loss is the error to report
                 act()

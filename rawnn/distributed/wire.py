@@ -1,7 +1,7 @@
-"""Messages between two ranks: MessagePack behind its length, on a TCP connection.
+"""Messages between two ranks: MessagePack after its length, on a TCP connection.
 
-Not `multiprocessing.connection`, which unpickles what comes from the network, waits without an end
-for a message that broke off, and does not notice a host that is gone.
+`multiprocessing.connection` would unpickle data from the network, wait for ever for the rest of a
+truncated message, and not notice a host that is down.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rawnn.common.errors import RanksError
 
 LENGTH = struct.Struct("<I")
 ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 8000}
-"""A host that is gone without a word is noticed after 8 s: one that is silent (in seconds), or does
-not confirm what was sent (in milliseconds, of which the other three take no notice)."""
+"""A host that is down is noticed after 8 s: it is silent (in seconds), or does not acknowledge what
+was sent (in milliseconds; the other three ignore unacknowledged data)."""
 MAX_BYTES = 1 << 30
-"""The largest message. Ranks on the host send each other whole gradients."""
+"""The largest message. Ranks on the host send complete gradients."""
 
 
 class Wire:
@@ -39,7 +39,7 @@ class Wire:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: Any) -> None:
-        """Raises OSError where the other end is gone, RanksError for more than MAX_BYTES."""
+        """Raises OSError if the other end is gone, RanksError for more than MAX_BYTES."""
         data = msgspec.msgpack.encode(message)
         if len(data) > MAX_BYTES:
             raise RanksError(f"ranks would send {len(data):,} bytes at once, and may send "
@@ -48,9 +48,8 @@ class Wire:
             self._socket.sendall(LENGTH.pack(len(data)) + data)
 
     def receive(self, seconds: float | None = None, most: int = MAX_BYTES) -> Any:
-        """The next message, of at most so many bytes, within so many seconds in all. Raises
-        EOFError where the other end has closed, is gone or sends what is no such message,
-        TimeoutError."""
+        """The next message, of at most `most` bytes, within `seconds` in all. Raises EOFError if
+        the other end has closed, is gone or sends something else, and TimeoutError."""
         until = None if seconds is None else monotonic() + seconds
         try:
             size, = LENGTH.unpack(self._exactly(LENGTH.size, until))
@@ -58,7 +57,7 @@ class Wire:
                 raise EOFError
             return msgspec.msgpack.decode(self._exactly(size, until))
         except (OSError, msgspec.DecodeError) as error:
-            # A host that is gone is a TimeoutError, too, and the only one with a number.
+            # A host that is down is also a TimeoutError, the only one with an errno.
             if isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT:
                 raise
             raise EOFError from error

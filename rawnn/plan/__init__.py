@@ -1,6 +1,6 @@
 """The training step as data: tensors, ops, plans, and the edges that reads and writes require.
 
-Nothing here knows of a driver; the host runner executes a plan with NumPy alone.
+This package is independent of the driver; the host runner executes a plan with NumPy alone.
 """
 
 from rawnn.plan.op import OPS, Op, OpSpec

@@ -1,5 +1,5 @@
-"""The baseline plans of a network: one op at a time, batches copied from the host, as the report
-this project starts from describes it. Toggles rewrite what is built here."""
+"""Builds the baseline plans of a network: one op at a time, batches copied from the host, as the
+report that this project starts from describes it. Toggles rewrite them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ CLOCK = Tensor("clock", (2,), "int32", Role.STATE)
 """Epochs and steps done since training began."""
 
 ONE_BLOCK_ELEMENTS = 4096
-"""Outputs of a batch up to which one block measures it. One block against several on an H200: 12.8
-and 6.3 us for 128 x 128, 15.3 and 5.6 us for 4096 x 10."""
+"""Outputs of a batch up to which one block measures it. One block and several on an H200: 12.8 and
+6.3 us for 128 x 128, 15.3 and 5.6 us for 4096 x 10."""
 METRIC_WORKSPACE = 1025
-"""Words: a count of blocks, and two sums of each of up to 512."""
+"""Words: a count of blocks, and two sums each of up to 512 blocks."""
 
 
 def training_step(network: Network, recipe: Recipe, data_spec: DataSpec, *, rest: bool
                   = False) -> Plan:
     """The plan of one optimizer step on a batch of the training examples.
 
-    With `rest` it is the step on the partial batch that ends an epoch. Metrics have an element a
+    With `rest` it is the step on the partial batch that ends an epoch. Metrics have one element per
     step of the epoch.
     """
     share = recipe.share(recipe.rest(data_spec.examples) if rest else recipe.batch)
@@ -45,7 +45,7 @@ def training_step(network: Network, recipe: Recipe, data_spec: DataSpec, *, rest
 
 
 def evaluation_step(network: Network, batch: int, data_spec: DataSpec) -> Plan:
-    """The plan that measures loss and accuracy on `batch` of the examples, updating nothing."""
+    """The plan that measures loss and accuracy on `batch` of the examples and updates nothing."""
     builder = Builder(network, batch, data_spec, max(data_spec.examples // batch, 1), batch)
     builder.forward()
     builders(network.loss_spec)[0](builder)
@@ -66,7 +66,7 @@ class Builder:
         self.last_gradient = f"dz{network.depth}"
         self.targets = "x" if data_spec.reconstruct else "t"
         features, examples = network.layers[0], data_spec.examples
-        # Both homes of the data set: runners place only what some op reads (`used_tensors`).
+        # The data set on host and device: runners place only what ops read (`used_tensors`).
         self.on_host("images", (examples, features), "float32")
         self.add(Role.DATA, data_spec.inputs, images=(examples, features))
         self.add(Role.BATCH, "float32", x=(batch, features))
@@ -87,12 +87,12 @@ class Builder:
         self.add(Role.CURSOR, "int32", cursor=(1,))
         self.tensors.update({p.name: tensor_of(p) for p in network.parameters()})
 
-    # -- what losses use --------------------------------------------------------------------------
+    # -- for losses -------------------------------------------------------------------------------
     def add(self, role: Role, dtype: str, **shapes: tuple[int, ...]) -> None:
         self.tensors.update({n: Tensor(n, shape, dtype, role) for n, shape in shapes.items()})
 
     def on_host(self, part: str, shape: tuple[int, ...], dtype: str) -> None:
-        """A part of the data set, ready to be copied batch by batch."""
+        """A part of the data set that is copied batch by batch."""
         name = f"host_{part}"
         self.tensors[name] = Tensor(name, shape, dtype, Role.HOST, symbol=part)
 
@@ -107,8 +107,8 @@ class Builder:
         self._ops.append(Op(kind, name, operands, attributes, impl))
 
     def measure(self, kind: str, operands: dict[str, str]) -> None:
-        """An op that writes metrics of the step; from some size on by several blocks, which count
-        themselves in a workspace."""
+        """Add an op that writes metrics of the step. Above a certain size several blocks do so, and
+        count themselves in a workspace."""
         operands = {**operands, "cursor": "cursor"}
         rows, cols = self.shape(self.logits)
         if rows * cols > ONE_BLOCK_ELEMENTS:
@@ -175,7 +175,7 @@ class Builder:
                         activation=activation)
 
     def update(self, recipe: Recipe) -> None:
-        """One op a parameter, with the state its optimizer keeps."""
+        """One op per parameter, with the state of its optimizer."""
         optimizer, scheduled = recipe.optimizer, recipe.schedule != "constant"
         if scheduled:
             self.add(Role.EPOCH, "float32", rates=self.shape("loss"))
@@ -213,6 +213,6 @@ def tensor_of(parameter: Parameter) -> Tensor:
 
 
 def used_tensors(plans: Iterable[Plan]) -> dict[str, Tensor]:
-    """The tensors that the ops of any of the plans touch, with the sources of views."""
+    """The tensors that ops of the plans use, with the sources of views."""
     return {n: p[n] for p in plans for op in p.ops for name in op.tensors
-            for n in dict.fromkeys((p.whole(name), name))}
+            for n in dict.fromkeys((p.storage_of(name), name))}

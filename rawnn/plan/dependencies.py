@@ -1,7 +1,7 @@
 """Edges between ops, derived from what they read and write.
 
-Two ops must stay in order when one writes what the other reads or writes. The edges returned are
-the transitive reduction of that relation: none missing, none that others imply.
+Two ops must stay in order if one writes what the other reads or writes. The edges returned are the
+transitive reduction of that relation: none is missing, and none is implied by others.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ def dependencies(ops: Sequence[Op]) -> list[tuple[int, ...]]:
     of which it needs what they read or write, and the last ahead of it of the name that its
     attribute AFTER gives.
 
-    The ancestors of an op are a number, below which all ops are, and the others as a bit mask from
-    there on in Python's integers: a step overwrites what the one before has read, so that masks
-    span a step or two however long the epoch is.
+    The ancestors of an op are a number, below which all ops are ancestors, and a bit mask of the
+    others, a Python integer. A step overwrites what the one before has read, so that masks span a
+    step or two however long the epoch is.
     """
     writers: dict[str, dict[int | None, int]] = {}  # tensor -> slot -> last writer
-    readers: dict[str, dict[int | None, list[int]]] = {}  # readers since that write
-    ancestors: list[tuple[int, int]] = []  # with the op itself
+    readers: dict[str, dict[int | None, list[int]]] = {}  # readers since the last write
+    ancestors: list[tuple[int, int]] = []  # including the op itself
     edges: list[tuple[int, ...]] = []
     named: dict[str, int] = {}
     for index, op in enumerate(ops):
@@ -60,8 +60,8 @@ def dependencies(ops: Sequence[Op]) -> list[tuple[int, ...]]:
 
 
 def _compact(below: int, mask: int) -> tuple[int, int]:
-    """The same ancestors with as short a mask as can be."""
-    ones = (~mask & mask + 1).bit_length() - 1  # that the mask ends in
+    """The same ancestors with the shortest mask."""
+    ones = (~mask & mask + 1).bit_length() - 1  # trailing ones of the mask
     return below + ones, mask >> ones
 
 
@@ -92,7 +92,7 @@ def reason(before: Op, after: Op) -> str:
 
 
 def _shared(these: Sequence[Access], those: Sequence[Access]) -> list[str]:
-    """Tensors of which both touch the same slots."""
+    """Tensors of which both use the same slots."""
     return list(dict.fromkeys(
         name for name, slots in these for other, places in those
         if name == other and (slots is None or places is None

@@ -1,7 +1,7 @@
 """Plans of what runs outside the steps: at the start, around each epoch, and to assemble
 parameters.
 
-They follow from the rewritten training plan: they make each tensor that one of its ops reads.
+They follow from the rewritten training plan: they produce the tensors that its ops read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def start(train: Plan, network: Network, seed: int) -> Plan:
-    """Draws every parameter, and rounds the data set's inputs where steps read them so."""
+    """Initialise every parameter, and round the data set's inputs if steps read them rounded."""
     streams = {t.name: i for i, t in enumerate(network.parameters())}
 
     def sample(t: Tensor) -> Op:
@@ -38,7 +38,7 @@ def start(train: Plan, network: Network, seed: int) -> Plan:
 
 
 def rounded(t: Tensor, train: Plan) -> Op:
-    """All inputs of the data set as the gather of a step would have them, in their own order."""
+    """All inputs of the data set, rounded as a step's gather would, in their original order."""
     used = ("mean", "inverse_std")
     return Op("gather", f"{t.name}.gather",
               {"images": t.source, "x": t.name, "cursor": "cursor",
@@ -47,13 +47,13 @@ def rounded(t: Tensor, train: Plan) -> Op:
 
 
 def refresh(train: Plan) -> Plan:
-    """Makes every copy of a parameter anew from the parameter."""
+    """Compute every copy of a parameter from the parameter."""
     return _plan_of("refresh", train, Role.COPY, lambda t: Op(
         "cast", f"{t.name}.cast", {"source": t.source, "copy": t.name}, {"copy_scale": t.scale}))
 
 
 def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
-    """What an epoch starts with: its order and its learning rates."""
+    """The start of an epoch: its order and its learning rates."""
     def make(t: Tensor) -> Op:
         if t.name == "order":
             return Op("shuffle", "shuffle", {"clock": "clock", "order": "order"},
@@ -72,7 +72,7 @@ def begin(train: Plan, recipe: Recipe, examples: int) -> Plan:
 
 
 def end(train: Plan, steps: int) -> Plan:
-    """What an epoch ends with: the clock goes on, where anything reads it."""
+    """The end of an epoch: the clock advances, if anything reads it."""
     ops = (Op("tick", "tick", {"clock": "clock"}, {"steps": steps}),) \
         if "clock" in train.tensors else ()
     return Plan("end", {**train.tensors, "clock": CLOCK} if ops else {}, ops, train.batch,
@@ -80,7 +80,7 @@ def end(train: Plan, steps: int) -> Plan:
 
 
 def assemble(train: Plan) -> Plan:
-    """What makes parameters and state whole of which each rank keeps a part for itself."""
+    """All-gather the parameters and state that are sharded among ranks."""
     tensors, gathered = used_tensors([train]), {op.operands[role] for op in train.find(kind=GATHER)
                                                 for role in op.operands}
     parts = [(t.source, t.name) for t in tensors.values() if t.role is Role.VIEW
@@ -92,9 +92,8 @@ def assemble(train: Plan) -> Plan:
 
 
 def boundary(begin: Plan, end: Plan) -> Plan:
-    """What stands between two epochs that follow each other: the end of one and the beginning of
-    the other. Where the clock goes on and an order is made, one op does both; it is told the epoch
-    that comes as its step."""
+    """The epoch boundary: the end of one epoch and the beginning of the next. If the clock advances
+    and an order is computed, one op does both; its step is the number of the next epoch."""
     ops = [*end.ops[:1], *begin.ops, *end.ops[1:]]
     kinds = [op.kind for op in ops[:2]]
     if kinds == ["tick", "shuffle"]:
@@ -107,8 +106,8 @@ def boundary(begin: Plan, end: Plan) -> Plan:
 
 
 def boundary_in_graph(begin: Plan, end: Plan) -> tuple[Op, ...]:
-    """The same as ops of an epoch's graph. An order is made ahead of the clock, so that it waits
-    until the last batch is gathered, and not for the end of the last step."""
+    """The epoch boundary as ops of an epoch's graph. The order comes before the clock, so that it
+    waits only until the last batch is gathered, and not for the end of the last step."""
     ahead = [replace(op, attributes={**op.attributes, "ahead": 1})
              for op in begin.find(kind="shuffle")]
     return (*ahead, *end.ops, *(op for op in begin.ops if op.kind != "shuffle"))

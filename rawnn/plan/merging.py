@@ -17,23 +17,22 @@ if TYPE_CHECKING:
     from rawnn.plan.plan import Plan
 
 SPANS: dict[str, Callable[[Op, int], Op]] = {KIND: spanning}
-"""Kinds of ops that do a whole step -> the op that does so many from it on."""
+"""Kinds of ops that do a complete step -> the op that does several from there on."""
 
 PARTIAL_BATCHES: dict[str, Callable[[Op, Plan, int], Op]] = {KIND: with_partial}
-"""Kinds of ops that do a whole step -> the op that also does that of another plan, on the partial
-batch behind so many whole ones."""
+"""Kinds of ops that do a complete step -> the op that also does the step of another plan, on the
+partial batch after the given number of full ones."""
 
 BOUNDARIES: dict[str, Callable[[Op, Op], Op]] = {KIND: with_boundary}
-"""Kinds of ops that do a whole step -> the op that, over all steps of an epoch, also does the op
-`turn` behind them."""
+"""Kinds of ops that do a complete step -> the op over all steps of an epoch that also does the
+given op of the epoch boundary."""
 
 DEFERRED: dict[str, Callable[[Op, int], Op]] = {metrics.KIND: spanning}
-"""Kinds of ops that need not be done step by step -> the op that does it for so many from it on."""
+"""Kinds of ops that can be deferred -> the op that does several steps at once."""
 
 Merge = Callable[[Op, Op], Op]
 MERGES: dict[tuple[str, str], Merge] = {}
-"""(kind, kind of the op directly behind it) -> the op that does both. It works on the step of the
-first."""
+"""(kind, kind of the next op) -> the op that does both, on the step of the first."""
 
 
 def spans(plan: Plan) -> bool:
@@ -42,24 +41,25 @@ def spans(plan: Plan) -> bool:
 
 
 def with_partial_batch(plan: Plan, rest: Plan, whole: int) -> Plan:
-    """The plan of one op that does whole steps, which also does `rest` behind `whole` of them."""
+    """The plan of one op that does complete steps; it also does `rest` after `whole` of them."""
     return replace(plan, ops=(PARTIAL_BATCHES[plan.ops[0].kind](plan.ops[0], rest, whole),))
 
 
 def with_epoch_boundary(plan: Plan, between: Plan) -> Plan | None:
-    """The plan of one op that does whole steps, which also does what stands `between` two epochs.
-    None where that is more than a turn, or of more examples than its kernel has threads for."""
+    """The plan of one op that does complete steps; it also does `between`, the epoch boundary. None
+    if that has other ops, or more examples than its kernel has threads for."""
     if [op.kind for op in between.ops] != ["epoch_boundary"]:
         return None
-    op, turn = plan.ops[0], between.ops[0]
-    if op.kind not in BOUNDARIES or turn.attributes["count"] > op.attributes.get("most_turned", 0):
+    op, boundary = plan.ops[0], between.ops[0]
+    if op.kind not in BOUNDARIES or \
+            boundary.attributes["count"] > op.attributes.get("max_shuffled", 0):
         return None
     return replace(plan, tensors={**between.tensors, **plan.tensors},
-                   ops=(BOUNDARIES[op.kind](op, turn),))
+                   ops=(BOUNDARIES[op.kind](op, boundary),))
 
 
 def merge_neighbours(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """`ops`, where one directly behind another that can take it in is taken in."""
+    """`ops`, with each op merged into its predecessor if one launch can do both."""
     found: list[Op] = []
     for op in ops:
         join = MERGES.get((found[-1].kind, op.kind)) if found else None

@@ -1,8 +1,8 @@
-"""An op of the plan, and the registry that says what each kind of op reads, writes and computes.
+"""An op of the plan, and the registry of what each kind of op reads, writes and computes.
 
-An op names its operands by role (`z`, `p`, `dz`, ...). Those names are also the names of the
-pointer parameters of the CUDA kernels, so that one vocabulary runs from the plan to the .cu file.
-What an op reads and writes follows from its kind; nobody writes edges by hand.
+An op names its operands by role (`z`, `p`, `dz`, ...). These are also the names of the kernels'
+pointer parameters in the .cu files. Reads and writes of an op follow from its kind, and edges
+follow from these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Attributes = Mapping[str, Any]
 Reference = Callable[[SimpleNamespace, Attributes], None]
 
 Access = tuple[str, range | None]
-"""A tensor (of a view its source), and the slots of it that are touched: None means all of it, a
+"""A tensor (for a view its source), and the slots of it that are used: None means all of it, a
 range the elements of a metric at those offsets from the cursor."""
 
 
@@ -30,13 +30,15 @@ follow from reads and writes."""
 
 @dataclass(frozen=True)
 class OpSpec:
-    """What is true of every op of one kind.
+    """Properties of all ops of one kind.
 
-    `reads` and `writes` are operand names; `slotted` are those of which an op touches only the
-    elements at its own steps, `optional` those an op may leave out.
-    `reference(operands, attributes)` computes the op with NumPy, in place, in whatever float type
-    its operands have. Of an op that measures beside its other work, `unmeasured` is the kind that
-    does the rest alone. Where operands vary from op to op, `of(op)` gives what is true of that one.
+    reads, writes: operand names.
+    slotted: operands of which an op uses only the elements at its own steps.
+    optional: operands that an op may leave out.
+    reference(operands, attributes): computes the op with NumPy, in place, in the float type of the
+        operands.
+    unmeasured: for an op that also measures, the kind that does the rest alone.
+    of(op): if operands vary from op to op, the properties of that op.
     """
 
     kind: str
@@ -62,7 +64,7 @@ def define(
     optional: tuple[str, ...] = (),
     unmeasured: str = "",
 ) -> Callable[[Reference], Reference]:
-    """Register a NumPy reference as the meaning of the op `kind`."""
+    """Register a NumPy reference as the definition of the op `kind`."""
 
     def register(reference: Reference) -> Reference:
         summary = (reference.__doc__ or "").strip().split("\n")[0]
@@ -77,12 +79,12 @@ def define(
 class Op:
     """One operation of a plan.
 
-    `impl` says which code runs it ("naive", "tiled", "mma", "cublas", "cudnn", "fused", "memcpy"),
-    `operands` maps operand names to tensor names, `attributes` holds everything static (sizes,
-    learning rate, the step's `offset` from the cursor, and the `span` of steps from there on that
-    an op does which does more than one). `origin` is the name of the op of one step that this is at
-    another, "" where it is itself. `views` maps those tensors that are views to the ones whose
-    memory they lie in.
+    impl: which code runs it ("naive", "tiled", "mma", "cublas", "cudnn", "fused", "memcpy").
+    operands: operand names -> tensor names.
+    attributes: everything static: sizes, learning rate, the `offset` of its step from the cursor,
+        the `span` of steps if it does several.
+    origin: in an unrolled plan, the op's name in the plan of one step; "" if it is unchanged.
+    views: operands that are views -> the tensors in whose memory they are.
     """
 
     kind: str
@@ -106,7 +108,7 @@ class Op:
     @cached_property
     def reads(self) -> tuple[Access, ...]:
         names = self.spec.reads
-        if self.attributes.get("beta", 0.0) != 0.0:  # a product that accumulates reads its output
+        if self.attributes.get("beta", 0.0) != 0.0:  # a GEMM that accumulates reads its output
             names = (*names, "c")
         return self._accesses(names)
 
@@ -123,13 +125,13 @@ class Op:
         )
 
     def viewing(self, tensors: Mapping[str, Tensor]) -> Op:
-        """This op, which says what those of its operands lie in that are views in `tensors`."""
+        """This op with the sources of those of its operands that are views in `tensors`."""
         made = [tensors[name] for name in self.tensors if name in tensors]
         return replace(self, views={t.name: t.source for t in made if t.role is Role.VIEW})
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of all tensors that the op touches, each once."""
+        """Names of all tensors that the op uses, each once."""
         return tuple(dict.fromkeys(self.operands.values()))
 
     def at_step(self, offset: int, rename: Mapping[str, str]) -> Op:
@@ -165,6 +167,6 @@ class Op:
 
 
 def _slots(slots: range) -> str:
-    """Such as "cursor+2", or "cursor+2 to cursor+5" where they are four."""
+    """Text such as "cursor+2", or "cursor+2 to cursor+5" for four steps."""
     first = f"cursor+{slots.start}"
     return first if len(slots) == 1 else f"{first} to cursor+{slots.stop - 1}"

@@ -1,4 +1,4 @@
-"""How much an op does: the products of matrices in it, their operations, and in what numbers."""
+"""The work of an op: its GEMMs, their operations, and their precision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role
 
 Sizes = tuple[int, int, int]
-"""m, n and k of a product [m, k] [k, n]."""
+"""m, n and k of a GEMM [m, k] [k, n]."""
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8", "float8_e5m2": "fp8"}
-"""Storage types -> the number class of products of them."""
+"""Storage dtypes -> the precision of their GEMMs."""
 
 
 def _of_attributes(op: Op, plan: Plan) -> Iterator[Sizes]:
@@ -22,7 +22,7 @@ def _of_attributes(op: Op, plan: Plan) -> Iterator[Sizes]:
 
 
 def _of_weights(times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
-    """As many products of the op's weights [n, k] as of the batch."""
+    """As many GEMMs of the op's weights [n, k] as of the batch."""
 
     def gemms_of(op: Op, plan: Plan) -> Iterator[Sizes]:
         n, k = plan[op.operands["w"]].shape
@@ -32,7 +32,7 @@ def _of_weights(times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
 
 
 def _of_layers(first: int, times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
-    """The same of the layers from `first` on."""
+    """The same for the layers from `first` on."""
 
     def gemms_of(op: Op, plan: Plan) -> Iterator[Sizes]:
         weights = {t.layer: t.shape for t in map(plan.__getitem__, op.tensors)
@@ -41,7 +41,7 @@ def _of_layers(first: int, times: int) -> Callable[[Op, Plan], Iterator[Sizes]]:
             if layer >= first:
                 yield from [(plan.batch, n, k)] * times
         if "partial" in op.operands and "w1" in op.operands and op.kind == "narrow_update":
-            n, k = plan[op.operands["w1"]].shape  # the next step's first product
+            n, k = plan[op.operands["w1"]].shape  # the first GEMM of the next step
             yield plan.batch, n, k
 
     return gemms_of
@@ -61,17 +61,17 @@ GEMMS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
     "narrow_input": _of_layers(1, 1), "narrow_inner": _of_layers(2, 2),
     "narrow_update": _of_layers(1, 1), KIND: _of_steps,
 }
-"""Kinds of ops that multiply matrices."""
+"""Kinds of ops that contain GEMMs."""
 
 
 def gemms_of(op: Op, plan: Plan) -> list[Sizes]:
-    """The products of an op; none of one that multiplies no matrices."""
+    """The GEMMs of an op; an empty list if it has none."""
     return list(GEMMS[op.kind](op, plan)) if op.kind in GEMMS else []
 
 
 def operations(op: Op, plan: Plan) -> int:
-    """Multiplications and additions of an op's products; of other ops one for each element that
-    they write."""
+    """Multiplications and additions in an op's GEMMs; for other ops one for each element that they
+    write."""
     if op.kind in GEMMS:
         return sum(2 * m * n * k for m, n, k in gemms_of(op, plan))
     written = {name for name, _ in op.writes if name != op.operands.get("workspace")}
@@ -84,7 +84,7 @@ def _elements(plan: Plan, name: str) -> int:
 
 
 def op_precision(op: Op, plan: Plan) -> str:
-    """The number class of what an op multiplies: "float32", "tf32", "bf16", "fp16" or "fp8"."""
+    """The precision of an op's GEMMs: "float32", "tf32", "bf16", "fp16" or "fp8"."""
     if op.kind == KIND:
         step: Plan = op.attributes["step"]
         return next((op_precision(each, step) for each in step.ops if each.kind in GEMMS),

@@ -16,7 +16,7 @@ from rawnn.plan.op import OPS, Access, Op
 from rawnn.plan.tensor import Role, Tensor
 
 WITHOUT_TENSOR_CORES = ("naive", "tiled")
-"""Implementations of products."""
+"""Implementations of GEMMs."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Plan:
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        """Where each op stands, by its identity."""
+        """The position of each op, by its identity."""
         return {id(op): i for i, op in enumerate(self.ops)}
 
     @cached_property
@@ -74,7 +74,7 @@ class Plan:
 
     @cached_property
     def _writers(self) -> dict[str, list[int]]:
-        """By tensor the places of the ops that write it, ascending."""
+        """By tensor the positions of the ops that write it, ascending."""
         return self._touching(lambda op: op.writes)
 
     @cached_property
@@ -96,36 +96,36 @@ class Plan:
                 if all(getattr(op, k) == v for k, v in wanted.items())]
 
     def producer(self, tensor: str, before: Op) -> Op | None:
-        """The last op ahead of `before` that writes `tensor`."""
+        """The last op before `before` that writes `tensor`."""
         places = self._writers.get(tensor, [])
         ahead = bisect_left(places, self._places[id(before)])
         return self.ops[places[ahead - 1]] if ahead else None
 
     def consumers(self, tensor: str, kind: str | None = None) -> list[Op]:
-        """The ops that read `tensor`, those of one kind if it is given."""
+        """The ops that read `tensor`, optionally of one kind."""
         found = (self.ops[i] for i in self._readers.get(tensor, ()))
         return [op for op in found if kind is None or op.kind == kind]
 
     def substitute(self, old: Iterable[Op], new: Iterable[Op] = ()) -> Plan:
-        """Remove the ops `old` and put `new` where the last of them stood."""
+        """Remove the ops `old` and put `new` in the place of the last of them."""
         return self.substitute_all([(old, new)])
 
     def substitute_all(self, changes: Iterable[tuple[Iterable[Op], Iterable[Op]]]) -> Plan:
-        """For each (old, new) of `changes`, none of which shares an op with another: remove the ops
-        `old` and put `new` where the last of them stood."""
-        gone: set[int] = set()
-        behind: dict[int, tuple[Op, ...]] = {}
+        """For each (old, new) of `changes`, which share no op: remove the ops `old` and put `new`
+        in the place of the last of them."""
+        removed: set[int] = set()
+        replacements: dict[int, tuple[Op, ...]] = {}
         for old, new in changes:
             places = {self._places[id(op)] for op in old}
-            gone |= places
-            behind[max(places)] = tuple(new)
-        if not gone:
+            removed |= places
+            replacements[max(places)] = tuple(new)
+        if not removed:
             return self
         ops: list[Op] = []
         for i, op in enumerate(self.ops):
-            if i not in gone:
+            if i not in removed:
                 ops.append(op)
-            ops += behind.get(i, ())
+            ops += replacements.get(i, ())
         return replace(self, ops=tuple(ops)).without_unused()
 
     def map_ops(self, change: Callable[[Op], Op]) -> Plan:
@@ -134,21 +134,21 @@ class Plan:
     def with_tensors(self, *tensors: Tensor) -> Plan:
         return replace(self, tensors={**self.tensors, **{t.name: t for t in tensors}})
 
-    def whole(self, name: str) -> str:
-        """The tensor whose memory one lies in: its own, or that of which it is a view."""
+    def storage_of(self, name: str) -> str:
+        """The tensor in whose memory this one is: itself, or the source of a view."""
         return self[name].source if self[name].role is Role.VIEW else name
 
     def without_unused(self) -> Plan:
-        """Drop temporaries that no op touches any more."""
+        """Drop temporaries that no op uses."""
         used = {name for op in self.ops for name in op.operands.values()}
-        kept = {n: t for n, t in self.tensors.items() if n in used or not t.role.temporary}
-        return replace(self, tensors=kept)
+        remaining = {n: t for n, t in self.tensors.items() if n in used or not t.role.temporary}
+        return replace(self, tensors=remaining)
 
-    def apart(self, prefix: str) -> Plan:
-        """The same plan with temporaries of its own, their names behind `prefix`: for a plan of
-        another batch beside it."""
+    def with_own_temporaries(self, prefix: str) -> Plan:
+        """The same plan with temporaries of its own, whose names get `prefix`: for a plan of
+        another batch size in the same run."""
         own = {n: prefix + n for n, t in self.tensors.items()
-               if self[self.whole(n)].role.temporary or t.role is Role.SCRATCH}
+               if self[self.storage_of(n)].role.temporary or t.role is Role.SCRATCH}
         tensors = {own.get(n, n): replace(t, name=own.get(n, n), source=own.get(t.source, t.source))
                    for n, t in self.tensors.items()}
         ops = tuple(replace(op, operands={r: own.get(n, n) for r, n in op.operands.items()},
@@ -157,8 +157,8 @@ class Plan:
         return replace(self, tensors=tensors, ops=ops)
 
     def without_metrics(self) -> Plan:
-        """Drop the ops that do nothing but measure; one that also makes the gradient from the
-        probabilities becomes the op that does only that."""
+        """Drop the ops that only measure. An op that also computes the gradient from the
+        probabilities is replaced by one that does only that."""
         ops = tuple(
             _only_gradient(op) for op in self.ops
             if not all(self[name].role in (Role.METRIC, Role.SCRATCH) for name, _ in op.writes)
@@ -168,17 +168,17 @@ class Plan:
     def unrolled(self, steps: int) -> Plan:
         """This one-step plan repeated for `steps` steps at offsets 0, 1, ... from the cursor.
 
-        Batch tensors alternate between two buffers, so that the gather of one step may run beside
-        the step before it, and what the first op makes of them does, so that it need not wait for
-        the updates that read it. Ops of neighbouring steps that one launch can do are joined; an
-        op that is the whole step does all of them; what may be deferred is done in the last step,
-        once.
+        Batch tensors alternate between two buffers, so that a step's gather may overlap with the
+        step before it. So do the results of ops that read only the batch, which then need not wait
+        for the updates that read the previous ones. Neighbouring ops of two steps are merged if one
+        launch can do both; an op that is the complete step does all of them; deferred ops run once,
+        in the last step.
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
         if spans(self):
-            whole = SPANS[self.ops[0].kind](self.ops[0], steps)
-            return replace(self, ops=(whole,), steps=steps)
+            merged = SPANS[self.ops[0].kind](self.ops[0], steps)
+            return replace(self, ops=(merged,), steps=steps)
         tensors = dict(self.tensors)
         second: dict[str, str] = {}
         if steps > 1:
@@ -194,10 +194,10 @@ class Plan:
         return replace(self, tensors=tensors, ops=ops, steps=steps)
 
     def alternating(self) -> list[str]:
-        """The tensors that steps have two of, by turns: batches, and activations that ops make of
-        them and of nothing else that a step makes; but not by products without tensor cores, whose
-        many blocks keep all load units busy: an update beside the next step's first product takes
-        longer than ahead of it (epochs in bfloat16 with `streams` and `pdl`: by 20 and 57 % of
+        """The tensors that alternate between steps: batches, and activations that ops compute from
+        batches alone. Results of GEMMs without tensor cores do not alternate. Their many blocks
+        keep all load units busy, so that an update concurrent with the next step's first GEMM takes
+        longer than before it (epochs in bfloat16 with `streams` and `pdl`: by 20 and 57 % of
         784-784-784-784-784-10 and 784-1024-1024-1024-10, `tiled` by 26 %; H200)."""
         batch = {n for n, t in self.tensors.items() if t.role is Role.BATCH}
         passing = {n for n, t in self.tensors.items() if t.role.temporary} - batch
@@ -209,11 +209,11 @@ class Plan:
         return [name for name in self.tensors if name in batch | made]
 
     def advancing(self) -> Plan:
-        """Move the cursor past the plan's steps at the end: in the last op, if that can do it on
-        the side, else by an op of its own."""
+        """Move the cursor past the plan's steps at the end: in the last op if it supports that,
+        else by an op of its own."""
         *before, last = self.ops
         if "cursor" in last.spec.optional and "cursor" in last.spec.writes \
-                and "rates" not in last.operands:  # whose element the cursor says
+                and "rates" not in last.operands:  # whose element depends on the cursor
             last = replace(last, operands={**last.operands, "cursor": "cursor"},
                            attributes={**last.attributes, "steps": self.steps})
             return replace(self, ops=(*before, last))
@@ -221,8 +221,8 @@ class Plan:
 
     def check(self) -> Plan:
         """Raise ValueError unless every operand exists, everything read was written before, and
-        every copy of a parameter that is read follows the parameter: no op behind one that writes
-        the parameter, of this step or the next, reads the copy before it is written too."""
+        every copy of a parameter is up to date: no op after one that writes the parameter, in this
+        step or the next, reads the copy before it is written, too."""
         persistent = {n for n, t in self.tensors.items() if not t.role.temporary}
         written: set[str] = set(persistent)
         for op in self.ops:
@@ -233,9 +233,9 @@ class Plan:
             for role, name in op.operands.items():
                 if name not in self.tensors:
                     raise ValueError(f"{op.name}: operand {role} names no tensor: {name}")
-                if op.views.get(name, name) != self.whole(name):
-                    raise ValueError(f"{op.name}: operand {role} is a view of {self.whole(name)}, "
-                                     f"which the op does not say")
+                if op.views.get(name, name) != self.storage_of(name):
+                    raise ValueError(f"{op.name}: operand {role} is a view of "
+                                     f"{self.storage_of(name)}, which the op does not say")
             for name, _ in op.reads:
                 if name not in written:
                     raise ValueError(f"{op.name} reads {name} before anything wrote it")
@@ -251,7 +251,7 @@ class Plan:
         if not copies:
             return
         stale: dict[str, str] = {}
-        for op in (*self.ops, *self.ops):  # what one step leaves behind, the next one reads
+        for op in (*self.ops, *self.ops):  # the next step reads what one step leaves
             for name, _ in op.reads:
                 if name in stale:
                     raise ValueError(f"{op.name} reads {name}, which nothing writes behind "
@@ -278,7 +278,7 @@ def advance(steps: int) -> Op:
 
 
 def _only_gradient(op: Op) -> Op:
-    """The part of a loss op that does not measure; other ops as they are."""
+    """The part of a loss op that does not measure; other ops unchanged."""
     kind = op.spec.unmeasured
     if not kind or not set(OPS[kind].reads) - set(OPS[kind].optional) <= set(op.operands):
         return op

@@ -1,4 +1,4 @@
-"""How a plan runs: everything a toggle may change that is not an op."""
+"""How a plan runs: everything that a toggle may change and that is not an op."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rawnn.common.words import counted
 
 @dataclass(frozen=True)
 class Policy:
-    """The baseline is the default of each field.
+    """How a plan runs. The baseline is the default of each field.
 
     sync        when the host waits for the loss: after every step, or only for a report
-    report      epochs between reports; an epoch that is not reported is not measured either
-    allocator   memory from the driver at each use, every tensor placed once, or from a pool: our
-                own, or the driver's
+    report      epochs between reports; an epoch that is not reported is not measured
+    allocator   memory from the driver at each use, every tensor placed once, or from a pool:
+                rawnn's own, or the driver's
     pinned      whether batches are copied from page-locked host memory
-    streams     whether what is independent runs side by side: on two streams, or on branches of a
-                graph, which is one chain otherwise
-    pdl         whether kernels begin before those ahead have ended
+    streams     whether independent work runs in parallel: on two streams, or on branches of a
+                graph, which otherwise is one chain
+    pdl         whether kernels begin before their predecessors have ended
     graph       "" runs launch by launch; "step", "epoch" or "while" as a CUDA graph, "unroll"
                 as one of `graph_steps` steps
-    tune        whether launches are configured as measured, not by rule
+    tune        whether launches are configured by measurement instead of rules
     """
 
     sync: Literal["step", "report"] = "step"
@@ -36,7 +36,7 @@ class Policy:
     tune: bool = False
 
     def __str__(self) -> str:
-        """In words, what is switched on and what is not."""
+        """A description of what is switched on and what is not."""
         graph = {"": "launch by launch", "step": "a graph of a step",
                  "unroll": f"a graph of {counted(self.graph_steps, 'step')}",
                  "epoch": "a graph of an epoch", "while": "a graph with a loop"}[self.graph]

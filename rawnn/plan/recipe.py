@@ -1,4 +1,4 @@
-"""What a plan is built for, besides the network: the data's form, the batch, the optimizer."""
+"""The inputs of a plan besides the network: the spec of the data, the batch, the optimizer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rawnn.model.optimizers import Optimizer
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a set of examples looks like to a plan.
+    """The properties of a set of examples that a plan depends on.
 
-    `inputs` and `labels` are storage types (labels "" where there are none), `targets` the columns
+    `inputs` and `labels` are storage dtypes (`labels` is "" without labels), `targets` the columns
     of float targets, 0 for none; with `reconstruct` the targets are the inputs themselves. Inputs
-    become (value * scale - mean) * inverse_std, the latter two per feature and only where
+    become (value * scale - mean) * inverse_std, with the latter two, per feature, only if
     `normalised`.
     """
 
@@ -28,8 +28,8 @@ class DataSpec:
 
 
 class Share(NamedTuple):
-    """Examples of a batch from `first` on, `rows` of them, whose mean is `weight` of the batch's.
-    """
+    """`rows` examples of a batch from `first` on, whose mean has the fraction `weight` in the
+    batch's."""
 
     first: int
     rows: int
@@ -40,9 +40,9 @@ class Share(NamedTuple):
 class Recipe:
     """How a network is trained.
 
-    `batch` examples a step; `partial` keeps the last, smaller batch of an epoch; `shuffle` draws a
-    new order for each epoch from `seed`; `schedule` is a text of rawnn.model.schedules. Of
-    several `ranks` each takes its share of every batch; this one is number `rank`.
+    `batch` examples per step; `partial` uses the last, smaller batch of an epoch; `shuffle` draws a
+    new order for each epoch from `seed`; `schedule` is a text of rawnn.model.schedules. Each of
+    `world_size` ranks takes a part of every batch; this one is number `rank`.
     """
 
     batch: int
@@ -56,8 +56,8 @@ class Recipe:
     rank: int = 0
 
     def share(self, rows: int) -> Share:
-        """This rank's part of a batch of `rows` examples: as even as it goes, the first ranks
-        having one more. One that gets none computes on the last example, which counts nothing."""
+        """This rank's part of a batch of `rows` examples: as even as possible, with one more for
+        the first ranks. A rank without any computes the last example with weight 0."""
         each, more = divmod(rows, self.world_size)
         mine = each + (self.rank < more)
         if not mine:
@@ -65,11 +65,11 @@ class Recipe:
         return Share(self.rank * each + min(self.rank, more), mine, mine / rows)
 
     def steps(self, examples: int) -> int:
-        """Whole batches in an epoch."""
+        """Full batches in an epoch."""
         return examples // self.batch
 
     def rest(self, examples: int) -> int:
-        """Examples of the partial batch that is kept, 0 for none."""
+        """Examples of the partial batch, 0 for none."""
         return examples % self.batch if self.partial else 0
 
     def updates(self, examples: int) -> int:

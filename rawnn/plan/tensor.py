@@ -1,4 +1,4 @@
-"""A tensor of the plan: a name, a shape, a type and a layout. It holds no memory."""
+"""A tensor of the plan: a name, a shape, a dtype and a layout. It holds no memory."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from math import prod
 from rawnn.common.dtypes import FLOATS, itemsize
 
 ROW_ALIGNMENT = 16
-"""Bytes that every row of a matrix is padded to: what a 128-bit load and cuBLASLt's fast
-kernels ask for."""
+"""Bytes to which every row of a matrix is padded: 128-bit loads and cuBLASLt's fast kernels need
+it."""
 LINE = 128
-"""Bytes of a cache line, to which rows of LONG bytes and more are padded where products multiply
-them: a tile's part of a row then lies in one line. On an H200 a multiprocessor gets 50 bytes a
-cycle of such tiles from the L2 cache, and 17 of tiles whose rows begin 16 bytes further on. A step
-of 97-80-106-673-789-621-38 at batch 3056 in bf16 takes 211 us with no row of activations and
-gradients padded so, and 180 us with all."""
+"""Bytes of a cache line. Rows of LONG bytes and more are padded to it if GEMMs read them, so that a
+tile's part of a row is in one line. On an H200 a multiprocessor loads 50 bytes a cycle of such
+tiles from L2, and 17 of tiles whose rows begin 16 bytes further on. A step of
+97-80-106-673-789-621-38 at batch 3056 in bf16 takes 211 us with no row of activations and
+gradients padded, and 180 us with all."""
 LONG = 512
 
 PART = "/part"
-"""What stands in the name of a view behind that of its source, for readers."""
+"""Separates, in the name of a view, its source from its own suffix, for readers."""
 
 
 class Role(StrEnum):
-    """What a tensor is for, which decides how long it lives and where it comes from."""
+    """The purpose of a tensor, which determines its lifetime and origin."""
 
-    HOST = "host"  # the data set in host memory, ready to be copied batch by batch
+    HOST = "host"  # the data set in host memory, copied batch by batch
     DATA = "data"  # the data set in device memory
-    ROUNDED = "rounded"  # its inputs as products read them, made once at the start
+    ROUNDED = "rounded"  # its inputs in the dtype that GEMMs read, made once at the start
     PARAMETER = "parameter"
-    COPY = "copy"  # of a parameter, rounded to what the products read
-    STATE = "state"  # what training carries from step to step besides the parameters
-    EPOCH = "epoch"  # made anew at the start of each epoch
+    COPY = "copy"  # of a parameter, rounded to the dtype that GEMMs read
+    STATE = "state"  # carried from step to step in addition to the parameters
+    EPOCH = "epoch"  # computed at the start of each epoch
     BATCH = "batch"  # one batch of inputs and labels; double-buffered when steps are unrolled
     ACTIVATION = "activation"
     GRADIENT = "gradient"
-    REDUCED = "reduced"  # a parameter's gradient that ranks sum: in place, its padding zero
-    VIEW = "view"  # rows of another tensor, where they lie
-    SCRATCH = "scratch"  # counters of a kernel's blocks: zero at first, and left at zero
+    REDUCED = "reduced"  # a parameter's gradient that ranks sum in place, its padding zero
+    VIEW = "view"  # rows of another tensor, in place
+    SCRATCH = "scratch"  # counters of a kernel's blocks: zero at first, and after each kernel
     METRIC = "metric"  # one value per step of the epoch
     CURSOR = "cursor"  # the index of the current step
 
@@ -49,40 +49,40 @@ class Role(StrEnum):
 
     @property
     def of_data(self) -> bool:
-        """Whether a step touches the rows of its batch alone."""
+        """Whether a step uses only the rows of its batch."""
         return self in (Role.HOST, Role.DATA, Role.ROUNDED)
 
     @property
     def zeroed(self) -> bool:
-        """Whether the tensor is filled with zeros before anything runs, padding included."""
+        """Whether the tensor is zeroed, padding included, before anything runs."""
         return not self.temporary and self not in (Role.HOST, Role.DATA, Role.VIEW)
 
 
 MULTIPLIED = frozenset((Role.PARAMETER, Role.COPY, Role.STATE, Role.ACTIVATION, Role.GRADIENT))
-"""Roles of what products multiply, and of the state that goes with it. The rows of a batch are as
-those of the data set, which may be copied as they are, unless a kernel gathers them (`lines`)."""
+"""Roles of operands of GEMMs, and of optimizer state. Rows of a batch are laid out like those of
+the data set, which may be copied unchanged, unless a kernel gathers them (`lines`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A dense vector, or a row-major matrix whose rows are padded to 16 bytes, or to 128.
 
-    `dtype` is a name of rawnn.common.dtypes. `packed` leaves the padding out, `lines`
-    asks for rows that begin with cache lines whatever the role, `near` for none that do. `source`
-    names the parameter that a copy is made from, or the data set's inputs that are rounded, `scale`
-    what a copy's values are multiplied by before they are rounded. `bound` is half the width of the
-    distribution that a parameter is drawn from.
-    A view's `source` is the matrix whose rows it is, from `first` on; its name is that one, PART
-    and what tells it from other views of the matrix. One that is columns of it has the number of
-    the first as `column`, and as `pitch` the matrix's elements from one row to the next.
+    dtype: a name of rawnn.common.dtypes.
+    packed: no padding.
+    lines: rows begin at cache lines, whatever the role; near: no row does.
+    source: of a copy its parameter, of rounded inputs the data set's.
+    scale: factor of a copy's values before they are rounded.
+    bound: half the width of the distribution from which a parameter is initialised.
+    layer: that of a parameter and its state, from 1.
+    symbol: the tensor in formulas and in kernels of complete steps, if it is not the name: w1 and
+        b1 for the first layer's parameters, w1_m for optimizer state, c1 for a copy; of a HOST
+        tensor, the part of the data set that it holds.
+    communicator: the rank's communicator whose collectives the tensor orders
+        (plan/ops/collectives.py).
 
-    `layer` is that of a parameter, from 1 on, and of what is kept of it. `symbol` is what formulas
-    and the kernels of whole steps call a tensor, where that is not its name: w1 and b1 the first
-    layer's parameters, w1_m what an optimizer keeps of them, c1 a copy; of a HOST tensor, the part
-    of the data set that it holds.
-
-    `communicator` tells which of a rank's communicators the collectives use whose order the tensor
-    is (plan/ops/collectives.py).
+    A view's `source` is the matrix of which it is the rows from `first` on. Its name is that one,
+    PART and a suffix. A view of columns has the number of the first one as `column`, and the
+    matrix's leading dimension as `pitch`.
     """
 
     name: str

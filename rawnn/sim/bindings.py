@@ -1,4 +1,4 @@
-"""A simulated kernel with its arguments: what a launch of it reads, writes and computes."""
+"""A simulated kernel with its arguments: what its launches read, write and compute."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ DTYPES: dict[str, Any] = {
 
 
 def stored_as(ctype: str) -> str:
-    """The low precision that a C type is; "" for any other."""
+    """The low-precision dtype of a C type; "" for any other."""
     return ctype if ctype in LOW_PRECISION else CUDA_TYPES.get(ctype, "")
 
 
 def functors() -> dict[str, tuple[str, str]]:
-    """What a template argument means that is an activation, a loss or a schedule: what it is, and
+    """Template arguments that are an activation, a loss or a schedule: which of these it is, and
     its name."""
     return {"None": ("activation", ""),
             **{a.functor: ("activation", a.name) for a in ACTIVATIONS.values()},
@@ -59,26 +59,27 @@ def functors() -> dict[str, tuple[str, str]]:
 
 
 _SLOTS = ("loss", "correct", "rates", *PARTS)
-"""Operands of which a step has one element, or one row."""
+"""Operands that have one element, or one row, per step."""
 
 _MULTIPLIED = ("a", "b", "dz", "x")
-"""Operands whose rows the template flag ALIGNED is about."""
+"""Operands whose rows the template flag ALIGNED describes."""
 
-_DRAWS = 8
-"""Roundings that one draw of random bits is for, which the template flag RAGGED is about."""
+_ROUNDINGS_PER_SAMPLE = 8
+"""Roundings that share one sample of random bits, which the template flag RAGGED describes."""
 
 _PRESENCE = {"ORDERED": "order", "BIAS": "bias"}
-"""Template flags that say whether an operand is there."""
+"""Template flags that say whether an operand is given."""
 
 _DEFAULTS = {"bias": False, "activation": "", "slope": "", "stochastic": False, **NEUTRAL}
-"""Attributes that references ask for and that a kernel without the parameter does not vary; the
-table of kernels refuses an op with another number."""
+"""Attributes that references read and that a kernel without the parameter does not vary; the table
+of kernels refuses an op with another value."""
 
 
 @dataclass(slots=True)
 class _Operand:
-    """`region` and `array` are set unless the operand is a window that the cursor moves: then
-    `rows` and `cols` are those of the window, `address` that of row 0, `ld` in elements."""
+    """An operand in device memory; `ld` is in elements. `region` and `array` are set unless the
+    cursor moves it (`window`): then `rows` and `cols` are those of the window and `address` that of
+    row 0."""
 
     name: str
     dtype: Any
@@ -96,50 +97,50 @@ class _Operand:
 
 
 class Binding:
-    """A kernel with its arguments: the effect of its launches. What does not depend on the
-    cursor is worked out at the first run."""
+    """A kernel with its arguments: the effect of its launches. What does not depend on the cursor
+    is computed at the first run."""
 
-    def __init__(self, kernel: Kernel, values: dict[str, Any], meaning: KernelReference,
+    def __init__(self, kernel: Kernel, values: dict[str, Any], entry: KernelReference,
                  template: Mapping[str, str], memory: Memory, launcher: Launcher) -> None:
         self._kernel, self._memory, self._launcher = kernel, memory, launcher
-        self._reference = meaning.reference
-        self._attributes = self._scalars(values, meaning, template)
-        self.geometries = self._geometries(meaning)
-        self.shared, self.cluster = map(self._asked, (meaning.shared, meaning.cluster))
-        self._operands = self._make_operands(values, meaning)
-        check_maps(kernel.expression, kernel.signature, values, self._operands, meaning.boxes,
+        self._reference = entry.reference
+        self._attributes = self._scalars(values, entry, template)
+        self.geometries = self._geometries(entry)
+        self.shared, self.cluster = map(self._asked, (entry.shared, entry.cluster))
+        self._operands = self._make_operands(values, entry)
+        check_maps(kernel.expression, kernel.signature, values, self._operands, entry.boxes,
                    self._attributes)
         self._generation = -1
         self._end = self._attributes.get("end") if "handle" in self._attributes else None
         self._flag = kernel.signature.name == SET_CONDITION
 
     def _asked(self, numbers: Callable[[Scalars], int] | None) -> int | None:
-        """What the table of kernels asks for, where the arguments say enough to know it."""
+        """A value from the table of kernels, if the arguments determine it."""
         try:
             return numbers(self._attributes) if numbers is not None else None
         except KeyError:
             return None
 
     def check_cluster(self, cluster: tuple[int, int, int] | None) -> None:
-        """Raise SimulationError where the blocks of a cluster are not those that the work asks
-        for: they would wait for, or write to, others than they share it with."""
+        """Raise SimulationError if a cluster has another size than the work needs: its blocks would
+        wait for, or write to, the wrong blocks."""
         blocks = prod(cluster or (1,))
         if self.cluster not in (None, blocks):
             raise SimulationError(f"{self._kernel.expression} is launched in clusters of {blocks} "
                                   f"block(s), but its work asks for {self.cluster}")
 
-    def _geometries(self, meaning: KernelReference) -> list[Any]:
-        """Every grid and block that the arguments ask for; none where only the plan knows them."""
-        if meaning.geometry is None:
+    def _geometries(self, entry: KernelReference) -> list[Any]:
+        """Every grid and block that fits the arguments; none if only the plan determines them."""
+        if entry.geometry is None:
             return []
         try:
-            count = meaning.variants(self._attributes)
-            found = [meaning.geometry({**self._attributes, "choice": n}) for n in range(count)]
+            count = entry.variants(self._attributes)
+            found = [entry.geometry({**self._attributes, "choice": n}) for n in range(count)]
         except KeyError:
             return []
         return list(dict.fromkeys(found))
 
-    def _scalars(self, values: dict[str, Any], meaning: KernelReference,
+    def _scalars(self, values: dict[str, Any], entry: KernelReference,
                  template: Mapping[str, str]) -> dict[str, Any]:
         signature = self._kernel.signature
         found = {p.name: values[p.name] for p in signature.parameters
@@ -166,18 +167,18 @@ class Binding:
                 found["kind" if what == "schedule" else name.lower()] = means
             elif stored_as(value):
                 found["dtype"] = stored_as(value)
-        if meaning.layout:
-            found["layout"] = meaning.layout
-        if meaning.sites is not None:
-            found = {**self._site(found, meaning.sites), **found}
+        if entry.layout:
+            found["layout"] = entry.layout
+        if entry.sites is not None:
+            found = {**self._site(found, entry.sites), **found}
         found["stored"] = {p.name: stored_as(p.ctype) or "float32"
                            for p in signature.parameters if p.pointer}
-        found.setdefault("bias", bool(values.get("bias")))  # of kernels without a flag for it
+        found.setdefault("bias", bool(values.get("bias")))  # for kernels without a flag
         return {**_DEFAULTS, **found}
 
     def _site(self, given: Mapping[str, Any], sites: Sequence[tuple[str, Scalars]]) -> Scalars:
-        """All numbers of the op of a plan that asks for this instance with the numbers `given`.
-        Raises SimulationError where no op does, and where several do that differ in extents."""
+        """All scalars of the op of a plan that asks for this instance with the values `given`.
+        Raises SimulationError if there is no such op, or if several differ in extents."""
         label = self._kernel.expression
         formats = {p.name: "=" + p.format for p in self._kernel.signature.parameters
                    if p.number and p.struct is None and p.name != "offset"}
@@ -199,35 +200,35 @@ class Binding:
         return found[0]
 
     def _members(self, parameter: Parameter, raw: bytes) -> dict[str, Any]:
-        """A struct by its name, and each of its members by theirs."""
+        """A struct by its name, and its members by theirs."""
         assert parameter.struct is not None
         if parameter.struct.members and parameter.struct.pointers:
             raise SimulationError(f"{self._kernel.expression}: the struct '{parameter.name}' holds "
-                                  f"pointers; pass them as parameters, so that it can be known "
-                                  f"what the kernel touches")
+                                  f"pointers; pass them as parameters, so that the accesses of "
+                                  f"the kernel are known")
         record = np.frombuffer(raw, parameter.struct.dtype)[0]
         return {parameter.name: record,
                 **{m.name: record[m.name].item() if not m.shape and m.struct is None
                    else record[m.name] for m in parameter.struct.members}}
 
-    def _make_operands(self, values: dict[str, Any], meaning: KernelReference) -> list[_Operand]:
-        made = []
+    def _make_operands(self, values: dict[str, Any], entry: KernelReference) -> list[_Operand]:
+        operands = []
         scalars, label = self._attributes, self._kernel.expression
-        reads = meaning.reads
+        reads = entry.reads
         if scalars.get("beta"):
-            reads = (*reads, "c")  # a product that accumulates reads its output
+            reads = (*reads, "c")  # a GEMM that accumulates reads its output
         for parameter in self._kernel.signature.parameters:
             name = parameter.name
             if not parameter.pointer:
                 continue
-            if name in meaning.optional and not values[name]:
-                continue  # left out
-            read, write = name in reads, name in meaning.writes
+            if name in entry.optional and not values[name]:
+                continue  # it is left out
+            read, write = name in reads, name in entry.writes
             if not (read or write):
-                if name in meaning.reads:
-                    continue  # optional, and left out
+                if name in entry.reads:
+                    continue  # it is optional and left out
                 raise SimulationError(f"{label}: the op neither reads nor writes '{name}'")
-            shape = scalars.get("shapes", meaning.shapes).get(name)
+            shape = scalars.get("shapes", entry.shapes).get(name)
             if shape is None:
                 raise SimulationError(f"{label}: the table of kernels has no shape for '{name}'")
             window = shape[0].startswith("@")
@@ -252,17 +253,16 @@ class Binding:
                 raise SimulationError(f"{label}: ALIGNED is true, but rows of the operand '{name}' "
                                       f"do not begin at multiples of 16 bytes")
             if name == "w" and scalars.get("RAGGED") is False and scalars.get("STOCHASTIC") \
-                    and cols % _DRAWS:
+                    and cols % _ROUNDINGS_PER_SAMPLE:
                 raise SimulationError(f"{label}: RAGGED is false, but rows of {cols} weights do "
-                                      f"not hold whole draws of {_DRAWS}")
-            made.append(_Operand(name, dtype, address, rows, cols, ld, len(extents) == 2, window,
-                                 read, write,
-                                 stored_as(parameter.ctype)))
-        # The cursor comes before the windows, whose places it says, and the order before the rows.
-        return sorted(made, key=lambda operand: (operand.window, operand.name != "order"))
+                                      f"not hold whole samples of {_ROUNDINGS_PER_SAMPLE}")
+            operands.append(_Operand(name, dtype, address, rows, cols, ld, len(extents) == 2,
+                                     window, read, write, stored_as(parameter.ctype)))
+        # The cursor precedes the windows that it moves, and the order the rows that it selects.
+        return sorted(operands, key=lambda operand: (operand.window, operand.name != "order"))
 
     def _extent(self, name: str) -> int:
-        """Of "rows", "32" or "slices*rows"."""
+        """The value of "rows", "32" or "slices*rows"."""
         return prod(int(part) if part.isdigit() else int(self._attributes[part])
                     for part in name.split("*"))
 
@@ -310,13 +310,13 @@ class Binding:
             setattr(arrays, operand.name, array)
             if (spelled := python_name(operand.name)) != operand.name:
                 setattr(arrays, spelled, array)
-        # Infinities and NaNs are values here, as they are on the GPU.
+        # Infinities and NaNs are valid values, as on the GPU.
         try:
             with np.errstate(all="ignore"):
                 self._reference(arrays, self._attributes)
         except (IndexError, ValueError, AttributeError, OverflowError) as error:
-            # A label out of range, extents that do not fit, an operand that was left out, a count
-            # that is none.
+            # A label out of range, extents that do not fit, an operand that was left out, an
+            # invalid count.
             raise SimulationError(f"{task}: its operands do not fit together: {error}") from error
         for stored, array, name in rounding:
             stored[...] = rounded(array, name)
@@ -328,8 +328,8 @@ class Binding:
             self._launcher.set(self._attributes["handle"], int(arrays.flag[0] != 0))
 
     def _window(self, operand: _Operand, step: int, task: Task, order: Any) -> tuple[Region, Any]:
-        """The rows of this step, and an array of the rows 0 up to the last of them, of which the
-        reference picks them: those that `order` names, or `rows` from step * stride on."""
+        """The rows of this step, and an array of the rows 0 up to the last of them. The reference
+        selects its rows from the array: those in `order`, or `rows` from step * stride on."""
         slot = operand.name in _SLOTS
         stride = 1 if slot else int(self._attributes.get("stride", operand.rows))
         first, rows = step * stride, operand.rows
@@ -352,8 +352,8 @@ class Binding:
 
 
 def _elements(parameter: Parameter, label: str) -> np.dtype[Any]:
-    """The type of what a pointer points at: numbers, addresses, or built-in vectors of numbers
-    (float4), which are structured elements."""
+    """The element type of a pointer: numbers, addresses, or built-in vectors of numbers (float4),
+    which are structured elements."""
     ctype = parameter.ctype
     layout = vector(ctype)
     known = np.uint64 if ctype.endswith("*") else DTYPES.get(ctype) or (

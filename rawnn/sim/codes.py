@@ -140,7 +140,7 @@ GENERIC = {
     "cublas": "CUBLAS_STATUS_INTERNAL_ERROR", "cudnn": "CUDNN_STATUS_INTERNAL_ERROR",
     "nccl": "ncclInternalError",
 }
-"""The code a fault gets where its test names none."""
+"""The default code of a fault."""
 
 _BY_VALUE = {
     library: {value: (name, text) for name, (value, text) in table.items()}

@@ -1,4 +1,4 @@
-"""The simulated cuBLASLt: column-major products by NumPy, with the descriptors' own rules."""
+"""The simulated cuBLASLt: column-major GEMMs by NumPy, with the descriptors' rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rawnn.cuda.libs.cublaslt import COMPUTE_TYPE, DATA_TYPE, Heuristic
 from rawnn.sim.codes import describe
 from rawnn.sim.errors import Refused, SimulationError
-from rawnn.sim.faults import seam
+from rawnn.sim.faults import simulated_call
 from rawnn.sim.graphs import Effect, Node
 from rawnn.sim.memory import Region
 from rawnn.sim.order import Task
@@ -24,7 +24,7 @@ _INVALID = "CUBLAS_STATUS_INVALID_VALUE"
 _NOT_SUPPORTED = "CUBLAS_STATUS_NOT_SUPPORTED"
 _ITEM = {"R_32F": 4, "R_16F": 2, "R_16BF": 2}
 _PLAIN, _RELU, _BIAS, _RELU_BIAS = 1, 2, 4, 6
-_SPLIT_K_FROM = 512  # columns of op(A) from which the simulated heuristic wants a workspace
+_SPLIT_K_FROM = 512  # columns of op(A) from which the simulated heuristic uses a workspace
 _WORKSPACE, _WORKSPACE_ALIGNMENT = 32 << 10, 16
 _ALGO = struct.Struct("=8sQQQQ24x")
 _MAGIC = b"sim algo"
@@ -87,22 +87,22 @@ class SimCublasLt:
         self.simulation.destroy(handle, kind, code)
         return (0,)
 
-    @seam(0)
+    @simulated_call(0)
     def cublasLtGetVersion(self) -> tuple[int, int]:
         return 0, 130000
 
-    @seam(0)
+    @simulated_call(0)
     def cublasLtCreate(self) -> tuple[int, int]:
         if not self.simulation.current:
             raise Refused("CUBLAS_STATUS_NOT_INITIALIZED")
         return self._create("cuBLASLt handle", None)
 
-    @seam()
+    @simulated_call()
     def cublasLtDestroy(self, handle: int) -> tuple[int]:
         return self._destroy(handle, "cuBLASLt handle", "CUBLAS_STATUS_NOT_INITIALIZED")
 
     # -- descriptors ----------------------------------------------------------------------------
-    @seam(0)
+    @simulated_call(0)
     def cublasLtMatmulDescCreate(self, compute_type: str, scale_type: str) -> tuple[int, int]:
         wanted = "R_16F" if compute_type == "16F" else "R_32F"
         if compute_type not in COMPUTE_TYPE or scale_type != wanted:
@@ -110,18 +110,18 @@ class SimCublasLt:
         return self._create("cuBLASLt matmul descriptor", {
             "TRANSA": 0, "TRANSB": 0, "EPILOGUE": 1, "HALF_SCALES": compute_type == "16F"})
 
-    @seam()
+    @simulated_call()
     def cublasLtMatmulDescSetAttribute(self, desc: int, attribute: str, value: int) -> tuple[int]:
         if attribute not in _DESC_ATTRIBUTES:
             raise Refused(_INVALID)
         self._find(desc, "matmul descriptor")[attribute] = value
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cublasLtMatmulDescDestroy(self, desc: int) -> tuple[int]:
         return self._destroy(desc, "cuBLASLt matmul descriptor")
 
-    @seam(0)
+    @simulated_call(0)
     def cublasLtMatrixLayoutCreate(
         self, data_type: str, rows: int, cols: int, ld: int
     ) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class SimCublasLt:
             raise Refused(_INVALID)
         return self._create("cuBLASLt matrix layout", [_Layout(data_type, rows, cols, ld)])
 
-    @seam()
+    @simulated_call()
     def cublasLtMatrixLayoutSetAttribute(
         self, layout: int, attribute: str, value: int
     ) -> tuple[int]:
@@ -139,15 +139,15 @@ class SimCublasLt:
         held[0] = replace(held[0], **{_LAYOUT_ATTRIBUTES[attribute]: value})
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cublasLtMatrixLayoutDestroy(self, layout: int) -> tuple[int]:
         return self._destroy(layout, "cuBLASLt matrix layout")
 
-    @seam(0)
+    @simulated_call(0)
     def cublasLtMatmulPreferenceCreate(self) -> tuple[int, int]:
         return self._create("cuBLASLt preference", {})
 
-    @seam()
+    @simulated_call()
     def cublasLtMatmulPreferenceSetAttribute(
         self, preference: int, attribute: str, value: int
     ) -> tuple[int]:
@@ -156,17 +156,17 @@ class SimCublasLt:
         self._find(preference, "preference")[attribute] = value
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cublasLtMatmulPreferenceDestroy(self, preference: int) -> tuple[int]:
         return self._destroy(preference, "cuBLASLt preference")
 
     def _find(self, handle: int, kind: str) -> Any:
         return self.simulation.find(handle, f"cuBLASLt {kind}", _INVALID)
 
-    # -- products -------------------------------------------------------------------------------
+    # -- GEMMs ----------------------------------------------------------------------------------
     def _extents(self, desc: int, layouts: tuple[int, ...]) -> tuple[int, int, int]:
-        """(m, n, k) of the product in cuBLASLt's column-major words; refuses shapes that do not
-        fit together."""
+        """(m, n, k) of the GEMM in cuBLASLt's column-major terms; refuses shapes that do not
+        fit."""
         kinds = self._find(desc, "matmul descriptor")
         a, b, c, d = (self._find(layout, "matrix layout")[0] for layout in layouts)
         m, k = (a.cols, a.rows) if kinds["TRANSA"] else (a.rows, a.cols)
@@ -176,13 +176,13 @@ class SimCublasLt:
             raise Refused(_INVALID)
         return m, n, k
 
-    @seam([])
+    @simulated_call([])
     def cublasLtMatmulAlgoGetHeuristic(
         self, handle: int, desc: int, a: int, b: int, c: int, d: int, preference: int,
         requested: int,
     ) -> tuple[int, list[Heuristic]]:
-        """One answer, which from k = 512 on wants a workspace where the preference allows one; then
-        there is a second that does without."""
+        """One result. From k = 512 on it needs a workspace, if the preference allows one; then a
+        second result needs none."""
         self._handle(handle)
         m, n, k = self._extents(desc, (a, b, c, d))
         wishes = self._find(preference, "preference")
@@ -195,7 +195,7 @@ class SimCublasLt:
         return 0, [Heuristic(_ALGO.pack(_MAGIC, m, n, k, needed), needed, 0, 0.5)
                    for needed in answers[:requested]]
 
-    @seam()
+    @simulated_call()
     def cublasLtMatmul(
         self, handle: int, desc: int, alpha: int, a: int, a_layout: int, b: int, b_layout: int,
         beta: int, c: int, c_layout: int, d: int, d_layout: int, algo: int, workspace: int,
@@ -277,10 +277,10 @@ class SimCublasLt:
                 memory.write(task, scratch, "workspace")
                 memory.scribble(scratch)
 
-        return quiet(run)
+        return without_fp_warnings(run)
 
 
-def quiet(effect: Effect) -> Effect:
-    """The effect without NumPy's floating-point warnings: infinities and NaNs are values."""
+def without_fp_warnings(effect: Effect) -> Effect:
+    """The effect without NumPy's floating-point warnings: infinities and NaNs are valid values."""
     run: Callable[[Task], None] = np.errstate(all="ignore")(effect)
     return run

@@ -15,9 +15,9 @@ from rawnn.cuda.libs.cudnn import (
     SOFTMAX_MODE_INSTANCE,
 )
 from rawnn.sim.codes import describe
-from rawnn.sim.cublaslt import load, quiet, store
+from rawnn.sim.cublaslt import load, store, without_fp_warnings
 from rawnn.sim.errors import Refused, SimulationError
-from rawnn.sim.faults import seam
+from rawnn.sim.faults import simulated_call
 from rawnn.sim.graphs import Node
 from rawnn.sim.memory import Region
 from rawnn.sim.order import Task
@@ -61,22 +61,22 @@ class SimCudnn:
         found: _Tensor = self.simulation.find(descriptor, "cuDNN tensor descriptor", _INVALID)
         return found
 
-    @seam(0)
+    @simulated_call(0)
     def cudnnGetVersion(self) -> tuple[int, int]:
         return 0, 91000
 
-    @seam(0)
+    @simulated_call(0)
     def cudnnCreate(self) -> tuple[int, int]:
         if not self.simulation.current:
             raise Refused("CUDNN_STATUS_NOT_INITIALIZED")
         return 0, self.simulation.create("cuDNN handle", lambda h: _Handle())[0]
 
-    @seam()
+    @simulated_call()
     def cudnnDestroy(self, handle: int) -> tuple[int]:
         self.simulation.destroy(handle, "cuDNN handle", _INVALID)
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cudnnSetStream(self, handle: int, stream: int) -> tuple[int]:
         found = self._handle(handle)
         try:
@@ -86,11 +86,11 @@ class SimCudnn:
         found.stream = stream
         return (0,)
 
-    @seam(0)
+    @simulated_call(0)
     def cudnnCreateTensorDescriptor(self) -> tuple[int, int]:
         return 0, self.simulation.create("cuDNN tensor descriptor", lambda h: _Tensor())[0]
 
-    @seam()
+    @simulated_call()
     def cudnnSetTensor4dDescriptorEx(
         self, descriptor: int, data_type: str, shape: tuple[int, int, int, int],
         strides: tuple[int, int, int, int],
@@ -101,18 +101,18 @@ class SimCudnn:
         tensor.data_type, tensor.shape, tensor.strides = data_type, tuple(shape), tuple(strides)
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cudnnDestroyTensorDescriptor(self, descriptor: int) -> tuple[int]:
         self.simulation.destroy(descriptor, "cuDNN tensor descriptor", _INVALID)
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cudnnSoftmaxForward(
         self, handle: int, algorithm: int, mode: int, alpha: int, x_descriptor: int, x: int,
         beta: int, y_descriptor: int, y: int,
     ) -> tuple[int]:
-        """y = alpha softmax(x) + beta y over the channels of one-pixel images, whose channels
-        must be adjacent; other layouts are refused as not supported."""
+        """y = alpha softmax(x) + beta y over the channels of one-pixel images, whose channels must
+        be adjacent; other layouts are refused as not supported."""
         source, target = self._tensor(x_descriptor), self._tensor(y_descriptor)
         if algorithm not in (0, SOFTMAX_ACCURATE) \
                 or mode not in (SOFTMAX_MODE_INSTANCE, SOFTMAX_MODE_CHANNEL) \
@@ -156,5 +156,5 @@ class SimCudnn:
 
         stream = self._handle(handle).stream
         label = f"cudnnSoftmaxForward rows={rows} cols={cols}"
-        self.simulation.enqueue(stream, Node("kernel", label, (), quiet(run)))
+        self.simulation.enqueue(stream, Node("kernel", label, (), without_fp_warnings(run)))
         return (0,)

@@ -1,9 +1,9 @@
 """The simulated CUDA driver: device, launches, streams and events. Memory, modules and graphs have
-a module each.
+modules of their own.
 
-The calls and their results are those of rawnn.cuda.driver.Driver. Where a GPU would go
-wrong, or would return an error long after the mistake, SimulationError is raised as the work
-runs; where the driver itself refuses, its code is returned.
+The calls and their results are those of rawnn.cuda.driver.Driver. Work that a GPU would compute
+wrongly, or would report long after the mistake, raises SimulationError as it runs; what the driver
+refuses returns its code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rawnn.sim.driver_memory import MemoryCalls
 from rawnn.sim.driver_modules import ModuleCalls
 from rawnn.sim.effects import milliseconds
 from rawnn.sim.errors import Refused, SimulationError
-from rawnn.sim.faults import seam
+from rawnn.sim.faults import simulated_call
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import SimEvent, SimStream
 from rawnn.sim.tensormap import SimMap
@@ -30,7 +30,7 @@ _DEFAULT_STREAM, _NON_BLOCKING = 0, 1
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """What cuLaunchKernelEx is told of a launch besides kernel and arguments."""
+    """The configuration of a launch by cuLaunchKernelEx, without kernel and arguments."""
 
     grid: Dim
     block: Dim
@@ -50,40 +50,40 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
         return describe("cuda", int(code))
 
     # -- device ---------------------------------------------------------------------------------
-    @seam()
+    @simulated_call()
     def cuInit(self, Flags: int) -> tuple[Any, ...]:
         if Flags:
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         self.simulation.initialised = True
         return (0,)
 
-    @seam(0)
+    @simulated_call(0)
     def cuDriverGetVersion(self) -> tuple[Any, int]:
         return 0, self.bindings_version
 
-    @seam(0)
+    @simulated_call(0)
     def cuDeviceGetCount(self) -> tuple[Any, int]:
         return 0, 1
 
-    @seam(None)
+    @simulated_call(None)
     def cuDeviceGet(self, ordinal: int) -> tuple[Any, Any]:
         if ordinal != 0:
             raise Refused("CUDA_ERROR_INVALID_DEVICE")
         return 0, ordinal
 
-    @seam("")
+    @simulated_call("")
     def cuDeviceGetName(self, device: Any) -> tuple[Any, str]:
         self._device(device)
         return 0, "simulated GPU"
 
-    @seam(0)
+    @simulated_call(0)
     def cuDeviceGetAttribute(self, attribute: str, device: Any) -> tuple[Any, int]:
         self._device(device)
         if attribute not in self.simulation.attributes:
             raise SimulationError(f"the simulated GPU has no value for the attribute {attribute}")
         return 0, self.simulation.attributes[attribute]
 
-    @seam(0)
+    @simulated_call(0)
     def cuDeviceTotalMem(self, dev: Any) -> tuple[Any, int]:
         self._device(dev)
         return 0, self.simulation.memory.total
@@ -93,13 +93,13 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
         if device != 0:
             raise Refused("CUDA_ERROR_INVALID_DEVICE")
 
-    @seam(None)
+    @simulated_call(None)
     def cuDevicePrimaryCtxRetain(self, dev: Any) -> tuple[Any, Any]:
         self._device(dev)
         self.simulation.retained += 1
         return 0, 1
 
-    @seam()
+    @simulated_call()
     def cuDevicePrimaryCtxRelease(self, dev: Any) -> tuple[Any, ...]:
         self._device(dev)
         if not self.simulation.retained:
@@ -109,14 +109,14 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
             self.simulation.destroy_context()
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuCtxSetCurrent(self, ctx: Any) -> tuple[Any, ...]:
         if ctx and not self.simulation.retained:
             raise Refused("CUDA_ERROR_INVALID_CONTEXT")
         self.simulation.set_current(bool(ctx))
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
         self.simulation.still_runs()
         self.simulation.unless_capturing()
@@ -124,22 +124,22 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
         self.simulation.memory.pool.shrink()
         return (0,)
 
-    @seam(0)
+    @simulated_call(0)
     def cuCtxGetLimit(self, limit: str) -> tuple[Any, int]:
         return 0, self.simulation.limits.get(limit, 0)
 
-    @seam()
+    @simulated_call()
     def cuCtxSetLimit(self, limit: str, value: int) -> tuple[Any, ...]:
         if value < 0:
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         self.simulation.limits[limit] = value
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuCtxResetPersistingL2Cache(self) -> tuple[Any, ...]:
         return (0,)
 
-    @seam(b"")
+    @simulated_call(b"")
     def cuTensorMapEncodeTiled(
         self, dtype: str, address: int, extents: Sequence[int], strides: Sequence[int],
         box: Sequence[int], swizzle: str, promotion: str,
@@ -150,7 +150,7 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
                          promotion).encoded()
 
     # -- launches -------------------------------------------------------------------------------
-    @seam(0)
+    @simulated_call(0)
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(
         self, func: Any, blockSize: int, dynamicSMemSize: int
     ) -> tuple[Any, int]:
@@ -159,16 +159,16 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         return 0, self.blocks_at_once(kernel, blockSize, dynamicSMemSize)
 
-    @seam(0)
+    @simulated_call(0)
     def cuOccupancyMaxActiveClusters(self, func: Any, config: Any) -> tuple[Any, int]:
-        """As if multiprocessors came in groups of any size."""
+        """As if multiprocessors formed groups of any size."""
         kernel = self.function(func)
         self.check_cluster(kernel, config.grid, config.cluster)
         attributes = self.simulation.attributes
         blocks = self.blocks_at_once(kernel, prod(config.block), config.shared_bytes)
         return 0, attributes["MULTIPROCESSOR_COUNT"] * blocks // prod(config.cluster or (1,))
 
-    @seam()
+    @simulated_call()
     def cuLaunchKernel(self, f: Any, gridDimX: int, gridDimY: int, gridDimZ: int, blockDimX: int,
                        blockDimY: int, blockDimZ: int, sharedMemBytes: int, hStream: Any,
                        kernelParams: Any, extra: Any) -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
                       cluster: Dim | None, programmatic: bool, cooperative: bool) -> LaunchConfig:
         return LaunchConfig(grid, block, shared_bytes, stream, cluster, programmatic, cooperative)
 
-    @seam()
+    @simulated_call()
     def cuLaunchKernelEx(self, config: Any, f: Any, kernelParams: Any,
                          extra: Any) -> tuple[Any, ...]:
         self.simulation.still_runs()
@@ -198,33 +198,33 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
         return (0,)
 
     # -- streams and events ---------------------------------------------------------------------
-    @seam(None)
+    @simulated_call(None)
     def cuStreamCreate(self, Flags: int) -> tuple[Any, Any]:
         if Flags not in (_DEFAULT_STREAM, _NON_BLOCKING):
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         return 0, self.simulation.create("stream", lambda h: SimStream(h, not Flags))[0]
 
-    @seam(0, 0)
+    @simulated_call(0, 0)
     def cuCtxGetStreamPriorityRange(self) -> tuple[Any, int, int]:
-        """(code, that of least priority, that of greatest), as an H200 has them."""
+        """(code, least priority, greatest priority) of an H200."""
         return 0, 0, -5
 
-    @seam(None)
+    @simulated_call(None)
     def cuStreamCreateWithPriority(self, flags: int, priority: int) -> tuple[Any, Any]:
-        """Priorities change nothing here: every order that is allowed is as likely."""
+        """Priorities have no effect here: every order that is allowed is equally likely."""
         if flags not in (_DEFAULT_STREAM, _NON_BLOCKING):
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         return 0, self.simulation.create("stream", lambda h: SimStream(h, not flags))[0]
 
-    @seam()
+    @simulated_call()
     def cuStreamDestroy(self, hStream: Any) -> tuple[Any, ...]:
-        """Work still on the stream runs to its end."""
+        """Pending work on the stream still runs."""
         if self.simulation.stream(hStream).capture is not None:
             self.simulation.unless_capturing()
         self.simulation.destroy(hStream, "stream")
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuStreamSynchronize(self, hStream: Any) -> tuple[Any, ...]:
         stream = self.simulation.stream(hStream)
         if stream.capture is not None:
@@ -233,18 +233,18 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
         self.simulation.memory.pool.shrink()
         return (0,)
 
-    @seam(None)
+    @simulated_call(None)
     def cuEventCreate(self, Flags: int) -> tuple[Any, Any]:
         if Flags & ~0b111:
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         return 0, self.simulation.create("event", SimEvent)[0]
 
-    @seam()
+    @simulated_call()
     def cuEventDestroy(self, hEvent: Any) -> tuple[Any, ...]:
         self.simulation.destroy(hEvent, "event")
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuEventRecord(self, hEvent: Any, hStream: Any) -> tuple[Any, ...]:
         simulation = self.simulation
         event: SimEvent = simulation.find(hEvent, "event")
@@ -261,7 +261,7 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
         simulation.append(stream, event.task, simulation.behind(stream))
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuStreamWaitEvent(self, hStream: Any, hEvent: Any, Flags: int) -> tuple[Any, ...]:
         simulation = self.simulation
         event: SimEvent = simulation.find(hEvent, "event")
@@ -281,9 +281,9 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
             simulation.append(stream, wait, [*simulation.behind(stream), event.task])
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuEventQuery(self, hEvent: Any) -> tuple[Any, ...]:
-        """Some time passes at each query: one piece of work is done."""
+        """Each query lets time pass: one task runs."""
         event: SimEvent = self.simulation.find(hEvent, "event")
         if event.captured is not None:
             raise Refused("CUDA_ERROR_CAPTURED_EVENT")
@@ -293,10 +293,10 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
             if not event.task.done:
                 raise Refused("CUDA_ERROR_NOT_READY")
         if event.task is not None:
-            self.simulation.wait(event.task)  # what the host does next comes after it
+            self.simulation.wait(event.task)  # later work of the host comes after it
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuEventSynchronize(self, hEvent: Any) -> tuple[Any, ...]:
         event: SimEvent = self.simulation.find(hEvent, "event")
         if event.captured is not None:
@@ -304,7 +304,7 @@ class SimDriver(GraphCalls, MemoryCalls, ModuleCalls):
         self.simulation.wait(event.task)
         return (0,)
 
-    @seam(0.0)
+    @simulated_call(0.0)
     def cuEventElapsedTime(self, hStart: Any, hEnd: Any) -> tuple[Any, float]:
         start: SimEvent = self.simulation.find(hStart, "event")
         end: SimEvent = self.simulation.find(hEnd, "event")

@@ -1,5 +1,4 @@
-"""The simulated driver's graph calls: construction, capture, instantiation, update and
-launch."""
+"""The simulated driver's graph calls: construction, capture, instantiation, update and launch."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from rawnn.cuda.driver import Dim
 from rawnn.sim.bindings import Binding
 from rawnn.sim.effects import Effects, Geometry, milliseconds
 from rawnn.sim.errors import Refused
-from rawnn.sim.faults import seam
+from rawnn.sim.faults import simulated_call
 from rawnn.sim.graphs import Executable, GraphData, Node, dependency_indices
 from rawnn.sim.kernels import Kernel
 from rawnn.sim.order import Task
@@ -27,8 +26,8 @@ def kernel_node(kernel: Kernel, effect: Binding, geometry: Geometry) -> Node:
 
 
 class GraphCalls(Effects):
-    """The graph calls of `rawnn.cuda.driver.Driver`. A graph or executable graph that was
-    destroyed is refused with CUDA_ERROR_INVALID_VALUE."""
+    """The graph calls of `rawnn.cuda.driver.Driver`. A destroyed graph or executable graph is
+    refused with CUDA_ERROR_INVALID_VALUE."""
 
     library = "cuda"
 
@@ -47,13 +46,13 @@ class GraphCalls(Effects):
         return self.simulation.add_node(data, node)
 
     # -- construction ---------------------------------------------------------------------------
-    @seam(None)
+    @simulated_call(None)
     def cuGraphCreate(self, flags: int) -> tuple[Any, Any]:
         if flags:
             raise Refused(_INVALID)
         return 0, self.simulation.create("graph", GraphData)[0]
 
-    @seam()
+    @simulated_call()
     def cuGraphDestroy(self, hGraph: Any) -> tuple[Any, ...]:
         """The body of a conditional node belongs to its parent: destroying it is refused."""
         if hGraph in self._bodies:
@@ -70,7 +69,7 @@ class GraphCalls(Effects):
                 self._bodies.pop(node.child.number, None)
                 self._forget(node.child)
 
-    @seam(None)
+    @simulated_call(None)
     def cuGraphAddKernelNode(
         self, graph: Any, dependencies: Sequence[Any], function: Any,
         grid: Dim, block: Dim, shared_bytes: int, parameters: int,
@@ -79,7 +78,7 @@ class GraphCalls(Effects):
         launch = self.launch_effect(function, grid, block, shared_bytes, parameters)
         return 0, self._add(graph, dependencies, kernel_node(*launch))
 
-    @seam()
+    @simulated_call()
     def cuGraphKernelNodeSetAttribute(self, node: Any, attribute: str,
                                       value: Dim | int) -> tuple[Any, ...]:
         at = self.simulation.nodes.get(node)
@@ -99,7 +98,7 @@ class GraphCalls(Effects):
             raise Refused(_INVALID)
         return (0,)
 
-    @seam(None)
+    @simulated_call(None)
     def cuGraphAddMemsetNode(
         self, graph: Any, dependencies: Sequence[Any], address: int, value: int, nbytes: int,
         context: Any,
@@ -109,7 +108,7 @@ class GraphCalls(Effects):
         effect = self.memset_effect(address, value, nbytes)
         return 0, self._add(graph, dependencies, Node("memset", "memset", (), effect))
 
-    @seam(None)
+    @simulated_call(None)
     def cuGraphAddMemcpyNode(
         self, graph: Any, dependencies: Sequence[Any], kind: str, destination: int, source: int,
         nbytes: int, context: Any,
@@ -123,7 +122,7 @@ class GraphCalls(Effects):
         node = Node("memcpy", f"copy {kind}", (), effect, fixed=kind, host_memory=pageable)
         return 0, self._add(graph, dependencies, node)
 
-    @seam(None)
+    @simulated_call(None)
     def cuGraphAddEventRecordNode(
         self, graph: Any, dependencies: Sequence[Any], event: Any
     ) -> tuple[Any, Any]:
@@ -136,18 +135,18 @@ class GraphCalls(Effects):
         node = Node("event record", "event record", (), reached, fixed=event)
         return 0, self._add(graph, dependencies, node)
 
-    @seam(None)
+    @simulated_call(None)
     def cuGraphAddChildGraphNode(
         self, graph: Any, dependencies: Sequence[Any], child: Any
     ) -> tuple[Any, Any]:
-        """A copy of `child` as it is now; one with conditional nodes is refused."""
+        """A copy of `child` in its present state; one with conditional nodes is refused."""
         data = self._graph(child)
         if data.has_conditionals or data.conditionals:
             raise Refused("CUDA_ERROR_NOT_SUPPORTED")
         node = Node("child", f"child graph {data.number:#x}", (), child=data.clone())
         return 0, self._add(graph, dependencies, node)
 
-    @seam(0)
+    @simulated_call(0)
     def cuGraphConditionalHandleCreate(
         self, graph: Any, context: Any, default: int
     ) -> tuple[Any, int]:
@@ -155,11 +154,11 @@ class GraphCalls(Effects):
         self._graph(graph).conditionals[handle] = default
         return 0, handle
 
-    @seam(None, None)
+    @simulated_call(None, None)
     def cuGraphAddConditionalNode(
         self, graph: Any, dependencies: Sequence[Any], handle: int, kind: str, context: Any
     ) -> tuple[Any, Any, Any]:
-        """Refuses a handle of another graph, and one that a node has already."""
+        """Refuses a handle of another graph, and one that already has a node."""
         data = self._graph(graph)
         if handle not in data.conditionals or handle in data.node_handles():
             raise Refused(_INVALID)
@@ -169,12 +168,12 @@ class GraphCalls(Effects):
         self._bodies[body.number] = body
         return 0, added, body.number
 
-    @seam()
+    @simulated_call()
     def cuGraphAddDependencies(
         self, graph: Any, producers: Sequence[Any], consumer: Any
     ) -> tuple[Any, ...]:
-        """Programmatic edges. Refused: ends that are no kernel nodes, an edge that is there
-        already, and one to a node that was added before its producer."""
+        """Programmatic edges. Refused are ends that are no kernel nodes, duplicate edges, and an
+        edge to a node that was added before its producer."""
         data = self._graph(graph)
         *found, to = dependency_indices(self.simulation.nodes, data, [*producers, consumer])
         node = data.nodes[to]
@@ -185,17 +184,17 @@ class GraphCalls(Effects):
         node.programmatic += tuple(found)
         return (0,)
 
-    @seam(0)
+    @simulated_call(0)
     def cuGraphGetNodes(self, graph: Any) -> tuple[Any, int]:
         return 0, len(self._graph(graph).nodes)
 
-    @seam(0)
+    @simulated_call(0)
     def cuGraphGetEdges(self, graph: Any) -> tuple[Any, int]:
         return 0, sum(len(node.dependencies) + len(node.programmatic)
                       for node in self._graph(graph).nodes)
 
     # -- capture --------------------------------------------------------------------------------
-    @seam()
+    @simulated_call()
     def cuStreamBeginCaptureToGraph(
         self, stream: Any, graph: Any, dependencies: Sequence[Any]
     ) -> tuple[Any, ...]:
@@ -203,7 +202,7 @@ class GraphCalls(Effects):
         self._begin(stream, data, dependency_indices(self.simulation.nodes, data, dependencies))
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuStreamBeginCapture(self, stream: Any) -> tuple[Any, ...]:
         self._begin(stream, None, ())
         return (0,)
@@ -216,10 +215,10 @@ class GraphCalls(Effects):
         if found.capture is not None:
             raise Refused("CUDA_ERROR_ILLEGAL_STATE")
         data = graph or simulation.create("graph", GraphData)[1]
-        found.capture = Capture(data, found.handle, {found.handle: tails}, apart=graph is None)
+        found.capture = Capture(data, found.handle, {found.handle: tails}, owns_graph=graph is None)
         simulation.captures.append(found.capture)
 
-    @seam([])
+    @simulated_call([])
     def cuStreamGetCaptureInfo(self, stream: Any) -> tuple[Any, list[Any]]:
         capture = self.simulation.stream(stream).capture
         if capture is None:
@@ -228,9 +227,9 @@ class GraphCalls(Effects):
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
         return 0, [capture.graph.handles[i] for i in capture.tails[int(stream)]]
 
-    @seam(None)
+    @simulated_call(None)
     def cuStreamEndCapture(self, hStream: Any) -> tuple[Any, Any]:
-        """The stream leaves capture mode, whatever is returned."""
+        """The stream leaves capture mode, whatever the result."""
         simulation = self.simulation
         stream = simulation.stream(hStream)
         capture = stream.capture
@@ -242,7 +241,7 @@ class GraphCalls(Effects):
         for handle in capture.tails:
             simulation.stream(handle).capture = None
         if capture.invalid:
-            if capture.apart:
+            if capture.owns_graph:
                 self.cuGraphDestroy(capture.graph.number)
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
         joined = capture.graph.reachable(capture.tails[stream.handle])
@@ -251,7 +250,7 @@ class GraphCalls(Effects):
         return 0, capture.graph.number
 
     # -- execution ------------------------------------------------------------------------------
-    @seam(None)
+    @simulated_call(None)
     def cuGraphInstantiate(self, hGraph: Any, flags: int) -> tuple[Any, Any]:
         graph = self._graph(hGraph)
         if flags not in (0, _USE_NODE_PRIORITY) or graph.is_body:
@@ -263,9 +262,9 @@ class GraphCalls(Effects):
             lambda handle: Executable(copy, defaults=copy.all_conditionals()),
         )[0]
 
-    @seam(None)
+    @simulated_call(None)
     def cuGraphExecUpdate(self, hGraphExec: Any, hGraph: Any) -> tuple[Any, Any]:
-        """Later launches are of `hGraph` as it is now; those made before keep what they had."""
+        """Later launches are of `hGraph` in its present state; earlier ones are not affected."""
         executable: Executable = self.simulation.find(hGraphExec, "executable graph", _INVALID)
         graph = self._graph(hGraph)
         if graph.is_body:
@@ -277,16 +276,16 @@ class GraphCalls(Effects):
         executable.defaults = executable.graph.all_conditionals()
         return 0, None
 
-    @seam()
+    @simulated_call()
     def cuGraphUpload(self, hGraphExec: Any, hStream: Any) -> tuple[Any, ...]:
         self.simulation.find(hGraphExec, "executable graph", _INVALID)
         self.simulation.stream(hStream)
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuGraphLaunch(self, hGraphExec: Any, hStream: Any) -> tuple[Any, ...]:
-        """Behind all work on the stream and behind the graph's launch before; in a capture, a
-        child graph."""
+        """Runs after all work on the stream and after the graph's previous launch; in a capture it
+        becomes a child graph."""
         simulation = self.simulation
         simulation.still_runs()
         executable: Executable = simulation.find(hGraphExec, "executable graph", _INVALID)
@@ -305,8 +304,8 @@ class GraphCalls(Effects):
         simulation.limit_queue()
         return (0,)
 
-    @seam()
+    @simulated_call()
     def cuGraphExecDestroy(self, hGraphExec: Any) -> tuple[Any, ...]:
-        """Launches under way run to their end."""
+        """Pending launches still run."""
         self.simulation.destroy(hGraphExec, "executable graph", _INVALID)
         return (0,)

@@ -9,7 +9,7 @@ from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY, LINK_PTX
 from rawnn.sim import griddepcontrol
 from rawnn.sim.effects import Effects
 from rawnn.sim.errors import Refused, SimulationError
-from rawnn.sim.faults import seam
+from rawnn.sim.faults import simulated_call
 from rawnn.sim.image import Image, decode, instance, kernel_of, launch_bounds
 from rawnn.sim.kernels import Kernel
 
@@ -17,7 +17,7 @@ from rawnn.sim.kernels import Kernel
 class ModuleCalls(Effects):
     """The module calls of `rawnn.cuda.driver.Driver`."""
 
-    @seam(None)
+    @simulated_call(None)
     def cuModuleLoadData(self, image: bytes) -> tuple[Any, Any]:
         found = decode(bytes(image))
         if found is None or not found.loadable:
@@ -30,7 +30,7 @@ class ModuleCalls(Effects):
             raise Refused("CUDA_ERROR_NO_BINARY_FOR_GPU")
         return 0, self.simulation.create("module", lambda handle: (found, [], {}))[0]
 
-    @seam()
+    @simulated_call()
     def cuModuleUnload(self, hmod: Any) -> tuple[Any, ...]:
         _, functions, symbols = self.simulation.destroy(hmod, "module")
         for address, _ in symbols.values():
@@ -39,7 +39,7 @@ class ModuleCalls(Effects):
             self.functions.pop(function, None)
         return (0,)
 
-    @seam(None)
+    @simulated_call(None)
     def cuModuleGetFunction(self, hmod: Any, name: bytes) -> tuple[Any, Any]:
         image: Image
         image, functions, _ = self.simulation.find(hmod, "module")
@@ -58,9 +58,9 @@ class ModuleCalls(Effects):
         functions.append(handle)
         return 0, handle
 
-    @seam(0, 0)
+    @simulated_call(0, 0)
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, int, int]:
-        """Variables hold zeros at first, whatever the source says."""
+        """Variables are zero at first, whatever the source says."""
         image: Image
         image, _, symbols = self.simulation.find(module, "module")
         if name not in symbols:
@@ -75,7 +75,7 @@ class ModuleCalls(Effects):
             symbols[name] = address, nbytes
         return 0, *symbols[name]
 
-    @seam(0)
+    @simulated_call(0)
     def cuFuncGetAttribute(self, attribute: str, function: Any) -> tuple[Any, int]:
         kernel = self.function(function)
         values = {"MAX_THREADS_PER_BLOCK": kernel.most_threads,
@@ -88,7 +88,7 @@ class ModuleCalls(Effects):
             raise SimulationError(f"the simulated GPU has no value for the attribute {attribute}")
         return 0, values[attribute]
 
-    @seam()
+    @simulated_call()
     def cuFuncSetAttribute(self, function: Any, attribute: str, value: int) -> tuple[Any, ...]:
         kernel = self.function(function)
         if attribute == "MAX_DYNAMIC_SHARED_SIZE_BYTES":
@@ -105,11 +105,11 @@ class ModuleCalls(Effects):
         return (0,)
 
     # -- linking --------------------------------------------------------------------------------
-    @seam(None)
+    @simulated_call(None)
     def cuLinkCreate(self) -> tuple[Any, Any]:
         return 0, self.simulation.create("linker", lambda handle: [])[0]
 
-    @seam()
+    @simulated_call()
     def cuLinkAddData(self, state: Any, kind: str, image: bytes, name: str) -> tuple[Any, ...]:
         inputs: list[Any] = self.simulation.find(state, "linker")
         if kind not in (LINK_CUBIN, LINK_PTX, LINK_LIBRARY) or not image:
@@ -120,7 +120,7 @@ class ModuleCalls(Effects):
         inputs.append((kind, found))
         return (0,)
 
-    @seam(b"")
+    @simulated_call(b"")
     def cuLinkComplete(self, state: Any) -> tuple[Any, bytes]:
         inputs = self.simulation.find(state, "linker")
         cubins: list[Image] = [image for kind, image in inputs if kind != LINK_LIBRARY]
@@ -129,7 +129,7 @@ class ModuleCalls(Effects):
             raise Refused("CUDA_ERROR_INVALID_IMAGE")
         return 0, cubins[0].link().encode()
 
-    @seam()
+    @simulated_call()
     def cuLinkDestroy(self, state: Any) -> tuple[Any, ...]:
         self.simulation.destroy(state, "linker")
         return (0,)

@@ -1,4 +1,4 @@
-"""Effects of the work that streams and graph nodes have in common: fills, copies and launches."""
+"""Effects that stream work and graph nodes share: fills, copies and launches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def milliseconds(ran: int) -> float:
 
 
 class Geometry(NamedTuple):
-    """Of a launch: its grid in blocks, a block in threads, dynamic shared memory in bytes."""
+    """The geometry of a launch: grid in blocks, block in threads, dynamic shared memory in
+    bytes."""
 
     grid: Dim
     block: Dim
@@ -35,7 +36,7 @@ class Geometry(NamedTuple):
 
 
 class Effects:
-    """Makes effects on one simulation's memory. `functions` are the kernels by handle."""
+    """Creates effects on the memory of one simulation. `functions` are the kernels by handle."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -53,27 +54,28 @@ class Effects:
         return run
 
     def copy_effect(self, kind: str, destination: int, source: int, nbytes: int,
-                    staged: bool = False, kept: bool = False) -> Effect:
-        """A copy; host bytes are read now if `staged`, else when the copy runs. With `kept` they
-        have to be the same then as now: SimulationError where they are not."""
+                    staged: bool = False, unchanged: bool = False) -> Effect:
+        """A copy; host bytes are read now if `staged`, else when the copy runs. With `unchanged`
+        they
+        must not change in between: SimulationError otherwise."""
         for side, host, address in (("source", kind[0] == "H", source),
                                     ("destination", kind[-1] == "H", destination)):
             if host and (not address or address >= BASE):
                 raise SimulationError(f"copy {kind} of {nbytes:,} bytes: the {side} {address:#x} "
                                       f"is not a host address")
         memory = self.simulation.memory
-        taken = ctypes.string_at(source, nbytes) if staged or kept else None
+        snapshot = ctypes.string_at(source, nbytes) if staged or unchanged else None
 
         def run(task: Task) -> None:
             if kind[0] == "D":
                 region = memory.region(source, nbytes, nbytes, 1, f"source of {task}")
                 memory.read(task, region, "source")
                 data = region.bytes().tobytes()
-            elif staged and taken is not None:
-                data = taken
+            elif staged and snapshot is not None:
+                data = snapshot
             else:
                 data = ctypes.string_at(source, nbytes)
-                if kept and data != taken:
+                if unchanged and data != snapshot:
                     raise SimulationError(
                         f"{task}: the {nbytes:,} bytes of page-locked memory at {source:#x} were "
                         f"changed between the call and the copy, which reads them when it runs: "
@@ -91,7 +93,7 @@ class Effects:
 
     @staticmethod
     def scribble_host(address: int, nbytes: int) -> None:
-        """The bytes mean nothing until a copy to them is done."""
+        """Make the bytes undefined until a copy to them is done."""
         ctypes.memset(address, POISON, nbytes)
 
     def function(self, handle: Any) -> Kernel:
@@ -103,8 +105,8 @@ class Effects:
     def launch_effect(self, function: Any, grid: Dim, block: Dim, shared_bytes: int,
                       parameters: int, cluster: Dim | None = None,
                       cooperative: bool = False) -> tuple[Kernel, Binding, Geometry]:
-        """What launches and kernel nodes have in common: the driver's limits, then the arguments'
-        copy. Returns (kernel, effect, geometry)."""
+        """The common part of launches and kernel nodes: the driver's limits, then a copy of the
+        arguments. Returns (kernel, effect, geometry)."""
         kernel = self.function(function)
         limits = zip((*grid, *block), (*_GRID_LIMITS, *_BLOCK_LIMITS), strict=True)
         threads = block[0] * block[1] * block[2]
@@ -130,13 +132,13 @@ class Effects:
             raise Refused("CUDA_ERROR_INVALID_CLUSTER_SIZE")
 
     def check_cooperative(self, kernel: Kernel, geometry: Geometry) -> None:
-        """Refuse more blocks than the GPU can have at once."""
+        """Refuse more blocks than can be resident on the GPU."""
         if prod(geometry.grid) > self.simulation.attributes["MULTIPROCESSOR_COUNT"] \
                 * self.blocks_at_once(kernel, prod(geometry.block), geometry.shared_bytes):
             raise Refused("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE")
 
     def blocks_at_once(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
-        """Blocks of a kernel that a multiprocessor has at once."""
+        """Blocks of a kernel that are resident on a multiprocessor."""
         major, minor = self.simulation.compute_capability
         return occupancy(f"sm_{major}{minor}", threads=threads, registers=kernel.registers,
                          shared=shared_bytes + kernel.static_shared).blocks

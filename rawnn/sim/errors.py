@@ -1,4 +1,4 @@
-"""What the simulated device raises, and how it refuses a call."""
+"""Errors of the simulated device, and how it refuses a call."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from rawnn.common.errors import RawnnError
 
 class SimulationError(RawnnError):
     """Work that a GPU would get wrong, perhaps silently: an access outside an allocation, a read of
-    memory never written, a use after free, two unordered operations on the same bytes, arguments
+    uninitialised memory, a use after free, two unordered operations on the same bytes, arguments
     that do not fit the kernel, a leak."""
 
 
 class Race(SimulationError):
-    """Two operations touch the same bytes, one of them writing, and nothing orders them."""
+    """Two unordered operations access the same bytes, and one of them writes."""
 
 
 class ReadBeforeWrite(SimulationError):
@@ -20,7 +20,7 @@ class ReadBeforeWrite(SimulationError):
 
 
 class Refused(Exception):
-    """Raised inside a simulated call; the seam turns it into the result code named `code`."""
+    """Raised inside a simulated call, which then returns the result code named `code`."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)

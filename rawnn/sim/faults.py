@@ -1,4 +1,4 @@
-"""Faults on demand: any call of any simulated library can be made to fail with any of its codes."""
+"""Fault injection: any call of any simulated library can be made to fail with any of its codes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ R = TypeVar("R")
 @dataclass(frozen=True)
 class Fault:
     """One call that fails, without any effect, with the code named `code` (None: the library's
-    generic one). The call is number `index` (from 0) of all calls of all libraries, or number
-    `nth` (from 0) of those named `call`; `nth` None fails every one of them.
+    generic one). The call is number `index` (from 0) of all calls of all libraries, or number `nth`
+    (from 0) of those named `call`; if `nth` is None, all of them fail.
 
     Raises ValueError unless exactly one of `index` and `call` is given.
     """
@@ -36,7 +36,7 @@ class Fault:
 
 
 class Faults:
-    """Counts every call and says which fail. `calls` is the log, as (library, call)."""
+    """Counts every call and decides which fail. `calls` is the log, as (library, call)."""
 
     def __init__(self, *planned: Fault) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -44,7 +44,7 @@ class Faults:
         self._by_index = {f.index: f for f in planned if f.index is not None}
         self._by_call = [f for f in planned if f.call is not None]
         self.failed: list[tuple[int, str, str]] = []
-        """(index, call, code) of every fault that was struck."""
+        """(index, call, code) of every fault that occurred."""
 
     def add(self, fault: Fault) -> None:
         """Plan one more; `nth` counts from the beginning of the log."""
@@ -58,7 +58,7 @@ class Faults:
         return self._counts[call]
 
     def enter(self, library: str, call: str) -> int:
-        """Note a call; its result code where a fault was planned for it, else 0."""
+        """Log a call; returns the result code of a planned fault, else 0."""
         index = len(self.calls)
         self.calls.append((library, call))
         nth = self._counts[call]
@@ -85,9 +85,9 @@ class _Library(Protocol):
     def simulation(self) -> Any: ...
 
 
-def seam(*failed: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a method one call of a simulated library: counted, able to fail, and with `Refused`
-    turned into its code. `failed` are the values that follow the code of a failed call."""
+def simulated_call(*failed: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a method one call of a simulated library: it is counted, can fail, and turns `Refused`
+    into its code. `failed` are the values that follow the code of a failed call."""
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         name = method.__name__

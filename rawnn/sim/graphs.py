@@ -1,4 +1,4 @@
-"""Graphs as the simulated driver keeps them, and their expansion into tasks at a launch."""
+"""The simulated driver's graphs, and their expansion into tasks at a launch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ Effect = Callable[[Task], None]
 @dataclass(eq=False)
 class Node:
     """One node: `effect` for work, `child` for a child graph, `child` and `handle` for a
-    conditional node ("if" or "while"). `dependencies` are indices of nodes before it in the same
-    graph; `programmatic` those of kernel nodes joined to it by programmatic edges, which `waits`
-    and `triggers` give their meaning. `fixed` is what an update may not change. A kernel node
-    has its `kernel`, its `geometry`, where it was given one the shape of its `cluster`,
-    `check_cluster` that raises where it is not what the work asks for, and says whether it is
-    `cooperative`."""
+    conditional node ("if" or "while").
+
+    dependencies: indices of earlier nodes in the same graph.
+    programmatic: those kernel nodes to which it has programmatic edges; `waits` and `triggers` say
+        what the kernels do about them.
+    fixed: what an update may not change.
+    kernel, geometry, cluster, cooperative: for a kernel node.
+    check_cluster: raises if the cluster is not the one that the work needs.
+    """
 
     kind: str
     label: str
@@ -47,8 +50,8 @@ class Node:
 
 @dataclass(eq=False)
 class GraphData:
-    """Nodes in the order they were added, which is a topological one; `number` is the handle that
-    messages name the graph by; `conditionals` maps each conditional handle created on this graph
+    """Nodes in the order in which they were added, which is topological. `number` is the handle by
+    which messages name the graph; `conditionals` maps each conditional handle created on this graph
     to its default value."""
 
     number: int
@@ -64,9 +67,8 @@ class GraphData:
 
     def same_topology(self, other: GraphData) -> bool:
         """Whether an executable graph of this one can be updated with `other`: the same kinds of
-        nodes in the same order with the same edges, and nothing else changed than what kernels,
-        copies and fills work on. A conditional node's handle is one of its parameters, and may
-        not change."""
+        nodes in the same order with the same edges, with changes only to what kernels, copies and
+        fills work on. A conditional node's handle is one of its parameters, and may not change."""
         return len(self.nodes) == len(other.nodes) and all(
             (a.kind, a.dependencies, a.programmatic, a.fixed, a.handle)
             == (b.kind, b.dependencies, b.programmatic, b.fixed, b.handle)
@@ -96,9 +98,9 @@ class GraphData:
         return found
 
     def check_instantiable(self) -> None:
-        """Refuse what cuGraphInstantiate refuses: a conditional handle that no node has, and
-        in the body of one a copy from or to pageable host memory. Raises SimulationError for a
-        kernel in clusters of another size than its work asks for."""
+        """Refuse what cuGraphInstantiate refuses: a conditional handle without a node, and in the
+        body of one a copy from or to pageable host memory. Raises SimulationError for a kernel in
+        clusters of another size than its work needs."""
         if sorted(self.all_conditionals()) != sorted(self.node_handles()):
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         self._check_bodies(False)
@@ -126,8 +128,8 @@ class GraphData:
 
 @dataclass(eq=False)
 class Executable:
-    """An instantiated graph. `last` is the end of its latest launch, which the next one waits
-    for; `launches` counts them."""
+    """An instantiated graph. `last` is the end of its latest launch, for which the next one waits;
+    `launches` counts them."""
 
     graph: GraphData
     last: Task | None = None
@@ -136,8 +138,8 @@ class Executable:
 
 
 class Launcher:
-    """Turns launches into tasks. `values` holds the conditional handles' values, which kernels
-    set while a graph runs."""
+    """Turns launches into tasks. `values` are the conditional handles' values, which kernels set
+    while a graph runs."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -148,7 +150,7 @@ class Launcher:
         """Add the launch; returns the task that is done when all of the graph is."""
         executable.launches += 1
         name = f"launch {executable.launches}"
-        graph, defaults = executable.graph, executable.defaults  # an update is for later launches
+        graph, defaults = executable.graph, executable.defaults  # updates affect later launches
 
         def start(task: Task) -> None:
             self.values.update(defaults)
@@ -163,7 +165,7 @@ class Launcher:
         return end
 
     def _expand(self, graph: GraphData, begin: Task, end: Task, launch: str) -> None:
-        """Add the tasks of a graph behind `begin`, and let go of `end` behind them."""
+        """Add the tasks of a graph after `begin`, and release `end` after them."""
         scheduler = self._scheduler
         tails: list[Task] = []
         inner: set[int] = set()
@@ -201,13 +203,13 @@ class Launcher:
 
     def _programmatic(self, node: Node, tails: Sequence[Task], openings: dict[int, Task],
                       before: Sequence[Task], where: str) -> tuple[Task, list[Task]]:
-        """A kernel at either end of a programmatic edge: what its consumers begin behind, and
-        what its own accesses come behind.
+        """Tasks of a kernel at either end of a programmatic edge: what its consumers start after,
+        and what its own accesses come after.
 
-        It begins behind its full edges and behind what each producer opens its edge with. One
-        that waits is then behind the producers' ends; one that does not is unordered with them.
-        It opens its own edges as soon as it has begun if it triggers, else at its end, which
-        comes behind its wait; a consumer is not behind its writes in either case until it waits.
+        It starts after its full edges and after the task that opens each programmatic edge. If it
+        waits, its accesses are then ordered after the producers' ends; otherwise they are not. It
+        opens its own edges right after its start if it triggers, else at its end, which comes after
+        its wait. In either case a consumer is ordered after its writes only once it waits.
         """
         add = self._scheduler.add
         begun = add(Task(f"start of {node.label}", where, None, counted=False),
@@ -264,7 +266,7 @@ class Launcher:
 
 def dependency_indices(owner: dict[Any, tuple[GraphData, int]], graph: GraphData,
                        dependencies: Sequence[Any]) -> tuple[int, ...]:
-    """Node handles as indices; refuses nodes of another graph, and one given twice."""
+    """Node handles as indices; refuses nodes of another graph, and duplicates."""
     found = []
     for node in dependencies:
         at = owner.get(node)

@@ -1,10 +1,10 @@
 """What a kernel does about its programmatic edges, read from its CUDA source and headers.
 
-A consumer waits for its producers with cudaGridDependencySynchronize() (PTX: griddepcontrol.wait),
+A consumer waits for its producers with cudaGridDependencySynchronize() (PTX: griddepcontrol.wait);
 a producer lets its consumers begin early with cudaTriggerProgrammaticLaunchCompletion() (PTX:
 griddepcontrol.launch_dependents). CUDA C++ Programming Guide, "Programmatic Dependent Launch".
-pdl_wait() and pdl_trigger() of rawnn/ptx/primitives/pdl.cuh are these where RAWNN_PDL is defined,
-else nothing.
+pdl_wait() and pdl_trigger() of rawnn/ptx/primitives/pdl.cuh are these calls if RAWNN_PDL is
+defined, otherwise empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EITHER = {"(": re.compile(r"[()]"), "{": re.compile(r"[{}]"), "[": re.compile(r
 
 
 class _Path(Enum):
-    """What every thread that gets to a statement has done behind it."""
+    """What every thread that reaches a statement has done before it."""
 
     GOES_ON = auto()
     WAITS = auto()
@@ -41,10 +41,10 @@ class _Path(Enum):
 
 @lru_cache(256)
 def waits(source: str, kernel: str, defined: bool = False) -> bool:
-    """Whether every thread of the kernel waits for its producers: on each path through its body
-    stands a wait, or a call of a function or method that always waits, ahead of any `return`. A
-    wait under a condition counts where both branches wait, or the one that does not wait goes on
-    to one. `source` is the kernel's with its headers, `defined` says whether RAWNN_PDL is."""
+    """Whether every thread of the kernel waits for its producers: each path through its body has a
+    wait, or a call of a function or method that always waits, before any `return`. A conditional
+    wait counts if both branches wait, or if the branch without one continues to another wait.
+    `source` is the kernel's with its headers; `defined` says whether RAWNN_PDL is."""
     return _always_waits(_text(source, defined), kernel, ())
 
 
@@ -67,8 +67,8 @@ def triggers(source: str, kernel: str, defined: bool = False) -> bool:
 
 @lru_cache(32)
 def _text(source: str, defined: bool) -> str:
-    """The source without comments, directives, strings that do not matter and the word in
-    LOOP::template product<...>(), and with the macros' meanings."""
+    """The source without comments, directives, irrelevant strings and the keyword `template` of
+    LOOP::template multiply<...>(), with the macros expanded."""
     text = _STRING.sub(lambda found: found[0] if "griddepcontrol" in found[0] else '""',
                        _LEFT_OUT.sub("", source))
     text = _NAMED.sub(r"\1", text)
@@ -76,7 +76,7 @@ def _text(source: str, defined: bool) -> str:
 
 
 def _always_waits(text: str, function: str, callers: tuple[str, ...]) -> bool:
-    """Whether all functions of that name wait: which one a method's call means is not known."""
+    """Whether all functions of that name wait: a method's call is not resolved further."""
     bodies = _bodies(text, function)
     callers = (*callers, function)
     return bool(bodies) and all(_block(text, start, callers)[0] is _Path.WAITS
@@ -84,7 +84,7 @@ def _always_waits(text: str, function: str, callers: tuple[str, ...]) -> bool:
 
 
 def _block(text: str, at: int, callers: tuple[str, ...]) -> tuple[_Path, int]:
-    """What the statements in the braces at `at` do, and the index behind them."""
+    """The effect of the statements in the braces at `at`, and the index after them."""
     end = _matching(text, at)
     found, at = _Path.GOES_ON, at + 1
     while found is _Path.GOES_ON:
@@ -117,7 +117,7 @@ def _statement(text: str, at: int, callers: tuple[str, ...]) -> tuple[_Path, int
 
 
 def _is_wait(text: str, at: int, end: int, callers: tuple[str, ...]) -> bool:
-    """Whether a simple statement is nothing but a wait, or the call of what always waits."""
+    """Whether a simple statement is a wait, or a call of a function that always waits."""
     statement = text[at:end]
     if re.match(r"asm\b", statement):
         return re.search(_WAIT, statement) is not None
@@ -137,20 +137,20 @@ def _next(text: str, at: int) -> int:
 
 
 def _end_of_simple(text: str, at: int) -> int:
-    """Index behind a statement that ends in a semicolon."""
+    """Index after a statement that ends in a semicolon."""
     while at < len(text) and text[at] not in ";}":
         at = _matching(text, at) if text[at] in _EITHER else at + 1
     return at + (text[at:at + 1] == ";")
 
 
 def _bodies(text: str, function: str) -> list[tuple[int, int]]:
-    """Where the braces of each definition of a function begin and end."""
+    """Begin and end of the braces of each definition of a function."""
     return _definitions(text).get(function, [])
 
 
 @lru_cache(32)
 def _definitions(text: str) -> dict[str, list[tuple[int, int]]]:
-    """By name, where the braces behind a name and its parentheses begin and end."""
+    """By name, begin and end of the braces after a name and its parentheses."""
     found: dict[str, list[tuple[int, int]]] = {}
     opened: list[int] = []
     for bracket in re.finditer(r"[()]", text):
@@ -167,7 +167,7 @@ def _definitions(text: str) -> dict[str, list[tuple[int, int]]]:
 
 
 def _matching(text: str, at: int) -> int:
-    """Index behind the bracket that closes the one at `at`."""
+    """Index after the bracket that closes the one at `at`."""
     opening, depth = text[at], 0
     for found in _EITHER[opening].finditer(text, at):
         depth += 1 if found[0] == opening else -1

@@ -1,8 +1,7 @@
-"""Simulated cubins: what SimNvrtc makes, the linker joins and cuModuleLoadData reads.
+"""Simulated cubins, which SimNvrtc makes, the linker joins and cuModuleLoadData reads.
 
-An image is JSON behind a magic word: the source, its name, the text of its headers, the kernels
-asked for with their mangled names, whether it still needs linking, and whether RAWNN_PDL is defined
-in it.
+An image is JSON after a magic word: the source, its name, the text of its headers, the requested
+kernels with their mangled names, whether it still needs linking, and whether RAWNN_PDL is defined.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _DEVICE_RUNTIME = "cudaGraphSetConditional"
 
 @dataclass(frozen=True)
 class Image:
-    """`lowered` maps name expressions to mangled names; `arch` is such as "sm_90"."""
+    """`lowered` maps name expressions to mangled names; `arch` is, for example, "sm_90"."""
 
     name: str
     source: str
@@ -59,8 +58,8 @@ class Image:
 
 @lru_cache(256)
 def instance(name: str, source: str, expression: str) -> Instance:
-    """The kernel that an expression names in `source`, which may be the file `name`, as a compiler
-    found it or else as it is declared. Raises ConfigError where there is none."""
+    """The kernel that an expression names in `source`, which may be the file `name`: as compiled,
+    else as declared. Raises ConfigError if there is none."""
     known = annotation(source)
     if expression in known:
         return known[expression]
@@ -70,9 +69,9 @@ def instance(name: str, source: str, expression: str) -> Instance:
     return Instance(signature, dict(zip(declared.template, signature.arguments, strict=True)))
 
 
-@lru_cache(64)  # runs with one call failing load the same kernels again and again
+@lru_cache(64)  # runs with one failing call load the same kernels again and again
 def decode(image: bytes) -> Image | None:
-    """The image, or None where the bytes are none."""
+    """The image, or None for other bytes."""
     if not image.startswith(MAGIC):
         return None
     return Image(**json.loads(image[len(MAGIC):]))
@@ -81,8 +80,8 @@ def decode(image: bytes) -> Image | None:
 def build(name: str, source: str, arch: str, expressions: list[str],
           relocatable: bool, programmatic: bool = False,
           headers: str = "") -> tuple[Image | None, str]:
-    """(image, "") or (None, log): reads the kernels' declarations and checks that every
-    expression names one. Errors inside a kernel's body are not seen."""
+    """(image, "") or (None, log): reads the kernels' declarations and checks that every expression
+    names one. Errors inside a kernel's body are not found."""
     try:
         for expression in expressions:
             instance(name, source, expression)
@@ -109,19 +108,19 @@ def _mangled(expression: str, source: str) -> str:
 
 
 def kernel_of(expression: str) -> str:
-    """What a kernel is called where it is defined: without namespaces and template arguments."""
+    """The name of a kernel in its definition: without namespaces and template arguments."""
     return split_expression(expression)[0].rpartition("::")[2]
 
 
 @cache
 def _plain(name: str, source: str) -> bool:
-    """Whether the kernel's name is that of C."""
+    """Whether the kernel has C linkage."""
     return re.search(rf'extern\s+"C"\s+__global__[^;{{]*\b{name}\s*\(', source) is not None
 
 
 @cache
 def launch_bounds(source: str, kernel: str) -> int:
-    """Most threads a block of the kernel may have: its __launch_bounds__ where that is a plain
-    number, else 1,024."""
+    """Most threads in a block of the kernel: its __launch_bounds__ if that is a plain number, else
+    1,024."""
     found = re.search(rf"__launch_bounds__\s*\(\s*(\d+)\s*\)\s*\b{kernel}\s*\(", source)
     return int(found[1]) if found else 1024

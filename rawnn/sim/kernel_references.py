@@ -1,5 +1,5 @@
-"""Which NumPy reference a kernel has on the simulated GPU: that of rawnn's table of kernels, of a
-kernel written for an op, or what a user registered."""
+"""The NumPy reference of a kernel on the simulated GPU: from rawnn's table of kernels, of a kernel
+generated for an op, or registered by a user."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ Reference = Callable[[SimpleNamespace, Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class KernelReference:
-    """What a kernel computes. `layout` is that of a product; `geometry`, where given, is the only
-    grid and block allowed, in any of its `variants`, `shared` the only bytes of dynamic shared
-    memory, `cluster` the only blocks of a cluster; `boxes` the only rows of boxes. `sites` are the
-    instances that plans ask for with all numbers of their ops, where the kernel does not take what
-    its meaning needs."""
+    """What a kernel computes, and how it may be launched.
+
+    layout: that of a GEMM.
+    geometry: the only grid and block allowed, in any of its `variants`.
+    shared: the only bytes of dynamic shared memory.
+    cluster: the only number of blocks in a cluster.
+    boxes: the only rows of boxes.
+    sites: the instances that plans ask for with all scalars of their ops, for a kernel whose
+        parameters do not include what its reference needs.
+    """
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -40,7 +45,7 @@ class KernelReference:
 
 
 SET_CONDITION = "rawnn_set_condition"
-"""The kernel by which a user's graph (rawnn.lab.graph) decides on a conditional node: whether
+"""The kernel with which a user's graph (rawnn.lab.graph) evaluates a conditional node: whether
 flag[0] is not 0."""
 
 _registered: dict[str, KernelReference] = {
@@ -50,7 +55,7 @@ _registered: dict[str, KernelReference] = {
 def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
              reads: tuple[str, ...], writes: tuple[str, ...],
              boxes: Callable[[Scalars], Mapping[str, int]] | None = None) -> None:
-    """Give the kernel `name`, which is none of rawnn's own, a meaning on the simulated GPU.
+    """Register a reference for the kernel `name`, which is none of rawnn's, on the simulated GPU.
 
     `reference(operands, scalars)` works in place on NumPy views of the operands; `shapes` and
     `boxes` are as in rawnn.ptx.kernel_registry.KernelImpl, None leaves boxes unchecked.
@@ -59,13 +64,13 @@ def register(name: str, reference: Reference, shapes: Mapping[str, Shape], *,
 
 
 def forget(name: str) -> None:
-    """A user's kernel has no meaning any more."""
+    """Remove the reference of a user's kernel."""
     _registered.pop(name, None)
 
 
 def reference_of(source: str, name: str) -> KernelReference | None:
-    """Of the kernel `name` in a file called `source`: rawnn's own before a user's of that name.
-    None for one that nobody gave a meaning."""
+    """The reference of the kernel `name` in a file called `source`; rawnn's own take precedence
+    over a user's of that name. None if there is none."""
     entry = find_user_kernel(source, name)
     if entry is not None:
         spec = OPS[entry.word]
@@ -82,7 +87,7 @@ def reference_of(source: str, name: str) -> KernelReference | None:
 
 
 def _of_the_table(file: str, name: str) -> KernelReference | None:
-    """Of a kernel of the table as it is now: kernels of users come and go in it."""
+    """The reference of a kernel in the present table, which users' kernels change."""
     for key, impl in reversed(KERNELS.items()):
         if impl.name == name and key.impl != IMPL and Path(impl.source).name == file:
             spec = OPS[key.kind]

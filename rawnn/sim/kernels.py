@@ -1,9 +1,9 @@
-"""What a kernel does on the simulated GPU: the NumPy reference of its op, on the bytes that its
+"""The effect of a kernel on the simulated GPU: the NumPy reference of its op, on the bytes that its
 packed arguments point at.
 
-The table of kernels (rawnn/ptx) gives the extents of every operand in terms of the
-scalar arguments, the op's registration says which operands are read and written, and the CUDA
-source how the arguments are laid out. All three are checked against each launch.
+The table of kernels (rawnn/ptx) gives the extents of every operand in terms of the scalar
+arguments, the op's registration which operands are read and written, and the CUDA source the layout
+of the arguments. Each launch is checked against all three.
 """
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rawnn.sim.memory import Memory
 
 
 class Kernel:
-    """One kernel of a loaded module; `waits` and `triggers` say what it does about programmatic
-    edges, `static_shared` how many bytes it declares. Raises SimulationError at the first launch of
-    a kernel that has no reference."""
+    """One kernel of a loaded module; `waits` and `triggers` describe its handling of programmatic
+    edges, `static_shared` is the bytes that it declares. The first launch of a kernel without a
+    reference raises SimulationError."""
 
     def __init__(self, memory: Memory, launcher: Launcher, source: str, expression: str,
                  instance: Instance, most_threads: int, *, waits: bool = False,
@@ -41,7 +41,7 @@ class Kernel:
         self._generation = -1
 
     @property
-    def meaning(self) -> KernelReference:
+    def entry(self) -> KernelReference:
         found = reference_of(self._source, self.signature.name)
         if found is None:
             raise SimulationError(
@@ -98,4 +98,4 @@ class Kernel:
         for p, at, code in zip(self.signature.parameters, self._offsets, self._formats,
                                strict=True):
             values[p.name] = struct.unpack_from(code, raw, at)[0]
-        return Binding(self, values, self.meaning, self._template, self._memory, self._launcher)
+        return Binding(self, values, self.entry, self._template, self._memory, self._launcher)

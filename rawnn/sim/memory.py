@@ -1,9 +1,9 @@
-"""Device memory: bytes with addresses, which know where they were allocated, whether they were
-ever written, and who touched them last.
+"""Device memory: bytes with addresses, their allocations, whether they were ever written, and their
+last accesses.
 
-Every access is to a region: rows of bytes at a pitch. A region seen before is found by its key,
-with the other regions that share bytes with it, so that a training loop pays for the geometry
-once. Addresses are never given out twice, which makes a use after free certain to be seen.
+Every access is to a region: rows of bytes at a pitch. A known region is found by its key, together
+with the other regions that share bytes with it, so that a training loop computes the geometry once.
+Addresses are never reused, so that every use after free is detected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rawnn.sim.errors import Race, ReadBeforeWrite, Refused, SimulationError
 from rawnn.sim.order import Task
 
 BASE = 1 << 56
-"""First device address: no host address is as high, so the two cannot be taken for each other."""
+"""First device address: higher than all host addresses, so that the two cannot be confused."""
 _GAP = 1 << 16
 _ALIGNMENT = 256
 POISON = 0xFF  # as a float: NaN
@@ -31,8 +31,8 @@ _REMEMBERED = 4096  # freed allocations, for the message of a use after free
 
 @dataclass(eq=False)
 class Allocation:
-    """`nbytes` at `address`, made at `site` (file:line of the caller); `pooled` where they are a
-    part of what the memory pool has reserved."""
+    """`nbytes` at `address`, allocated at `site` (file:line of the caller); `pooled` if they are
+    reserved by the memory pool."""
 
     address: int
     nbytes: int
@@ -48,7 +48,7 @@ class Allocation:
 
 @dataclass(slots=True)
 class Access:
-    """One past access: the operand's name and the task, by its place in the order."""
+    """One past access: the operand's name and the task, by its position in the order."""
 
     operand: str
     label: str
@@ -114,9 +114,9 @@ def _rows_meet(a: int, a_bytes: int, a_rows: int, b: int, b_bytes: int, b_rows: 
 
 
 class Pool:
-    """The device's default memory pool: what it has `reserved` of the device's bytes, how many are
-    `used`, and the `threshold` down to which a synchronization gives back the rest. What is freed
-    can be used again at once: the driver, too, reuses it in the order of the stream."""
+    """The device's default memory pool: the bytes that it has `reserved` and `used`, and the
+    `threshold` down to which a synchronization releases the rest. Freed memory can be reused at
+    once: the driver, too, reuses it in the order of the stream."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -133,12 +133,12 @@ class Pool:
         self.used += nbytes
 
     def shrink(self, keep: int | None = None) -> None:
-        """Give back what is reserved and not used, down to `keep` (the threshold)."""
-        kept = max(-(-self.used // POOL_STEP) * POOL_STEP,
-                   self.threshold if keep is None else keep)
-        if kept < self.reserved:
-            self._memory.used -= self.reserved - kept
-            self.reserved = kept
+        """Release what is reserved and unused, down to `keep` (default: the threshold)."""
+        remaining = max(-(-self.used // POOL_STEP) * POOL_STEP,
+                        self.threshold if keep is None else keep)
+        if remaining < self.reserved:
+            self._memory.used -= self.reserved - remaining
+            self.reserved = remaining
 
 
 class Memory:
@@ -147,7 +147,7 @@ class Memory:
     def __init__(self, total: int) -> None:
         self.total, self.used, self.generation = total, 0, 0
         self.pool = Pool(self)
-        self._next = BASE + _ALIGNMENT  # never on a boundary of more than the promised alignment
+        self._next = BASE + _ALIGNMENT  # never aligned to more than the guaranteed alignment
         self._bases: list[int] = []
         self.live: dict[int, Allocation] = {}
         self._unpooled: set[int] = set()
@@ -171,13 +171,13 @@ class Memory:
         return address
 
     def free(self, address: int, site: str) -> None:
-        """Raises SimulationError for what is no allocation, or none any more."""
+        """Raises SimulationError for an address that is not, or no longer, an allocation."""
         allocation = self.live.pop(address, None)
         if allocation is None:
             if address in self._freed:
-                nbytes, made, freed = self._freed[address]
+                nbytes, origin, freed = self._freed[address]
                 raise SimulationError(f"double free of {nbytes:,} bytes at {address:#x} made at "
-                                      f"{made}: freed at {freed}, and again at {site}")
+                                      f"{origin}: freed at {freed}, and again at {site}")
             raise SimulationError(f"free of {address:#x} at {site}: {self._nearby(address)}")
         del self._bases[bisect_right(self._bases, address) - 1]
         for region in allocation.regions:
@@ -193,12 +193,12 @@ class Memory:
             self._freed.popitem(last=False)
 
     def unpool(self, address: int, site: str) -> None:
-        """The pool takes the allocation back; it is freed where the stream gets to that. Refuses
-        what is not the pool's. Raises SimulationError for a double free."""
+        """The pool takes the allocation back; it is freed when the stream reaches that point.
+        Refuses other allocations. Raises SimulationError for a double free."""
         allocation = self.live.get(address)
         if allocation is None or address in self._unpooled:
-            made = allocation.site if allocation else self._nearby(address)
-            raise SimulationError(f"double free of {address:#x} at {site}: made at {made}")
+            origin = allocation.site if allocation else self._nearby(address)
+            raise SimulationError(f"double free of {address:#x} at {site}: made at {origin}")
         if not allocation.pooled:
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         allocation.pooled = False
@@ -206,9 +206,9 @@ class Memory:
         self._unpooled.add(address)
 
     def region(self, address: int, row_bytes: int, pitch: int, rows: int, what: str) -> Region:
-        """The region, which must lie in one live allocation; `what` names it in the message.
+        """The region, which must lie in one live allocation; `what` names it in messages.
 
-        Raises SimulationError where it does not.
+        Raises SimulationError otherwise.
         """
         if rows == 1 or pitch == row_bytes:
             row_bytes, rows = row_bytes * rows, 1
@@ -237,14 +237,14 @@ class Memory:
         return region
 
     def _nearby(self, address: int) -> str:
-        """What is known of an address in no live allocation."""
+        """A description of an address in no live allocation."""
         if address == 0:
             return "null pointer"
         if address < BASE:
             return "not a device address (a host address?)"
-        for base, (nbytes, made, freed) in reversed(self._freed.items()):
+        for base, (nbytes, origin, freed) in reversed(self._freed.items()):
             if base <= address < base + nbytes:
-                return (f"use after free: inside {nbytes:,} bytes made at {made} and freed at "
+                return (f"use after free: inside {nbytes:,} bytes made at {origin} and freed at "
                         f"{freed}")
         at = bisect_right(self._bases, address) - 1
         if at >= 0:
@@ -256,21 +256,21 @@ class Memory:
 
     # -- accesses -------------------------------------------------------------------------------
     def read(self, task: Task, region: Region, operand: str) -> None:
-        """`task` reads the region. Raises SimulationError for bytes never written, and where
-        nothing orders the task after a write."""
+        """`task` reads the region. Raises SimulationError for uninitialised bytes, and if the task
+        is unordered with a write."""
         for other in region.overlapping:
             for past in other.writes:
                 if not task.after(past.lane, past.index):
                     raise _race(past, "writes", task, operand, "reads", other, region)
-        kept = [past for past in region.reads if not task.after(past.lane, past.index)]
-        kept.append(Access(operand, task.label, task.where, task.lane, task.index))
-        region.reads = kept
+        remaining = [past for past in region.reads if not task.after(past.lane, past.index)]
+        remaining.append(Access(operand, task.label, task.where, task.lane, task.index))
+        region.reads = remaining
         if not region.initialised:
             self._initialised(task, region, operand)
 
     def write(self, task: Task, region: Region, operand: str) -> None:
-        """`task` is about to write the region. Raises SimulationError where nothing orders it
-        after another access."""
+        """`task` is about to write the region. Raises SimulationError if it is unordered with
+        another access."""
         for other in region.overlapping:
             for past in other.writes:
                 if not task.after(past.lane, past.index):
@@ -278,18 +278,18 @@ class Memory:
             for past in other.reads:
                 if not task.after(past.lane, past.index):
                     raise _race(past, "reads", task, operand, "writes", other, region)
-        # Whoever is unordered with an access before this one is unordered with this one too.
+        # A task that is unordered with an earlier access is also unordered with this one.
         region.reads.clear()
         region.writes = [Access(operand, task.label, task.where, task.lane, task.index)]
 
     def mark_written(self, region: Region) -> None:
-        """The bytes of the region hold values from now on."""
+        """Mark the bytes of the region as initialised."""
         if not region.initialised:
             region.mask()[...] = True
             region.initialised = True
 
     def scribble(self, region: Region) -> None:
-        """The bytes hold nothing that may be read: scratch memory after its use."""
+        """Mark the bytes as uninitialised: scratch memory after its use."""
         region.bytes()[...] = POISON
         region.mask()[...] = False
         for other in region.overlapping:

@@ -1,8 +1,8 @@
-"""The simulated NCCL: joins the simulated GPUs of one process, each driven by a thread of its own.
+"""The simulated NCCL: connects the simulated GPUs of one process, each driven by its own thread.
 
-A collective is a task of every rank, which the ranks meet for (`nccl_rendezvous.py`). Two
-collectives of a rank that nothing orders are a race: another rank may run them the other way round.
-Buffers are accessed as by any task, so that one reused too early is a race like any other.
+A collective is a task of every rank, for which the ranks rendezvous (`nccl_rendezvous.py`). Two
+unordered collectives of a rank are a race: another rank may run them in the other order. Buffers
+are accessed as by any task, so that one reused too early is a race, too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from rawnn.cuda.libs.nccl import DATA_TYPE, MAX, SUM, SYMMETRIC, UNIQUE_ID_BYTES
 from rawnn.sim.codes import describe
-from rawnn.sim.cublaslt import quiet
+from rawnn.sim.cublaslt import without_fp_warnings
 from rawnn.sim.errors import Race, Refused, SimulationError
-from rawnn.sim.faults import seam
+from rawnn.sim.faults import simulated_call
 from rawnn.sim.graphs import Node
 from rawnn.sim.memory import Region
 from rawnn.sim.nccl_rendezvous import ABORTED, STORED, Part, Rendezvous
@@ -39,8 +39,8 @@ class _Communicator:
     registered: int = 0
 
     def words(self, part: Part) -> str:
-        """Of a call: what all ranks must have in common, with the place of what the other ranks
-        read and write, where that is in a window."""
+        """A description of a call that must be the same on all ranks, with the offset in its window
+        of each buffer that other ranks access."""
         address = part.send if part.reduction == "scattered sum" else part.receive
         places = [f" at byte {address - w.begin:,} of window {w.number}"
                   for w in self.windows.values() if w.begin <= address < w.begin + w.size]
@@ -49,7 +49,7 @@ class _Communicator:
 
 @dataclass(frozen=True)
 class _Window:
-    """Number `number` of those that a communicator registered."""
+    """Window `number` of a communicator."""
 
     number: int
     begin: int
@@ -73,15 +73,15 @@ class SimNccl:
         found: _Communicator = self.simulation.find(comm, "NCCL communicator", _INVALID)
         return found
 
-    @seam(0)
+    @simulated_call(0)
     def ncclGetVersion(self) -> tuple[int, int]:
         return 0, 22809
 
-    @seam(b"")
+    @simulated_call(b"")
     def ncclGetUniqueId(self) -> tuple[int, bytes]:
         return 0, next(_NUMBERS).to_bytes(UNIQUE_ID_BYTES, "little")
 
-    @seam(None)
+    @simulated_call(None)
     def ncclCommInitRankConfig(self, nranks: int, commId: bytes, rank: int,
                                CTAPolicy: int) -> tuple[int, Any]:
         if not self.simulation.current or not 0 <= rank < nranks:
@@ -91,14 +91,14 @@ class SimNccl:
             raise Refused(_USAGE)
         rendezvous.join(rank)
         _RENDEZVOUS.pop(bytes(commId), None)
-        made = _Communicator(rendezvous, rank)
-        return 0, self.simulation.create("NCCL communicator", lambda handle: made)[0]
+        resource = _Communicator(rendezvous, rank)
+        return 0, self.simulation.create("NCCL communicator", lambda handle: resource)[0]
 
-    @seam()
+    @simulated_call()
     def ncclCommDestroy(self, comm: Any) -> tuple[int]:
         return self._end(comm, "has destroyed its communicator")
 
-    @seam()
+    @simulated_call()
     def ncclCommAbort(self, comm: Any) -> tuple[int]:
         return self._end(comm, ABORTED)
 
@@ -113,49 +113,49 @@ class SimNccl:
             found.rendezvous.leave(found.rank, how)
         return (0,)
 
-    @seam(0)
+    @simulated_call(0)
     def ncclMemAlloc(self, size: int) -> tuple[int, int]:
         self.simulation.unless_capturing()
         if size > self.simulation.memory.total - self.simulation.memory.used:
             raise Refused("ncclUnhandledCudaError")
         return 0, self.simulation.memory.allocate(size, self.simulation.site())
 
-    @seam()
+    @simulated_call()
     def ncclMemFree(self, ptr: int) -> tuple[int]:
-        """As cuMemFree: what is enqueued is done first."""
+        """As cuMemFree: pending work is done first."""
         self.simulation.unless_capturing()
         self.simulation.scheduler.run_all()
         self.simulation.memory.free(ptr, self.simulation.site())
         return (0,)
 
-    @seam(None)
+    @simulated_call(None)
     def ncclCommWindowRegister(self, comm: Any, buff: int, size: int,
                                winFlags: int) -> tuple[int, Any]:
-        """All ranks come to it: their windows must be of the same size."""
+        """All ranks call it; their windows must have the same size."""
         found = self._communicator(comm)
         if not size or winFlags != SYMMETRIC:
             raise Refused(_INVALID)
         self.simulation.memory.region(buff, size, size, 1, "a window")
-        made = _Window(found.registered, buff, size)
+        resource = _Window(found.registered, buff, size)
         found.registered += 1
         found.rendezvous.reduce(found.rank, -found.registered,
                                 f"ncclCommWindowRegister of {size:,} bytes",
                                 f"a window of {size:,} bytes", [], [])
-        with found.rendezvous.changed:  # which another thread may abort
+        with found.rendezvous.changed:  # another thread may abort it
             if found.rank in found.rendezvous.gone:
                 raise Refused(_INVALID)
-            handle, _ = self.simulation.create("NCCL window", lambda handle: made)
-            found.windows[handle] = made
+            handle, _ = self.simulation.create("NCCL window", lambda handle: resource)
+            found.windows[handle] = resource
         return 0, handle
 
-    @seam()
+    @simulated_call()
     def ncclCommWindowDeregister(self, comm: Any, win: Any) -> tuple[int]:
         found = self._communicator(comm)
         self.simulation.destroy(win, "NCCL window", _INVALID)
         del found.windows[win]
         return (0,)
 
-    @seam(0)
+    @simulated_call(0)
     def ncclRedOpCreatePreMulSum(self, scalar: float, datatype: int,
                                  comm: Any) -> tuple[int, int]:
         found = self._communicator(comm)
@@ -165,21 +165,21 @@ class SimNccl:
         found.sums[handle] = float(scalar)
         return 0, handle
 
-    @seam()
+    @simulated_call()
     def ncclRedOpDestroy(self, op: int, comm: Any) -> tuple[int]:
         found = self._communicator(comm)
         self.simulation.destroy(op, "NCCL reduction", _INVALID)
         found.sums.pop(op, None)
         return (0,)
 
-    @seam()
+    @simulated_call()
     def ncclGroupStart(self) -> tuple[int]:
         if self._group is not None:
             raise Refused(_USAGE)
         self._group = []
         return (0,)
 
-    @seam()
+    @simulated_call()
     def ncclAllReduce(self, sendbuff: int, recvbuff: int, count: int, datatype: int, op: int,
                       comm: Any, stream: int) -> tuple[int]:
         found = self._communicator(comm)
@@ -190,7 +190,7 @@ class SimNccl:
                                        "max" if op == MAX else "sum", found.sums.get(op, 1.0)))
         return (0,)
 
-    @seam()
+    @simulated_call()
     def ncclReduceScatter(self, sendbuff: int, recvbuff: int, recvcount: int, datatype: int,
                           op: int, comm: Any, stream: int) -> tuple[int]:
         found = self._communicator(comm)
@@ -201,7 +201,7 @@ class SimNccl:
                                        "scattered sum", found.sums.get(op, 1.0)))
         return (0,)
 
-    @seam()
+    @simulated_call()
     def ncclAllGather(self, sendbuff: int, recvbuff: int, sendcount: int, datatype: int, comm: Any,
                       stream: int) -> tuple[int]:
         found = self._communicator(comm)
@@ -217,7 +217,7 @@ class SimNccl:
         else:
             self._group.append((found, stream, part))
 
-    @seam()
+    @simulated_call()
     def ncclGroupEnd(self) -> tuple[int]:
         group, self._group = self._group, None
         if group is None:
@@ -231,7 +231,7 @@ class SimNccl:
 
     def _enqueue(self, found: _Communicator, stream: int, parts: list[Part]) -> None:
         capture = self.simulation.stream(stream).capture
-        if capture is not None and not capture.apart:
+        if capture is not None and not capture.owns_graph:
             capture.invalid = True  # as NCCL 2.28 does: "dependency created on uncaptured work"
             raise Refused("ncclUnhandledCudaError")
         label = f"{parts[0].call} of {' + '.join(str(p.count) for p in parts)} elements"
@@ -242,7 +242,7 @@ class SimNccl:
 
         def run(task: Task) -> None:
             if found.rendezvous.gone.get(found.rank) == ABORTED:
-                return  # as NCCL's kernels, which end where their communicator was aborted
+                return  # like NCCL's kernels, which end if their communicator was aborted
             _in_order(found, task)
             size, contributions = found.rendezvous.size, []
             for i, part in enumerate(parts):
@@ -261,12 +261,12 @@ class SimNccl:
                 raw[...] = part.stored(result, found.rank).reshape(raw.shape)
                 memory.mark_written(target)
 
-        self.simulation.enqueue(stream, Node("kernel", label, (), quiet(run)))
+        self.simulation.enqueue(stream, Node("kernel", label, (), without_fp_warnings(run)))
 
 
 def _in_order(found: _Communicator, task: Task) -> None:
-    """Collectives of a communicator run in the same order on every rank only where something
-    orders them. Raises Race naming both."""
+    """Check that something orders the collectives of a communicator: otherwise another rank may run
+    them in another order. Raises Race with both."""
     before, found.latest = found.latest, task
     if before is not None and not task.after(before.lane, before.index):
         raise Race(f"nothing orders {task} and {before} on rank {found.rank}: another rank may "

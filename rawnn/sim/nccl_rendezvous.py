@@ -1,8 +1,8 @@
-"""Where the ranks of a simulated NCCL meet, each of them driven by a thread of its own.
+"""The rendezvous of a simulated NCCL's ranks, each of them driven by its own thread.
 
-A collective runs where all ranks have come to it: whoever comes first waits. What NCCL would answer
-with a hang or with wrong numbers is reported with both ops named: ranks that come to different
-collectives, a rank that has left or never comes.
+A collective runs once all ranks have reached it; the others wait. Mistakes for which NCCL would
+hang or give wrong results are reported with both ops: ranks in different collectives, a rank that
+has left or never arrives.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rawnn.sim.cublaslt import load, store
 from rawnn.sim.errors import SimulationError
 
 PATIENCE = 20.0
-"""Seconds that a rank waits for the others before they are said to be missing."""
+"""Seconds that a rank waits for the others before they are reported missing."""
 ABORTED, NOTICE = "has aborted", 1.0
-"""Of a rank that is lost NCCL tells the others nothing: they have so many seconds to hear of it by
-themselves and to abort, too."""
+"""NCCL does not notify the others of a lost rank: they have this many seconds to find out and to
+abort, too."""
 STORED = {"float32": "R_32F", "float16": "R_16F", "bfloat16": "R_16BF"}
-"""Types that are added up, by cuBLASLt's name of them."""
+"""Dtypes that are summed, by cuBLASLt's names."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One call of a group: `weight` is what this rank's values count for."""
+    """One call of a group: `weight` is the factor of this rank's values."""
 
     send: int
     receive: int
@@ -42,7 +42,7 @@ class Part:
 
     @property
     def words(self) -> str:
-        """What all ranks must have in common."""
+        """A description that must be the same on all ranks."""
         return f"{self.reduction} of {self.count:,} {self.dtype}"
 
     @property
@@ -63,7 +63,7 @@ class Part:
         return self.count * self.itemsize * (ranks if self.reduction == "gathering" else 1)
 
     def values(self, raw: NDArray[np.uint8]) -> NDArray[Any]:
-        """What this rank brings: in float32, or as it is where nothing is computed."""
+        """This rank's contribution: in float32, or unconverted if nothing is computed."""
         if self.reduction == "gathering":
             return raw.reshape(-1).copy()
         if self.dtype not in STORED:
@@ -71,7 +71,7 @@ class Part:
         return np.float32(self.weight) * load(raw, STORED[self.dtype]).reshape(-1)
 
     def stored(self, result: NDArray[Any], rank: int) -> NDArray[np.uint8]:
-        """What of the result is this rank's, as bytes."""
+        """This rank's part of the result, as bytes."""
         if self.reduction == "scattered sum":
             result = result[rank * self.count : (rank + 1) * self.count]
         if self.reduction == "gathering" or self.dtype not in STORED:
@@ -81,7 +81,7 @@ class Part:
 
 @dataclass(eq=False)
 class _Round:
-    """One collective of all ranks: what each brought, and what came out."""
+    """One collective of all ranks: their contributions, and the result."""
 
     words: dict[int, str] = field(default_factory=dict)
     labels: dict[int, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class _Round:
 
 
 class Rendezvous:
-    """The ranks of one unique id. All state is guarded by `changed`."""
+    """The ranks of one unique id. `changed` guards all state."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -102,7 +102,7 @@ class Rendezvous:
         self.error = ""
 
     def join(self, rank: int) -> None:
-        """Come together. Raises SimulationError where some rank never comes."""
+        """Wait for all ranks. Raises SimulationError if one never arrives."""
         with self.changed:
             self.present.add(rank)
             self.changed.notify_all()
@@ -117,28 +117,29 @@ class Rendezvous:
     def reduce(self, rank: int, number: int, label: str, words: str, parts: list[Part],
                contributions: list[NDArray[Any]], meanwhile: Callable[[], bool] = lambda: False
                ) -> list[NDArray[Any]]:
-        """The result of collective `number` of this rank, once all ranks have come to it; `words`
-        are what all must have in common. `meanwhile` does something else that the rank has to do,
-        if there is any."""
+        """The result of collective `number` of this rank, once all ranks have reached it; `words`
+        must be the same on all. `meanwhile` does other pending work of the rank, if there is
+        any."""
         with self.changed:
-            here = self.rounds.setdefault(number, _Round())
-            here.words[rank] = words
-            here.labels[rank] = self.last[rank] = label
-            here.contributions[rank] = contributions
+            state = self.rounds.setdefault(number, _Round())
+            state.words[rank] = words
+            state.labels[rank] = self.last[rank] = label
+            state.contributions[rank] = contributions
             self.changed.notify_all()
-            for other, words in here.words.items():
-                if words != here.words[rank] and not self.error:
+            for other, words in state.words.items():
+                if words != state.words[rank] and not self.error:
                     self.error = (f"collective {number} differs between ranks: rank {rank} is in "
-                                  f"{label} ({here.words[rank]}), rank {other} in "
-                                  f"{here.labels[other]} ({words})")
+                                  f"{label} ({state.words[rank]}), rank {other} in "
+                                  f"{state.labels[other]} ({words})")
                     self.changed.notify_all()
-            if len(here.contributions) == self.size and here.result is None and not self.error:
-                here.result = [_combined(part, [here.contributions[r][i] for r in range(self.size)])
-                               for i, part in enumerate(parts)]
-            self._wait(lambda: here.result is not None, rank, label,
-                       lambda: set(range(self.size)) - here.contributions.keys(), meanwhile)
-            assert here.result is not None
-            return here.result
+            if len(state.contributions) == self.size and state.result is None and not self.error:
+                state.result = [
+                    _combined(part, [state.contributions[r][i] for r in range(self.size)])
+                    for i, part in enumerate(parts)]
+            self._wait(lambda: state.result is not None, rank, label,
+                       lambda: set(range(self.size)) - state.contributions.keys(), meanwhile)
+            assert state.result is not None
+            return state.result
 
     def _wait(self, done: Callable[[], bool], rank: int, label: str,
               missing: Callable[[], set[int]], meanwhile: Callable[[], bool] = lambda: False
@@ -170,7 +171,7 @@ class Rendezvous:
 
 
 def _combined(part: Part, values: list[NDArray[Any]]) -> NDArray[Any]:
-    """In the order of the ranks, in float32."""
+    """The reduction in the order of the ranks, in float32."""
     if part.reduction == "gathering":
         return np.concatenate(values)
     total = values[0]

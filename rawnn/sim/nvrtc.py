@@ -1,5 +1,5 @@
 """The simulated NVRTC: reads kernels' declarations and makes images that the simulated driver
-loads. Errors inside a kernel's body are not seen; the tests with the real NVRTC see them."""
+loads. Errors inside a kernel's body are not found; the tests with the real NVRTC find them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rawnn.cuda.compiling.launch_proof import TRIGGER, WAIT
 from rawnn.sim import griddepcontrol
 from rawnn.sim.codes import describe
 from rawnn.sim.errors import Refused
-from rawnn.sim.faults import seam
+from rawnn.sim.faults import simulated_call
 from rawnn.sim.image import Image, build, kernel_of
 from rawnn.sim.simulation import Simulation
 
@@ -51,21 +51,21 @@ class SimNvrtc:
                                                "NVRTC_ERROR_INVALID_PROGRAM")
         return found
 
-    @seam(0, 0)
+    @simulated_call(0, 0)
     def nvrtcVersion(self) -> tuple[Any, int, int]:
         return 0, 13, 0
 
-    @seam([])
+    @simulated_call([])
     def nvrtcGetSupportedArchs(self) -> tuple[Any, list[int]]:
         return 0, list(_ARCHS)
 
-    @seam(None)
+    @simulated_call(None)
     def nvrtcCreateProgram(self, source: str, name: str,
                            headers: Mapping[str, str] | None = None) -> tuple[Any, Any]:
         shown = name.removeprefix(NOWHERE)
         return 0, self.simulation.create("NVRTC program", lambda h: _Program(source, shown))[0]
 
-    @seam()
+    @simulated_call()
     def nvrtcAddNameExpression(self, program: Any, expression: str) -> tuple[Any, ...]:
         found = self._program(program)
         if found.compiled:
@@ -73,7 +73,7 @@ class SimNvrtc:
         found.expressions.append(expression)
         return (0,)
 
-    @seam()
+    @simulated_call()
     def nvrtcCompileProgram(self, program: Any, options: Sequence[str]) -> tuple[Any, ...]:
         found = self._program(program)
         arch = next((o.partition("=")[2] for o in options
@@ -92,11 +92,11 @@ class SimNvrtc:
             raise Refused("NVRTC_ERROR_COMPILATION")
         return (0,)
 
-    @seam("")
+    @simulated_call("")
     def nvrtcGetProgramLog(self, program: Any) -> tuple[Any, str]:
         return 0, self._program(program).log
 
-    @seam("")
+    @simulated_call("")
     def nvrtcGetLoweredName(self, program: Any, expression: str) -> tuple[Any, str]:
         found = self._program(program)
         if not found.compiled:
@@ -105,17 +105,17 @@ class SimNvrtc:
             raise Refused("NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID")
         return 0, found.image.lowered[expression]
 
-    @seam(b"")
+    @simulated_call(b"")
     def nvrtcGetCUBIN(self, program: Any) -> tuple[Any, bytes]:
         image = self._program(program).image
         if image is None or not image.arch.startswith("sm_"):
             raise Refused("NVRTC_ERROR_INVALID_PROGRAM")
         return 0, image.encode()
 
-    @seam(b"")
+    @simulated_call(b"")
     def nvrtcGetPTX(self, program: Any) -> tuple[Any, bytes]:
-        """No kernel is translated: of its code there is only what it does about programmatic
-        edges; for a virtual architecture, what can be loaded."""
+        """No kernel is translated: the text only states what each does about programmatic edges;
+        for a virtual architecture it is the loadable image."""
         image = self._program(program).image
         if image is None:
             raise Refused("NVRTC_ERROR_INVALID_PROGRAM")
@@ -130,7 +130,7 @@ class SimNvrtc:
             lines += [f".entry {name}(", ")", "{", *body, "ret;", "}"]
         return 0, "\n".join(lines).encode()
 
-    @seam()
+    @simulated_call()
     def nvrtcDestroyProgram(self, program: Any) -> tuple[Any, ...]:
         self.simulation.destroy(program, "NVRTC program", "NVRTC_ERROR_INVALID_PROGRAM")
         return (0,)

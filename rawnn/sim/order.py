@@ -1,9 +1,9 @@
-"""The order of work: tasks with their predecessors, run in any order that these allow, and the
-vector clocks that tell what is ordered from what merely happened to run first.
+"""The order of work: tasks with their predecessors, run in any order that these allow, and vector
+clocks that tell whether two tasks are ordered or only happened to run one after the other.
 
-Clocks count along lanes. A task continues any lane whose last task is among its ancestors, so that
-there are only as many lanes as tasks were ever unordered with each other, and a clock stays a few
-numbers long. Task A happens before B if and only if B's clock has reached A's index on A's lane.
+Clocks count along lanes. A task continues any lane whose last task is among its ancestors. There
+are therefore only as many lanes as tasks were ever mutually unordered, and clocks stay short. Task
+A happens before B if and only if B's clock has reached A's index on A's lane.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def merge(a: Clock, b: Clock) -> Clock:
 
 
 class Task:
-    """One piece of work. `effect` is called with the task itself when it runs; `counted` tasks
-    touch memory and take a place on a lane, others (markers) only pass their clock on. `unwaited`
-    are the tasks at the other end of programmatic edges whose consumer does not wait."""
+    """One unit of work. `effect` is called with the task itself when it runs. `counted` tasks
+    access memory and get a position on a lane; others (markers) only pass their clock on.
+    `unwaited` are the tasks at the other end of programmatic edges whose consumer does not wait."""
 
     __slots__ = ("clock", "counted", "done", "effect", "index", "label", "lane", "remaining",
                  "successors", "unwaited", "where")
@@ -56,11 +56,11 @@ class Task:
 
 
 class Scheduler:
-    """Runs tasks one at a time, picking by `seed` among those whose predecessors are done.
+    """Runs tasks one at a time, selected by `seed` among those whose predecessors are done.
 
     `host` is the clock of what the host has waited for: whatever it enqueues comes after that.
-    After an effect has raised, nothing runs any more and every wait returns at once: the error has
-    been reported, and what remains is to release resources. `broken` says which it was.
+    After an effect has raised, nothing runs any more and every wait returns at once: the error was
+    reported, and only resources remain to be released. `broken` is that error.
     """
 
     def __init__(self, seed: int) -> None:
@@ -85,7 +85,7 @@ class Scheduler:
         return task
 
     def link(self, before: Task, after: Task) -> None:
-        """One more predecessor, of a task that cannot run yet."""
+        """Add a predecessor to a task that cannot run yet."""
         if before.done:
             after.clock = merge(after.clock, before.clock)
         else:
@@ -93,14 +93,14 @@ class Scheduler:
             after.remaining += 1
 
     def release(self, task: Task, by: Task) -> None:
-        """Let go of a task that was added `held`; it comes after the task `by`."""
+        """Release a task that was added `held`; it comes after the task `by`."""
         task.clock = merge(task.clock, by.clock)
         task.remaining -= 1
         if not task.remaining:
             self._ready.append(task)
 
     def run_until(self, task: Task) -> None:
-        """Run tasks, wanted or not, until `task` is done; the host then comes after it."""
+        """Run tasks, needed or not, until `task` is done; the host then comes after it."""
         while not task.done and not self.broken:
             self._step()
         self.host = merge(self.host, task.clock)
@@ -112,7 +112,7 @@ class Scheduler:
         self.host = tuple(self._lanes)
 
     def run_another(self) -> bool:
-        """Run a task while one that has begun waits for somebody else; whether there was any."""
+        """Run a task while a started one waits for another rank; returns whether there was one."""
         if not self._ready or self.broken:
             return False
         self._step()
@@ -155,8 +155,8 @@ class Scheduler:
         self._finish(task)
 
     def _look_for_races(self, error: ReadBeforeWrite) -> None:
-        """A read found memory unwritten. If a write of it is still to come and nothing orders the
-        two, that is the better explanation: run what is left and raise the first race."""
+        """A read found uninitialised memory. If an unordered write of it is pending, that is the
+        better explanation: run the remaining tasks and raise the first race."""
         try:
             while self._ready:
                 task = self._ready.pop()
@@ -169,7 +169,7 @@ class Scheduler:
         except Race:
             raise
         except SimulationError:
-            pass  # a consequence of the values that were missing
+            pass  # a consequence of the missing values
         finally:
             self.abandon(error)
 

@@ -1,5 +1,5 @@
-"""What a simulated GPU says of itself: the limits of its architecture, and the size of a GPU of it
-that is sold."""
+"""Properties that a simulated GPU reports: the limits of its architecture, and the size of a real
+GPU of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rawnn.cuda.compiling.resources import SM_LIMITS
 
 _MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148,
                     (12, 0): 188}
-"""Of T4, A100, A40, L40, H200, B200 and RTX PRO 6000."""
+"""T4, A100, A40, L40, H200, B200 and RTX PRO 6000."""
 
 _ALWAYS = {
     "MAX_THREADS_PER_BLOCK": 1024, "WARP_SIZE": 32, "MAX_SHARED_MEMORY_PER_BLOCK": 48 << 10,
@@ -22,7 +22,7 @@ _ALWAYS = {
 def attributes_of(capability: tuple[int, int], memory_pools: bool) -> dict[str, int]:
     """The driver's attributes of a device of a compute capability, by name.
 
-    Raises ConfigError for one whose limits are not known.
+    Raises ConfigError for one whose limits are unknown.
     """
     arch = "sm_{}{}".format(*capability)
     if arch not in SM_LIMITS or capability not in _MULTIPROCESSORS:

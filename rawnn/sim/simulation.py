@@ -31,21 +31,21 @@ _BY_THE_SIMULATION = ("rawnn.sim", "rawnn.cuda", "rawnn.graphs", "rawnn.lab",
 
 @dataclass(eq=False)
 class Capture:
-    """A capture into `graph`: for each stream that takes part, the nodes (by index) that its
-    next operation depends on. `origin` is the stream it began on. One that is `apart` has made
+    """A capture into `graph`: for each participating stream, the nodes (by index) that its next
+    operation depends on. `origin` is the stream on which it began. With `owns_graph` it has created
     its graph."""
 
     graph: GraphData
     origin: int
     tails: dict[int, tuple[int, ...]]
     invalid: bool = False
-    apart: bool = False
+    owns_graph: bool = False
 
 
 @dataclass(eq=False)
 class SimStream:
-    """`tail` is the last task; `opening` what a kernel launched with the programmatic attribute
-    begins behind, None where the last task is no kernel."""
+    """`tail` is the last task. `opening` is what a kernel launched with the programmatic attribute
+    starts after, None if the last task is no kernel."""
 
     handle: int
     blocking: bool
@@ -56,8 +56,8 @@ class SimStream:
 
 @dataclass(eq=False)
 class SimEvent:
-    """`task` is the marker of the last record, `time` when it ran (ms); `captured` what it stands
-    for when it was last recorded on a capturing stream."""
+    """`task` is the marker of the last record, `time` when it ran (ms). `captured` is its position
+    if it was last recorded on a capturing stream."""
 
     handle: int
     task: Task | None = None
@@ -67,7 +67,7 @@ class SimEvent:
 
 @dataclass(frozen=True)
 class Leak:
-    """Something alive that should have been released: what, and where it was made."""
+    """A live resource that should have been released: what, and where it was created."""
 
     kind: str
     handle: int
@@ -87,11 +87,10 @@ class _Resource:
 
 
 class Simulation:
-    """State of one simulated GPU. `backend()` is what a Device is opened with.
+    """State of one simulated GPU. A Device is opened with `backend()`.
 
-    `seed` picks the order of work that nothing orders; `faults` the calls that fail;
-    `compute_capability`, `memory` (bytes) and `memory_pools` are what the GPU says of itself, with
-    the `attributes` that follow.
+    `seed` selects the order of unordered work, `faults` the calls that fail. The GPU reports
+    `compute_capability`, `memory` (bytes) and `memory_pools`, and the resulting `attributes`.
     `errors` holds the SimulationErrors raised so far: after the first, no more work runs.
     """
 
@@ -115,7 +114,7 @@ class Simulation:
         self._streams: dict[int, SimStream] = {0: self.default_stream}
         self._resources: dict[int, _Resource] = {}
         self._locked: dict[int, tuple[int, Any]] = {}  # address -> (handle, buffer)
-        self._left_behind: list[Leak] = []
+        self._destroyed_with_context: list[Leak] = []
         self._thread = threading.local()
         self._next = 0x1000
 
@@ -138,14 +137,14 @@ class Simulation:
 
     @property
     def calls(self) -> list[str]:
-        """Names of all calls made so far, of all libraries, in order."""
+        """Names of all calls so far, of all libraries, in order."""
         return [name for _, name in self.faults.calls]
 
     def enter(self, library: str, call: str) -> int:
-        """Every simulated call begins here: its result code, 0 to go on."""
+        """Called at the start of every simulated call: its result code, 0 to continue."""
         code = self.faults.enter(library, call)
         if code and call == "cuStreamEndCapture":
-            self.end_captures()  # a stream leaves capture mode even where the call fails
+            self.end_captures()  # a stream leaves capture mode even if the call fails
         if not code and library == "cuda" and call not in _WITHOUT_DRIVER:
             if not self.initialised:
                 return 3  # CUDA_ERROR_NOT_INITIALIZED
@@ -176,7 +175,7 @@ class Simulation:
         return handle, value
 
     def find(self, handle: Any, kind: str, code: str = "CUDA_ERROR_INVALID_HANDLE") -> Any:
-        """The resource; refuses a handle that is none of this kind, or none any more."""
+        """The resource; refuses a handle that is not, or no longer, of this kind."""
         resource = self._resources.get(int(handle)) if handle is not None else None
         if resource is None or resource.kind != kind:
             raise Refused(code)
@@ -208,26 +207,26 @@ class Simulation:
             raise Refused("CUDA_ERROR_INVALID_HANDLE") from None
 
     def unless_capturing(self) -> None:
-        """Refuse a call that no capture allows, and invalidate the captures there are."""
+        """Refuse a call that captures forbid, and invalidate all captures."""
         if self.captures:
             for capture in self.captures:
                 capture.invalid = True
             raise Refused("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
 
     def end_captures(self) -> None:
-        """Every stream leaves capture mode; graphs that captures have made themselves are gone."""
+        """Every stream leaves capture mode; graphs that captures created are destroyed."""
         for stream in self._streams.values():
             stream.capture = None
         for capture in self.captures:
-            if capture.apart:
+            if capture.owns_graph:
                 self.destroy(capture.graph.number, "graph")
         self.captures.clear()
 
     def enqueue(self, handle: Any, node: Node, programmatic: bool = False) -> Task:
         """Put the work of `node` on a stream, or the node into the graph that the stream is
-        captured into; the task is one that never runs in that case. With `programmatic` a kernel
-        is joined to the kernel before it by a programmatic edge; behind anything else the
-        attribute means nothing."""
+        captured into; in that case the task never runs. With `programmatic` a kernel gets a
+        programmatic edge to the kernel before it; after anything else the attribute has no
+        effect."""
         stream = self.stream(handle)
         if stream.capture is not None:
             self.captured(stream, node, programmatic)
@@ -273,7 +272,7 @@ class Simulation:
             self.scheduler.run_down(_QUEUE // 2)
 
     def captured(self, stream: SimStream, node: Node, programmatic: bool = False) -> int:
-        """Add `node` to the graph that `stream` is captured into, behind what it did last."""
+        """Add `node` to the graph that `stream` is captured into, after its last operation."""
         capture = stream.capture
         assert capture is not None
         if capture.invalid:
@@ -288,7 +287,7 @@ class Simulation:
         return added
 
     def add_node(self, graph: GraphData, node: Node) -> int:
-        """Handle of the node, now part of the graph."""
+        """Add the node to the graph; returns its handle."""
         graph.nodes.append(node)
         handle = self.new_handle()
         graph.handles.append(handle)
@@ -296,8 +295,8 @@ class Simulation:
         return handle
 
     def still_runs(self) -> None:
-        """Raises SimulationError once an error has stopped the GPU: as a real one after an illegal
-        access, it launches nothing and gives no memory's content from then on."""
+        """Raises SimulationError once an error has stopped the GPU. Like a real one after an
+        illegal access, it launches nothing and returns no memory's content from then on."""
         if self.scheduler.broken:
             raise SimulationError(f"the simulated GPU stopped at an earlier error and runs nothing "
                                   f"more; make a new one by rawnn.lab.simulated() "
@@ -310,8 +309,7 @@ class Simulation:
 
     # -- page-locked host memory ----------------------------------------------------------------
     def lock_pages(self, nbytes: int) -> int:
-        """Address of host memory that counts as page-locked; it holds nothing that means a
-        number."""
+        """Address of host memory that counts as page-locked; its content is undefined."""
         buffer = (ctypes.c_ubyte * nbytes)()
         address = ctypes.addressof(buffer)
         ctypes.memset(address, POISON, nbytes)
@@ -326,7 +324,7 @@ class Simulation:
         self.destroy(handle, "page-locked memory")
 
     def locked(self, address: int, nbytes: int) -> bool:
-        """Whether the bytes are page-locked. Raises SimulationError where only some are."""
+        """Whether the bytes are page-locked. Raises SimulationError if only some are."""
         for start, (_, buffer) in self._locked.items():
             end = start + len(buffer)
             if start < address + nbytes and address < end:
@@ -338,16 +336,16 @@ class Simulation:
 
     # -- leaks ----------------------------------------------------------------------------------
     def leaks(self) -> list[Leak]:
-        """Everything alive, and everything that was when the context was destroyed."""
+        """All live resources, and those that were live when the context was destroyed."""
         found = [Leak(r.kind, handle, r.site) for handle, r in self._resources.items()]
         found += [Leak("allocation", a.address, a.site, a.nbytes)
                   for a in self.memory.live.values()]
         if self.retained:
             found.append(Leak("primary context", self.retained, counted(self.retained, 'retain')))
-        return self._left_behind + found
+        return self._destroyed_with_context + found
 
     def assert_clean(self) -> None:
-        """Raise SimulationError listing every leak."""
+        """Raise SimulationError that lists every leak."""
         leaks = self.leaks()
         if leaks:
             raise SimulationError(
@@ -356,10 +354,11 @@ class Simulation:
             )
 
     def destroy_context(self) -> None:
-        """The last release of the primary context takes all that is left with it: each a leak."""
+        """The last release of the primary context destroys all remaining resources: each is a
+        leak."""
         self.scheduler.run_all()
         self.retained = 0
-        self._left_behind = self.leaks()
+        self._destroyed_with_context = self.leaks()
         self._resources.clear()
         self._streams = {0: self.default_stream}
         self.default_stream.tail = self.default_stream.opening = None

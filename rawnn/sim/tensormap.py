@@ -1,7 +1,7 @@
-"""Tensor maps of the simulated driver: refused as by the real one, and readable again.
+"""Tensor maps of the simulated driver: refused as by the real one, and decodable.
 
-At every launch the map of an operand is compared with the operand's own arguments. One of another
-address, pitch, extent or box is an error here, where a GPU would copy something else.
+At every launch the map of an operand is compared with the operand's own arguments. One with another
+address, pitch, extent or box is an error here; a GPU would copy other data.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _SIZES = {"UINT8": 1, "UINT16": 2, "UINT32": 4, "INT32": 4, "UINT64": 8, "INT64"
           "TFLOAT32_FTZ": 4}
 """Bytes of an element."""
 _SWIZZLES = {"NONE": 1 << 11, "32B": 32, "64B": 64, "128B": 128}
-"""The most bytes of a row of a box."""
+"""Most bytes of a row of a box."""
 _PROMOTIONS = ("NONE", "L2_64B", "L2_128B", "L2_256B")
 _TYPES, _WORDS = tuple(_SIZES), tuple(_SWIZZLES)
-_MARK = b"a map\0"
+_MAGIC = b"a map\0"
 _FORMAT = struct.Struct("<6s4BQ5Q4Q5I")
 _MOST = 5
-"""The most dimensions."""
+"""Most dimensions."""
 
 
 @dataclass(frozen=True)
 class SimMap:
-    """What a map was made of, as in rawnn.cuda.driver.Driver.cuTensorMapEncodeTiled."""
+    """The arguments of a map, as in rawnn.cuda.driver.Driver.cuTensorMapEncodeTiled."""
 
     dtype: str
     address: int
@@ -43,7 +43,7 @@ class SimMap:
     promotion: str
 
     def encoded(self) -> bytes:
-        """128 bytes. Raises Refused where the driver would refuse."""
+        """The 128 bytes. Raises Refused if the driver would refuse."""
         size, rank = _SIZES.get(self.dtype, 0), len(self.extents)
         if not size or self.swizzle not in _SWIZZLES or self.promotion not in _PROMOTIONS \
                 or not 1 <= rank <= _MOST or len(self.strides) != rank - 1 \
@@ -55,16 +55,16 @@ class SimMap:
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         padded = [0] * (_MOST - rank)
         return _FORMAT.pack(
-            _MARK, rank, _TYPES.index(self.dtype), _WORDS.index(self.swizzle),
+            _MAGIC, rank, _TYPES.index(self.dtype), _WORDS.index(self.swizzle),
             _PROMOTIONS.index(self.promotion), self.address, *self.extents, *padded,
             *self.strides, *padded, *self.box, *padded,
         ).ljust(MAP_SIZE, b"\0")
 
 
 def decoded(raw: bytes) -> SimMap | None:
-    """What `encoded` was made from; None for other bytes."""
-    mark, rank, dtype, swizzle, promotion, address, *numbers = _FORMAT.unpack_from(raw)
-    if mark != _MARK:
+    """Inverse of `encoded`; None for other bytes."""
+    magic, rank, dtype, swizzle, promotion, address, *numbers = _FORMAT.unpack_from(raw)
+    if magic != _MAGIC:
         return None
     extents, strides, box = numbers[:_MOST], numbers[_MOST:2 * _MOST - 1], numbers[2 * _MOST - 1:]
     return SimMap(_TYPES[dtype], address, tuple(extents[:rank]), tuple(strides[:rank - 1]),
@@ -75,7 +75,7 @@ Boxes = Callable[[dict[str, Any]], Mapping[str, int]]
 
 
 class Operand(Protocol):
-    """What is known of an operand from its own arguments: `ld` in elements."""
+    """What an operand's own arguments say about it: `ld` is in elements."""
 
     name: str
     dtype: Any
@@ -90,9 +90,9 @@ class Operand(Protocol):
 def check_maps(label: str, signature: KernelSignature, values: Mapping[str, Any],
                operands: Sequence[Operand], boxes: Boxes | None,
                scalars: Mapping[str, Any]) -> None:
-    """Compare every map among the arguments `values` with the operand that it is of. `boxes` gives
-    the rows of the operands' boxes from `scalars`, None where nobody knows them. Raises
-    SimulationError for the first that differs."""
+    """Compare every map among the arguments `values` with its operand. `boxes` gives the rows of
+    the operands' boxes from `scalars`, None if unknown. Raises SimulationError for the first that
+    differs."""
     maps = [p for p in signature.parameters if p.tensor_map]
     if not maps:
         return
@@ -127,8 +127,8 @@ def check_maps(label: str, signature: KernelSignature, values: Mapping[str, Any]
 
 
 def _of_the_user(found: SimMap, operand: Operand) -> SimMap:
-    """What a map of the operand has to be, as far as its own arguments say: its address, and of a
-    matrix extents and pitch, too."""
+    """The map that the operand's own arguments determine: its address, and for a matrix also its
+    extents and pitch."""
     if not operand.matrix or len(found.extents) != 2:
         return replace(found, address=operand.address)
     return replace(found, address=operand.address, extents=(operand.cols, operand.rows),

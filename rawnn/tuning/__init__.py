@@ -1,1 +1,1 @@
-"""What is fastest on this machine: measured, remembered, and looked up again by `best`."""
+"""Searches for what is fastest on this machine, and stores it for `best` and `tune`."""

@@ -1,10 +1,9 @@
-"""What the toggle `tune` does before training: every variant of every launch of the step, measured
-in the step itself.
+"""The toggle `tune`: before training, every variant of every launch is measured in the step itself.
 
-A kernel that is fastest alone need not be so between its neighbours, whose data it finds in the
-caches and whose blocks it shares the GPU with. So the whole step is timed, with one op after the
-other in another variant, and a variant is kept only where nearly all of its samples are faster than
-nearly all of those without it. What is found is remembered; the next run only reads it.
+A kernel that is fastest by itself need not be so in the step, where it finds data in the caches and
+shares the GPU with other kernels. So complete steps are timed, with one op at a time in another
+variant. A variant is used only if nearly all of its samples are faster than nearly all of those
+without it. The results are stored, and later runs only read them.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from rawnn.engine.runners.programs import Program
 from rawnn.plan.plan import Plan
 
 STEPS = 16
-"""Steps of a program that is timed."""
+"""Steps of a timed program."""
 SAMPLE_MS = 2.0
-"""Device time of a sample at least."""
+"""Least device time of a sample."""
 SCREENED, CONFIRMED = 3, 7
-"""Samples of a variant, and of it and of what it would replace, in turns, where it looks faster."""
+"""Samples of each variant; and alternating samples of it and its predecessor if it looks faster."""
 
 
 def tuned(device: Device, work: PreparedRun) -> PreparedRun:
-    """The run with its launches as remembered for this GPU, and first as measured where nothing is
-    remembered. Interrupted, it keeps what was found so far. A simulated device, whose times say
-    nothing, goes by rule.
+    """The run with the stored launches of this GPU; if none are stored, they are measured first.
+    Interrupted, it stores what was found so far. A simulated device has no meaningful times and
+    uses the defaults.
 
-    Raises what making a runner raises; a variant that cannot run is left out.
+    Raises what the construction of a runner raises; a variant that cannot run is left out.
     """
     if not has_clock(device):
         return work
@@ -82,7 +81,7 @@ def _changes_of(known: dict[str, TunedLaunch]) -> dict[str, Changes]:
 
 
 def described(key: str, found: TunedLaunch) -> str:
-    """An op and what is chosen for it, in words."""
+    """An op and its choice, in words."""
     words = ", ".join(f"{name} {value}" for name, value in found.changes.items()) or "by rule"
     return f"{key}: {words}, {found.after:.1f} us a step, {found.before:.1f} before"
 
@@ -98,12 +97,12 @@ class _StepTimer:
         self._steps = min(STEPS, work.steps)
         self._runner = GpuRunner(device, replace(work, policy=policy))
         self._program: Program | None = None
-        self._made: dict[str, Changes] | None = None
+        self._choices: dict[str, Changes] | None = None
 
     @classmethod
     @contextmanager
     def on(cls, device: Device, work: PreparedRun) -> Iterator[_StepTimer]:
-        """With the orders, rates and parameters of an epoch behind it."""
+        """A timer whose orders, rates and parameters are those of a started epoch."""
         trial = cls(device, work)
         try:
             trial._runner.epoch(False)
@@ -114,12 +113,12 @@ class _StepTimer:
             trial._runner.close()
 
     def current(self, plan: Plan, choices: dict[str, Changes]) -> Program:
-        """The program of the choices made so far."""
-        if self._program is None or self._made != choices:
-            made = self._make(plan, choices)
+        """The program of the choices so far."""
+        if self._program is None or self._choices != choices:
+            program = self._make(plan, choices)
             if self._program is not None:
                 self._program.close()
-            self._program, self._made = made, dict(choices)
+            self._program, self._choices = program, dict(choices)
         return self._program
 
     def _make(self, plan: Plan, choices: dict[str, Changes]) -> Program:
@@ -127,7 +126,7 @@ class _StepTimer:
 
     def best(self, plan: Plan, choices: dict[str, Changes], key: str,
              others: list[Changes]) -> TunedLaunch:
-        """The fastest of an op's variants, the rule's where none is faster beyond doubt."""
+        """The fastest of an op's variants; the default if none is clearly faster."""
         now = self.current(plan, choices)
         before = after = self.us(now, SCREENED)
         best: Changes = {}
@@ -135,7 +134,7 @@ class _StepTimer:
             wanted = {**choices, key: changes}
             try:
                 program = self._make(plan, wanted)
-            except RawnnError:  # too much shared memory, no such algorithm: it cannot run here
+            except RawnnError:  # too much shared memory, or no such algorithm: it cannot run here
                 continue
             try:
                 if self.us(program, SCREENED) < after:
@@ -144,14 +143,14 @@ class _StepTimer:
                     if faster:
                         best, after = changes, us
                         self._program, program = program, self._program or program
-                        self._made = wanted
+                        self._choices = wanted
             finally:
                 program.close()
         return TunedLaunch(best, round(before, 2), round(after, 2))
 
     def _compared(self, one: Program, other: Program) -> tuple[float, bool]:
-        """Microseconds a step of the one, and whether it is faster than the other beyond noise:
-        all of its samples but the slowest before all of the other's but the fastest."""
+        """Microseconds a step of `one`, and whether it is faster than `other` beyond noise: all of
+        its samples but the slowest are below all of the other's but the fastest."""
         pairs = [(self._sample(one), self._sample(other)) for _ in range(CONFIRMED)]
         ours, theirs = (sorted(samples) for samples in zip(*pairs, strict=True))
         return statistics.median(ours), ours[-2] < theirs[1]

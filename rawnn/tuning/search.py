@@ -1,10 +1,11 @@
-"""The search for the fastest toggles of a network on this GPU, each set measured in real training.
+"""The search for the fastest toggles of a network on this GPU; each set is measured in real
+training.
 
-From what `best` takes by rule, every way of computing products is measured with every way of how an
-op follows the one ahead. From the fastest, one choice after another is varied (those two, whether
-ops are fused, every other kernel toggle), the fastest is kept, and so on until nothing is faster.
-The fastest sets are then measured again, in turns, so that a GPU that speeds up or slows down
-meanwhile does so for all of them.
+It starts from the rules of `best` and measures every way of computing GEMMs with every way of
+launching an op after its predecessor. From the fastest set, one choice at a time is varied (those
+two, whether ops are fused, every other kernel toggle) and the fastest is kept, until nothing is
+faster. The fastest sets are then measured again, alternately, so that changes of the GPU's clock
+affect all of them.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ OVERLAP_TOGGLES = ("", "streams", "pdl", "streams,pdl")
 FUSION = ("", "fuse")
 
 MEASURED_MS = 60.0
-"""Device time of a measurement at least: a GPU at work for less may not have reached its clocks."""
+"""Least device time of a measurement: in less time a GPU may not reach its clocks."""
 MIN_EPOCHS = 5
 MAX_EPOCHS = 400
 STEPS = 100
-"""Steps of a measured epoch at most, all in one graph."""
+"""Most steps of a measured epoch, all in one graph."""
 STEP_WORK = 5e12
-"""Floating-point operations of an epoch from which on it has fewer steps."""
+"""Floating-point operations of an epoch above which it has fewer steps."""
 SLOWDOWN_LIMIT = 3.0
-"""A set that takes so many times as long as the fastest in a first epoch is not measured again."""
+"""A set that takes this many times as long as the fastest in a first epoch is not measured
+again."""
 FINALISTS = 4
 ROUNDS = 3
 """How many of the fastest sets are measured again, and how often."""
@@ -48,8 +50,8 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """A set of toggles and what came of it: microseconds a step, of the median epoch and of the
-    fastest and the slowest; or why it cannot run; or which set makes the same plan."""
+    """A set of toggles and its result: microseconds a step, of the median epoch, the fastest and
+    the slowest; or why it cannot run; or which set gives the same plan."""
 
     toggles: str
     us: float = 0.0
@@ -61,8 +63,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Task:
-    """What is tuned: a network with a batch, an optimizer and a number format ("" for float32), on
-    data of its form."""
+    """What is tuned: a network with a batch size, an optimizer and a precision ("" for float32), on
+    data of its spec."""
 
     network: Network
     recipe: Recipe
@@ -73,7 +75,7 @@ class Task:
     @classmethod
     def of(cls, network: Network, recipe: Recipe, precision: str, data: Dataset | None,
            machine: Machine) -> Task:
-        """Steps enough to be measured, of `data` or else of noise."""
+        """A task with enough steps to be measured, on `data` or else on random data."""
         weights = sum(t.shape[0] * t.shape[-1] for t in network.parameters())
         steps = int(min(max(STEP_WORK / (6.0 * weights * recipe.batch), 5), STEPS))
         count = steps * recipe.batch
@@ -81,7 +83,7 @@ class Task:
         return cls(network, replace(recipe, partial=False), precision, data, machine)
 
     def work(self, toggles: str) -> PreparedRun:
-        """The training of these toggles, made ready. Raises ConfigError where they do not go."""
+        """A run with these toggles, prepared. Raises ConfigError if they do not fit together."""
         graphs = ["graphs=epoch"] if TOGGLES["graphs"].needs(self.machine) is None else []
         words = ["preload", "arena", "nosync", *toggles.split(","), self.precision, *graphs]
         steps = self.recipe.steps(len(self.data.train_images))
@@ -91,7 +93,7 @@ class Task:
 
 
 def shortened(data: Dataset, count: int) -> Dataset:
-    """The first `count` examples, repeated where there are fewer, and a few to test with."""
+    """The first `count` examples, repeated if there are fewer, and a few to test with."""
     places = np.arange(count) % len(data.train_images)
 
     def some(part: str) -> dict[str, Any]:
@@ -104,29 +106,30 @@ def shortened(data: Dataset, count: int) -> Dataset:
 
 
 def random_data(network: Network, count: int) -> Dataset:
-    """Pixels without meaning, with answers of the form that the network's loss compares with."""
+    """Random inputs, with the kind of answers that the network's loss compares with."""
     generator = np.random.default_rng(0)
     features, outputs = network.layers[0], network.outputs
     x = generator.integers(0, 256, (count + 16, features), np.uint8)
-    made = Dataset("noise", x[:count], None, x[count:], None, 0, (features,), "a generator", True)
+    dataset = Dataset("noise", x[:count], None, x[count:], None, 0, (features,), "a generator",
+                      True)
     if network.loss_spec.labelled:
         y = generator.integers(0, outputs, count + 16, np.int32)
-        return replace(made, train_labels=y[:count], test_labels=y[count:], classes=outputs)
+        return replace(dataset, train_labels=y[:count], test_labels=y[count:], classes=outputs)
     t = generator.integers(0, 2, (count + 16, outputs)).astype(np.float32)
-    return replace(made, train_targets=t[:count], test_targets=t[count:])
+    return replace(dataset, train_targets=t[:count], test_targets=t[count:])
 
 
 class Search:
-    """Measures sets of toggles, each once; `found` has all of them in the order of asking."""
+    """Measures sets of toggles, each once; `found` has all of them in order."""
 
     def __init__(self, device: Device, task: Task,
-                 tell: Callable[[Measured], None] = lambda found: None) -> None:
-        self._device, self._task, self._notify = device, task, tell
+                 notify: Callable[[Measured], None] = lambda found: None) -> None:
+        self._device, self._task, self._notify = device, task, notify
         self.found: dict[str, Measured] = {}
         self._plans: dict[tuple[str, str], str] = {}
 
     def run(self) -> None:
-        """Search, then measure the fastest again. What was found stays where it is interrupted."""
+        """Search, then measure the fastest again. An interruption keeps what was found."""
         machine, recipe = self._task.machine, self._task.recipe
         setting = presets.Setting(self._task.network, recipe.batch, STEPS, machine)
         rule, _ = presets.by_rule(setting, self._task.precision)
@@ -149,7 +152,7 @@ class Search:
         self._finish()
 
     def measure(self, toggles: str) -> None:
-        """Measure a set that was not measured before, unless its plan was."""
+        """Measure a set, unless it or another set with its plan was measured before."""
         if toggles in self.found:
             return
         self.found[toggles] = self._measured(toggles)
@@ -164,13 +167,13 @@ class Search:
             self._plans[key] = toggles
             times = self._times(work)
         except CallFailed:
-            raise  # the device may not be usable after it
+            raise  # the device may be unusable after it
         except RawnnError as error:
             return Measured(toggles, refusal=str(error))
         return Measured(toggles, statistics.median(times), min(times), max(times))
 
     def _times(self, work: PreparedRun) -> list[float]:
-        """Microseconds of a step in each of several epochs, behind one to warm up."""
+        """Microseconds of a step in each of several epochs, after one to warm up."""
         runner = GpuRunner(self._device, work)
         try:
             runner.time_each_epoch()
@@ -187,11 +190,11 @@ class Search:
             runner.close()
 
     def fastest(self) -> list[Measured]:
-        """What could be measured, the fastest first."""
+        """The measured sets, the fastest first."""
         return sorted((m for m in self.found.values() if m.us), key=lambda m: m.us)
 
     def _finish(self) -> None:
-        """Measure the fastest sets again in turns: the median of each counts."""
+        """Measure the fastest sets again, alternately: the median of each counts."""
         best = self.fastest()[:FINALISTS]
         times: dict[str, list[float]] = {m.toggles: [] for m in best}
         for _ in range(ROUNDS):
@@ -204,7 +207,7 @@ class Search:
             self._shorten(m.toggles)
 
     def _shorten(self, toggles: str) -> None:
-        """Where a shorter set makes the same plan, it is the one that was measured."""
+        """If a shorter set gives the same plan as a measured one, replace it by the shorter."""
         alike = [name for name, m in self.found.items() if m.same_as == toggles]
         shortest = min([toggles, *alike], key=lambda name: len(name.split(",")))
         if shortest != toggles:
@@ -213,7 +216,7 @@ class Search:
                 self.found[name] = Measured(name, same_as=shortest)
 
     def others(self) -> dict[str, float]:
-        """Of every other way of computing products than the fastest set's, its fastest set."""
+        """For every other way of computing GEMMs than the fastest set's, its fastest set."""
         best, *rest = self.fastest()
         others: dict[str, Measured] = {}
         for m in rest:
@@ -224,7 +227,7 @@ class Search:
 
 
 def axes(machine: Machine) -> list[tuple[str, ...]]:
-    """What is varied: of each tuple one is chosen. Toggles that cannot run here are left out."""
+    """The choices to vary: one of each tuple is used. Toggles that cannot run here are left out."""
     named = {word.partition("=")[0] for group in (GEMM_TOGGLES, FUSION) for word in group}
     others = [("", name) for name, t in TOGGLES.items()
               if t.group == "kernels" and name not in {*named, "tune"}]
@@ -238,10 +241,10 @@ def _runs(choice: str, machine: Machine) -> bool:
 
 
 def changed(toggles: str, choices: Sequence[str], choice: str) -> str:
-    """The set with another of `choices`."""
+    """The set with another one of `choices`."""
     gone = {word.partition("=")[0] for group in choices for word in group.split(",")}
-    kept = [word for word in toggles.split(",") if word.partition("=")[0] not in gone]
-    return format_toggles([*kept, *choice.split(",")])
+    words = [word for word in toggles.split(",") if word.partition("=")[0] not in gone]
+    return format_toggles([*words, *choice.split(",")])
 
 
 def format_toggles(words: Iterable[str]) -> str:
@@ -251,7 +254,7 @@ def format_toggles(words: Iterable[str]) -> str:
 
 
 def gemm_toggle(toggles: str) -> str:
-    """Who computes products in a set: one of GEMM_TOGGLES."""
+    """Which toggle computes GEMMs in a set: one of GEMM_TOGGLES."""
     return next((word for word in toggles.split(",") if word in GEMM_TOGGLES), "")
 
 

@@ -24,7 +24,7 @@ from rawnn.plan.tensor import Role, Tensor
 def shared_by_ranks(plans: Iterable[Plan]) -> dict[str, str]:
     """The tensors that ranks all-gather, which have the same size on each of them, with their
     communicators."""
-    return {plan.whole(name): plan[op.operands["token"]].communicator for plan in plans
+    return {plan.storage_of(name): plan[op.operands["token"]].communicator for plan in plans
             for op in plan.ops if op.kind == GATHER for role, name in op.operands.items()
             if role != "token"}
 

@@ -1,8 +1,8 @@
 """The kinds of ops and their NumPy references: what each CUDA kernel is checked against.
 
-Operands are views without padding, of float32 (or float64, for the oracle): what an op wrote is
-rounded to its tensor's storage type behind it. Shapes: B rows of a batch, F features, C outputs.
-`s = cursor + offset` is the step in the epoch. Ops that one family of kernels has made up stand
+Operands are views without padding, in float32 (or float64, for the oracle); after an op, its
+results are rounded to the tensors' storage dtypes. Shapes: B rows of a batch, F features, C
+outputs. `s = cursor + offset` is the step in the epoch. Ops of one family of kernels are defined
 with it in rawnn/ptx.
 """
 

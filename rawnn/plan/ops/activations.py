@@ -32,6 +32,6 @@ def activate(t: SimpleNamespace, a: Attributes) -> None:
 @define("activate_backward", reads=("da", "saved", "overflow"), writes=("dz", "overflow"),
         optional=("overflow",))
 def activate_backward(t: SimpleNamespace, a: Attributes) -> None:
-    """dz = da * the activation's slope where `saved` is its output or input."""
+    """dz = da * the activation's slope at `saved`, its output or input."""
     np.multiply(t.da, activation(a["activation"]).slope(t.saved), out=t.dz)
     flag_overflow(t, a, "dz")

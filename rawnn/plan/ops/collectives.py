@@ -1,4 +1,4 @@
-"""What ranks do together: every one of them has the op, and it ends where all have come to it."""
+"""Collectives: every rank has the op, and it ends once all ranks have reached it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SCATTER, GATHER = "reduce_scatter", "all_gather"
 SUMMARIES = {SCATTER: "Each part becomes this rank's rows of the weighted sum over ranks.",
              GATHER: "Each whole becomes the parts of all ranks, one behind the other."}
 ORDERING_TOKEN = Tensor("nccl.token", (1,), "int32", Role.SCRATCH, communicator="sums")
-"""What every collective of a communicator reads and writes, so that they have one order, the same
-on all ranks. It holds nothing."""
+"""A tensor that every collective of a communicator reads and writes, so that they have one order,
+the same on all ranks. It holds no data."""
 COPIES, EXCHANGES = (replace(ORDERING_TOKEN, name=f"nccl.{name}", communicator=name)
                      for name in ("copies", "exchanges"))
-"""Those of communicators for what copy engines do, which wait for nobody else: weights that are
-gathered, and parts of gradients that two ranks send each other."""
+"""The tokens of communicators for copy engines, which wait for no other collective: weights that
+are all-gathered, and parts of gradients that two ranks exchange."""
 
 
 def all_reduce(name: str, tensors: Mapping[str, str], weight: float, reduce: str = "sum") -> Op:
@@ -32,20 +32,20 @@ def all_reduce(name: str, tensors: Mapping[str, str], weight: float, reduce: str
 
 
 def reduce_scatter(name: str, parts: Sequence[tuple[str, str]], weight: float) -> Op:
-    """The op that sums each whole of (whole, part) and leaves this rank's rows in the part, a view
-    of it; the rest of the whole means nothing then."""
+    """The op that sums each tensor of (tensor, part) and leaves this rank's rows in the part, a
+    view of it; the rest of the tensor is undefined then."""
     return Op(SCATTER, name, {**_paired(parts), "token": ORDERING_TOKEN.name},
               {"weight": weight, "reduce": "sum"}, "nccl")
 
 
 def all_gather(name: str, parts: Sequence[tuple[str, str]], token: str = ORDERING_TOKEN.name) -> Op:
-    """The op that makes each whole of (whole, part) from the parts of all ranks."""
+    """The op that makes each tensor of (tensor, part) from the parts of all ranks."""
     return Op(GATHER, name, {**_paired(parts), "token": token}, {}, "nccl")
 
 
 def _pairs(operands: int) -> list[tuple[str, str]]:
-    """The operands that are a whole and this rank's part of it, of an op of so many, `token` among
-    them."""
+    """Names of the operands that are a tensor and this rank's part of it. `operands` is the number
+    of all operands of the op, `token` included."""
     return [(f"g{i}", f"p{i}") for i in range(operands // 2)]
 
 
@@ -55,31 +55,31 @@ def _paired(parts: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def pairs(op: Op) -> list[tuple[str, str]]:
-    """The operands (whole, this rank's part of it) of an op that has parts."""
+    """The operands (tensor, this rank's part of it) of an op that has parts."""
     return _pairs(len(op.operands))
 
 
 def wholes(op: Op) -> list[str]:
-    """The operands of a collective that are whole tensors."""
+    """The operands of a collective that are complete tensors."""
     if op.kind == KIND:
         return [role for role in op.operands if role != "token"]
     return [whole for whole, _ in pairs(op)]
 
 
 def _reference(t: SimpleNamespace, a: Attributes) -> None:
-    """The other ranks are reached through the attribute `team`, which a runner adds."""
+    """A runner adds the attribute `team`, through which the other ranks are reached."""
     arrays = [array for role, array in vars(t).items() if role != "token"]
     a["team"].reduce(arrays, a["weight"], a["reduce"])
 
 
 def _scattered(t: SimpleNamespace, a: Attributes) -> None:
-    """As `_reference`; a part is a view of its whole."""
+    """Like `_reference`; a part is a view of its tensor."""
     a["team"].reduce([getattr(t, whole) for whole, _ in _pairs(len(vars(t)))], a["weight"],
                      a["reduce"])
 
 
 def _gathered(t: SimpleNamespace, a: Attributes) -> None:
-    """As `_reference`."""
+    """Like `_reference`."""
     for role, part in _pairs(len(vars(t))):
         whole = getattr(t, role)
         parts = a["team"].gather(f"rows of {whole.size}", getattr(t, part).tobytes())

@@ -1,4 +1,4 @@
-"""What several references share."""
+"""Functions that several references share."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def step_of(t: SimpleNamespace, a: Attributes) -> int:
 
 
 def multiply(a: Attributes, left: Array, right: Array, out: Array | None = None) -> Array:
-    """left @ right, by what a runner gives as the attribute `multiply`, or NumPy's."""
+    """left @ right, by the attribute `multiply` that a runner gives, or NumPy."""
     found: Array = a.get("multiply", np.matmul)(left, right, out)
     return found
 
 
 def batch_rows(t: SimpleNamespace, a: Attributes, rows: int) -> Any:
-    """Where in the data the op's batch lies: batch s begins at row s * stride + first, of
-    `order` where it is given. An index for NumPy."""
+    """The rows of the op's batch in the data: batch s begins at row s * stride + first, of `order`
+    if it is given. An index for NumPy."""
     first = step_of(t, a) * int(a["stride"]) + int(a.get("first", 0))
     window = slice(first, first + rows)
     return t.order[window] if hasattr(t, "order") else window
@@ -39,7 +39,7 @@ def matrix_view(w: Array) -> Array:
 
 
 def write_gradient(t: SimpleNamespace, a: Attributes, dz: Array) -> None:
-    """Store a loss gradient, scaled where the plan scales losses."""
+    """Store a loss gradient, times the loss scale if the plan has one."""
     if hasattr(t, "loss_scale"):
         dz = dz * t.dz.dtype.type(t.loss_scale[0])
     t.dz[...] = dz
@@ -47,8 +47,8 @@ def write_gradient(t: SimpleNamespace, a: Attributes, dz: Array) -> None:
 
 
 def flag_overflow(t: SimpleNamespace, a: Attributes, operand: str) -> None:
-    """Set `overflow`, where the op has it, if the operand's storage type cannot hold a value. What
-    operands are stored in is an attribute that runners add; float32 where they did not."""
+    """Set `overflow`, if the op has it, when the operand's storage dtype cannot hold a value.
+    Runners add the storage dtypes as an attribute; the default is float32."""
     if hasattr(t, "overflow"):
         dtype = a.get("stored", {}).get(operand, "float32")
         if overflows(getattr(t, operand), dtype):

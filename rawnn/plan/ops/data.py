@@ -1,4 +1,4 @@
-"""Ops that bring a batch: from the host, or from a data set on the device."""
+"""Ops that fetch a batch: from the host, or from a data set on the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rawnn.plan.ops.common import batch_rows
 @define("upload", reads=("images", "labels", "targets", "cursor"), writes=("x", "y", "t"),
         optional=("labels", "targets", "y", "t"))
 def upload(t: SimpleNamespace, a: Attributes) -> None:
-    """Copy one batch, normalised already and in this epoch's order, from host memory."""
+    """Copy one batch, already normalised and in this epoch's order, from host memory."""
     window = batch_rows(t, a, len(t.x))
     t.x[...] = t.images[window]
     _answers(t, window)

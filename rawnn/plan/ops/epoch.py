@@ -10,20 +10,20 @@ from rawnn.plan.ops.common import matrix_view
 
 CLOCK_PERIOD = 1 << 29
 MAX_STEPS = 3 * CLOCK_PERIOD
-"""Up to so many steps the clock counts exactly."""
+"""Number of steps up to which the clock counts exactly."""
 
 
 def count_after(steps: int) -> int:
-    """What the clock shows after `steps` steps: from MAX_STEPS on it turns through the last
-    CLOCK_PERIOD below. So the steps of an epoch, fewer than CLOCK_PERIOD, can be added in 32 bits
-    however long training goes on, Adam's bias is as good as gone, and random bits come again after
-    CLOCK_PERIOD steps only."""
+    """The clock after `steps` steps: from MAX_STEPS on it cycles through the last CLOCK_PERIOD
+    values below. The steps of an epoch, fewer than CLOCK_PERIOD, can then be added in 32 bits
+    however long training runs. By then Adam's bias correction is negligible, and random bits repeat
+    only after CLOCK_PERIOD steps."""
     return steps if steps < MAX_STEPS else MAX_STEPS - CLOCK_PERIOD + steps % CLOCK_PERIOD
 
 
 @define("initialise", reads=(), writes=("w",))
 def initialise(t: SimpleNamespace, a: Attributes) -> None:
-    """w uniform in [-bound, bound), by counter: the same numbers on every device."""
+    """w uniform in [-bound, bound), by counter: the same values on every device."""
     w = matrix_view(t.w)
     sampled = random.uniform(a["seed"], a["stream"], w.size, a["bound"])
     w[...] = sampled.reshape(w.shape)
@@ -31,7 +31,7 @@ def initialise(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("cast", reads=("source",), writes=("copy",))
 def cast(t: SimpleNamespace, a: Attributes) -> None:
-    """copy = source * copy_scale, rounded to the type of the copy."""
+    """copy = source * copy_scale, rounded to the copy's dtype."""
     t.copy[...] = t.source * t.source.dtype.type(a["copy_scale"])
 
 
@@ -43,7 +43,7 @@ def shuffle(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("schedule", reads=("clock",), writes=("rates",))
 def schedule(t: SimpleNamespace, a: Attributes) -> None:
-    """rates[s] = the learning rate of each step of the epoch that begins."""
+    """rates[s] = the learning rate of each step of the coming epoch."""
     from rawnn.model.schedules import Schedule
 
     plan = Schedule.from_attributes(a)
@@ -53,14 +53,14 @@ def schedule(t: SimpleNamespace, a: Attributes) -> None:
 
 @define("tick", reads=("clock",), writes=("clock",))
 def tick(t: SimpleNamespace, a: Attributes) -> None:
-    """clock += (1, steps): one more epoch is done; the steps as count_after has them."""
+    """clock += (1, steps): the epoch is done; the steps follow count_after."""
     t.clock[0] += 1
     t.clock[1] = count_after(int(t.clock[1]) + int(a["steps"]))
 
 
 @define("epoch_boundary", reads=("clock",), writes=("clock", "order"))
 def epoch_boundary(t: SimpleNamespace, a: Attributes) -> None:
-    """tick, and the order of the epoch that comes, whose number is given as `offset`."""
+    """tick, and the order of the next epoch, whose number is given as `offset`."""
     tick(t, a)
     t.order[...] = random.permutation(a["seed"], int(a["offset"]), len(t.order))
 

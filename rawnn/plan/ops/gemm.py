@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""GEMMs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def factors(t: SimpleNamespace, a: Attributes) -> tuple[Array, Array]:
 def matmul(t: SimpleNamespace, a: Attributes) -> None:
     """c = act(alpha * op(a) op(b) + beta * c + bias) * slope(saved).
 
-    The layout nt, nn or tn names the transposes; `pre` is what `act` is of, where that is wanted;
-    `workspace` is scratch memory that a library may write.
+    The layout nt, nn or tn names the transposes; `pre` receives the argument of `act`, if needed;
+    `workspace` is scratch memory for a library.
     """
     left, right = factors(t, a)
     alpha, beta = a["alpha"], a["beta"]

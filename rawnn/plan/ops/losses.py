@@ -1,6 +1,6 @@
 """The ops of losses that are a mean over all elements of z and t, made from their formulas: for a
-loss NAME the kinds NAME, NAME_backward, NAME_gradient and, where answers can be right,
-NAME_accuracy. And how a plan is built from the ops of any loss."""
+loss NAME the kinds NAME, NAME_backward, NAME_gradient and, if outputs can be correct,
+NAME_accuracy. Also the functions that add the ops of any loss to a plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def define_ops(loss: Loss) -> None:
         report(t, a, terms(t.z, t.t).mean(), t.z.size)
 
     def accuracy(t: SimpleNamespace, a: Attributes) -> None:
-        """correct[s] = how many elements are right."""
+        """correct[s] = how many elements are correct."""
         t.correct[step_of(t, a)] = loss.count_correct(t.z, t.t)
 
     def backward(t: SimpleNamespace, a: Attributes) -> None:
@@ -44,7 +44,7 @@ def define_ops(loss: Loss) -> None:
         write_gradient(t, a, gradient(t.z, t.t))
 
     def fused(t: SimpleNamespace, a: Attributes) -> None:
-        """The loss, how many are right, and the gradient in one pass."""
+        """The loss, the correct count and the gradient in one pass."""
         report(t, a, terms(t.z, t.t).mean(), t.z.size, loss.count_correct(t.z, t.t))
         backward(t, a)
 
@@ -63,7 +63,7 @@ def define_ops(loss: Loss) -> None:
 
 
 def _ops_of(loss: Loss) -> tuple[Build, Build]:
-    """What adds its ops to a plan: to measure, and to give the last gradient."""
+    """The functions that add its ops to a plan: those that measure, and the last gradient."""
     name = loss.name
 
     def measure(b: Builder) -> None:
@@ -80,8 +80,8 @@ def _ops_of(loss: Loss) -> tuple[Build, Build]:
 
 
 def builders(loss: Loss) -> tuple[Build, Build]:
-    """What adds the ops of a loss to a plan: those that measure, and those that give the gradient
-    of the last outputs."""
+    """The functions that add the ops of a loss to a plan: those that measure, and those that
+    compute the gradient of the last outputs."""
     if loss.measure is not None and loss.backward is not None:
         return loss.measure, loss.backward
     if loss.name == "cross_entropy":

@@ -1,8 +1,8 @@
-"""What a step reports, from the parts that the blocks of its loss leave.
+"""The metrics of a step, from the partial sums of the blocks of its loss.
 
-The backward pass needs no loss, only its gradient. So a kernel of several blocks leaves each one's
-sums in a row of the step's own, `loss_parts[s]` and `correct_parts[s]`, of which only the row's sum
-has a meaning; and one op adds up the rows of all steps of a graph, beside them.
+The backward pass needs no loss, only its gradient. So a kernel of several blocks stores each
+block's sums in a row of the step, `loss_parts[s]` and `correct_parts[s]`, of which only the row's
+sum is defined. One op adds up the rows of all steps of a graph, in parallel with other work.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from rawnn.plan.ops.common import step_of
 
 KIND = "loss_sums"
 PARTS = ("loss_parts", "correct_parts")
-"""Operands that an op which measures may write in place of loss and correct."""
+"""Operands that an op which measures may write instead of loss and correct."""
 
 
 def report(t: SimpleNamespace, a: Attributes, loss: float, terms: int, right: int = 0) -> None:
-    """Write what a step reports: `loss`, a mean over `terms`, and how many are right; where the op
-    leaves parts, as parts."""
+    """Write the metrics of a step: `loss`, a mean over `terms`, and the correct count; as partial
+    sums if the op has those."""
     s = step_of(t, a)
     if hasattr(t, "loss_parts"):
         t.loss_parts[s] = 0

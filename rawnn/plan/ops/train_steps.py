@@ -1,12 +1,11 @@
-"""One or more whole steps of training in one op: what a kernel that trains on the chip computes.
+"""One or more complete training steps in one op, computed by a kernel that trains on the chip.
 
-The op's attribute `step` is the plan of one step that it stands for. Its operands are those
-tensors of that plan that live longer than a step, under the roles that `role_of` gives them, and
-workspaces of its kernel. Its meaning is that of the plan's ops, one behind the other. Where it has
-an attribute `rest`, the step `whole` of the epoch, counted from 0, is that plan's, on the `left`
-examples that the whole batches leave. One that is told the `steps` of an epoch also does what
-stands between that and the next, as the op `turn`: `offset` is then the epoch that comes, and the
-first step the cursor's.
+The op's attribute `step` is the plan of one step that it computes. Its operands are those tensors
+of that plan that live longer than a step, under the roles that `role_of` gives them, and workspaces
+of its kernel. Its reference runs the plan's ops in order. With an attribute `rest`, the epoch's
+step number `whole`, from 0, is that plan's, on the `left` examples that the full batches leave.
+With the attribute `steps` of an epoch it also does the op `boundary` between epochs: `offset` is
+then the number of the next epoch, and the first step is the cursor's.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ if TYPE_CHECKING:
     from rawnn.plan.plan import Plan
 
 KIND = "train_steps"
-SUMMARY = "Whole steps of training, one behind the other."
+SUMMARY = "Complete training steps, one after the other."
 WORKSPACE = "train_steps."
-"""What the names of the kernel's workspaces begin with; the rest is their symbol."""
+"""Prefix of the names of the kernel's workspaces; the rest is their symbol."""
 
 
 def role_of(tensor: Tensor) -> str:
-    """The role of a tensor, which the kernel's parameters are called by."""
+    """The role of a tensor, and the name of its kernel parameter."""
     return tensor.symbol or tensor.name
 
 
 def _inside(tensor: Tensor) -> bool:
-    """Whether the tensor is the step's own business."""
+    """Whether the tensor lives within the op."""
     return tensor.role.temporary or tensor.role is Role.SCRATCH
 
 
@@ -50,27 +49,27 @@ def train_steps(step: Plan, workspaces: tuple[Tensor, ...], impl: str,
 
 
 def spanning(op: Op, steps: int) -> Op:
-    """The op over so many steps, from its own on."""
+    """The op over `steps` steps from its own on."""
     return Op(op.kind, f"{op.own_name}@{op.offset}", op.operands,
               {**op.attributes, "span": steps}, op.impl, op.own_name)
 
 
 def with_partial(op: Op, rest: Plan, whole: int) -> Op:
-    """The op that also does the step `rest`, on the partial batch behind `whole` whole ones."""
+    """The op that also does the step `rest`, on the partial batch after `whole` full ones."""
     return replace(op, attributes={**op.attributes, "rest": rest, "whole": whole,
                                    "left": rest.batch})
 
 
-def with_boundary(op: Op, turn: Op) -> Op:
-    """The op that also does the op `turn` behind its steps, which are all of an epoch."""
-    numbers = {"turn_seed": turn.attributes["seed"], "count": turn.attributes["count"],
-               "steps": turn.attributes["steps"]}
-    return replace(op, operands={**op.operands, **turn.operands},
+def with_boundary(op: Op, boundary: Op) -> Op:
+    """The op that also does the op `boundary` after its steps, which are all of an epoch."""
+    numbers = {"turn_seed": boundary.attributes["seed"], "count": boundary.attributes["count"],
+               "steps": boundary.attributes["steps"]}
+    return replace(op, operands={**op.operands, **boundary.operands},
                    attributes={**op.attributes, **numbers})
 
 
 def has_boundary(op: Op) -> bool:
-    """Whether the op is one that `with_boundary` made."""
+    """Whether the op is a result of `with_boundary`."""
     return "turn_seed" in op.attributes
 
 
@@ -80,8 +79,8 @@ def _spec(op: Op) -> OpSpec:
     step: Plan = op.attributes["step"]
 
     def roles(names: list[str]) -> tuple[str, ...]:
-        kept = dict.fromkeys(role_of(step[n]) for n in names if not _inside(step[n]))
-        return tuple(kept)
+        found = dict.fromkeys(role_of(step[n]) for n in names if not _inside(step[n]))
+        return tuple(found)
 
     reads = roles([name for inner in step.ops for name, _ in inner.reads])
     writes = roles([name for inner in step.ops for name, _ in inner.writes])
@@ -102,8 +101,8 @@ def _spec(op: Op) -> OpSpec:
         if "rest" not in op.attributes:
             _run(step, t, first, span)
             return
-        all_whole = int(a.get("whole", op.attributes["whole"]))
-        whole = max(min(all_whole - int(t.cursor[0]) - first, span), 0)
+        full_batches = int(a.get("whole", op.attributes["whole"]))
+        whole = max(min(full_batches - int(t.cursor[0]) - first, span), 0)
         _run(step, t, first, whole)
         _run(op.attributes["rest"], t, first + whole, span - whole)
 
@@ -113,14 +112,14 @@ def _spec(op: Op) -> OpSpec:
 
 
 def _run(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
-    """`span` steps, the first of them `offset` behind the cursor."""
+    """`span` steps, the first of them `offset` after the cursor."""
     number = t.w1.dtype
     arrays: dict[str, Array] = {}
     for op in step.ops:
         for name in op.tensors:
             tensor = step[name]
             if name not in arrays:
-                # The op has no parts of metrics: the rest's ops may leave some, and add them up.
+                # The op has no partial sums of metrics: the ops of `rest` may write and add some.
                 inside = _inside(tensor) or (tensor.role is Role.METRIC
                                              and not hasattr(t, role_of(tensor)))
                 arrays[name] = np.zeros(tensor.shape, number if tensor.floating else tensor.dtype) \
@@ -138,7 +137,7 @@ def _run(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
 
 
 def _undefined(t: SimpleNamespace, a: Attributes) -> None:
-    raise NotImplementedError("what train_steps means follows from each op")
+    raise NotImplementedError("the reference of train_steps follows from each op")
 
 
 OPS[KIND] = OpSpec(KIND, (), (), _undefined, summary=SUMMARY, of=_spec)

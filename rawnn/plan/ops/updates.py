@@ -1,5 +1,5 @@
-"""Optimizer steps. Each writes the parameter, its low-precision copy where there is one, and the
-optimizer's state; none of them does anything in a step whose gradients overflowed."""
+"""Optimizer steps. Each writes the parameter, its low-precision copy if there is one, and the
+optimizer's state. A step whose gradients overflowed changes nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rawnn.plan.op import Attributes, Reference, define
 from rawnn.plan.ops.common import Array, matrix_view, multiply, step_of
 
 _CONTEXT = ("rates", "cursor", "clock", "loss_scale", "overflow")
-"""Operands that any update may have: the schedule's rates, where and when this step is, and the
-loss scaling of float16. With `other` the gradient is `share` times dw and `other_share` times that:
-what two ranks have of it."""
+"""Operands that any update may have: the schedule's rates, the position of this step, and float16's
+loss scaling. With `other`, what another rank has of the gradient, the gradient is `share` times dw
+and `other_share` times `other`."""
 
 
 def _skipped(t: SimpleNamespace) -> bool:
@@ -28,7 +28,7 @@ def _rate(t: SimpleNamespace, a: Attributes) -> float:
 
 
 def _gradient(t: SimpleNamespace, gradient: Array, a: Attributes) -> Array:
-    """With what another rank has of it, where that is given, and without the loss scale."""
+    """The gradient with another rank's part of it, if given, and without the loss scale."""
     if hasattr(t, "other"):
         number = gradient.dtype.type
         gradient = rounded(number(a["share"]) * gradient + number(a["other_share"]) * t.other,
@@ -41,7 +41,7 @@ def _global_step(t: SimpleNamespace, a: Attributes) -> int:
 
 
 def _store(t: SimpleNamespace, a: Attributes, w: Array, value: Array) -> None:
-    """Write the parameter, and its copy times `copy_scale`; with `stochastic`, round it up or down
+    """Write the parameter, and its copy times `copy_scale`. With `stochastic`, round it up or down
     at random so that the mean is right and small updates are not lost (Gupta et al., 2015)."""
     if a["stochastic"] and w.dtype == np.float32:
         flat = matrix_view(value)
@@ -73,8 +73,8 @@ def _updates(step: Step) -> Reference:
 
 
 def _updates_from_gemm(step: Step) -> Reference:
-    """The same with the gradient dz^T x, which is never stored, and of the bias with the column
-    sums of dz."""
+    """The same with the gradient dz^T x, which is never stored, and for the bias the column sums of
+    dz."""
     update = _updates(step)
 
     def update_both(t: SimpleNamespace, a: Attributes) -> None:
@@ -91,7 +91,7 @@ def _updates_from_gemm(step: Step) -> Reference:
 
 
 def define_ops(step: Step) -> None:
-    """Define the ops of an optimizer's step: `kind`, and `fused_kind` with the product ahead."""
+    """Define the ops of an optimizer's step: `kind`, and `fused_kind`, which includes the GEMM."""
     context = tuple(name for name in _CONTEXT
                     if not (step.counts_steps and name in ("cursor", "clock")))
     define(step.kind, reads=("w", "dw", "other", *step.keeps, *_CONTEXT),
