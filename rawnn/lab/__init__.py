@@ -1,4 +1,4 @@
-"""Try a CUDA kernel of your own on rawnn's arrays, with the objects that the engine launches."""
+"""Runs, checks and times a user's CUDA kernels and graphs, with the engine's own objects."""
 
 from rawnn.lab.arrays import Array, array, empty, simulated
 from rawnn.lab.checking import Checked, CheckFailed, check

@@ -1,5 +1,5 @@
-"""What a kernel uses of a multiprocessor, and what to try next: rules with their reasons, the most
-promising first."""
+"""The resources that a kernel uses, and advice on what to try next: rules with their reasons, the
+most promising first."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WARP = 32
 
 @dataclass(frozen=True)
 class Uses:
-    """What a kernel uses on a GPU: `resources` as compiled, `occupancy` with the dynamic shared
-    memory of the launch, `multiprocessors` of the GPU; `missing` says why the first is not known.
-    """
+    """The resources of a kernel on a GPU: `resources` as compiled, `occupancy` with the dynamic
+    shared memory of the launch, `multiprocessors` of the GPU; `missing` says why the first is
+    unknown."""
 
     resources: Resources | None
     occupancy: Occupancy | None
@@ -42,7 +42,7 @@ class Uses:
 
 
 def uses_of(kernel: Kernel, launching: Launching) -> Uses:
-    """Of a kernel as it is launched; compiled once more, for the compiler's own words on spills."""
+    """The resources of a launched kernel; compiles it again for the compiler's report on spills."""
     device = kernel.device
     multiprocessors = device.attribute("MULTIPROCESSOR_COUNT")
     arch = kernel.source.arch or device.arch
@@ -63,9 +63,10 @@ def uses_of(kernel: Kernel, launching: Launching) -> Uses:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What the rules look at: median microseconds with a cold and a warm cache, those of an empty
-    kernel, the least that the GPU's limits allow and which of "memory" and "arithmetic" sets it,
-    bytes that have to move and those that the L2 cache holds; None where it is not known."""
+    """The input of the rules. `cold` and `warm` are median microseconds with a cold and a warm
+    cache, `empty` those of an empty kernel, `least` the lower bound of the GPU's limits, which
+    `bound` ("memory" or "arithmetic") sets; `moved` are bytes to move, `cache` those of L2. None if
+    unknown."""
 
     cold: float
     warm: float | None

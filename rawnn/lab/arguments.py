@@ -1,5 +1,5 @@
-"""What a user passes to a kernel, made into what is packed: checked by type, width, constness,
-contiguity and device. What is wrong is said in one sentence with the cure."""
+"""Converts a user's kernel arguments to packed values: checked by dtype, width, constness,
+contiguity and device. Errors are one sentence with the fix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rawnn.lab.arrays import Array
 from rawnn.lab.maps import TensorMap
 
 Streams = list[int]
-"""Streams that a launch has to come after, of the arrays of other libraries among its arguments."""
+"""Streams of other libraries' arrays, which the launch has to follow."""
 Convert = Callable[[Any, Streams], Value]
 
 _SMALL: dict[str, Any] = {
@@ -30,7 +30,7 @@ _SMALL: dict[str, Any] = {
     "__nv_fp8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e4m3": ml_dtypes.float8_e4m3fn,
     "__nv_fp8_e5m2": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e5m2,
 }
-_WHOLE = "bBhHiIqQ"
+_INTEGERS = "bBhHiIqQ"
 _LONG = np.dtype("long")
 ELEMENTS: dict[str, Any] = {
     "float": "float32", "double": "float64", "int": "int32", "unsigned int": "uint32",
@@ -45,12 +45,12 @@ ELEMENTS: dict[str, Any] = {
     "__nv_bfloat162": ml_dtypes.bfloat16, "cuComplex": "complex64", "cuFloatComplex": "complex64",
     "cuDoubleComplex": "complex128",
 }  # fmt: skip
-"""NumPy's type of the elements that a pointer of a C type points at."""
+"""The NumPy type of a C type."""
 
 
 def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Convert:
-    """What makes an argument for `parameter` ready to be packed. `layout` is that of the elements
-    behind a pointer, where it is known."""
+    """A converter of arguments for `parameter` to packed values. `layout` is that of a pointer's
+    target, if it is known."""
     if parameter.tensor_map:
         return lambda argument, streams: _map(parameter, argument, streams)
     if parameter.pointer:
@@ -61,15 +61,15 @@ def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Co
     if parameter.ctype in _SMALL:
         small = np.dtype(_SMALL[parameter.ctype])
         return lambda argument, streams: _small(parameter, small, argument)
-    whole = parameter.format in _WHOLE
+    is_integer = parameter.format in _INTEGERS
 
     def number(argument: Any, streams: Streams) -> Value:
         kind = type(argument)
-        if kind is int or (kind is float and not whole):
+        if kind is int or (kind is float and not is_integer):
             value: int | float = argument
             return value
         value = _scalar(parameter, argument)
-        if whole and isinstance(value, float):
+        if is_integer and isinstance(value, float):
             raise ConfigError(f"argument '{parameter.name}' ({parameter.ctype}) cannot hold "
                               f"{value!r}, which is no whole number: pass int(...)")
         return value
@@ -108,7 +108,7 @@ def _pointer(parameter: Parameter, layout: Struct | None, device: Device) -> Con
 
 
 def _accepted(parameter: Parameter, layout: Struct | None) -> tuple[np.dtype[Any], ...] | None:
-    """The types that the elements of an array may have; None for any."""
+    """The dtypes that an array may have; None for any."""
     if parameter.ctype in ELEMENTS:
         return (np.dtype(ELEMENTS[parameter.ctype]),)
     if parameter.ctype.endswith("*"):
@@ -123,15 +123,15 @@ def _accepted(parameter: Parameter, layout: Struct | None) -> tuple[np.dtype[Any
 
 @dataclass(frozen=True)
 class Elements:
-    """What a pointer points at, as NumPy has it: `dtype` None where that is not known, and `width`
-    numbers to an element: 4 of float4."""
+    """The NumPy type of a pointer's target: `dtype` is None if unknown, `width` the numbers per
+    element, such as 4 for float4."""
 
     dtype: np.dtype[Any] | None
     width: int = 1
 
 
 def elements_of(parameter: Parameter, layout: Struct | None) -> Elements:
-    """Of a pointer parameter; `layout` as `converter` takes it."""
+    """The elements of a pointer parameter; `layout` as for `converter`."""
     accepted = _accepted(parameter, layout)
     if accepted is None:
         return Elements(None)
@@ -163,14 +163,14 @@ def _map(parameter: Parameter, argument: Any, streams: Streams) -> Value:
 
 
 def _record(parameter: Parameter, argument: Any) -> Any:
-    """A struct's value: on the host, of whatever kind."""
+    """A struct's value on the host, of any kind."""
     if isinstance(argument, bytes | tuple | complex | np.generic | np.ndarray):
         return argument
     return _scalar(parameter, argument)
 
 
 def _scalar(parameter: Parameter, argument: Any) -> Any:
-    """A number or a structured scalar. Raises ConfigError for what is clearly none."""
+    """A number or a structured scalar. Raises ConfigError for other arguments."""
     what = f"argument '{parameter.name}' is a {parameter.ctype}"
     if argument is None:
         raise ConfigError(f"{what}, and None is no value: only a pointer may be None")
@@ -194,8 +194,8 @@ def _small(parameter: Parameter, dtype: np.dtype[Any], argument: Any) -> int:
     if not isinstance(value, int | float):
         raise ConfigError(f"argument '{parameter.name}' ({parameter.ctype}) cannot hold {value!r}")
     with np.errstate(over="ignore"):
-        made = np.asarray(value, np.float64).astype(dtype)
-    if np.isfinite(value) and not np.isfinite(made.astype(np.float64)):
+        converted = np.asarray(value, np.float64).astype(dtype)
+    if np.isfinite(value) and not np.isfinite(converted.astype(np.float64)):
         raise ConfigError(f"argument '{parameter.name}' ({parameter.ctype}) cannot hold {value!r}: "
                           f"it is beyond the largest number of {dtype}")
-    return int(made.view(f"u{dtype.itemsize}"))
+    return int(converted.view(f"u{dtype.itemsize}"))

@@ -1,8 +1,8 @@
-"""Arrays for other libraries and from them, without a copy: DLPack and the CUDA array interface.
+"""Exchanges arrays with other libraries without a copy: DLPack and the CUDA array interface.
 
-An array of another library is read by rawnn.data.dlpack. What orders the streams of both sides is
-here: a launch with such an array comes after what its library has enqueued, and what the library
-enqueues on CUDA's default stream from then on comes after the launch.
+rawnn.data.dlpack reads arrays of other libraries. This module orders the streams of both sides: a
+launch with such an array follows what its library has enqueued, and later work of the library on
+CUDA's default stream follows the launch.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from rawnn.cuda.stream import OrderingEvent
 from rawnn.data.dlpack import DeviceArray, capsule_of, read
 
 _LEGACY = 1
-"""CUDA's default stream, as DLPack and the CUDA array interface number it. To the driver it is 0,
-too, which here stands for it."""
+"""CUDA's default stream in the numbering of DLPack and the CUDA array interface; it replaces the
+driver's number 0."""
 _CUDA = 2  # DLDeviceType
 _SIMULATED = "sim"
 
 
 @dataclass(frozen=True)
 class Handle:
-    """A stream of another library, which owns it."""
+    """A stream that another library owns."""
 
     handle: int
 
 
 def stream_of(stream: Any) -> Handle:
-    """What `using(stream=...)` takes: a number, or a stream of rawnn, PyTorch, CuPy, numba or
+    """The argument of `using(stream=...)`: a number, or a stream of rawnn, PyTorch, CuPy, numba or
     cuda.core. Raises ConfigError for anything else."""
     if isinstance(stream, int) and not isinstance(stream, bool):
         return Handle(_known(stream))
     if hasattr(stream, "__cuda_stream__"):
-        told = stream.__cuda_stream__
-        return Handle(_known(int((told() if callable(told) else told)[1])))
+        described = stream.__cuda_stream__
+        return Handle(_known(int((described() if callable(described) else described)[1])))
     for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, rawnn and numba
         found = getattr(stream, name, None)
         if found is not None:
@@ -54,19 +54,19 @@ def _known(handle: int) -> int:
 
 
 def order(device: Device, first: Any, then: Any) -> None:
-    """Let what follows on the stream `then` wait for what is on `first`; the host does not."""
-    mark = OrderingEvent(device.driver)
+    """Let later work on the stream `then` wait for the work on `first`; the host does not wait."""
+    event = OrderingEvent(device.driver)
     try:
-        mark.record(first)
+        event.record(first)
         check(device.driver, "cuStreamWaitEvent",
-              device.driver.cuStreamWaitEvent(then.handle, mark.handle, 0), "ordering two streams")
+              device.driver.cuStreamWaitEvent(then.handle, event.handle, 0), "ordering two streams")
     finally:
-        mark.close()  # the driver keeps what is waited for
+        event.close()  # the driver keeps an event that is waited for
 
 
 def capsule(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: tuple[int, int],
             owner: object) -> Any:
-    """A DLPack capsule of dense memory, which keeps `owner` till its consumer lets go of it."""
+    """A DLPack capsule of dense memory; it keeps `owner` alive until its consumer releases it."""
     try:
         return capsule_of(address, shape, dtype, device, owner)
     except KeyError:
@@ -74,8 +74,8 @@ def capsule(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: 
 
 
 def exported(device: Device) -> tuple[int, int]:
-    """DLPack's (device type, number). Raises BufferError for the simulated GPU, whose memory is
-    nothing that another library can read."""
+    """DLPack's (device type, number). Raises BufferError for the simulated GPU, whose memory other
+    libraries cannot read."""
     if device.backend.name == _SIMULATED:
         raise BufferError("the memory of the simulated GPU cannot be shared: copy it by numpy()")
     return _CUDA, device.info.ordinal
@@ -83,8 +83,8 @@ def exported(device: Device) -> tuple[int, int]:
 
 def interface(address: int, shape: tuple[int, ...], dtype: np.dtype[Any],
               device: Device) -> dict[str, Any]:
-    """The CUDA array interface, version 3. Raises AttributeError (the array has none) for types
-    that it cannot name, and on the simulated GPU."""
+    """The CUDA array interface, version 3. Raises AttributeError (the array has none) for dtypes
+    that it does not have, and on the simulated GPU."""
     if device.backend.name == _SIMULATED or dtype.kind not in "biufc":
         raise AttributeError(f"{dtype} on {device.info.name} has no CUDA array interface")
     return {"shape": shape, "typestr": dtype.str, "data": (address if prod(shape) else 0, False),
@@ -92,22 +92,22 @@ def interface(address: int, shape: tuple[int, ...], dtype: np.dtype[Any],
 
 
 def streams_before(argument: Any) -> tuple[int, ...]:
-    """The streams that fill an array of another library: DLPack's are joined to the default one by
-    `read`, the interface names its own."""
+    """The streams that fill an array of another library. `read` joins DLPack's to the default
+    stream; the interface names its own."""
     if hasattr(type(argument), "__dlpack__"):
         return (0,)
-    told = getattr(argument, "__cuda_array_interface__", None) or {}
-    return tuple(dict.fromkeys((0, _known(told.get("stream") or 0))))
+    described = getattr(argument, "__cuda_array_interface__", None) or {}
+    return tuple(dict.fromkeys((0, _known(described.get("stream") or 0))))
 
 
 def imported(argument: Any, name: str, device: Device, writable: bool) -> DeviceArray:
-    """An array of another library in place. Raises ConfigError, with the cure, for one that a
-    kernel cannot use; DataError where it cannot be shared at all."""
+    """An array of another library in place. Raises ConfigError, with the fix, for one that a kernel
+    cannot use; DataError if it cannot be shared at all."""
     if isinstance(argument, np.ndarray | np.generic):
         raise ConfigError(f"argument '{name}' is a NumPy array, on the host: copy it with "
                           f"rawnn.array(...)")
-    told = getattr(argument, "__cuda_array_interface__", None) or {}
-    if writable and (told.get("data", (0, False))[1]
+    described = getattr(argument, "__cuda_array_interface__", None) or {}
+    if writable and (described.get("data", (0, False))[1]
                      or type(argument).__module__.partition(".")[0] in ("jax", "jaxlib")):
         raise ConfigError(f"argument '{name}' is written, and the array is read-only: declare the "
                           f"parameter const, or pass a copy (JAX's arrays never change)")

@@ -19,7 +19,7 @@ from rawnn.lab.array_exchange import capsule, exported, interface, order, stream
 
 @cache
 def default_device() -> Device:
-    """The first GPU, opened once for the process. Raises DeviceError where there is none."""
+    """The first GPU, opened once per process. Raises DeviceError if there is none."""
     try:
         return open_gpu(0, print)
     except DeviceError as error:
@@ -29,10 +29,10 @@ def default_device() -> Device:
 
 
 def simulated() -> Device:
-    """A fresh simulated GPU for kernels and arrays, where there is no real one.
+    """A new simulated GPU for kernels and arrays, for machines without a real one.
 
-    NVRTC compiles kernels for it if it is installed; what they compute the simulation has to be
-    told (`rawnn.sim.register`): it checks arguments, geometry, accesses and order.
+    NVRTC compiles kernels for it if it is installed. It checks arguments, geometry, accesses and
+    order; the results of kernels come from references (`rawnn.sim.register`).
     """
     from rawnn.sim import sim_backend
 
@@ -42,8 +42,8 @@ def simulated() -> Device:
 class Array:
     """A C-contiguous array of `shape` and NumPy `dtype` on a device; its memory is freed with it.
 
-    Make one with `rawnn.array` or `rawnn.empty`; read it back with `numpy()`. Raises ConfigError
-    for elements that are Python objects or text: no kernel could read them.
+    Create one with `rawnn.array` or `rawnn.empty`; read it back with `numpy()`. Raises ConfigError
+    for elements that are Python objects or text, which kernels cannot read.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, device: Device) -> None:
@@ -55,24 +55,24 @@ class Array:
         allocation = memory.allocate(self.nbytes, f"array {self.dtype}{list(shape)}")
         self.address: int = allocation.address
         self._free = weakref.finalize(self, memory.free, allocation)
-        self._free.atexit = False  # the process's end frees all memory anyway
+        self._free.atexit = False  # the end of the process frees all memory
 
     @classmethod
     def at(cls, address: int, shape: tuple[int, ...], dtype: Any, device: Device) -> Array:
-        """An array in memory that somebody else owns, and keeps as long as it is used."""
-        made = cls.__new__(cls)
-        made.shape, made.dtype, made.device = shape, np.dtype(dtype), device
-        made.address = address
-        return made
+        """An array in memory of another owner, which must keep it as long as it is used."""
+        result = cls.__new__(cls)
+        result.shape, result.dtype, result.device = shape, np.dtype(dtype), device
+        result.address = address
+        return result
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
@@ -81,7 +81,7 @@ class Array:
         return self.size * int(self.dtype.itemsize)
 
     def numpy(self) -> NDArray[Any]:
-        """A copy on the host, once all work enqueued so far is done."""
+        """A copy on the host, after all work enqueued so far."""
         host = np.empty(self.shape, self.dtype)
         self.device.to_host(host, self.address, repr(self))
         return host
@@ -93,25 +93,25 @@ class Array:
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
         """A capsule of this memory; `stream`, the consumer's, waits for the work enqueued so far
         (None: CUDA's default stream; -1: nothing waits). Raises BufferError for another device, a
-        copy, a type that DLPack does not name and the simulated GPU."""
+        copy, a dtype that DLPack does not have, and the simulated GPU."""
         here = exported(self.device)
         if copy or dl_device not in (None, here):
             raise BufferError("a rawnn array is shared where it lies: copy it afterwards")
-        made = capsule(self.address, self.shape, self.dtype, here, self)
+        result = capsule(self.address, self.shape, self.dtype, here, self)
         if stream != -1:
             order(self.device, self.device.stream, stream_of(stream or 0))
-        return made
+        return result
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return interface(self.address, self.shape, self.dtype, self.device)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        """NumPy would make an array of one Python object. Raises TypeError with the cure."""
+        """NumPy would make an array of one Python object. Raises TypeError with the fix."""
         raise TypeError(f"{self!r} lies on a GPU: copy it to the host by numpy()")
 
     def __reduce__(self) -> NoReturn:
-        """Device memory cannot be pickled or copied. Raises TypeError with the cure."""
+        """Device memory cannot be pickled or copied. Raises TypeError with the fix."""
         raise TypeError(f"{self!r} cannot be pickled or copied: take its numpy()")
 
     def __repr__(self) -> str:
@@ -132,9 +132,9 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
         a device, such as `rawnn.lab.simulated()`; None: the first GPU
     """
     host = np.asarray(values, dtype=dtype, order="C")
-    made = Array(host.shape, host.dtype, device or default_device())
-    made.device.to_device(made.address, host, repr(made))
-    return made
+    result = Array(host.shape, host.dtype, device or default_device())
+    result.device.to_device(result.address, host, repr(result))
+    return result
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,

@@ -1,4 +1,4 @@
-"""Launches of a candidate on images of its arrays: here, or in a process of its own."""
+"""Launches a candidate on images of its arrays, in this process or a separate one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rawnn.lab.red_zones import Contents, Images
 
 @contextmanager
 def released(release: Callable[[], None]) -> Iterator[None]:
-    """Release something at the end. Behind an error its own failure is not told: that of a kernel
+    """Call `release` at the end. After an error, its own failure is ignored: an error of a kernel
     makes every later call fail with the same code."""
     try:
         yield
@@ -36,16 +36,16 @@ class Runner(Protocol):
 
     def run(self, launching: Launching | None, images: Images,
             numbers: Mapping[str, Any]) -> Contents:
-        """One launch on fresh memory; the bytes of every image afterwards, once all work of the
-        GPU is done, on whatever stream. Raises RawnnError for a launch that fails or ends too
-        late."""
+        """One launch on fresh memory; returns the bytes of every image afterwards, once all work of
+        the GPU, on any stream, is done. Raises RawnnError for a launch that fails or exceeds the
+        time limit."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release all resources."""
 
 
 class InProcess:
-    """Launches in this process, where an error of the kernel ends the use of the GPU."""
+    """Launches in this process, in which an error of the kernel makes the GPU unusable."""
 
     def __init__(self, candidate: Kernel | Callable[..., Any], parameters: Sequence[str],
                  device: Device | None = None) -> None:
@@ -99,14 +99,14 @@ class InProcess:
 
     def launcher(self, launching: Launching) -> Launcher:
         assert isinstance(self.candidate, Kernel)
-        made = self.candidate[launching.grid, launching.block]
+        result = self.candidate[launching.grid, launching.block]
         if launching.shared or launching.cluster or launching.cooperative:
-            made = made.using(shared=launching.shared, cluster=launching.cluster,
-                              cooperative=launching.cooperative)
-        return made
+            result = result.using(shared=launching.shared, cluster=launching.cluster,
+                                  cooperative=launching.cooperative)
+        return result
 
     def finish(self) -> None:
-        """Wait for all work of the GPU, on whatever stream."""
+        """Wait for all work of the GPU, on any stream."""
         driver = self.device.driver
         check(driver, "cuCtxSynchronize", driver.cuCtxSynchronize(), "the kernel under check")
 

@@ -1,5 +1,5 @@
-"""Is a kernel right? `rawnn.check(kernel, reference, ...)` on many sizes, with red zones, poison,
-repeated launches, and a comparison with the reference; the result says what is wrong and where."""
+"""`rawnn.check(kernel, reference, ...)`: checks a kernel on many sizes, with red zones, poison,
+repeated launches, and a comparison with the reference. The result says what is wrong and where."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from rawnn.lab.work import Work
 
 _PERTURBATION = 2.0**-20
 _NEAR = 100
-"""Tolerances that an error may be off by for the tolerance to be what is wrong."""
+"""Errors up to this many tolerances suggest that the tolerance is wrong."""
 _REPEATS = 3
-"""Further launches on the same bytes, where two on other bytes differed: to tell chance."""
+"""Further launches on the same bytes after two launches on other bytes differed: they show whether
+the kernel is nondeterministic."""
 _STEPS = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
 TRIALS = 12
-"""Sets of sizes that are drawn, where sizes are drawn."""
+"""Default number of sampled sets of sizes."""
 
 
 class CheckFailed(RawnnError):
-    """A kernel that is not right; the message is the report."""
+    """The kernel is wrong; the message is the report."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: `what` in a word or two, the array it is about ("" of none), a
-    sentence, and the next thing to look at."""
+    """One error: `what` in one or two words, the array that it concerns ("" for none), a sentence,
+    and what to look at next."""
 
     what: str
     operand: str
@@ -53,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One set of sizes: how it was launched, the results' comparisons and what is wrong."""
+    """One set of sizes: its launch, the comparisons of its results, and the errors."""
 
     sizes: Sizes
     launching: Launching | None
@@ -67,7 +68,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found; true where nothing is wrong. `str` says it all, `require` raises it."""
+    """The result of a check, true if nothing is wrong. `str` is the report; `require` raises it."""
 
     kernel: str
     tried: tuple[TrialResult, ...]
@@ -83,7 +84,7 @@ class Checked:
 
     @property
     def failed(self) -> tuple[TrialResult, ...]:
-        """The sizes with which something is wrong, the smallest first."""
+        """The sizes with errors, the smallest first."""
         return tuple(t for t in self.tried if t.findings)
 
     @property
@@ -91,7 +92,7 @@ class Checked:
         return tuple(f for t in self.tried for f in t.findings)
 
     def worst(self) -> dict[str, tuple[Comparison, TrialResult]]:
-        """Of each array the comparison with the largest error, and the sizes it was found with."""
+        """For each array the comparison with the largest error, and its sizes."""
         found: dict[str, tuple[Comparison, TrialResult]] = {}
         for tried in self.tried:
             for each in tried.comparisons:
@@ -100,7 +101,7 @@ class Checked:
         return found
 
     def require(self) -> Checked:
-        """Itself. Raises CheckFailed, with the report, where something is wrong."""
+        """Returns itself. Raises CheckFailed, with the report, if something is wrong."""
         if not self.passed:
             raise CheckFailed(str(self))
         return self
@@ -134,9 +135,9 @@ class Checked:
 
 
 def patterns(wrong: Sequence[Sizes], right: Sequence[Sizes]) -> Iterator[str]:
-    """What the sizes that go wrong have in common and those that go right have not."""
+    """Properties that distinguish the wrong sizes from the right ones."""
     if not wrong or len(right) < 2:
-        return  # one that goes right may do so by chance
+        return  # a single right one may be a coincidence
     for name in wrong[0]:
         bad, good = ([sizes[name] for sizes in each] for each in (wrong, right))
         for step in _STEPS:
@@ -152,20 +153,20 @@ def patterns(wrong: Sequence[Sizes], right: Sequence[Sizes]) -> Iterator[str]:
 def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials: int = TRIALS,
           seed: int = 0, special: bool = False, limit: float | None = None, device: Any = None,
           **work: Any) -> Checked:
-    """Whether a kernel computes what a reference does.
+    """Check whether a kernel computes what a reference does.
 
         rawnn.check(saxpy, lambda x, y, a: a * x + y, grid="cdiv(n, 256)", block=256)
 
     `reference` and `work` are as in rawnn.lab.Work (or `reference` is a Work). `kernel` may be a
     function that launches several, given `shapes`. For each of `trials` sets of sizes, the kernel
-    is launched twice: with outputs poisoned, red zones around every array, then with other poison
-    and other zones. Inputs have to be unchanged, zones untouched, both results equal to the bit
-    and within the tolerance that follows from the types and the length of sums. Where all is right,
-    one set is tried again with other inputs. `special` puts NaN, infinities and zeros among the
-    inputs. `seed` is that of all draws.
+    is launched twice, with outputs poisoned and red zones around every array; the second time with
+    other poison and other zones. Inputs have to be unchanged, zones untouched, and both results
+    equal bit for bit and within the tolerance that follows from the dtypes and the length of sums.
+    If all is right, one set is repeated with other inputs. `special` puts NaN, infinities and zeros
+    among the inputs. `seed` seeds all samples.
 
-    With `limit` (seconds for a launch) the kernel runs in a process of its own, so that one that
-    never ends or that breaks the GPU's context is a finding; without, it runs in this one.
+    With `limit` (seconds per launch) the kernel runs in a separate process, so that one that never
+    ends or that breaks the GPU's context becomes a finding; otherwise it runs in this process.
 
     Raises ConfigError, with the cure, for work that does not fit the kernel, and Refused for a
     function that replaces what judges it.
@@ -193,7 +194,7 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     generator = np.random.default_rng(seed)
     every = problem.sizes(trials, generator)
     first = problem.trial(every[0], np.random.default_rng(seed), special)
-    if all(exact is None for exact in first.expected().values()):  # said before any launch
+    if all(exact is None for exact in first.expected().values()):  # reported before any launch
         raise ConfigError("the reference returns no array to compare with: let it return what the "
                           "kernel writes, such as {\"y\": ...}")
     runner, integrity = runner_for(problem, limit, device), Integrity()
@@ -215,8 +216,8 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
 
 def _with_other_inputs(problem: Problem, tried: list[TrialResult], runner: Runner,
                        generator: np.random.Generator, special: bool) -> None:
-    """Try the last set of sizes once more, where all were right: every set before it has sizes of
-    its own, with which a candidate that keeps results by size or by address is right."""
+    """Repeat the last set of sizes with other inputs, if all were right: every earlier set has
+    different sizes, with which a candidate that caches results by size or address is right."""
     if any(each.findings for each in tried) or not any(o.read for o in problem.operands):
         return
     again, _ = try_sizes(problem, tried[-1].sizes, runner, generator, special)
@@ -228,7 +229,7 @@ def _with_other_inputs(problem: Problem, tried: list[TrialResult], runner: Runne
 
 def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.random.Generator,
               special: bool = False) -> tuple[TrialResult, bool]:
-    """One set of sizes, and whether anything more can be launched."""
+    """One set of sizes, and whether further launches are possible."""
     trial = problem.trial(sizes, generator, special)
     images = images_of(trial, generator)
     other = {o.name: _with_other_bytes(images[o.name], o, generator) for o in problem.operands}
@@ -270,19 +271,19 @@ def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.rand
 
 
 def _alive(runner: Runner, error: RawnnError) -> bool:
-    """Whether more can be launched behind a launch that failed: where it was refused before it
-    began, and in a process of its own, which is made anew."""
+    """Whether further launches are possible after one that failed: if it was refused before it
+    began, or ran in a separate process, which is started again."""
     return getattr(runner, "renewable", False) or type(error) in (
         ConfigError, DeviceError, OutOfMemory)
 
 
 def images_of(trial: Trial, generator: np.random.Generator) -> dict[str, Image]:
-    """The arrays of a trial between red zones; those without input are all bits set."""
-    made = {}
+    """The arrays of a trial between red zones; those without input have all bits set."""
+    result = {}
     for operand in trial.problem.operands:
         image = Image.of(trial.arrays[operand.name], generator)
-        made[operand.name] = image if operand.read else image.poisoned(None)
-    return made
+        result[operand.name] = image if operand.read else image.poisoned(None)
+    return result
 
 
 def _with_other_bytes(image: Image, operand: Operand, generator: np.random.Generator) -> Image:
@@ -298,8 +299,8 @@ def _results(outputs: Sequence[Operand], images: Mapping[str, Image], contents: 
 def judged(trial: Trial, expected: Mapping[str, Values | None], results: Mapping[str, Values],
            generator: np.random.Generator, scales: dict[str, float] | None = None
            ) -> tuple[Comparison, ...]:
-    """What came out, beside what the reference says. `scales`, which serve one set of sizes, keep
-    how large the terms of results are."""
+    """Comparisons of results with the reference. `scales`, valid for one set of sizes, caches the
+    size of the results' terms."""
     problem, work = trial.problem, trial.problem.work
     scales = {} if scales is None else scales
     if not scales:
@@ -310,8 +311,8 @@ def judged(trial: Trial, expected: Mapping[str, Values | None], results: Mapping
                                and (other := n[name]) is not None)
     nothing = max((is_nothing(trial.arrays[o.name]) for o in problem.operands if o.read),
                   default=0.0)
-    # A sum by atomics is one chain, in any order: one of 200,000 numbers went 1.4 times beyond what
-    # sums of that length are allowed otherwise.
+    # A sum by atomics is one chain, in any order: one of 200,000 numbers exceeded the bound for
+    # other sums of that length 1.4 times.
     length = problem.length(trial.known) * (1 if work.deterministic else 4)
     found = []
     for name, result in results.items():
@@ -331,12 +332,12 @@ def _failure(error: RawnnError) -> Finding:
 
 def invalid_writes(trial: Trial, images: Mapping[str, Image], contents: Contents,
                    expected: Mapping[str, Values | None] | None) -> list[Finding]:
-    """What was written that may not be: outside of arrays, into inputs, into arrays that the
-    reference leaves alone (None: it is not known which)."""
+    """Forbidden writes: outside of arrays, into inputs, into arrays that the reference does not
+    write (None: unknown)."""
     problem = trial.problem
-    kept = [o for o in problem.operands
-            if not o.written or (expected is not None and o.name not in expected)]
-    return [*_out_of_bounds(problem, images, contents), *_changed(kept, images, contents)]
+    unwritten = [o for o in problem.operands
+                 if not o.written or (expected is not None and o.name not in expected)]
+    return [*_out_of_bounds(problem, images, contents), *_changed(unwritten, images, contents)]
 
 
 def _out_of_bounds(problem: Problem, images: Mapping[str, Image], contents: Contents
@@ -351,11 +352,11 @@ def _out_of_bounds(problem: Problem, images: Mapping[str, Image], contents: Cont
     return found
 
 
-def _changed(kept: Sequence[Operand], images: Mapping[str, Image], contents: Contents
+def _changed(unwritten: Sequence[Operand], images: Mapping[str, Image], contents: Contents
              ) -> list[Finding]:
-    """Arrays that the kernel has to leave as they are."""
+    """Changes of arrays that the kernel must not modify."""
     found = []
-    for operand in kept:
+    for operand in unwritten:
         changed = images[operand.name].changed(contents[operand.name])
         if changed.size:
             what = "the reference does not return it" if operand.written else "it is an input"
@@ -371,7 +372,7 @@ def _changed(kept: Sequence[Operand], images: Mapping[str, Image], contents: Con
 
 def _wrong(each: Comparison, images: Mapping[str, Image], other: Mapping[str, Image],
            contents: Sequence[Contents]) -> Finding:
-    """A result that is not the reference's: where it was never written, that is said."""
+    """The finding for a result that differs from the reference; it says if it was never written."""
     name = each.operand.partition(".")[0]
     first, second = images[name], other[name]
     untouched = np.setdiff1d(
@@ -412,7 +413,8 @@ def _different(outputs: Sequence[Operand], images: Mapping[str, Image],
 def _nondeterminism(problem: Problem, images: Mapping[str, Image], contents: Sequence[Contents],
                     repeated: Sequence[Sequence[Contents]],
                     different: Sequence[str]) -> list[Finding]:
-    """Launches on the same input differed: by chance, or by the bytes around and beneath."""
+    """The finding for launches that differ on the same input: nondeterminism, or a dependence on
+    the bytes around and beneath the arrays."""
     found = []
     for name in different:
         image = images[name]

@@ -1,4 +1,4 @@
-"""A kernel's result against the reference: by the norm of the error, and by the worst element."""
+"""Compares a kernel's result with the reference: by the norm of the error, and by element."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from rawnn.lab.red_zones import place
 Values = NDArray[Any]
 _NAMES = {"float8_e4m3fn": "float8_e4m3"}
 _SPREAD = 8.0
-"""How far one element's error may be above the typical one: of normally distributed errors none of
-10^14 is."""
+"""How far one element's error may exceed the typical one: of normally distributed errors, one in
+10^14 does."""
 TENSOR_CORES = "tensor cores"
-"""What a work calls the type of their sums."""
+"""Value of `sums` in a work for tensor cores."""
 _NOTHING = 1e-12
-"""Below this share of the inputs' size an exact result is what cancelling has left: zero."""
+"""Below this fraction of the inputs' size an exact result is a remainder of cancellation: zero."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One array of one trial. `error` is the norm of the error over that of the result, `tolerance`
-    what is allowed; `wrong` counts the elements that are too far off by themselves; the worst
-    element is at `worst`, where `got` was found in place of `expected`. `reason` says what is wrong
-    of the values that are not numbers; `passed` follows from all of it."""
+    """One array of one trial.
+
+    error: norm of the error over that of the result; `tolerance` is its bound.
+    wrong: number of elements that are too far off by themselves.
+    worst: the worst element, which is `got` instead of `expected`.
+    reason: what is wrong with non-finite values.
+    passed: follows from all of these.
+    """
 
     operand: str
     dtype: str
@@ -65,14 +69,14 @@ class Comparison:
 
 
 def type_name(dtype: np.dtype[Any]) -> str:
-    """As rawnn's tolerances call a storage type."""
+    """The name of a storage dtype in rawnn's tolerances."""
     return _NAMES.get(dtype.name, dtype.name)
 
 
 def allowed(dtype: np.dtype[Any], length: float, compute: str, sums: str | float) -> float:
-    """The tolerance of a type: 0 for whole numbers. `sums` is the type that sums are kept in,
-    "tensor cores" for those of tensor cores in float32, or their unit. Raises ConfigError for what
-    is none of these."""
+    """The tolerance of a dtype: 0 for whole numbers. `sums` is the dtype of accumulators, "tensor
+    cores" for those of tensor cores in float32, or their unit. Raises ConfigError for other
+    values."""
     if sums == TENSOR_CORES:
         sums = TENSOR_CORE
     for given, known, what in ((sums, (*UNIT, TENSOR_CORES), "sums"), (compute, FACTOR, "compute")):
@@ -87,12 +91,12 @@ def allowed(dtype: np.dtype[Any], length: float, compute: str, sums: str | float
 
 def compare(operand: str, expected: Values, got: Values, tolerance: float, scale: float,
             nothing: float = 0.0) -> Comparison:
-    """`expected` is exact (float64, or whole numbers), `got` in the kernel's type. `scale` is how
-    large an element's terms are: an element is judged by it where it is itself smaller, as it came
-    of terms that large. Below `nothing` a result counts as zero.
+    """Compare `expected`, which is exact (float64, or whole numbers), with `got`, in the kernel's
+    dtype. `scale` is the size of an element's terms; a smaller element is compared relative to it.
+    Below `nothing` a result counts as zero.
 
     Whole numbers have to be equal, whatever the tolerance. Infinities have to be where they are
-    expected, with their sign, or where the type holds no such number; NaN where NaN is.
+    expected, with their sign, or where the dtype overflows; NaN where NaN is.
     """
     if got.dtype.names:
         return min((compare(f"{operand}.{name}", expected[name], got[name], tolerance, scale)
@@ -105,10 +109,10 @@ def compare(operand: str, expected: Values, got: Values, tolerance: float, scale
     rms = _norm(size) / math.sqrt(count)
     scale = max(rms, scale)
     if scale <= nothing or scale == 0:
-        scale = 1.0  # all of it is zero: what is found is judged against inputs of that order
+        scale = 1.0  # all of it is zero: results are compared relative to inputs of order 1
     name = type_name(dtype)
     floor = SMALLEST.get(name, 0.0) * UNIT.get(name, 0.0)
-    stored = min(UNIT.get(name, 0.0), tolerance)  # at most, for every element
+    stored = min(UNIT.get(name, 0.0), tolerance)  # the bound for every element
     limit = 1.01 * stored * size + _SPREAD * (tolerance - stored) * np.maximum(size, scale) + floor
     bad = mismatch | (off > limit)
     error = _norm(off) / math.sqrt(count) / scale
@@ -122,19 +126,19 @@ def compare(operand: str, expected: Values, got: Values, tolerance: float, scale
 
 
 def _distances(expected: Values, got: Values) -> tuple[Values, Values, Values, Values, Values]:
-    """Of every element: what is exact (as far as the type can hold it), what was found, the size of
-    the one and how far off the other is (0 where either is no number), and whether one is no
-    number where the other is."""
+    """For every element: the exact value (as the dtype represents it), the value found, the size of
+    the former and the distance between them (0 if either is not finite), and whether only one of
+    them is not finite."""
     dtype = got.dtype
     kind = np.complex128 if dtype.kind == "c" else np.float64
     with np.errstate(all="ignore"):
         exact, found = expected.astype(kind, copy=False), got.astype(kind)
         size, off = np.abs(exact), np.abs(found - exact)
-        # NaN and infinities leave their mark on the sums.
+        # NaN and infinities propagate to the sums.
         plain = math.isfinite(float(off.sum())) and float(size.max(initial=0)) <= _largest(dtype)
         if plain:
             return exact, found, size, off, np.zeros(exact.shape, bool)
-        held = expected.astype(dtype).astype(kind)  # overflows where the type does
+        held = expected.astype(dtype).astype(kind)  # overflows if the dtype does
         exact = np.where(np.isfinite(held), exact, held)
         finite = np.isfinite(exact)
         mismatch = np.where(finite, ~np.isfinite(found),
@@ -151,7 +155,7 @@ def _largest(dtype: np.dtype[Any]) -> float:
 def _norm(values: Values) -> float:
     flat = values.reshape(-1)
     largest = float(flat.max(initial=0))
-    if largest == 0 or 1e-140 < largest < 1e140:  # whose squares are numbers
+    if largest == 0 or 1e-140 < largest < 1e140:  # its square is representable
         return math.sqrt(float(np.dot(flat, flat)))
     flat = flat / largest
     return largest * math.sqrt(float(np.dot(flat, flat)))
@@ -171,7 +175,7 @@ def _equal(operand: str, expected: Values, got: Values) -> Comparison:
 
 
 def _describe_mismatch(exact: Values, found: Values, mismatch: Values) -> str:
-    """What is wrong of infinities and NaN, in words."""
+    """A description of mismatches of infinities and NaN."""
     if not mismatch.any():
         return ""
     parts = []
@@ -191,8 +195,8 @@ def _text(value: Any) -> str:
 
 
 def sensitivity(expected: Values, perturbed: Values, by: float) -> float:
-    """How large the terms are that a result was made of: how much it moves, at the root of the mean
-    of squares, for inputs that are moved by the share `by` of themselves."""
+    """The size of a result's terms: how much it changes, in root mean square, if inputs change by
+    the fraction `by` of themselves."""
     if expected.dtype.kind not in "fc":
         return 0.0
     with np.errstate(all="ignore"):
@@ -202,7 +206,7 @@ def sensitivity(expected: Values, perturbed: Values, by: float) -> float:
 
 
 def is_nothing(values: Values) -> float:
-    """Below what a result of these inputs is zero."""
+    """The value below which a result of these inputs counts as zero."""
     if values.dtype.names or values.dtype.kind in "iub":
         return 0.0
     with np.errstate(all="ignore"):

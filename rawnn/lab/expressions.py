@@ -1,8 +1,8 @@
-"""Small arithmetic as text, by which grids, extents and amounts of work follow from sizes:
+"""Arithmetic expressions as text, which compute grids, extents and amounts of work from sizes:
 "(n + 255) // 256", "cdiv(rows, TILE)", "2 * m * n * k".
 
-Python's own parser reads them; what evaluates them is a table of operators, as `eval` would run
-anything that a file's header says.
+Python's parser reads them and a table of operators evaluates them, because `eval` would run any
+code in a file's header.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-_MOST_POWER = 256  # of an exponent: 2 ** 10 ** 10 would never end
+_MOST_POWER = 256  # largest exponent: 2 ** 10 ** 10 would never end
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b rounded up: the blocks of `b` that cover `a`."""
+    """a / b rounded up: the number of blocks of `b` that cover `a`."""
     return -(-a // b)
 
 
@@ -41,10 +41,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(expression: Expression, names: Mapping[str, Any], what: str) -> Any:
-    """The value of an expression in which `names` are known; `what` says in errors whose it is.
+    """The value of an expression in terms of `names`; `what` names the expression in errors.
 
-    Known are + - * / // % ** << >> & |, comparisons, and, or, not, `a if c else b` and FUNCTIONS.
-    Raises ConfigError for what is no such expression and for a name that is not known.
+    Supported are + - * / // % ** << >> & |, comparisons, and, or, not, `a if c else b` and
+    FUNCTIONS. Raises ConfigError for other syntax and for an unknown name.
     """
     if isinstance(expression, bool | int | float):
         return expression
@@ -60,7 +60,7 @@ def evaluate(expression: Expression, names: Mapping[str, Any], what: str) -> Any
 
 
 def names_in(expression: Expression, what: str) -> set[str]:
-    """The names that an expression asks for. Raises ConfigError for what is none."""
+    """The names that an expression uses. Raises ConfigError for invalid text."""
     if not isinstance(expression, str):
         return set()
     tree = _parsed(expression, what)
@@ -68,7 +68,7 @@ def names_in(expression: Expression, what: str) -> set[str]:
 
 
 def whole(expression: Expression, names: Mapping[str, Any], what: str, least: int = 1) -> int:
-    """As `evaluate`, of what has to be a whole number of at least `least`."""
+    """Like `evaluate`, for a whole number of at least `least`."""
     value = evaluate(expression, names, what)
     if isinstance(value, bool) or value != int(value) or value < least:
         known = ", ".join(f"{k} = {v}" for k, v in names.items() if k in str(expression))

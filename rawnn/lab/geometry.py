@@ -1,4 +1,4 @@
-"""How a kernel is launched: blocks, threads, shared memory, clusters; and what cannot be."""
+"""The launch geometry (blocks, threads, shared memory, clusters), and checks of its limits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rawnn.lab.array_exchange import Handle
 
 Extent = int | tuple[int, ...]
 _ANY = 65_535
-"""Blocks that a grid of any GPU may have along each axis."""
+"""Blocks that a grid on any GPU may have along each axis."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched: blocks, threads of a block, bytes of dynamic shared memory, blocks
-    of a cluster; `stream` None for rawnn's own."""
+    """A launch: blocks, threads per block, bytes of dynamic shared memory, blocks per cluster;
+    `stream` is None for rawnn's own."""
 
     grid: Dim
     block: Dim
@@ -40,7 +40,7 @@ class Launch:
                           *(f"{name}={value}" for name, value in more.items() if value)])
 
     def check(self, function: Function, device: Device) -> None:
-        """Raises DeviceError, with the cure, for what this kernel and GPU cannot run."""
+        """Raise DeviceError, with the fix, if this kernel or GPU cannot run it."""
         threads = prod(self.block)
         most = _of(function, "MAX_THREADS_PER_BLOCK", device)
         if threads > most:
@@ -58,13 +58,13 @@ class Launch:
                                   f"blocks along {axis.lower()}, and it can have at most {most:,} "
                                   f"there: let threads do several elements, or use x, which has "
                                   f"the most room")
-        room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        limit = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         declared = _of(function, "SHARED_SIZE_BYTES", device) if self.shared else 0
-        if self.shared + declared > room:
-            beside = f" beside the {declared:,} that it declares" if declared else ""
+        if self.shared + declared > limit:
+            declared_text = f" beside the {declared:,} that it declares" if declared else ""
             raise DeviceError(f"{function.expression}: {self.shared:,} bytes of shared memory"
-                              f"{beside}, and a block has at most {room:,} here: take smaller "
-                              f"tiles")
+                              f"{declared_text}, and a block has at most {limit:,} here: take "
+                              f"smaller tiles")
         if self.cluster and any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
             raise ConfigError(f"{function.expression}: the grid {self.grid} is no multiple of the "
                               f"cluster {self.cluster}: round the grid up to one")
@@ -80,8 +80,8 @@ class Launch:
                               f"the kernel before it writes")
 
     def _check_together(self, function: Function, device: Device) -> None:
-        """Raises DeviceError, with what fits, where a cluster is too large or a cooperative launch
-        has more blocks than the GPU holds at once (CUDA driver API, cuLaunchCooperativeKernel)."""
+        """Raise DeviceError, with the limit, if a cluster is too large or a cooperative launch has
+        more blocks than the GPU holds at once (CUDA driver API, cuLaunchCooperativeKernel)."""
         driver, name = device.driver, function.expression
         allow(driver, function.handle, "MAX_DYNAMIC_SHARED_SIZE_BYTES", self.shared, name)
         if self.cluster and not self._clusters_at_once(self.cluster, function, device):
@@ -104,7 +104,7 @@ class Launch:
                                   f"{most:,} at most, and let each do several parts of the work")
 
     def _clusters_at_once(self, cluster: Dim, function: Function, device: Device) -> int:
-        """How many clusters of that shape the GPU runs at once; 0 where it can run none."""
+        """How many clusters of that shape the GPU runs at once; 0 if it can run none."""
         driver, size = device.driver, prod(cluster)
         if size > SIZES[-1]:
             return 0
@@ -118,7 +118,7 @@ class Launch:
 
 
 def _of(function: Function, attribute: str, device: Device) -> int:
-    """What the driver says of a kernel."""
+    """An attribute of a kernel from the driver."""
     result = device.driver.cuFuncGetAttribute(attribute, function.handle)
     found: int = check(device.driver, "cuFuncGetAttribute", result, function.expression)
     return found
@@ -136,7 +136,7 @@ def extents(extent: Extent, what: str) -> Dim:
 
 
 def shared_bytes(shared: Any) -> int:
-    """Raises ConfigError for what is no number of bytes."""
+    """The number of bytes. Raises ConfigError for other values."""
     if not isinstance(shared, int | np.integer) or shared < 0:
         raise ConfigError(f"shared memory is a number of bytes, not {shared!r}")
     return int(shared)

@@ -1,5 +1,5 @@
-"""A CUDA graph of one's own kernels: launches written in a `with` block become its nodes, and what
-they read and write its edges."""
+"""A CUDA graph of a user's kernels: launches in a `with` block become its nodes, and their reads
+and writes its edges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rawnn.lab.maps import TensorMap
 from rawnn.lab.nodes import Edges, Node, edges_of, every, span_of
 
 CONDITIONAL_NODES = 12040
-"""The driver's CUDA version that brought IF and WHILE nodes in their present form."""
+"""The CUDA version that introduced IF and WHILE nodes in their present form."""
 CONDITION = """
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
 
@@ -46,17 +46,18 @@ class Graph:
             total_of[1, 256](sums, total)
         g.launch()
 
-    Within the block launches of the same thread are recorded, not run; each gives its node. A node
-    waits for those before it that write what it touches, or read what it writes: a pointer that is
-    not const counts as read and written. With `derive=False` there are no edges but those of
-    `node.after(...)`; `check()` then says which are missing.
+    Within the block, launches of the same thread are recorded instead of run; each returns its
+    node. A node waits for earlier nodes that write what it accesses, or read what it writes; a
+    pointer that is not const counts as read and written. With `derive=False` the only edges are
+    those of `node.after(...)`; `check()` then reports which are missing.
 
-    A launch `using(programmatic=True)` gets programmatic edges to the kernels before it, where its
-    PTX proves that it waits before it touches what they write. `if_(flag)` and `while_(flag)` open
-    a block of nodes that run if, or as long as, flag[0] is not 0 (an int32 array that kernels
-    write); they need a driver for CUDA 12.4.
+    A launch `using(programmatic=True)` gets programmatic edges to the kernels before it, if its PTX
+    proves that it waits before it accesses what they write. `if_(flag)` and `while_(flag)` open a
+    block of nodes that run if, or as long as, flag[0] is not 0 (an int32 array that kernels write);
+    they need a driver for CUDA 12.4.
 
-    Recording needs no GPU but a simulated one (`rawnn.lab.simulated()`), nor do `check` and `dot`.
+    Recording, `check` and `dot` need no real GPU: a simulated one (`rawnn.lab.simulated()`) is
+    enough.
     """
 
     def __init__(self, *, derive: bool = True) -> None:
@@ -92,8 +93,8 @@ class Graph:
         return self._put(self._kernel(launcher, arguments), launcher._kernel.device)
 
     def copy(self, destination: Any, source: Any) -> Node:
-        """Copy an array: from one on the device to another, or from or to a NumPy array, whose
-        bytes are read or written when the graph runs. Raises ConfigError where sizes differ."""
+        """Copy an array: between arrays on the device, or from or to a NumPy array, whose bytes are
+        read or written when the graph runs. Raises ConfigError if sizes differ."""
         return self._put(self._copy(destination, source), _device(destination, source))
 
     def fill(self, array: Array, value: int) -> Node:
@@ -102,14 +103,14 @@ class Graph:
 
     @contextmanager
     def if_(self, flag: Array) -> Iterator[Node]:
-        """The nodes of the block run if flag[0] is not 0 when their turn comes."""
+        """The nodes of the block run if flag[0] is not 0 when this node runs."""
         with self._conditional("if", flag) as node:
             yield node
 
     @contextmanager
     def while_(self, flag: Array) -> Iterator[Node]:
-        """The nodes of the block run again and again as long as flag[0] is not 0, which is looked
-        at ahead of each round."""
+        """The nodes of the block repeat as long as flag[0], read before each iteration, is not
+        0."""
         with self._conditional("while", flag) as node:
             yield node
 
@@ -130,11 +131,11 @@ class Graph:
         def add(graph: DriverGraph, after: Sequence[Any], early: Sequence[Any],
                 handles: dict[int, int]) -> Any:
             make = graph.add_if if kind == "if" else graph.add_while
-            made, holder["body"] = make((*after, *early), handles[number], kind)
+            new, holder["body"] = make((*after, *early), handles[number], kind)
             _build(holder["body"], node.body, self, handles)
-            return made
+            return new
 
-        # The value is set by the node ahead, which has to be over.
+        # The preceding node sets the value, so this one waits for its end.
         node = Node(kind, kind, (), (), add, flag, condition=number)
         node.after(self._lists[-1][-1])
         self._put(node, device)
@@ -176,9 +177,9 @@ class Graph:
             reads.append(span)
             if parameter.name in proof.early:
                 early.append(span)
-            beside = parameter.tensor_map and parameter.mapped in pointers
-            if not beside and (parameter.tensor_map or not parameter.const):
-                writes.append(span)  # what a map is for is not known but from a pointer beside it
+            has_pointer = parameter.tensor_map and parameter.mapped in pointers
+            if not has_pointer and (parameter.tensor_map or not parameter.const):
+                writes.append(span)  # without a pointer next to it, the use of a map is unknown
 
         def add(graph: DriverGraph, after: Sequence[Any], programmatic: Sequence[Any],
                 handles: dict[int, int]) -> Any:
@@ -195,7 +196,7 @@ class Graph:
                 or not any(isinstance(side, Array) for side in sides):
             raise ConfigError("copy takes two rawnn arrays, or one and a NumPy array")
         if destination.nbytes != source.nbytes or destination.dtype != source.dtype:
-            raise ConfigError(f"copy: {_told(source)} does not fit {_told(destination)}")
+            raise ConfigError(f"copy: {_described(source)} does not fit {_described(destination)}")
         if any(isinstance(s, np.ndarray) and not s.flags.c_contiguous for s in sides) \
                 or (isinstance(destination, np.ndarray) and not destination.flags.writeable):
             raise ConfigError("copy: the NumPy array has to be C-contiguous and, where it is "
@@ -209,7 +210,7 @@ class Graph:
             return graph.add_memcpy((*after, *early), f"{kind[0]}to{kind[1]}", to, of,
                                     destination.nbytes, label, sides)
 
-        # Host memory counts as well: two copies to one array have an order.
+        # Host memory counts as well: two copies to one array are ordered.
         return Node("copy", label, (span_of("source", source),),
                     (span_of("destination", destination),), add, sides)
 
@@ -246,16 +247,16 @@ class Graph:
         return Node("condition", "flag[0] != 0", (span_of("flag", flag),), (), add, flag,
                     condition=number)
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- description ------------------------------------------------------------------------------
     def edges(self, nodes: Sequence[Node] | None = None) -> list[Edges]:
-        """For each node, or each of a body's `nodes`, the places of those that it waits for.
-        Raises ConfigError for one that is to wait for a node that does not come before it."""
+        """For each node, or each of a body's `nodes`, the indices of those that it waits for.
+        Raises ConfigError for one that would wait for a later node."""
         return edges_of(self.nodes if nodes is None else nodes, self.derive)
 
     def check(self) -> Graph:
-        """Prove the order right, as on the simulated GPU: of every two nodes that touch the same
-        bytes, one of them writing, one comes behind the other. Bodies of `while_` go round twice.
-        Returns itself; raises rawnn.sim.Race naming both nodes and the bytes."""
+        """Prove the order correct, by the simulated GPU: of every two nodes that access the same
+        bytes, one of them writing, one follows the other. Bodies of `while_` run twice. Returns
+        itself; raises rawnn.sim.Race with both nodes and the bytes."""
         from rawnn.lab.ordering import prove
 
         prove(self)
@@ -286,11 +287,12 @@ class Graph:
 
     # -- running ----------------------------------------------------------------------------------
     def launch(self) -> None:
-        """Enqueue it on rawnn's stream; the first time it is made. It comes behind what other
-        libraries have enqueued whose arrays it touches, and CUDA's default stream waits for it."""
+        """Enqueue the graph on rawnn's stream; the first call instantiates it. It follows what
+        other libraries have enqueued whose arrays it accesses, and CUDA's default stream waits for
+        it."""
         device = self._ready()
         if self._executable is None:
-            graph = self._made()
+            graph = self._driver_graph()
             try:
                 self._executable = graph.instantiate("a graph of one's own")
             finally:
@@ -304,20 +306,20 @@ class Graph:
             order(device, device.stream, other)
 
     def update(self, node: Node, *arguments: Any) -> None:
-        """Give a node other arguments from the next launch on: a kernel its own, a copy a
-        destination and a source, a fill an array and a value. Nothing is instantiated anew, but
-        for a graph with conditional nodes, whose handles an update could not keep.
+        """Change a node's arguments from the next launch on: a kernel's own, a copy's destination
+        and source, a fill's array and value. Only a graph with conditional nodes is instantiated
+        again, because an update cannot keep their handles.
 
-        Raises ConfigError where the edges would become others, and for a node of no such kind.
+        Raises ConfigError if the edges would change, and for any other node.
         """
         self._ready()
         if not any(node is each for each in every(self.nodes)):
             raise ConfigError(f"{node} is no node of this graph")
         makers: dict[str, Callable[..., Node]] = {"copy": self._copy, "fill": self._fill}
         if node.launcher is not None:
-            made = self._kernel(node.launcher, arguments)
+            new = self._kernel(node.launcher, arguments)
         elif node.kind in makers and len(arguments) == 2:
-            made = makers[node.kind](*arguments)
+            new = makers[node.kind](*arguments)
         else:
             raise ConfigError(f"{node}: update takes a kernel's arguments, a copy's destination "
                               f"and source, or a fill's array and value")
@@ -327,7 +329,7 @@ class Graph:
                   *(() if node.is_explicit else ("reads", "writes")))
         old = {name: getattr(node, name) for name in fields}
         for name in fields:
-            setattr(node, name, getattr(made, name))
+            setattr(node, name, getattr(new, name))
         if [self.edges(nodes) for nodes in lists] != before:
             for name, value in old.items():
                 setattr(node, name, value)
@@ -336,16 +338,16 @@ class Graph:
         if self._executable is None:
             return
         if self._conditions:
-            self._closing.close()  # launches under way run to their end
+            self._closing.close()  # pending launches run to their end
             self._executable = None
             return
-        graph = self._made()
+        graph = self._driver_graph()
         try:
             self._executable.update(graph)
         finally:
             graph.close()
 
-    def _made(self) -> DriverGraph:
+    def _driver_graph(self) -> DriverGraph:
         device = self._ready()
         graph = DriverGraph(device.driver, device.context, "a graph of one's own")
         try:
@@ -364,32 +366,32 @@ class Graph:
         return self.device
 
     def close(self) -> None:
-        """Let go of what the driver made of it; the garbage collector does it, too."""
+        """Destroy the driver's graph; the garbage collector does it, too."""
         self._closing.close()
 
 
 def _close_ignoring_errors(closing: ExitStack) -> None:
-    """For the garbage collector, to which nobody listens."""
+    """For the garbage collector, which has nobody to report errors to."""
     with suppress(RawnnError):
         closing.close()
 
 
 def _destroy(executable: ExecutableGraph, device: Device) -> None:
-    """Let go of it, unless the device is closed: all of it is gone then, and the driver crashed
-    where it was told to destroy it once more."""
+    """Destroy it, unless the device is closed: then it no longer exists, and the driver crashed
+    when it was destroyed again."""
     if device.open:
         executable.close()
 
 
 def _build(graph: DriverGraph, nodes: Sequence[Node], whole: Graph,
            handles: dict[int, int]) -> None:
-    made: list[Any] = []
+    new: list[Any] = []
     for node, edges in zip(nodes, whole.edges(nodes), strict=True):
-        made.append(node.add(graph, [made[i] for i in edges.full],
-                             [made[i] for i in edges.programmatic], handles))
+        new.append(node.add(graph, [new[i] for i in edges.full],
+                            [new[i] for i in edges.programmatic], handles))
 
 
-def _told(array: Any) -> str:
+def _described(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 

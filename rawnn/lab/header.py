@@ -1,4 +1,4 @@
-"""What a `.cu` file says of itself: TOML in its first comment that begins with `rawnn`.
+"""The header of a `.cu` file: TOML in its first comment that begins with `rawnn`.
 
     /* rawnn
     op = "bias_relu"
@@ -6,8 +6,8 @@
     block = 256
     */
 
-Whoever compiles, checks, times or plugs a kernel in reads the same header (docs/lab.md says what
-each key means).
+Compiling, checking, timing and plugging in a kernel read the same header (docs/lab.md explains each
+key).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAUNCHED: dict[str, type | tuple[type, ...]] = {
 PLUGGED: dict[str, type | tuple[type, ...]] = {
     "op": str, "name": str, "where": str, "require": (str, list),
 }
-"""What it takes the place of in a training step."""
+"""Which op of a training step it replaces."""
 CHECKED: dict[str, type | tuple[type, ...]] = {
     "shapes": dict, "maps": dict, "sizes": dict, "inputs": dict, "reference": (str, dict),
     "length": (int, str),
@@ -42,26 +42,26 @@ CHECKED: dict[str, type | tuple[type, ...]] = {
     "writes": list, "symbols": dict,
     "compute": str, "sums": str, "tolerance": (int, float), "deterministic": bool,
 }
-"""What it is to compute, and on what it is tried."""
+"""What it computes, and on what it is checked."""
 SWEPT: dict[str, type | tuple[type, ...]] = {"sweep": dict, "restrict": (str, list)}
-"""Macros and launch shapes to sweep over, and conditions on them."""
+"""Macros and launch geometries to sweep over, and conditions on them."""
 KNOWN = {**COMPILED, **LAUNCHED, **PLUGGED, **CHECKED, **SWEPT}
 
 _BLOCK = re.compile(r"/\*\s*rawnn\b[^\S\n]*\n(.*?)\*/", re.DOTALL)
 
 
 def header(text: str, path: str | Path = "kernel.cu") -> Table:
-    """The header of a source; {} where it has none. `include` and text for `reference` keep what
-    they say: paths in them count from the file's folder.
+    """The header of a source; {} if it has none. `include` and a text `reference` are returned
+    unchanged: their paths are relative to the file's folder.
 
-    Raises ConfigError, with the file's line, for what is no TOML, and for a key that is unknown or
-    has a value of another type.
+    Raises ConfigError, with the file's line, for invalid TOML, and for a key that is unknown or has
+    a value of another type.
     """
     found = _BLOCK.search(text)
     if found is None:
         return {}
     first = text.count("\n", 0, found.start(1)) + 1
-    # The lines may be set off by stars, as is usual in comments.
+    # Lines may begin with stars, as is usual in comments.
     lines = [re.sub(r"^[ \t]*\*[ \t]?", "", line) for line in found[1].split("\n")]
     try:
         table = tomllib.loads("\n".join(lines))
@@ -92,6 +92,6 @@ _IN_WORDS = {str: "text in quotes", int: "a whole number", float: "a number", bo
 
 
 def _line(lines: list[str], key: str) -> int:
-    """Where a key stands, counted from the header's first line."""
+    """The line of a key, counted from the header's first line."""
     pattern = re.compile(rf"\s*(\[\s*)?[\"']?{re.escape(key)}\b")
     return next((n for n, line in enumerate(lines) if pattern.match(line)), 0)

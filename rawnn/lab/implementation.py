@@ -1,4 +1,4 @@
-"""One kernel of one's own as the implementation of an op: whether it fits, and its launches."""
+"""A user's kernel as the implementation of an op: checks that it fits, and its launches."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from rawnn.ptx.kernel_registry import KERNELS, NEUTRAL, Geometry, KernelImpl, Sc
 from rawnn.ptx.user_kernels import REPLACES, UserKernel, base_of, shapes_of
 
 _WITHOUT = {"seed", "stream", "offset", *NEUTRAL}
-"""Numbers of an op that a kernel may do without: those of random roundings and of the step, of
-which others say whether they matter, and those with a value that changes nothing."""
+"""Parameters of an op that a kernel may lack: those of stochastic rounding and of the step, which
+other checks cover, and those whose value changes nothing."""
 _NEUTRAL_TEXT = {"compute": "float32"}
 _OF_GRAPHS = (REPLACES, AFTER, "urgent")
 """Attributes that say nothing to kernels."""
 _LABELS: dict[str, tuple[object, ...]] = {}
-"""What sources were called so far -> which they are."""
+"""Labels of sources -> the sources that have them."""
 
 
 class Implementation:
-    """Makes the entry of one kernel, checked against what the op asks for."""
+    """Makes the entry of one kernel, checked against the op."""
 
     def __init__(self, spec: OpSpec, source: Source, expression: str | None, name: str,
                  how: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class Implementation:
                         if key not in self.values}
         self._check()
 
-    # -- checks that need no plan -----------------------------------------------------------------
+    # -- checks without a plan --------------------------------------------------------------------
     def _check(self) -> None:
         known = {*self.spec.reads, *self.spec.writes}
         listed = ", ".join(dict.fromkeys((*self.spec.reads, *self.spec.writes)))
@@ -86,9 +86,9 @@ class Implementation:
     def _what(self) -> str:
         return f"{self.source.name}, {self.kernel}"
 
-    # -- what follows from an op ------------------------------------------------------------------
+    # -- values from an op ------------------------------------------------------------------------
     def names(self, op: Op, plan: Plan) -> dict[str, Any]:
-        """All that expressions may ask for: the op's attributes and sizes, and leading
+        """All names that expressions may use: the op's attributes and sizes, and leading
         dimensions."""
         found: dict[str, Any] = dict(self.defines)
         base = base_of(self.spec.kind, str(op.attributes.get("layout", "")))
@@ -127,7 +127,7 @@ class Implementation:
             if word in op.operands:
                 return self._type(plan[op.operands[word]].dtype)
             if word in self.spec.optional:
-                return "float"  # of an operand that the op leaves out
+                return "float"  # the type of an operand that the op leaves out
             if word not in names:
                 raise ConfigError(f"{self._what}: {{{word}}} is no operand and no number of the op "
                                   f"'{op.name}'{nearest(word, (*op.operands, *names))}")
@@ -138,7 +138,7 @@ class Implementation:
         return [re.sub(r"\{(.*?)\}", filled, argument) for argument in self.arguments]
 
     def _type(self, dtype: str) -> str:
-        """The C type of a storage type: CUDA's own where the source includes its header."""
+        """The C type of a storage dtype: CUDA's own if the source includes its header."""
         header_of = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h",
                      "float8_e4m3": "cuda_fp8.h", "float8_e5m2": "cuda_fp8.h"}
         if dtype in header_of and header_of[dtype] in self.source.text:
@@ -163,28 +163,28 @@ class Implementation:
         return whole(self.how.get("cluster", 1), s, f"{self._what}: cluster")
 
     def where(self, op: Op, plan: Plan) -> str:
-        """Why rawnn's kernel stays with an op."""
+        """Why rawnn's kernel is used for an op."""
         condition = self.how.get("where")
         if condition is None:
             return ""
         names = self.names(op, plan)
         if evaluate(condition, names, f"{self._what}: where"):
             return ""
-        return f"{condition} does not hold: {_told(condition, names)}"
+        return f"{condition} does not hold: {_values_of(condition, names)}"
 
     # -- checks of an op --------------------------------------------------------------------------
     def fits(self, op: Op, plan: Plan) -> None:
-        """Raises ConfigError for an op that this kernel would compute wrongly."""
+        """Raise ConfigError for an op that this kernel would compute wrongly."""
         names = self.names(op, plan)
         what = f"{self.word} cannot run {op.name}"
         for condition in self.require:
             if not evaluate(condition, names, f"{self._what}: require"):
                 raise ConfigError(f"{what}: it requires {condition}, and here "
-                                  f"{_told(condition, names)}: leave it out there with where = "
-                                  f"\"{condition}\"")
+                                  f"{_values_of(condition, names)}: leave it out there with where "
+                                  f"= \"{condition}\"")
         self._check_operands(op, plan, what)
-        made = self.signature.instantiate(self.impl.expression(op, plan))
-        for parameter in made.parameters:
+        signature = self.signature.instantiate(self.impl.expression(op, plan))
+        for parameter in signature.parameters:
             if parameter.pointer:
                 self._check_type(parameter, op, plan, what)
             elif parameter.name not in names and parameter.name not in _lds(self.pointers):
@@ -192,7 +192,7 @@ class Implementation:
                                   f"{nearest(parameter.name, names)}; the op gives "
                                   f"{', '.join(k for k in names if k not in self.defines)}, and "
                                   f"others come from values = {{{parameter.name} = ...}}")
-        self._check_numbers(op, names, made, what)
+        self._check_numbers(op, names, signature, what)
         self.geometry(names)
         self.shared(names)
         self.cluster(names)
@@ -223,12 +223,13 @@ class Implementation:
                               f"and name the kernel \"{self.kernel}<{{{parameter.name}}}>\", or "
                               f"leave the number format out of --opt")
 
-    def _check_numbers(self, op: Op, names: Mapping[str, Any], made: KernelSignature,
+    def _check_numbers(self, op: Op, names: Mapping[str, Any], signature: KernelSignature,
                        what: str) -> None:
-        """Every number and flag of the op has to reach the kernel, unless it changes nothing."""
-        told = [self.how.get("where", ""), *self.require, *self.values.values()]
-        mentioned = {p.name for p in made.parameters}
-        mentioned |= {name for e in told if e for name in names_in(e, "header")}
+        """Check that every number and flag of the op reaches the kernel, unless it has no
+        effect."""
+        mentioning = [self.how.get("where", ""), *self.require, *self.values.values()]
+        mentioned = {p.name for p in signature.parameters}
+        mentioned |= {name for e in mentioning if e for name in names_in(e, "header")}
         mentioned |= {m.strip() for a in self.arguments for m in re.findall(r"\{(.*?)\}", a)}
         for key, value in op.attributes.items():
             if key in mentioned or key in _OF_GRAPHS or value in ("", False, None):
@@ -261,7 +262,7 @@ class Implementation:
 
 def _named(kernels: Mapping[str, KernelSignature], expression: str | None,
            name: str) -> tuple[str, list[str]]:
-    """The kernel meant and its template arguments."""
+    """The selected kernel and its template arguments."""
     if not kernels:
         raise ConfigError(f"{name} has no __global__ function")
     if expression is None:
@@ -283,8 +284,8 @@ def _named(kernels: Mapping[str, KernelSignature], expression: str | None,
 
 
 def _label(source: Source, word: str) -> str:
-    """What the compiler calls a source: its path, absolute as the compiler has it; another name
-    where that is taken, for another op or of another text, as devices keep what they loaded."""
+    """The compiler's name of a source: its absolute path, or another name if another op or text has
+    that one, because devices keep what they loaded."""
     mine = (word, source.text, source.preamble, source.options)
     label = f"{word}.cu" if source.name == "kernel.cu" else str(Path(source.name).resolve())
     number = 1
@@ -298,12 +299,12 @@ def _lds(pointers: Mapping[str, Parameter]) -> set[str]:
     return {f"ld{name}" for name in pointers}
 
 
-def _told(condition: str, names: Mapping[str, Any]) -> str:
+def _values_of(condition: str, names: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {names[name]}" for name in sorted(names_in(condition, "where"))
                      if name in names)
 
 
 def _macros(preamble: str) -> dict[str, int]:
-    """Those whose value is a whole number, for expressions."""
+    """Macros whose value is a whole number, for expressions."""
     found = re.findall(r"^#define (\w+) (-?\d+)$", preamble, re.MULTILINE)
     return {name: int(value) for name, value in found}

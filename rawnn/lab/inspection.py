@@ -1,4 +1,5 @@
-"""What a compiled kernel uses, its PTX, its machine code: without a GPU, for any architecture."""
+"""The resources of a compiled kernel, its PTX and machine code: without a GPU, for any
+architecture."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ from rawnn.lab.kernel_source import Source
 from rawnn.ptx import INCLUDE
 
 _KNOWN = {*FORMATS, *TYPE_WORDS, "true", "false", "float2", "float4", "std"}
-"""Words of template arguments that stand for themselves everywhere."""
+"""Words of template arguments that need no declaration."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one instance: what it uses, bytes of spill stores and loads, and its occupancy in blocks
-    of the threads asked for; None where none were, or the architecture's limits are not known."""
+    """The resources of one instance, bytes of spill stores and loads, and its occupancy in blocks
+    of the given threads; None without threads, or if the architecture's limits are unknown."""
 
     expression: str
     usage: Usage
@@ -45,8 +46,8 @@ class Resources:
 
 
 def instances(source: Source, names: Sequence[str]) -> tuple[str, ...]:
-    """The kernels meant: those named, else all of the source. Raises ConfigError for one that there
-    is not, and for a template without its arguments."""
+    """The kernels to inspect: those named, else all of the source. Raises ConfigError for a missing
+    one, and for a template without its arguments."""
     declared = Declarations(source.declarations, (Path(source.name).parent, *source.include,
                                                   *INCLUDE))
     if not declared.names and not names:
@@ -64,9 +65,9 @@ def instances(source: Source, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def list_instances(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(the kernels of the source that can be compiled without further words, a sentence on each of
-    the others): templates without arguments, and those that launch kernels from the device.
-    Raises ConfigError where it has no kernel."""
+    """(the kernels of the source that can be compiled as they are, a sentence on each of the
+    others): templates without arguments, and those that launch kernels from the device. Raises
+    ConfigError if there is no kernel."""
     declared = Declarations(source.declarations, (Path(source.name).parent, *source.include,
                                                   *INCLUDE))
     if not declared.names:
@@ -89,7 +90,7 @@ def list_instances(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _uninstantiated(source: Source, name: str, signature: KernelSignature) -> str:
-    """That a kernel is a template, with an instance that the source launches, if there is one."""
+    """The sentence on a template, with an instance that the source launches, if there is one."""
     try:
         launched = [each for each in find_launches(source.text)
                     if each.kernel == name and each.expression != name]
@@ -106,8 +107,8 @@ def _uninstantiated(source: Source, name: str, signature: KernelSignature) -> st
 
 def resources(source: Source, expressions: Sequence[str], arch: str,
               threads: int | None = None) -> list[Resources]:
-    """What each instance uses on `arch` ("sm_90"), and with `threads` to a block its occupancy.
-    Raises CompileError, MissingLibrary, ConfigError."""
+    """The resources of each instance on `arch` ("sm_90"), and with `threads` per block its
+    occupancy. Raises CompileError, MissingLibrary, ConfigError."""
     return read_resources(compile_instances(source, expressions, arch), expressions, arch, threads)
 
 
@@ -122,7 +123,7 @@ def compile_instances(source: Source, expressions: Sequence[str], arch: str) -> 
 
 def read_resources(built: Compiled, expressions: Sequence[str], arch: str,
             threads: int | None = None) -> list[Resources]:
-    """What each instance of what was built uses, as `resources` says it."""
+    """The resources of each instance of a compiled source, like `resources`."""
     used, spilled = resource_usage(built.cubin), spills(built.log)
     known = threads is not None and arch.rstrip("af") in SM_LIMITS
     found = []
@@ -143,8 +144,8 @@ def ptx(source: Source, expressions: Sequence[str], arch: str) -> str:
 
 
 def sass(source: Source, expressions: Sequence[str], arch: str) -> str:
-    """The machine code of instances, with the source's lines. Raises CompileError, MissingLibrary
-    (also where nvdisasm is not installed), ConfigError."""
+    """The machine code of instances, with source lines. Raises CompileError, MissingLibrary (also
+    if nvdisasm is not installed), ConfigError."""
     program = tool("nvdisasm")
     if program is None:
         places = ", ".join(map(str, tool_folders()))

@@ -1,5 +1,5 @@
-"""Whether what measures and judges is still what it was, behind a user's function: one that runs in
-this process can replace a clock, a comparison or a statistic."""
+"""Detects whether a user's function, which runs in this process, has replaced a clock, a comparison
+or a statistic that measures or checks it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Refused(RawnnError):
 
 
 def _functions() -> dict[str, Any]:
-    """What is called by measuring and judging, by name."""
+    """The functions that measure and check, by name."""
     found: dict[str, Any] = {f"numpy.{name}": getattr(np, name) for name in _NUMPY}
     found["time.perf_counter"] = time.perf_counter
     for module in map(import_module, _MODULES):
@@ -39,18 +39,18 @@ def _functions() -> dict[str, Any]:
 
 
 class Integrity:
-    """The functions that measure and judge, as they are now."""
+    """The functions that measure and check, as they are at construction."""
 
     def __init__(self) -> None:
         self._before = _functions()
 
     def replaced(self) -> list[str]:
-        """Names of those that are others now."""
+        """Names of the functions that have been replaced."""
         now = _functions()
         return [name for name, function in self._before.items() if now.get(name) is not function]
 
     def require(self) -> None:
-        """Raises Refused where any is another."""
+        """Raise Refused if any has been replaced."""
         names = self.replaced()
         if names:
             raise Refused(f"what was measured replaced {', '.join(names[:3])}"

@@ -1,4 +1,4 @@
-"""A user's own CUDA C kernel, compiled at run time and launched as `kernel[grid, block](...)`."""
+"""A user's CUDA C kernel, compiled at run time and launched as `kernel[grid, block](...)`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from rawnn.graphs import Graph
 
 RECORDING: list[Any] = []
-"""Graphs that are being written (rawnn.lab.graph): launches of their threads become nodes."""
-_KEPT = 64
-"""Launches that a kernel keeps prepared."""
+"""Graphs that are being recorded (rawnn.lab.graph): launches of their threads become nodes."""
+_MAX_PREPARED = 64
+"""Most prepared launches that a kernel caches."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a kernel was made of, to make it again: of other macros, or in another process."""
+    """What a kernel was made from, to make it again: with other macros, or in another process."""
 
     source: str | os.PathLike[str]
     expression: str
@@ -54,31 +54,31 @@ class Recipe:
 
 
 class Kernel:
-    """A kernel from CUDA C source text or a .cu file, which may have code for the host, too.
+    """A kernel from CUDA C source text or a .cu file, which may also have host code.
 
-    `expression` names it, with its namespaces and with template arguments where it is a template:
+    `expression` names it, with its namespaces and with template arguments if it is a template:
     "scale<float>". Number and types of the arguments come from the compiler, so a Python number is
-    passed as the type that the kernel declares (16-bit and 8-bit floats, too), and an array must
-    have the element type of the pointer it is for: a rawnn array, or one of PyTorch, JAX, CuPy,
-    numba or whatever else has DLPack or the CUDA array interface, without a copy. A struct by value
-    is a NumPy structured scalar with the members and the layout that C gives it; where the source
-    does not say these plainly (a functor, a class), any scalar of its size, or its bytes. Names
-    come from the source; those that Python keeps for itself have an underscore behind them: `in_`.
+    converted to the type that the kernel declares (also 16-bit and 8-bit floats), and an array must
+    have the element type of its pointer: a rawnn array, or one of PyTorch, JAX, CuPy, numba or any
+    library with DLPack or the CUDA array interface, without a copy. A struct by value is a NumPy
+    structured scalar with the members and the layout of C. If the source does not declare these
+    plainly (a functor, a class), it is any scalar of its size, or its bytes. Names come from the
+    source; names that Python reserves get an underscore: `in_`.
 
         kernel = rawnn.Kernel(source, "scale<float>", defines={"TILE": 32})
         kernel[(blocks,), 256](x, 2.0, n)
         kernel.synchronize()
 
     `defines` are macros (True: defined without a value), `options` further ones for NVRTC,
-    `include` folders for headers, `arch` an architecture such as "sm_90a" in place of the GPU's;
+    `include` folders for headers, `arch` an architecture such as "sm_90a" instead of the GPU's;
     `symbols` are values of `__constant__` and `__device__` variables.
 
-    Launches go to rawnn's own stream. A launch with an array of another library comes after what
-    that library has enqueued, and CUDA's default stream waits for it. With a stream given to
-    `using`, ordering is the caller's.
+    Launches go to rawnn's own stream. A launch with an array of another library follows what that
+    library has enqueued, and CUDA's default stream waits for it. With a stream given to `using`,
+    the caller orders the work.
 
-    On the simulated GPU (`rawnn.lab.simulated`) NVRTC compiles it as well, if it is installed, so
-    that errors in its body are found; what it computes the simulation has to be told.
+    On the simulated GPU (`rawnn.lab.simulated`) NVRTC also compiles it, if it is installed, so that
+    errors in its body are found; its results come from a reference.
 
     Raises CompileError with the numbered source lines, ConfigError for a name, define, option or
     argument that does not fit.
@@ -100,24 +100,24 @@ class Kernel:
                  include: Sequence[str | os.PathLike[str]] = (), arch: str | None = None,
                  symbols: Mapping[str, Any] | None = None,
                  device: Device | None = None) -> None:
-        made = Source.of(source, defines, options, include, arch)
+        own = Source.of(source, defines, options, include, arch)
         if not isinstance(expression, str):
             raise ConfigError(f"the name of a kernel is text, such as \"scale<float>\", not "
                               f"{expression!r}")
-        folders = (Path(made.name).parent, *made.include, *INCLUDE)
-        self._declared = Declarations(made.declarations, folders)
+        folders = (Path(own.name).parent, *own.include, *INCLUDE)
+        self._declared = Declarations(own.declarations, folders)
         self._declared.check(expression)
         self.device = device or default_device()
-        made.check_arch(self.device.capability)
-        self._source, self._expression = made, expression
+        own.check_arch(self.device.capability)
+        self._source, self._expression = own, expression
         self._compiled: CompiledKernel | None = None
         self.recipe = Recipe(source, expression, dict(defines or {}), tuple(options),
-                             made.include, arch)
+                             own.include, arch)
         self._function = self._load(programmatic=False)
         self._overlapping: Function | None = None
         if self.signature.note:
             self.device.notify(self.signature.note)
-        texts = [code_of(text) for text in with_included(made.declarations, folders)]
+        texts = [code_of(text) for text in with_included(own.declarations, folders)]
         self._converters: list[Convert] = []
         self.elements: dict[str, Elements] = {}
         for parameter in self.signature.parameters:
@@ -132,29 +132,30 @@ class Kernel:
 
     @property
     def expression(self) -> str:
-        """Its name with template arguments, as it was asked for."""
+        """Its name with template arguments, as given."""
         return self._expression
 
     @property
     def source(self) -> Source:
-        """The text that it was compiled from, with what was given to the compiler."""
+        """The text from which it was compiled, with the compiler's inputs."""
         return self._source
 
     def redefined(self, defines: Mapping[str, object]) -> Kernel:
-        """The same kernel compiled with further macros, or other values of its own."""
-        return Kernel.made(replace(self.recipe, defines={**self.defines, **defines}), self.device)
+        """The same kernel compiled with further macros, or other values."""
+        recipe = replace(self.recipe, defines={**self.defines, **defines})
+        return Kernel.from_recipe(recipe, self.device)
 
     @classmethod
-    def made(cls, recipe: Recipe, device: Device) -> Kernel:
-        """Of what another kernel was made of."""
+    def from_recipe(cls, recipe: Recipe, device: Device) -> Kernel:
+        """A kernel from the recipe of another one."""
         return cls(recipe.source, recipe.expression, defines=recipe.defines,
                    options=recipe.options, include=recipe.include, arch=recipe.arch,
                    symbols=recipe.symbols, device=device)
 
     @property
     def left_out(self) -> tuple[Omission, ...]:
-        """What the source has for the host (functions, variables, types, headers), where it was
-        compiled without; empty where NVRTC took the source as it is."""
+        """Host code in the source (functions, variables, types, headers) that was left out of the
+        compilation; empty if NVRTC accepted the source unchanged."""
         return self._source.compiled(
             (self._expression,), self._source.arch or self.device.arch,
             cache=CubinCache(notify=self.device.notify), probed=True).left_out
@@ -165,31 +166,31 @@ class Kernel:
         return self.recipe.defines
 
     def _load(self, programmatic: bool) -> Function:
-        made, device, expression = self._source, self.device, self._expression
+        own, device, expression = self._source, self.device, self._expression
 
         def signature(expression: str, built: Compiled) -> KernelSignature:
             self._compiled = built.kernels.get(expression, self._compiled)
             return self._declared.signature(expression, self._compiled)
 
         if device.backend.name == "sim":
-            real = made.compile_for_real(expression, device)
+            real = own.compile_for_real(expression, device)
             instances = {expression: self._declared.instance(signature(expression, real))} \
                 if real else {}
-            made = made.for_simulation(instances)
-        device.load(made, made.name, signature, (expression,), programmatic=programmatic)
-        return device.function(made.name, expression, programmatic)
+            own = own.for_simulation(instances)
+        device.load(own, own.name, signature, (expression,), programmatic=programmatic)
+        return device.function(own.name, expression, programmatic)
 
     @cached_property
     def waits_for_grid(self) -> bool:
-        """Whether blocks wait for each other by grid.sync(), so that all have to be on the GPU at
-        once; not of a kernel that asks first whether they are (is_valid)."""
+        """Whether blocks wait for each other by grid.sync(), so that all must be resident at the
+        same time; false for a kernel that first asks whether they are (is_valid)."""
         if self._compiled is None:
             return self._source.waits_for_grid(self.signature.name)
         return self._compiled.waits_for_grid and "is_valid" not in code_of(self._source.text)
 
     @property
     def function(self) -> Function:
-        """The loaded function, whose `handle` the driver's calls take."""
+        """The loaded function, whose `handle` is the argument of the driver's calls."""
         return self._function
 
     @property
@@ -201,7 +202,7 @@ class Kernel:
         """`kernel[grid, block]` or `kernel[grid, block, dynamic shared bytes]`."""
         try:
             return self._launchers[geometry]  # type: ignore[no-any-return]
-        except (KeyError, TypeError):  # a new one, or lists
+        except (KeyError, TypeError):  # a new geometry, or one of lists
             pass
         if not isinstance(geometry, tuple) or len(geometry) not in (2, 3):
             raise ConfigError("write kernel[grid, block] or kernel[grid, block, shared_bytes]")
@@ -214,7 +215,7 @@ class Kernel:
     def _launcher(self, launch: Launch) -> Launcher:
         found = self._launchers.get(launch)
         if found is None:
-            if len(self._launchers) >= _KEPT:
+            if len(self._launchers) >= _MAX_PREPARED:
                 self._launchers.clear()
             if launch.programmatic and self._overlapping is None:
                 self._overlapping = self._load(programmatic=True)
@@ -222,18 +223,18 @@ class Kernel:
         return found
 
     def __call__(self, *arguments: Any) -> None:
-        """Says how a kernel is launched."""
+        """Raises the error that explains how a kernel is launched."""
         raise ConfigError(f"a launch needs its geometry: write kernel[grid, block](...) for "
                           f"{self._expression}")
 
     def bind(self, grid: Extent, block: Extent, *arguments: Any, **named: Any) -> Bound:
-        """A launch with its arguments, checked and packed once; call it as often as wanted. It
-        keeps the arrays."""
+        """A launch with its arguments, checked and packed once; it can be called any number of
+        times. It keeps the arrays alive."""
         return self[grid, block].bind(*arguments, **named)
 
     def symbol(self, name: str) -> Symbol:
-        """The variable `name` of the source, `__constant__` or `__device__`: write it by
-        `kernel.symbol("taps")[:] = values`. Raises ConfigError where there is none."""
+        """The variable `name` of the source, `__constant__` or `__device__`: write it with
+        `kernel.symbol("taps")[:] = values`. Raises ConfigError if there is none."""
         return symbol(name, self._source.declarations, self._function, self.device,
                       self.recipe.symbols)
 
@@ -243,18 +244,18 @@ class Kernel:
         return f"rawnn.Kernel({self._expression}({parameters}) on {self.device.info.name})"
 
     def __reduce__(self) -> NoReturn:
-        """What is loaded on a GPU cannot be pickled. Raises TypeError with the cure."""
+        """A loaded kernel cannot be pickled. Raises TypeError with the fix."""
         raise TypeError(f"{self!r} cannot be pickled or copied: make it of its source where it is "
                         f"used")
 
     def synchronize(self) -> None:
-        """Wait for all launches, on whatever stream; an error inside a kernel surfaces here."""
+        """Wait for all launches, on any stream; an error inside a kernel is raised here."""
         check(self.device.driver, "cuCtxSynchronize", self.device.driver.cuCtxSynchronize(),
               self._expression)
 
 
 class Launcher:
-    """A kernel with its geometry; call it with the arguments in the kernel's order, or by name."""
+    """A kernel with its geometry; call it with arguments in the kernel's order, or by name."""
 
     def __init__(self, kernel: Kernel, launch: Launch) -> None:
         self._kernel, self._launch = kernel, launch
@@ -262,15 +263,15 @@ class Launcher:
         self._count = len(self._converters)
         self._function = (kernel._overlapping if launch.programmatic else None) or kernel._function
         launch.check(self._function, kernel.device)
-        self._free: list[KernelLaunch] = []  # one for each launch under way at the same time
+        self._free: list[KernelLaunch] = []  # one per simultaneous launch
 
     def using(self, *, shared: int | None = None, cluster: Extent | None = None,
               cooperative: bool | None = None, stream: Any = None,
               programmatic: bool | None = None) -> Launcher:
         """The same launch with `shared` bytes of dynamic shared memory, in clusters of `cluster`
-        blocks, with all blocks on the GPU at once (`cooperative`), on a `stream` of PyTorch, CuPy,
-        numba or cuda.core, or beginning before the kernel ahead of it has ended (`programmatic`).
-        What is left out stays."""
+        blocks, with all blocks resident at the same time (`cooperative`), on a `stream` of PyTorch,
+        CuPy, numba or cuda.core, or beginning before its predecessor has ended (`programmatic`).
+        Omitted settings do not change."""
         now = self._launch
         return self._kernel._launcher(replace(
             now,
@@ -281,16 +282,16 @@ class Launcher:
             stream=now.stream if stream is None else stream_of(stream)))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Enqueue it; within a graph (rawnn.Graph) add a node, which is returned. Raises
-        ConfigError for arguments that do not fit, TypeError for a name that is no parameter's, as
-        every function does."""
+        """Enqueue it; while a graph (rawnn.Graph) is recorded, add and return a node. Raises
+        ConfigError for arguments that do not fit, and like every function TypeError for an unknown
+        name."""
         if named:
             arguments = self._placed(arguments, named)
         if RECORDING and RECORDING[-1].here():
             return RECORDING[-1].launch_of(self, arguments)
         streams: Streams = []
         values = self._values(arguments, streams)
-        try:  # not one that another thread, or what a signal's handler interrupts, is packing
+        try:  # avoid one that another thread, or code that a signal handler interrupted, is packing
             prepared = self._free.pop()
         except IndexError:
             prepared = self._prepare(values)
@@ -354,7 +355,7 @@ class Launcher:
                             how.cooperative)
 
     def _ordered(self, prepared: KernelLaunch, streams: Streams) -> None:
-        """Launch behind what other libraries have enqueued, and ahead of what they will."""
+        """Launch after what other libraries have enqueued, and before their later work."""
         device = self._kernel.device
         others = [] if self._launch.stream else [Handle(s) for s in dict.fromkeys(streams)]
         for other in others:
@@ -377,7 +378,7 @@ class Bound:
         return f"{self._launcher!r}.bind({', '.join(map(repr, self._keep))})"
 
     def add_to(self, graph: Graph, after: Sequence[Any]) -> Any:
-        """Add the launch to a graph, behind the nodes `after`; returns its node."""
+        """Add the launch to a graph, after the nodes `after`; returns its node."""
         prepared = self._prepared
         return graph.add_kernel(after, *prepared._geometry, prepared.arguments.address,
                                 prepared.context, (), prepared._cluster, prepared.cooperative)
@@ -385,7 +386,7 @@ class Bound:
     def __call__(self) -> Any:
         if RECORDING or self._streams:
             return self._carefully()
-        result = self._call(*self._arguments)  # prepared.launch(), less a call
+        result = self._call(*self._arguments)  # prepared.launch() without its overhead
         if result[0]:
             self._failed(result)
         return None

@@ -1,4 +1,4 @@
-"""A kernel with its work from a `.cu` file: what its header says, and what is said in its place."""
+"""A kernel with its work from a `.cu` file: from its header and the caller's arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rawnn.lab.work import KNOWN, Work
 
 
 def text_of(path: Path) -> str:
-    """What the file says. Raises ConfigError where it cannot be read."""
+    """The content of the file. Raises ConfigError if it cannot be read."""
     try:
         return read_source(path)
     except OSError as error:
@@ -28,27 +28,26 @@ def kernel_of(path: str | Path, expression: str | None = None, *, device: Device
               defines: Mapping[str, object] | None = None, options: Sequence[str] = (),
               include: Sequence[str | Path] = (), arch: str | None = None,
               **work: Any) -> tuple[Kernel, Work]:
-    """The kernel of a file with its work: what the file's header says, and of that what is given
-    here in other words. Tables (defines, sizes, values, ...) are added to the header's, options and
-    folders come behind its own.
+    """The kernel of a file with its work. Arguments override the file's header; tables (defines,
+    sizes, values, ...) are merged with the header's, options and folders are appended.
 
-    Raises ConfigError for a file with several kernels where none is named, and for what does not
-    fit; CompileError.
+    Raises ConfigError for a file with several kernels if none is named, and for what does not fit;
+    CompileError.
     """
     path = Path(path)
     table = header(text_of(path), path)
-    told = {name: table[name] for name in COMPILED if name in table}
-    folders = told.get("include", [])
+    settings = {name: table[name] for name in COMPILED if name in table}
+    folders = settings.get("include", [])
     compiled: dict[str, Any] = {
-        "defines": {**told.get("defines", {}), **(defines or {})},
-        "options": [*told.get("options", []), *options],
+        "defines": {**settings.get("defines", {}), **(defines or {})},
+        "options": [*settings.get("options", []), *options],
         "include": [*(path.parent / f for f in ([folders] if isinstance(folders, str)
                                                 else folders)), *include],
-        "arch": arch or told.get("arch"),
+        "arch": arch or settings.get("arch"),
     }
     Source.of(path, **compiled).check_macros(defines or {}, repr(work))
-    symbols = told.get("symbols")
-    name = expression or told.get("kernel")
+    symbols = settings.get("symbols")
+    name = expression or settings.get("kernel")
     if name is None:
         found = instances(Source.of(path, **compiled), ())
         if len(found) > 1:

@@ -1,5 +1,5 @@
-"""A kernel with its work: what each parameter is, and one trial of it, with sizes, inputs, a launch
-and what has to come out."""
+"""A kernel with its work: the role of each parameter, and a trial of it, with sizes, inputs, a
+launch and the expected results."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rawnn.lab.sampling import Sizes, independent, largest, sample, sample_sizes
 from rawnn.lab.work import Geometry, Reference, Work
 
 Host = NDArray[Any]
-_DRAWN = 12
+_SAMPLES = 12
 MULTIPROCESSORS = "sms"
-"""What expressions of a launch call the number of the GPU's multiprocessors."""
-_FURTHER = 1 << 16  # elements by which a long draw is longer, at least
+"""The name of the GPU's number of multiprocessors in expressions of a launch."""
+_FURTHER = 1 << 16  # least elements by which a pool is longer than the array
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An array of a kernel: `read` says that it has input in it, `written` that the kernel may
-    write it."""
+    """An array of a kernel: `read` says that it has input, `written` that the kernel may write
+    it."""
 
     name: str
     dtype: np.dtype[Any]
@@ -42,7 +42,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Boxes:
-    """What a tensor map is of: boxes of an operand, and how they are permuted."""
+    """The boxes of an operand that a tensor map describes, and their swizzle."""
 
     operand: str
     box: tuple[int, ...]
@@ -51,7 +51,7 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Launching:
-    """How a trial is launched; bytes of dynamic shared memory; what tensor maps it takes, by
+    """The launch of a trial, with bytes of dynamic shared memory; `maps` are its tensor maps, by
     parameter."""
 
     grid: Dim
@@ -74,8 +74,8 @@ class Launching:
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of sizes with its inputs: `arrays` has one for each operand, in its type (zeros where
-    there is no input), `numbers` the others by name, in the order of the kernel's parameters."""
+    """One set of sizes with its inputs: `arrays` has one for each operand, in its dtype (zeros
+    without input), `numbers` the other parameters by name, in the kernel's order."""
 
     problem: Problem
     sizes: Sizes
@@ -86,8 +86,8 @@ class Trial:
 
     def expected(self, perturb: np.random.Generator | None = None, by: float = 0.0
                  ) -> dict[str, Host | None]:
-        """What the reference says of what is written; None: anything goes. With `perturb` every
-        float that goes in is changed by the share `by` of itself, up or down."""
+        """The reference's results for what is written; None for anything. With `perturb` every
+        float input changes by the fraction `by` of itself, up or down."""
         problem = self.problem
         given: dict[str, Any] = {**self.known, **self.numbers}
         problem.reference.check({*given, *self.arrays, *problem.work.symbols})
@@ -109,7 +109,7 @@ class Trial:
 
 
 def _exactly(values: Host, perturb: np.random.Generator | None, by: float) -> Host:
-    """A copy, floats as float64."""
+    """A copy, with floats as float64."""
     kind = values.dtype.kind
     if values.dtype.names or kind in "iub":
         return values.copy()
@@ -119,8 +119,8 @@ def _exactly(values: Host, perturb: np.random.Generator | None, by: float) -> Ho
 
 @dataclass(frozen=True)
 class Problem:
-    """A kernel, or a function that launches several, with its work. `parameters` are the names that
-    it takes, in order; `together` is the most size names that one array has."""
+    """A kernel, or a function that launches several, with its work. `parameters` are its parameter
+    names in order; `together` is the largest number of size names of one array."""
 
     candidate: Kernel | Callable[..., Any]
     label: str
@@ -138,22 +138,22 @@ class Problem:
         return tuple(o for o in self.operands if o.written)
 
     def sizes(self, trials: int, generator: np.random.Generator) -> list[Sizes]:
-        """What to try, the smallest first."""
+        """The sizes to try, the smallest first."""
         return sample_sizes(self.names, self.work.sizes, self.work.require, self.together, trials,
                             generator, self._constants())
 
     def largest(self, at: Mapping[str, int]) -> Sizes:
-        """The largest of all sizes, but for those that `at` gives; where these do not meet what the
-        work requires, the largest of some drawn. Raises ConfigError for a name that is no size,
-        and where none is found that will do."""
+        """The largest of all sizes, except those given in `at`. If these do not meet the work's
+        conditions, the largest of some samples. Raises ConfigError for a name that is no size, and
+        if no sizes meet them."""
         for name in at:
             if name not in self.names:
                 raise ConfigError(f"at: '{name}' is no size of {self.label}"
                                   f"{nearest(name, self.names)} ({', '.join(self.names)})")
         found = {**largest(self.names, self.work.sizes, self.together), **at}
         if not self._fits(found):
-            drawn = self.sizes(_DRAWN, np.random.default_rng(0))[-1]
-            found = {**drawn, **at}
+            sampled = self.sizes(_SAMPLES, np.random.default_rng(0))[-1]
+            found = {**sampled, **at}
         if not self._fits(found):
             raise ConfigError(f"{', '.join(f'{n} = {v}' for n, v in found.items())} does not meet "
                               f"require = {list(self.work.require)}: say at= sizes that do")
@@ -170,7 +170,7 @@ class Problem:
         return {**sms, **self.macros, **plain}
 
     def known(self, sizes: Sizes) -> dict[str, Any]:
-        """What expressions may ask for: macros, sizes and values."""
+        """The values of names in expressions: macros, sizes and values."""
         known = {**self._constants(), **sizes}
         for name, value in self.work.values.items():
             if isinstance(value, str):
@@ -179,8 +179,9 @@ class Problem:
 
     def trial(self, sizes: Sizes, generator: np.random.Generator, special: bool = False,
               pools: dict[str, Host] | None = None) -> Trial:
-        """Sizes with inputs drawn for them. With `pools`, which serve one set of sizes, inputs are
-        parts of longer draws, each from another place on: as fresh, in a fraction of the time."""
+        """Sizes with inputs sampled for them. With `pools`, valid for one set of sizes, inputs are
+        parts of longer samples at varying offsets: as good as new ones, in a fraction of the
+        time."""
         known = self.known(sizes)
         arrays = {}
         for operand in self.operands:
@@ -189,14 +190,14 @@ class Problem:
             if operand.read and pools is not None and self.rolls(operand):
                 arrays[operand.name] = self._part(operand, shape, known, generator, pools)
             elif operand.read:
-                drawn = self._drawn(operand, shape, known, generator)
-                arrays[operand.name] = with_specials(drawn, generator) if special else drawn
+                sampled = self._sampled(operand, shape, known, generator)
+                arrays[operand.name] = with_specials(sampled, generator) if special else sampled
         numbers = {name: self._number(parameter, known, generator)
                    for name, parameter in self.scalars.items() if not parameter.tensor_map}
         return Trial(self, sizes, self.launching(known), arrays, numbers, known)
 
-    def _drawn(self, operand: Operand, shape: tuple[int, ...], known: Mapping[str, Any],
-               generator: np.random.Generator) -> Host:
+    def _sampled(self, operand: Operand, shape: tuple[int, ...], known: Mapping[str, Any],
+                 generator: np.random.Generator) -> Host:
         return sample(self.work.inputs.get(operand.name), generator, shape, operand.dtype, known,
                       operand.name)
 
@@ -205,7 +206,7 @@ class Problem:
         count = prod(shape)
         more = max(_FURTHER, count // 8)
         if operand.name not in pools:
-            pools[operand.name] = self._drawn(operand, (count + more,), known, generator)
+            pools[operand.name] = self._sampled(operand, (count + more,), known, generator)
         begin = int(generator.integers(more + 1))
         return pools[operand.name][begin : begin + count].reshape(shape)
 
@@ -225,7 +226,7 @@ class Problem:
         return np.asarray(generator.standard_normal()).astype(dtype).astype(np.float64).item()
 
     def launching(self, known: Mapping[str, Any]) -> Launching | None:
-        """How it is launched with these sizes; None for a function, which launches by itself."""
+        """The launch for these sizes; None for a function, which launches by itself."""
         work = self.work
         if not isinstance(self.candidate, Kernel):
             return None
@@ -239,27 +240,27 @@ class Problem:
         found = {}
         for name, parameter in self.scalars.items():
             if parameter.tensor_map:
-                told = self.work.maps[parameter.mapped]
-                swizzle = told.get("swizzle", "128B") if isinstance(told, Mapping) else "128B"
-                box = told["box"] if isinstance(told, Mapping) else told
+                boxes = self.work.maps[parameter.mapped]
+                swizzle = boxes.get("swizzle", "128B") if isinstance(boxes, Mapping) else "128B"
+                box = boxes["box"] if isinstance(boxes, Mapping) else boxes
                 found[name] = Boxes(parameter.mapped, tuple(
                     whole(extent, known, f"maps: {parameter.mapped}") for extent in box), swizzle)
         return found
 
     def _symbols(self, known: Mapping[str, Any]) -> dict[str, Host]:
-        """What the kernel's variables hold: the same for every launch, as they are the kernel's."""
+        """The content of the kernel's variables, the same for every launch."""
         assert isinstance(self.candidate, Kernel)
         found = {}
         for number, (name, kind) in enumerate(self.work.symbols.items()):
             symbol = self.candidate.symbol(name)
-            drawn = kind is None or callable(kind) or isinstance(kind, str | int | float)
+            sampled = kind is None or callable(kind) or isinstance(kind, str | int | float)
             found[name] = sample(kind, np.random.default_rng(number), symbol.shape, symbol.dtype,
-                                 known, name) if drawn else np.broadcast_to(
+                                 known, name) if sampled else np.broadcast_to(
                 np.asarray(kind).astype(symbol.dtype), symbol.shape)
         return found
 
     def named(self, found: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Host | None]:
-        """What the reference returned, by operand. Raises ConfigError where it does not fit."""
+        """The reference's results by operand. Raises ConfigError if they do not fit."""
         names = [o.name for o in self.outputs]
         if found is None:
             raise ConfigError("the reference returns None: let it return what the kernel writes")
@@ -270,15 +271,15 @@ class Problem:
                                   f"{{{', '.join(f'{n!r}: ...' for n in names)}}}, or name in "
                                   f"writes= what is written")
             found = {names[0]: found}
-        made: dict[str, Host | None] = {}
+        results: dict[str, Host | None] = {}
         for name, values in found.items():
             name = named_by(name, names)
             if name not in names:
                 raise ConfigError(f"the reference returns '{name}', which is no array that "
                                   f"{self.label} may write{nearest(name, names)} "
                                   f"({', '.join(names) or 'it may write none'})")
-            made[name] = None if values is None else self._fitting(name, values, shapes[name])
-        return made
+            results[name] = None if values is None else self._fitting(name, values, shapes[name])
+        return results
 
     @staticmethod
     def _fitting(name: str, values: Any, shape: tuple[int, ...]) -> Host:
@@ -299,12 +300,12 @@ class Problem:
         return sum(trial.arrays[o.name].nbytes * (o.read + o.written) for o in self.operands)
 
     def computed(self, trial: Trial) -> int | None:
-        """Floating-point operations, where they are declared."""
+        """Floating-point operations, if they are declared."""
         flops = self.work.flops
         return None if flops is None else int(evaluate(flops, trial.known, "flops"))
 
     def rolls(self, operand: Operand) -> bool:
-        """Whether a part of a long draw is as good an input as any."""
+        """Whether any part of a pool is a valid input."""
         return independent(self.work.inputs.get(operand.name), operand.dtype)
 
 

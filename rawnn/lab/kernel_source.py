@@ -1,4 +1,4 @@
-"""The text of a user's kernel with what goes with it: macros, options, folders, architecture."""
+"""The text of a user's kernel with its macros, options, folders and architecture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 @dataclass(frozen=True)
 class Source(CudaText):
-    """It has a `name`, which the compiler calls it by: a path, or "kernel.cu"."""
+    """CUDA C text with a `name` for the compiler: a path, or "kernel.cu"."""
 
     name: str = "kernel.cu"
     probed: ClassVar[bool] = True
@@ -38,8 +38,8 @@ class Source(CudaText):
     def of(cls, source: str | os.PathLike[str], defines: Mapping[str, object] | None = None,
            options: Sequence[str] = (), include: Sequence[str | os.PathLike[str]] = (),
            arch: str | None = None) -> Source:
-        """Of text or a path. Raises ConfigError for a file, macro, option, folder or architecture
-        that is none."""
+        """A source from text or a path. Raises ConfigError for an invalid file, macro, option,
+        folder or architecture."""
         text, name = _read(source)
         if defines is not None and not isinstance(defines, Mapping):
             raise ConfigError(f"defines = {defines!r}: give a mapping of macros to their values, "
@@ -68,10 +68,10 @@ class Source(CudaText):
                    name)
 
     def check_macros(self, names: Iterable[str], others: str = "") -> None:
-        """Raises ConfigError, with the nearest name, for a macro that nothing mentions: neither the
-        source, nor a header that it includes, nor `others`, what else may ask for it."""
+        """Raise ConfigError, with the nearest name, for a macro that is not mentioned by the
+        source, a header that it includes, or `others`."""
         unknown = [n for n in names if not re.search(rf"\b{n}\b", self.text + others)]
-        if not unknown or "##" in self.text:  # names may be put together
+        if not unknown or "##" in self.text:  # names may be concatenated
             return
         folders = [Path(self.name).parent, *self.include, *INCLUDE]
         with suppress(MissingLibrary):
@@ -86,13 +86,13 @@ class Source(CudaText):
                                   f"{nearest(name, known)}")
 
     def waits_for_grid(self, name: str) -> bool:
-        """Whether the kernel's text calls grid.sync(), and does not ask first whether it may."""
+        """Whether the kernel's text calls grid.sync() without first asking whether it may."""
         body = body_of(code_of(self.text), name.rpartition("::")[2])
         return re.search(r"\bthis_grid\s*\(", body) is not None \
             and re.search(r"\bsync\s*\(", body) is not None and "is_valid" not in body
 
     def check_arch(self, capability: tuple[int, int]) -> None:
-        """Raises ConfigError for an architecture that a GPU of this compute capability cannot
+        """Raise ConfigError for an architecture that a GPU of this compute capability cannot
         run."""
         found = _ARCH.fullmatch(self.arch)
         if found is None:
@@ -109,7 +109,7 @@ class Source(CudaText):
 
     def compiled(self, expressions: Sequence[str], arch: str, options: Sequence[str] = (),
                  cache: CubinCache | None = None, probed: bool = False) -> Compiled:
-        """By the installed NVRTC, without a GPU; `probed` as compile_source takes it. Raises
+        """Compile with the installed NVRTC, without a GPU; `probed` as in compile_source. Raises
         CompileError, MissingLibrary."""
         from rawnn.cuda.nvrtc import Nvrtc
 
@@ -118,8 +118,8 @@ class Source(CudaText):
                               preamble=self.preamble, cache=cache, probed=probed)
 
     def compile_for_real(self, expression: str, device: Device) -> Compiled | None:
-        """For the simulation, which reads declarations alone; None where NVRTC cannot be used.
-        Raises CompileError for what is wrong elsewhere."""
+        """Compile with NVRTC for the simulation, which reads only declarations; None if NVRTC
+        cannot be used. Raises CompileError for errors outside of declarations."""
         try:
             return self.compiled((expression,), self.arch or device.arch,
                                  cache=CubinCache(notify=device.notify), probed=True)
@@ -128,13 +128,13 @@ class Source(CudaText):
             return None
 
     def for_simulation(self, instances: Mapping[str, Instance]) -> Source:
-        """What the simulated GPU is given to compile, with the signatures that a compiler found."""
-        made = self.simulated()
-        return replace(made, text=annotated(made.text, instances))
+        """The source for the simulated GPU, with the signatures that a compiler found."""
+        simulated = self.simulated()
+        return replace(simulated, text=annotated(simulated.text, instances))
 
 
 def _value(name: str, value: object) -> str:
-    """How the compiler is told of a macro's value."""
+    """A macro's value as text."""
     if isinstance(value, np.generic):
         value = value.item()
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
@@ -149,8 +149,8 @@ def _value(name: str, value: object) -> str:
 
 
 def _abbreviations(text: str) -> str:
-    """Definitions of the short names that the host's headers have for unsigned types, which nvcc
-    finds there and NVRTC does not, as far as the text uses them without a definition of its own."""
+    """Definitions of host headers' short names of unsigned types, which nvcc finds and NVRTC does
+    not, for those that the text uses without defining them."""
     return "".join(
         f"typedef unsigned {name[1:]} {name};\n" for name in ("uint", "ushort", "ulong")
         if re.search(rf"\b{name}\b", text)

@@ -1,5 +1,5 @@
-"""Tensor maps of a user's arrays: what the copy engine of compute capability 9.0 and later (TMA)
-goes by when a kernel copies boxes of an array between device and shared memory."""
+"""Tensor maps of a user's arrays, with which the copy engine (TMA) of compute capability 9.0 and
+later copies boxes of an array between device and shared memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rawnn.lab.arrays import Array, default_device
 
 _MOST_DIMENSIONS, _MOST_EXTENT = 5, 256
 SWIZZLES = {"128B": 128, "64B": 64, "32B": 32, "none": _MOST_EXTENT * 8}
-"""The most bytes of a row of a box."""
+"""Most bytes of a row of a box."""
 _NAMES = {1: "UINT8", 2: "UINT16", 4: "INT32", 8: "INT64"}
-"""By bytes of an element, for types that the engine has no name for; it moves bytes anyway."""
+"""By bytes of an element, for dtypes that the engine has no name for; it only moves bytes."""
 _NAMED = ("float16", "bfloat16", "float32", "float64", "uint8", "uint16", "uint32", "int32",
           "uint64", "int64")
 
@@ -30,7 +30,7 @@ _NAMED = ("float16", "bfloat16", "float32", "float64", "uint8", "uint16", "uint3
 @dataclass(frozen=True)
 class TensorMap:
     """An argument for a kernel's `const __grid_constant__ CUtensorMap` (or `TensorMap`) parameter.
-    Make one with `rawnn.tensor_map`; it keeps its array."""
+    Create one with `rawnn.tensor_map`; it keeps its array alive."""
 
     array: Any
     content: bytes
@@ -43,11 +43,11 @@ def tensor_map(array: Any, box: int | Sequence[int], *, swizzle: str = "128B",
         x_map = rawnn.tensor_map(x, (64, 32))     # 64 rows x 32 columns of x [rows, cols]
 
     `array` is a rawnn array or another library's with DLPack or the CUDA array interface. The last
-    extent of a box is contiguous; `swizzle` says how its chunks of 16 bytes are permuted in shared
-    memory, so that a column of chunks meets every bank: by "128B" chunk c of row r (of 128 bytes)
-    lies at chunk c ^ r % 8, as wgmma wants it, and likewise within 64 or 32 bytes; "none" leaves
-    them in order. What a box has beyond the array is read as zeros and not written. Coordinates in
-    a kernel go from the last dimension to the first.
+    extent of a box is contiguous. `swizzle` permutes its chunks of 16 bytes in shared memory, so
+    that a column of chunks uses every bank: with "128B" chunk c of row r (of 128 bytes) is at chunk
+    c ^ r % 8, as wgmma needs it, and likewise within 64 or 32 bytes; "none" keeps them in order.
+    Elements of a box outside the array are read as zeros and not written. Coordinates in a kernel
+    go from the last dimension to the first.
 
     Raises ConfigError, with the cure, for what the copy engine cannot do.
 
@@ -63,22 +63,22 @@ def tensor_map(array: Any, box: int | Sequence[int], *, swizzle: str = "128B",
         where another library's array lies; None: the first GPU
     """
     if isinstance(array, Array):
-        made = array
+        owned = array
     else:
         on = device or default_device()
         found = imported(array, "array", on, writable=False)
-        made = Array.at(found.address, tuple(found.shape), found.dtype, on)
-    extents = tuple(int(n) for n in made.shape)
+        owned = Array.at(found.address, tuple(found.shape), found.dtype, on)
+    extents = tuple(int(n) for n in owned.shape)
     box = (box,) if isinstance(box, int) else tuple(box)
-    pitches = [prod(extents[i:]) * made.dtype.itemsize for i in range(1, len(extents))]
-    about = f"{made!r} has no tensor map"
-    _check(about, extents, pitches, made, box, swizzle)
-    driver, name = made.device.driver, made.dtype.name
+    pitches = [prod(extents[i:]) * owned.dtype.itemsize for i in range(1, len(extents))]
+    about = f"{owned!r} has no tensor map"
+    _check(about, extents, pitches, owned, box, swizzle)
+    driver, name = owned.device.driver, owned.dtype.name
     result = driver.cuTensorMapEncodeTiled(
-        name.upper() if name in _NAMED else _NAMES[made.dtype.itemsize], made.address,
+        name.upper() if name in _NAMED else _NAMES[owned.dtype.itemsize], owned.address,
         extents[::-1], tuple(pitches[::-1]), tuple(int(n) for n in box)[::-1],
         swizzle.upper(), "L2_256B")
-    content: bytes = check(driver, "cuTensorMapEncodeTiled", result, f"{made!r} in boxes {box}")
+    content: bytes = check(driver, "cuTensorMapEncodeTiled", result, f"{owned!r} in boxes {box}")
     return TensorMap(array, content)
 
 

@@ -1,4 +1,4 @@
-"""How long launches take: between two events in a graph, each on inputs of its own."""
+"""Measures launches between two events in a graph, each on inputs of its own."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from rawnn.lab.kernel_problem import Launching
 from rawnn.lab.red_zones import Contents, Images
 
 Sample = tuple[Images, Mapping[str, Any], Collection[str]]
-"""Images, numbers, and the names of arrays with input in them."""
+"""Images, numbers, and the names of arrays with input."""
 Touch = tuple[int, int, int | None]
-"""What is done to memory ahead of a sample: address, bytes, and where they are copied from (None:
-they are filled)."""
+"""A memory operation before a sample: address, bytes, and the source of a copy (None: a fill)."""
 _POISON = 0xFF  # as a float: NaN
 _CARVE_OUT = "PERSISTING_L2_CACHE_SIZE"
 
 
 class Stopwatch(InProcess):
-    """Launches in this process, and says how long they take."""
+    """Launches in this process, and measures the time."""
 
     def measure(self, launching: Launching | None, samples: Sequence[Sample], warm: bool
                 ) -> tuple[list[float], list[Contents]]:
-        """Microseconds of one launch for each of `samples`: images, numbers and the names of arrays
-        with input in them; and the bytes at the end of each sample, where work that a candidate
-        puts off till a later one is missing. Raises Refused for a candidate that sets a part of the
-        L2 cache aside, where a cold sample would find its inputs, or that replaces what measures.
+        """Microseconds of one launch for each of `samples` (images, numbers and the names of arrays
+        with input), and the bytes at the end of each sample, which show work that a candidate
+        defers. Raises Refused for a candidate that sets a part of the L2 cache aside, in which a
+        cold sample would find its inputs, or that replaces what measures it.
 
-        A kernel's samples are one graph. Each is two events with the launch between them, behind a
-        copy of its inputs and a fill of its outputs (`warm`: what fits is in the L2 cache then), or
-        behind a fill of memory twice as large as the L2 cache. A function's samples run one by one,
-        and take till all streams are idle, what the host does included.
+        A kernel's samples are one graph. Each is two events with the launch between them, after a
+        copy of its inputs and a fill of its outputs (`warm`: what fits is then in L2), or after a
+        fill of memory twice as large as L2. A function's samples run one by one, until all streams
+        are idle, and include the host's time.
         """
         integrity = Integrity()
         with ExitStack() as held:
@@ -64,17 +63,17 @@ class Stopwatch(InProcess):
                     found.append(self._read(images, place))
                 self._refuse_carve_out()
             else:
-                kept = [{name: held.enter_context(self.memory(
+                saved = [{name: held.enter_context(self.memory(
                     image.content.nbytes, f"'{name}' at the end of a sample"))
                     for name, image in images.items()} for images, _, _ in samples[:-1]]
                 copies = [[(to, place[name], images[name].content.nbytes)
                            for name, to in copied.items()]
-                          for copied, place, (images, _, _) in zip(kept, places, samples,
+                          for copied, place, (images, _, _) in zip(saved, places, samples,
                                                                    strict=False)]
                 self._in_a_graph(held, runs, events, before, copies)
                 self.finish()
                 found = [self._read(images, place) for (images, _, _), place in zip(
-                    samples, [*kept, places[-1]], strict=True)]
+                    samples, [*saved, places[-1]], strict=True)]
             integrity.require()
             times = [end.milliseconds_since(begin) * 1e3 for begin, end in events]
         return times, found
@@ -87,8 +86,8 @@ class Stopwatch(InProcess):
         return found
 
     def _carve_out(self) -> int:
-        """Bytes of the L2 cache that are set aside for persisting accesses, which no fill evicts;
-        0 where the GPU has no such part."""
+        """Bytes of L2 that are set aside for persisting accesses, which no fill evicts; 0 if the
+        GPU does not support it."""
         code, nbytes = self.device.driver.cuCtxGetLimit(_CARVE_OUT)
         return 0 if code else int(nbytes)
 
@@ -101,7 +100,7 @@ class Stopwatch(InProcess):
 
     @contextmanager
     def _without_carve_out(self) -> Iterator[None]:
-        """No part of the L2 cache is set aside meanwhile, and what lay there is as any other."""
+        """Within this context no part of L2 is set aside, and data there are evicted normally."""
         driver, before = self.device.driver, self._carve_out()
 
         def set_aside(nbytes: int) -> None:
@@ -116,13 +115,13 @@ class Stopwatch(InProcess):
             yield
 
     def empty(self, samples: int) -> list[float]:
-        """Microseconds of a kernel that does nothing, measured in the same way."""
+        """Microseconds of an empty kernel, measured in the same way."""
         kernel = Kernel("__global__ void nothing() {}", "nothing", device=self.device)
         here = Stopwatch(kernel, ())
         return here.measure(Launching((1, 1, 1), (1, 1, 1)), [({}, {}, ())] * samples, False)[0]
 
     def free(self) -> int:
-        """Bytes of device memory that nobody holds."""
+        """Bytes of free device memory."""
         return self.device.free_memory()
 
     def _flush_bytes(self) -> int:
@@ -137,8 +136,8 @@ class Stopwatch(InProcess):
 
     def _warmth(self, held: ExitStack, arrays: Mapping[str, Array],
                 sample: Sample) -> list[Touch]:
-        """What brings a sample's arrays into the cache: inputs are copied from elsewhere, outputs
-        filled."""
+        """The operations that bring a sample's arrays into the cache: copies of inputs, fills of
+        outputs."""
         touches: list[Touch] = []
         for name, array in arrays.items():
             source = None

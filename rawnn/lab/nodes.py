@@ -1,4 +1,4 @@
-"""Nodes of a user's graph: what they touch, and what they have to wait for."""
+"""Nodes of a user's graph: their accesses, and their dependencies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rawnn.lab.kernel import Launcher
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of device memory that a node touches, under the name that it has there."""
+    """Bytes of device memory that a node accesses, under the node's name for them."""
 
     name: str
     address: int
@@ -36,8 +36,8 @@ Add = Callable[[DriverGraph, Sequence[Any], Sequence[Any], dict[int, int]], Any]
 
 @dataclass(eq=False)
 class Node:
-    """One node of a graph. What it `reads` and `writes` follows from its arguments, unless
-    `touches` says it by hand; `after` adds edges."""
+    """One node of a graph. `reads` and `writes` follow from its arguments, unless `touches`
+    declares them; `after` adds edges."""
 
     kind: str
     label: str
@@ -56,13 +56,13 @@ class Node:
     is_explicit: bool = False
 
     def after(self, *nodes: Node) -> Node:
-        """Wait for these nodes, too."""
+        """Also wait for these nodes."""
         self.behind += nodes
         return self
 
     def touches(self, reads: Sequence[Any] = (), writes: Sequence[Any] = ()) -> Node:
-        """Say by hand which arrays it reads and writes: where a pointer that is not const is only
-        read, or an array lies behind a pointer in a struct."""
+        """Declare the arrays that it reads and writes: for a non-const pointer that is only read,
+        or for an array behind a pointer in a struct."""
         self.reads = tuple(span_of(f"array {n + 1}", a) for n, a in enumerate(reads))
         self.writes = tuple(span_of(f"array {n + 1}", a) for n, a in enumerate(writes))
         self.is_explicit = True
@@ -77,7 +77,7 @@ class Node:
         return (*self.writes, *(s for node in self.body for s in node.all_writes))
 
     def why(self, before: Node) -> str:
-        """Why it has to wait for a node; "" where nothing that both touch says so."""
+        """Why it has to wait for a node; "" if no common access requires it."""
         def shared(these: Sequence[Span], those: Sequence[Span]) -> list[str]:
             return list(dict.fromkeys(a.name for a in these for b in those if a.overlaps(b)))
 
@@ -92,17 +92,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Edges:
-    """What a node waits for, as places of nodes: behind their ends, and, where the kernel begins
-    early and waits by itself, behind their triggers."""
+    """The nodes that a node waits for, by index: for their ends, and, if the kernel begins early
+    and waits by itself, for their triggers."""
 
     full: tuple[int, ...]
     programmatic: tuple[int, ...]
 
 
 def edges_of(nodes: Sequence[Node], derive: bool) -> list[Edges]:
-    """For each node the places of those that it waits for, without edges that others imply: those
-    said by hand, and with `derive` those that touch the same bytes. Raises ConfigError for one that
-    is to wait for a node that does not come before it."""
+    """For each node the indices of those that it waits for, without implied edges: the explicit
+    ones, and with `derive` those from accesses to the same bytes. Raises ConfigError for one that
+    would wait for a later node."""
     places = {id(node): index for index, node in enumerate(nodes)}
     below: list[int] = []
     found: list[Edges] = []
@@ -140,7 +140,7 @@ def _may_overtake(node: Node, before: Node, edges: Edges) -> bool:
 
 
 def every(nodes: Sequence[Node]) -> Iterator[Node]:
-    """All nodes, those of bodies behind theirs."""
+    """All nodes, each followed by those of its body."""
     for node in nodes:
         yield node
         yield from every(node.body)

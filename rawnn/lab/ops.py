@@ -1,9 +1,9 @@
-"""One op of a plan on a device, launched as the engine launches it, beside its reference in
-float64.
+"""Runs one op of a plan on a device, as the engine launches it, and compares it with its reference
+in float64.
 
-Inputs are drawn at random and rounded to their storage types, so that both sides start from the
-same numbers. What the op writes begins as NaN (or 111), so that an element left out is seen. How
-far the device may be off is in rawnn/common/tolerances.py.
+Inputs are random and rounded to their storage dtypes, so that both sides have the same values.
+Outputs begin as NaN (or 111), so that a missing element is detected. rawnn/common/tolerances.py has
+the error bounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rawnn.ptx.gemm.tiles import MAIN_LOOPS
 from rawnn.ptx.user_kernels import USER_KERNELS
 
 STEP = 1
-"""Where the cursor stands: metrics and rates have an element for it, the data a batch."""
+"""Position of the cursor: metrics and rates have an element for it, the data a batch."""
 
 Values = dict[str, np.ndarray]
 
@@ -38,7 +38,7 @@ _EIGHT_BITS = {"float8_e4m3", "float8_e5m2"}
 
 
 def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
-    """Random valid values for every tensor that an op touches, float64 where it is a float."""
+    """Random valid values for every tensor that an op uses, float64 for floats."""
     op = _as_of(op)
     generator = np.random.default_rng(seed)
     classes = [t.shape[0] for t in plan.tensors.values()
@@ -52,7 +52,7 @@ def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
         values[name] = drawn.astype(np.float64 if tensor.floating else tensor.dtype)
     if op.kind in _NARROW:
         _clear_behind_layers(op, plan, values)
-    if op.kind == "layer_backward" and "copy" in op.operands:  # kernels may read either
+    if op.kind == "layer_backward" and "copy" in op.operands:  # kernels may read either one
         copy = op.operands["copy"]
         values[copy] = rounded(values[op.operands["w"]].astype(np.float32),
                                plan[copy].dtype).astype(np.float64)
@@ -60,7 +60,7 @@ def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
 
 
 def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.Generator) -> Any:
-    """What an operand may hold."""
+    """Valid values of an operand."""
     shape, normal = tensor.shape, generator.normal
     if role in ("p", "row_p"):
         raw = np.exp(normal(size=shape))
@@ -89,13 +89,13 @@ def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.
         return normal(size=shape) * 16 / op.attributes["copy_scale"]  # saturates nothing
     if op.kind == "softmax_head" and role in ("w", "copy"):  # logits of the order of 1
         return normal(size=shape) / np.sqrt(shape[1])
-    if role == "dz":  # a mean over the batch: so small that no update is far from its weights
+    if role == "dz":  # a mean over the batch: small, so that updates stay near the weights
         return normal(size=shape) / max(shape[0], 1)
     return normal(size=shape)
 
 
 def _clear_behind_layers(op: Op, plan: Plan, values: Values) -> None:
-    """Kernels of narrow networks leave zeros where a layer is narrower than the widest."""
+    """Zero the columns after a narrower layer, as kernels of narrow networks do."""
     if op.kind == "narrow_inner":
         return
     weights = [t for t in map(plan.__getitem__, op.tensors)
@@ -109,7 +109,7 @@ def _clear_behind_layers(op: Op, plan: Plan, values: Values) -> None:
 
 
 def length_of(op: Op, plan: Plan) -> int:
-    """How many terms an element of the result is the sum of."""
+    """The number of terms in the sum that an element of the result is."""
     op = _as_of(op)
 
     def shape(role: str) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def length_of(op: Op, plan: Plan) -> int:
 
 
 def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
-    """How far the norm of what an op writes into `tensor` may be off, relative."""
+    """Bound on the relative error, in the norm, of what an op writes into `tensor`."""
     op = _as_of(op)
     compute = str(op.attributes.get("compute", "float32"))
     roles = ("dz", "x") if _updates(op) else ("a", "b")
@@ -155,7 +155,7 @@ def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
             tolerances.TENSOR_CORE_8_BIT if factors & _EIGHT_BITS else tolerances.TENSOR_CORE
     bound = tolerances.of_op(tensor.dtype, length_of(op, plan), compute, sums,
                              bool(op.attributes.get("stochastic")))
-    if op.kind in _NARROW:  # each layer's values are rounded on the way
+    if op.kind in _NARROW:  # each layer's values are rounded in between
         bound += 4 * tolerances.UNIT[str(op.attributes["dtype"])]
     if op.kind == "softmax_head":  # the last gradient is
         bound += tolerances.UNIT[plan[op.operands["a"]].dtype]
@@ -165,33 +165,32 @@ def tolerance_of(op: Op, plan: Plan, tensor: Tensor) -> float:
 
 
 OF_LOGITS = 4.0
-"""Roundings of a factor that the gradient of a softmax may be off by beyond those of a sum of
-products, which are two: the larger logits are, the further off they are, and exp makes relative
-errors of that. Of 156 draws of 16 x 10 logits of 2,048 products each, rounded to tf32 in NumPy,
-twelve were further off than a sum may be, the worst 1.8 times as far, and 2.2 times with the rest
-cut off."""
+"""Additional roundings of a factor for the gradient of a softmax; a GEMM has two. The error grows
+with the logits, and exp turns it into a relative error. Of 156 samples of 16 x 10 logits of 2,048
+products each, rounded to tf32 in NumPy, twelve exceeded the bound for sums, the worst by a factor
+of 1.8, and of 2.2 with truncation."""
 
 
 def _as_of(op: Op) -> Op:
-    """The op by its kind in the vocabulary, where a user's kernel runs it."""
+    """The op by its own kind, if a user's kernel runs it."""
     return replace(op, kind=USER_KERNELS[op.kind].op) if op.kind in USER_KERNELS else op
 
 
 def _roles(op: Op) -> set[str]:
-    """What an op reads; its operands, where its kind stands for several ops (`bias_relu`)."""
+    """The operands that an op reads; all of them if its kind stands for several ops
+    (`bias_relu`)."""
     return {*op.spec.reads} if op.kind in OPS else {*op.operands}
 
 
 def _updates(op: Op) -> bool:
-    """Whether it makes a weight gradient of `dz` and `x` on its way."""
+    """Whether it computes a weight gradient of `dz` and `x` internally."""
     return {"dz", "x"} <= _roles(op)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an op left in a tensor: its relative error, and how large it may be; infinite where it
-    left elements unwritten. `where` is the element that is farthest off, with what it holds and
-    what it should."""
+    """The result of an op in a tensor: its relative error and the bound; infinite if elements were
+    not written. `where` is the element that is farthest off, with its value and the right one."""
 
     tensor: str
     error: float
@@ -209,8 +208,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Examined:
-    """Of one op: the outcomes, and in sentences what it touched that it should not have, and
-    whether a second launch gave other bits."""
+    """The outcomes of one op, and sentences on invalid writes and on a second launch with other
+    bits."""
 
     op: str
     outcomes: tuple[Outcome, ...]
@@ -238,7 +237,7 @@ def examine(device: Device, lowering: Lowering, op: Op, plan: Plan, seed: int = 
     before, after = _launched(device, lowering, op, plan, starts)
     again = _launched(device, lowering, op, plan, starts)[1] if repeat else after
     operands = {role: starts[name].copy() for role, name in op.operands.items()}
-    if op.kind == "upload":  # the host gives the copies their step; the reference has the cursor
+    if op.kind == "upload":  # the host passes the step of the copies; the reference has the cursor
         operands["cursor"] = np.array([0], np.int32)
     stored = {role: plan[name].dtype for role, name in op.operands.items()}
     with np.errstate(all="ignore"):
@@ -256,7 +255,7 @@ def examine(device: Device, lowering: Lowering, op: Op, plan: Plan, seed: int = 
 
 def _launched(device: Device, lowering: Lowering, op: Op, plan: Plan,
               starts: Values) -> tuple[Values, Values]:
-    """The bytes of every tensor in device memory before a launch and behind it, with padding."""
+    """The bytes of every tensor in device memory before and after a launch, with padding."""
     addresses: dict[str, int] = {}
     host: Values = {}
     before: Values = {}
@@ -284,12 +283,12 @@ def _outcome(op: Op, plan: Plan, name: str, raw: Any, reference: Any) -> Outcome
     tensor = plan[name]
     found = raw[tuple(slice(n) for n in tensor.shape)].astype(np.float64)
     wanted = reference.astype(np.float64)
-    if tensor.role is Role.METRIC:  # only the element of this step is written
+    if tensor.role is Role.METRIC:  # only this step's element is written
         here = slice(STEP + op.offset, STEP + op.offset + 1)
         found, wanted = found[here], wanted[here]
-        if found.ndim == 2 and np.isfinite(found).all():  # parts: their sum has a meaning
+        if found.ndim == 2 and np.isfinite(found).all():  # partial sums: only their sum is defined
             found, wanted = found.sum(axis=1), wanted.sum(axis=1)
-    # narrow_inner leaves rows out that nothing reads
+    # narrow_inner does not write rows that nothing reads.
     found = np.where(np.isfinite(wanted), found, 0.0)
     wanted = np.where(np.isfinite(wanted), wanted, 0.0)
     assert found.size
@@ -305,8 +304,8 @@ def _outcome(op: Op, plan: Plan, name: str, raw: Any, reference: Any) -> Outcome
 
 
 def _trespass(tensor: Tensor, before: Any, after: Any, written: bool) -> str:
-    """What was changed that an op has no business with: a tensor that it only reads, the padding
-    behind rows, or metrics of other steps."""
+    """A description of an invalid write: into a tensor that the op only reads, into the padding of
+    rows, or into metrics of other steps."""
     changed = before.view(np.uint8) != after.view(np.uint8)
     if not written:
         return f"it wrote into {tensor.name}, which it only reads" if changed.any() else ""

@@ -1,5 +1,5 @@
-"""The order of a user's graph, proved by the simulated device's happens-before check: what nodes
-touch is what their declarations say, or what was said by hand."""
+"""Proves the order of a user's graph by the simulated device's happens-before check, from the
+declared or derived accesses of nodes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rawnn.lab.graph import Graph
 
 ROUNDS = 2
-"""Times that the body of a loop goes round: the second is behind the first."""
+"""Iterations of a loop's body: the second follows the first."""
 
 
 def prove(graph: Graph) -> None:
-    """Raises rawnn.sim.Race for two nodes that nothing orders."""
+    """Raises rawnn.sim.Race for two unordered nodes."""
     simulation = Simulation()
     spans = [s for node in every(graph.nodes) for s in (*node.reads, *node.writes)]
     where = _placed(simulation, spans)
@@ -31,7 +31,7 @@ def prove(graph: Graph) -> None:
 
 
 def _placed(simulation: Simulation, spans: Sequence[Span]) -> Callable[[Span], int]:
-    """Where spans lie in the simulated memory: those that share bytes in one allocation."""
+    """The addresses of spans in simulated memory: overlapping ones share an allocation."""
     blocks: list[list[int]] = []
     for span in sorted(spans, key=lambda s: s.address):
         end = span.address + span.nbytes

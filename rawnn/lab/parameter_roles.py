@@ -1,4 +1,4 @@
-"""What each parameter of a kernel is to its work: an input, an output, a size, another number."""
+"""The role of each kernel parameter in its work: an input, an output, a size, another number."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rawnn.lab.work import Extents, Reference, Work, reference_of
 
 
 def problem_of(candidate: Kernel | Callable[..., Any], work: Work) -> Problem:
-    """A candidate with its work. Raises ConfigError, with the cure, for what is missing or does
-    not fit."""
+    """A candidate with its work. Raises ConfigError, with the fix, for what is missing or does not
+    fit."""
     reference = reference_of(work.reference, work.folder)
     if isinstance(candidate, Kernel):
         return _of_kernel(candidate, work, reference)
@@ -71,7 +71,7 @@ def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> Problem:
 
 
 def _map(parameter: Parameter, kernel: Kernel, work: Work, label: str) -> None:
-    """Raises ConfigError where it is not known what a tensor map is of."""
+    """Raise ConfigError if the array of a tensor map is unknown."""
     name, mapped = parameter.name, parameter.mapped
     if mapped not in kernel.elements:
         raise ConfigError(f"{label} takes the tensor map '{name}', and of what array is not known: "
@@ -80,12 +80,12 @@ def _map(parameter: Parameter, kernel: Kernel, work: Work, label: str) -> None:
     if mapped not in work.maps:
         raise ConfigError(f"{label}: say what '{name}' copies at once: maps={{\"{mapped}\": "
                           f"(64, 32)}}, a box of '{mapped}'")
-    told = work.maps[mapped]
-    box = told.get("box") if isinstance(told, Mapping) else told
-    extra = set(told) - {"box", "swizzle"} if isinstance(told, Mapping) else set()
+    given_box = work.maps[mapped]
+    box = given_box.get("box") if isinstance(given_box, Mapping) else given_box
+    extra = set(given_box) - {"box", "swizzle"} if isinstance(given_box, Mapping) else set()
     if not isinstance(box, Sequence) or isinstance(box, str) or extra:
-        raise ConfigError(f"maps: {mapped} = {told!r}: give the extents of a box such as (64, 32), "
-                          f"or {{\"box\": ..., \"swizzle\": ...}}")
+        raise ConfigError(f"maps: {mapped} = {given_box!r}: give the extents of a box such as "
+                          f"(64, 32), or {{\"box\": ..., \"swizzle\": ...}}")
 
 
 def _of_function(function: Callable[..., Any], work: Work, reference: Reference) -> Problem:
@@ -133,15 +133,15 @@ def _problem(candidate: Any, label: str, work: Work, reference: Reference,
 
 def _check_mentioned(work: Work, parameters: Sequence[str], reference: Reference, label: str
                      ) -> None:
-    """Raises ConfigError for sizes and values of a name that nothing asks for; where a function
-    may ask for any, it is not known which these are."""
+    """Raise ConfigError for sizes and values whose name is not used; a function may use any, so
+    that its names are unknown."""
     launch = (work.grid, work.block, work.shared, work.cluster, *work.inputs.values())
     if reference.wants is None or any(callable(each) for each in launch):
         return
-    said = repr((launch, [*work.shapes.values()], [*work.values.values()], [*work.require],
+    text = repr((launch, [*work.shapes.values()], [*work.values.values()], [*work.require],
                  work.length, work.bytes, work.flops, [*work.maps.values()]))
     asked = {*parameters, *reference.wants, *reference.takes,
-             *re.findall(r"[A-Za-z_]\w*", said)}
+             *re.findall(r"[A-Za-z_]\w*", text)}
     for what, given in (("sizes", work.sizes), ("values", work.values)):
         for name in given:
             if name not in asked:

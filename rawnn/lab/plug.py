@@ -1,9 +1,8 @@
-"""A kernel of one's own inside the training step: what it says of itself, made an implementation
-of an op that `--opt best,bias_relu=mine` chooses.
+"""A user's kernel inside the training step: registered as an implementation of an op, which `--opt
+best,bias_relu=mine` selects.
 
 The kernel's pointer parameters have the names of the op's operands (docs/design.md), `ld<operand>`
-are leading dimensions, other parameters the op's numbers and sizes; what the op does not give,
-`values` does.
+are leading dimensions, other parameters the op's attributes and sizes; `values` gives the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from rawnn.ptx.user_kernels import USER_KERNELS, UserKernel, register, spec_of
 Extents = Expression | Sequence[Expression]
 
 _LOADED: dict[tuple[str, str], tuple[str, str]] = {}
-"""(file, op) -> its text when it was loaded, and the word that it was registered as."""
+"""(file, op) -> its text when it was loaded, and the name under which it was registered."""
 
 
 def impl(op: str, source: str | os.PathLike[str] | Kernel, expression: str | None = None, *,
@@ -36,18 +35,18 @@ def impl(op: str, source: str | os.PathLike[str] | Kernel, expression: str | Non
          defines: Mapping[str, object] | None = None, options: Sequence[str] | None = None,
          include: Sequence[str | os.PathLike[str]] | None = None,
          arch: str | None = None, reference: Reference | None = None) -> UserKernel:
-    """Make a kernel selectable as the implementation of an op: `--opt best,<op>=<name>`.
+    """Register a kernel as an implementation of an op, selected by `--opt best,<op>=<name>`.
 
-    `op` is a kind of the vocabulary, such as "bias_relu" or "sgd"; `source` text, a path or a
-    `rawnn.Kernel`; `expression` names the kernel in it, where there are several, with template
-    arguments: operands in braces stand for their element types, "bias_relu<{z}, {a}>", numbers of
-    the op for themselves. `grid`, `block`, `shared` and `cluster` are numbers or expressions of the
-    op's sizes ("cdiv(rows * cols, 256)"), `values` those of parameters that the op does not give.
-    `where` says in an expression which ops it is for (the others stay), `require` what has to be
-    true of those. What is left out the source's header says, if it has one.
+    `op` is a kind of op, such as "bias_relu" or "sgd"; `source` text, a path or a `rawnn.Kernel`;
+    `expression` names the kernel in it, if there are several, with template arguments: operands in
+    braces stand for their element types, "bias_relu<{z}, {a}>", attributes of the op for their
+    values. `grid`, `block`, `shared` and `cluster` are numbers or expressions of the op's sizes
+    ("cdiv(rows * cols, 256)"), `values` those of parameters that the op does not give. `where` is a
+    condition for the ops that it runs (the others keep rawnn's kernel), `require` one that these
+    must meet. Omitted arguments come from the source's header, if it has one.
 
-    Used as a decorator, it takes a NumPy function as the kernel's meaning on the simulated GPU, in
-    place of the op's own: `reference(operands, attributes)` works in place.
+    Used as a decorator, it takes a NumPy function as the kernel's reference on the simulated GPU,
+    instead of the op's own: `reference(operands, attributes)` works in place.
 
     Raises ConfigError for an op that there is not, and for a kernel that does not fit it.
 
@@ -78,35 +77,35 @@ def impl(op: str, source: str | os.PathLike[str] | Kernel, expression: str | Non
     """
     spec = spec_of(op)
     if isinstance(source, Kernel):
-        made, expression = source._source, expression or source._expression
-        told = header(made.text, made.name)
+        own, expression = source._source, expression or source._expression
+        settings = header(own.text, own.name)
     else:
         text = _text(source)
-        told = header(text, "the source" if _is_text(source) else str(source))
+        settings = header(text, "the source" if _is_text(source) else str(source))
         base = None if _is_text(source) else Path(source).parent
-        made = Source.of(source, defines if defines is not None else told.get("defines"),
-                         options if options is not None else told.get("options", ()),
-                         include if include is not None else _folders(told.get("include"), base),
-                         arch if arch is not None else told.get("arch"))
-    if told.get("op", op) != op:
-        raise ConfigError(f"{made.name} says op = {told['op']!r} in its header, and is to run the "
-                          f"op '{op}'")
-    if told.get("symbols"):
-        raise ConfigError(f"{made.name}: a kernel of the training step has no symbols set: write "
+        own = Source.of(source, defines if defines is not None else settings.get("defines"),
+                        options if options is not None else settings.get("options", ()),
+                        include if include is not None else _folders(settings.get("include"), base),
+                        arch if arch is not None else settings.get("arch"))
+    if settings.get("op", op) != op:
+        raise ConfigError(f"{own.name} says op = {settings['op']!r} in its header, and is to run "
+                          f"the op '{op}'")
+    if settings.get("symbols"):
+        raise ConfigError(f"{own.name}: a kernel of the training step has no symbols set: write "
                           f"them into the source, __constant__ float taps[] = {{...}}")
     given = {"grid": grid, "block": block, "shared": shared, "cluster": cluster, "values": values,
              "cooperative": cooperative, "where": where, "require": require}
-    how = {**told, **{key: value for key, value in given.items() if value is not None}}
+    how = {**settings, **{key: value for key, value in given.items() if value is not None}}
     for needed in ("grid", "block"):
         if needed not in how:
-            raise ConfigError(f"{made.name}: say how many {_WHAT[needed]}: {needed} = ... in its "
+            raise ConfigError(f"{own.name}: say how many {_WHAT[needed]}: {needed} = ... in its "
                               f"header or in rawnn.impl, such as {needed} = {_SUCH[needed]}")
-    called = name or told.get("name") or Path(made.name).stem
+    called = name or settings.get("name") or Path(own.name).stem
     if not re.fullmatch(r"[A-Za-z_][\w.]*", called) or called.endswith(".cu"):
         raise ConfigError(f"name = {called!r}: give letters, digits and _, as it stands behind "
                           f"--opt {op}=")
     return register(
-        Implementation(spec, made, expression or told.get("kernel"), called,
+        Implementation(spec, own, expression or settings.get("kernel"), called,
                        how).user_kernel(reference))
 
 
@@ -115,8 +114,8 @@ _SUCH = {"grid": "\"cdiv(rows * cols, 256)\"", "block": "256"}
 
 
 def load(path: str | os.PathLike[str], op: str | None = None) -> UserKernel:
-    """Make the kernel of a file selectable, by what its header says; `op` where that does not say
-    what it runs. Raises ConfigError as `impl`."""
+    """Register the kernel of a file, from its header; `op` is used if the header does not name
+    one. Raises ConfigError as `impl`."""
     text, file = _text(path), str(path)
     op = op or header(text, file).get("op")
     if op is None:
@@ -137,6 +136,6 @@ def _text(source: str | os.PathLike[str]) -> str:
 
 
 def _folders(given: str | Sequence[str] | None, base: Path | None) -> list[Path]:
-    """A header's folders, which count from its file."""
+    """A header's folders, relative to its file."""
     each = [given] if isinstance(given, str) else list(given or ())
     return [(base or Path()) / folder for folder in each]

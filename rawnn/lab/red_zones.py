@@ -1,4 +1,4 @@
-"""Arrays between red zones: bytes that nobody may write, before and behind."""
+"""Arrays between red zones: bytes before and after the array that no kernel may write."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rawnn.common.words import counted
 
 Bytes = NDArray[np.uint8]
 _LEAST, _MOST, _UNIT = 16 << 10, 256 << 10, 256
-"""Bytes of a red zone: those of the array itself within these bounds, as a kernel that forgets a
-bound goes past it by its tile's rows. A multiple of what the driver aligns allocations to."""
+"""Bytes of a red zone: as many as the array has, within these bounds. A kernel without a bounds
+check exceeds the array by its tile's rows. A multiple of the driver's alignment of allocations."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """The bytes of one array with its red zones, as they go to the device and come back; `zone` is
-    the size of either zone in bytes."""
+    """The bytes of one array with its red zones, as they are copied to the device and back; `zone`
+    is the size of either zone in bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -30,7 +30,7 @@ class Image:
 
     @classmethod
     def of(cls, values: NDArray[Any], generator: np.random.Generator) -> Image:
-        """Of an array, between zones of bytes that no kernel writes by chance."""
+        """The image of an array, between zones of random bytes."""
         raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         zone = min(max(-(-raw.size // _UNIT) * _UNIT, _LEAST), _MOST)
         content = np.empty(raw.size + 2 * zone, np.uint8)
@@ -44,16 +44,16 @@ class Image:
         return prod(self.shape) * self.dtype.itemsize
 
     def inside(self, content: Bytes | None = None) -> Bytes:
-        """The array's own bytes, of `content` in place of this image's."""
+        """The array's own bytes, in `content` if given, else in this image."""
         content = self.content if content is None else content
         return content[self.zone : self.zone + self.nbytes]
 
     def values(self, content: Bytes) -> NDArray[Any]:
-        """The array in a content that came back."""
+        """The array in a content that was copied back."""
         return np.frombuffer(self.inside(content).tobytes(), self.dtype).reshape(self.shape)
 
     def poisoned(self, generator: np.random.Generator | None) -> Image:
-        """The same with other bytes in place of the values: all bits set (NaN, -1), or drawn."""
+        """The same with the values replaced: all bits set (NaN, -1), or random."""
         content = self.content.copy()
         self.inside(content)[...] = 0xFF if generator is None else \
             np.frombuffer(generator.bytes(self.nbytes), np.uint8)
@@ -66,7 +66,7 @@ class Image:
         return Image(self.shape, self.dtype, content, self.zone)
 
     def out_of_bounds(self, content: Bytes) -> str:
-        """What was written outside of the array, in words; "" where nothing was."""
+        """A description of writes outside of the array; "" if there were none."""
         changed = np.flatnonzero(content != self.content)
         outside = changed[(changed < self.zone) | (changed >= self.zone + self.nbytes)]
         if not outside.size:
@@ -82,7 +82,7 @@ class Image:
         return f"{counted(elements, 'element')} outside of it, {where}"
 
     def changed(self, content: Bytes) -> NDArray[np.intp]:
-        """Which of the array's elements have other bytes now."""
+        """Indices of the array's elements whose bytes have changed."""
         size = self.dtype.itemsize
         different = self.inside(content) != self.inside()
         return np.flatnonzero(different.reshape(-1, size).any(axis=1))
@@ -93,6 +93,6 @@ Contents = dict[str, Bytes]
 
 
 def place(index: int, shape: tuple[int, ...]) -> str:
-    """ "[3, 17]": where the element of a flat index is."""
+    """The index of a flat position, as "[3, 17]"."""
     found = np.unravel_index(index, shape) if shape else ()
     return f"[{', '.join(map(str, found))}]"

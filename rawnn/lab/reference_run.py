@@ -1,5 +1,6 @@
-"""A kernel on the simulated GPU of which nobody has said what it computes: the reference does its
-work. That tries the description, the compiler, the arguments and the launch; not the kernel."""
+"""Runs a kernel without a registered reference on the simulated GPU: the work's reference replaces
+it. This checks the description, the compilation, the arguments and the launch, but not the
+kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ NOTE = ("on the simulated GPU, with the reference in the kernel's place: this tr
 
 
 def needed(problem: Problem) -> bool:
-    """Whether the candidate is a kernel on the simulated GPU without a meaning."""
+    """Whether the candidate is a kernel on the simulated GPU without a reference."""
     kernel = problem.candidate
     if not isinstance(kernel, Kernel) or kernel.device.backend.name != "sim":
         return False
@@ -30,7 +31,7 @@ def needed(problem: Problem) -> bool:
 
 
 class ReferenceRun(Stopwatch):
-    """Launches on the simulated GPU with the reference as the kernel's meaning."""
+    """Launches on the simulated GPU with the work's reference as the kernel's."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.candidate, problem.parameters)
@@ -38,23 +39,23 @@ class ReferenceRun(Stopwatch):
 
     def run(self, launching: Launching | None, images: Images,
             numbers: Mapping[str, Any]) -> Contents:
-        self.told(launching, images, numbers)
+        self.register_reference(launching, images, numbers)
         return super().run(launching, images, numbers)
 
     def measure(self, launching: Launching | None, samples: Any, warm: bool
                 ) -> tuple[list[float], list[Contents]]:
         times, contents = [], []
-        for sample in samples:  # one by one, as each has numbers of its own
+        for sample in samples:  # one by one, as each has its own numbers
             one: Sample = sample
-            self.told(launching, one[0], one[1])
+            self.register_reference(launching, one[0], one[1])
             took, found = super().measure(launching, [one], warm)
             times += took
             contents += found
         return times, contents
 
-    def told(self, launching: Launching | None, images: Images, numbers: Mapping[str, Any]
-             ) -> None:
-        """Let the reference be what the kernel does for arrays of these sizes."""
+    def register_reference(self, launching: Launching | None, images: Images,
+                           numbers: Mapping[str, Any]) -> None:
+        """Register the reference as the kernel's, for arrays of these sizes."""
         from rawnn.sim import register
 
         problem = self._problem
@@ -83,7 +84,7 @@ class ReferenceRun(Stopwatch):
                  reads=reads, writes=writes)
 
     def _sizes(self, images: Images, numbers: Mapping[str, Any]) -> dict[str, int]:
-        """Sizes that the kernel is passed; those that its extents alone say are found by them."""
+        """Sizes that are kernel parameters; the others are derived from extents."""
         found = {n: int(numbers[n]) for n in self._problem.names if n in numbers}
         for operand in self._problem.operands:
             for extent, size in zip(operand.extents, images[operand.name].shape, strict=True):
@@ -92,7 +93,7 @@ class ReferenceRun(Stopwatch):
         return found
 
     def close(self) -> None:
-        """Nothing is known of the kernel again."""
+        """Remove the kernel's reference."""
         from rawnn.sim import kernel_references
 
         assert isinstance(self.candidate, Kernel)
@@ -100,5 +101,5 @@ class ReferenceRun(Stopwatch):
 
 
 def _plain(view: NDArray[Any], image: Image) -> NDArray[Any]:
-    """The numbers of an operand: those of vectors one by one."""
+    """The numbers of an operand, with vectors split into their elements."""
     return view.view(image.dtype) if view.dtype.names else view

@@ -1,4 +1,4 @@
-"""Sizes and inputs to try a kernel with: drawn, with the edges where kernels go wrong."""
+"""Samples sizes and inputs for trials of a kernel, with the edge cases where kernels fail."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rawnn.lab.expressions import evaluate, names_in
 
 Sizes = dict[str, int]
 MOST_ELEMENTS = 1 << 18
-"""Of an array whose sizes nobody has given."""
+"""Most elements of an array whose sizes are not given."""
 _EDGES = (8, 32, 64, 128, 256, 1024)
-"""What kernels split their work by: sizes are drawn at multiples of these, and one off them."""
-_BESIDE = (1, 0, -1)
-"""The first draws, before the random ones: one above a multiple, a multiple, one below. All _EDGES
-divide the largest, so a kernel with a wrong bound meets its own case whatever it splits work by."""
+"""Common tile sizes of kernels: samples are multiples of these, and one off them."""
+_OFFSETS = (1, 0, -1)
+"""The first samples, before the random ones: one above a multiple, a multiple, one below. All
+_EDGES divide the largest, so that they test a kernel's bounds checks whatever its tile size."""
 _RANGE = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
-_ALL = 64  # combinations of listed sizes that are tried, all of them
+_ALL = 64  # combinations of listed sizes up to which all are tried
 _TRIES, _PATIENCE = 200, 10
 
 
 def size_range(given: Any, name: str) -> tuple[int, int] | tuple[int, ...]:
-    """The sizes that are meant, as (low, high) of a range or as a list: `sizes` of Work. A list is
-    told from a range by its type: (low, high) comes as a `range` or as text."""
+    """The sizes in `sizes` of a Work, as (low, high) of a range or as a list. Types distinguish the
+    two: (low, high) is given as a `range` or as text."""
     if isinstance(given, bool):
         raise ConfigError(f"sizes: {name} = {given!r} is no size")
     if isinstance(given, int | np.integer):
@@ -67,8 +67,8 @@ def is_list(given: Any) -> bool:
 def sample_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequence[str],
                  together: int, trials: int, generator: np.random.Generator,
                  known: Mapping[str, Any]) -> list[Sizes]:
-    """What to try, the smallest first. `together` is the most of the names that one array has,
-    which bounds those that nobody gave a range. Raises ConfigError where nothing meets `require`.
+    """The sizes to try, the smallest first. `together` is the largest number of names in one array,
+    which bounds sizes without a range. Raises ConfigError if no sizes meet `require`.
     """
     most = max(2, round(MOST_ELEMENTS ** (1 / max(together, 1))))
     listed = {n: size_range(given[n], n) for n in names if n in given and is_list(given[n])}
@@ -82,8 +82,8 @@ def sample_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequen
                  for each in itertools.product(*listed.values())]
         found = [sizes for sizes in every if fits(sizes)]
         if len(found) > max(_ALL, trials):
-            kept = generator.choice(len(found), max(_ALL, trials), replace=False)
-            found = [found[i] for i in sorted(kept)]
+            selected = generator.choice(len(found), max(_ALL, trials), replace=False)
+            found = [found[i] for i in sorted(selected)]
     else:
         found = []
         first = {n: low for n, (low, _) in ranges.items()}
@@ -91,9 +91,9 @@ def sample_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequen
         for attempt in range(_TRIES * trials):
             if len(found) >= trials:
                 break
-            even = attempt > _PATIENCE * trials  # conditions such as n % 16 == 0 are seldom met
-            beside = _BESIDE[attempt - 2] if 2 <= attempt < 2 + len(_BESIDE) else None
-            sampled = {n: _sample_size(low, high, generator, even, beside)
+            even = attempt > _PATIENCE * trials  # conditions such as n % 16 == 0 are rarely met
+            offset = _OFFSETS[attempt - 2] if 2 <= attempt < 2 + len(_OFFSETS) else None
+            sampled = {n: _sample_size(low, high, generator, even, offset)
                        for n, (low, high) in ranges.items()}
             sizes = (first, last)[attempt] if attempt < 2 else sampled
             whole = {**sizes, **{n: int(generator.choice(v)) for n, v in listed.items()}}
@@ -106,14 +106,14 @@ def sample_sizes(names: Sequence[str], given: Mapping[str, Any], require: Sequen
 
 
 def _sample_size(low: int, high: int, generator: np.random.Generator, even: bool,
-                 beside: int | None = None) -> int:
-    """Evenly over orders of magnitude, three times in four moved to a multiple of what kernels
-    split work by, or to one off it; `even` always to a multiple. With `beside` as far from a
-    multiple of the largest such number that the range has room for."""
-    if beside is not None:
+                 offset: int | None = None) -> int:
+    """A size, log-uniform; three in four are moved to a multiple of a common tile size, or one off
+    it; with `even` always to a multiple. With `offset` it is that far from a multiple of the
+    largest tile size within the range."""
+    if offset is not None:
         edge = max([e for e in _EDGES if e + 1 <= high], default=1)
-        least, most = max(-(-(low - beside) // edge), 1), (high - beside) // edge
-        size = int(generator.integers(min(least, most), most + 1)) * edge + beside
+        least, most = max(-(-(low - offset) // edge), 1), (high - offset) // edge
+        size = int(generator.integers(min(least, most), most + 1)) * edge + offset
         return min(max(size, low), high)
     size = int(np.exp(generator.uniform(np.log(low), np.log(high + 1))))
     if even or generator.random() < 0.75:
@@ -124,21 +124,21 @@ def _sample_size(low: int, high: int, generator: np.random.Generator, even: bool
 
 
 def largest(names: Sequence[str], given: Mapping[str, Any], together: int) -> Sizes:
-    """The largest of each size, which is what is timed unless other sizes are asked for."""
+    """The largest of each size, which is timed unless other sizes are given."""
     most = max(2, round(MOST_ELEMENTS ** (1 / max(together, 1))))
     return {n: max(size_range(given.get(n, f"1..{most}"), n)) for n in names}
 
 
 def sample(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any],
            names: Mapping[str, Any], what: str) -> NDArray[Any]:
-    """An array of what `inputs` of Work calls `kind` (None: by the type), rounded to `dtype`.
-    Raises ConfigError for a kind that is none, and a function that gives another shape."""
+    """An array of the `kind` in `inputs` of a Work (None: by the dtype), rounded to `dtype`. Raises
+    ConfigError for an unknown kind, and for a function that returns another shape."""
     if dtype.names:
-        made = np.zeros(shape, dtype)
+        result = np.zeros(shape, dtype)
         for name in dtype.names:
             inner = dtype[name]
-            made[name] = sample(None, generator, (*shape, *inner.shape), inner.base, names, what)
-        return made
+            result[name] = sample(None, generator, (*shape, *inner.shape), inner.base, names, what)
+        return result
     if callable(kind):
         given = np.asarray(kind(generator, shape))
         if given.shape != shape:
@@ -173,19 +173,19 @@ def _rounded(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def independent(kind: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether every element is drawn by itself, so that any part of a long draw is as good."""
+    """Whether elements are sampled independently, so that any part of a long sample is valid."""
     return not callable(kind) and not dtype.names
 
 
 def with_specials(values: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
-    """A copy with NaN, both infinities and zeros in some places, where the type has them."""
-    made = values.copy()
-    if made.dtype.kind not in "fV" or made.dtype.names or not made.size:
-        return made
-    flat = made.reshape(-1)
+    """A copy with NaN, both infinities and zeros in some places, if the dtype has them."""
+    result = values.copy()
+    if result.dtype.kind not in "fV" or result.dtype.names or not result.size:
+        return result
+    flat = result.reshape(-1)
     places = generator.choice(flat.size, min(flat.size, 8), replace=False)
     with np.errstate(all="ignore"):
         for place, special in zip(places, (np.nan, np.inf, -np.inf, -0.0, np.nan, np.inf, 0.0, 1.0),
                                   strict=False):
             flat[place] = np.float32(special).astype(flat.dtype)
-    return made
+    return result

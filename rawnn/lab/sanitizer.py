@@ -1,4 +1,5 @@
-"""`rawnn.sanitize(script)`: a program under NVIDIA's compute-sanitizer; what it says, as data."""
+"""`rawnn.sanitize(script)`: runs a program under NVIDIA's compute-sanitizer and parses its
+reports."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _HOST = re.compile(r"\s*(Saved host backtrace|Host Frame)")
 
 @dataclass(frozen=True)
 class Complaint:
-    """One report: what it says first, the kernel and source line where they are named, the place
-    (thread and block) and the text as it was printed."""
+    """One report: its message, the kernel and source line if given, the place (thread and block),
+    and the text as printed."""
 
     message: str
     kernel: str = ""
@@ -42,9 +43,8 @@ class Complaint:
 
 @dataclass(frozen=True)
 class Sanitized:
-    """What one tool said of a program; true where it said nothing but warnings. `errors` is its own
-    count, which may be above the complaints that it printed; `output` is what the program printed.
-    """
+    """The result of one tool, true if it reported only warnings. `errors` is its own count, which
+    may exceed the complaints that it printed; `output` is what the program printed."""
 
     tool: str
     command: tuple[str, ...]
@@ -76,15 +76,15 @@ def sanitize(script: str | os.PathLike[str] | Sequence[str], *arguments: str,
              tools: Sequence[str] = ("memcheck", "racecheck", "synccheck", "initcheck"),
              options: Sequence[str] = (), timeout: float | None = None,
              environment: Mapping[str, str] | None = None) -> tuple[Sanitized, ...]:
-    """Run a program under compute-sanitizer, once for each of `tools`, and read what it says.
+    """Run a program under compute-sanitizer, once for each of `tools`, and parse the reports.
 
-    `script` is a Python file, run by this Python with `arguments`, or a whole command as a list.
-    Kernels should be compiled with `options=["-lineinfo"]`, so that source lines are named.
-    `options` are further ones of compute-sanitizer, `timeout` seconds for each tool, `environment`
-    variables beside those of this process.
+    `script` is a Python file, run by this Python with `arguments`, or a complete command as a list.
+    Kernels should be compiled with `options=["-lineinfo"]` for source lines. `options` are further
+    ones of compute-sanitizer, `timeout` seconds for each tool, `environment` variables in addition
+    to those of this process.
 
-    Raises MissingLibrary, with the cure, where there is no compute-sanitizer; ConfigError for a
-    tool or script that there is not; DeviceError where it does not end in time.
+    Raises MissingLibrary, with the fix, without compute-sanitizer; ConfigError for an unknown tool
+    or script; DeviceError if it exceeds the timeout.
     """
     for tool in tools:
         if tool not in TOOLS:
@@ -123,7 +123,7 @@ def _run(program: Path, tool: str, command: tuple[str, ...], options: Sequence[s
 
 
 def parsed(tool: str, command: Sequence[str], text: str, status: int) -> Sanitized:
-    """What compute-sanitizer printed, as data: lines of its own begin with =========."""
+    """The reports in the output of compute-sanitizer, whose lines begin with =========."""
     complaints: list[Complaint] = []
     block: list[str] = []
     output, errors = [], 0
@@ -131,22 +131,22 @@ def parsed(tool: str, command: Sequence[str], text: str, status: int) -> Sanitiz
         if not line.startswith("========="):
             output.append(line)
             continue
-        said = line[len("========="):].removeprefix(" ").rstrip()
-        if found := _SUMMARY.search(said):
+        message = line[len("========="):].removeprefix(" ").rstrip()
+        if found := _SUMMARY.search(message):
             errors += int(found[1] or found[2])
-        elif said.startswith(("COMPUTE-SANITIZER", "LEAK SUMMARY", "ERROR SUMMARY")):
+        elif message.startswith(("COMPUTE-SANITIZER", "LEAK SUMMARY", "ERROR SUMMARY")):
             pass
-        elif said and not said[0].isspace():
+        elif message and not message[0].isspace():
             complaints += _complaint(block)
-            block = [said]
-        elif said and block:
-            block.append(said)
+            block = [message]
+        elif message and block:
+            block.append(message)
     complaints += _complaint(block)
     return Sanitized(tool, tuple(command), errors, tuple(complaints), status, "\n".join(output))
 
 
 def _complaint(block: Sequence[str]) -> list[Complaint]:
-    """A report's first line says what, those behind it where."""
+    """A complaint from a report: its first line is the message, the others give the place."""
     if not block or block[0].startswith(("Target application", "No attachable")):
         return []
     device = []

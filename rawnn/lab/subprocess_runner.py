@@ -1,4 +1,4 @@
-"""A process of its own for a kernel that may never end, or break the GPU's context."""
+"""A separate process for a kernel that may never end, or may break the GPU's context."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ProcessEnded(DeviceError):
 
 def runner_for(problem: Problem, limit: float | None, device: Any = None
                ) -> Stopwatch | SeparateProcess:
-    """What launches the candidate: in this process, or with a `limit` in seconds in one of its own.
-    Raises ConfigError for a function with a limit, which cannot be handed to another process;
-    DeviceError where the device can run nothing more, and why."""
+    """The runner of the candidate: in this process, or with a `limit` in seconds in a separate one.
+    Raises ConfigError for a function with a limit, which cannot be sent to another process;
+    DeviceError, with the reason, if the device is unusable."""
     if needed(problem):
         _require_usable(problem.candidate, device)
         return ReferenceRun(problem)
@@ -43,13 +43,13 @@ def runner_for(problem: Problem, limit: float | None, device: Any = None
                           f"in a process of its own")
     if limit <= 0:
         raise ConfigError(f"limit = {limit}: give seconds above 0")
-    if problem.candidate.device.backend.name == "sim":  # its copy is as this one is
+    if problem.candidate.device.backend.name == "sim":  # a forked copy has the same state
         _require_usable(problem.candidate, device)
     return SeparateProcess(problem.candidate, problem.parameters, limit)
 
 
 def _require_usable(candidate: Any, device: Any) -> None:
-    """Raises DeviceError where an earlier error has ended the use of the device."""
+    """Raise DeviceError if an earlier error has made the device unusable."""
     device = candidate.device if isinstance(candidate, Kernel) else device or default_device()
     try:
         device.require_usable()
@@ -59,8 +59,8 @@ def _require_usable(candidate: Any, device: Any) -> None:
 
 
 class SeparateProcess:
-    """Launches in a process of its own, which is made anew after one that failed. On the simulated
-    GPU it is a copy of this process, as what its kernels compute is known here alone."""
+    """Launches in a separate process, which is started again after a failure. On the simulated GPU
+    it is a fork, because only this process has the kernels' references."""
 
     renewable = True
 
@@ -110,7 +110,7 @@ class SeparateProcess:
         return found
 
     def free(self) -> int:
-        """As Stopwatch.free, there."""
+        """As Stopwatch.free, in the other process."""
         return int(self.call("free"))
 
     def _start(self) -> None:
@@ -160,7 +160,7 @@ def _serve_copy(connection: Connection[Any, Any], kernel: Kernel,
 
 
 def serve(connection: Connection[Any, Any], here: Stopwatch) -> None:
-    """Answer calls of `here`'s methods till the other side is gone."""
+    """Answer calls of the stopwatch's methods until the other side has closed."""
     while True:
         try:
             name, arguments = connection.recv()

@@ -1,5 +1,5 @@
-"""Which macros and launch shapes are fastest? `rawnn.sweep(kernel, {"TILE": [64, 128]}, ...)`
-checks every variant before it is timed, and keeps it in a file from which a sweep goes on."""
+"""`rawnn.sweep(kernel, {"TILE": [64, 128]}, ...)`: finds the fastest macros and launch geometries.
+It checks every variant before timing it, and can store results in a file and resume from it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rawnn.lab.work import Work
 Parameters = dict[str, Any]
 _LAUNCH = ("grid", "block", "shared", "cluster")
 _FINALISTS = 3
-"""The fastest are timed again, in turn: the least of many medians is partly luck."""
+"""How many of the fastest are timed again, in turn: the least of many medians is partly luck."""
 _TRIALS = 4
 _SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One set of parameters and what became of it: microseconds with a cold (median, ends of its 95
-    % interval) and a warm cache, and the share of the GPU's limit; or in `failure` why it has none.
-    """
+    """One set of parameters and its result: microseconds with a cold (median, ends of its 95 %
+    interval) and a warm cache, and the fraction of the GPU's limit; or in `failure` why there is
+    none."""
 
     parameters: Parameters
     cold: float | None = None
@@ -54,8 +54,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep found: all variants, the fastest first. `allowed` counts those that there are,
-    `earlier` those taken from the file."""
+    """The result of a sweep: all variants, the fastest first. `allowed` counts the possible ones,
+    `earlier` those from the file."""
 
     kernel: Kernel
     work: Work
@@ -65,13 +65,13 @@ class Swept:
 
     @property
     def best(self) -> Variant:
-        """The fastest. Raises ConfigError where none is right."""
+        """The fastest. Raises ConfigError if none is right."""
         if not self.variants or self.variants[0].cold is None:
             raise ConfigError(f"no variant of {self.kernel.expression} is right:\n{self}")
         return self.variants[0]
 
     def made(self) -> tuple[Kernel, Work]:
-        """The fastest as a kernel, and how it is launched."""
+        """The fastest as a kernel, and its work."""
         return variant_of(self.kernel, self.work, self.best.parameters)
 
     def __str__(self) -> str:
@@ -92,18 +92,18 @@ def sweep(kernel: Kernel, parameters: Mapping[str, Sequence[Any]], reference: An
           at: Mapping[str, int] | None = None, samples: int = SAMPLES // 2, seed: int = 0,
           limit: float | None = None, resume: str | Path | None = None,
           tell: Callable[[Variant], None] = lambda variant: None, **work: Any) -> Swept:
-    """Try a grid of parameters, and say which are fastest.
+    """Try a grid of parameters and rank them by time.
 
         rawnn.sweep(saxpy, {"TILE": [64, 128, 256]}, lambda x, y, a: a * x + y,
                     grid="cdiv(n, TILE)", block="TILE")
 
     `parameters` are macros with their values, or "grid", "block", "shared" and "cluster" of the
     launch. `restrict` are conditions on them, as expressions or functions of a dictionary. All
-    variants that meet them are tried, or with a `budget` as many, drawn by `seed` without
-    repetition. Each is compiled, checked on drawn sizes, then timed on those `at` (the largest by
-    default); the fastest three are timed again. What fails is kept with its reason. `resume` is a
-    file of JSON lines: what stands there of the same text, work, sizes and GPU is not tried again.
-    `tell` hears of every variant.
+    variants that meet them are tried, or with a `budget` that many, sampled by `seed` without
+    repetition. Each is compiled, checked on sampled sizes, then timed on those `at` (by default the
+    largest); the fastest three are timed again. A failure is stored with its reason. `resume` is a
+    file of JSON lines: results there for the same text, work, sizes and GPU are not measured again.
+    `tell` is called with every variant.
 
     Raises ConfigError for parameters without values, and where no variant meets the conditions.
 
@@ -189,17 +189,17 @@ def variant_of(kernel: Kernel, work: Work, parameters: Parameters) -> tuple[Kern
 
 
 def _launched(work: Work, parameters: Parameters) -> Work:
-    """The work with what the parameters say of its launch."""
+    """The work with the launch parameters applied."""
     return replace(work, **{n: v for n, v in parameters.items() if n in _LAUNCH})
 
 
 def _tried(kernel: Kernel, work: Work, parameters: Parameters, sizes: Mapping[str, int],
            samples: int, seed: int, limit: float | None) -> Variant:
     try:
-        made, declared = variant_of(kernel, work, parameters)
+        variant_kernel, declared = variant_of(kernel, work, parameters)
         if declared.reference is not None:
-            check(made, declared, trials=_TRIALS, seed=seed, limit=limit).require()
-        timed = time(made, declared, at=sizes, samples=samples, seed=seed, limit=limit)
+            check(variant_kernel, declared, trials=_TRIALS, seed=seed, limit=limit).require()
+        timed = time(variant_kernel, declared, at=sizes, samples=samples, seed=seed, limit=limit)
     except RawnnError as error:
         return Variant(parameters, failure=f"{type(error).__name__}: {error}")
     return Variant(parameters, timed.cold.median, timed.cold.low, timed.cold.high,
@@ -207,19 +207,19 @@ def _tried(kernel: Kernel, work: Work, parameters: Parameters, sizes: Mapping[st
 
 
 def _fingerprint(kernel: Kernel, work: Work, sizes: Mapping[str, int]) -> str:
-    """Of everything that a time depends on, as far as it can be told; functions are known by
-    their names alone."""
-    said = {k: _said(v) for k, v in vars(work).items()}
+    """A digest of everything that a time depends on, as far as it is known; functions are
+    identified only by their names."""
+    fields = {k: _as_text(v) for k, v in vars(work).items()}
     source = kernel.source
     everything = (source.text, source.options, source.preamble, source.arch, kernel.expression,
-                  kernel.device.info.name, sorted(sizes.items()), sorted(said.items()))
+                  kernel.device.info.name, sorted(sizes.items()), sorted(fields.items()))
     return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
 
 
-def _said(value: Any) -> str:
-    """A field of a work in words that are the same in another process."""
+def _as_text(value: Any) -> str:
+    """A field of a work as text that is the same in another process."""
     if isinstance(value, Mapping):
-        return str(sorted((k, _said(v)) for k, v in value.items()))
+        return str(sorted((k, _as_text(v)) for k, v in value.items()))
     return getattr(value, "__qualname__", None) or repr(value)
 
 
@@ -229,7 +229,7 @@ class _File:
     def __init__(self, path: str | Path | None, fingerprint: str) -> None:
         self._path = Path(path) if path is not None else None
         self._fingerprint = fingerprint
-        self._kept: dict[str, Variant] = {}
+        self._stored: dict[str, Variant] = {}
         self.used = 0
         if self._path is not None and self._path.exists():
             for number, line in enumerate(self._path.read_text().splitlines(), 1):
@@ -244,10 +244,10 @@ class _File:
             raise ConfigError(f"{self._path}, line {number}, is none of a sweep's: give another "
                               f"file to resume") from None
         if same:
-            self._kept[_key(variant.parameters)] = variant
+            self._stored[_key(variant.parameters)] = variant
 
     def known(self, parameters: Parameters) -> Variant | None:
-        found = self._kept.get(_key(parameters))
+        found = self._stored.get(_key(parameters))
         self.used += found is not None
         return found
 

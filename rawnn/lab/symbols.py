@@ -1,4 +1,4 @@
-"""A kernel's `__constant__` and `__device__` variables, read and written by the host."""
+"""A kernel's `__constant__` and `__device__` variables, which the host reads and writes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rawnn.lab.arguments import ELEMENTS
 class Symbol:
     """A variable of a loaded kernel: `symbol[:] = values` writes it, `numpy()` reads it.
 
-    `shape` and `dtype` are what the source declares; where an extent is no plain number there, the
-    variable is a vector of as many elements as it has room for. Both ways come behind all launches
-    so far, and are waited for.
+    `shape` and `dtype` are those of the declaration. If an extent is no plain number, the variable
+    is a vector of as many elements as fit its size. Both operations follow all launches so far, and
+    wait.
     """
 
     def __init__(self, declared: SymbolType, address: int, nbytes: int, device: Device,
                  written: dict[str, Any]) -> None:
         self.name, self.address, self.nbytes, self.device = (declared.name, address, nbytes, device)
-        self._written = written  # what a kernel made of the same recipe is given, too
+        self._written = written  # also given to kernels from the same recipe
         self.dtype = _dtype(declared)
         count, rest = divmod(nbytes, self.dtype.itemsize)
         self.shape = declared.shape if declared.shape is not None else (count,)
@@ -35,7 +35,7 @@ class Symbol:
 
     def __setitem__(self, key: Any, values: ArrayLike) -> None:
         """Write all of it, or a part as NumPy indexes it. Raises ConfigError for values of another
-        shape or that the type cannot hold."""
+        shape or out of the dtype's range."""
         whole = isinstance(key, slice) and key == slice(None)
         host = np.empty(self.shape, self.dtype) if whole else self.numpy()
         given = np.asarray(values)
@@ -64,8 +64,8 @@ class Symbol:
 
 def symbol(name: str, text: str, function: Function, device: Device,
            written: dict[str, Any]) -> Symbol:
-    """The variable `name` of the source `text` that `function` was compiled from. Raises
-    ConfigError with the nearest name where it declares none, or the kernel does not use it."""
+    """The variable `name` of the source `text` from which `function` was compiled. Raises
+    ConfigError, with the nearest name, if it declares none, or the kernel does not use it."""
     known = {each.name: each for each in symbols(text)}
     if name not in known:
         declared = f"it declares {', '.join(known)}" if known else "it declares none"

@@ -1,5 +1,5 @@
-"""How long does a kernel take, and how far is that from what the GPU can? `rawnn.time(kernel, ...)`
-on fresh inputs for every sample, with results checked behind the clock."""
+"""`rawnn.time(kernel, ...)`: measures a kernel and compares it with the GPU's limits. Every sample
+has fresh inputs, and results are checked after the measurement."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 SAMPLES = 40
 _BATCH = 16
-"""Samples of one graph, at most; a first batch warms up and does not count."""
-_ROOM = 4
-"""The part of the free memory that a batch may take is one of so many."""
+"""Most samples in one graph; a first batch warms up and is discarded."""
+_MEMORY_FRACTION = 4
+"""A batch may use one part in this many of the free memory."""
 _HOST = 1 << 29
-"""Bytes on the host of a batch's arrays, which lie there before and behind it."""
+"""Bytes of host memory for a batch's arrays, before and after it."""
 _CHECKING = 1.0
-"""Seconds that results of a batch are compared for, of all batches where they are of one large
-sample each; a sample that is faster than all before it always is."""
+"""Seconds for comparing results per batch, or for all batches if each is one large sample. A sample
+that is faster than all before it is always compared."""
 _SLACK, _FASTER_THAN_A_COPY = 1.05, 1.15
-"""A limit may be passed by this much: it was measured, too; and memory that is only read is faster
-than the copy that its limit was measured by."""
+"""Factors by which a limit may be exceeded: the limit was measured, too; and read-only traffic is
+faster than the copy with which the memory limit was measured."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,14 @@ class Times:
 
 @dataclass(frozen=True)
 class Timed:
-    """How long a kernel takes. `cold` with nothing of it in the L2 cache, `warm` with what fits.
-    `moved` bytes and `computed` operations are those declared, `roofline` what this GPU was
-    measured to do at most, `least` the microseconds that it would take at that, set by `bound`.
-    `checked` samples were compared with the reference behind the clock."""
+    """The measurement of a kernel.
+
+    cold, warm: times with nothing of it in the L2 cache, and with what fits.
+    moved, computed: declared bytes and operations.
+    roofline: the measured limits of this GPU.
+    least: the lower bound in microseconds that follows from them, set by `bound`.
+    checked: samples that were compared with the reference after the measurement.
+    """
 
     kernel: str
     gpu: str
@@ -108,7 +112,7 @@ class Timed:
 
     @property
     def fraction(self) -> float | None:
-        """Of what the roofline allows."""
+        """Fraction of the roofline's limit."""
         return None if self.least is None else self.least / self.cold.median
 
     def __str__(self) -> str:
@@ -136,17 +140,17 @@ class Timed:
 def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
          at: Mapping[str, int] | None = None, samples: int = SAMPLES, seed: int = 0,
          limit: float | None = None, device: Any = None, **work: Any) -> Timed:
-    """How long a kernel takes on one set of sizes: the largest of the work's, or those of `at`.
+    """Measure a kernel on one set of sizes: the largest of the work's, or those in `at`.
 
         rawnn.time(saxpy, lambda x, y, a: a * x + y, grid="cdiv(n, 256)", block=256,
                    flops="2 * n", at={"n": 1 << 24})
 
-    `reference` and `work` are as in rawnn.lab.Work. The kernel is checked first on these sizes.
-    Every sample then has inputs of its own; outputs are poisoned before it, and behind the clock
-    every sample that is faster than those before it, and others chosen by chance, are compared with
-    the reference. `kernel` may be a function that launches several, given `shapes`; its samples end
-    when all streams are idle, and include what the host does. `limit` (seconds for a batch of
-    samples) gives the kernel a process of its own.
+    `reference` and `work` are as in rawnn.lab.Work. The kernel is first checked on these sizes.
+    Every sample then has its own inputs, and outputs are poisoned before it. After the measurement
+    every sample that is faster than those before it, and others at random, are compared with the
+    reference. `kernel` may be a function that launches several, given `shapes`; its samples end
+    when all streams are idle, and include the host's time. `limit` (seconds for a batch of samples)
+    runs the kernel in a separate process.
 
     Raises CheckFailed where the kernel is wrong, before the clock or behind it; Refused where it is
     faster than the GPU's measured limits allow for the declared work, where a function replaces
@@ -211,13 +215,13 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
         else None
     seen = Measurements(cold.median, warm.median, empty, least, bound, moved,
                         on.attribute("L2_CACHE_SIZE") if real else None)
-    said = tuple(advice(uses, trial.launching, seen)) if uses and trial.launching else ()
+    hints = tuple(advice(uses, trial.launching, seen)) if uses and trial.launching else ()
     return Timed(problem.label, on.info.name, sizes, trial.launching, cold, warm, empty, moved,
-                 computed, roof, least, bound, uses, said, clock.checked, tuple(notes))
+                 computed, roof, least, bound, uses, hints, clock.checked, tuple(notes))
 
 
 class _Clock:
-    """Measures batches of samples with fresh inputs, and compares what came out."""
+    """Measures batches of samples with fresh inputs, and compares the results."""
 
     def __init__(self, problem: Problem, sizes: Sizes, runner: Stopwatch | SeparateProcess,
                  generator: np.random.Generator, compared: bool) -> None:
@@ -232,7 +236,7 @@ class _Clock:
         self.last: Trial | None = None
 
     def times(self, samples: int, warm: bool) -> Times:
-        """Of `samples` launches. Raises CheckFailed where a result is wrong."""
+        """Times of `samples` launches. Raises CheckFailed if a result is wrong."""
         from rawnn.bench.statistics import median_interval, spread
 
         found: list[float] = []
@@ -245,11 +249,11 @@ class _Clock:
         return Times(spread(found), *median_interval(found))
 
     def _size(self) -> int:
-        """Samples that a batch has room for: every one has its arrays twice, between zones."""
+        """Samples in a batch, limited by memory: each has its arrays twice, between zones."""
         if not self._most:
             images = images_of(self._trial(), self._generator)
             nbytes = sum(image.content.nbytes for image in images.values())
-            self._most = max(1, min(_BATCH, self._runner.free() // _ROOM // (2 * nbytes),
+            self._most = max(1, min(_BATCH, self._runner.free() // _MEMORY_FRACTION // (2 * nbytes),
                                     _HOST // nbytes))
         return self._most
 
@@ -273,12 +277,12 @@ class _Clock:
                 break
             self._compare(trials[index], images[index], contents[index])
         self._fastest[warm] = min(self._fastest[warm], times[fastest])
-        # Where batches are of several samples, each has seconds of its own.
+        # Batches of several samples have a time limit each.
         self._spent += perf_counter() - began if count == 1 else 0.0
         return times
 
     def _compare(self, trial: Trial, images: Mapping[str, Image], contents: Contents) -> None:
-        """Raises CheckFailed where what a timed launch has left behind is not right."""
+        """Raise CheckFailed if the result of a timed launch is wrong."""
         expected = trial.expected() if self._compared else {}
         findings: list[Finding] = invalid_writes(trial, images, contents,
                                                  expected if self._compared else None)
@@ -300,15 +304,14 @@ class _Clock:
 
 
 def roofline_of(gpu: str) -> Roofline | None:
-    """What this GPU was measured to do at most; None where nobody has."""
+    """The measured limits of this GPU; None without a measurement."""
     from rawnn.bench.gpu_limits import roofline
 
     return roofline(gpu)
 
 
 def number_class(problem: Problem) -> str:
-    """What its arithmetic is compared with: tf32 where that is said, else by the smallest float
-    that goes in."""
+    """The precision of its arithmetic: tf32 if declared, else that of the smallest float input."""
     if problem.work.compute == "tf32":
         return "tf32"
     names = [o.dtype.name for o in problem.operands if o.read] or \
@@ -321,7 +324,7 @@ def number_class(problem: Problem) -> str:
 
 def limits(roof: Roofline | None, moved: int, computed: int | None, kind: str
            ) -> tuple[float | None, str]:
-    """(the least microseconds that memory and arithmetic allow, which of the two sets them)."""
+    """(lower bound in microseconds from memory and arithmetic, which of the two sets it)."""
     if roof is None:
         return None, ""
     memory = moved / roof.memory_gbps * 1e-3
@@ -342,8 +345,8 @@ def _refuse_too_fast(problem: Problem, trial: Trial, cold: Times, warm: Times,
 
 def _least(problem: Problem, trial: Trial, cold: Times, warm: Times, roof: Roofline | None,
            device: Any) -> Iterator[tuple[float, Times, str]]:
-    """What neither a cold nor a warm cache can beat. What is written may still be in the L2 cache
-    when the clock stops."""
+    """Lower bounds for a cold and a warm cache. Written data may still be in L2 when the clock
+    stops."""
     moved, computed = problem.moved(trial), problem.computed(trial)
     read = sum(trial.arrays[o.name].nbytes for o in problem.operands if o.read)
     read = min(read, moved)
@@ -360,7 +363,7 @@ def _least(problem: Problem, trial: Trial, cold: Times, warm: Times, roof: Roofl
         try:  # kHz, bits; two transfers a clock
             rate = 2e-6 * device.attribute("MEMORY_CLOCK_RATE") / 8 \
                 * device.attribute("GLOBAL_MEMORY_BUS_WIDTH")
-        except (DeviceError, AttributeError):  # newer drivers may not say
+        except (DeviceError, AttributeError):  # newer drivers may not report it
             return
         if rate:
             yield at_least / rate * 1e-3, cold, \

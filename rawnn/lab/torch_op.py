@@ -1,5 +1,5 @@
-"""A PyTorch operator made of a checked kernel: it runs on PyTorch's current stream, in place, and
-has gradients where a second kernel computes them."""
+"""A PyTorch operator made from a checked kernel: it runs on PyTorch's current stream, and has
+gradients if a second kernel computes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rawnn.lab.work import Work
 
 class TorchOp:
     """A kernel with its work as an operator. `arguments` are its inputs and numbers, in the order
-    of the kernel's parameters, `outputs` what it makes; sizes follow from the inputs' shapes."""
+    of the kernel's parameters, `outputs` its results; sizes follow from the inputs' shapes."""
 
     def __init__(self, kernel: Kernel, work: Work) -> None:
         self.kernel = kernel
@@ -44,12 +44,12 @@ class TorchOp:
 
     @property
     def schema(self) -> str:
-        """As PyTorch writes the types of an operator."""
+        """The types of an operator in PyTorch's syntax."""
         tensors = {o.name for o in self.inputs}
         words = [f"Tensor {n}" if n in tensors else f"{self._number(n)} {n}"
                  for n in self.arguments]
-        made = ", ".join(["Tensor"] * len(self.outputs))
-        return f"({', '.join(words)}) -> {made if len(self.outputs) == 1 else f'({made})'}"
+        results = ", ".join(["Tensor"] * len(self.outputs))
+        return f"({', '.join(words)}) -> {results if len(self.outputs) == 1 else f'({results})'}"
 
     def _number(self, name: str) -> str:
         parameter = self.problem.scalars[name]
@@ -57,7 +57,7 @@ class TorchOp:
             "int" if parameter.format in "bBhHiIqQ" else "float"
 
     def sizes(self, shapes: Mapping[str, Sequence[int]]) -> Sizes:
-        """The sizes that the inputs' shapes say. Raises ConfigError where they do not agree."""
+        """The sizes that follow from the inputs' shapes. Raises ConfigError if they disagree."""
         found: Sizes = {}
         for operand in self.inputs:
             shape, extents = tuple(shapes[operand.name]), operand.extents
@@ -78,7 +78,8 @@ class TorchOp:
                                   f"{list(shapes[operand.name])}")
         return found
 
-    def made(self, shapes: Mapping[str, Sequence[int]]) -> list[tuple[Operand, tuple[int, ...]]]:
+    def output_shapes(self, shapes: Mapping[str, Sequence[int]]
+                      ) -> list[tuple[Operand, tuple[int, ...]]]:
         """Each output with its shape."""
         known = self.problem.known(self.sizes(shapes))
         return [(o, self.problem.shape(o, known)) for o in self.outputs]
@@ -94,8 +95,8 @@ class TorchOp:
         launcher(*(given[n] if n in given else known[n] for n in self.problem.parameters))
 
     def check_gradients_of(self, forward: TorchOp) -> None:
-        """Raises ConfigError unless this one computes gradients of `forward` from what that has:
-        its inputs and outputs, numbers, and the gradients of its outputs, d<output>."""
+        """Raise ConfigError unless this one computes gradients of `forward` from its inputs,
+        outputs and numbers, and the gradients of its outputs, d<output>."""
         known = {*forward.arguments, *(o.name for o in forward.outputs),
                  *(f"d{o.name}" for o in forward.outputs)}
         for name in self.arguments:
@@ -113,13 +114,13 @@ class TorchOp:
 def torch_op(name: str, kernel: Kernel, work: Work | Any = None, *,
              backward: tuple[Kernel, Work] | None = None, check: bool = True,
              **described: Any) -> Any:
-    """The PyTorch operator `name` ("mine::bias_relu") made of a kernel; needs PyTorch 2.4.
+    """The PyTorch operator `name` ("mine::bias_relu") of a kernel; needs PyTorch 2.4.
 
-    `work` and `described` say of it what `rawnn.check` is told, so that it is checked first (unless
-    `check` is False), outputs can be made and sizes be read from shapes. Parameters that are not
-    const are outputs; inputs, and numbers that are no sizes, are the operator's arguments in the
-    kernel's order. `backward` is a second kernel with its work: it writes d<input>, from inputs,
-    outputs and d<output> by these names.
+    `work` and `described` are those of `rawnn.check`: the kernel is checked first (unless `check`
+    is False), outputs are allocated, and sizes follow from shapes. Parameters that are not const
+    are outputs; inputs, and numbers that are no sizes, are the operator's arguments in the kernel's
+    order. `backward` is a second kernel with its work: it writes d<input>, from inputs, outputs and
+    d<output> by these names.
 
         relu = torch_op("mine::relu", kernel, work, backward=(kernel2, work2))
         relu(z, bias).sum().backward()
@@ -138,11 +139,11 @@ def torch_op(name: str, kernel: Kernel, work: Work | Any = None, *,
     if check:
         for each in filter(None, (forward, gradients)):
             checked(each.kernel, each.problem.work).require()
-    made = _registered(torch, name, forward)
+    operator = _registered(torch, name, forward)
     if gradients is not None:
         second = _registered(torch, f"{name}_backward", gradients)
-        _with_gradients(made, second, forward, gradients)
-    return made
+        _with_gradients(operator, second, forward, gradients)
+    return operator
 
 
 def _dtype(torch: Any, dtype: np.dtype[Any]) -> Any:
@@ -159,7 +160,7 @@ def _registered(torch: Any, name: str, op: TorchOp) -> Any:
         given = dict(zip(op.arguments, arguments, strict=True))
         like = given[op.inputs[0].name]
         outputs = [like.new_empty(shape, dtype=_dtype(torch, operand.dtype)) for operand, shape in
-                   op.made({n: given[n].shape for n in tensors})]
+                   op.output_shapes({n: given[n].shape for n in tensors})]
         return given, outputs
 
     def result(outputs: list[Any]) -> Any:
@@ -173,29 +174,29 @@ def _registered(torch: Any, name: str, op: TorchOp) -> Any:
         op.launch(given, torch.cuda.current_stream())
         return result(outputs)
 
-    made = torch.library.custom_op(name, run, mutates_args=(), device_types="cuda",
-                                   schema=op.schema)
-    made.register_fake(lambda *arguments: result(empty(arguments)[1]))
-    return made
+    operator = torch.library.custom_op(name, run, mutates_args=(), device_types="cuda",
+                                       schema=op.schema)
+    operator.register_fake(lambda *arguments: result(empty(arguments)[1]))
+    return operator
 
 
-def _with_gradients(made: Any, second: Any, forward: TorchOp, gradients: TorchOp) -> None:
+def _with_gradients(operator: Any, second: Any, forward: TorchOp, gradients: TorchOp) -> None:
     tensors = [o.name for o in (*forward.inputs, *forward.outputs)]
-    kept = [name for name in tensors if name in gradients.arguments]
+    saved = [name for name in tensors if name in gradients.arguments]
 
     def setup(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
         known = dict(zip(forward.arguments, inputs, strict=True))
         known |= {o.name: tensor for o, tensor in zip(forward.outputs, outputs, strict=True)}
-        ctx.save_for_backward(*(known[name] for name in kept))
+        ctx.save_for_backward(*(known[name] for name in saved))
         ctx.numbers = {name: known[name] for name in forward.numbers}
 
     def back(ctx: Any, *incoming: Any) -> Any:
-        given = {**ctx.numbers, **dict(zip(kept, ctx.saved_tensors, strict=True)),
+        given = {**ctx.numbers, **dict(zip(saved, ctx.saved_tensors, strict=True)),
                  **{f"d{o.name}": g for o, g in zip(forward.outputs, incoming, strict=True)}}
         found = second(*(given[name] for name in gradients.arguments))
         found = found if isinstance(found, tuple) else (found,)
         by_name = {o.name: g for o, g in zip(gradients.outputs, found, strict=True)}
         return tuple(by_name.get(f"d{name}") for name in forward.arguments)
 
-    made.register_autograd(back, setup_context=setup)
+    operator.register_autograd(back, setup_context=setup)

@@ -1,5 +1,5 @@
-"""What a kernel is to do, said once: how it is launched, how large its arrays are, and the NumPy
-function that computes the same. `check`, `time` and `sweep` take it."""
+"""The description of a kernel's task, for `check`, `time` and `sweep`: its launch, the sizes of its
+arrays, and the NumPy function that computes the same."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ Geometry = Extents | Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel is to do. Only `reference`, `grid` and `block` have to be given; a kernel with
+    """The task of a kernel. Only `reference`, `grid` and `block` are required; a kernel with
     several sizes needs `shapes` as well.
 
     `reference(...)` is a NumPy function whose parameters have the names of the kernel's: arrays
-    (floats of whatever type as float64), numbers and sizes. It returns what the kernel writes: one
-    array, or {parameter: array} (None for an array that may hold anything). An array that it asks
-    for has input in it; one that it does not ask for is poisoned before the launch. As text it is
-    an expression ("a * x + y"), a table of them by what is written, or "file.py:function".
+    (all floats as float64), numbers and sizes. It returns what the kernel writes: one array, or
+    {parameter: array} (None for an array with any content). An array that it takes has input; one
+    that it does not take is poisoned before the launch. As text it is an expression
+    ("a * x + y"), a table of expressions by what is written, or "file.py:function".
 
     `grid`, `block`, `cluster`, `shared` (bytes of dynamic shared memory) are numbers or expressions
     of sizes, values and macros ("cdiv(n, TILE)"; a list for two or three extents), or functions of
     a dictionary of those. `cooperative` makes a launch whose blocks all run at once; `folder` is
     where "file.py:function" is looked for.
     `shapes` gives the extents of each array in terms of sizes: {"x": "n", "c": ("rows", "cols")};
-    `types` the element types where the kernel does not say them (NumPy's).
-    `maps` says what is copied at once by the tensor map of an array, `x_map` of "x": the extents of
-    a box as `shapes` has those of the array ({"x": (64, "TILE")}), or {"box": ..., "swizzle": ...}.
-    `sizes` says what to try: a number, a list (each), "1..4096" (drawn, with the edges); those left
-    out are drawn. `require` are conditions that sizes have to meet ("n % 4 == 0").
-    `values` are the other numbers that the kernel takes, or expressions; floats left out are drawn.
-    `inputs` says what arrays hold: "normal" (floats, by default), "uniform" (0 to 1), "lo..hi"
-    (whole numbers for integers), a number, or a function of (generator, shape).
-    `symbols` says what `__constant__` and `__device__` variables hold, likewise or by values; the
-    reference may ask for them.
-    `writes` are the arrays that may be written, all that are not const by default.
+    `types` the element types that the kernel does not declare (NumPy's).
+    `maps` gives the boxes that the tensor map of an array copies, `x_map` for "x": the extents of a
+    box in the format of `shapes` ({"x": (64, "TILE")}), or {"box": ..., "swizzle": ...}.
+    `sizes` gives the sizes to try: a number, a list (each of them), "1..4096" (sampled, with the
+    edges); others are sampled. `require` are conditions on sizes ("n % 4 == 0").
+    `values` are the kernel's other numbers, or expressions; floats left out are sampled.
+    `inputs` gives the content of arrays: "normal" (floats, by default), "uniform" (0 to 1),
+    "lo..hi" (whole numbers for integers), a number, or a function of (generator, shape).
+    `symbols` gives the content of `__constant__` and `__device__` variables, likewise or as values;
+    the reference may take them.
+    `writes` are the arrays that may be written, by default all that are not const.
 
-    `length` is how many products are added up for one element, `compute` "tf32" where factors are
-    rounded to it, `sums` the type that sums are kept in, or "tensor cores": the tolerance follows
-    from them, unless `tolerance` (relative) is given. `deterministic` False: two runs may differ.
-    `bytes` and `flops` are what the work has to move and to compute; by default every input is
-    read once and every output written once, and nothing is said of operations.
+    `length` is the number of products summed for one element, `compute` "tf32" if factors are
+    rounded to it, `sums` the dtype of accumulators, or "tensor cores". The tolerance follows from
+    them, unless `tolerance` (relative) is given. With `deterministic` False two runs may differ.
+    `bytes` and `flops` are the data to move and the operations; by default every input is read once
+    and every output written once, and operations are unknown.
     """
 
     reference: Callable[..., Any] | str | Mapping[str, str] | None = None
@@ -83,8 +83,8 @@ class Work:
 
     @classmethod
     def of(cls, reference: Any, given: Mapping[str, Any]) -> Work:
-        """Of what `check` and its like take: a Work, or a reference with Work's other fields.
-        Raises ConfigError with the nearest name for a field that there is not."""
+        """A Work from the arguments of `check` and similar functions: a Work, or a reference with
+        Work's other fields. Raises ConfigError, with the nearest name, for an unknown field."""
         known = [each.name for each in fields(cls)]
         for name in given:
             if name not in known:
@@ -98,7 +98,7 @@ class Work:
 
 
     def of_parameters(self, names: Collection[str]) -> Work:
-        """The same in the names that a kernel has for its parameters: `in` where `in_` is said."""
+        """The same with the kernel's own names of parameters: `in` for `in_`."""
         tables: dict[str, Any] = {
             table: {named_by(name, names): each for name, each in getattr(self, table).items()}
             for table in ("shapes", "types", "maps", "sizes", "values", "inputs")}
@@ -111,15 +111,15 @@ KNOWN = tuple(each.name for each in fields(Work) if each.name != "folder")
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference ready to be called by names: `wants` are those that it asks for, None for all,
-    `takes` those that have defaults, which are passed where there are such."""
+    """A reference to be called by names: `wants` are those that it requires, None for all, `takes`
+    those that have defaults, which are passed if available."""
 
     call: Callable[..., Any]
     wants: frozenset[str] | None
     takes: frozenset[str] = frozenset()
 
     def __call__(self, known: Mapping[str, Any]) -> Any:
-        """Raises ConfigError where it asks for what there is not."""
+        """Raises ConfigError if it requires an unknown name."""
         if self.wants is None:
             return self.call(**known)
         self.check(known)
@@ -128,7 +128,7 @@ class Reference:
                             if place in known})
 
     def check(self, known: Collection[str]) -> None:
-        """Raises ConfigError where it asks for a name that is not among the known ones."""
+        """Raise ConfigError if it requires a name that is not among the known ones."""
         missing = {name for name in self.wants or () if named_by(name, known) not in known}
         if missing:
             name = min(missing)
@@ -143,7 +143,7 @@ class Reference:
 
 def reference_of(given: Callable[..., Any] | str | Mapping[str, str] | None,
                  folder: Path = Path()) -> Reference:
-    """Of a function or of text. Raises ConfigError for one that cannot be called by names."""
+    """A reference from a function or text. Raises ConfigError if it cannot be called by names."""
     if given is None:
         raise ConfigError("a check needs a reference: a NumPy function of the kernel's parameters "
                           "that returns what it writes, such as lambda x, y, a: a * x + y")
@@ -197,7 +197,7 @@ def _expression(text: str) -> Reference:
     code: CodeType = compile(tree, "<reference>", "eval")
     builtin = {"abs": abs, "min": min, "max": max, "range": range, "len": len, "sum": sum,
                "int": int, "float": float,
-               "__import__": __import__}  # NumPy imports some of itself when it is used
+                "__import__": __import__}  # NumPy imports some modules when they are used
 
     def call(**known: Any) -> Any:
         return eval(code, {"__builtins__": builtin, "np": np, **known})

@@ -1,6 +1,6 @@
-"""The process that a kernel under check runs in: `python -m rawnn.lab.worker FD`.
+"""The process in which a kernel under check runs: `python -m rawnn.lab.worker FD`.
 
-What a kernel prints goes to the standard error.
+What a kernel prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rawnn.lab.subprocess_runner import ProcessEnded, serve
 
 
 def main(number: int) -> None:
-    """Serve the other end of the connection that the file descriptor `number` is."""
+    """Serve the other end of the connection with the file descriptor `number`."""
     connection: Connection = Connection(number)
     recipe, ordinal, parameters = connection.recv()
     try:
         device = open_gpu(ordinal, lambda message: print(message, file=sys.stderr))
-        kernel = Kernel.made(recipe, device)
+        kernel = Kernel.from_recipe(recipe, device)
     except RawnnError as error:
         connection.send(("error", ProcessEnded(str(error))))
         return

@@ -44,5 +44,5 @@ def test_constants_of_the_header_go_where_the_kernel_goes() -> None:
     path = Path(__file__).parent / "third_party" / "convolution.cu"
     kernel, _ = kernel_of(path, device=rawnn.lab.simulated())
     assert kernel.symbol("taps").numpy()[2] == pytest.approx(0.4)
-    again = rawnn.Kernel.made(kernel.recipe, kernel.device)
+    again = rawnn.Kernel.from_recipe(kernel.recipe, kernel.device)
     assert again.symbol("taps").numpy()[2] == pytest.approx(0.4)

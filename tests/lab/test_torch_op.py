@@ -49,7 +49,7 @@ def test_arguments_outputs_and_sizes_follow_from_the_work() -> None:
                                                        strict=True))
     assert forward.schema == "(Tensor z, Tensor bias, float scale) -> Tensor"
     assert forward.sizes({"z": (3, 5), "bias": (5,)}) == {"rows": 3, "cols": 5}
-    assert [(o.name, shape) for o, shape in forward.made({"z": (3, 5), "bias": (5,)})] == \
+    assert [(o.name, shape) for o, shape in forward.output_shapes({"z": (3, 5), "bias": (5,)})] == \
         [("a", (3, 5))]
     backward.check_gradients_of(forward)
     with pytest.raises(ConfigError, match=r"'bias' is of shape \[4\], but cols is 5"):

@@ -163,7 +163,7 @@ def test_a_broken_file_is_one_sentence_and_a_new_beginning() -> None:
         path.write_text(content)
         assert choices.read(path, said.append) == {}
     assert len(said) == 3
-    assert all("measured anew" in sentence and "\n" not in sentence for sentence in said)
+    assert all("measured again" in sentence and "\n" not in sentence for sentence in said)
     assert choices.remembered() == {}
 
 
@@ -171,4 +171,4 @@ def test_a_place_that_cannot_be_written_is_said(cache: Path) -> None:
     said: list[str] = []
     (cache / "choices").write_text("a file, where a directory should be")
     choices.write(choices.file_of(INFO), INFO, {}, said.append)
-    assert "cannot be kept" in said[0]
+    assert "cannot be stored" in said[0]
