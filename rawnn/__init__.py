@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rawnn.version import __version__
 
 IMPORTED_AT = perf_counter()
-"""When this package was first imported: what a result's `imports` and `process` count from. The
-process itself may be older by any amount: a shell that ended in `exec`, a notebook."""
+"""When this package was first imported: a result's `imports` and `process` count from here. The
+process itself may be older: a shell that ended in `exec`, a notebook."""
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ptx")):
     raise ImportError("rawnn reads its kernels' sources as files beside its code, which a zip "
@@ -88,10 +88,10 @@ __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStoppi
 
 _MODULES = {"errors": "rawnn.common.errors", "export": "rawnn.engine.export", "lab": "rawnn.lab",
             "run": "rawnn.engine", "sim": "rawnn.sim"}
-"""That can be reached as `rawnn.lab` without an import of their own."""
+"""Submodules that are reachable as attributes, such as `rawnn.lab`, without an import."""
 
 
-if not TYPE_CHECKING:  # to which it would say that every name exists
+if not TYPE_CHECKING:  # for a type checker every name would exist
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:

@@ -11,8 +11,8 @@ from types import FrameType
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    # Where this is the current folder, its modules would be found in place of Python's `random` and
-    # of the package `cuda`.
+    # In this folder, Python would find its modules instead of its own `random` and of the package
+    # `cuda`.
     here = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != here]
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -23,7 +23,7 @@ def main() -> None:
         interrupted = True
         signal.signal(number, signal.SIG_DFL)  # a second Ctrl-C ends the process
 
-    # An exception in the middle of an import comes out as another one, "numpy failed to import".
+    # An exception in the middle of an import would become another one, "numpy failed to import".
     if usual:
         signal.signal(signal.SIGINT, postpone)
     from rawnn.cli import load, run
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def takes_the_first_gpu(arguments: Sequence[str]) -> bool:
-    """Whether this is a run whose device nothing chooses: no option, no file and no launcher."""
+    """Whether this run selects no device: no option, no file and no launcher."""
     options = list(arguments[1:] if arguments[:1] == ["train"] else arguments)
     choosing = ("--device", "--config", "--resume", "--help", "-h", "--version")
     return not any(word.startswith(choosing) for word in options) \
@@ -51,7 +51,7 @@ def takes_the_first_gpu(arguments: Sequence[str]) -> bool:
 
 
 def command() -> None:
-    """`main` as a process of its own."""
+    """`main` in a process of its own."""
     try:
         main()
     finally:

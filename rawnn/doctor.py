@@ -1,6 +1,6 @@
-"""What of CUDA this machine has: the driver, every library, and what each toggle lacks.
+"""Diagnoses CUDA on this machine: the driver, every library, and what each toggle lacks.
 
-Nothing is needed to ask: it works without a GPU, and where no CUDA package is installed.
+It works without a GPU, and without any CUDA package.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rawnn.opts import TOGGLES
 from rawnn.version import __version__
 
 _EVERYTHING, _NEWEST = (9, 0), 13000
-"""Compute capability and driver with which no toggle is refused."""
+"""Compute capability and driver for which no toggle is refused."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing: where it was found and its version, or where it was looked for and the line that
-    cures it. Without a `required` one no kernel of rawnn runs on the GPU."""
+    """One component: where it was found and its version, or where it was looked for and the line
+    that fixes it. If a `required` one is missing, no kernel of rawnn runs on the GPU."""
 
     name: str
     found: str = ""
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Lack:
-    """A toggle that cannot run here: why, and the line that cures it."""
+    """A toggle that cannot run here: why, and the line that fixes it."""
 
     toggle: str
     reason: str
@@ -55,7 +55,7 @@ class Lack:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything found; `healthy` says that training on the GPU works."""
+    """All findings; `healthy` says whether training on the GPU works."""
 
     findings: tuple[Finding, ...]
     lacks: tuple[Lack, ...]
@@ -66,7 +66,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at everything."""
+    """Examine everything."""
     try:
         opened = open_device("gpu", lambda message: None)
     except (RawnnError, RuntimeError, OSError) as error:
@@ -104,13 +104,13 @@ def _gpu(opened: Opened) -> Finding:
 
 
 def _extra() -> str:
-    """The extra for the bindings that are installed, without any for the driver."""
+    """The extra for the bindings that are installed, else for the driver."""
     major = headers.cuda_major() or (12 if 0 < _driver_version() < MINIMUM_DRIVER[13] else 13)
     return "cu12" if major == 12 else "cu13"
 
 
 def _driver_version() -> int:
-    """The driver's CUDA version (13000: 13.0), asked without bindings; 0 where it cannot be."""
+    """The driver's CUDA version (13000: 13.0), queried without bindings; 0 if unknown."""
     version = ctypes.c_int(0)
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -181,7 +181,7 @@ def _looked_up(name: str, places: Callable[[], tuple[Path, ...]], file: str, whe
 
 
 def _version(path: Path | None, wheel: str) -> str:
-    """A wheel's version where the file lies in one, else what the file's name says."""
+    """A wheel's version if the file is in one, else the version in the file's name."""
     if path is None:
         return ""
     if "nvidia" in path.parts:

@@ -1,3 +1,3 @@
-"""What rawnn raises, by its public name."""
+"""The public names of rawnn's errors."""
 
 from rawnn.common.errors import *  # noqa: F403

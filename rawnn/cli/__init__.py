@@ -1,6 +1,6 @@
-"""The command line: one file a command, `train` being the default.
+"""The command line: one file per command, with `train` as the default.
 
-Commands are imported when they are asked for, so that start-up pays for one of them only.
+Commands are imported when they are asked for, so that start-up pays for only one of them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from rawnn.version import __version__
 COMMANDS = {
     "train": "Train a network (the default command).",
     "eval": "Measure a checkpoint on its test set, or on other data.",
-    "predict": "Write what a checkpoint says of a file of examples.",
+    "predict": "Write a checkpoint's predictions for a file of examples.",
     "export": "Write a checkpoint as an ONNX model, for other runtimes.",
     "many": "Train many networks at once: options that vary, seeds, folds.",
     "toggles": "List every toggle, and whether this machine can run it.",
     "plan": "Show the plan of a step and the graph that it becomes; needs no GPU.",
-    "bench": "Measure what each optimization is worth on this machine.",
-    "compare": "Time sets of toggles beside each other on one network: which is faster?",
+    "bench": "Measure the speedup of each optimization on this machine.",
+    "compare": "Time sets of toggles on one network, alternately: which is faster?",
     "profile": "Take a training step apart: every op with its time.",
     "tune": "Measure which toggles are fastest for a network here, for `best`.",
-    "kernel": "Compile kernels of your own, see what became of them, check and time them.",
+    "kernel": "Compile kernels of your own, see their resources, check and time them.",
     "doctor": "Say what of CUDA is found, where, and what each toggle lacks; needs no GPU.",
     "launch": "Start several ranks of a command on this host, one for each GPU.",
-    "cache": "Show or clear the compiled kernels kept on disk.",
+    "cache": "Show or clear the compiled kernels on disk.",
 }
 
 
@@ -44,7 +44,7 @@ OWN_OPTIONS = ("--help", "-h", "--version")
 
 def _with_command(args: Sequence[str]) -> list[str]:
     """The arguments with the default command, if they name none."""
-    if args and args[0] == "help":  # as other tools have it
+    if args and args[0] == "help":  # as in other tools
         return [*args[1:], "--help"]
     if not args or (args[0] not in OWN_OPTIONS and args[0].startswith("-")):
         return ["train", *args]
@@ -56,17 +56,17 @@ def _module(command: str) -> ModuleType:
 
 
 def load(arguments: Sequence[str]) -> None:
-    """Import the command that is asked for, if it is one."""
+    """Import the command that is asked for, if there is one."""
     name = _with_command(arguments)[0]
     if name in COMMANDS:
         _module(name)
 
 
 class _Commands(click.Group):
-    """A group whose commands live in modules of the same name, and whose default is `train`."""
+    """A group whose commands are in modules of the same name, and whose default is `train`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args and ctx.resilient_parsing:  # a shell asks what may stand there
+        if not args and ctx.resilient_parsing:  # a shell asks for completions
             return super().parse_args(ctx, args)
         return super().parse_args(ctx, _with_command(args))
 
@@ -84,7 +84,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = _module(cmd_name)
-        name = "eval_" if cmd_name == "eval" else cmd_name  # not to hide Python's own
+        name = "eval_" if cmd_name == "eval" else cmd_name  # does not shadow Python's eval
         command: click.Command = getattr(module, name)
         return command
 
@@ -111,8 +111,8 @@ def cli() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; returns the exit status. Errors on purpose are one sentence, and so is
-    what the machine refuses: memory, files, a terminal that is gone."""
+    """Run the command line; returns the exit status. Expected errors are one sentence, and so are
+    refusals of the machine: memory, files, a closed terminal."""
     _make_usable()
     try:
         status = cli.main(args=list(arguments), prog_name="rawnn", standalone_mode=False)
@@ -134,7 +134,7 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except OSError as error:
         _mute()
-        if error.errno == errno.EPIPE:  # whoever reads has enough
+        if error.errno == errno.EPIPE:  # the reader has closed the pipe
             return 141
         what = f"{error.filename}: " if error.filename else "cannot write: "
         _say(f"error: {what}{error.strerror or error}")
@@ -143,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _suggesting(error: click.NoSuchOption) -> click.NoSuchOption:
-    """The error with the option of the command that is probably meant."""
+    """The error with the option of the command that was probably meant."""
     options = error.ctx.command.get_params(error.ctx) if error.ctx else []
     known = [name for option in options for name in (*option.opts, *option.secondary_opts)
              if name.startswith("-")]
@@ -158,19 +158,19 @@ def _say(message: str) -> None:
 
 
 def _make_usable() -> None:
-    """Streams that can be written to, whatever the process was started with."""
+    """Make the standard streams writable, whatever the process was started with."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed, as by >&-
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")  # an encoding without the sign for "plus or minus"
-    if os.environ.get("COLUMNS") == "0":  # a width in which rich prints nothing
+            stream.reconfigure(errors="replace")  # the encoding may lack characters such as ±
+    if os.environ.get("COLUMNS") == "0":  # rich prints nothing at this width
         del os.environ["COLUMNS"]
 
 
 def _mute() -> None:
-    """Let the buffered rest of the standard output go nowhere, not fail once more at exit."""
+    """Discard the buffered rest of standard output, so that it does not fail again at exit."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`rawnn kernel try`: a kernel of one's own inside the training step."""
+"""`rawnn kernel try`: a user's kernel inside the training step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rawnn.common.errors import MissingLibrary, RawnnError
 from rawnn.engine.data_source import fitted
 
 LAYERS = "784-128-128-10"
-"""What is trained where nothing is said: a network that has every op of hidden layers."""
+"""The default network: it has every op of hidden layers."""
 
 
 @click.command("try", cls=Command)
@@ -32,10 +32,11 @@ LAYERS = "784-128-128-10"
 def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds: int,
          **options: Any) -> None:
     """Try the kernel of FILE in a training step: compile it, check it against the op's reference,
-    time it alone, then train with and without it in turns: did the step get faster, and did the
+    time it alone, then train with and without it alternately. Did the step get faster, and did the
     loss curve stay?
 
-    Without a GPU it is compiled, and its arguments and their order are proved on the simulated one.
+    Without a GPU it is compiled, and its arguments and their order are checked on the simulated
+    one.
     """
     from rawnn.bench import attempt
     from rawnn.cli.plan import ASSUMED
@@ -93,7 +94,7 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
 
 
 def _check(examined: list[Any], word: str, console: Any) -> None:
-    """Print what was found. Raises RawnnError where something is wrong."""
+    """Print the outcomes. Raises RawnnError if something is wrong."""
     for each in examined:
         said = [*map(str, each.outcomes), *each.trespasses]
         console.print(f"{'right' if each.right else 'WRONG':<9} {each.op}: {'; '.join(said)}",

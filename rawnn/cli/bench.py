@@ -1,4 +1,4 @@
-"""`rawnn bench`: a command for every case, and what shows, compares and joins what they found."""
+"""`rawnn bench`: a command for every case, and commands that show, compare and merge results."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Bench(click.Group):
 
 
 def today(args: Sequence[str]) -> list[str]:
-    """Arguments with today's name of a measurement that was called otherwise: `random` was two,
+    """Arguments with the present name of a measurement that was renamed: `random` was two,
     distinguished by --peers."""
     name, *others = args
     if name == "random":
@@ -109,8 +109,8 @@ def run_case(case: Case, options: dict[str, Any], bench_file: str | None = None,
              json_file: str | None = None, markdown_file: str | None = None,
              resume: str | None = None, plot_file: str | None = None,
              check: bool = False) -> None:
-    """Measure a case, print its table, and write what was asked for. Raises RawnnError where
-    something of rawnn's failed, click.Abort where Ctrl-C ended it."""
+    """Measure a case, print its table, and write the requested files. Raises RawnnError if
+    something of rawnn's failed, click.Abort if Ctrl-C ended it."""
     check_output("--markdown", markdown_file)
     check_output("--plot", plot_file)
     if plot_file:
@@ -186,7 +186,7 @@ def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
 @click.option("--json", "json_file", required=True, metavar="FILE", help="The one file.")
 @MARKDOWN
 def merge(files: tuple[str, ...], json_file: str, markdown_file: str | None) -> None:
-    """Make one file of several: parts of a sample (--part), or samples from other seeds.
+    """Merge several files into one: parts of a sample (--part), or samples from other seeds.
 
     They must be of the same commit, kind of GPU, driver and libraries. Needs no GPU.
     """
@@ -215,11 +215,11 @@ ALIKE: dict[str, Callable[[Environment], str]] = {
     "commit": lambda e: e.commit or "unknown", "GPU": lambda e: e.machine,
     "driver": lambda e: str((e.gpu or {}).get("driver", "none")),
     "libraries": lambda e: ", ".join(f"{n} {v}" for n, v in sorted(e.libraries.items()))}
-"""What must be the same in files that are merged."""
+"""Properties that must be the same in files that are merged."""
 
 
 def _unlike(a: Results, b: Results) -> str:
-    """Why the figures of two files would not stand side by side; "" where they do."""
+    """Why the figures of two files are not comparable; "" if they are."""
     for mine in a.environments.values():
         for other in b.environments.values():
             for what, of in ALIKE.items():
@@ -234,9 +234,9 @@ def _unlike(a: Results, b: Results) -> str:
               help="The page.")
 @click.option("--title", default="The speedup of every optimization", show_default=True)
 def report(results: tuple[str, ...], out: str, title: str) -> None:
-    """Make one HTML page of results files, or of all in a directory (results, unless named).
+    """Make one HTML page of results files, or of all in a directory (default: results).
 
-    It needs no network: figures are in it, and it has no script.
+    It needs no network: figures are embedded, and there are no scripts.
     """
     check_output("--out", out)
     made = write_report(results or ("results",), out, title)
@@ -266,9 +266,9 @@ def compare(a: str, b: str, effect: float, everything: bool, again: bool, device
     """Compare two results files of `bench`, variant by variant: is B slower than A? Or all files of
     two directories, as `bench all` writes them.
 
-    What is slower by at least the smallest difference that counts is measured again, and only what
-    is slower again is called slower. Exits with 1 if a variant of rawnn's is slower, or could not
-    be run any more, or is slower and could not be measured again. The peers' are compared apart.
+    A variant that is slower by at least the smallest difference that counts is measured again, and
+    reported as slower only if it is slower again. Exits with 1 if a variant of rawnn's is slower,
+    can no longer run, or is slower and could not be measured again. Peers are compared separately.
     """
     check_output("--json", json_file)
     before, now = read_directory(a), read_directory(b)
@@ -293,7 +293,7 @@ def compare(a: str, b: str, effect: float, everything: bool, again: bool, device
 
 
 def _plain(pair: Pair) -> dict[str, Any]:
-    """A pair as the file of a comparison has it."""
+    """A pair as stored in the file of a comparison."""
     return {"case": pair.case, "variant": pair.variant, "precision": pair.precision,
             "verdict": pair.verdict, "ours": pair.is_ours, "ratio": pair.ratio,
             "again": pair.again, "reason": pair.reason}
@@ -321,7 +321,7 @@ def _show(pairs: Sequence[Pair], notes: Sequence[str], everything: bool, a: str,
 
 
 def cells(pair: Pair) -> tuple[str, ...]:
-    """The texts under HEADINGS."""
+    """The texts of the columns HEADINGS."""
     name = f"{pair.variant} ({pair.precision})" if not pair.is_ours else pair.variant
     verdict = f"{pair.verdict}: {pair.reason}" if pair.reason else pair.verdict
     if pair.ratio is None:
@@ -350,8 +350,8 @@ def everything(names: tuple[str, ...], bench_file: str | None, out: str, budget:
                device: str, dataset: str) -> None:
     """Measure all suites of bench.toml, one after the other, each into a file of its own.
 
-    A suite whose file is whole is not measured again, so that after Ctrl-C the same command goes
-    on where it was. A suite that fails does not stop the others.
+    A suite whose file is complete is not measured again, so that after Ctrl-C the same command
+    continues. A suite that fails does not stop the others.
     """
     suite = read_suites(bench_file).all
     wanted = [suite_name(name) for name in names or suite.suites]
@@ -388,7 +388,7 @@ def everything(names: tuple[str, ...], bench_file: str | None, out: str, budget:
             say(f"{name}: {error}")
         except (click.Abort, click.exceptions.Exit):
             raise
-        except Exception as error:  # a fault of one suite is no reason to lose the others
+        except Exception as error:  # a failure of one suite does not stop the others
             failed.append(name)
             traceback.print_exc()
             say(f"{name}: {type(error).__name__}: {error}")
@@ -397,7 +397,7 @@ def everything(names: tuple[str, ...], bench_file: str | None, out: str, budget:
 
 
 def _is_whole(file: Path, suite: str) -> bool:
-    """Whether a file has all that its suite was to measure."""
+    """Whether a file has all results of its suite."""
     try:
         return read_results(file).is_whole(suite)
     except ConfigError:
@@ -406,7 +406,7 @@ def _is_whole(file: Path, suite: str) -> bool:
 
 def _measure(case: Case, file: Path, left: float, bench_file: str | None, device: str,
              dataset: str) -> None:
-    """Run a case with its table as Markdown beside the results."""
+    """Run a case, and write its table as Markdown next to the results."""
     options = bench.commands[case.name].make_context(case.name, []).params
     options |= {name: value for name, value in (("device", device), ("dataset", dataset),
                                                 ("budget", left)) if name in options}

@@ -1,4 +1,4 @@
-"""`rawnn cache`: the compiled kernels kept on disk."""
+"""`rawnn cache`: the compiled kernels on disk."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rawnn.cuda.compiling.cache import CubinCache
 
 @click.group()
 def cache() -> None:
-    """Show or clear the compiled kernels kept on disk."""
+    """Show or clear the compiled kernels on disk."""
 
 
 @cache.command()
 def info() -> None:
-    """Say where compiled kernels are kept, how many and how large."""
+    """Say where compiled kernels are stored, how many and how large."""
     found = CubinCache().info()
     click.echo(f"{found.directory}: {found.entries} compiled kernel files, "
                f"{found.nbytes / 1024:.0f} KiB")

@@ -1,4 +1,4 @@
-"""`rawnn compare`: which of several configurations is faster for one's own network."""
+"""`rawnn compare`: which of several configurations is faster for a network."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from rawnn.engine.data_source import fitted
             metavar="FILE", type=PATH)
 @as_by_ctrl_c()
 def compare(config_file: str | None, rounds: int, json_file: str | None, **options: Any) -> None:
-    """Time two or more configurations on one network, in turns, and say which is faster.
+    """Time two or more configurations on one network, alternately, and say which is faster.
 
-    `--opt A --opt B`: the others are compared with the first. A difference that noise explains is
-    said to be none.
+    `--opt A --opt B`: the others are compared with the first. A difference within noise is reported
+    as none.
     """
     opts = options.pop("opt")
     with Harness(SUITE, json_file, notify=say,

@@ -1,4 +1,4 @@
-"""What the commands about kernels of one's own tell the compiler."""
+"""Compiler options that the commands about user kernels share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEFT_OUT = click.option("--left-out", is_flag=True,
 
 
 def list_left_out(file: object, left_out: Sequence[object], listed: bool) -> None:
-    """Say on the screen what was left out of a file: each, or how much of it."""
+    """Report what was left out of a file: each part, or the number of them."""
     from rawnn.cli.screen import say
 
     if listed:
@@ -29,6 +29,6 @@ def list_left_out(file: object, left_out: Sequence[object], listed: bool) -> Non
 
 
 def macros(defines: Iterable[str]) -> dict[str, object]:
-    """What -D said, as `rawnn.Kernel` takes it: 1 where no value stands, as compilers have it."""
+    """The macros of -D, as `rawnn.Kernel` takes them: 1 without a value, as in compilers."""
     parts = (define.partition("=") for define in defines)
     return {name.strip(): value if equals else 1 for name, equals, value in parts}

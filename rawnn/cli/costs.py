@@ -1,4 +1,4 @@
-"""`rawnn plan --cost`: what each op of a step costs by the limits of a GPU."""
+"""`rawnn plan --cost`: the cost of each op of a step by the limits of a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KNOWN = 5
 
 
 def show_costs(plan: Plan, policy: Policy, gpu: str, floors_file: str | None = None) -> None:
-    """Print the costs of a one-step plan on a GPU, by limits from a file, or those kept of it."""
+    """Print the costs of a one-step plan on a GPU, by limits from a file, or the stored ones."""
     limits, where = _limits(gpu, floors_file)
     costs = op_costs(plan, policy, limits)
     rows = [_row(cost) for cost in costs]
@@ -28,7 +28,7 @@ def show_costs(plan: Plan, policy: Policy, gpu: str, floors_file: str | None = N
 
 
 def _limits(gpu: str, file: str | None) -> tuple[Limits | None, str]:
-    """The limits, and a sentence on where they are from, or why there are none."""
+    """The limits, and a sentence on their source, or why there are none."""
     if file:
         found = read_limits(file)
         return found, f"limits: {file}, measured {found.environment.date} on {found.gpu}"

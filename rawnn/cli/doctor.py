@@ -10,9 +10,9 @@ from rawnn.cli.screen import sentences, table_console
 @click.command()
 def doctor() -> int:
     """Say what of CUDA is found here: the driver, every library with its place and version, and
-    what each toggle lacks, with the line that cures it. Works without a GPU and without CUDA.
+    what each toggle lacks, with the line that fixes it. Works without a GPU and without CUDA.
 
-    The exit status is 0 where training on the GPU works, else 1."""
+    The exit status is 0 if training on the GPU works, else 1."""
     from rawnn.doctor import diagnose
 
     console = table_console()
@@ -21,13 +21,13 @@ def doctor() -> int:
         if each.missing:
             need = "MISSING" if each.required else "not found"
             sentences(console, [f"{each.name}: {need}; looked at: {', '.join(each.looked)}",
-                                f"    cure: {each.fix}"])
+                                f"    fix: {each.fix}"])
         else:
             sentences(console, [f"{each.name}: {each.version or 'found'} ({each.found})"])
     click.echo()
     for lack in found.lacks:
         sentences(console, [f"toggle {lack.toggle} cannot run: {lack.reason}",
-                            f"    cure: {lack.fix}"])
+                            f"    fix: {lack.fix}"])
     sentences(console, ["Training on the GPU works here." if found.healthy else
                         "Training on the GPU does not work here: see MISSING above."])
     return 0 if found.healthy else 1

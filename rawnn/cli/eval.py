@@ -1,4 +1,4 @@
-"""`rawnn eval`: loss and accuracy of a kept model."""
+"""`rawnn eval`: loss and accuracy of a stored model."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _reconstructs(found: Checkpoint) -> bool:
 
 def show(found: Checkpoint, examples: Examples, device: str, confusion: bool,
          console: Console) -> dict[str, Any]:
-    """Measure, print, and return the figures."""
+    """Measure and print; returns the figures."""
     model = Model.of(found)
     classes = model.network.loss_spec.labelled
     score = model.score(examples.inputs, examples.answers, device=device)

@@ -1,4 +1,4 @@
-"""The examples that a kept model is evaluated on or predicts from."""
+"""The examples on which a stored model is evaluated, or for which it predicts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _FORMAT = ("encoding", "decimal", "skip")
 
 @dataclass(frozen=True)
 class Examples:
-    """`inputs` [N, ...] and, where they are known, `answers`: labels, names of labels, or values.
-    `source` says in words what they are."""
+    """`inputs` [N, ...] and, if known, `answers`: labels, names of labels, or values. `source`
+    describes them."""
 
     inputs: NDArray[Any]
     answers: Any
@@ -37,12 +37,12 @@ class Examples:
 
 
 def say(message: str) -> None:
-    """One sentence for the user, apart from what the command prints."""
+    """Print a sentence for the user on standard error, separate from the command's output."""
     click.echo(f"rawnn: {message}", err=True)
 
 
 def own_examples(found: Checkpoint, where: str) -> Examples:
-    """The test set of the run that wrote the checkpoint. Raises ConfigError where it names none."""
+    """The test set of the run that wrote the checkpoint. Raises ConfigError if it names none."""
     if "dataset" not in found.config:
         raise ConfigError(f"{where} does not say what it was trained on: name the examples with "
                           f"--data or --dataset")
@@ -69,14 +69,14 @@ def own_examples(found: Checkpoint, where: str) -> Examples:
 
 
 def _format(found: Checkpoint, asked: Mapping[str, str | None]) -> dict[str, Any]:
-    """How a CSV file is read: as is asked for, else as in training."""
+    """The format of a CSV file: as given, else as in training."""
     before = {name: found.config[name] for name in _FORMAT if found.config.get(name) is not None}
     return {**before, **{name: value for name, value in asked.items() if value is not None}}
 
 
 def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
                    target: str | None, csv_options: Mapping[str, str | None]) -> Examples:
-    """The examples that the user named: every row of a table (or the test part that it has), or
+    """The examples that the user named: every row of a table (or its test part, if it has one), or
     the test set of an IDX set."""
     if path is None or not is_table(path):
         own: dict[str, Any] = {k: v for k, v in csv_options.items() if v is not None}
@@ -99,9 +99,9 @@ def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
 
 def _table(found: Checkpoint, path: str, target: str | None,
            asked: Mapping[str, str | None]) -> Table:
-    """The table, with the columns that the network was trained on where both have a header; without
-    a target the one trained with is left out of the inputs if it is there. So are the columns that
-    training skipped."""
+    """The table, with the columns that the network was trained on if both have a header. Without a
+    target, the target of training is left out of the inputs if it is there, and so are the columns
+    that training skipped."""
     kind, features = _kind(found), tuple(map(str, found.facts.get("features", ())))
     if path.lower().endswith(".npz"):
         own = CsvFormat(**{k: v for k, v in asked.items() if v is not None})

@@ -1,4 +1,4 @@
-"""`rawnn export`: a kept model for other runtimes."""
+"""`rawnn export`: a stored model for other runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well classes are told apart, as tables."""
+"""Figures on the classification of each class, as tables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 MOST_CLASSES = 30
-"""A confusion matrix of more classes than this fits no terminal."""
+"""Most classes for which a confusion matrix fits a terminal."""
 
 Counts = NDArray[np.int64]
 
 
 def class_figures(confusion: Counts) -> list[dict[str, Any]]:
-    """Of each class: `examples`, `precision`, `recall` and their harmonic mean `f1` (NaN where
-    nothing is divided by nothing)."""
+    """For each class: `examples`, `precision`, `recall` and their harmonic mean `f1` (NaN for
+    0 / 0)."""
     right = np.diag(confusion).astype(float)
     with np.errstate(invalid="ignore", divide="ignore"):
         precision = right / confusion.sum(axis=0)
@@ -36,7 +36,7 @@ def class_table(confusion: Counts, names: list[str]) -> Table:
 
 
 def confusion_table(confusion: Counts, names: list[str]) -> Table:
-    """Rows are the true classes, columns what they were taken for; zeros are left out."""
+    """Rows are the true classes, columns the predicted ones; zeros are left out."""
     table = Table("", *(_right(name) for name in names), title="true class by row, predicted class "
                                                               "by column")
     for place, (name, row) in enumerate(zip(names, confusion, strict=True)):

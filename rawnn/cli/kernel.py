@@ -1,4 +1,4 @@
-"""`rawnn kernel`: what the compiler makes of a kernel of one's own, and what it is worth."""
+"""`rawnn kernel`: compiles, shows, checks and times a user's kernels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ASSUMED = "sm_90"
 
 @click.group()
 def kernel() -> None:
-    """Compile kernels of your own, see what became of them, check and time them."""
+    """Compile kernels of your own, see their resources, check and time them."""
 
 
 def _of_a_source(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments and options by which a source is compiled."""
+    """The arguments and options for compiling a source."""
     for decorate in reversed((
         click.argument("file", type=click.Path(path_type=Path)),
         click.argument("names", nargs=-1, metavar="[NAME]..."),
@@ -48,7 +48,7 @@ def _source(file: Path, defines: tuple[str, ...], include: tuple[str, ...],
 
 
 def _here() -> str:
-    """The architecture of the first GPU, where there is one."""
+    """The architecture of the first GPU, if there is one."""
     from rawnn.engine.machine import open_gpu
 
     try:
@@ -69,8 +69,8 @@ def _here() -> str:
 def compile_(file: Path, names: tuple[str, ...], arch: str | None, defines: tuple[str, ...],
              include: tuple[str, ...], options: tuple[str, ...], block: int | None,
              left_out: bool) -> None:
-    """Compile kernels of FILE (all, or instances by name: 'scale<float>') and show what each uses:
-    registers, shared memory, stack and spills. Of a file with code for the host the device's part
+    """Compile kernels of FILE (all, or instances by name: 'scale<float>') and show the resources of
+    each: registers, shared memory, stack and spills. Of a file with host code only the device part
     is compiled."""
     from rawnn.lab import inspection
 

@@ -1,4 +1,4 @@
-"""Options in groups: how `--help` shows them, with their defaults, and what a shell completes."""
+"""Options in groups, as `--help` shows them, with defaults and shell completion."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Known = Callable[[], Iterable[str]]
 
 
 class Option(click.Option):
-    """An option of a `group`. `told` is its default in words; `values` are completed by a shell,
-    one of a list behind commas where the option takes a list (`many`)."""
+    """An option of a `group`. `default_text` describes its default; a shell completes `values`,
+    one of a comma-separated list if the option takes a list (`many`)."""
 
-    def __init__(self, *arguments: Any, group: str = OTHER, told: str = "",
+    def __init__(self, *arguments: Any, group: str = OTHER, default_text: str = "",
                  values: Known | None = None, many: bool = False, **named: Any) -> None:
         if values is not None:
             named["shell_complete"] = completed(values, many)
-        if told:
-            named["help"] = f"{named['help']} [default: {told}]"
-        self.group, self.told = group, told
+        if default_text:
+            named["help"] = f"{named['help']} [default: {default_text}]"
+        self.group, self.default_text = group, default_text
         super().__init__(*arguments, **named)
 
 
@@ -38,7 +38,7 @@ class Command(click.Command):
 
 
 def grouped(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:
-    """The options of a command that help shows, by group; those of no group are the last."""
+    """The options of a command that help shows, by group; those without a group come last."""
     groups: dict[str, list[click.Parameter]] = {}
     for parameter in command.get_params(ctx):
         if isinstance(parameter, click.Option) and parameter.get_help_record(ctx) is not None:
@@ -48,7 +48,7 @@ def grouped(command: click.Command, ctx: click.Context) -> dict[str, list[click.
 
 
 def completed(values: Known, many: bool = False) -> Callable[..., list[CompletionItem]]:
-    """A completion of a value, or of the last of several behind commas; a toggle may follow a
+    """A completion of a value, or of the last of several after commas; a toggle may follow a
     minus there."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str

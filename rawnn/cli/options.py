@@ -42,7 +42,7 @@ def workload_names() -> Iterable[str]:
 
 
 def devices() -> Iterable[str]:
-    """What --device takes, the first of several GPUs."""
+    """Values of --device, with the first of several GPUs."""
     return ("auto", "gpu", "gpu:0", "host", "sim")
 
 
@@ -50,16 +50,18 @@ def _named(*names: str) -> Known:
     return lambda: names
 
 
-def run_option(group: str, name: str, help: str, told: str, **named: Any) -> Callable[[F], F]:
-    """An option of a group; `told` is its default in words."""
-    return click.option(*name.split(" "), cls=Option, group=group, help=help, told=told, **named)
+def run_option(group: str, name: str, help: str, default_text: str,
+               **named: Any) -> Callable[[F], F]:
+    """An option of a group; `default_text` describes its default."""
+    return click.option(*name.split(" "), cls=Option, group=group, help=help,
+                        default_text=default_text, **named)
 
 
 _option = run_option
 
 
-def _switch(group: str, name: str, help: str, told: str) -> Callable[[F], F]:
-    return _option(group, name, help, told, default=None)
+def _switch(group: str, name: str, help: str, default_text: str) -> Callable[[F], F]:
+    return _option(group, name, help, default_text, default=None)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -74,34 +76,34 @@ def setting(name: str) -> tuple[str, str]:
                 if name in rule.settings}
     *first, last = defaults
     same = len(set(defaults.values())) == 1
-    told = defaults[last] if same else "; ".join(f"{r} {v}" for r, v in defaults.items())
-    return f"Of {' and '.join(filter(None, [', '.join(first), last]))}.", told
+    default_text = defaults[last] if same else "; ".join(f"{r} {v}" for r, v in defaults.items())
+    return f"Of {' and '.join(filter(None, [', '.join(first), last]))}.", default_text
 
 
-def columns_option(name: str, help: str, told: str) -> Callable[[F], F]:
-    """An option that names columns and may be given several times: what it gives is one text, None
-    where it was not given."""
+def columns_option(name: str, help: str, default_text: str) -> Callable[[F], F]:
+    """An option that names columns and may be given several times. Its value is one text, None if
+    it was not given."""
 
     def joined(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
                ) -> str | None:
         return joined_columns([column for text in values for column in columns_of(text)]) \
             if len(values) > 1 else values[0] if values else None
 
-    return _option(DATA, name, help, told, metavar="COLUMN", multiple=True, callback=joined)
+    return _option(DATA, name, help, default_text, metavar="COLUMN", multiple=True, callback=joined)
 
 
-def csv_option(name: str, told: str = "") -> Callable[[F], F]:
-    """One of the options that say how a CSV file is read; `told` are the words for its default
-    where that is not a new run's."""
+def csv_option(name: str, default_text: str = "") -> Callable[[F], F]:
+    """One of the options for the format of a CSV file; `default_text` describes its default if that
+    is not a new run's."""
     if name == "--encoding":
         return _option(DATA, name, "Of a CSV file: utf-8, utf-16, latin-1, cp1252, ...",
-                       told or "utf-8", metavar="NAME",
+                       default_text or "utf-8", metavar="NAME",
                        values=_named("utf-8", "utf-16", "latin-1", "cp1252"))
     if name == "--decimal":
-        return _option(DATA, name, "Decimal mark of a CSV file: . or a comma.", told or ".",
+        return _option(DATA, name, "Decimal mark of a CSV file: . or a comma.", default_text or ".",
                        metavar="MARK", values=_named(".", ","))
     return columns_option(name, "Column of a CSV file that is not read, by name or index; several "
-                          "behind commas, or by one --skip each.", told or "none")
+                          "behind commas, or by one --skip each.", default_text or "none")
 
 
 PATH = click.Path()  # a text that shells complete as a path
@@ -144,7 +146,7 @@ _RUN: dict[str, Callable[[Any], Any]] = {
     "eps": _option(TRAINING, "--eps", *setting("eps"), type=float),
     "schedule": _option(TRAINING, "--schedule", "Of the learning rate: "
                         + ", ".join(rule.syntax for rule in SCHEDULES.values())
-                        + "; behind a warm-up, warmup:EPOCHS,cosine.", "constant", metavar="TEXT",
+                        + "; after a warm-up, warmup:EPOCHS,cosine.", "constant", metavar="TEXT",
                         values=_named("constant", "cosine", "step:30:0.1", "warmup:5,cosine")),
     "seed": _option(TRAINING, "--seed", "Seed of the initial weights, and of every random order.",
                     "0", type=int),
@@ -165,7 +167,7 @@ _RUN: dict[str, Callable[[Any], Any]] = {
     "encoding": csv_option("--encoding"),
     "decimal": csv_option("--decimal"),
     "skip": csv_option("--skip"),
-    "validation": _option(DATA, "--validation", "Fraction of a table that is taken out for "
+    "validation": _option(DATA, "--validation", "Fraction of a table that is split off for "
                           "testing.", "0.2", type=float),
     "normalise": _option(DATA, "--normalise", "learned (mean 0, deviation 1), pixels (by 1/255) or "
                          "none.", "bytes by 1/255, unless none of an array exceeds 1; other "
@@ -193,8 +195,8 @@ _RUN: dict[str, Callable[[Any], Any]] = {
 
 
 def config_options(*left_out: str) -> Callable[[F], F]:
-    """Every field of Config as an option but those left out, and --config for a TOML file. An
-    option given on the command line wins over the file."""
+    """Every field of Config as an option, except those left out, and --config for a TOML file.
+    Options on the command line override the file."""
 
     def decorate(command: F) -> F:
         for name in reversed(_RUN):
@@ -206,7 +208,7 @@ def config_options(*left_out: str) -> Callable[[F], F]:
 
 
 def make_config(config_file: str | None, options: dict[str, Any]) -> Config:
-    """The Config of a TOML file and the options given beside it. Raises ConfigError."""
+    """The Config of a TOML file and the other options. Raises ConfigError."""
     values = read_toml(config_file) if config_file else {}
     given = {name: value for name, value in options.items() if value is not None}
     if "layers" in given:
@@ -217,7 +219,7 @@ def make_config(config_file: str | None, options: dict[str, Any]) -> Config:
 
 
 def check_data(asked: Mapping[str, Any]) -> None:
-    """Refuse what would have no effect. Raises ConfigError."""
+    """Refuse options without an effect. Raises ConfigError."""
     path, name = asked.get("data"), asked.get("dataset")
     table = isinstance(path, str) and is_table(path)
     if table and name not in (None, "table"):

@@ -32,14 +32,14 @@ EVERYTHING_RUNS = "H200"
 
 
 def assumed(name: str) -> Machine:
-    """A machine with the GPU of a name, and everything else that toggles can need. Raises
+    """A machine with the GPU of a name, and everything else that toggles may need. Raises
     ConfigError."""
     target = gpu_named(name)
     return Machine(None, target.capability, 13000, lambda package: True, measure=lambda: target)
 
 
 ASSUMED = assumed(EVERYTHING_RUNS)
-"""Plans are shown as for a GPU on which every toggle can run, unless another is named."""
+"""Default machine of displayed plans: a GPU on which every toggle can run."""
 
 
 @click.command(cls=Command)
@@ -62,11 +62,11 @@ ASSUMED = assumed(EVERYTHING_RUNS)
               help=f"Show every node of a graph, not the first {SHOWN_NODES}.")
 def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_file: str | None,
          dot: bool, show_all: bool, **options: Any) -> None:
-    """Print the plan that a set of toggles makes: what became of each part of a toggle, each op
+    """Print the plan that a set of toggles makes: the outcome of each part of a toggle, each op
     with its shapes, types, implementation, reads and writes, and the nodes of the graph that it
     becomes with the reason of every edge.
 
-    With --cost the table of what each op costs, in place of the rest."""
+    With --cost only the table of what each op costs."""
     if floors_file and not cost:
         raise ConfigError("--floors goes with --cost only")
     if cost and dot:
@@ -164,7 +164,7 @@ def _describe(graph: GraphPlan, is_graph: bool, show_all: bool,
 
 
 def _reason(before: Op, after: Op) -> str:
-    """Such as "which wrote a1"; "chain" where only the order of the plan ties the two."""
+    """Text such as "which wrote a1"; "chain" if only the order of the plan connects the two."""
     found = reason(before, after)
     return f"which {found.replace('; ', ' and ')}" if found else "chain"
 

@@ -1,4 +1,4 @@
-"""`rawnn predict`: what a kept model says of examples."""
+"""`rawnn predict`: predictions of a stored model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
     """Predict with a CHECKPOINT (a file; of a directory the best, else the newest) from --data, row
     by row.
 
-    Where the right answers are known, how good the predictions are is printed as well.
+    If the right answers are known, the quality of the predictions is printed as well.
     """
     if out is not None and not out.lower().endswith((".csv", ".npz")):
         raise ConfigError(f"--out {out}: predictions are written as .csv or .npz")
@@ -80,8 +80,8 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
 
 
 def _print(text: str) -> None:
-    """To a terminal in its encoding, to a file or a pipe in UTF-8 as --out writes it, whatever the
-    encoding of the standard output is: what that lacks would become question marks."""
+    """To a terminal in its encoding, to a file or a pipe in UTF-8 like --out. The encoding of
+    standard output may lack characters, which would become question marks."""
     if sys.stdout.isatty() or not hasattr(sys.stdout, "buffer"):
         sys.stdout.write(text)
     else:
@@ -92,7 +92,7 @@ def _print(text: str) -> None:
 
 def _columns(model: Model, inputs: Any, probabilities: bool, device: str
              ) -> dict[str, NDArray[Any]]:
-    """The arrays to be written, by name: [N], or [N, C] with a name for each column."""
+    """The arrays to write, by name: [N], or [N, C] with a name for each column."""
     link = model.network.loss_spec.link
     if link == "identity" or (model.autoencoder and not probabilities):
         if probabilities:
@@ -107,7 +107,7 @@ def _columns(model: Model, inputs: Any, probabilities: bool, device: str
 
 
 def _output_names(model: Model) -> Sequence[str]:
-    """A name for each output: of its class, or of its column in the table trained on."""
+    """A name for each output: of its class, or of its column in the training table."""
     targets = model.target_names
     return targets if not model.network.loss_spec.labelled \
         and len(targets) == model.network.outputs > 1 else model.names

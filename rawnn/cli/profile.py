@@ -37,11 +37,11 @@ DIFFERENCES = ("op", "us", "us of the other", "difference")
             metavar="FILE", type=PATH)
 def profile(config_file: str | None, steps: int, way: Any, other: str | None,
             trace_file: str | None, json_file: str | None, **options: Any) -> None:
-    """Take a training step apart: every op with its time, the gap before it, its bytes, and the
-    share of this GPU's limits that it reaches.
+    """Profile a training step: every op with its time, the gap before it, its bytes, and the
+    fraction of this GPU's limits that it reaches.
 
-    By CUPTI the step is profiled as it runs, graphs included, each kernel under the name of its op.
-    By events the ops are launched one by one on a stream, so that gaps are those of launches.
+    With CUPTI the step is profiled as it runs, graphs included, each kernel under the name of its
+    op. With events the ops are launched one by one on a stream, so that gaps are those of launches.
     """
     check_output("--trace", trace_file)
     check_output("--json", json_file)
@@ -62,7 +62,7 @@ def profile(config_file: str | None, steps: int, way: Any, other: str | None,
 
 
 def rows(result: ProfileResult) -> list[tuple[str, ...]]:
-    """The texts under HEADINGS, an op a row."""
+    """The texts of the columns HEADINGS, one op per row."""
     whole = result.ops_us or 1.0
     made: list[tuple[str, ...]] = []
     for op in result.ops:
@@ -76,7 +76,7 @@ def rows(result: ProfileResult) -> list[tuple[str, ...]]:
 
 
 def differences(first: ProfileResult, second: ProfileResult) -> list[tuple[str, ...]]:
-    """Ops of both by name, those of one alone, and the step: the texts under DIFFERENCES."""
+    """Ops of both by name, those of one only, and the step: the texts of DIFFERENCES."""
     sides = [{op.name: op.us.median for op in result.ops} for result in (first, second)]
     names = dict.fromkeys((*sides[0], *sides[1]))
     pairs = [(name, sides[0].get(name), sides[1].get(name)) for name in names]

@@ -1,4 +1,4 @@
-"""A run in words: the lines above and below the table of `rawnn train`."""
+"""The lines above and below the table of `rawnn train`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def network_text(work: PreparedRun, config: Config) -> str:
-    """The network and how it is trained; what is not the default is named, the rest is not."""
+    """The network and its training; settings are named if they are not the default."""
     network, recipe, plain = work.network, work.recipe, Config()
     hidden = network.depth > 1
     words = ["-".join(map(str, network.layers))]
@@ -40,13 +40,13 @@ def network_text(work: PreparedRun, config: Config) -> str:
 
 
 def loss_text(loss: float, digits: int = 4) -> str:
-    """A loss with so many digits; one in large units as 1.2345e+10, so that columns stay."""
+    """A loss with `digits` digits; a large one as 1.2345e+10, so that columns stay aligned."""
     return f"{loss:.{digits}e}" if abs(loss) >= 1e5 else f"{loss:.{digits}f}"
 
 
 def epoch_text(result: Result) -> str:
-    """The time of an epoch by the clock that is meant by it and, if that is the device's, by the
-    wall clock as well."""
+    """The time of an epoch by the relevant clock and, if that is the device's, also by the wall
+    clock."""
     device = result.environment.device
     if device == "host":
         return f"{result.average_epoch_ms:.3f} ms by the wall clock (later half)"
@@ -67,7 +67,7 @@ def training_text(result: Result) -> str:
 
 
 def initialisation_text(result: Result) -> str:
-    """What went before the first epoch; the driver and kernels only where there are any."""
+    """The time before the first epoch; the driver and kernels only if there are any."""
     t: Times = result.times
     parts = [f"start and imports {t.imports:.0f} ms", f"data {t.data:.0f} ms"]
     if result.environment.gpu:

@@ -1,4 +1,4 @@
-"""What a long command says while it runs."""
+"""Progress of a long command on the screen."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 INSTANT = 0.01
-"""Seconds that no training takes: a set that cannot run here is done at once."""
+"""Seconds that no training takes: a set that cannot run here fails at once."""
 
 
 def say(message: str) -> None:
-    """A sentence on the standard error stream."""
+    """Print a sentence on standard error."""
     click.echo(f"rawnn: {message}", err=True)
 
 
 def table_console() -> Console:
-    """Where a table goes: as wide as the terminal, or as COLUMNS says. A pipe has no width that a
-    table would have to fit."""
+    """The console for a table: as wide as the terminal, or as COLUMNS says. A pipe has no width
+    that a table would have to fit."""
     console = Console(highlight=False, soft_wrap=True)
     if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console
@@ -39,7 +39,7 @@ def sentences(console: Console, texts: Iterable[str]) -> None:
 
 
 def fitted(console: Console, text: str, indent: int) -> str:
-    """A line as it is, or on a terminal in as many as it needs there, the later ones indented."""
+    """The line, or on a terminal wrapped to several lines, the later ones indented."""
     if not console.is_terminal or len(text) <= console.width:
         return text
     return textwrap.fill(text, console.width, subsequent_indent=" " * indent,
@@ -47,9 +47,9 @@ def fitted(console: Console, text: str, indent: int) -> str:
 
 
 class Pace:
-    """How long what is left will take. Runs come in `repeats` equal rounds, so that a run is
-    expected to take what the one in its place took in the round before; runs of the first round
-    what those before it took on average. `unit` is what is counted: runs, epochs."""
+    """Estimates the remaining time. Runs come in `repeats` equal rounds, so that a run is expected
+    to take as long as the one at its position in the round before; in the first round as long as
+    the mean of those before it. `unit` is what is counted: runs, epochs."""
 
     def __init__(self, repeats: int, unit: str = "run",
                  now: Callable[[], float] = perf_counter) -> None:
@@ -74,8 +74,7 @@ class Pace:
 
     @property
     def left(self) -> str:
-        """How long it will still take, in words; "" before the first run that took any time has
-        ended."""
+        """The remaining time in words; "" before the first run that took any time has ended."""
         some = [seconds for seconds in self._took.values() if seconds > INSTANT]
         if not some:
             return ""
@@ -104,16 +103,16 @@ def duration(seconds: float) -> str:
 
 
 class Heartbeat:
-    """Calls `tell` from a thread of its own whenever nothing was said for `period` seconds,
-    within a `with` block. It sleeps in between, so that measurements do not feel it."""
+    """Within a `with` block, calls `show` from its own thread whenever nothing was printed for
+    `period` seconds. It sleeps in between, so that measurements are not disturbed."""
 
     period = 5.0
-    """Seconds: without a word in so long, a run of minutes on the host looks like one that hangs.
+    """Seconds: without output for so long, a run of minutes on the host looks like one that hangs.
     """
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
-        self._said = perf_counter()
+    def __init__(self, show: Callable[[], None]) -> None:
+        self._tell = show
+        self._last_output = perf_counter()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rawnn progress", daemon=True)
 
@@ -127,33 +126,33 @@ class Heartbeat:
 
     @property
     def due(self) -> bool:
-        """Whether nothing was said for a period."""
-        return perf_counter() - self._said >= self.period
+        """Whether nothing was printed for a period."""
+        return perf_counter() - self._last_output >= self.period
 
-    def said(self) -> None:
-        """Something was said: the next `tell` comes a period from now."""
-        self._said = perf_counter()
+    def restart(self) -> None:
+        """Record output: the next `show` is one period from now."""
+        self._last_output = perf_counter()
 
     def _watch(self) -> None:
-        while not self._over.wait(max(self._said + self.period - perf_counter(), 0.05)):
+        while not self._over.wait(max(self._last_output + self.period - perf_counter(), 0.05)):
             if self.due:
-                self.said()
+                self.restart()
                 try:
                     self._tell()
-                except (OSError, ValueError):  # the terminal is gone: there is nobody to tell
+                except (OSError, ValueError):  # the terminal is closed: nobody can read it
                     return
 
 
 def working(what: str) -> Heartbeat:
-    """Says every few seconds for how long `what` has been going on."""
+    """Reports every few seconds for how long `what` has been going on."""
     began = perf_counter()
     return Heartbeat(lambda: say(f"{what} for {duration(perf_counter() - began)}"))
 
 
 class Screen:
-    """A bar on a terminal, a line every few seconds elsewhere, both with the time that is left;
-    even while a run goes on that takes longer. Use as a context manager around the runs, which
-    come in `repeats` equal rounds."""
+    """A bar on a terminal, a line every few seconds elsewhere, both with the remaining time, also
+    during a long run. Use as a context manager around the runs, which come in `repeats` equal
+    rounds."""
 
     def __init__(self, name: str, repeats: int) -> None:
         self._name = name
@@ -175,7 +174,7 @@ class Screen:
         self._hide()
 
     def rounds(self, count: int) -> None:
-        """Runs come in so many equal rounds."""
+        """Set the number of equal rounds."""
         self._pace.repeats = max(count, 1)
 
     def advance(self, done: int, total: int, last: str) -> None:
@@ -187,12 +186,12 @@ class Screen:
         self._bar.update(self._task, completed=done, total=total, description=shown,
                          left=self._pace.left, refresh=True)
         if self._heart.due:
-            self._heart.said()
+            self._heart.restart()
             self._tell()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the bar away while something else is printed, to the same terminal perhaps."""
+        """Hide the bar while something else is printed, perhaps to the same terminal."""
         self._hide()
         try:
             yield
@@ -204,7 +203,7 @@ class Screen:
             self._bar.start()
 
     def _hide(self) -> None:
-        if not self._bar.disable:  # rich before 14.3 ends a bar that was never shown by a line
+        if not self._bar.disable:  # rich before 14.3 ends a hidden bar with an empty line
             self._bar.stop()
 
     def _tell(self) -> None:

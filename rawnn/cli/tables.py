@@ -13,7 +13,7 @@ from rawnn.bench.render.grid import Grid
 from rawnn.cli.screen import sentences, table_console
 
 NARROW = 14
-"""Characters that a column of words keeps at least; shorter ones, as figures are, keep all."""
+"""Least characters of a column of words; shorter columns, as of figures, keep their width."""
 
 
 def show(results: Results, suite: str) -> None:
@@ -27,7 +27,7 @@ def show(results: Results, suite: str) -> None:
 
 
 def print_grid(grid: Grid) -> None:
-    """A table with its title, notes and source."""
+    """Print a table with its title, notes and source."""
     console = table_console()
     left_out = [h for h in grid.dispensable if h in grid.headings]
     for count in range(len(left_out) + 1):
@@ -46,14 +46,14 @@ def print_grid(grid: Grid) -> None:
 
 
 def _fits(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Whether a table fits, its columns of words folded."""
+    """Whether a table fits, with its columns of words folded."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     return sum(min(each, NARROW) for each in widths) + 3 * len(widths) + 1 <= width
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """A table on the screen. Where it does not fit, columns of words are folded; where that does
-    not suffice, each row becomes lines of its own. Nothing is cut off."""
+    """A table on the screen. If it does not fit, columns of words are folded; if that does not
+    suffice, each row becomes several lines. Nothing is cut off."""
     console = table_console()
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     whole = sum(widths) <= console.width - 3 * len(widths) - 1
@@ -72,7 +72,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
 
 def _records(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str, width: int
              ) -> None:
-    """Each row as its first cell, and under it what the others are."""
+    """Each row as its first cell, followed by the others with their headings."""
     if title:
         click.echo(title)
     for row in rows:

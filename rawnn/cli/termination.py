@@ -1,4 +1,4 @@
-"""Requests to end a measurement, by SIGTERM or SIGHUP, taken as Ctrl-C is."""
+"""Handles requests to end a measurement by SIGTERM or SIGHUP like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NAMES = ("SIGTERM", "SIGHUP")
 
 @contextmanager
 def as_by_ctrl_c() -> Iterator[None]:
-    """Within the block the first SIGTERM or SIGHUP raises KeyboardInterrupt, so that what was
-    measured is shown and kept; a second one ends the process. The status is that of the signal.
-    One that the process ignores (nohup) is left alone."""
+    """Within the block the first SIGTERM or SIGHUP raises KeyboardInterrupt, so that measured
+    results are shown and stored; a second one ends the process. The status is that of the signal. A
+    signal that the process ignores (nohup) is not touched."""
     heard: list[int] = []
 
     def hear(number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from rawnn.opts.presets import PRESETS
 from rawnn.opts.registry import Machine, Toggle
 
 WIDTH = 96
-"""Of lines at most: longer ones read badly."""
+"""Longest lines: longer ones are hard to read."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`rawnn train`: train a network and show how it went."""
+"""`rawnn train`: train a network and show progress and results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 HEADER = f"{'epoch':>6} {'train loss':>11} {'train acc':>10} {'test acc':>9} {'ms/epoch':>10}"
 LOSS_HEADER = f"{'epoch':>6} {'train loss':>11} {'test loss':>20} {'ms/epoch':>10}"
-"""For losses that count nothing right or wrong."""
+"""For losses without an accuracy."""
 
 
 @click.command(cls=Command)
@@ -100,19 +100,19 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
 
 
 class _Screen(Listener):
-    """Rows of the table as reports come in; a progress bar below them on a terminal.
+    """Prints rows of the table as reports come in, with a progress bar below on a terminal.
 
-    Where output cannot be written any more (the reader of a pipe has left, the disk is full), a run
-    that leaves something behind ends after its epoch, and leaves it: `lost` then says why. Any
-    other ends at once.
+    If output can no longer be written (the reader of a pipe has left, the disk is full), a run that
+    writes files ends after its epoch, and writes them: `lost` then says why. Any other ends at
+    once.
     """
 
     reads = False
 
-    def __init__(self, quiet: bool, epochs: int, mute: bool = False, keeps: bool = False) -> None:
-        """`keeps` says that the run leaves files behind: checkpoints, its result."""
+    def __init__(self, quiet: bool, epochs: int, mute: bool = False, writes: bool = False) -> None:
+        """`writes` says that the run leaves files: checkpoints, its result."""
         self.console = Console(highlight=False, soft_wrap=True)
-        self._quiet, self._mute, self._keeps = quiet, mute, keeps
+        self._quiet, self._mute, self._writes = quiet, mute, writes
         self.lost: OSError | None = None
         self._session: Session | None = None
         self._bar = Progress(
@@ -134,12 +134,11 @@ class _Screen(Listener):
     def __exit__(self, *exception: object) -> None:
         if not self._quiet:
             self._heart.__exit__()
-        if not self._bar.disable:  # rich before 14.3 ends a bar that was never shown by a line
+        if not self._bar.disable:  # rich before 14.3 ends a hidden bar with an empty line
             self._bar.stop()
 
     def _alive(self) -> None:
-        """Nothing was said for seconds: data are fetched, or epochs take long, or few are reported.
-        """
+        """Print a sign of life: data are fetched, or epochs are long, or few are reported."""
         if not self._running:
             self.notify(f"making ready for {duration(self._pace.elapsed)}")
         elif self._bar.disable:
@@ -148,12 +147,12 @@ class _Screen(Listener):
             self._bar.refresh()
 
     def notify(self, message: str) -> None:
-        if self._mute:  # rank 0 says it
+        if self._mute:  # rank 0 prints it
             return
         self._write(lambda: click.echo(f"rawnn: {message}", err=True))
 
     def end(self, result: Result) -> None:
-        """What the run came to."""
+        """Print the result."""
         if self.lost is None:
             _summary(self.console, result)
 
@@ -193,7 +192,7 @@ class _Screen(Listener):
 
     def reported(self, report: Report) -> None:
         if not self._quiet:
-            self._heart.said()
+            self._heart.restart()
             figures = f"{report.train_accuracy:>10.4f} {report.test_accuracy:>9.4f}" \
                 if self._counts else f"{loss_text(report.test_loss):>20}"
             self._line(f"{report.epoch:>6} {loss_text(report.train_loss):>11} {figures} "
@@ -218,15 +217,15 @@ class _Screen(Listener):
                 output()
         except (OSError, SystemExit) as error:
             reason = error.__context__ if isinstance(error, SystemExit) else error
-            if not isinstance(reason, OSError) or self._session is None or not self._keeps:
+            if not isinstance(reason, OSError) or self._session is None or not self._writes:
                 raise
-            self.lost = reason  # rich makes an exit of a broken pipe
+            self.lost = reason  # rich would turn a broken pipe into an exit
             self._session.stop(f"its output could not be written: {reason.strerror or reason}")
 
 
 @contextmanager
 def _terminal() -> Iterator[None]:
-    """Go on where the terminal is gone: what hung it up ends the run (SIGHUP)."""
+    """Continue without a terminal: the signal (SIGHUP) ends the run."""
     try:
         yield
     except OSError as error:
@@ -235,7 +234,7 @@ def _terminal() -> Iterator[None]:
 
 
 def _interruption(result: Result) -> str:
-    """How far the run got, and how to go on."""
+    """How far the run got, and how to continue."""
     done, config = result.resumed_epochs + len(result.epoch_ms), result.config
     reached = f"after {done} of {config.epochs} epochs"
     if result.broken_epoch:
@@ -276,7 +275,7 @@ def _summary(console: Console, result: Result) -> None:
 
 
 def _instead(result: Result) -> str:
-    """What took the place of what was wanted."""
+    """A sentence on what was used instead of what was asked for."""
     said = []
     if result.synthetic and result.config.dataset != "synthetic":
         said.append(f"trained on GENERATED digits, not on {result.config.dataset}")

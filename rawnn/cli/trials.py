@@ -1,5 +1,5 @@
-"""`rawnn kernel check`, `time` and `sweep`: is a kernel of one's own right, how fast is it, and
-with which macros is it fastest?"""
+"""`rawnn kernel check`, `time` and `sweep`: whether a user's kernel is right, how fast it is, and
+with which macros it is fastest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 60.0
 
 
 def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments and options that say a kernel and its work."""
+    """The arguments and options that describe a kernel and its work."""
     for decorate in reversed((
         click.argument("file", type=click.Path(path_type=Path)),
         click.argument("name", required=False),
@@ -41,7 +41,7 @@ def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
                      help="How many products are added up for one element."),
         click.option("--arch", metavar="sm_90a", help="Architecture. [default: this GPU's]"),
         *compiler.OPTIONS,
-        click.option("--seed", default=0, show_default=True, help="Of everything drawn."),
+        click.option("--seed", default=0, show_default=True, help="Of all random samples."),
         click.option("--limit", default=LIMIT, show_default=True, metavar="SECONDS",
                      help="Of a launch, in a process of its own; 0: in this one."),
         click.option("--device", default="gpu", show_default=True, metavar="gpu:N|sim",
@@ -52,10 +52,10 @@ def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def described(file: Path, name: str | None, given: dict[str, Any]) -> tuple[Kernel, Work]:
-    """The kernel and its work; takes from `given` what says them."""
+    """The kernel and its work; removes their arguments from `given`."""
     from rawnn.lab.kernel_files import kernel_of, text_of
 
-    text_of(file)  # a file that is not there is said ahead of a GPU that is not
+    text_of(file)  # a missing file is reported before a missing GPU
     work: dict[str, Any] = {key: given.pop(key) for key in ("reference", "length")}
     for key in ("grid", "block"):
         text = given.pop(key)
@@ -119,12 +119,12 @@ def _device(wanted: str) -> Any:
 WATCH = click.option("--watch", is_flag=True, help="Again at every save, till Ctrl-C.")
 _SOURCES = (".cu", ".cuh", ".h", ".hpp", ".py")
 _PAUSE = 0.3
-"""Seconds between looks at the files."""
+"""Seconds between checks of the files."""
 
 
 def repeated(file: Path, include: tuple[str, ...], watch: bool, once: Callable[[], int]) -> int:
-    """`once`, or with `watch` again whenever a source beside FILE or in its folders of headers is
-    saved; what is wrong is said, and the next save waited for."""
+    """Run `once`, or with `watch` again whenever a source in the folder of FILE or in its include
+    folders is saved. Errors are printed, and the next save is awaited."""
     if not watch:
         return once()
     folders = [file.parent, *map(Path, include)]
@@ -150,16 +150,16 @@ def repeated(file: Path, include: tuple[str, ...], watch: bool, once: Callable[[
 
 @click.command()
 @of_work
-@click.option("--trials", default=12, show_default=True, help="Sets of sizes, where drawn.")
+@click.option("--trials", default=12, show_default=True, help="Sets of sizes, if sampled.")
 @click.option("--special", is_flag=True, help="Put NaN, infinities and zeros among the inputs.")
 @compiler.LEFT_OUT
 @WATCH
 def check(file: Path, name: str | None, trials: int, special: bool, left_out: bool, watch: bool,
           seed: int, limit: float, **given: Any) -> int:
-    """Is the kernel of FILE right? Tried on many sizes beside a reference, as its header says, and
-    these options in place of it.
+    """Is the kernel of FILE right? It is tried on many sizes and compared with a reference, as its
+    header says; these options override the header.
 
-    The exit status is 0 where it is, else 1."""
+    The exit status is 0 if it is, else 1."""
     from rawnn.lab.checking import check as checked
 
     def once() -> int:
@@ -186,10 +186,11 @@ def check(file: Path, name: str | None, trials: int, special: bool, left_out: bo
 def time(file: Path, name: str | None, at: tuple[str, ...], samples: int, moved: str | None,
          flops: str | None, left_out: bool, watch: bool, seed: int, limit: float,
          **given: Any) -> int:
-    """How long does the kernel of FILE take, and how far is that from what the GPU can? Its results
-    are compared with the reference behind the clock. With --watch it is checked on many sizes, too.
+    """How long does the kernel of FILE take, and how far is that from the GPU's limits? Its results
+    are compared with the reference after the measurement. With --watch it is also checked on many
+    sizes.
 
-    The exit status is 1 where they are wrong, or where the time cannot be true."""
+    The exit status is 1 if they are wrong, or if the time cannot be true."""
     from rawnn.lab.checking import check as checked
     from rawnn.lab.timing import time as timed
 
@@ -213,7 +214,7 @@ def time(file: Path, name: str | None, at: tuple[str, ...], samples: int, moved:
               help="A macro, or grid, block, shared or cluster, with values: TILE=64,128.")
 @click.option("--restrict", multiple=True, metavar="TEXT",
               help="A condition on them: 'TILE * WIDTH <= 1024'.")
-@click.option("--budget", type=click.IntRange(1), metavar="N", help="Try so many, drawn. [all]")
+@click.option("--budget", type=click.IntRange(1), metavar="N", help="Try so many, sampled. [all]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="FILE",
               help="Keep what is found in this file, and go on from it.")
 @click.option("--at", multiple=True, metavar="NAME=SIZE",
@@ -222,10 +223,10 @@ def time(file: Path, name: str | None, at: tuple[str, ...], samples: int, moved:
 def sweep(file: Path, name: str | None, over: tuple[str, ...], restrict: tuple[str, ...],
           budget: int | None, resume: Path | None, at: tuple[str, ...], samples: int, seed: int,
           limit: float, **given: Any) -> int:
-    """Which macros and launch shapes make the kernel of FILE fastest? Every variant is checked
-    before it is timed. What the header says as `sweep` and `restrict` is taken unless options do.
+    """Which macros and launch geometries make the kernel of FILE fastest? Every variant is checked
+    before it is timed. The header's `sweep` and `restrict` are used unless options are given.
 
-    The exit status is 1 where no variant is right."""
+    The exit status is 1 if no variant is right."""
     from rawnn.lab.header import header
     from rawnn.lab.sweeping import sweep as swept
 
@@ -247,7 +248,7 @@ def sweep(file: Path, name: str | None, over: tuple[str, ...], restrict: tuple[s
 
 
 def _values(text: str) -> list[Any]:
-    """Numbers where they are numbers, split at commas outside of brackets."""
+    """Numbers if they are numbers, split at commas outside of brackets."""
     def read(part: str) -> Any:
         try:
             return int(part)

@@ -1,4 +1,4 @@
-"""`rawnn tune`: find out what is fastest for a network on this GPU, and remember it for `best`."""
+"""`rawnn tune`: find out what is fastest for a network on this GPU, and store it for `best`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rawnn.tuning.search import Measured, Search, Task, fits
 @config_options("sharding", "epochs", "init", "seed", "partial", "patience", "min_delta", "monitor",
                 "validation", "save", "save_every", "keep", "resume")
 @click.option("--table", "table_file", type=click.Path(path_type=Path), metavar="FILE",
-              help="Remember what was found there, not in the user's own table.")
-@click.option("--show", is_flag=True, help="Print what is remembered, and measure nothing.")
+              help="Store what was found there, not in the user's own table.")
+@click.option("--show", is_flag=True, help="Print what is stored, and measure nothing.")
 def tune(config_file: str | None, table_file: Path | None, show: bool, **options: Any) -> None:
-    """Measure sets of toggles in real training, and remember the fastest for `--opt best`.
+    """Measure sets of toggles in real training, and store the fastest for `--opt best`.
 
-    The options are those of the run that shall be fast: layers, batch, optimizer and, behind --opt,
-    the number format (bf16, tf32, ...), which is never changed. Ctrl-C keeps what was found.
+    The options are those of the run to be made fast: layers, batch, optimizer and, in --opt, the
+    precision (bf16, tf32, ...), which is never changed. Ctrl-C stores what was found.
     """
     if show:
         for path in [table_file] if table_file else [user_file(), PACKAGED]:
@@ -63,7 +63,7 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
             path = table_file or user_file()
             _report(search, entry)
             remember(path, entry)
-            click.echo(f"remembered in {path}")
+            click.echo(f"stored in {path}")
     finally:
         with suppress(DeviceError):
             opened.device.close()
@@ -75,11 +75,11 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
 
 
 def _data(config: Config) -> Dataset | None:
-    """The data set that the options name, if it fits the network; else None, for noise."""
+    """The data set that the options name, if it fits the network; else None, for random data."""
     try:
         data = named(config, _say, stand_in=True)
     except DataError as error:
-        _say(f"tuning with noise: {error}")
+        _say(f"tuning with random data: {error}")
         return None
     data = data.reconstructing() if config.autoencoder else data
     return data if fits(config.network(), data) else None
@@ -103,7 +103,7 @@ def _tell(found: Measured) -> None:
 
 
 def _report(search: Search, entry: Entry) -> None:
-    """All that was tried, the fastest first, then what could not run."""
+    """Print all that was tried, the fastest first, then what could not run."""
     table = Table(title=f"{entry.gpu}: {_what(entry)}, us a step by the device's clock")
     for heading, justify in (("toggles", "left"), ("us", "right"), ("min-max", "right"),
                              ("", "left")):
@@ -128,11 +128,11 @@ def _what(entry: Entry) -> str:
 def _show(path: Path) -> None:
     entries = read(path)
     if not entries:
-        click.echo(f"{path}: nothing is remembered")
+        click.echo(f"{path}: nothing is stored")
         return
     console = table_console()
     sentences(console, [f"{path}, microseconds of a step:"])
-    for e in entries:  # one a row would need some 200 columns
+    for e in entries:  # one per row would need some 200 columns
         others = [f"{words or 'none'} {us:.1f}" for words, us in e.others.items()]
         sentences(console, [f"- {e.gpu}, {_what(e)}: {e.toggles or 'none'} {e.us:.1f}"
                             + (f"; others: {', '.join(others)}" if others else "")
@@ -140,7 +140,7 @@ def _show(path: Path) -> None:
 
 
 def _show_launches() -> None:
-    """What the toggle `tune` found, file by file; of ops that go by rule only how many."""
+    """Print what the toggle `tune` found, file by file; default launches are only counted."""
     for path, choices in remembered().items():
         click.echo(f"\n{path}: {len(choices)} launches measured")
         for key, found in choices.items():

@@ -31,7 +31,7 @@ def test_with_a_gpu_the_status_is_0(monkeypatch: pytest.MonkeyPatch,
     printed = capsys.readouterr().out
     assert "simulated GPU" in printed
     assert "NVRTC: 13.0 (/lib/libnvrtc.so.13)" in printed
-    assert "cuDNN: not found; looked at: /here, /there\n    cure: pip install it" in printed
+    assert "cuDNN: not found; looked at: /here, /there\n    fix: pip install it" in printed
     assert "Training on the GPU works here." in printed
 
 

@@ -34,7 +34,7 @@ def options(name: str) -> dict[str, Option]:
 def test_every_field_of_a_run_is_an_option_with_the_default_that_is_told() -> None:
     known, config = options("train"), Config()
     assert set(Config.known()) <= known.keys() | {"name"}
-    told = {name: known[name].told for name in Config.known()}
+    told = {name: known[name].default_text for name in Config.known()}
     said = {True: "yes", False: "no"}
     for name, value in told.items():
         default = getattr(config, name)

@@ -29,7 +29,7 @@ def test_the_fastest_set_is_remembered_and_then_taken(rawnn: Rawnn, mine: Path) 
     done = rawnn(*SMALL, "--opt", "best,bf16")
     assert done.status == 0, done.err
     assert "20-16-5 at batch 8, bf16" in done.out
-    assert f"remembered in {mine}" in done.out
+    assert f"stored in {mine}" in done.out
     assert "more sets make a plan that was measured already" in done.out
     entry, = table.read(mine)
     assert (entry.layers, entry.batch, entry.precision) == ((20, 16, 5), 8, "bf16")
@@ -49,7 +49,7 @@ def test_a_table_can_be_named(rawnn: Rawnn, mine: Path, tmp_path: Path) -> None:
     assert table.read(other)[0].precision == ""
     shown = rawnn("tune", "--show", "--table", str(other))
     assert "float32" in shown.out
-    assert "nothing is remembered" in rawnn("tune", "--show", "--table", str(mine)).out
+    assert "nothing is stored" in rawnn("tune", "--show", "--table", str(mine)).out
 
 
 def test_ctrl_c_keeps_what_was_found(rawnn: Rawnn, mine: Path,
