@@ -1,6 +1,6 @@
-"""Kernels: their CUDA C sources, and beside each what is to be known of it to launch it.
+"""CUDA kernels: their C++ sources, and beside each a Python module that says how they are launched.
 
-Importing this package is cheap: it finds the sources, and registers no kernel.
+Importing this package is cheap: it locates the sources and registers no kernel.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from pathlib import Path
 from rawnn.common.errors import ConfigError, nearest
 
 SOURCES = Path(__file__).resolve().parent
-"""The folder whose folders hold the `.cu` and `.cuh` files: a family lies in a folder, with its
-Python modules."""
+"""The root of the `.cu` and `.cuh` files. Each kernel family has a subfolder, with its Python
+modules."""
 INCLUDE = (SOURCES, SOURCES / "primitives")
-"""The include path that every compilation ends in. A kernel of a user includes "types.cuh" or
-"device/barriers.cuh"; rawnn's own name the folder, as in "primitives/types.cuh"."""
+"""Include directories, the last ones of every compilation. A user's kernel includes "types.cuh" or
+"device/barriers.cuh"; rawnn's own sources name the folder, as in "primitives/types.cuh"."""
 
 
 def source_path(name: str) -> Path:
-    """Path of the kernel source `name`, such as "gemm/matmul.cu", or of a file from elsewhere,
-    given by its whole path.
+    """Path of the kernel source `name`, such as "gemm/matmul.cu", or an absolute path to a source
+    outside the package.
 
-    Raises ConfigError, with the nearest name, where there is no such file.
+    Raises ConfigError, with the nearest name, if the file does not exist.
     """
     path = SOURCES / name
     if Path(name).is_absolute() and path.is_file():

@@ -1,9 +1,9 @@
-"""A kernel family: all that is to be known of kernels that belong together, in one place.
+"""A kernel family: everything rawnn knows about a group of related kernels.
 
-A family's module stands beside its `.cu`. It says which ops the kernels compute (with their NumPy
-references, where no other kernel computes them), what a GPU must have, where in a plan they take
-other ops' place, and for each (kind of op, implementation) how it is launched. All of it is data:
-no driver is loaded, so that toggles can list families, and runners compile them.
+A family's module stands beside its `.cu` file. It declares the ops that the kernels compute, with
+NumPy references where no other kernel computes them. It also declares the GPU features they need,
+the plan rewrite that uses them, and how each (kind of op, implementation) is launched. All of it is
+data: no driver is loaded, so toggles can list families and runners can compile them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rawnn.ptx.kernel_registry import KERNELS, KernelImpl, Key
 
 @dataclass(frozen=True)
 class Fusion:
-    """Ops of a plan that become fewer.
+    """A plan rewrite that replaces several ops by fewer.
 
-    `apply(plan)` is the plan rewritten, or in words why it stays as it is. `claim` is one line.
-    The name has no hyphen: fuse=-NAME leaves it out.
+    `apply(plan)` returns the rewritten plan, or the reason, in words, why it stays as it is.
+    `claim` is a one-line description. `fuse=-NAME` leaves the rewrite out, so a name has no hyphen.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Family:
-    """Kernels by the ops that they run; `needs` are features of a GPU (rawnn.common.target) that
-    all of them are made for; `fusion` is what they do that other kernels need several for."""
+    """Kernels by the ops they run. `needs` are the GPU features (rawnn.common.target) that all of
+    them require. `fusion` rewrites a plan to use the ones that replace several ops."""
 
     name: str
     summary: str
@@ -48,24 +48,25 @@ class Family:
         FAMILIES[self.name] = self
 
     def register(self, kind: str, impl: str, kernel: KernelImpl, layout: str = "") -> None:
-        """Add the kernel of an implementation of a kind of op; `layout` is that of a product."""
+        """Add the kernel of (`kind`, `impl`); `layout` is that of a matrix product, such as
+        "nt"."""
         key = Key(kind, impl, layout)
         self.kernels[key] = KERNELS[key] = kernel
 
     def fits(self, target: Target) -> str:
-        """Why it cannot run on a GPU; "" where it can."""
+        """Why the family cannot run on a GPU, or ""."""
         return target.lacks(*self.needs)
 
     @property
     def ops(self) -> tuple[OpSpec, ...]:
-        """What its kernels compute, with the references in NumPy."""
+        """The ops that its kernels compute, with their NumPy references."""
         return tuple(dict.fromkeys(OPS[key.kind] for key in self.kernels))
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The `.cu` files that they are in."""
+        """The `.cu` files of its kernels."""
         return tuple(dict.fromkeys(kernel.source for kernel in self.kernels.values()))
 
 
 FAMILIES: dict[str, Family] = {}
-"""Every family, by name, once its module is imported (rawnn/ptx/kernels.py imports all)."""
+"""Every imported family by name. Importing rawnn/ptx/kernels.py imports all of them."""

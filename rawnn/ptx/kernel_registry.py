@@ -1,9 +1,8 @@
 """The table of kernels.
 
-What an op's kernel is told follows from its signature and the plan
-(rawnn/engine/runners/arguments.py).
-What is left are the source, the template arguments, the sizes, the geometry and the boxes of tensor
-maps, which an entry gives for every (kind, impl). Entries are data: nothing here loads a driver.
+A kernel's arguments follow from its signature and the plan (rawnn/engine/runners/arguments.py). An
+entry gives the rest for each (kind, impl): source, template arguments, sizes, geometry and the
+boxes of tensor maps. Entries are data: nothing here loads a driver.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ Scalars = dict[str, int | float]
 Geometry = tuple[Dim, Dim]
 Shape = tuple[str, ...]
 """Extents of an operand: numbers, or names of the kernel's scalar parameters and their products.
-A leading "@" marks the rows (or the elements) that belong to the current step: "@batch" are
-`batch` rows from s*stride on, "@1" is element s, and of a metric "@span" are `span` elements from
-s on. "?" stands for an extent that only the data's size
-gives: rows that `order` picks from."""
+A leading "@" marks the rows (or elements) of the current step: "@batch" are `batch` rows from
+s*stride on, "@1" is element s, and for a metric "@span" are `span` elements from s on. "?" is an
+extent that only the size of the data set gives: that of the rows `order` indexes."""
 
 
 @dataclass(frozen=True)
 class GeometryVariants:
-    """A geometry in several forms, of which the scalar `choice` picks one; the first is the usual
-    one. Only for kernels that run in any of them."""
+    """Alternative geometries of a kernel; the scalar `choice` selects one, 0 by default. Only for
+    kernels that are correct in any of them."""
 
     geometries: tuple[Callable[[Scalars], Geometry], ...]
 
@@ -45,18 +43,21 @@ class GeometryVariants:
 class KernelImpl:
     """How one (kind, impl) is launched.
 
-    `name` is the kernel's, `template(op, plan)` its template arguments; `sizes(op, plan)` gives the
-    parameters that are neither operands, leading dimensions nor attributes of the op, and what else
-    the geometry depends on; `geometry(scalars)` the grid and block from all of them; `shapes` the
-    extents of every operand, which the simulated device and tests go by. `shared(scalars)` are the
-    bytes of dynamic shared memory, `cluster` blocks of a cluster along x. `choices(scalars)` is the
-    number of variants of a launch, of which the op's attribute `choice` picks one, 0 by default;
-    None where they are the forms of the geometry. `boxes(scalars)` are the rows of a box of every
-    operand that the kernel takes a tensor map of; they follow from the kernel's own parameters.
-    The blocks of a `cooperative` kernel all run at once. A `relocatable` one is linked with the
-    device runtime, an architecture-`specific` one has instructions that the successors of its
-    architecture have not (it is compiled for sm_90a, not sm_90). A kernel that is in no file of
-    rawnn's brings its `code`.
+    `name` is the kernel's and `template(op, plan)` gives its template arguments. `sizes(op, plan)`
+    gives the parameters that are neither operands, leading dimensions nor attributes of the op, and
+    whatever else the geometry depends on. `geometry(scalars)` gives grid and block from all of
+    them. `shapes` are the extents of every operand, for the simulated device and for tests.
+
+    `shared(scalars)` is the dynamic shared memory in bytes, `cluster(scalars)` the blocks of a
+    cluster along x. `choices(scalars)` is the number of variants of a launch; the op's attribute
+    `choice` selects one, 0 by default. None means that the variants are those of the geometry.
+    `boxes(scalars)` are the box rows of every operand that the kernel reads by tensor map; they
+    follow from the kernel's own parameters.
+
+    All blocks of a `cooperative` kernel are resident at once. A `relocatable` kernel is linked with
+    the device runtime. An architecture-`specific` kernel uses instructions that later architectures
+    do not have (it is compiled for sm_90a, not sm_90). `code` is the text of a kernel that is in
+    none of rawnn's files.
     """
 
     source: str
@@ -75,26 +76,26 @@ class KernelImpl:
     code: CudaText | None = None
 
     def variants(self, scalars: Scalars) -> int:
-        """How many variants of a launch there are; 1 where there is nothing to choose."""
+        """Number of variants of a launch; 1 if there is nothing to choose."""
         if self.choices is not None:
             return self.choices(scalars)
         return len(self.geometry.geometries) if isinstance(self.geometry, GeometryVariants) else 1
 
     def expression(self, op: Op, plan: Plan) -> str:
-        """The instance that runs the op, such as "matmul_tn<float,float,float>"."""
+        """The template instance that runs the op, such as "matmul_tn<float,float,float>"."""
         arguments = self.template(op, plan)
         return f"{self.name}<{','.join(arguments)}>" if arguments else self.name
 
     def scalars(self, op: Op, plan: Plan) -> Scalars:
-        """Every number that the kernel or its geometry may ask for: attributes, sizes, and the
-        bytes of an element of each operand, `itemsize_<operand>`."""
+        """Every number that the kernel or its geometry may use: attributes, sizes, and
+        `itemsize_<operand>`, the bytes of an element of each operand."""
         numbers: Scalars = {f"itemsize_{r}": plan[n].itemsize for r, n in op.operands.items()}
         numbers |= {k: v for k, v in op.attributes.items() if isinstance(v, (int, float))}
         return {**numbers, **self.sizes(op, plan)}
 
 
 class Key(NamedTuple):
-    """What a kernel is found by: the op's kind and implementation, and of a product its layout."""
+    """The key of a kernel: the op's kind and implementation, and a matrix product's layout."""
 
     kind: str
     impl: str
@@ -104,24 +105,24 @@ class Key(NamedTuple):
 KERNELS: dict[Key, KernelImpl] = {}
 
 NEUTRAL: Mapping[str, int | float] = {"alpha": 1.0, "beta": 0.0, "decay": 0.0, "copy_scale": 1.0}
-"""Numbers that a kernel may do without: it then computes with this value, so that an op with
-another is not for it."""
+"""Parameters that a kernel may lack, with the value it then assumes. An op with another value needs
+a kernel that has the parameter."""
 
 
 GENERATED: dict[str, Callable[[Op], KernelImpl]] = {}
-"""Kinds of ops whose kernels are written for each op -> what writes it."""
+"""Kinds of ops whose kernels are generated for each op -> the generator."""
 
 WRITTEN: dict[str, tuple[OpSpec, KernelImpl]] = {}
-"""Kernels that were written, by name: what they mean."""
+"""Generated kernels by name, with the op that they compute."""
 
 
 def key_of(op: Op) -> Key:
-    """The place of an op's kernel in the table."""
+    """The key of an op's kernel in the table."""
     return Key(op.kind, op.impl, op.attributes["layout"] if op.kind == "matmul" else "")
 
 
 def kernel_for(op: Op) -> KernelImpl:
-    """The table's entry for an op. Raises ConfigError for an impl that no kernel provides."""
+    """The table's entry for an op. Raises ConfigError if no kernel provides its impl."""
     if op.kind in GENERATED:
         written = GENERATED[op.kind](op)
         WRITTEN[written.name] = op.spec, written
@@ -132,7 +133,7 @@ def kernel_for(op: Op) -> KernelImpl:
         raise ConfigError(f"no kernel runs the op '{op.name}' ({op.kind}/{op.impl})") from None
 
 
-# -- what the entries are made from ----------------------------------------------------------------
+# -- helpers for entries ---------------------------------------------------------------------------
 
 
 def ceil(a: int | float, b: int) -> int:
@@ -141,12 +142,12 @@ def ceil(a: int | float, b: int) -> int:
 
 
 def types(op: Op, plan: Plan, *operands: str, default: str = "float32") -> list[str]:
-    """C types of operands; `default` for those that the op leaves out."""
+    """C types of operands; `default` for those that the op omits."""
     return [c_type(plan[op.operands[r]].dtype if r in op.operands else default) for r in operands]
 
 
 def flag(value: object) -> str:
-    """A template argument that is true or false."""
+    """A boolean template argument."""
     return "true" if value else "false"
 
 
@@ -157,8 +158,8 @@ def plain(op: Op, plan: Plan) -> list[str]:
 
 def typed(*operands: str, flags: tuple[str, ...] = (),
           functors: tuple[str, ...] = ()) -> Callable[[Op, Plan], list[str]]:
-    """Types of operands, then attributes that are flags, then those that name activations: the
-    usual order of template arguments."""
+    """Template arguments in the usual order: types of operands, then attributes that are flags,
+    then those that name activations."""
 
     def template(op: Op, plan: Plan) -> list[str]:
         return [*types(op, plan, *operands),
@@ -169,12 +170,12 @@ def typed(*operands: str, flags: tuple[str, ...] = (),
 
 
 def no_sizes(op: Op, plan: Plan) -> Scalars:
-    """The attributes say all."""
+    """No sizes: the attributes are enough."""
     return {}
 
 
 def matrix(operand: str) -> Callable[[Op, Plan], Scalars]:
-    """rows and cols of an operand; a vector is one row."""
+    """rows and cols of an operand; a vector counts as one row."""
 
     def sizes(op: Op, plan: Plan) -> Scalars:
         shape = plan[op.operands[operand]].shape
@@ -185,7 +186,7 @@ def matrix(operand: str) -> Callable[[Op, Plan], Scalars]:
 
 
 THREADS = (64, 128, 256)
-"""Threads of a block that elementwise kernels are tried with."""
+"""Block sizes that elementwise kernels are tried with."""
 
 
 def elements(threads: int = 256, each: int = 1) -> GeometryVariants:
@@ -199,15 +200,14 @@ def elements(threads: int = 256, each: int = 1) -> GeometryVariants:
 
 
 SPREAD, EACH = 2048, 4
-"""Blocks that keep any GPU busy, and how many vectors a thread takes one behind the other where
-there are more."""
+"""Blocks that keep any GPU busy, and the vectors that a thread of a larger grid processes one after
+the other."""
 
 
 def vectors(*operands: str, threads: int = 256) -> GeometryVariants:
-    """One dimension over the rows of a matrix, in vectors of columns: 16 bytes of the widest of
-    `operands` (float32 where an op leaves one out), as vector_length in common.cuh has them. With a
-    thread for each element three of four blocks begin for nothing: an H200's update of 37 million
-    weights took 133 us longer so."""
+    """One dimension over the rows of a matrix, in vectors of columns. A vector is 16 bytes of the
+    widest of `operands` (float32 if the op omits one), as vector_length in common.cuh defines it.
+    A thread for each element would launch several times as many blocks for the same bytes."""
 
     def geometry_for(size: int) -> Callable[[Scalars], Geometry]:
         def geometry(s: Scalars) -> Geometry:

@@ -1,9 +1,8 @@
-"""A user's kernels in the place of rawnn's: `--opt best,bias_relu=mine`.
+"""A user's kernels in place of rawnn's: `--opt best,bias_relu=mine`.
 
-An op that such a kernel runs gets a kind of its own, "bias_relu=mine", which means what the op
-means. What looks for ops of a kind to make one of several (the fusions, the whole step as one
-kernel) or to have a library compute them does not find it, so it stays what the user wrote.
-`rawnn.lab.implementation` makes the entries.
+An op that such a kernel runs gets a kind of its own, "bias_relu=mine", with the meaning of the
+original kind. Rewrites that look for ops of a kind (the fusions, the step as one kernel, libraries)
+do not match it, so it stays what the user wrote. `rawnn.lab.implementation` creates the entries.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from rawnn.plan.plan import Plan
 from rawnn.ptx.kernel_registry import KERNELS, KernelImpl, Key, Scalars, Shape
 
 IMPL = "own"
-"""The implementation of an op that a user's kernel runs."""
+"""The implementation name of an op that a user's kernel runs."""
 REPLACES = "replaces"
-"""The attribute that keeps the ops in whose place it stands."""
+"""The attribute that stores the ops it replaces."""
 _NOT_KERNELS = {"upload": "the driver copies batches", "train_steps": "its kernel is written anew "
                 "for every network", "advance": "graphs move the cursor by it",
                 "epoch_boundary": "it is shuffle and tick in one: replace these"}
@@ -31,17 +30,17 @@ _OUTSIDE_STEPS = ("initialise", "cast", "shuffle", "schedule", "tick")
 """Ops that run before and after the steps (rawnn/plan/epoch_plans.py)."""
 
 Site = tuple[str, Scalars]
-"""An instance of a kernel, and every number of an op that it was asked to run."""
+"""An instance of a kernel, with every number of an op that it was asked to run."""
 
 
 @dataclass(eq=False)
 class UserKernel:
-    """A kernel that runs ops of the kind `op`, chosen as `op`=`name`.
+    """A kernel that runs ops of the kind `op`, selected as `op`=`name`.
 
-    `where(op, plan)` says why an op keeps rawnn's kernel, "" where it is replaced; `fits(op, plan)`
-    raises ConfigError for one that the kernel cannot run. `reference` is what it means on the
-    simulated GPU. `sites` are the launches that plans have asked for, by which the simulated GPU
-    knows what a launch is to do.
+    `where(op, plan)` gives the reason why an op keeps rawnn's kernel, or "". `fits(op, plan)`
+    raises ConfigError for an op that the kernel cannot run. `reference` is its effect on the
+    simulated GPU. `sites` are the launches that plans have requested; the simulated GPU finds by
+    them what a launch computes.
     """
 
     op: str
@@ -54,22 +53,22 @@ class UserKernel:
 
     @property
     def word(self) -> str:
-        """As one types it, and the kind of the ops that it runs."""
+        """`op`=`name`, as it is typed; also the kind of the ops that it runs."""
         return f"{self.op}={self.name}"
 
     def __call__(self, reference: Reference) -> Reference:
-        """As a decorator: what the kernel means on the simulated GPU and on the host."""
+        """Use as a decorator for the kernel's effect on the simulated GPU and on the host."""
         self.reference = reference
         OPS[self.word] = replace(OPS[self.word], reference=reference)
         return reference
 
 
 USER_KERNELS: dict[str, UserKernel] = {}
-"""Every such kernel, by its word."""
+"""Every registered user kernel, by `UserKernel.word`."""
 
 
 def register(entry: UserKernel) -> UserKernel:
-    """Make a kernel selectable; one that had the name before is replaced."""
+    """Make a kernel selectable; it replaces an earlier one of the same name."""
     OPS[entry.word] = replace(spec_of(entry.op), kind=entry.word, reference=entry.reference)
     USER_KERNELS[entry.word] = entry
     KERNELS[Key(entry.word, IMPL)] = entry.kernel
@@ -77,33 +76,33 @@ def register(entry: UserKernel) -> UserKernel:
 
 
 def unregister(word: str) -> None:
-    """Forget a kernel."""
+    """Remove a kernel from the table."""
     del USER_KERNELS[word], OPS[word], KERNELS[Key(word, IMPL)]
 
 
 def find_user_kernel(source: str, name: str) -> UserKernel | None:
-    """The entry of the kernel `name` in the source called so."""
+    """The entry of the kernel `name` in the file `source`."""
     return next((entry for entry in USER_KERNELS.values()
                  if entry.kernel.source == source and entry.kernel.name == name), None)
 
 
-# -- the vocabulary --------------------------------------------------------------------------------
+# -- replaceable ops -------------------------------------------------------------------------------
 
 
 def vocabulary() -> tuple[str, ...]:
-    """The ops that a kernel can take the place of."""
+    """The ops that a user's kernel can run."""
     return (*(kind for kind in OPS if kind not in USER_KERNELS and kind not in _NOT_KERNELS),
             *_biased_kinds())
 
 
 def _biased_kinds() -> dict[str, Activation]:
-    """Kinds that stand for bias_add and an activation behind it."""
+    """Kinds that combine bias_add and an activation."""
     return {f"bias_{name}": activation for name, activation in ACTIVATIONS.items()}
 
 
 def spec_of(kind: str) -> OpSpec:
-    """What is true of ops of a kind of the vocabulary. Raises ConfigError, with the nearest name,
-    for any other."""
+    """The op spec of a kind in the vocabulary. Raises ConfigError, with the nearest name, for any
+    other."""
     if kind in _NOT_KERNELS:
         raise ConfigError(f"no kernel can take the place of the op '{kind}': {_NOT_KERNELS[kind]}")
     if kind in OPS and kind not in USER_KERNELS:
@@ -116,8 +115,8 @@ def spec_of(kind: str) -> OpSpec:
 
 
 def _biased(activation: Activation) -> OpSpec:
-    """bias_add and activate in one: a = activation(z + bias). Where the slope needs the input of
-    the activation, z becomes that."""
+    """bias_add and activate as one op: a = activation(z + bias). If the slope needs the
+    activation's input, z is overwritten with z + bias."""
     keeps = activation.saves == "input"
 
     def reference(t: SimpleNamespace, a: Attributes) -> None:
@@ -131,7 +130,7 @@ def _biased(activation: Activation) -> OpSpec:
 
 
 def shapes_of(kind: str, layout: str = "") -> dict[str, Shape]:
-    """The extents of the operands of an op, as the table of kernels gives them."""
+    """The extents of an op's operands, from the table of kernels."""
     found = base_of(kind, layout)
     if found is not None:
         return dict(KERNELS[found].shapes)
@@ -141,21 +140,21 @@ def shapes_of(kind: str, layout: str = "") -> dict[str, Shape]:
 
 
 def base_of(kind: str, layout: str = "") -> Key | None:
-    """A kernel of rawnn's for ops of the kind: what its sizes are called is what a user's are."""
+    """A kernel of rawnn's for ops of the kind; a user's kernel names its sizes as that one does."""
     found = [key for key in KERNELS if key.kind == kind and layout in ("", key.layout)]
     order = ("naive", "fused", "tiled")
     return min(found, key=lambda key: order.index(key.impl) if key.impl in order else len(order),
                default=None)
 
 
-# -- in a plan -------------------------------------------------------------------------------------
+# -- plan rewrite ----------------------------------------------------------------------------------
 
 
 def with_user_kernels(plan: Plan) -> Plan:
     """`plan` with the ops that `plan.user_kernels` names run by those kernels. Raises ConfigError
-    for one that its kernel cannot run."""
+    for an op that its kernel cannot run."""
     words = sorted(plan.user_kernels, key=lambda word: USER_KERNELS[word].op
-                   in OPS)  # those of two ops first
+                   in OPS)  # kinds that combine two ops come first
     for word in words:
         entry = USER_KERNELS[word]
         changes = []
@@ -170,8 +169,8 @@ def with_user_kernels(plan: Plan) -> Plan:
 
 
 def candidates(plan: Plan, kind: str) -> list[tuple[tuple[Op, ...], Op]]:
-    """The ops of a kind of the vocabulary, each with the ops of the plan in whose place it stands:
-    itself, or the two that it is made of."""
+    """The ops of a kind in the vocabulary, each with the ops of the plan it replaces: itself, or
+    the two that it combines."""
     if kind in OPS:
         return [((op,), op) for op in plan.find(kind=kind)]
     activation = _biased_kinds()[kind]
@@ -188,7 +187,7 @@ def candidates(plan: Plan, kind: str) -> list[tuple[tuple[Op, ...], Op]]:
 
 
 def without_user_kernels(plan: Plan) -> Plan:
-    """`plan` with rawnn's own ops in place of a user's."""
+    """`plan` with rawnn's own ops in place of user ops."""
     return plan.substitute_all([([op], op.attributes[REPLACES]) for op in user_ops(plan)])
 
 
@@ -198,8 +197,8 @@ def user_ops(plan: Plan) -> list[Op]:
 
 
 def lost_fusions(plan: Plan, without: Plan, rewritten: Plan) -> str:
-    """What of a user's ops in `plan` a rewrite would have taken in that made `rewritten` of
-    `without`, the same plan with rawnn's ops; "" for nothing."""
+    """The user ops of `plan` that a rewrite would have fused, in words, or "". `rewritten` is that
+    rewrite of `without`, the same plan with rawnn's ops."""
     before, left = ({id(op) for op in each.ops} for each in (without, rewritten))
     lost = [op for op in user_ops(plan)
             if any(id(each) in before - left for each in op.attributes[REPLACES])]
@@ -208,7 +207,7 @@ def lost_fusions(plan: Plan, without: Plan, rewritten: Plan) -> str:
 
 
 def unused(plan: Plan, word: str) -> str:
-    """Why a user's kernel has nothing to do in a step; "" where it has."""
+    """Why a user's kernel is not used in a step, or ""."""
     entry = USER_KERNELS[word]
     if entry.op in _OUTSIDE_STEPS or any(op.kind == word for op in plan.ops):
         return ""

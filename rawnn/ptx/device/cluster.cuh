@@ -4,15 +4,15 @@
 
 namespace ptx {
 
-// This block's place in its cluster, from 0 on.
+// This block's rank in its cluster, from 0.
 __device__ __forceinline__ unsigned int cluster_rank() {
   unsigned int rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// The two halves of a barrier of all threads of all blocks of the cluster: what was written ahead of
-// the arrival can be read behind the wait. Every thread of a warp must come to both together.
+// The two halves of a barrier of all threads of the cluster: what was written before the arrival can be
+// read after the wait. All threads of a warp must call both together.
 __device__ __forceinline__ void arrive_at_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -21,8 +21,8 @@ __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// An arrival that publishes nothing but barriers (publish_barriers), which spares the fence of all
-// memory that the release is.
+// An arrival that publishes only barriers (publish_barriers). It omits the release, a fence of all
+// memory.
 __device__ __forceinline__ void arrive_at_cluster_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -32,23 +32,23 @@ __device__ __forceinline__ void cluster_barrier() {
   wait_for_cluster();
 }
 
-// Where `address`, of this block's shared memory, lies in that of block `rank` (mapa).
+// The address in block `rank` that corresponds to `address` in this block's shared memory (mapa).
 __device__ __forceinline__ unsigned int in_block(unsigned int address, unsigned int rank) {
   unsigned int there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
 
-// The value at an address of in_block(). Our kernels send instead, which waits for nothing: users'
-// kernels read so, and the twin's check that blocks do not end while others read from them.
+// The value at an address of in_block(). rawnn's kernels send instead, which has no latency for the
+// reader. Users' kernels read so, and the CPU emulator checks that no block ends while others read it.
 __device__ __forceinline__ float load_remote(unsigned int from) {
   float value;
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
   return value;
 }
 
-// Stores that count their bytes at a barrier beside them, both at addresses of in_block() for one
-// block: whoever waits there sees them (st.async).
+// Stores that count their bytes at a barrier of the same block, both at addresses of in_block(); whoever
+// waits at that barrier sees them (st.async).
 __device__ __forceinline__ void send(unsigned int to, float value, unsigned int barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
                "f"(value), "r"(barrier)

@@ -1,5 +1,5 @@
-// Conversions of numbers, two at a time where the GPU does so, each rounding to nearest even unless it
-// says otherwise. `low` is the first in memory, `high` the second.
+// Conversions of numbers, of two at once where the GPU has such an instruction. Each rounds to nearest
+// even unless it says otherwise. `low` is the first in memory, `high` the second.
 #pragma once
 
 namespace ptx {
@@ -74,7 +74,7 @@ __device__ __forceinline__ unsigned short fma_f16(unsigned short a, unsigned sho
   return result;
 }
 
-// The same of two pairs at once (fma.rn.f16x2).
+// The same for two pairs at once (fma.rn.f16x2).
 __device__ __forceinline__ unsigned int fma_f16_pair(unsigned int a, unsigned int b,
                                                      unsigned int c) {
   unsigned int result;
@@ -90,15 +90,15 @@ __device__ __forceinline__ unsigned int to_tf32(float value) {
   return result;
 }
 
-// The same with one integer addition, for products alone, which ignore the low 13 bits: they are
-// not 0 here, and a NaN or a number next to infinity may become something else.
+// The same with one integer addition, for operands of tf32 products, which ignore the low 13 bits. Those
+// are not 0 here, and a NaN or a number next to infinity may change into something else.
 __device__ __forceinline__ unsigned int near_tf32(float value) {
   return __float_as_uint(value) + 0x1000u;
 }
 
-// value = high + low, of which tf32 products take 11 bits of significand each: with the products of
-// high and low parts a float's 24 bits come back but for 2 (two or three tf32 products in place of
-// one of floats). `low` is not rounded: the products cut it off.
+// Splits value = high + low into two tf32 numbers of 11 significant bits each. Products of both parts
+// give all but 2 of a float's 24 bits, with two or three tf32 products for each product of floats. `low`
+// is not rounded, because tf32 products ignore its low bits.
 __device__ __forceinline__ void split_tf32(float value, unsigned int& high, unsigned int& low) {
   high = near_tf32(value) & 0xffffe000u;
   low = __float_as_uint(value - __uint_as_float(high));
@@ -176,8 +176,8 @@ __device__ __forceinline__ unsigned int greater_f16(unsigned int a, unsigned int
   return result;
 }
 
-// The 64-bit product. As C++ the compiler adds the upper halves' zeros: 14 instructions in 7 rounds
-// of Philox (mul.wide.u32).
+// The 64-bit product (mul.wide.u32). From C++ the compiler adds the zero upper halves, 14 more
+// instructions in 7 rounds of Philox.
 __device__ __forceinline__ unsigned long long wide_product(unsigned int a, unsigned int b) {
   unsigned long long product;
   asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));

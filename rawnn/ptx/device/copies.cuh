@@ -1,11 +1,11 @@
 // Asynchronous copies from global to shared memory by every thread (cp.async, sm_80). A thread's
-// copies form groups; a group is there, for this thread alone, once the thread has waited for it, and
-// for others behind the next barrier.
+// copies form groups. A group is visible to its thread once that thread has waited for it, and to
+// others after the next barrier.
 #pragma once
 
 namespace ptx {
 
-// BYTES (4, 8 or 16) to the shared address `to`, both at multiples of BYTES. 16 bytes go past the L1
+// Copies BYTES (4, 8 or 16) to the shared address `to`, both aligned to BYTES. 16 bytes bypass the L1
 // cache.
 template <int BYTES = 16>
 __device__ __forceinline__ void copy_async(unsigned int to, const void* from) {
@@ -18,7 +18,7 @@ __device__ __forceinline__ void copy_async(unsigned int to, const void* from) {
   }
 }
 
-// The same, of which only the first `exist` bytes (0 .. BYTES) are read; zeros fill the rest up.
+// The same, but only the first `exist` bytes (0 .. BYTES) are read; zeros fill the rest.
 template <int BYTES = 16>
 __device__ __forceinline__ void copy_async(unsigned int to, const void* from, int exist) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "4, 8 or 16 bytes");
@@ -37,7 +37,7 @@ __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until all but the last PENDING of this thread's groups are there.
+// Waits until all but the last PENDING of this thread's groups are complete.
 template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

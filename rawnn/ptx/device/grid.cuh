@@ -1,5 +1,5 @@
-// Waiting for other blocks of the grid, all of which must run at once (a cooperative launch). A
-// counter in global memory only grows: a barrier used n times by b blocks ends at n * b.
+// Waiting for other blocks of the grid, all of which must be resident (a cooperative launch). A counter
+// in global memory only grows: after n barriers of b blocks it is n * b.
 #pragma once
 #include "primitives/types.cuh"
 
@@ -7,20 +7,20 @@ extern "C" __device__ int printf(const char*, ...);
 
 namespace ptx {
 
-// Adds to a counter behind everything that this thread has written or seen (red.release.gpu).
+// Adds to a counter, after everything that this thread has written or observed (red.release.gpu).
 __device__ __forceinline__ void add_release(unsigned int* counter, unsigned int value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
-// Reads a counter, and sees what was written ahead of the additions in it (ld.acquire.gpu).
+// Reads a counter, and observes what was written before the additions to it (ld.acquire.gpu).
 __device__ __forceinline__ unsigned int load_acquire(const unsigned int* counter) {
   unsigned int value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
 }
 
-// Returns once the counter, which may wrap around, has come to `target`. Traps after about a second
-// without it, and says which of the program's waits (`what`) it was.
+// Returns once the counter, which may wrap around, has reached `target`. Traps after about a second,
+// and prints which of the program's waits (`what`) it was.
 __device__ __forceinline__ void wait_for_count(const unsigned int* counter, unsigned int target,
                                                int what = 0) {
   unsigned int found = load_acquire(counter);
@@ -36,7 +36,7 @@ __device__ __forceinline__ void wait_for_count(const unsigned int* counter, unsi
 }
 
 // A barrier of all blocks; every thread of a block calls it. `target` is the number of arrivals since
-// the counter was 0, this barrier's included.
+// the counter was 0, including this barrier's.
 __device__ __forceinline__ void grid_barrier(unsigned int* counter, unsigned int target,
                                              int what = 0) {
   __syncthreads();

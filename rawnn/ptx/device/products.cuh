@@ -1,20 +1,20 @@
 // Products of matrix fragments by a warp: mma.sync, and the loads of fragments from shared memory.
 //
-// Fragments are spread over the lanes as the PTX ISA says, with g = lane / 4 and t = lane % 4. Of a
-// step of 32 bytes along the inner dimension (E = 8 tf32, 16 of 16 bits or 32 of 8 bits), a word
-// holds 4 / size neighbours along it:
+// Fragments are spread over the lanes as in the PTX ISA, with g = lane / 4 and t = lane % 4. A step has
+// 32 bytes along the inner dimension: E = 8 tf32, 16 16-bit or 32 8-bit elements. A word holds 4 / size
+// neighbors along it:
 //   A [16, E]  words 0..3: (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) in units of words
 //   B [E, 8]   words 0, 1: (t, g), (t + 4, g) in units of words
 //   C [16, 8]  floats 0..3: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
-// All lanes of the warp must call these together.
+// All lanes of the warp must call these functions together.
 #pragma once
 #include "device/convert.cuh"
 #include "primitives/types.cuh"
 
 namespace ptx {
 
-// Four 8 x 8 matrices of 16-bit elements (of 8 rows of 16 bytes): lane l gives the address of row
-// l % 8 of matrix l / 8, a multiple of 16. Lane (g, t) gets the elements 2t and 2t + 1 of row g or,
+// Loads four 8 x 8 matrices of 16-bit elements, each of 8 rows of 16 bytes. Lane l gives the address,
+// 16-byte aligned, of row l % 8 of matrix l / 8. Lane (g, t) gets elements 2t and 2t + 1 of row g or,
 // TRANSPOSED, of column g (ldmatrix.x4).
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(unsigned int (&words)[4], unsigned int row) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void load_matrices(unsigned int (&words)[4], unsigned
   }
 }
 
-// Two of them, or one: the rows are the first lanes'.
+// The same for two matrices, or one; the first lanes give the addresses.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(unsigned int (&words)[2], unsigned int row) {
   if constexpr (TRANSPOSED) {
@@ -61,8 +61,8 @@ __device__ __forceinline__ void load_matrices(unsigned int (&words)[1], unsigned
   }
 }
 
-// The 8 x 8 matrix of 16-bit elements of which lane (g, t) holds 2t and 2t + 1 of row g, transposed
-// (movmatrix).
+// Transposes an 8 x 8 matrix of 16-bit elements, of which lane (g, t) holds elements 2t and 2t + 1 of
+// row g (movmatrix).
 __device__ __forceinline__ unsigned int transpose_matrix(unsigned int word) {
   unsigned int result;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
@@ -75,8 +75,8 @@ __device__ __forceinline__ unsigned int transpose_matrix(unsigned int word) {
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                           \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 
-// c += a b over a step of 32 bytes: TA float (as tf32, whose low 13 bits are ignored), bfloat16,
-// float16, or any two 8-bit floats (sm_89). The others are for sm_80.
+// c += a b over a step of 32 bytes. TA is float (as tf32, whose low 13 bits are ignored), bfloat16 or
+// float16 (all sm_80), or any two 8-bit floats (sm_89).
 template <typename TA, typename TB = TA>
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
                                          unsigned int b1) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned int (&a)[
 }
 #undef RAWNN_MMA
 
-// The same of bfloat16 or float16 over half a step: words 0 and 1 of A, and 0 of B.
+// The same for bfloat16 or float16 over half a step: words 0 and 1 of A, and 0 of B.
 template <typename T>
 __device__ __forceinline__ void multiply_half(float (&c)[4], const unsigned int (&a)[2],
                                               unsigned int b) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void multiply_half(float (&c)[4], const unsigned int 
   }
 }
 
-// c = a b of floats as tf32.
+// c = a b for floats as tf32.
 __device__ __forceinline__ void multiply_from_zero(float (&c)[4], const unsigned int (&a)[4],
                                                    unsigned int b0, unsigned int b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

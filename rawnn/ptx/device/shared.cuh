@@ -1,8 +1,8 @@
-// Shared memory: where it lies, and accesses by the 32-bit addresses that the other primitives take.
+// Shared memory: addresses, and accesses by the 32-bit addresses that the other primitives use.
 //
 // The primitives in this folder are the only inline PTX of rawnn. Each header names the instruction
-// and says what it orders. Without a GPU they run on the CPU emulator (tests/ptx/emulator), which compiles
-// their C++ and interprets their instructions; RAWNN_TWIN is defined there.
+// and says what it orders. Without a GPU they run on the CPU emulator (tests/ptx/emulator), which
+// compiles their C++, interprets their instructions and defines RAWNN_TWIN.
 #pragma once
 #include "primitives/types.cuh"
 
@@ -20,7 +20,7 @@ __device__ __forceinline__ T* dynamic_shared() {
   }
 }
 
-// The address of an object in shared memory, as the primitives take it (cvta.to.shared).
+// The address of an object in shared memory, as the primitives expect it (cvta.to.shared).
 __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
   return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
 }
@@ -66,8 +66,8 @@ __device__ __forceinline__ void store_shared(unsigned int to, const unsigned int
   }
 }
 
-// Says of an object in shared memory that threads may write to it all at once, as nobody reads it. No
-// instruction: the CPU emulator, which checks that writes are ordered, relies on it.
+// Declares that threads may write to an object in shared memory concurrently, because nobody reads it.
+// It is no instruction; the CPU emulator, which checks that writes are ordered, relies on it.
 template <typename T>
 __device__ __forceinline__ void nobody_reads([[maybe_unused]] const T& object) {
 #ifdef RAWNN_TWIN

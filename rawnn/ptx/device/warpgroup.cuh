@@ -1,16 +1,16 @@
-// Products by a warpgroup of four warps with both operands in shared memory: wgmma (sm_90a only).
+// Products by a warpgroup of four warps with operands in shared memory: wgmma (sm_90a only).
 //
-// They run in the background: fence_products(), any number of multiply_async(), commit_products(),
-// and wait_for_products() before the sums, or what the operands lie in, may be touched. Operands are
-// read as the copy engine reads them: what threads wrote needs fence_proxy_async() and a barrier.
+// They run asynchronously: fence_products(), any number of multiply_async(), commit_products(), and
+// wait_for_products() before the sums or the operands may be touched. Operands are read through the
+// copy engine's path, so what threads wrote needs fence_proxy_async() and a barrier.
 #pragma once
 #include "primitives/types.cuh"
 
 namespace ptx {
 
-// A warpgroup's registers a thread from here on (setmaxnreg): fewer, or more, which waits till others
-// have given theirs back. COUNT is a multiple of 8, 24 to 256. All four warps call it, in a kernel
-// whose registers are bounded (__launch_bounds__(threads, 1)), each role in a branch of one if.
+// Sets each thread's registers in this warpgroup (setmaxnreg). A decrease frees registers; an increase
+// waits until others have freed theirs. COUNT is a multiple of 8 from 24 to 256. All four warps call it,
+// in a kernel with bounded registers (__launch_bounds__(threads, 1)), each role in a branch of one if.
 template <int COUNT>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -21,7 +21,7 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Ahead of the first product, and wherever threads have written to the sums (wgmma.fence).
+// Called before the first product, and after threads have written to the sums (wgmma.fence).
 __device__ __forceinline__ void fence_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -31,14 +31,14 @@ __device__ __forceinline__ void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits until all but the last PENDING of this warpgroup's groups are done.
+// Waits until all but the last PENDING of this warpgroup's groups are complete.
 template <int PENDING>
 __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// What multiply_async() is told of an operand at `address`: `leading` and `stride` in bytes, between
-// panels and between groups of eight rows; the 128-byte swizzle, or none.
+// The descriptor of an operand at `address`, for multiply_async(): `leading` and `stride` are the bytes
+// between panels and between groups of eight rows; the 128-byte swizzle, or none.
 __device__ __forceinline__ unsigned long long descriptor(unsigned int address, int leading,
                                                          int stride, bool swizzled) {
   return static_cast<unsigned long long>((address & 0x3ffffu) >> 4) |
@@ -114,8 +114,8 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned int address, i
 
 // d = a b, or d += a b where `add` is not 0, over 64 rows, N columns and a step of 32 bytes, by the four
 // warps of a warpgroup together; a and b are descriptors. Lane (g, t) of warp w has rows 16w + g and
-// 16w + g + 8 in blocks of 8 columns as a fragment C of mma.sync. WIDE_A and WIDE_B say that the
-// operand is not contiguous along the inner dimension: 16-bit types only. d is not to be touched
+// 16w + g + 8 in blocks of 8 columns, as in fragment C of mma.sync. WIDE_A and WIDE_B say that the
+// operand is not contiguous along the inner dimension, for 16-bit types only. d must not be touched
 // until the products have been waited for.
 template <int N, typename TA, typename TB, bool WIDE_A, bool WIDE_B>
 __device__ __forceinline__ void multiply_async(float (&d)[N / 2], unsigned long long a,
@@ -191,8 +191,8 @@ __device__ __forceinline__ void multiply_async(float (&d)[N / 2], unsigned long 
       : RAWNN_SIXTY_FOUR(d, 0) \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
-// The same of tf32 with a in registers, as a warp's fragment of its 16 of the 64 rows; neither they
-// nor d may be touched until the products are done. N is 64 or 128.
+// The same for tf32 with a in registers: each warp holds the fragment of its 16 of the 64 rows. Neither
+// those registers nor d may be touched until the products are complete. N is 64 or 128.
 template <int N>
 __device__ __forceinline__ void multiply_async(float (&d)[N / 2], const unsigned int (&a)[4],
                                                unsigned long long b, int add) {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void multiply_async(float (&d)[N / 2], const unsigned
       : RAWNN_SIXTY_FOUR(d, 0) \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
-// The same of float16, a step of 16: a word of a holds two neighbours along the inner dimension.
+// The same for float16, in a step of 16: a word of a holds two neighbors along the inner dimension.
 // WIDE_B says that b is not contiguous along it.
 template <int N, bool WIDE_B>
 __device__ __forceinline__ void multiply_async_f16(float (&d)[N / 2], const unsigned int (&a)[4],
@@ -252,7 +252,7 @@ __device__ __forceinline__ void multiply_async_f16(float (&d)[N / 2], const unsi
 #undef RAWNN_WGMMA_F16_64
 #undef RAWNN_WGMMA_F16_128
 
-// Sums that the tensor cores may still be writing are read behind this only.
+// Orders reads of sums that the tensor cores may still be writing: such reads come after this call.
 template <int COUNT>
 __device__ __forceinline__ void settle(float (&sums)[COUNT]) {
 #pragma unroll

@@ -6,11 +6,11 @@
 //
 // template <TZ, TA, ACTIVATION>, <TDA, TS, TDZ, ACTIVATION>: storage types (types.cuh) of the operands
 // in that order, ACTIVATION of activations.cuh. Scalars: rows, cols. In place is allowed (a == z,
-// dz == da) where the two types are one. Used by the layer-by-layer step; `fuse` puts both into the
-// products' epilogues.
-// Launch: one dimension, any size (grid-stride); a thread takes vector_length of the operands' types
-// neighbouring columns (16 bytes of the widest), so rows * ceil(cols / that) threads cover it.
-// Limit: device-memory traffic; at small layers the launch itself.
+// dz == da) if both have the same type. Used by the layer-by-layer step; `fuse` moves both into the
+// epilogues of GEMMs.
+// Launch: one dimension, any size (grid-stride). A thread processes vector_length neighboring columns
+// (16 bytes of the widest operand), so rows * ceil(cols / vector_length) threads cover the matrix.
+// Limit: device-memory traffic; for small layers the launch itself.
 #include "elementwise/activations.cuh"
 #include "primitives/common.cuh"
 

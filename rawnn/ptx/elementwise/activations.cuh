@@ -3,8 +3,8 @@
 //   apply(z)                   the activation
 //   backward(incoming, saved)  incoming * slope: the gradient with respect to z
 //
-// `saved` is what the forward pass keeps: the output a for Relu and Tanh, the input z for Gelu (exact,
-// with erf). None needs nothing saved. A NaN stays a NaN, except where Relu cuts the gradient off.
+// `saved` is what the forward pass stores: the output a for Relu and Tanh, the input z for Gelu (exact,
+// with erf). None saves nothing. A NaN stays a NaN, except where Relu masks the gradient.
 #pragma once
 
 struct None {
@@ -32,7 +32,7 @@ struct Tanh {
 
 struct Gelu {
   static constexpr bool kIdentity = false;
-  static __device__ __forceinline__ float below(float z) {  // of the normal distribution
+  static __device__ __forceinline__ float below(float z) {  // the normal distribution's CDF
     return 0.5f + 0.5f * erff(z * 0.70710678f);             // 1 / sqrt(2)
   }
   static __device__ __forceinline__ float apply(float z) { return z * below(z); }

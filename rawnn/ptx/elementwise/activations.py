@@ -1,4 +1,4 @@
-"""Bias and activation."""
+"""Kernels of the ops that add a bias, apply an activation, and their backward passes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MATRIX = ("rows", "cols")
 
 
 MANY = 32
-"""Blocks from which the sums of columns are shared by 64 bytes of a row; below, a block a column
-keeps more of the GPU busy."""
+"""Column blocks from which `bias_sums` gives each block 64 bytes of a row. With fewer, a block for
+each column occupies more of the GPU."""
 
 
 def _sums(threads: int) -> Callable[[Scalars], Geometry]:

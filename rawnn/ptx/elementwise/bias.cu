@@ -7,14 +7,14 @@
 // bias and db are dense float32. What bias_sgd's optional operands mean: updates.cuh (rates, cursor,
 // loss_scale, overflow). template <TZ> or <TD>: storage type of z or dz. Scalars: rows, cols; bias_sgd
 // lr, decay, offset as well.
-// Used by the layer-by-layer step; `fuse` takes bias_sgd in place of bias_grad and sgd.
-// Launch: one dimension. bias_add any size (grid-stride); a thread takes 16 bytes of z. The column
-// sums of many columns take any block of whole warps for every 64 bytes of a row (fewer blocks go on
-// with the next), as each byte then leaves the L2 cache once: a block a column reads a sector of 32
-// bytes for each element. So few columns are summed still, by grid.x >= cols blocks, to be many blocks:
-// 128 threads suit batches of 64 and more. The order of a sum depends on the launch alone, so results
-// repeat bit for bit.
-// Limit: bias_add device-memory traffic; the column sums latency, of wide matrices the L2 cache.
+// Used by the layer-by-layer step; `fuse` replaces bias_grad and sgd by bias_sgd.
+// Launch: one dimension. bias_add any size (grid-stride); a thread processes 16 bytes of z. The sums of
+// many columns use any number of blocks of whole warps, one for every 64 bytes of a row; fewer blocks
+// loop. Each byte then leaves the L2 cache once, while a block for each column would read a sector of 32
+// bytes for each element. Few columns are summed by grid.x >= cols blocks, one each, to occupy more of
+// the GPU: 128 threads suit batches of 64 and more. The order of a sum depends on the launch alone, so
+// results repeat bit for bit.
+// Limit: bias_add device-memory traffic; the column sums latency, for wide matrices the L2 cache.
 #include "optimizers/updates.cuh"
 
 template <typename TZ>
@@ -49,7 +49,7 @@ __device__ __forceinline__ float column_sum(const TD* __restrict__ dz, int lddz,
 
 constexpr int kAcross = 4;  // vectors of a row that a block sums: 64 bytes, two sectors
 
-// A thread's part of the sums of `count` columns, of which a vector holds N.
+// A thread's partial sums of `count` columns; a vector has N.
 template <int N, typename TD>
 __device__ __forceinline__ void add_rows(float (&sums)[N], const TD* __restrict__ from, int lddz,
                                          int rows, bool whole, int count) {
@@ -73,8 +73,9 @@ __device__ __forceinline__ void add_rows(float (&sums)[N], const TD* __restrict_
   }
 }
 
-// body(column, sum) for each column, in one thread each: blocks of whole warps take kAcross vectors of
-// columns, and their threads rows. A warp adds up its rows first, then warps in their order.
+// Calls body(column, sum) for each column, in one thread each. Blocks of whole warps process kAcross
+// vectors of columns, and their threads divide the rows. Each warp sums its rows first, then the warps'
+// sums are added in order.
 template <typename TD, typename Body>
 __device__ __forceinline__ void column_sums(const TD* __restrict__ dz, int lddz, int rows, int cols,
                                             Body body) {
@@ -107,7 +108,7 @@ __device__ __forceinline__ void column_sums(const TD* __restrict__ dz, int lddz,
       }
       body(first + thread, sum);
     }
-    __syncthreads();  // the next columns' parts go to the same place
+    __syncthreads();  // the next columns' partial sums use the same memory
   }
 }
 
@@ -144,7 +145,7 @@ __global__ void bias_sgd(const TD* __restrict__ dz, int lddz, float* __restrict_
     return;
   }
   if (static_cast<int>(blockIdx.x) >= cols) return;
-  const float before = bias[blockIdx.x];  // early: beside the loads of dz
+  const float before = bias[blockIdx.x];  // early, to overlap with the loads of dz
   const float sum = column_sum(dz, lddz, rows);
   if (threadIdx.x == 0) bias[blockIdx.x] = stepped(before, sum);
 }

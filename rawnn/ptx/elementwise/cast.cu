@@ -1,12 +1,12 @@
 // cast: a matrix in another storage type, scaled and rounded to nearest even: the working copy of a
 // layer's master weights.
 //
-//   copy[rows, cols] = round(source[rows, cols] * copy_scale)      each with its own pitch; padding is left alone
+//   copy[rows, cols] = round(source[rows, cols] * copy_scale), each with its own pitch; padding is unchanged
 //
 // template <TS, TC>: storage types of source and copy. Scalars: rows, cols (a vector is one
 // row), copy_scale (a power of two).
-// Updates write the copy themselves; this makes the first one.
-// Launch: one dimension, any size (grid-stride); a thread takes vector_length<TS, TC> columns.
+// Updates write the copy themselves; this kernel makes the first one.
+// Launch: one dimension, any size (grid-stride); a thread processes vector_length<TS, TC> columns.
 // Limit: device-memory traffic.
 #include "primitives/common.cuh"
 

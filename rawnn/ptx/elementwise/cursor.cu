@@ -1,13 +1,13 @@
-// advance, tick: where training is, kept in device memory so that a recorded graph needs no new
-// arguments from step to step.
+// advance, tick: the position of training, kept in device memory so that a recorded graph needs no
+// new arguments from step to step.
 //
-//   advance: cursor += steps, the index in the epoch of the step that comes next (int32[1])
+//   advance: cursor += steps, the index in the epoch of the next step (int32[1])
 //   tick:    clock += {1, steps}, the epochs and the steps done since training began (int32[2]);
-//            clock.cuh says what becomes of very many
+//            clock.cuh says how it wraps around
 //
-// advance is used by every way of running that keeps the data set on the device, tick at the end of
-// an epoch where anything reads the clock (schedule, Adam, stochastic rounding) and no order is made
-// anew; where one is, epoch_boundary.cu does both.
+// advance is used by every configuration that keeps the data set on the device. tick is used at the end
+// of an epoch if anything reads the clock (schedule, Adam, stochastic rounding) and the order stays the
+// same; otherwise epoch_boundary.cu does both.
 // Launch: one thread.
 // Limit: the launch.
 #include "elementwise/clock.cuh"

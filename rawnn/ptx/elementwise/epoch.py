@@ -1,4 +1,4 @@
-"""What brings a batch, and what runs once in an epoch or once in a run."""
+"""Kernels that gather a batch, and those that run once in an epoch or once in a run."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def _gather_sizes(op: Op, plan: Plan) -> Scalars:
 
 
 MOST = 768
-"""Blocks of a gather, which a large GPU runs at once: of more pieces a thread takes several, as a
-block that comes later would wait for the cursor and the order again."""
+"""Largest grid of `gather`, which a large GPU runs in one wave. Each thread then copies several
+pieces: a block of a second wave would wait for the cursor and the order again."""
 
 
 def _gather_geometry(s: Scalars) -> Geometry:
-    """A thread for each piece of what is written: x, t and y (gather.cu)."""
+    """One thread for each piece of the outputs x, t and y (gather.cu)."""
     blocks = ceil(s["batch"] * pieces(s), 256)
     return (ceil(blocks, max(ceil(blocks, MOST), 1)), 1, 1), (256, 1, 1)
 
 
 def pieces(s: Scalars) -> int:
-    """Of a row: 16 bytes each of x and of t, and a label, whether there is one or not."""
+    """Pieces of a row: 16 bytes each of x and of t, and one for the label, present or not."""
     return ceil(s["features"] * s["itemsize_x"], 16) + ceil(s["outputs"], 4) + 1
 
 

@@ -1,5 +1,5 @@
 // gather: one mini-batch from the data set on the device, in the epoch's order, converted, scaled
-// and normalised.
+// and normalized.
 //
 //   batch row r is example e = order[s*stride + r] (s*stride + r without an order);
 //   s = *cursor + offset
@@ -11,25 +11,23 @@
 // targets, t: float, pitches ldtargets, ldt; order: int32; mean, inverse_std: float [features].
 // Null pointers: order, labels with y, targets with t, mean, inverse_std.
 //
-// Used by `preload`, where the data set lives on the GPU.
-// Launch: one dimension, any size (grid-stride). A piece is what fills 16 bytes of x or of t (4
-// floats, 8 numbers of 16 bits, 16 of 8), or a label. Those of x come first, row by row, then those
-// of t and y. One thread a piece covers all in one trip; of many a thread takes several, and looks
-// the next one up in the order while it waits for this one. 256 threads a block.
-// Limit: device-memory traffic, sizeof(TI) read and sizeof(TX) written an element; below about 1 MB
-// of output, the latency of *cursor followed by that of the order and of the pixels: what a piece
-// needs is asked for at once, and of a row's last piece, whole where its padding lets it be read.
-// One store a thread, whatever the type: a warp's stores are neighbours. In an epoch's order on an
-// H200, 4096 rows of 784 bytes take 2.5 us to bfloat16 and 4.0 to float, 252 rows of 33 floats with
-// 826 targets 1.0 us: 20.7 where targets were copied one by one by as many threads as x has.
-// The parameters stand in the order in which they are needed: each further 64 bytes of them are
-// another miss in the constant cache, 0.07 us a launch.
+// Used by `preload`, where the data set resides on the GPU.
+// Launch: one dimension, any size (grid-stride); 256 threads a block. A piece is 16 bytes of x or of t
+// (4 floats, 8 16-bit or 16 8-bit numbers), or a label. The pieces of x come first, row by row, then
+// those of t and y. One thread for each piece covers all. In a smaller grid a thread processes several,
+// and looks up the next one in the order while it waits for the current one.
+// Limit: device-memory traffic, sizeof(TI) read and sizeof(TX) written an element. Below about 1 MB of
+// output it is the latency of *cursor, followed by that of the order and of the pixels. So all loads of
+// a piece are issued at once, and a row's last piece is read whole if its padding allows it. A thread
+// has one store, whatever the type, and a warp's stores are contiguous.
+// The parameters are declared in the order of their use: each further 64 bytes of them are another
+// miss in the constant cache, 0.07 us a launch.
 #include "primitives/common.cuh"
 #include "primitives/pdl.cuh"
 #include "primitives/types.cuh"
 
-// The first `count` elements from `from` on, as they lie, packed into words. Where the row allows
-// wide accesses, what begins in it is taken whole: the padding behind it, too.
+// The first `count` elements from `from` on, packed into words. If the row allows wide accesses, each
+// access is whole and may include the padding behind the row.
 template <int WORDS, typename T>
 __device__ __forceinline__ void fetch(unsigned int (&words)[WORDS], const T* from, bool wide,
                                       int count) {
@@ -50,7 +48,7 @@ __device__ __forceinline__ void fetch(unsigned int (&words)[WORDS], const T* fro
   constexpr int elements = WORDS * 4 / size;
   unsigned int raw[elements];
 #pragma unroll
-  for (int i = 0; i < elements; ++i) {  // all loads go out before one is waited for
+  for (int i = 0; i < elements; ++i) {  // all loads are issued before one is waited for
     raw[i] = 0u;
     if (i >= count) continue;
     if constexpr (size == 4) {
@@ -81,15 +79,14 @@ __device__ __forceinline__ void widen(float (&values)[N], const unsigned int (&w
   }
 }
 
-// Which piece of which row.
+// The row and the place of a piece.
 struct Piece {
   bool input;
   int row;
   int place;  // among those of its row
 };
 
-// `parts` pieces of x are in each of its rows, `inputs` in all, and then `answers` in each row of t
-// and y.
+// Each row of x has `parts` pieces, `inputs` in all; each row of t and y then has `answers`.
 __device__ __forceinline__ Piece piece_at(int index, int inputs, int parts, int answers) {
   const bool input = index < inputs;
   const unsigned int nth = static_cast<unsigned int>(input ? index : index - inputs);
@@ -120,7 +117,7 @@ __global__ void gather(const int* __restrict__ cursor, int offset, int stride,
   const int answers =
       (targets != nullptr ? (outputs + 3) / 4 : 0) + (labels != nullptr ? 1 : 0);
   const int total = inputs + batch * answers;
-  // Before the first use of the step: the division hides behind the load.
+  // Before the step is first used: the division overlaps with the load.
   Piece next = piece_at(index < total ? index : 0, inputs, parts, answers);
   const long long first = static_cast<long long>(step) * stride;
   int found = 0;
@@ -131,7 +128,7 @@ __global__ void gather(const int* __restrict__ cursor, int offset, int stride,
     const long long example = order != nullptr ? found : first + piece.row;
     const int column = piece.place * (piece.input ? each : 4);
     const int count = (piece.input ? features : outputs) - column;
-    const bool label = labels != nullptr && piece.place == answers - 1;  // unless of the input
+    const bool label = labels != nullptr && piece.place == answers - 1;  // unless it is one of x
     unsigned int words[bytes / 4] = {};
     unsigned int answer[4] = {};
     if (piece.input) {

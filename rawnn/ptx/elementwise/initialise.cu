@@ -1,8 +1,8 @@
-// initialise: a parameter's start, uniform in [-bound, bound); bound 0 writes zeros.
+// initialise: a parameter's initial values, uniform in [-bound, bound); bound 0 writes zeros.
 //
 //   w: [rows, cols], leading dimension ldw (a vector is one row). Element i, counted row by row
 //   without padding, is word i % 4 of draw i / 4 of (seed, stream), the same number on every device
-//   and in rawnn/common/random.py, rounded to T. Padding is left alone.
+//   and in rawnn/common/random.py, rounded to T. Padding is unchanged.
 //
 // Used once, at the start of training.
 // Launch: one dimension, any size (grid-stride over draws): ceil(rows * cols / 4) threads cover it
@@ -24,7 +24,7 @@ __global__ void initialise(T* __restrict__ w, int ldw, int rows, int cols, unsig
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (4 * draw + i < count) {
-        // Not a product where bound is 0: that would write -0 half of the time.
+        // No multiplication if bound is 0: it would write -0 half of the time.
         const float value = bound != 0.0f ? uniform_of(bits.word[i], bound) : 0.0f;
         w[row * ldw + col] = from_float<T>(value);
       }

@@ -10,7 +10,7 @@
 // Limit: the launch.
 #include "primitives/pdl.cuh"
 
-// Its own loop of products, not powf: the host multiplies the same numbers in the same order.
+// A loop of multiplications, not powf: the host multiplies the same numbers in the same order.
 struct StepDecay {
   static __device__ __forceinline__ float rate(float lr, float value, int period, int step, int) {
     float power = 1.0f;
@@ -27,7 +27,7 @@ struct Constant {
   static __device__ __forceinline__ float rate(float lr, float, int, int, int) { return lr; }
 };
 
-// The squared cosine of half the angle: 1 + cos cancels where the rate nears its end.
+// The squared cosine of half the angle: 1 + cos loses digits where the rate approaches its end.
 struct Cosine {
   static __device__ __forceinline__ float rate(float lr, float value, int period, int step,
                                                int warmup) {

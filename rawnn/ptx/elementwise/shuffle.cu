@@ -1,13 +1,13 @@
-// shuffle: the order of the examples in the epoch that begins, or in one that comes.
+// shuffle: the order of the examples in the epoch that begins, or in a later one.
 //
 //   order[i] = the keyed permutation of `seed` and the epoch clock[0] + ahead, at i; i = 0 .. count-1
 //   clock: int32[2], epochs and steps done; order: int32 [count]
 //
-// A graph of an epoch has it behind the last of its gathers, beside the last step, for the epoch that
-// comes. Elsewhere it makes the order of a run's first epoch, and epoch_boundary.cu those of the others.
-// No sorting and no memory but `order`: every element comes from its index alone (random.cuh).
+// In a graph of an epoch it runs behind the last gather, concurrently with the last step, for the next
+// epoch. Elsewhere it writes the order of a run's first epoch, and epoch_boundary.cu those of the others.
+// It sorts nothing and needs no memory but `order`: an element depends on its index alone (random.cuh).
 // Launch: one dimension, any size (grid-stride), once an epoch; 256 threads a block.
-// Limit: latency of the keys and of the rounds; 60,000 examples take 2.4 us on an H200.
+// Limit: latency of the keys and of the rounds.
 #include "primitives/pdl.cuh"
 #include "primitives/random.cuh"
 

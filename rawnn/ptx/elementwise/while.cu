@@ -1,5 +1,5 @@
-// advance_while: as advance (cursor.cu), and tells a graph's conditional while node whether to go
-// round again: as long as *cursor < end.
+// advance_while: advance (cursor.cu) that also makes a graph's conditional while node repeat its body
+// as long as *cursor < end.
 //
 // Used by `graphs=while`. Launch: one thread, the last node of the loop's body.
 // Limit: the launch. Compile relocatable and link with libcudadevrt.a, which defines the call that

@@ -7,34 +7,23 @@
 //   w -= lr * (dz^T a + decay * w), bias -= lr * (column sums of dz + decay * bias)
 //   a, dx: [batch, features]; w: [classes, features]; bias: [classes], float; y: [batch], dense
 //
-// T: float16 or bfloat16; sums in float. TW, the weights: float, with `copy` in T that products
-// read; or T, if STOCHASTIC: bfloat16, rounded by chance (updates.cuh). RAGGED: features is no
+// T: float16 or bfloat16; sums in float. TW, the weights: float, with `copy` in T that the products
+// read; or T, if STOCHASTIC: bfloat16, rounded stochastically (updates.cuh). RAGGED: features is no
 // multiple of 8. TILES: 8 rows of the batch each; CLASSES: 16 columns of z each. bias, rates, cursor
-// and clock may be null. Rows must begin at multiples of 16 bytes, and no kernel directly before may
-// write w, copy or bias: they are read ahead of the wait. Taken by `fuse` behind products by `mma`.
+// and clock may be null. Rows must begin at multiples of 16 bytes. No kernel directly before may write
+// w, copy or bias, because they are read before the wait. Used by `fuse` after GEMMs by `mma`.
 //
-// Each block has `share` units of 32 features, of which its warps take turns. What a lane needs of
-// a unit are 16-byte pieces, features 8t .. 8t + 7 of row g for (g, t) = (lane / 4, lane % 4): of a
-// for the sums of z, for the slope and, turned by movmatrix, for the weight gradient; of w for z, for
-// dx and for the update. The tensor cores leave dx and the weight gradient in just those pieces, so
-// that all that lies between the two ways through memory is private to a warp. The partial sums of z
-// go to all blocks, each of which adds them up in the same order and keeps dz: one exchange, and
-// results repeat bit for bit.
-// Launch: grid (splits, 1, 1), which is one cluster of 2 blocks or more; blocks of 32 * WARPS.
+// Each block has `share` units of 32 features, which its warps divide. A lane holds 16-byte pieces of a
+// unit: features 8t .. 8t + 7 of row g for (g, t) = (lane / 4, lane % 4). It uses those of a for the
+// sums of z, for the slope and, transposed by movmatrix, for the weight gradient; and those of w for z,
+// for dx and for the update. The tensor cores produce dx and the weight gradient in the same pieces, so
+// all work between loading and storing is private to a warp. The partial sums of z are sent to all
+// blocks, each of which adds them up in the same order and keeps dz: there is one exchange, and results
+// repeat bit for bit.
+// Launch: grid (splits, 1, 1), one cluster of 2 blocks or more; blocks of 32 * WARPS.
 // Shared memory: share * (TILES * 512 + classes * (64 + KEPT)) + (WARPS + splits) * 8 * TILES * 16 *
 // ceil(classes / 4) bytes, KEPT being 128 for float weights, else 64.
-// Limit: latency; of wide layers what 8 multiprocessors can do.
-//
-// Measured on an H200 while this was made: 10 classes, 8 blocks, weights not in the L2 cache, 16
-// times in a graph of programmatic edges behind a kernel that writes a; us, and of the four kernels
-// (two by mma.cu, loss.cu, the update by mma.cu) in its place:
-//   batch 32, weights by chance: 1024 features 4.1 (8.1), 2048 4.8 (10.2), 4096 6.1 (14.4), 8192
-//   8.7 (22.2); float weights: 4096 5.5 (14.4), 8192 7.6 (22.2)
-//   batch 64, float weights: 784 4.2 (7.5), 4096 7.0 (14.6)
-// In 4 blocks 784 at batch 64 takes 4.4 and 4096 at batch 32 8.3; in 16, which not every GPU with
-// clusters can run, 4096 takes 5.6 and 8192 6.9. Of 12,800 cycles of a block at 8192, 3,400 are for
-// fetching a and drawing random numbers, 900 for the sums of z, 1,100 for their exchange, 1,200 for
-// the softmax, and 6,100 for dx and the update.
+// Limit: latency; for wide layers, what 8 multiprocessors can do. docs/notes/fuse.md has timings.
 #include "primitives/common.cuh"
 #include "device/products.cuh"
 #include "device/shared.cuh"
@@ -82,7 +71,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
   const int first = rank * share;
   const int units = max(min(share, (features + 31) / 32 - first), 0);
   const int column0 = first * 32 + 8 * t;
-  const int piece_bytes = classes * 64;  // of a unit of w
+  const int piece_bytes = classes * 64;  // one unit of w
   const unsigned int a_at = ptx::shared_address(shared) + lane * 16;
   const unsigned int w_at = a_at + share * TILES * 512;
   const unsigned int kept_at = w_at + share * piece_bytes;
@@ -136,7 +125,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
     }
   }
   if (thread < kBatch) labels[thread] = thread < batch ? y[thread] : -1;
-  if constexpr (STOCHASTIC) {  // random numbers are drawn while a is on its way
+  if constexpr (STOCHASTIC) {  // random numbers are drawn while a is being copied
 #pragma unroll 1
     for (int unit = warp; unit < units; unit += WARPS) {
 #pragma unroll
@@ -159,7 +148,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1)
   head::partial_scores<T, TILES, CLASSES, WARPS>(parts, a_at, w_at, units, classes);
   __syncthreads();
 
-  // Two lanes add up a quad of this block's sums, and send it to half of the blocks each.
+    // Two lanes add up one quad of this block's sums, and each sends it to half of the blocks.
   mailbox.opened();
 #pragma unroll 1
   for (int i = thread; i / 32 * 16 < batch * quads; i += kThreads) {

@@ -1,10 +1,10 @@
-"""The last layer with a softmax cross-entropy in one cluster of blocks (head.cu): forward, backward
-and update in one op.
+"""The fused head: the last layer and its softmax cross-entropy, forward, backward and update, in
+one cluster of thread blocks (head.cu).
 
-Between the last hidden layer's product and the input gradient that the hidden layers wait for stand
-three small kernels, each of which waits for the one before. One cluster of blocks does their work
-and the update's with one exchange of partial sums. With a loss scale the update may begin only when
-all gradients are known, and the kernels stay apart.
+Without it, three small kernels run one after the other between the last hidden layer's GEMM and the
+input gradient that the hidden layers wait for. One cluster does their work and the weight update
+with a single exchange of partial sums. With a loss scale the update must wait until all gradients
+are known, so the rewrite does not apply.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rawnn.ptx.kernel_registry import KernelImpl, Scalars, ceil, flag, types
 from rawnn.ptx.optimizers.updates import CONTEXT
 
 UNIT = 32
-"""Features that a warp of the kernel takes at a time."""
+"""Features that one warp of the kernel processes at a time."""
 
 WARPS = 8
 MOST_SPLITS = 8
-"""Blocks of the largest cluster that every GPU with clusters can run."""
+"""Blocks of the largest cluster that every GPU with clusters supports."""
 
 
 def units_of(features: int) -> int:
@@ -37,8 +37,8 @@ def units_of(features: int) -> int:
 
 
 def splits_of(features: int) -> int:
-    """Blocks that share the features: a power of two, and at least 2, for the exchange is between
-    the blocks of a cluster."""
+    """Blocks that share the features: a power of two from 2 on, because partial sums are exchanged
+    between the blocks of a cluster."""
     splits = 2
     while splits < MOST_SPLITS and 2 * splits <= units_of(features):
         splits *= 2
@@ -46,13 +46,13 @@ def splits_of(features: int) -> int:
 
 
 def tiles(batch: int) -> int:
-    """The kernel's rows of a batch, in eights."""
+    """Groups of eight batch rows, the unit the kernel works in."""
     return next(tiles for tiles in (2, 4, 8, 16) if 8 * tiles >= batch)
 
 
 def shared_bytes(batch: int, features: int, classes: int, master: bool) -> int:
-    """Shared memory of a block: its features' activations, weights and what their update needs,
-    and partial sums of the block and of all blocks."""
+    """Shared memory of a block, in bytes: activations, weights and update operands of its features,
+    and the partial sums of the block and of all blocks."""
     splits = splits_of(features)
     unit = tiles(batch) * 512 + classes * (192 if master else 128)
     sums = 8 * tiles(batch) * 16 * -(-classes // 4)
@@ -63,9 +63,9 @@ def shared_bytes(batch: int, features: int, classes: int, master: bool) -> int:
         writes=("dx", "w", "copy", "bias", "loss", "correct"), slotted=("loss", "correct"),
         optional=("copy", "bias", "rates", "clock"))
 def softmax_head(t: SimpleNamespace, a: Attributes) -> None:
-    """The last layer's product with bias, softmax_loss_gradient, input gradient and weight_update.
+    """The last layer's GEMM with bias, softmax_loss_gradient, input gradient and weight_update.
 
-    Products read `copy` where there is one. dz is rounded to the type of a, as if it were stored.
+    The GEMMs read `copy` if there is one. dz is rounded to the type of a, as if it were stored.
     """
     s, w = step_of(t, a), t.copy if hasattr(t, "copy") else t.w
     p = softmax_of(t.a @ w.T + (t.bias if hasattr(t, "bias") else 0))
@@ -79,18 +79,18 @@ def softmax_head(t: SimpleNamespace, a: Attributes) -> None:
     OPS["weight_update"].reference(SimpleNamespace(**vars(t), dz=dz, x=t.a), a)
 
 
-# -- where it takes others' place ------------------------------------------------------------------
+# -- plan rewrite ----------------------------------------------------------------------------------
 
 
 MAX_CLASSES = 64
 MAX_BATCH = 128
 OWN_SHARED = 27 << 10
-"""Bytes of a block's shared memory that are left to the kernel's own."""
+"""Bytes of a block's shared memory reserved for the kernel's static arrays."""
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The ops of a last layer."""
+    """The ops of the last layer."""
 
     forward: Op
     loss: Op
@@ -107,7 +107,7 @@ def rewrite(plan: Plan) -> Plan | str:
     layer = _last_layer(plan)
     if layer is None:
         return "no product, fused softmax cross-entropy, input gradient and update in a row"
-    if reason := _apart(layer) or FAMILY.fits(plan.target) or _too_much(plan, layer):
+    if reason := _not_one_layer(layer) or FAMILY.fits(plan.target) or _does_not_fit(plan, layer):
         return reason
     update, backward = layer.update.attributes, layer.backward
     operands = {**layer.update.operands, "a": layer.forward.operands["a"],
@@ -121,7 +121,7 @@ def rewrite(plan: Plan) -> Plan | str:
 
 
 def _last_layer(plan: Plan) -> _Layer | None:
-    """The ops around a softmax cross-entropy whose operands nothing else touches."""
+    """The ops around a softmax cross-entropy whose operands no other op touches."""
     for loss in plan.find(kind="softmax_loss_gradient"):
         forward = plan.producer(loss.operands["z"], loss)
         readers = plan.consumers(loss.operands["dz"])
@@ -133,9 +133,9 @@ def _last_layer(plan: Plan) -> _Layer | None:
     return None
 
 
-def _apart(layer: _Layer) -> str:
-    """Why it is not one layer in one piece: bias in the product and the update, the slope that of
-    the layer's inputs, nothing scaled; "" where it is."""
+def _not_one_layer(layer: _Layer) -> str:
+    """Why the ops do not form one plain layer, or "". It needs the bias inside the product and the
+    update, the slope of the layer's own inputs, and no scaling."""
     forward, backward, update = layer.forward, layer.backward, layer.update
     f, b, u = forward.attributes, backward.attributes, update.attributes
     if {"loss_scale", "overflow"} & {*update.operands, *layer.loss.operands}:
@@ -154,10 +154,10 @@ def _apart(layer: _Layer) -> str:
     return "the last layer is not in one piece, or its numbers are scaled or rounded on the way"
 
 
-def _too_much(plan: Plan, layer: _Layer) -> str:
-    """Why the kernel does not take it; "" where it does: products by `mma`, of one 16-bit type;
-    weights in float32 with a copy, or rounded by chance; as much of the layer as the blocks of a
-    cluster hold."""
+def _does_not_fit(plan: Plan, layer: _Layer) -> str:
+    """Why the kernel cannot run the layer, or "". It needs `mma` products of one 16-bit type, and
+    weights in float32 with a copy or stochastically rounded ones. The layer must fit into the
+    shared memory of one cluster."""
     forward, update = layer.forward, layer.update
     if forward.impl not in ("mma", "wgmma", "skinny"):
         return "mma does not compute the last layer's product"

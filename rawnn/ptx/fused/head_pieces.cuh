@@ -1,5 +1,5 @@
-// What a warp of head.cu does with its 16-byte pieces of rows: fetching them, the slope of an
-// activation, rounding by chance, storing.
+// What a warp of head.cu does with its 16-byte pieces of rows: copying, an activation's slope,
+// stochastic rounding, storing.
 #pragma once
 #include "elementwise/activations.cuh"
 #include "device/copies.cuh"
@@ -7,8 +7,8 @@
 
 namespace head {
 
-// The first `count` elements of 16 bytes, from global to shared memory, asynchronously; zeros for the
-// others. count may be negative or too large.
+// Copies the first `count` elements of 16 bytes from global to shared memory asynchronously, zeros for
+// the others. count may be negative or too large.
 template <typename T>
 __device__ __forceinline__ void copy_async(unsigned int to, const T* from, int count) {
   constexpr int bytes = static_cast<int>(sizeof(T));
@@ -41,7 +41,7 @@ __device__ __forceinline__ unsigned int sloped(float low, float high, unsigned i
   }
 }
 
-// The first `count` of 8 elements of 16 bits.
+// Stores the first `count` of 8 elements of 16 bits.
 template <bool RAGGED, typename T>
 __device__ __forceinline__ void store_piece(T* to, const unsigned int (&words)[4], int count) {
   if (!RAGGED || count >= 8) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_piece(T* to, const unsigned int (&words)[4
   }
 }
 
-// 8 new weights: floats with a copy in T that products read, or in T, rounded by chance.
+// 8 new weights: floats with a copy in T that GEMMs read, or in T, stochastically rounded.
 template <typename T, bool RAGGED, typename TW>
 __device__ __forceinline__ void store_new(TW* to, T* copy, const float (&values)[8],
                                           const unsigned int (&random)[4], int count) {

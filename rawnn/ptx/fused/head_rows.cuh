@@ -1,5 +1,5 @@
-// The rows of z in head.cu: sums over a warp's features, and, once a block has those of all blocks,
-// softmax, loss and gradient, and the bias, whose gradient is the sum of theirs.
+// The rows of z in head.cu: sums over a warp's features. Once a block has the sums of all blocks:
+// softmax, loss and gradient, and the bias, whose gradient is the sum over the rows.
 #pragma once
 #include "primitives/common.cuh"
 #include "device/products.cuh"
@@ -9,12 +9,12 @@
 
 namespace head {
 
-// Bytes of a row of dz: rows of a tile in all banks.
+// Bytes of a row of dz, so that the rows of a tile cover all banks.
 __device__ constexpr int gradient_pitch(int classes) { return 32 * classes + 16; }
 
-// A warp's sums of z over the features of its units, [WARPS][8 * TILES][classes rounded up to 4] of all. A
-// lane finds its pieces of a at `a_at`, of w at `w_at`. They give it the inner indices 8t .. 8t + 7
-// instead of 2t, 2t + 1, 2t + 8, 2t + 9 of two products, in both factors.
+// A warp's sums of z over the features of its units; all warps' are [WARPS][8 * TILES][classes rounded up
+// to 4]. A lane reads its pieces of a at `a_at` and of w at `w_at`. They hold the inner indices 8t .. 8t +
+// 7, and not 2t, 2t + 1, 2t + 8, 2t + 9 of two products; both factors are permuted alike.
 template <typename T, int TILES, int CLASSES, int WARPS>
 __device__ __forceinline__ void partial_scores(float* parts, unsigned int a_at, unsigned int w_at,
                                                int units, int classes) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void partial_scores(float* parts, unsigned int a_at, 
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int g = lane / 4;
   const int t = lane % 4;
-  const int bytes = classes * 64;  // of a unit of w
+  const int bytes = classes * 64;  // one unit of w
   const int pitch = (classes + 3) / 4 * 4;
 #pragma unroll 1
   for (int tile = 0; tile < CLASSES; ++tile) {
@@ -68,8 +68,8 @@ __device__ __forceinline__ void partial_scores(float* parts, unsigned int a_at, 
   }
 }
 
-// `inbox` has the parts that `splits` blocks sent of z [BATCH, classes], `gradients` takes dz; 4 *
-// CLASSES lanes have a row, a quad each.
+// `inbox` holds the partial sums of z [BATCH, classes] that `splits` blocks sent, `gradients` receives
+// dz. 4 * CLASSES lanes share a row, one quad each.
 template <typename T, int BATCH, int CLASSES, int THREADS>
 __device__ __forceinline__ void row_gradients(unsigned char* gradients, const float* inbox,
                                               int splits, const float* biases, const int* labels,
@@ -118,7 +118,7 @@ __device__ __forceinline__ void row_gradients(unsigned char* gradients, const fl
   }
 }
 
-// bias -= rate * (column sums of dz + decay * bias) by one warp, by a product with ones; `dz_turned` is
+// bias -= rate * (column sums of dz + decay * bias) by one warp, as a product with ones; `dz_turned` is
 // where its lane reads transposed tiles of dz.
 template <typename T, int TILES, int CLASSES>
 __device__ __forceinline__ void update_bias(float* bias, const float* biases,

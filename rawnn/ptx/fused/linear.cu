@@ -1,5 +1,5 @@
-// linear_forward, linear_update: a whole step of softmax regression in two launches, straight from
-// the uint8 data set (no gathered copy of the batch).
+// linear_forward, linear_update: a whole step of softmax regression in two launches that read the uint8
+// data set directly (without a gathered copy of the batch).
 //
 //   s = *cursor + offset; batch row r is example s*stride + r of images [N, features] and labels
 //   [N], where ORDERED example order[s*stride + r];  x = images * scale;
@@ -10,22 +10,21 @@
 //                   bias -= rate * (column sums of dz + decay * bias),
 //                   loss[s] = mean(row_loss), correct[s] = sum(row_correct)
 //
-// images, labels: uint8; order: int32 [N], read with ORDERED alone (a test at run time made some
-// compilers spill); rates: float [steps], or null.
+// images, labels: uint8; order: int32 [N], read only if ORDERED (a run-time test makes some compilers
+// spill); rates: float [steps], or null.
 //
-// Used by `fuse` for a network of one linear layer. CLASSES is 1 .. 32. Sums meet in a fixed order:
-// results repeat bit for bit. A label that is no class makes its row's loss NaN.
+// Used by `fuse` for a network of one linear layer. CLASSES is 1 .. 32. Sums have a fixed order, so
+// results repeat bit for bit. A label outside the classes makes its row's loss NaN.
 // Launch: linear_forward one block a row, min(256, ceil(features / 4) rounded up to 32) threads, a
 // multiple of 32 (224 at 784 features; an incomplete last warp would idle). linear_update
-// ceil(features / 8) + 1 blocks of 64 * ceil(CLASSES / 2) threads (320 for 10 classes); at least
-// one warp, fewer warps than that only take more passes.
-// Limit: latency. Forward: *cursor, then the pixels, with all weights in flight meanwhile (each
-// block reads the whole of w from the L2 cache). Update: *cursor, pixels, shared memory, reduction.
-// The parameters stand in the order in which they are needed: each further 64 bytes of them are
-// another miss in the constant cache, 0.07 us a launch.
-// Programmatic launch: neither triggers, so that the next kernel begins as blocks end. With a trigger
-// behind the wait its blocks take issue slots from these: an epoch in a graph takes 2.73 ms so, 2.28
-// without, 2.57 with full edges.
+// ceil(features / 8) + 1 blocks of 64 * ceil(CLASSES / 2) threads (320 for 10 classes); at least one
+// warp. Fewer warps only take more passes.
+// Limit: latency. Forward: *cursor, then the pixels, while all weights are in flight (each block reads
+// the whole of w from the L2 cache). Update: *cursor, pixels, shared memory, reduction.
+// The parameters are declared in the order of their use: each further 64 bytes of them are another
+// miss in the constant cache, 0.07 us a launch.
+// Programmatic launch: neither kernel triggers, so the next one begins as blocks end. After an early
+// trigger its blocks would compete for issue slots, which is slower than no overlap.
 #include "primitives/common.cuh"
 #include "device/shared.cuh"
 #include "fused/linear_pieces.cuh"
@@ -65,8 +64,8 @@ __global__ void __launch_bounds__(256)
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int workers = warps * 32;
 
-  // Loads that need no other load go out first: the cursor, the weights, the bias. A thread's
-  // pixels follow when the cursor has come back.
+  // Independent loads are issued first: the cursor, the weights, the bias. A thread's pixels follow
+  // when the cursor has arrived.
   const int step = current_step(cursor, offset);
   const bool vector = aligned(images, ldimages, 4) && aligned(w, ldw, 16);
   const int quads = vector ? features / 4 : 0;
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(256)
     quad += workers;
     if (quad < quads) load_weights(weights, w, ldw, quad);
   }
-  // What four-wide loads left: up to 3 features, or all of them where rows are not aligned.
+  // The rest after accesses of four: up to 3 features, or all of them if rows are not aligned.
   if (warp < warps) {
     for (int feature = 4 * quads + thread; feature < features; feature += workers) {
       const float x = image[feature];
@@ -111,7 +110,7 @@ __global__ void __launch_bounds__(256)
   __syncthreads();
   if (warp != 0) return;
 
-  // One lane a class from here.
+  // From here on, one lane for each class.
   constexpr int lanes = lanes_for(CLASSES);
   const int own = lane < CLASSES ? lane : 0;
   const float4 low = partial[own][0];
@@ -129,8 +128,8 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Bounded to 48 registers for 10 classes, of which some compilers spill one or two: with 64 and no
-// spill (a minimum of one block an SM) it was slower on an H200, 2.32 us against 2.18 us.
+// Bounded to 48 registers for 10 classes, which makes some compilers spill one or two. 64 registers
+// without a spill (a minimum of one block a multiprocessor) are slower on an H200.
 template <int CLASSES, bool ORDERED = false>
 __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
     linear_update(const int* __restrict__ cursor, int offset, int stride,
@@ -144,9 +143,9 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
   constexpr int pairs = (CLASSES + 1) / 2;
   constexpr int threads = 64 * pairs;  // of the intended launch
   constexpr int kTileRows = 128;               // batch rows staged at a time
-  constexpr int kPlane = 2 * (kTileRows + 4);  // padded: a row's neighbouring classes differ in bank
+  constexpr int kPlane = 2 * (kTileRows + 4);  // padded: neighboring classes of a row differ in bank
   __shared__ float4 x_tile[2][kTileRows];         // [four features][row]
-  __shared__ float2 dz_tile[pairs * kPlane / 2 + 1];  // [two classes][row], and a slot for nothing
+  __shared__ float2 dz_tile[pairs * kPlane / 2 + 1];  // [two classes][row], and an unused slot
   float* const dz_words = reinterpret_cast<float*>(dz_tile);
   ptx::nobody_reads(dz_words[pairs * kPlane]);
   const int thread = static_cast<int>(threadIdx.x);
@@ -162,7 +161,7 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
     return;
   }
 
-  // A warp takes four features of two classes; its lanes share the batch. After the reduction
+  // A warp computes four features of two classes; its lanes divide the batch. After the reduction
   // lanes 4i .. 4i+3 hold output i: class i / 4 of the two, feature i % 4 of the four.
   const int feature = kTileFeatures * static_cast<int>(blockIdx.x);
   const bool vector = aligned(images, ldimages, 8) && feature + kTileFeatures <= features;
@@ -177,14 +176,14 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
     const bool writes =
         working && (lane & 3) == 0 && out_class < CLASSES && out_feature < features;
     float* const weight = w + static_cast<long long>(out_class) * ldw + out_feature;
-    const float before = writes ? *weight : 0.0f;  // early: beside all other loads
+    const float before = writes ? *weight : 0.0f;  // early, to overlap with all other loads
 
     float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     for (int first = 0; first < batch; first += kTileRows) {
       if (first > 0 || first_tile > 0) __syncthreads();  // the last tile has been read
       const int rows = min(kTileRows, batch - first);
-      // dz does not wait for the cursor: its loads go out before those of the pixels, and it is in
-      // shared memory before they come. In a smaller block than intended both take further turns.
+      // dz does not depend on the cursor: its loads are issued before those of the pixels, and it is in
+      // shared memory before they arrive. A block smaller than intended loops over both.
       constexpr int each = (kTileRows * CLASSES + threads - 1) / threads;
       unsigned int packed[2] = {0u, 0u};
       for (int base = 0; base < kTileRows * CLASSES; base += each * threads_here) {
@@ -206,7 +205,7 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
           const int element = base + i * threads_here + thread;
           const int row = element / CLASSES;
           const int c = element - row * CLASSES;
-          // Elements past the tile go to the slot behind it: a select is cheaper than a branch.
+          // Elements past the tile go to the unused slot: a select is cheaper than a branch.
           dz_words[row < kTileRows ? (c / 2) * kPlane + 2 * row + (c & 1) : pairs * kPlane] =
               values[i];
         }
@@ -247,7 +246,7 @@ __global__ void __launch_bounds__(64 * ((CLASSES + 1) / 2))
         }
       }
     }
-    const float rate = rates != nullptr ? rates[step] : lr;  // comes while the sums are reduced
+    const float rate = rates != nullptr ? rates[step] : lr;  // arrives while the sums are reduced
     if (working) transpose_sum(sums, lane);
     if (writes) *weight = before - rate * (scale * sums[0] + decay * before);
   }

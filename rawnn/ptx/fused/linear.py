@@ -1,5 +1,5 @@
-"""A whole step of a one-layer network in two ops, straight from the data set (linear.cu), and the
-sum of slices with its update (slices.cu)."""
+"""A whole step of a one-layer network in two ops that read the data set directly (linear.cu), and
+the sum of split-K slices with its update (slices.cu)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rawnn.ptx.family import Family, Fusion
 from rawnn.ptx.kernel_registry import KernelImpl, Scalars, Shape, ceil, typed
 
 MAX_FUSED_CLASSES = 32
-"""Classes that the kernels of linear.cu hold in registers, one accumulator each."""
+"""Classes that the kernels of linear.cu keep in registers, with one accumulator each."""
 
 
 def _batch(t: SimpleNamespace, a: Attributes, rows: Array) -> tuple[object, Array]:
@@ -50,11 +50,11 @@ def linear_update(t: SimpleNamespace, a: Attributes) -> None:
     t.correct[s] = t.row_correct.sum()
 
 
-# -- where they take others' place -----------------------------------------------------------------
+# -- plan rewrite ----------------------------------------------------------------------------------
 
 
 def _rewrite(plan: Plan) -> Plan | str:
-    """`plan` as linear_forward and linear_update, where it is the step of such a network."""
+    """`plan` with linear_forward and linear_update, or the reason why it is not such a step."""
     kinds = [op.kind for op in plan.ops]
     if kinds != ["gather", "matmul", "softmax_loss_gradient", "weight_update"]:
         return "the step is not that of one layer with a fused softmax cross-entropy and plain SGD"

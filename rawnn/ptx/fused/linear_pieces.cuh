@@ -1,11 +1,11 @@
-// What the kernels of linear.cu take turns at: rows of uint8 pixels, and what a step ends with.
+// Parts of the kernels of linear.cu: loading rows of uint8 pixels, and the end of a step.
 #pragma once
 #include "primitives/common.cuh"
 #include "losses/metrics.cuh"
 
 constexpr int kTileFeatures = 8;
 
-// Which example is row `row` of the batch of `step`.
+// The example at row `row` of the batch of `step`.
 template <bool ORDERED>
 __device__ __forceinline__ long long example_of(const int* __restrict__ order, int step, int stride,
                                                 int row) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ float4 unpack(unsigned int packed) {
                      static_cast<float>((packed >> 16) & 255u), static_cast<float>(packed >> 24));
 }
 
-// The bias and the metrics: a warp sums two columns of dz, one more warp the rows' losses.
+// The bias and the metrics: each warp sums two columns of dz, and one more warp the rows' losses.
 template <int CLASSES>
 __device__ __forceinline__ void update_bias(const float* __restrict__ dz, int lddz,
                                             const float* __restrict__ row_loss,
@@ -59,7 +59,7 @@ __device__ __forceinline__ void update_bias(const float* __restrict__ dz, int ld
         sum0 += gradient[0];
         if (second) sum1 += gradient[1];
       }
-      // Not earlier: its address waits for the cursor, which the loads above do not.
+      // Not earlier: its address depends on the cursor, unlike those of the loads above.
       const float rate = rates != nullptr ? rates[step] : lr;
       sum0 = warp_sum(sum0);
       sum1 = warp_sum(sum1);

@@ -1,38 +1,31 @@
-// narrow_input, narrow_update: of a training step of a network of narrow layers, in two dependent
-// launches, straight from the uint8 data set, what lies around narrow_inner (narrow_inner.cu).
+// narrow_input, narrow_update: the parts before and after narrow_inner (narrow_inner.cu) of a training
+// step of a network of narrow layers, in two launches that read the uint8 data set directly.
 //
 //   s = *cursor + offset; batch row r is example s*stride + r of images [N, FEATURES], where
 //   ORDERED example order[s*stride + r]; x = images * scale; DEPTH layers (2 .. 6), layer l with
 //   SIZEl outputs, none wider than WIDTH, a multiple of 32 up to 256
-//   narrow_input:  partial[i*SIZE1 + j, r] = what features 256i .. 256i + 255 add to x w1^T [r, j]
+//   narrow_input:  partial[i*SIZE1 + j, r] = contribution of features 256i .. 256i + 255 to x w1^T [r, j]
 //   narrow_inner:  activations = a1 .., gradients = dz1 .., row_p, row_correct
 //   narrow_update: w -= rate * (gradient^T input + decay * w) and c = w, rounded, for every layer,
 //                  b -= rate * (row sums of the gradient + decay * b), rate = rates[s] or lr;
 //                  loss[s] = mean of -log row_p, correct[s] = sum of row_correct;
 //                  with STEPS = 2 then narrow_input of step s + 1, on the new weights
 //
-// T, float16 or bfloat16: the copies c1 .. c6, activations and gradients [DEPTH*WIDTH, batch], rows
-// (l - 1)*WIDTH on being layer l. Masters w1 .. w6, biases b1 .. b6 and partial are float; rates
-// float [steps]. Pixels enter products as the integers they are, exact in both types, and sums are
-// scaled. Rows of images are padded to 4 bytes, all others to 16; what padding holds does not
-// matter, and that of activations, gradients, weights and copies may be written.
+// T, float16 or bfloat16: the copies c1 .. c6, activations and gradients [DEPTH*WIDTH, batch], whose
+// rows from (l - 1)*WIDTH on are layer l. Masters w1 .. w6, biases b1 .. b6 and partial are float; rates
+// float [steps]. Pixels are multiplied as integers, which are exact in both types, and sums are scaled.
+// Rows of images are padded to 4 bytes, all others to 16. Padding may hold anything; that of
+// activations, gradients, weights and copies may be written.
 // Null pointers: order unless ORDERED, rates, partial in narrow_update with STEPS = 1, biases, and
-// all of the layers behind DEPTH.
+// everything of the layers behind DEPTH.
 //
-// Used by `fuse` with `mma` (rawnn/ptx/fused/narrow.py), which also joins a step's narrow_update with
-// the next one's narrow_input. Sums meet in a fixed order: results repeat bit for bit.
+// Used by `fuse` with `mma` (rawnn/ptx/fused/narrow.py), which also merges a step's narrow_update with
+// the next one's narrow_input. Sums have a fixed order, so results repeat bit for bit.
 // Launch: blocks of 256 threads, SPLITS = ceil(FEATURES / 256) of them for each 16 outputs of the
 // first layer; narrow_update one more for each 8 pieces of 16 x 32 of the other layers' weights and
 // a warp for the metrics.
-// Limit: latency. A step of 784-128-128-128-10 at batch 32 in bfloat16 takes 8.4 us on an H200 (4.7
-// in narrow_inner and 3.7 in narrow_update, each with its launch), 6.1 us with programmatic edges:
-// cursor, order, pixels and first-layer masters are then fetched while narrow_inner runs. Batch 64
-// takes 10.8 and 8.4 us. Beyond the launch (0.65 us) narrow_update needs 1.35 us: 0.35 until the
-// gradients are there, 0.3 for stores, 0.45 for the product and the sum over 8 warps.
-// What it was worth: several blocks for 16 outputs of the first layer 6.7 us; sizes as template
-// arguments, addresses without branches and biases loaded ahead 1.2 us; stores in whole sectors,
-// sums ahead of weights in the queue to memory, bulk copies (0.25 alone) and -log p left to
-// narrow_update 1.6 us together.
+// Limit: latency. With programmatic edges cursor, order, pixels and first-layer masters are fetched
+// while narrow_inner runs. docs/notes/fuse.md says what each measure contributes.
 #include "primitives/common.cuh"
 #include "losses/metrics.cuh"
 #include "fused/narrow_pieces.cuh"
@@ -59,9 +52,9 @@ __global__ void __launch_bounds__(32 * kPieceWarps, 1)
   layer.product(sums, inputs, rows, block, thread, scale, partial, ldpartial);
 }
 
-// The blocks of a launch hold pieces of the first layer, 16 rows of it SPLITS blocks, then pieces
-// of the other layers; the warp behind the last piece sums up the metrics. With STEPS = 2 the
-// blocks of the first layer go on to the next step's product.
+// The first blocks hold pieces of the first layer, SPLITS blocks for each 16 rows of it; then come
+// blocks with pieces of the other layers. The warp behind the last piece sums up the metrics. With
+// STEPS = 2 the blocks of the first layer continue with the next step's product.
 template <typename T, bool ORDERED, int STEPS, int SPLITS, int DEPTH, int WIDTH, int FEATURES,
           int SIZE1, int SIZE2, int SIZE3, int SIZE4, int SIZE5, int SIZE6>
 __global__ void __launch_bounds__(32 * kPieceWarps, 1)
@@ -105,7 +98,7 @@ __global__ void __launch_bounds__(32 * kPieceWarps, 1)
       layer.load_down(inputs, now, 0);
       if constexpr (STEPS > 1) layer.load_across(ahead, next, 0);
     };
-    // Ahead of the wait: what narrow_inner, the kernel directly before this one, does not write.
+    // Before the wait: narrow_inner, the kernel directly before this one, does not write these.
     layer.piece.load(w1, ldw1, layer.row, layer.col, SIZE1, FEATURES);
     const bool biased = b1 != nullptr && block % SPLITS == 0 && warp == 0;
     BiasPair bias;

@@ -1,16 +1,18 @@
-"""A whole step of a network of narrow layers in three ops, straight from the data set (narrow.cu,
-narrow_inner.cu); the last of one step and the first of the next can be one (rawnn/plan/merging.py).
+"""A whole step of a network of narrow layers in three ops that read the data set directly
+(narrow.cu, narrow_inner.cu). The last op of a step can be merged with the first op of the next one
+(rawnn/plan/merging.py).
 
-Between a launch that holds the first layer's weights and one that does everything behind it, a
-16-bit step of 784-128-128-128-10 takes two hand-overs where one kernel a product takes nine. The
-kernels multiply on tensor cores, so they take the place of products that `mma` has taken. Other
-losses, optimizers and number formats keep one kernel a product.
+One kernel computes the first layer and another one everything behind it. A 16-bit step of
+784-128-128-128-10 then has two dependences between kernels, instead of nine with one kernel for
+each GEMM. The kernels multiply on tensor cores, so they replace `mma` products only. Other losses,
+optimizers and number formats keep one kernel for each GEMM.
 
-Layers 1 to D have the sizes n1 .. nD, none above W = rows of `activations` / D. `activations` and
-`gradients` are [D * W, B]: rows (l - 1) * W on hold layer l, features by batch. `partial` is
-[S * n1, B]: row s * n1 + j is what the s-th share of 256 features adds to pre-activation j of the
-first layer. `row_p` holds the probability of each row's class. Values are rounded to the type
-`dtype` where the kernels store them or multiply them; nothing is in the float64 of the oracle.
+Layers 1 to D have n1 .. nD features, none more than W = rows of `activations` / D. `activations`
+and `gradients` are [D * W, B], features by batch: rows from (l - 1) * W on hold layer l. `partial`
+is [S * n1, B]: row s * n1 + j is the contribution of the s-th group of 256 features to
+pre-activation j of the first layer. `row_p` holds the probability of each row's class. Values are
+rounded to the type `dtype` where the kernels store or multiply them; in the float64 oracle nothing
+is rounded.
 """
 
 from __future__ import annotations
@@ -31,19 +33,19 @@ from rawnn.ptx.family import Family, Fusion
 from rawnn.ptx.kernel_registry import Geometry, KernelImpl, Scalars, Shape, ceil
 
 MAX_DEPTH = 6
-FEATURES_A_SHARE = 256
-"""Features of the first layer whose products one block sums: 8 warps of 32."""
+FEATURES_PER_GROUP = 256
+"""Features of the first layer whose products one block sums: 8 warps of 32 features."""
 
-ROWS_A_BLOCK = 8
-"""Rows of the batch that one block takes through all layers behind the first."""
+ROWS_PER_BLOCK = 8
+"""Batch rows that one block carries through all layers behind the first."""
 
 
 def shared_bytes(depth: int, width: int, slots: int, classes: int) -> int:
-    """Shared memory of such a block; `slots` layers' weights are there at a time."""
+    """Shared memory of such a block in bytes; it holds the weights of `slots` layers at a time."""
     head, pitch, warps = -(-classes // 16) * 16, width + 8, width // 16
     weights = (min(depth - 2, slots) * width + head) * pitch
-    vectors = (2 * width + head) * ROWS_A_BLOCK
-    return 2 * (weights + vectors) + 4 * warps * ROWS_A_BLOCK * (head + 4)
+    vectors = (2 * width + head) * ROWS_PER_BLOCK
+    return 2 * (weights + vectors) + 4 * warps * ROWS_PER_BLOCK * (head + 4)
 
 
 _LAYERS = range(1, MAX_DEPTH + 1)
@@ -66,16 +68,16 @@ def _bias(t: SimpleNamespace, layer: int) -> Array | float:
 
 
 def _store(block: Array, value: Array) -> None:
-    """A layer's [B, n] values in its rows of a [D * W, B] tensor, zeros behind them."""
+    """Write a layer's [B, n] values to its rows of a [D * W, B] tensor, padded with zeros."""
     block[: value.shape[1]], block[value.shape[1] :] = value.T, 0
 
 
 def _first_layer_gemm(t: SimpleNamespace, a: Attributes, pixels: Array) -> None:
-    """partial = the first layer's product with a batch, share by share."""
+    """partial = the first layer's products with a batch, one set of rows for each feature group."""
     number = t.w1.dtype.type
     w, x = _rounded(t.w1, a), pixels.astype(number)
     for share in range(len(t.partial) // len(w)):
-        columns = slice(share * FEATURES_A_SHARE, (share + 1) * FEATURES_A_SHARE)
+        columns = slice(share * FEATURES_PER_GROUP, (share + 1) * FEATURES_PER_GROUP)
         t.partial[share * len(w) : (share + 1) * len(w)] = \
             (w[:, columns] @ x[:, columns].T) * number(a["scale"])
 
@@ -144,22 +146,22 @@ def narrow_update(t: SimpleNamespace, a: Attributes) -> None:
         _first_layer_gemm(t, a, t.images[batch_rows(t, following, rows)])
 
 
-# -- where they take others' place -----------------------------------------------------------------
+# -- plan rewrite ----------------------------------------------------------------------------------
 
 
 MAX_WIDTH = 256
-"""Features of a hidden layer: a block has a warp for each 16."""
+"""Largest hidden layer: a block has one warp for each 16 features."""
 MAX_CLASSES = 64
 MAX_BATCH = 128
-"""Batch rows: a warp that updates weights takes 32 of them after another."""
+"""Largest batch: a warp that updates weights processes 32 rows at a time."""
 SHARED_BYTES = (99 << 10) - 64
-"""Shared memory of a block on every architecture from sm_80 on (sm_86, sm_89 and sm_120 have no
-more), but for the barriers of its copies."""
+"""Shared memory of a block that every architecture from sm_80 on has (sm_86, sm_89 and sm_120 have
+no more), less the barriers of its copies."""
 
 
 def rewrite(plan: Plan, shared: int = SHARED_BYTES) -> Plan | str:
-    """`plan` as narrow_input, narrow_inner and narrow_update, where it is the step of such a
-    network; else why it is not. `shared` is the largest shared memory of a block, in bytes."""
+    """`plan` with narrow_input, narrow_inner and narrow_update, or the reason why it is not such a
+    step. `shared` is the largest shared memory of a block, in bytes."""
     depth = len(plan.find(kind="weight_update"))
     kinds = ["gather", *["matmul"] * depth, "softmax_loss_gradient", *["matmul"] * (depth - 1),
              *["weight_update"] * depth]
@@ -189,7 +191,7 @@ def rewrite(plan: Plan, shared: int = SHARED_BYTES) -> Plan | str:
     biases = {f"b{i}": op.operands["bias"] for i, op in layers if "bias" in op.operands}
     dtype = plan[updates[0].operands["copy"]].dtype
     tensors = _between(plan.batch, depth * width, dtype,
-                       -(-plan[masters["w1"]].shape[1] // FEATURES_A_SHARE) * sizes[0])
+                       -(-plan[masters["w1"]].shape[1] // FEATURES_PER_GROUP) * sizes[0])
     between = {role: t.name for role, t in tensors.items()}
     place = {"offset": 0, "stride": gather.attributes["stride"], "dtype": dtype}
     data = {role: gather.operands[role] for role in ("images", "order", "cursor")
@@ -215,7 +217,7 @@ def rewrite(plan: Plan, shared: int = SHARED_BYTES) -> Plan | str:
 
 
 def _data_fits(plan: Plan, gather: Op) -> bool:
-    """uint8 rows that begin at multiples of 4 bytes, and labels, without a normalisation."""
+    """Whether rows are uint8 at multiples of 4 bytes, with labels and without normalization."""
     images = plan[gather.operands["images"]]
     return set(gather.operands) <= {"images", "labels", "order", "cursor", "x", "y"} \
         and "labels" in gather.operands and images.dtype == "uint8" and images.ld % 4 == 0 \
@@ -223,8 +225,8 @@ def _data_fits(plan: Plan, gather: Op) -> bool:
 
 
 def _layer_fits(plan: Plan, forward: Op, update: Op) -> bool:
-    """A 16-bit product by our tensor-core kernels with 32-bit sums, and plain SGD on a float32
-    master."""
+    """Whether the layer has a 16-bit product by rawnn's tensor-core kernels with float32 sums, and
+    plain SGD on a float32 master."""
     a, operands = update.attributes, update.operands
     return forward.impl in ("mma", "wgmma") and forward.attributes["compute"] == "float32" \
         and a["compute"] == "float32" and not a["stochastic"] \
@@ -237,7 +239,7 @@ def _layer_fits(plan: Plan, forward: Op, update: Op) -> bool:
 
 
 def _same(plan: Plan, forward: tuple[Op, ...], updates: tuple[Op, ...]) -> bool:
-    """Whether the layers differ in their sizes only, and the last has no activation."""
+    """Whether the layers differ only in their sizes, and the last has no activation."""
     between = {op.attributes["activation"] for op in forward[:-1]}
     return len(between) == 1 and activation_fits(between.pop()) \
         and not forward[-1].attributes["activation"] \
@@ -247,13 +249,13 @@ def _same(plan: Plan, forward: tuple[Op, ...], updates: tuple[Op, ...]) -> bool:
 
 
 def activation_fits(name: str) -> bool:
-    """Whether the slope follows from the output, all that narrow_inner keeps."""
+    """Whether the slope follows from the output, which is all that narrow_inner stores."""
     return bool(name) and activation(name).saves == "output"
 
 
 def _between(batch: int, rows: int, dtype: str, partial: int) -> dict[str, Tensor]:
-    """What the kernels hand over, by operand: [features, batch], 16-bit but for the first layer's
-    sums."""
+    """The tensors between the kernels by operand: [features, batch], 16-bit except for the first
+    layer's float32 partial sums."""
     return {
         "partial": Tensor("narrow.partial", (partial, batch), "float32", Role.ACTIVATION),
         "activations": Tensor("narrow.activations", (rows, batch), dtype, Role.ACTIVATION),
@@ -264,7 +266,7 @@ def _between(batch: int, rows: int, dtype: str, partial: int) -> dict[str, Tenso
 
 
 def _join(update: Op, following: Op) -> Op:
-    """The update of a step and the first product of the next."""
+    """The update of a step and the first product of the next as one op."""
     name = f"{update.own_name}+{following.own_name}"
     return Op(update.kind, f"{name}@{update.offset}",
               {**update.operands, "partial": following.operands["partial"]}, update.attributes,
@@ -278,16 +280,17 @@ MERGES["narrow_update", "narrow_input"] = _join
 
 
 PIECE_ROWS, PIECE_COLS, PIECE_WARPS = 16, 32, 8
-"""Weights that one warp of narrow_input or narrow_update holds, and the warps of their blocks."""
+"""Rows and columns of the weights that one warp of narrow_input or narrow_update holds, and the
+warps of a block."""
 
 
 def _layers(op: Op, plan: Plan, part: str) -> list[tuple[int, ...]]:
-    """(outputs, inputs) of each layer behind a name such as "w"."""
+    """(outputs, inputs) of each layer of the operands named `part` and a number, such as "w1"."""
     return [plan[op.operands[f"{part}{i}"]].shape for i in _LAYERS if f"{part}{i}" in op.operands]
 
 
 def _sizes(op: Op, plan: Plan) -> Scalars:
-    """The numbers in the kernels' templates, by name, and the batch."""
+    """The template arguments by name, and the batch."""
     if op.kind == "narrow_inner":
         copies = _layers(op, plan, "c")
         outputs = [copies[0][1], *(rows for rows, _ in copies)]
@@ -297,7 +300,7 @@ def _sizes(op: Op, plan: Plan) -> Scalars:
         masters = _layers(op, plan, "w")
         outputs, features = [rows for rows, _ in masters], masters[0][1]
         rows_of = "partial" if op.kind == "narrow_input" else "gradients"
-        found = {"SPLITS": ceil(features, FEATURES_A_SHARE), "FEATURES": features,
+        found = {"SPLITS": ceil(features, FEATURES_PER_GROUP), "FEATURES": features,
                  "STEPS": 2 if "partial" in op.operands else 1,
                  "batch": plan[op.operands[rows_of]].shape[1]}
     found["DEPTH"] = len(outputs)
@@ -372,7 +375,7 @@ FAMILY.register("narrow_input", "fused", KernelImpl(
      "w1": _W_SHAPES["w1"], "partial": _BETWEEN["partial"]}))
 FAMILY.register("narrow_inner", "fused", KernelImpl(
     "fused/narrow_inner.cu", "narrow_inner", _inner, _sizes,
-    lambda s: ((ceil(s["batch"], ROWS_A_BLOCK), 1, 1), (2 * int(s["WIDTH"]), 1, 1)),
+    lambda s: ((ceil(s["batch"], ROWS_PER_BLOCK), 1, 1), (2 * int(s["WIDTH"]), 1, 1)),
     {"labels": ("@batch",), "order": ("@batch",), "cursor": ("1",), **_BETWEEN, **_C_SHAPES,
      **_B_SHAPES},
     shared=_inner_shared))

@@ -1,5 +1,5 @@
-// How weights come to the shared memory of narrow_inner.cu: layer by layer, on the way there and on
-// the way back, by the copy engine or by asynchronous copies of 16 bytes.
+// Copies weights to the shared memory of narrow_inner.cu, layer by layer for the forward and the backward
+// pass, by the copy engine or by asynchronous copies of 16 bytes.
 #pragma once
 #include "device/barriers.cuh"
 #include "device/bulk_copies.cuh"
@@ -7,10 +7,10 @@
 #include "device/shared.cuh"
 #include "primitives/types.cuh"
 
-// The copy engine takes whole rows, which costs no issue slots of the warps: from sm_90 on.
+// The copy engine, from sm_90 on, copies whole rows and costs the warps no issue slots.
 constexpr bool kHasBulk = RAWNN_ARCH >= 900;
-// Waits until at most `pending` groups of this thread's copies are under way; `pending` must be
-// known when the code around it is unrolled.
+// Waits until at most `pending` groups of this thread's copies are in flight; `pending` must be known
+// when the code around it is unrolled.
 __device__ __forceinline__ void await_copies(int pending) {
   switch (pending) {
     case 0: ptx::wait_for_copies<0>(); break;
@@ -21,8 +21,8 @@ __device__ __forceinline__ void await_copies(int pending) {
   }
 }
 
-// A warp's 16 rows of one layer's weights on their way to shared memory, with zeros around what
-// there is. A copy of the warp takes 64 bytes of each of 8 rows.
+// A warp's copies of 16 rows of one layer's weights to shared memory, padded with zeros. One copy of the
+// warp covers 64 bytes of each of 8 rows.
 template <typename T, int WIDTH>
 __device__ __forceinline__ void fetch(T* to, int pitch, const T* weights, int ld, int rows,
                                       int cols, int first, int lane) {
@@ -43,8 +43,8 @@ __device__ __forceinline__ void fetch(T* to, int pitch, const T* weights, int ld
   }
 }
 
-// A warp's 16 columns, from `first` on, of the head's weights [CLASSES, cols], 16 * TILES rows of them,
-// on their way to shared memory; zeros where there are none.
+// A warp's copies of 16 columns, from `first` on, of the head's weights [CLASSES, cols] to shared memory:
+// 16 * TILES rows, padded with zeros.
 template <int TILES, int CLASSES, typename T>
 __device__ __forceinline__ void fetch_columns(T* to, int pitch, const T* weights, int ld, int cols,
                                               int first, int lane) {
@@ -58,22 +58,22 @@ __device__ __forceinline__ void fetch_columns(T* to, int pitch, const T* weights
   }
 }
 
-// How often the slot of layer i was filled before it is filled for the way back: with each of the
-// layers i, i + slots, ... on the way there, and with those of them above i but the last on the way
-// back.
+// How often the slot of layer i was filled before it is filled for the backward pass: in the forward pass
+// with each of the layers i, i + slots, ...; in the backward pass with those of them above i except the
+// last.
 __device__ constexpr int way_back_turn(int layer, int layers, int slots) {
   const int sharing = (layers - 1 - layer) / slots;  // layers above this one in its slot
   return (layer / slots + 1 + sharing) + sharing - 1;
 }
 
-// The weights between hidden layers on their way to shared memory, layer i in slot i % SLOTS: warp
-// by warp, 16 rows each, in the order in which the layers are needed; each may take a slot over.
+// Copies of the weights between hidden layers to shared memory, layer i in slot i % SLOTS: each warp
+// copies 16 rows, in the order in which the layers are needed; a layer may replace an earlier one.
 template <typename T, typename PLAN, int WIDTH, bool WHOLE>
 struct Fetcher {
   static constexpr bool kBulk = kHasBulk && WHOLE;  // every layer is WIDTH x WIDTH
   static constexpr int kBytes = WIDTH * WIDTH * static_cast<int>(sizeof(T));
   T* slots;
-  unsigned long long* barriers;  // one a slot
+  unsigned long long* barriers;  // one for each slot
   int first, lane;
 
   __device__ __forceinline__ T* slot(int layer) const {
@@ -89,7 +89,7 @@ struct Fetcher {
         }
         ptx::publish_barriers();
       }
-      __syncwarp();  // racecheck takes the initialisation for that of all lanes
+      __syncwarp();  // racecheck attributes the initialization to all lanes
       if (thread == 0) {
 #pragma unroll
         for (int i = 0; i < PLAN::kResident; ++i) {
@@ -117,7 +117,7 @@ struct Fetcher {
     }
   }
 
-  // `pending`: groups of copies behind this layer's; `turn`: how often the slot was filled before.
+  // `pending`: groups of copies after this layer's; `turn`: how often the slot was filled before.
   __device__ __forceinline__ void await_layer(int layer, int pending, int turn) const {
     if constexpr (kBulk) {
       ptx::wait_for(ptx::shared_address(barriers + layer % PLAN::kSlots), turn % 2);

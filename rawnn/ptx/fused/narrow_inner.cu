@@ -1,18 +1,16 @@
-// narrow_inner: all layers of a network of narrow layers but the product of the first, forward and
-// backward, between narrow_input and narrow_update (narrow.cu, which says the shapes).
+// narrow_inner: all layers of a network of narrow layers except the first GEMM, forward and backward,
+// between narrow_input and narrow_update (narrow.cu, which gives the shapes).
 //
 //   a1 = ACTIVATION(sum of partial over the SPLITS shares + b1), al likewise from a(l-1) and cl;
 //   p = softmax of the last layer; activations = a1 .., gradients = dz1 .. for the mean
-//   cross-entropy with labels [N]; row_p[r] = p[r, label], NaN where that is no class;
-//   row_correct[r] = 1 where the first maximum is at it, else 0
+//   cross-entropy with labels [N]; row_p[r] = p[r, label], NaN if the label is no class;
+//   row_correct[r] = 1 if the first maximum is at the label, else 0
 //
 // L: uint8 or int32. Biases and layers behind DEPTH may be null. ACTIVATION's slope must follow from
 // its output.
 // Launch: ceil(batch / 8) blocks of 2 * WIDTH threads with Inner::kBytes of dynamic shared memory
 // (shared_bytes of rawnn.ptx.fused.narrow), for SLOTS layers' weights at a time.
-// Limit: latency. Of the 4.7 us that it takes for 784-128-128-128-10 at batch 32 in bfloat16 on an
-// H200, 0.65 are the launch, 1.7 pass until the weights and the first layer's sums are there, 0.25
-// go to each layer forward, 0.5 to the softmax, 0.2 to each layer backward.
+// Limit: latency: of the first layer's sums and the weights, then of each layer and of the softmax.
 #include "elementwise/activations.cuh"
 #include "primitives/common.cuh"
 #include "fused/narrow_fetch.cuh"
@@ -47,11 +45,11 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int g = lane / 4;
   const int t = lane % 4;
-  const int first = 16 * warp;  // of this warp's features
+  const int first = 16 * warp;  // this warp's features
   const int thread = static_cast<int>(threadIdx.x);
   const int begin = kRows * static_cast<int>(blockIdx.x);
-  const int column = begin + 2 * t;  // of the batch rows whose results this lane has
-  constexpr int kOwnRows = (kRows + kTiles - 1) / kTiles;  // of the softmax
+  const int column = begin + 2 * t;  // the batch rows whose results this lane holds
+  constexpr int kOwnRows = (kRows + kTiles - 1) / kTiles;  // in the softmax
 
   __shared__ unsigned long long barriers[Plan::kSlots];
   constexpr bool kWhole = SIZE1 == WIDTH && (DEPTH < 3 || SIZE2 == WIDTH) &&
@@ -60,8 +58,8 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
   const Fetcher<T, Plan, WIDTH, kWhole> fetcher{elements, barriers, first, lane};
   fetcher.begin(thread);
 
-  // A label takes three loads, one after another, of what no kernel before this one writes. Each is
-  // issued where the one that it needs has come by then.
+  // A label takes three dependent loads, of data that no kernel before this one writes. Each is issued
+  // at a point where the previous one has arrived.
   const int step = current_step(cursor, offset);
   int label[kOwnRows];
   long long at[kOwnRows];
@@ -83,7 +81,7 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
   pdl_wait();
   pdl_trigger();
 
-  // The first layer: what narrow_input or narrow_update left, a part for each share of the
+  // The first layer: the output of narrow_input or narrow_update, one partial sum for each group of
   // features.
   float2 parts[SPLITS][2];
   load_shares<SIZE1>(parts, partial, ldpartial, first + g, column);
@@ -102,7 +100,7 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
     const bool exists = biases[DEPTH - 1] != nullptr && c < kClasses;
     head_shifts[i] = exists ? biases[DEPTH - 1][c] : 0.0f;
   }
-  __syncwarp();  // keeps these loads ahead of the weights' in the queue to memory
+  __syncwarp();  // keeps these loads before those of the weights in the queue to memory
 #pragma unroll
   for (int i = 0; i < Plan::kResident; ++i) {
     fetcher.fetch_layer(i, false, copies[i], pitches[i], kSizes[i + 1], kSizes[i], thread);
@@ -121,7 +119,7 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
   }
   if constexpr (!kProgrammatic) load_labels();
 
-  // Forward. What a warp gave out of each layer stays with it, for the slopes.
+  // Forward. Each warp keeps its outputs of each layer in registers, for the slopes.
   unsigned int outputs[DEPTH - 1][2];
   unsigned int weights[kTiles][4];
 #pragma unroll
@@ -139,12 +137,12 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
     *reinterpret_cast<unsigned int*>(kept) = outputs[i][0];
     *reinterpret_cast<unsigned int*>(kept + 8 * ldactivations) = outputs[i][1];
     if (i < kLayers) {
-      // Groups of copies: one for each slot, the head's, one for each layer that took over a slot.
+      // Groups of copies: one for each slot, the head's, and one for each layer in a reused slot.
       const int reused = min(i, kLayers - Plan::kResident);
       const int group = i < Plan::kResident ? i : i + 1;
       fetcher.await_layer(i, Plan::kResident + reused - group, i / Plan::kSlots);
       load_weights<false>(weights, fetcher.slot(i), Plan::kPitch, first, lane);
-      if (i + Plan::kSlots < kLayers) {  // nobody else reads these rows until the way back
+      if (i + Plan::kSlots < kLayers) {  // no other warp reads these rows until the backward pass
         __syncwarp();
         const int next = i + Plan::kSlots;
         fetcher.fetch_layer(next, true, copies[next], pitches[next], kSizes[next + 1],
@@ -154,7 +152,7 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
     }
   }
 
-  // The head: each warp multiplies its own 16 features, by columns of weights that it fetched.
+  // The head: each warp multiplies its own 16 features by columns of weights that it copied itself.
   ptx::wait_for_copies<0>();
   __syncwarp();
   unsigned int words[4];
@@ -176,7 +174,7 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
   load_weights<true>(head_weights, head, Plan::kPitch, first, lane);
   __syncthreads();
 
-  // Softmax and its gradient: a warp a row, a lane every 32nd class.
+  // Softmax and its gradient: one warp for each row, a lane every 32nd class.
   const auto load_way_back = [&] {
     if constexpr (kLayers > 0) {
       load_weights<true>(weights, fetcher.slot(kLayers - 1), Plan::kPitch, first, lane);
@@ -204,7 +202,7 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
           value[j] = sums[0] + sums[1];
         }
       }
-      if (i == 0) load_way_back();  // beside what follows
+      if (i == 0) load_way_back();  // overlaps with what follows
       const RowSoftmax found = softmax_in_turns<kLanes>(value);
       const float share = exists ? __fdividef(1.0f, static_cast<float>(batch)) : 0.0f;
 #pragma unroll
@@ -258,9 +256,9 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
     *reinterpret_cast<unsigned int*>(kept) = result[0];
     *reinterpret_cast<unsigned int*>(kept + 8 * ldgradients) = result[1];
     if (i > 0) {
-      const int next = i - 1;  // of the layers between hidden ones
+      const int next = i - 1;  // among the layers between hidden ones
       if (i < DEPTH - 2) {
-        if (next < kLayers - Plan::kSlots) {  // fetched again, on the way back for the first time
+        if (next < kLayers - Plan::kSlots) {  // copied again, the first time for the backward pass
           fetcher.await_layer(next, 0, way_back_turn(next, kLayers, Plan::kSlots));
           __syncthreads();
         }

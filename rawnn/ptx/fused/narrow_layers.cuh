@@ -1,17 +1,17 @@
-// What narrow_inner.cu works on: where things lie in its shared memory, and products of a layer's
-// weights with 8 rows of the batch.
+// The memory layout of narrow_inner.cu in shared memory, and products of a layer's weights with 8 rows
+// of the batch.
 #pragma once
 #include "primitives/common.cuh"
 #include "device/products.cuh"
 #include "device/shared.cuh"
 
-constexpr int kRows = 8;  // of the batch, in a block of narrow_inner
+constexpr int kRows = 8;  // batch rows of a block of narrow_inner
 
-// Where things lie in the shared memory of narrow_inner.
+// The layout of the shared memory of narrow_inner.
 template <int DEPTH, int WIDTH, int SLOTS, int CLASSES>
 struct Inner {
   static constexpr int kWarps = WIDTH / 16;  // one for each 16 features of a hidden layer
-  static constexpr int kPitch = WIDTH + 8;   // of weights: rows 16 bytes apart modulo 128
+  static constexpr int kPitch = WIDTH + 8;   // of weights: rows differ by 16 bytes modulo 128
   static constexpr int kLayers = DEPTH - 2;  // between two hidden layers
   static constexpr int kResident = kLayers < SLOTS ? kLayers : SLOTS;
   static constexpr int kSlots = kResident > 0 ? kResident : 1;
@@ -31,8 +31,8 @@ template <bool TRANSPOSED, typename T>
 __device__ __forceinline__ void load_fragments(unsigned int (&words)[4], const T* row) {
   ptx::load_matrices<TRANSPOSED>(words, ptx::shared_address(row));
 }
-// Rows `first` to first + 15 of weights in shared memory as left operands or, TRANSPOSED, these
-// columns as the transpose's rows.
+// Rows `first` to first + 15 of weights in shared memory as left operands or, TRANSPOSED, these columns
+// as rows of the transpose.
 template <bool TRANSPOSED, int TILES, typename T>
 __device__ __forceinline__ void load_weights(unsigned int (&words)[TILES][4], const T* weights,
                                              int pitch, int first, int lane) {
@@ -48,12 +48,12 @@ __device__ __forceinline__ void load_weights(unsigned int (&words)[TILES][4], co
   }
 }
 
-// [16, 16 * TILES] times [16 * TILES, 8], the latter in shared memory as rows of 8 elements.
+// [16, 16 * TILES] times [16 * TILES, 8]; the latter is in shared memory as rows of 8 elements.
 template <int TILES, typename T>
 __device__ __forceinline__ void product(float (&sum)[4], const unsigned int (&weights)[TILES][4],
                                         const T* vectors, int lane) {
   constexpr int kPairs = TILES / 2;
-  constexpr int kAtOnce = kPairs < 4 ? kPairs : 4;  // loads ahead of their products
+  constexpr int kAtOnce = kPairs < 4 ? kPairs : 4;  // loads issued before their products
   float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) sum[i] = 0.0f;
@@ -79,8 +79,8 @@ __device__ __forceinline__ void product(float (&sum)[4], const unsigned int (&we
   for (int i = 0; i < 4; ++i) sum[i] += odd[i];
 }
 
-// What the SPLITS shares of the features add to pre-activations `feature` and `feature` + 8 of the
-// first layer, of SIZE, for two rows of the batch from `column` on.
+// The sum of the SPLITS feature groups' contributions to pre-activations `feature` and `feature` + 8 of
+// the first layer, of SIZE, for two rows of the batch from `column` on.
 template <int SIZE, int SPLITS>
 __device__ __forceinline__ void load_shares(float2 (&parts)[SPLITS][2], const float* partial,
                                             int ld, int feature, int column) {

@@ -1,36 +1,35 @@
-// What narrow_input and narrow_update share: batches of uint8 rows, and weights in pieces of 16 x
-// 32, one a warp, laid out so that no operand of a product passes through shared memory.
+// What narrow_input and narrow_update share: batches of uint8 rows, and weights in pieces of 16 x 32,
+// one for each warp, laid out so that no operand of a product passes through shared memory.
 //
 // Lane (g, t) = (lane / 4, lane % 4) holds the columns 4t .. 4t + 3 and 16 + 4t .. 16 + 4t + 3 of
-// rows g and g + 8 of a piece, so that four lanes fill whole sectors of memory. For the update the
-// piece is the product of gradients [16, batch] and inputs [batch, 32]: four tiles of 8 columns,
-// column j of tile i being the piece's column 4(j / 2) + 16(j % 2) + i, and 32 batch rows at a
-// time, the lane bringing rows 8t .. 8t + 7 of each. So a lane's results are the weights it holds,
-// and what it loads are 4 neighbouring pixels of 8 rows. For the product of the first layer the
-// piece is the left operand in the same registers: of each 16 columns that a product sums over, the
-// lane has 4t .. 4t + 3.
+// rows g and g + 8 of a piece, so four lanes fill whole sectors of memory. For the update the piece is
+// the product of gradients [16, batch] and inputs [batch, 32]. It has four tiles of 8 columns; column j
+// of tile i is the piece's column 4(j / 2) + 16(j % 2) + i. Of 32 batch rows at a time, a lane loads
+// rows 8t .. 8t + 7 of both. So a lane's results are the weights it holds, and its loads are 4
+// neighboring pixels of 8 rows. For the first layer's product the piece is the left operand in the same
+// registers: of each 16 columns that are summed over, the lane holds 4t .. 4t + 3.
 #pragma once
 #include "device/products.cuh"
 #include "primitives/types.cuh"
 
 constexpr int kPieceRows = 16;
 constexpr int kPieceCols = 32;
-constexpr int kPieceWarps = 8;  // of a block
+constexpr int kPieceWarps = 8;  // warps of a block
 constexpr int kBatchRows = 32;  // of a product's inner dimension
 
-// Which of a piece's columns is column j of the first tile of an update.
+// The piece's column that is column j of the first tile of an update.
 __device__ constexpr int tile_column(int j) { return j / 2 * 4 + j % 2 * 16; }
 
 __device__ constexpr int pieces_across(int cols) { return (cols + kPieceCols - 1) / kPieceCols; }
 __device__ constexpr int pieces_down(int rows) { return (rows + kPieceRows - 1) / kPieceRows; }
 
-// Which bytes of the 4 pixels from `feature` on there are.
+// A mask of the bytes that exist among the 4 pixels from `feature` on.
 __device__ __forceinline__ unsigned int present(int feature, int features) {
   const int left = min(max(features - feature, 0), 4);
   return static_cast<unsigned int>((1ull << 8 * left) - 1ull);
 }
 
-// 4 neighbouring pixels; rows are padded to words.
+// 4 neighboring pixels; rows are padded to words.
 __device__ __forceinline__ unsigned int load_pixels(const unsigned char* __restrict__ from,
                                                     unsigned int mask) {
   return mask != 0u ? *reinterpret_cast<const unsigned int*>(from) & mask : 0u;
@@ -43,7 +42,7 @@ __device__ __forceinline__ float pixel(unsigned int word) {
   return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + BYTE)) - kMagic;
 }
 
-// The rows of a batch: where the data set has them.
+// The rows of a batch, at their places in the data set.
 template <bool ORDERED>
 struct BatchRows {
   const unsigned char* images;
@@ -59,7 +58,7 @@ struct BatchRows {
 struct Piece {
   float values[2][8];
 
-  // Padding is read, and by store() written, with the last columns.
+  // Padding is read, and written by store(), along with the last columns.
   __device__ __forceinline__ void load(const float* w, int ld, int row, int col, int rows,
                                        int cols) {
 #pragma unroll
@@ -110,7 +109,7 @@ struct Piece {
   }
 };
 
-// 8 neighbouring batch rows of one feature, of which `count` exist: zeros behind them, whatever the
+// 8 neighboring batch rows of one feature, of which `count` exist, with zeros after them, whatever the
 // padding holds.
 template <typename T>
 __device__ __forceinline__ void load_eight(unsigned int (&words)[4], const T* from, int count) {
@@ -182,11 +181,11 @@ struct BiasPair {
   }
 };
 
-// A warp's piece of the first layer's weights with the pixels that it meets.
+// A warp's piece of the first layer's weights, with the pixels it is multiplied by.
 template <typename T, bool ORDERED, int FEATURES, int OUTPUTS, int SPLITS>
 struct FirstLayer {
-  int row, col;     // of this lane in the weights
-  int column;       // of the 4 neighbouring pixels that an update needs
+  int row, col;     // this lane's place in the weights
+  int column;       // the first of the 4 neighboring pixels that an update needs
   int g, t;
   bool working;     // the last warps may lie behind the last column
   Piece piece;
@@ -222,7 +221,7 @@ struct FirstLayer {
     }
   }
 
-  // For the product: 8 columns of 4 batch rows, zeros behind the batch.
+  // For the product: 8 columns of 4 batch rows, with zeros after the batch.
   __device__ __forceinline__ void load_across(unsigned int (&inputs)[4][4],
                                               const BatchRows<ORDERED>& rows, int part) const {
     const unsigned char* from[4];
@@ -242,8 +241,8 @@ struct FirstLayer {
     }
   }
 
-  // The part of the first layer's pre-activations that this block's columns give, from `inputs`,
-  // those of the batch's first 32 rows, on: partial[split * OUTPUTS + out, row of the batch].
+  // The contribution of this block's columns to the first layer's pre-activations, starting from
+  // `inputs`, the batch's first 32 rows: partial[split * OUTPUTS + out, row of the batch].
   __device__ __forceinline__ void product(float* sums, unsigned int (&inputs)[4][4],
                                           const BatchRows<ORDERED>& rows, int block, int thread,
                                           float scale, float* partial, int ld) const {

@@ -3,11 +3,11 @@
 //
 //   c[m, n] = act(alpha * op(a) op(b) + beta * c + bias[n]) * slope(saved[m, n])
 //   nt: a[m, k], b[n, k];  nn: a[m, k], b[k, n];  tn: a[k, m], b[k, n];  as matmul.cu
-//   loss: dz[m, n] = the gradient of a loss of z = alpha * a b^T + bias, and the parts of the blocks of
-//         what the step reports (mma_loss.cuh)
+//   loss: dz[m, n] = the gradient of a loss of z = alpha * a b^T + bias, and the blocks' partial sums of
+//         its metrics (mma_loss.cuh)
 //   update: w[rows, cols] -= lr * (dz[batch, rows]^T x[batch, cols] / loss_scale + decay * w),
 //           copy, bias: gradient and step in one kernel, as weight_update.cu; momentum and adam
-//           with theirs
+//           with their own rules
 //
 // Template parameters: <LOOP, TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>; of the loss <LOOP, TA, TB,
 // TD, TT, BIAS, LOSS, SUM, tile>; of updates <LOOP, TD, TX, TW, TC, BIAS, SUM, tile>. `tile` stands for the

@@ -1,8 +1,9 @@
-"""The loss in the product ahead of it, and what a step reports off the way of its gradients.
+"""The loss in the epilogue of the last GEMM, and metrics that are summed off the critical path.
 
-Between the last product and the backward pass stands a kernel that reads the product's result,
-makes the gradient of it, and adds up the loss over its blocks. The product's epilogue has the same
-numbers in registers, and who waits for the gradient need not wait for the loss.
+Normally a kernel between the last GEMM and the backward pass reads the GEMM's result, computes the
+gradient, and sums the loss over its blocks. The GEMM's epilogue has the same values in registers.
+Its blocks write partial sums of the loss, which a later kernel adds up, so the backward pass does
+not wait for the loss.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from rawnn.ptx.gemm.tiles import gemm_shape
 from rawnn.ptx.kernel_registry import kernel_for
 
 MIN_SAVING = 5000.0
-"""Cycles by which the product may take longer in a tile that spans whole rows: a loss by itself
-takes two to four times as long, from the end of the product ahead to its own."""
+"""Cycles by which a tile that spans whole rows may be slower: a separate loss kernel takes two to
+four times as long, from the end of the GEMM ahead to its own."""
 _OPTIONAL = ("bias", "t", "y", "loss_scale", "overflow", *PARTS)
 
 
 @define("matmul_loss", reads=("a", "b", "bias", "t", "y", "cursor", "loss_scale", "overflow"),
         writes=("dz", "overflow", *PARTS), slotted=PARTS, optional=_OPTIONAL)
 def matmul_loss(t: SimpleNamespace, a: Attributes) -> None:
-    """The last layer's product with bias, and of its loss the gradient and each block's parts."""
+    """The last layer's GEMM with bias, the gradient of the loss, and each block's partial sums."""
     z = a["alpha"] * multiply(a, t.a, t.b.T)
     if a["bias"]:
         z += t.bias
     OPS[LOSSES[a["loss"]].fused].reference(SimpleNamespace(**vars(t), z=z), a)
 
 
-# -- where it takes others' place ------------------------------------------------------------------
+# -- plan rewrite ----------------------------------------------------------------------------------
 
 
 def _with_parts(plan: Plan, op: Op, terms: int, metrics: Op) -> tuple[list[Op], list[Tensor]]:
-    """`op`, which measures as `metrics` do, leaving the parts of its blocks, with the op behind it
-    that adds them up; and the tensors between the two."""
+    """`op` changed to write partial sums of its metrics, with the op behind it that adds them up as
+    `metrics` does; and the tensors between the two."""
     columns, rows, _ = kernel_for(op).geometry(kernel_for(op).scalars(op, plan))[0]
     counted = [name for name in ("loss", "correct") if name in metrics.operands]
     tensors = [Tensor(f"{plan.name}.{name}_parts", (plan[name].shape[0], columns * rows),
@@ -57,7 +58,7 @@ def _with_parts(plan: Plan, op: Op, terms: int, metrics: Op) -> tuple[list[Op], 
 
 
 def _terms(loss: Loss, rows: int, cols: int) -> int:
-    """Of how many the loss is the mean."""
+    """Number of terms that the loss is the mean of."""
     return rows if loss.labelled else rows * cols
 
 
@@ -77,7 +78,8 @@ def _into_gemm(plan: Plan) -> Plan | str:
 
 
 def _plain(gemm: Op) -> bool:
-    """Whether the product's result is what the loss is of, with nothing kept beside it."""
+    """Whether the loss is computed from the GEMM's result alone, and the GEMM stores nothing
+    else."""
     a = gemm.attributes
     return a["layout"] == "nt" and a["beta"] == 0.0 and not a["activation"] and not a["slope"] \
         and a["compute"] != "float16" and "pre" not in gemm.operands

@@ -1,20 +1,20 @@
-// matmul_nt, matmul_nn, matmul_tn: the baseline products, one thread an output element.
+// matmul_nt, matmul_nn, matmul_tn: the baseline GEMMs, one thread for each output element.
 //
 //   c[m, n] = act(alpha * op(a) op(b) + beta * c + bias[n]) * slope(saved)
-//   all row-major, pitches in elements; bias is float32; c is not read where beta == 0;
-//   *overflow = 1 where TC cannot hold a c (common.cuh); not looked at where overflow is null
+//   all row-major, pitches in elements; bias is float32; c is not read if beta == 0;
+//   *overflow = 1 if TC cannot hold a c (common.cuh); ignored if overflow is null
 //   nt: a[m, k], b[n, k] (a layer's forward);  nn: a[m, k], b[k, n] (the input gradient);
 //   tn: a[k, m], b[k, n] (the weight gradient).
 //
 // template matmul_nt<TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, ACC>, matmul_nn<TA, TB, TC, SLOPE, TS,
 // ACC>, matmul_tn<TA, TB, TC, ACC>: storage types; BIAS a bool; ACTIVATION and SLOPE of
-// activations.cuh (None where there is none); TS, the type of saved [m, n], is TC unless given; ACC
-// is float unless given, or float16 for sums in half precision (compute tf32 is float here: more
-// exact). Scalars: m, n, k, alpha, beta.
-// Used where no toggle chose another product (`cublas`, `tiled`, `mma` replace it).
+// activations.cuh (None if there is none); TS, the type of saved [m, n], defaults to TC; ACC defaults to
+// float, or is float16 for half-precision sums (compute tf32 is float here, which is more exact).
+// Scalars: m, n, k, alpha, beta.
+// Used unless a toggle selects another GEMM (`cublas`, `tiled`, `mma`).
 // Launch: blocks of 16 x 16, grid.x covers n and grid.y covers m.
-// Limit: load instructions. Each multiply-add loads both of its operands from the caches; no shared
-// memory and no register tile, on purpose: this is what the ladder starts from.
+// Limit: load instructions. Each multiply-add loads both of its operands from the caches. It has no
+// shared memory and no register tile, on purpose: it is the starting point of the ladder.
 #include "primitives/accumulate.cuh"
 #include "elementwise/activations.cuh"
 #include "primitives/common.cuh"

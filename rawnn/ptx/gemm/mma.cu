@@ -1,19 +1,18 @@
-// Mma: the main loop of products on the tensor cores by mma.sync; the kernels are those of
+// Mma: the main loop of GEMMs on the tensor cores by mma.sync; the kernels are those of
 // gemm_kernels.cuh.
 //
 // Operands: float, float16, bfloat16, or any two 8-bit floats (sm_89). SUM is float, which rounds
-// float operands to tf32; float16 for float16 operands; or tf32x3 for float operands, each as two
-// tf32: three products for one, and no less exact than products and sums in float32
-// (mma_fragments.cuh). Every sum has one order, whatever runs beside it: results repeat bit for
-// bit.
+// float operands to tf32; float16 for float16 operands; or tf32x3 for float operands. tf32x3 splits each
+// into two tf32 and computes three products, which are no less exact than products and sums in float32
+// (mma_fragments.cuh). Sums have a fixed order, so results repeat bit for bit.
 //
 // Used by `mma`. Launch: grid (ceil(n / BN) * CLUSTER, ceil(m / BM)) of 32 * WM * WN * WK threads
 // in clusters of CLUSTER blocks along x, and
-// max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of dynamic shared memory, in a
-// cluster the bytes of its inbox more: CLUSTER * ceil(BM / CLUSTER) * (BN + 8) * 4 + 16
+// max(STAGES * (BM + BN) * BYTES, WK * BM * (BN + 8) * 4) bytes of dynamic shared memory. A cluster
+// adds the bytes of a block's receive buffer: CLUSTER * ceil(BM / CLUSTER) * (BN + 8) * 4 + 16
 // (mma_sums.cuh).
-// Limit: small products (64 x 784 x 784), latency: the trip to the L2 cache, the launch, and the
-// adding up of parts; large ones, the rate of ldmatrix and mma.sync.
+// Limit: for small GEMMs (64 x 784 x 784) latency: of the L2 cache, the launch, and summing the partial
+// sums; for large ones the rate of ldmatrix and mma.sync.
 #include "gemm/mma_copy.cuh"
 #include "gemm/mma_fragments.cuh"
 #include "gemm/mma_finish.cuh"
@@ -26,8 +25,8 @@
 #endif
 
 struct Mma {
-  // One block's product: from (m0, n0) on, over its share of the inner dimension, then its
-  // epilogue. Where BIAS, blocks of the first column of tiles also add up the rows of op(a).
+  // One block's GEMM: from (m0, n0) on, over its part of the inner dimension, then its epilogue. If
+  // BIAS, blocks of the first column of tiles also sum the rows of op(a).
   template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
             typename TB, typename EPILOGUE>
   static __device__ __forceinline__ void gemm(const TA* a, int lda, const TB* b, int ldb, int m,
@@ -64,11 +63,11 @@ struct Mma {
     const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
     const unsigned int shared = ptx::shared_address(dynamic_shared());
 
-    // Fragments are on their way from shared memory while those before them are multiplied: bfloat16
-    // gains 3 to 15 %. Not with tf32x3, whose registers leave a multiprocessor one block of 64 x 64 in
-    // place of two then, nor where all floats are loaded word by word: both took up to 6 % longer.
+    // Fragments are loaded from shared memory while the previous ones are multiplied, which gains 3 to
+    // 15 % for bfloat16. Not with tf32x3, whose registers would then leave room for one block of 64 x 64
+    // on a multiprocessor instead of two, nor if all floats are loaded word by word: both are slower.
     constexpr bool kAhead = !Same<SUM, tf32x3>::kValue && (sizeof(TA) < 4 || DEEP_A || DEEP_B);
-    constexpr int kFirst = kAhead ? kStages : kStages - 1;  // stages that are asked for at once
+    constexpr int kFirst = kAhead ? kStages : kStages - 1;  // stages requested at the start
     if constexpr (TILE::kEarly) load_ahead<kFirst>(load_b, shared + PanelA::kBytes, kTile, stages);
     epilogue.ahead();
     pdl_wait();
@@ -81,12 +80,12 @@ struct Mma {
       commit_copies();
     }
     epilogue.begin();
-    constexpr int kSpare =  // bytes of registers, beside what a product of this kind takes
+    constexpr int kSpare =  // bytes of registers that a GEMM of this kind leaves free
         Same<SUM, tf32x3>::kValue ? 0 : TILE::kWarpsK > 1 ? 64 : 32;
     Finish<TILE, EPILOGUE, Parts, kSpare> finish(epilogue, m0, n0, thread);
 
-    // With tf32x3, sums of a part of the inner dimension, which are added to those of all parts:
-    // two short chains of additions round less than a long one.
+    // With tf32x3, sums over a part of the inner dimension, which are then added to the total: two
+    // short chains of additions round less than a long one.
     constexpr bool kInParts = Same<SUM, tf32x3>::kValue && TILE::kWarpsK < 8;
     constexpr int kPartStages = 16 / kOwnSteps;
     Block<SUM> sums[kBlocksM][2 * kBlocksN] = {};
@@ -112,7 +111,7 @@ struct Mma {
     };
     if constexpr (kAhead) {
       wait_for_copies<kStages - 1>();
-      __syncthreads();  // the first stage is there
+      __syncthreads();  // the first stage has arrived
       if (stages > 0) fetch(shared, 0);
     }
     int slot = 0;
@@ -123,11 +122,10 @@ struct Mma {
       const int after = slot == kStages - 1 ? 0 : slot + 1;
       if constexpr (!kAhead) {
         wait_for_copies<kStages - 2>();
-        __syncthreads();  // this stage is there, and nobody reads the slot before it any more
+        __syncthreads();  // this stage has arrived, and no thread reads the previous slot any more
       }
-      // With the last copies on their way: blocks of the next kernel take shared memory, which this
-      // one's further blocks and kernels beside it need. A step of 784-784-784-784-784-10 in tf32
-      // takes 49.5 us so, 56.9 us with a trigger ahead of the copies, 53.5 us without any (H200).
+      // After the last copies are issued: blocks of the next kernel occupy shared memory, which this
+      // kernel's further blocks and concurrent kernels need (docs/notes/mma.md).
       if (stage == max(stages - kFirst - 1, 0)) pdl_trigger();
 #pragma unroll
       for (int step = 0; step < kOwnSteps; ++step) {
@@ -145,7 +143,7 @@ struct Mma {
           fetch(tile, step + 1);
         } else if (kAhead && stage + 1 < stages) {
           wait_for_copies<kStages - 2>();
-          __syncthreads();  // the next stage is there, and nobody reads this one's slot any more
+          __syncthreads();  // the next stage has arrived, and no thread reads this one's slot any more
           fetch(shared + after * kTile, 0);
           fill(slot, stage + kFirst);
         }
@@ -166,7 +164,7 @@ struct Mma {
       }
       slot = after;
     }
-    __syncthreads();  // the operands, which have all come, are done with: the sums take their place
+    __syncthreads();  // all copies have arrived and no thread reads them: the sums overwrite them
 
     float* const parts = reinterpret_cast<float*>(dynamic_shared());
     float* const part = parts + warp_k * Parts::kPart;

@@ -1,5 +1,5 @@
-"""Matrix products on tensor cores: by mma.sync (sm_80), and by wgmma (sm_90a) large ones, those of
-float32 by kernels of their own."""
+"""Matrix products (GEMMs) on tensor cores: by mma.sync (sm_80), and large ones by wgmma (sm_90a),
+with separate kernels for float32."""
 
 from __future__ import annotations
 
@@ -41,21 +41,18 @@ TILES = (
     *(Tile(64, 64, 2, 2, 2, 4, cluster, bytes=128) for cluster in (2, 4, 8)),
     Tile(16, 32, 1, 1, 8, 4, 4, bytes=256),
 )
-"""What a product's tile is chosen from: of 36 tried, those without which any of 29 products was
-slower by a hundredth in the mean (H200; float32, tf32 and bfloat16), and one for large products.
-With clusters of all sizes up to eight to choose from, and with tiles that hold less of the GPU
-while other branches of the step run, steps took from 4 % less to 15 % more: more in 31 of 36."""
+"""The tiles that a GEMM's tile is chosen from, the last one for large GEMMs. docs/notes/mma.md says
+how they were selected."""
 
 ROWS = (Tile(32, 64, 1, 2, 4, 4, 8, bytes=256),)
-"""And where a tile has to span rows. Elsewhere this one was chosen for small batches and layers of
-400 to 800; with 32 x 32 in clusters of four in its place, alone as fast, steps of 12 networks took
-from 5.3 % less to 1.2 % more, less in ten, 2.5 % in the mean (H200, bfloat16 and tf32)."""
+"""The tile for GEMMs whose tile has to span rows, which its softmax needs. Other GEMMs do not get
+it: docs/notes/mma.md says why."""
 
 
 @cache
 def choose(p: GemmShape, target: Target) -> Tile:
-    """The tile with the fewest predicted cycles of those that the GPU's shared memory and the
-    number format allow: in float32 a warp needs the registers of one of eight for 32 x 32."""
+    """The tile with the fewest predicted cycles among those that the GPU's shared memory and the
+    number format allow. A float32 warp has the registers for at most 32 x 32 in eight warps."""
     return min(spanning(p, (
         tile for tile in (*TILES, *(ROWS if p.rows else ()))
         if shared(tile) <= target.shared_per_block
@@ -75,10 +72,10 @@ TUNE_TILES = (
     Tile(32, 64, 1, 2, 4, 3, bytes=256), Tile(64, 64, 2, 2, 1, 4, bytes=128),
     Tile(64, 64, 2, 2, 2, 4, bytes=128), Tile(128, 64, 4, 2, 1, 4, bytes=128),
 )
-"""What `tune` tries besides."""
+"""Further tiles that `tune` tries."""
 CLUSTER_TUNE_TILES = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128),
                       Tile(64, 64, 2, 2, 2, 4, 4, bytes=128))
-"""The same where blocks form clusters."""
+"""Further tiles that `tune` tries on GPUs with clusters."""
 UPDATES = {**{step.fused_kind: f"gemm_{step.kind}" for step in STEPS.values() if step.is_fused},
            **UPDATE}
 
@@ -100,12 +97,12 @@ WGMMA_TILES = (
                                          (128, 64, 8, 1, 1, 5), (128, 128, 8, 1, 1, 4)),
                                         (2, 4, 8))),
 )
-"""What a tile of 16- and 8-bit operands is chosen from."""
+"""The tiles that a GEMM of 16- or 8-bit operands is chosen from."""
 
 
 @cache
 def choose_wgmma(p: GemmShape, target: Target) -> Tile:
-    """The fastest of the tiles, as predicted."""
+    """The tile with the fewest predicted cycles."""
     return min(spanning(p, WGMMA_TILES), key=lambda tile: cycles_wgmma(p, tile, target))
 
 
@@ -121,12 +118,12 @@ register_family(WGMMA, "wgmma", "gemm/wgmma.cu", "Wgmma", choose_wgmma, _shared_
 
 
 LONGEST_SUM = 32
-"""Stages of a float32 sum in one block: the rounding of its 64 additions leaves an error of at most
+"""Most stages that one block sums in float32: the rounding error of the 64 additions is at most
 twice that of cuBLAS's float32."""
 
 
 def _tiles_wgmma_tf32(p: GemmShape) -> list[Tile]:
-    """128 rows of the operand that comes from registers; nn's is that of the transpose."""
+    """Tiles with 128 rows of the operand in registers; nn computes the transposed result."""
     stages = ceil(p.k, 32)
     return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
                  bytes=128)
@@ -137,7 +134,7 @@ def _tiles_wgmma_tf32(p: GemmShape) -> list[Tile]:
 
 @cache
 def choose_wgmma_tf32(p: GemmShape, target: Target) -> Tile:
-    """The fastest of the tiles, as predicted."""
+    """The tile with the fewest predicted cycles."""
     return min(spanning(p, _tiles_wgmma_tf32(p)),
                key=lambda tile: cycles_wgmma_tf32(p, tile, target))
 
@@ -149,8 +146,8 @@ rows are predicted too well there (docs/tensor-core-kernels.md)."""
 
 
 def wgmma_is_faster(p: GemmShape, target: Target) -> bool:
-    """Whether a product is predicted to take less by wgmma than by mma.sync, on a GPU that has
-    both; and, of float32, whether its sums are short enough for that, where it must be as exact."""
+    """Whether wgmma is predicted to be faster than mma.sync, on a GPU that has both. For a float32
+    GEMM that has to be exact, its sums must also be short enough."""
     if p.times == 3 and ceil(p.k, 32) > 8 * LONGEST_SUM:
         return False
     tile = (choose_wgmma_tf32 if p.size == 4 else choose_wgmma)(p, target)
@@ -161,7 +158,7 @@ def wgmma_is_faster(p: GemmShape, target: Target) -> bool:
 
 
 def _shared_wgmma_tf32(s: Scalars) -> int:
-    prepared = 4 * min(s["BM"], s["BN"])  # two, of two parts each
+    prepared = 4 * min(s["BM"], s["BN"])  # two stages of two parts each
     operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
     return max(operands, with_partial_sums(s, 0))
 
@@ -171,7 +168,7 @@ register_family(WGMMA, "wgmma_tf32", "gemm/wgmma_tf32.cu", "WgmmaTf32", choose_w
 
 
 def _tiles_wgmma_scaled(p: GemmShape) -> list[Tile]:
-    stages = ceil(p.k, 32)  # and as many additions of float32, half of those by tf32
+    stages = ceil(p.k, 32)  # also the number of float32 additions, half of those by tf32
     return [Tile(128, columns, 8, 1, 1, 3, cluster, bytes=128)
             for columns in SCALED_STAGE_CYCLES for cluster in (1, 2, 3, 4, 8)
             if stages <= 2 * LONGEST_SUM * cluster or cluster == 8]
@@ -179,14 +176,14 @@ def _tiles_wgmma_scaled(p: GemmShape) -> list[Tile]:
 
 @cache
 def choose_wgmma_scaled(p: GemmShape, target: Target) -> Tile:
-    """The fastest of the tiles, as predicted."""
+    """The tile with the fewest predicted cycles."""
     return min(spanning(p, _tiles_wgmma_scaled(p)),
                key=lambda tile: cycles_wgmma_scaled(p, tile, target))
 
 
 def scaled_is_faster(p: GemmShape, target: Target) -> bool:
-    """Whether a product of float32 that has to be as exact is predicted to take less by scaled
-    float16 than otherwise, on a GPU that has both; and whether its sums are short enough."""
+    """Whether a float32 GEMM that has to be exact is predicted to be faster with scaled float16
+    operands, on a GPU that has wgmma; and whether its sums are short enough."""
     if p.times != 3 or ceil(p.k, 32) > 16 * LONGEST_SUM:
         return False
     otherwise = min(cycles(p, choose(p, target), target),
@@ -195,7 +192,7 @@ def scaled_is_faster(p: GemmShape, target: Target) -> bool:
 
 
 def _shared_wgmma_scaled(s: Scalars) -> int:
-    prepared = 2 * s["BN"]  # two, of two parts each
+    prepared = 2 * s["BN"]  # two stages of two parts each
     operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
     return int(max(operands, with_partial_sums(s, 0)) + 3 * 4 * s["BN"])
 
@@ -211,10 +208,10 @@ register_family(WGMMA, "wgmma_scaled", "gemm/wgmma_scaled.cu", "WgmmaScaled", ch
 PREDICTED = {"mma": (choose, cycles), "wgmma": (choose_wgmma, cycles_wgmma),
              "wgmma_tf32": (choose_wgmma_tf32, cycles_wgmma_tf32),
              "wgmma_scaled": (choose_wgmma_scaled, cycles_wgmma_scaled)}
-"""By implementation: its tile, and about how many cycles a product takes in one."""
+"""By implementation: how its tile is chosen, and the predicted cycles of a GEMM in that tile."""
 
 
 def predicted(impl: str, p: GemmShape, target: Target) -> float:
-    """About how many cycles a product takes in the tile chosen for it."""
+    """Predicted cycles of a GEMM in the tile chosen for it."""
     chosen, taking = PREDICTED[impl]
     return taking(p, chosen(p, target), target)

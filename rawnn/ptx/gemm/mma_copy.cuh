@@ -1,24 +1,24 @@
-// Tiles of the operands of a product in shared memory, and copies into them from matrices of any
-// extent: shared by all main loops of gemm_kernels.cuh.
+// Tiles of a GEMM's operands in shared memory, and copies into them from matrices of any extent; shared
+// by all main loops of gemm_kernels.cuh.
 //
-// An operand is contiguous along the inner dimension (nt's a and b, nn's a: "deep") or along its
-// own extent (nn's b, tn's a and b: "wide"). A stage of the pipeline holds a part of the inner
-// dimension of it: so many bytes a row of a deep operand, so many rows of a wide one, cut into
-// panels whose rows have at most 128 bytes. Inside a panel the 16-byte chunks of a row are permuted
-// by a key of the row, so that the rows a warp reads at once lie in different banks.
+// An operand is contiguous along the inner dimension (nt's a and b, nn's a: "deep") or along its own
+// extent (nn's b, tn's a and b: "wide"). A stage of the pipeline holds a part of the inner dimension: a
+// number of bytes of each row of a deep operand, or a number of rows of a wide one. It is cut into
+// panels whose rows have at most 128 bytes. Inside a panel the 16-byte chunks of a row are permuted by a
+// key of the row, so that the rows a warp reads at once are in different banks.
 #pragma once
 #include "primitives/common.cuh"
 #include "device/copies.cuh"
 #include "device/shared.cuh"
 #include "primitives/types.cuh"
 
-constexpr int kChunkBytes = 16;  // of one copy
+constexpr int kChunkBytes = 16;  // bytes of one copy
 
-// A block's tile of the result: BM x BN, computed by WM x WN warps side by side and WK that share
-// the inner dimension of each stage; STAGES tiles of the operands in flight; CLUSTER blocks that
-// cut the inner dimension among them and add up their parts. BYTES of the inner dimension are a
-// stage. ALIGNED says that the rows of both operands begin at multiples of 16 bytes; otherwise they
-// are copied element by element.
+// A block's tile of the result: BM x BN, computed by WM x WN warps, times WK warps that share the inner
+// dimension of each stage. STAGES tiles of the operands are in flight. CLUSTER blocks split the inner
+// dimension and add up their partial sums. A stage has BYTES of the inner dimension. ALIGNED says that
+// the rows of both operands begin at multiples of 16 bytes; otherwise they are copied element by
+// element.
 template <int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES, bool ALIGNED,
           bool EARLY = false>
 struct Tile {
@@ -35,9 +35,9 @@ struct Tile {
   static constexpr int kThreads = 32 * WM * WN * WK;
 };
 
-// Where the elements of one operand's tile lie in shared memory: EXTENT is the tile's BM or BN,
-// DEPTH elements of the inner dimension are a stage, and STRIDE rows lie between those that
-// neighbouring lanes read at once from a deep tile.
+// The layout of one operand's tile in shared memory: EXTENT is the tile's BM or BN, a stage has DEPTH
+// elements of the inner dimension, and neighboring lanes read rows STRIDE apart at once from a deep
+// tile.
 template <typename T, int EXTENT, bool DEEP, int DEPTH, int STRIDE = 1>
 struct Panel {
   using Element = T;
@@ -48,7 +48,7 @@ struct Panel {
   static constexpr int kRowBytes = kWidth > 128 ? 128 : kWidth;
   static constexpr int kRows = DEEP ? EXTENT : DEPTH;
   static constexpr int kPanels = kWidth / kRowBytes;
-  static constexpr int kChunks = kRowBytes / kChunkBytes;  // a row of a panel
+  static constexpr int kChunks = kRowBytes / kChunkBytes;  // in a row of a panel
   static constexpr int kPanelBytes = kRows * kRowBytes;
   static constexpr int kBytes = kPanels * kPanelBytes;
   static_assert(kWidth % kRowBytes == 0 && kRowBytes % kChunkBytes == 0, "whole panels and chunks");
@@ -67,13 +67,13 @@ struct Panel {
 
   static constexpr int kKeyPeriod = !DEEP && kSize == 1 ? 16 : 8 * STRIDE;  // rows
 
-  // Bytes from the start of a panel.
+  // Byte offset from the start of a panel.
   static __device__ __forceinline__ int offset(int row, int chunk) {
     return row * kRowBytes + ((chunk ^ key(row)) * kChunkBytes);
   }
 };
 
-// Where tiles lie, from a multiple of 1,024 bytes on.
+// Where tiles begin: a multiple of 1,024 bytes.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   return ptx::dynamic_shared<unsigned char, 1024>();
 }
@@ -84,7 +84,7 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-// Waits until at most `PENDING` groups of this thread's copies are under way.
+// Waits until at most `PENDING` groups of this thread's copies are in flight.
 template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() {
 #if RAWNN_ARCH >= 800
@@ -104,7 +104,7 @@ __device__ __forceinline__ unsigned int element_bits(const T* pointer) {
   }
 }
 
-// A chunk of which `count` elements exist, one element at a time: for rows that are not aligned.
+// Copies a chunk of which `count` elements exist, one element at a time, for rows that are not aligned.
 template <typename T>
 __device__ __forceinline__ void copy_elements(unsigned int to, const T* from, int count) {
   constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
@@ -121,7 +121,7 @@ __device__ __forceinline__ void copy_elements(unsigned int to, const T* from, in
   ptx::store_shared(to, word);
 }
 
-// Copies a chunk that is aligned to 16 bytes; in the background from sm_80 on.
+// Copies a chunk that is aligned to 16 bytes, asynchronously from sm_80 on.
 __device__ __forceinline__ void copy_chunk(unsigned int to, const void* from) {
 #if RAWNN_ARCH >= 800
   ptx::copy_async(to, from);
@@ -132,7 +132,7 @@ __device__ __forceinline__ void copy_chunk(unsigned int to, const void* from) {
 #endif
 }
 
-// As above, but only `count` elements exist: nothing else is read, and zeros fill the chunk up.
+// The same if only `count` elements exist: nothing else is read, and zeros fill the chunk.
 template <typename T>
 __device__ __forceinline__ void copy_part(unsigned int to, const T* from, int count) {
 #if RAWNN_ARCH >= 800
@@ -142,10 +142,10 @@ __device__ __forceinline__ void copy_part(unsigned int to, const T* from, int co
 #endif
 }
 
-// One thread's part in filling stage after stage of an operand's tile. What lies beyond the end of
-// the inner dimension becomes zeros. Beyond the operand's own extent there is no telling: those
-// rows and columns of the product are never stored. Where the matrix is ALIGNED, a chunk of which
-// any element exists can be read, as rows are padded to 16 bytes.
+// One thread's copies for all stages of an operand's tile. Beyond the end of the inner dimension the
+// tile has zeros. Beyond the operand's own extent its values are undefined: those rows and columns of
+// the result are never stored. If the matrix is ALIGNED, a chunk with at least one element can be read,
+// because rows are padded to 16 bytes.
 template <typename PANEL, int THREADS, bool ALIGNED>
 struct Loader {
   using T = typename PANEL::Element;
@@ -243,7 +243,7 @@ struct Loader {
   }
 };
 
-// Asks for an operand's first stages, `apart` bytes from each other, ahead of pdl_wait.
+// Requests an operand's first stages, `apart` bytes from each other, before pdl_wait.
 template <int STAGES, typename LOADER>
 __device__ __forceinline__ void load_ahead(LOADER& loader, unsigned int tile, int apart,
                                            int stages) {

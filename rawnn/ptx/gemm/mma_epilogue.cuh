@@ -1,29 +1,29 @@
-// What becomes of a product's sums: shared by all main loops of gemm_kernels.cuh.
+// The epilogues of a GEMM, which process its sums; shared by all main loops of gemm_kernels.cuh.
 //
-//   GemmEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved), and pre, what act is of
+//   GemmEpilogue: c = act(alpha * sum + beta * c + bias) * slope(saved), and pre, the input of act
 //   UpdateEpilogue:  the step of an optimizer with the gradient sum / loss_scale (mma_update.cuh)
-//   LossEpilogue:    the gradient of a loss of alpha * sum + bias, and the block's sums of the loss
-//                    and of what is right (mma_loss.cuh)
+//   LossEpilogue:    the gradient of a loss of alpha * sum + bias, and the block's partial sums of the
+//                    loss and of the correct results (mma_loss.cuh)
 //
-// The sums come four neighbouring columns at a time, in an order in which the threads of a warp
-// touch whole rows; a thread has the same four columns in all rows that it finishes (Passes). An
-// epilogue is told first to do what it can `ahead` of pdl_wait, with what no kernel directly before
-// writes, and to `begin` where memory may be read; then to fetch `of_columns`, which serves all
-// rows of a thread, and what it reads of each row, so that these reads can be under way during the
-// product, and then to `store` some rows at once. Between a row's sums and its stores there is no
-// branch but what is the same for all rows: the compiler then lets the rows overlap, each of which
-// is a trip to shared memory, dozens of instructions behind one another, and a store. That is for
-// rows that allow four columns to be accessed at once, as `whole` finds out: then their padding
-// holds what is missing of the last four, which is read and not written. Others go one by one
-// (`elements`). All threads of a block call the store of one that works kTogether, also for rows
-// behind the last: it has a way of its own (mma_loss.cuh). One that kReports has the last word of
-// every thread.
+// A thread receives the sums of four neighboring columns at a time, in an order in which a warp touches
+// whole rows; it has the same four columns in all of its rows (Passes). The calls are, in order:
+//   ahead       work before pdl_wait, with data that no kernel directly before writes
+//   begin       memory may be read from here on
+//   of_columns  fetches what serves all rows of a thread; then the operands of each row are fetched, so
+//               that these reads overlap with the GEMM
+//   store       stores some rows at once
+// Between a row's sums and its stores all branches are the same for all rows, so that the compiler lets
+// rows overlap: each is an access to shared memory, dozens of dependent instructions, and a store. This
+// is for rows that allow four columns to be accessed at once, as `whole` determines. Their padding stands
+// in for the missing ones of the last four columns; it is read, not written. Other rows are processed by
+// element (`elements`). If kTogether, all threads of a block call the store, also for rows behind the
+// last, and it is a different one (mma_loss.cuh). If kReports, every thread finally calls `report`.
 #pragma once
 #include "elementwise/activations.cuh"
 #include "primitives/common.cuh"
 
-// The rows of the result that a thread finishes: `first` and every STEP further, ahead of `end`; of
-// its four columns `columns` exist, in all of them.
+// The rows of the result that a thread finishes: `first` and every STEP-th after it, before `end`.
+// `columns` of its four columns exist, in all of them.
 template <int STEP>
 struct Passes {
   int first, end, columns;
@@ -42,7 +42,7 @@ struct Four {
   }
 };
 
-// Calls body(pass, pointer to the pass's four columns) for N passes, those that exist.
+// Calls body(pass, pointer to the pass's four columns) for those of N passes that exist.
 template <int N, int STEP, typename T, typename BODY>
 __device__ __forceinline__ void for_passes(const Passes<STEP>& passes, T* matrix, int ld,
                                            int column, BODY body) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void for_passes(const Passes<STEP>& passes, T* matrix
   }
 }
 
-// Writes those of N passes' four columns that exist, of which there are fewer than four.
+// Writes the existing ones of N passes' four columns, which are fewer than four.
 template <int N, int STEP, typename T>
 __device__ __forceinline__ void store_some(const Passes<STEP>& passes, T* matrix, int ld, int column,
                                            const float (&values)[N][4]) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_passes(const Passes<STEP>& passes, T* matr
   }
 }
 
-// What of `values` would be an overflow as T, of columns that exist.
+// NaN if any of `values` overflows as T, of the columns that exist.
 template <typename T, int N, int STEP>
 __device__ __forceinline__ float poison_of(const Passes<STEP>& passes,
                                            const float (&values)[N][4]) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ float poison_of(const Passes<STEP>& passes,
   return sum;
 }
 
-// c [m, n] is TC, saved and pre [m, n] TS; bias, pre and overflow may be null, c is read where
+// c [m, n] is TC, saved and pre [m, n] TS; bias, pre and overflow may be null; c is read only if
 // beta != 0.
 template <typename TC, typename TS, typename ACTIVATION, typename SLOPE>
 struct GemmEpilogue {

@@ -1,10 +1,10 @@
-// A block's epilogue: its sums, which lie in shared memory (mma_sums.cuh), go through it, four
-// columns at a time. Shared by all main loops of gemm_kernels.cuh.
+// Runs a block's epilogue on its sums, which are in shared memory (mma_sums.cuh), four columns at a time.
+// Shared by all main loops of gemm_kernels.cuh.
 //
-// Where rows allow it, what the epilogue reads is fetched ahead of use: of as many rows as EARLY
-// bytes hold while the product is computed, which is what a thread's registers can spare then, and
-// of more as soon as its sums have left them, before the parts meet. One trip to memory for each
-// row would take as long as all else. Otherwise it works element by element, in a loop: less code.
+// If rows allow it, the epilogue's operands are fetched early. Those of as many rows as EARLY bytes hold
+// are fetched during the GEMM, when registers are scarce. More are fetched once the sums have left the
+// registers, before the partial sums are added. One access to memory after the other, row by row, would
+// take as long as everything else. Otherwise a loop works element by element, which is less code.
 #pragma once
 #include "gemm/mma_epilogue.cuh"
 #include "gemm/mma_sums.cuh"
@@ -26,8 +26,8 @@ struct Finish {
   using Columns = typename EPILOGUE::Columns;
   static constexpr int kPasses = PARTS::kPasses;
   static constexpr int kStep = PARTS::kStep;
-  static constexpr int kBytes = EPILOGUE::kFetchedBytes;  // a row
-  static constexpr int kFew =  // with 512 threads there are 128 registers for each
+  static constexpr int kBytes = EPILOGUE::kFetchedBytes;  // of each row
+  static constexpr int kFew =  // with 512 threads each has 128 registers
       TILE::kThreads > 256 && kBytes > 32 ? 2 : 4;
   static constexpr int kAtOnce = kPasses < kFew ? kPasses : kFew;
   static constexpr bool kAll = kPasses * kBytes <= 128;
@@ -38,11 +38,11 @@ struct Finish {
   EPILOGUE& epilogue;
   const PARTS sums;
   const int m0, n0, thread;
-  const bool whole;  // the epilogue can take four columns at once
+  const bool whole;  // the epilogue can process four columns at once
   Fetched fetched[kKept];
   Columns columns;
 
-  // (m0, n0): the tile's place in the result.
+  // (m0, n0) is the tile's place in the result.
   __device__ __forceinline__ Finish(EPILOGUE& with, int row, int column, int index)
       : epilogue(with), m0(row), n0(column), thread(index), whole(with.whole()), columns{} {
     if constexpr (EARLY > 0) {
@@ -52,8 +52,8 @@ struct Finish {
     }
   }
 
-  // The parts are written by all threads; all of them call this. Where `biased`, with the bias,
-  // whose sums stand behind the last column of every part.
+  // All threads write the partial sums, so all of them call this. If `biased`, the bias is included; its
+  // sums are behind the last column of every part.
   template <bool BIAS>
   __device__ __forceinline__ void run(bool biased) {
     static_assert(PARTS::kRows <= TILE::kThreads, "a thread for each row");
@@ -125,7 +125,7 @@ struct Finish {
   }
 };
 
-// The same where all threads that hold a row work on it together.
+// The same if all threads that hold a row work on it together.
 template <typename TILE, typename EPILOGUE, typename PARTS, int EARLY>
 struct Finish<TILE, EPILOGUE, PARTS, EARLY, true> {
   using OfRow = typename EPILOGUE::OfRow;
@@ -164,7 +164,7 @@ struct Finish<TILE, EPILOGUE, PARTS, EARLY, true> {
 
  private:
   __device__ __forceinline__ int column() const { return n0 + PARTS::column(0, thread); }
-  // Of the result; behind its last where the thread only takes part.
+  // The row in the result; behind its last row if the thread only participates.
   __device__ __forceinline__ int row_of(int pass) const {
     return sums.inside(pass, thread) ? m0 + sums.row(pass, thread) : epilogue.m;
   }
@@ -196,7 +196,7 @@ struct Finish<TILE, EPILOGUE, PARTS, EARLY, true> {
   }
 };
 
-// Four columns of a thread that has its sums in registers, of an epilogue that can take them at once.
+// The four columns of a thread that has its sums in registers, for an epilogue that processes four.
 template <typename EPILOGUE>
 __device__ __forceinline__ void finish_four(EPILOGUE& epilogue, int row, int column,
                                             const float (&sums)[4]) {

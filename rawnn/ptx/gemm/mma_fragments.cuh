@@ -1,23 +1,23 @@
 // Fragments of mma.sync: how a warp reads its part of the operands' tiles into registers, and the
-// instruction itself. A step of the inner dimension is 32 bytes whatever the type: 8 floats (as
-// tf32), 16 elements of 16 bits, or 32 of 8 bits.
+// instruction itself. A step of the inner dimension is 32 bytes for all types: 8 floats (as tf32), 16
+// 16-bit elements, or 32 8-bit elements.
 //
-// Floats are multiplied as SUM says: `float`, both rounded to tf32; `tf32x3`, each as the sum of two
-// tf32, high + low = x up to a unit of its last place, with three products of them.
+// SUM says how floats are multiplied: `float` rounds both to tf32; `tf32x3` splits each into two tf32,
+// high + low = x up to a unit in the last place, and computes three products of them.
 #pragma once
 #include "device/products.cuh"
 #include "gemm/mma_copy.cuh"
 
-// A float's bits rounded to tf32, half away from zero: of the sum the tensor cores cut the lower 13
-// bits off. cvt.rna.tf32 gives the same in four instructions in place of two. A NaN stays as it is.
+// A float's bits rounded to tf32, half away from zero; the tensor cores ignore the lower 13 bits of the
+// sum. cvt.rna.tf32 has the same result in four instructions instead of two. A NaN is unchanged.
 __device__ __forceinline__ unsigned int to_tf32(unsigned int bits) {
   const float value = __uint_as_float(bits);
   return value == value ? bits + 0x1000u : bits;
 }
 
-struct tf32x3 {};  // a SUM: kept as floats
+struct tf32x3 {};  // a SUM, stored as floats
 
-// What the tensor cores take of four words of a fragment, as they lie in memory.
+// Converts four words of a fragment from memory to operands of the tensor cores.
 template <typename T, typename SUM>
 struct Factor {
   unsigned int word[4];
@@ -27,9 +27,8 @@ struct Factor {
   }
 };
 
-// `word` is the high part. Rounded to the nearest, it leaves at most 12 bits, of which the tensor
-// cores take 11, and of either sign: low * low, which is left out, is no bias. Where x is not finite,
-// low is NaN.
+// `word` becomes the high part. Rounding it to nearest leaves at most 12 bits, of which the tensor cores
+// use 11, of either sign: so the omitted low * low causes no bias. If x is not finite, low is NaN.
 template <>
 struct Factor<float, tf32x3> {
   unsigned int word[4];
@@ -44,26 +43,25 @@ struct Factor<float, tf32x3> {
   }
 };
 
-// What one warp reads of an operand's tile: blocks of 16 along the operand's own dimension, LEFT
-// (a: a 16 x 32-byte fragment) or right (b: two fragments of 8 columns side by side), at a step.
+// What one warp reads of an operand's tile at a step: blocks of 16 along the operand's own dimension,
+// LEFT (a: one 16 x 32-byte fragment) or right (b: two fragments of 8 columns, side by side).
 template <typename PANEL, bool LEFT>
 struct Fragments {
   using T = typename PANEL::Element;
   static constexpr int kSize = static_cast<int>(sizeof(T));
-  // Wide bytes come in pairs that lie across the instruction's rows: an even and an odd row or
-  // column of 16 take the places of the first and the second half.
+  // Wide bytes are read in pairs across the instruction's rows: an even and an odd row or column of 16
+  // are used as one of the first and one of the second half.
   static constexpr bool kPaired = !PANEL::kDeep && kSize == 1;
 
-  int base;  // bytes from the tile's start of what this lane reads of block 0 at step 0
+  int base;  // byte offset in the tile of what this lane reads of block 0 at step 0
 
-  // `first`: where the warp's part begins along the operand's own dimension; `step`: its first
-  // step.
+  // `first`: where the warp's part begins along the operand's own dimension; `step`: its first step.
   __device__ __forceinline__ Fragments(int first, int step, int lane) {
     const int eight = lane & 7;
     const int low = (lane >> 3) & 1;
     const int high = lane >> 4;
     if constexpr (PANEL::kDeep) {
-      // Matrices in the order of the registers: a's second is 8 rows down, b's 16 bytes on.
+      // Matrices in the order of the registers: a's second one is 8 rows down, b's 16 bytes further.
       const int row = first + (LEFT ? low : high) * 8 + eight;
       base = step / 4 * PANEL::kPanelBytes +
              PANEL::offset(row, (LEFT ? high : low) ^ (2 * (step % 4)));
@@ -79,8 +77,8 @@ struct Fragments {
     }
   }
 
-  // The words of block `block` at `step` steps behind the first, both known when compiling; a
-  // warp's steps are 1, 2, 4 or all of a stage.
+  // The words of block `block` at `step` steps after the first, both known at compile time; a warp has
+  // 1, 2, 4 or all of a stage's steps.
   __device__ __forceinline__ void load(unsigned int (&words)[4], unsigned int tile, int block,
                                        int step) const {
     if constexpr (PANEL::kDeep) {
@@ -92,7 +90,7 @@ struct Fragments {
                                    bytes / PANEL::kRowBytes * PANEL::kPanelBytes +
                                    (base ^ (bytes % PANEL::kRowBytes));
       if constexpr (kSize == 4) {
-        // Eight places on are two chunks on, and four rows down keep the key.
+        // Eight elements further are two chunks further, and four rows down have the same key.
         const unsigned int beside = address ^ 32u;
         const unsigned int below = 4 * PANEL::kRowBytes;
         words[0] = ptx::load_shared(address);
@@ -120,7 +118,7 @@ struct Fragments {
 };
 
 // The sums of a 16 x 8 block in one thread: rows g and g + 8, columns 2q and 2q + 1 of each, for
-// lane 4g + q. Kept as floats, or as two words of float16 pairs.
+// lane 4g + q. Stored as floats, or as two words of float16 pairs.
 template <typename SUM>
 struct Block {
   float value[4];
@@ -161,7 +159,7 @@ __device__ __forceinline__ void multiply(Block<float16>& d, const unsigned int (
   ptx::multiply_f16(d.word, a, b0, b1);
 }
 
-// A word of ones: b fragments of it add up the rows of a.
+// A word of ones: as fragments of b they sum the rows of a.
 template <typename T>
 __device__ __forceinline__ unsigned int ones() {
   if constexpr (sizeof(T) == 4) {
@@ -193,10 +191,10 @@ __device__ __forceinline__ void move_sums(Block<tf32x3>& all, Block<tf32x3>& par
   }
 }
 
-// d[j] += a b over one step, for N pairs of blocks of 8 columns: one product, or with tf32x3 three,
-// the small ones first. These begin at zero in every step and are added to d by the float units,
-// which round to nearest: the tensor cores cut sums off, which over a long inner dimension would
-// cost more than float32's own rounding (Ootomo and Yokota, 2022).
+// d[j] += a b over one step, for N pairs of blocks of 8 columns: one product, or three with tf32x3,
+// small ones first. With tf32x3 each step's sum begins at zero and the float units add it to d, which
+// rounds to nearest. The tensor cores truncate sums, which over a long inner dimension would be a larger
+// error than float32's own rounding (Ootomo and Yokota, 2022).
 template <typename TA, typename TB, typename SUM, int N>
 __device__ __forceinline__ void multiply_row(Block<SUM> (&d)[2 * N], const Factor<TA, SUM>& a,
                                              const Factor<TB, SUM> (&b)[N]) {
@@ -231,7 +229,7 @@ __device__ __forceinline__ void multiply_row(Block<SUM> (&d)[2 * N], const Facto
   }
 }
 
-// d += a times ones: its rows added up.
+// d += a times ones: the sums of its rows.
 template <typename TA, typename TB, typename SUM>
 __device__ __forceinline__ void add_rows(Block<float>& d, const Factor<TA, SUM>& a) {
   if constexpr (Same<SUM, tf32x3>::kValue) {

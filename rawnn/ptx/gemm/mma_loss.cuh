@@ -1,11 +1,11 @@
-// The loss behind the last product, from the sums that its threads hold: z is never stored, and the
-// backward pass need not wait for a kernel of its own.
+// The loss as an epilogue of the last GEMM: z is never stored, and the backward pass need not wait for a
+// separate kernel.
 //
-//   z = alpha * sum + bias,  dz = the loss's gradient of z, as mse.cu, bce.cu and loss.cu have it
+//   z = alpha * sum + bias,  dz = the loss's gradient of z, as in mse.cu, bce.cu and loss.cu
 //
-// A row's softmax is taken by the LANES neighbouring threads that hold the row, four columns each: a
-// tile spans all columns then. What the block's threads add up of the loss, and of what is right,
-// goes to the block's place among the step's parts (metrics.cuh).
+// For a softmax, the LANES neighboring threads that hold a row share it, four columns each; a tile then
+// spans all columns. The block writes its sums of the loss and of the correct results to its place among
+// the step's partial sums (metrics.cuh).
 #pragma once
 #include "losses/losses.cuh"
 #include "losses/metrics.cuh"
@@ -29,7 +29,7 @@ struct LossEpilogue {
   const int* cursor;
   int offset;
   Parts parts;
-  int block;  // of the grid
+  int block;  // its index in the grid
   int m, n;
   float alpha;
   float share{};  // until begin(), the step until ahead()
@@ -106,7 +106,7 @@ struct LossEpilogue {
     if (overflow != nullptr) report_overflow(overflow, poison<TD>(values));
   }
 
-  // What a loss of whole rows needs of four columns, which need not all exist.
+  // What a loss over rows needs of four columns, some of which may not exist.
   template <bool WHOLE>
   __device__ __forceinline__ OfRow fetch_row(int row, int column) const {
     OfRow found{};
@@ -129,12 +129,12 @@ struct LossEpilogue {
     if (overflow != nullptr) report_overflow(overflow, poison<TD>(values[0]));
   }
 
-  // All threads call it, once all of theirs is stored.
+  // All threads call it after their last store.
   __device__ __forceinline__ void report() const { leave_parts(tally, parts, step, block); }
 
  private:
-  // Values become the gradient, 0 behind the last column. Without a branch: elements, and rows, would
-  // follow one another in place of overlapping.
+  // Turns values into the gradient, 0 behind the last column. It has no branch, so that the compiler can
+  // overlap elements and rows.
   __device__ __forceinline__ void of_elements(float (&values)[4], int count, const float (&t)[4]) {
     float loss = 0.0f;
 #pragma unroll
@@ -150,7 +150,7 @@ struct LossEpilogue {
     tally.loss += loss;
   }
 
-  // The same by all lanes of a row. A label that is none makes the loss NaN.
+  // The same by all lanes of a row. A label outside the classes makes the loss NaN.
   __device__ __forceinline__ void of_a_row(float (&values)[1][4], int column, int count,
                                            int label) {
 #pragma unroll
@@ -160,7 +160,7 @@ struct LossEpilogue {
     const RowSoftmax softmax = softmax_of_quads<LANES>(values, column / 4);
     const float inverse = 1.0f / softmax.total;
     const bool none = label < 0 || label >= n;
-    float labelled = 1.0f;  // where the label is another thread's
+    float labelled = 1.0f;  // if the label is in another thread's columns
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float p = values[0][i] * inverse;

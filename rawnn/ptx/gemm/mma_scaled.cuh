@@ -1,26 +1,26 @@
-// Operands of float as float16 times powers of two, for wgmma: how warps read, scale and split them.
-// What the scales are stands in mma_scales.cuh.
+// float operands as float16 times powers of two, for wgmma: how warps read, scale and split them.
+// mma_scales.cuh defines the scales.
 #pragma once
 #include "gemm/mma_scales.cuh"
 
-// A stage of a warp's 16 rows as fragments.
+// A warp's 16 rows of a stage as fragments.
 struct ScaledRows {
   unsigned int high[kSteps][4];
   unsigned int low[kSteps][4];
 };
 
-// A warp's 16 rows of op(a), read from a stage's tile into fragments of wgmma, whose words are pairs
-// of neighbours along the inner dimension. Of a deep tile rows are read in the order 0, 2, 4, 6, 1,
-// ..., of a wide one in pairs of an even and an odd row, which take the places of the instruction's
-// first and second eight; and there t + 4 i stands for the instruction's 2 t, 2 t + 1, 2 t + 8,
-// 2 t + 9: so lanes read different banks.
+// A warp's 16 rows of op(a), read from a stage's tile into fragments of wgmma, whose words are pairs of
+// neighbors along the inner dimension. A permutation lets lanes read different banks. Rows of a deep tile
+// are read in the order 0, 2, 4, 6, 1, ... Rows of a wide tile are read in pairs of an even and an odd
+// one, which are one of the instruction's first and one of its second eight; and there t + 4 i stands
+// for the instruction's 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
 template <typename PANEL>
 struct Left {
   static constexpr bool kDeep = PANEL::kDeep;
 
   int base;
   float scale[2];   // of a lane's two rows
-  float change[2];  // by how much the sums of either have to become smaller
+  float change[2];  // the factor by which the sums of either have to be reduced
 
   __device__ __forceinline__ Left(int first, int lane) {
     const int place = first + row(lane, 0);
@@ -33,7 +33,7 @@ struct Left {
     scale[0] = scale[1] = kFirstScale;
   }
 
-  // Scales with which a stage's numbers are float16.
+  // Chooses scales with which a stage's numbers fit into float16.
   __device__ __forceinline__ void fit(unsigned int tile) {
     unsigned int largest[2] = {};
 #pragma unroll
@@ -55,7 +55,7 @@ struct Left {
     }
   }
 
-  // Says whether a scale of the warp's has changed: sums that have the old ones are due.
+  // Returns whether a scale of the warp has changed, so that sums with the old scale must be adjusted.
   __device__ __forceinline__ bool take(ScaledRows& parts, unsigned int tile) {
     if (!__any_sync(kFullWarp, split_all(parts, tile))) return false;
     fit(tile);
@@ -78,13 +78,13 @@ struct Left {
     const int g = lane / 4;
     return kDeep ? g % 4 * 2 + g / 4 + 8 * half : g * 2 + half;
   }
-  // Where along the inner dimension the instruction finds what lies at `k`.
+  // The instruction's index along the inner dimension of the element at `k`.
   static __device__ __forceinline__ int place(int k) {
     return kDeep ? k : (k & 24) | (k & 3) << 1 | (k >> 2 & 1);
   }
 
  private:
-  // Four pairs at a step, in the order of a fragment's words.
+  // Loads four pairs at a step, in the order of a fragment's words.
   __device__ __forceinline__ void load(float (&pairs)[4][2], unsigned int tile, int step) const {
     static_assert(PANEL::kChunks == 8, "rows of 128 bytes");
 #pragma unroll
@@ -121,24 +121,24 @@ struct Left {
   }
 };
 
-// op(b)'s stage as wgmma takes it, in the 128-byte swizzle. Of a deep operand a thread takes what it
-// has copied itself, `own` bytes from the tile's start on; a row of 128 bytes has the high parts in its
-// first half and the low ones in its second. Of a wide one a warp takes eight columns and a lane one
-// row of them, and the low parts lie behind all high ones.
+// Prepares a stage of op(b) for wgmma, in the 128-byte swizzle. For a deep operand a thread processes
+// what it has copied itself, `own` bytes from the tile's start on; a row of 128 bytes has the high parts
+// in its first half and the low ones in its second. For a wide one a warp processes eight columns, a
+// lane one row of them, and the low parts are behind all high ones.
 template <typename LEFT, typename PANEL, int COLUMNS>
 struct Right {
   static constexpr bool kDeep = PANEL::kDeep;
   using Ready = Panel<float16, COLUMNS, kDeep, kDeep ? 2 * kStageDepth : kStageDepth>;
   static constexpr int kBytes = (kDeep ? 1 : 2) * Ready::kBytes;
   static constexpr int kPasses = COLUMNS / (kDeep ? 32 : 64);
-  static constexpr int kCount = kDeep ? 4 : 8;  // numbers of a thread at a pass
+  static constexpr int kCount = kDeep ? 4 : 8;  // numbers of a thread in a pass
 
-  // In shared memory: [COLUMNS] of scales, [2, COLUMNS] of what they change by with a stage: ones but
-  // where a warp has said otherwise for the stage that is next, or under way.
+  // In shared memory: [COLUMNS] scales, and [2, COLUMNS] factors by which they change at a stage, which
+  // are 1 unless a warp has changed one for the next or the current stage.
   float* const scales;
   const int thread, lane;
   const unsigned int own;
-  unsigned int said;  // a bit for either
+  unsigned int said;  // one bit for each of the two: a scale was changed
 
   __device__ __forceinline__ Right(float* where, int index, unsigned int first)
       : scales(where), thread(index), lane(index % 32), own(first), said(3u) {
@@ -149,8 +149,8 @@ struct Right {
     __syncwarp();
   }
 
-  // Says whether a scale of the warp's has changed: sums that have the old ones are due with this
-  // stage. Of the FIRST stage scales always change, and there are no sums.
+  // Returns whether a scale of the warp has changed, so that sums with the old scale must be adjusted at
+  // this stage. At the FIRST stage scales always change, and there are no sums yet.
   template <bool FIRST>
   __device__ __forceinline__ bool prepare(unsigned int raw, unsigned int ready, int parity) {
     float* const changes = scales + (1 + parity) * COLUMNS;
@@ -171,7 +171,7 @@ struct Right {
     return (said >> parity & 1u) != 0u;
   }
 
-  // Of the high parts at a stage's first step; and what to add for other parts and steps.
+  // The descriptor of the high parts at a stage's first step; and the offsets of other parts and steps.
   static __device__ __forceinline__ unsigned long long first(unsigned int ready) {
     return operand<Ready>(ready, 0, 0);
   }
@@ -186,10 +186,10 @@ struct Right {
   }
   __device__ __forceinline__ bool writes() const { return kDeep ? lane % 8 == 0 : lane < 8; }
   __device__ __forceinline__ float* place(float* from, int pass) const {
-    return from + column(pass) + (kDeep ? 0 : lane);  // one that writes
+    return from + column(pass) + (kDeep ? 0 : lane);  // a lane that writes
   }
 
-  // Four of a thread's numbers at a pass.
+  // Loads four of a thread's numbers in a pass.
   __device__ __forceinline__ void load(float (&values)[4], unsigned int raw, int pass,
                                        int four) const {
     unsigned int words[4];
@@ -250,9 +250,9 @@ struct Right {
     }
   }
 
-  // Scales with which a pass's numbers are float16.
+  // Chooses scales with which a pass's numbers fit into float16.
   __device__ __forceinline__ void fit(unsigned int raw, float* changes, int pass) const {
-    unsigned int largest = 0u;  // of the lane's row, or of the column that it writes
+    unsigned int largest = 0u;  // in the lane's row, or in the column that it writes
 #pragma unroll
     for (int four = 0; four < kCount / 4; ++four) {
       float values[4];

@@ -1,18 +1,17 @@
-// From the sums in the registers of a block's warps to its epilogue, through shared memory: parts
-// of the inner dimension, of other warps and of the other blocks of a cluster, are added up in a
-// fixed order, and the threads then take four neighbouring columns each. Shared by all main loops of
-// gemm_kernels.cuh.
+// From the sums in the registers of a block's warps to its epilogue, through shared memory. Partial sums
+// over the inner dimension, of other warps and of the cluster's other blocks, are added in a fixed order.
+// The threads then process four neighboring columns each. Shared by all main loops of gemm_kernels.cuh.
 //
-// Each block of a cluster finishes some rows of the tile. A block adds up its own warps' parts and
-// sends the rows that another finishes to that one's inbox, which nothing else uses: what arrives
-// counts its bytes at a barrier there, which spares the fence of all memory that the release of a
-// cluster's barrier is, and nobody reads what is far away.
+// Each block of a cluster finishes some rows of the tile. A block adds up its own warps' partial sums and
+// sends the rows that another block finishes to that one's receive buffer ("inbox"), which has no other
+// use. What arrives counts its bytes at a barrier there. That avoids a cluster barrier, whose release
+// would fence all memory, and reads of remote shared memory.
 #pragma once
 #include "device/barriers.cuh"
 #include "device/cluster.cuh"
 #include "gemm/mma_copy.cuh"
 
-// The stages of the inner dimension that are this block's.
+// The stages of the inner dimension that this block computes.
 template <typename TILE>
 struct Share {
   int begin = 0;
@@ -27,18 +26,18 @@ struct Share {
 };
 
 // A block's sums in shared memory: one part for every warp along the inner dimension, each
-// [BM, BN + 8], where column BN holds the sums of the bias. Eight words of padding: a fragment's
-// eight rows then lie in different banks. In a cluster an inbox lies behind the parts and OPERANDS
-// bytes of tiles: [CLUSTER, kRows, BN + 8], the rows that this block finishes from every block, and
-// behind it the barrier that counts them. With OPERANDS of 0 both take the place of tiles, and are
-// open once their block is done with them.
+// [BM, BN + 8], where column BN holds the sums of the bias. The eight words of padding put a fragment's
+// eight rows into different banks. In a cluster the receive buffer is behind the parts and the OPERANDS
+// bytes of tiles. It is [CLUSTER, kRows, BN + 8], the rows that this block finishes from every block,
+// and the barrier that counts their bytes follows it. If OPERANDS is 0 both overwrite tiles, and are
+// opened once their block has finished with them.
 template <typename TILE, int OPERANDS>
 struct Sums {
   static constexpr int kPitch = TILE::kN + 8;
   static constexpr int kPart = TILE::kM * kPitch;
   static constexpr int kBytes = TILE::kWarpsK * kPart * static_cast<int>(sizeof(float));
-  static constexpr int kInbox = kBytes > OPERANDS ? kBytes : OPERANDS;  // where it begins
-  static constexpr int kRows =  // that this block finishes
+  static constexpr int kInbox = kBytes > OPERANDS ? kBytes : OPERANDS;  // offset of the receive buffer
+  static constexpr int kRows =  // rows that this block finishes
       (TILE::kM + TILE::kCluster - 1) / TILE::kCluster;
   static constexpr int kInRow = TILE::kN / 4;
   static constexpr int kQuads = kRows * kInRow;
@@ -63,7 +62,7 @@ struct Sums {
     return (thread + pass * TILE::kThreads) % kInRow * 4;
   }
 
-  // Opens the inbox, ahead of everything else where nothing else lies in it.
+  // Opens the receive buffer, before everything else if nothing else uses its memory.
   template <bool BIAS>
   __device__ __forceinline__ void open(bool biased, int thread) const {
     if constexpr (TILE::kCluster > 1) {
@@ -76,20 +75,20 @@ struct Sums {
       }
       __syncwarp();
       if constexpr (OPERANDS == 0) {
-        ptx::arrive_at_cluster();  // and this block is done with what lay there
+        ptx::arrive_at_cluster();  // this block has finished with the memory it overwrites
       } else {
         ptx::arrive_at_cluster_relaxed();
       }
     }
   }
 
-  // Between the writing of the parts, at the start of dynamic shared memory, and their reading.
+  // Called between writing the parts, at the start of dynamic shared memory, and reading them.
   template <bool BIAS>
   __device__ __forceinline__ void ready(bool biased, int thread) const {
     __syncthreads();
     if constexpr (TILE::kCluster > 1) {
       if constexpr (OPERANDS == 0) open<BIAS>(biased, thread);
-      ptx::wait_for_cluster();  // all have opened their inboxes
+      ptx::wait_for_cluster();  // all blocks have opened their receive buffers
       hand_out<BIAS>(biased, thread);
       if (first < TILE::kM) ptx::wait_for_remote(counter(), 0);
     }
@@ -134,7 +133,7 @@ struct Sums {
     return ptx::shared_address(dynamic_shared() + kInbox) + TILE::kCluster * kApart * 4;
   }
 
-  // Each row's sums over this block's parts go to the block that finishes the row.
+  // Sends each row's sums over this block's parts to the block that finishes the row.
   template <bool BIAS>
   static __device__ __forceinline__ void hand_out(bool biased, int thread) {
     const float* const parts = reinterpret_cast<const float*>(dynamic_shared());
@@ -142,7 +141,7 @@ struct Sums {
         ptx::shared_address(dynamic_shared() + kInbox) + ptx::cluster_rank() * (kApart * 4);
     constexpr int kAll = TILE::kM * kInRow;
     constexpr int kEach = (kAll + TILE::kThreads - 1) / TILE::kThreads;
-    constexpr int kAtOnce = kEach < 4 ? kEach : 4;  // sums on their way from shared memory
+    constexpr int kAtOnce = kEach < 4 ? kEach : 4;  // loads from shared memory in flight
     constexpr bool kExact = kAll % (kAtOnce * TILE::kThreads) == 0;
 #pragma unroll 1
     for (int first = thread; first < kAll; first += kAtOnce * TILE::kThreads) {

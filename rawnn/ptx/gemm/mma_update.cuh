@@ -1,4 +1,4 @@
-// The step of an optimizer behind the gradient's product, as an epilogue (mma_epilogue.cuh):
+// The step of an optimizer as an epilogue of the weight-gradient GEMM (mma_epilogue.cuh):
 //
 //   w = the step of a rule (step_functors.cuh) with the gradient sum / loss_scale,
 //   copy = round(w * copy_scale), and the bias, from the sums of dz's rows
@@ -7,7 +7,7 @@
 #include "optimizers/step_functors.cuh"
 #include "optimizers/updates.cuh"
 
-// The state that OPTIMIZER keeps for each weight, as matrices like w, and for each element of the bias.
+// OPTIMIZER's state for each weight, as matrices like w, and for each element of the bias.
 template <int N>
 struct States {
   float* of_weights[N];
@@ -17,7 +17,7 @@ struct States {
 template <>
 struct States<0> {};
 
-// What an op says of its optimizer, besides the rate.
+// The settings of an op's optimizer, except the rate.
 template <typename OPTIMIZER>
 struct Settings;
 template <>
@@ -44,7 +44,7 @@ struct Settings<ApproximateAdam> {
   }
 };
 
-// w [m, n] is TW, its copy TC (null where there is none), bias [m] float.
+// w [m, n] is TW, its copy TC (null if there is none), bias [m] float.
 template <typename TW, typename TC, typename OPTIMIZER>
 struct UpdateEpilogue {
   static constexpr bool kTogether = false;
@@ -63,7 +63,7 @@ struct UpdateEpilogue {
   float copy_scale;
   Rounding how;
   OPTIMIZER optimizer = settings.optimizer(0.0f, 1);  // until ahead()
-  float factor = 1.0f;                 // takes the loss scale out of the gradient
+  float factor = 1.0f;                 // removes the loss scale from the gradient
   bool skip = false;
 
   static constexpr int kKept = kStates > 0 ? kStates : 1;
@@ -74,7 +74,7 @@ struct UpdateEpilogue {
   };
   static constexpr int kFetchedBytes = sizeof(Four<TW>) + kStates * sizeof(Four<float>);
 
-  // What follows from the step's number: Adam's corrections alone are 400 cycles behind two loads.
+  // What follows from the step's number: Adam's corrections alone are 400 cycles after two loads.
   __device__ __forceinline__ void ahead() {
     optimizer = settings.optimizer(learning_rate(lr, when.rates, when.cursor, when.offset),
                          total_step(when.cursor, when.offset, when.clock) + 1);
@@ -113,7 +113,7 @@ struct UpdateEpilogue {
     }
   }
 
-  // A row is stored as soon as it is there: the memory would be idle until all are.
+  // A row is stored as soon as it is complete: otherwise the memory would idle until all are.
   template <int N, int STEP>
   __device__ __forceinline__ void store(const Passes<STEP>& passes, int column,
                                         float (&values)[N][4], const Fetched* found,
@@ -223,7 +223,7 @@ struct UpdateEpilogue {
     return *at(states.of_weights[s], states.ld[s], row, column);
   }
 
-  // Values become bfloat16s, still kept as floats. Elements count row by row without padding.
+  // Rounds values to bfloat16, stored as floats. Elements count row by row without padding.
   __device__ __forceinline__ void round_stochastic(float (&values)[4], int row, int column) const {
     const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(n) +
                                  static_cast<unsigned int>(column);

@@ -1,8 +1,8 @@
 // wgmma: products by a warpgroup of four warps, both operands in shared memory (sm_90a only).
 //
-// A tile that cp.async wrote in the order of mma_copy.cuh, with the chunks of 128-byte rows
-// permuted by the row modulo 8, is what wgmma calls the 128-byte swizzle: deep tiles are "K-major"
-// and wide tiles "MN-major" operands. Tiles begin at multiples of 1,024 bytes.
+// A tile that cp.async wrote in the order of mma_copy.cuh, with the chunks of 128-byte rows permuted by
+// the row modulo 8, has wgmma's 128-byte swizzle: deep tiles are "K-major" and wide tiles "MN-major"
+// operands. Tiles begin at multiples of 1,024 bytes.
 #pragma once
 #include "device/warpgroup.cuh"
 #include "gemm/mma_fragments.cuh"

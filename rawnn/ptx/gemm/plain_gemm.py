@@ -1,4 +1,4 @@
-"""Matrix products without libraries or tensor cores."""
+"""GEMMs with one thread for each element of the result, without libraries or tensor cores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAMILY = Family("products", "matrix products of any shape, a thread for each ele
                  "result, and sums of slices")
 
 BLOCKS = ((16, 16), (32, 8), (32, 4), (64, 4), (8, 8), (8, 32))
-"""Columns and rows of the blocks that the plain products run in, the usual ones first."""
+"""Columns and rows of the thread blocks of the plain GEMMs, the default first."""
 
 SHAPES: dict[str, dict[str, Shape]] = {
     "nt": {"a": ("m", "k"), "b": ("n", "k"), "bias": ("n",), "c": ("m", "n"), "saved": ("m", "n"),
@@ -43,7 +43,7 @@ def _template(op: Op, plan: Plan) -> list[str]:
 
 
 def accumulator(op: Op) -> str:
-    """The C type that sums are kept in."""
+    """The C++ type of the sums."""
     return "float16" if op.attributes["compute"] == "float16" else "float"
 
 

@@ -1,4 +1,4 @@
-// skinny_nt, skinny_nn, skinny_update, skinny_backward: a layer's work for a small batch (up to 64
+// skinny_nt, skinny_nn, skinny_update, skinny_backward: a layer's kernels for a small batch (up to 64
 // rows), where the weights stream from memory and everything else is small.
 //
 //   skinny_nt: c[m, n] = act(a[m, k] b[n, k]^T + bias[n]); b are the weights, m is the batch
@@ -7,39 +7,31 @@
 //       bias -= lr * (column sums of dz / loss_scale + decay * bias); dz [batch, rows],
 //       x [batch, cols]
 //   skinny_backward: dx[batch, cols] = (dz w) * slope(x), and skinny_update, from one reading of w;
-//       weights of 16 bits are those that the product takes, masters are rounded for it
+//       16-bit weights are multiplied as they are, masters are rounded first
 //
 // T: float16 or bfloat16; sums in float; weights to update: T, or float with a copy in T.
-// STOCHASTIC: T is bfloat16 and is rounded by chance (updates.cuh), RAGGED: and a row is no multiple
-// of 8. DECAY: decay is not 0. TILES: 8 rows of the batch each. V: columns of a lane (the weights'
-// type and TILES ask for 4 or 8). Weights are asked for ahead of pdl_wait, which is right only where
-// no kernel directly before writes them. Rows must begin at multiples of 16 bytes; bias is float;
-// overflow, bias, copy, rates, cursor, clock and loss_scale may be null. Each operand that the copy
-// engine moves has a map (bulk.cuh). Sums have one order: results repeat bit for bit.
+// STOCHASTIC: T is bfloat16 and is rounded stochastically (updates.cuh); RAGGED: a row is then no
+// multiple of 8. DECAY: decay is not 0. TILES: 8 rows of the batch each. V: columns of a lane, 4 or 8,
+// which follows from the weights' type and TILES. Weights are requested before pdl_wait, which is
+// correct only if no kernel directly before writes them. Rows must begin at multiples of 16 bytes; bias
+// is float; overflow, bias, copy, rates, cursor, clock and loss_scale may be null. Each operand that the
+// copy engine moves has a map (bulk.cuh). Sums have a fixed order, so results repeat bit for bit.
 //
-// Launch: grid (splits, ceil(long side / M)), the long side being n of nt and nn, cols of the
-// others, M 16 * WM for nt, 64 for the others; blocks of WM * WK + 1 (8 + 1) warps; `share` rounds a
-// block of what the splits divide: 64 * WK columns of the weights for nt, 64 rows for the others
-// where V is 4, 128 where it is 8. splits is, except for skinny_update, a power of two and the
-// cluster's size. Shared memory: a ring of `depth` slots (at least 3, or all rounds), 1,024 bytes to
-// align it, 1,024 * TILES for x where weights are updated, and in a cluster 32 * TILES * M more.
+// Launch: grid (splits, ceil(long side / M)), the long side being n for nt and nn, cols for the others,
+// M 16 * WM for nt, 64 for the others; blocks of WM * WK + 1 (8 + 1) warps. The splits divide the
+// rounds, `share` rounds for each block. A round is 64 * WK columns of the weights for nt; for the others
+// it is 64 rows if V is 4, and 128 if it is 8. splits is, except for skinny_update, a power of two and
+// the cluster's size. Shared memory: a ring of `depth` slots (at least 3, or all rounds), 1,024 bytes to
+// align it, 1,024 * TILES for x if weights are updated, and in a cluster 32 * TILES * M more.
 // Limit: memory traffic; with STOCHASTIC the integer work of the random bits (about 250 of 540
-// instructions for 16 x 64 weights); of small layers, the latency of a launch and of the exchange in
+// instructions for 16 x 64 weights); for small layers the latency of a launch and of the exchange in
 // a cluster.
 //
-// Measured on an H200 while this was made: batch 32, bfloat16, weights not in the L2 cache, 16
-// launches in a graph with programmatic edges; us for square layers of 2048, 4096, 8192:
-//   nt 4.9, 10.9, 34.5 (3.9 TB/s); nn 5.6, 11.8, 34.8 (3.9 TB/s); update of bfloat16 weights by
-//   chance 11.6, 23.1, 82 (3.3 TB/s), of float ones 15.5, 47.9, 188 (3.6 TB/s); input gradient and
-//   update 15.5, 29.5, 97 and 17.1, 49.7, 190.
-// What mattered:
-//   - Tiles of 8 to 16 KB by the copy engine into a ring that fills shared memory, so that there is
-//     one block a multiprocessor: with asynchronous copies of 16 bytes by every thread nt took 14.4
-//     and 44.7 us alone, and up to 78 in a step, probably as blocks of several kernels shared
-//     multiprocessors unevenly there.
-//   - Clusters that all fit: of 4 blocks 31 do, so that 32 of them take twice the time.
-//   - x asked for ahead of the weights: behind 200 KB of them it came 11,000 cycles later.
-//   - 16 warps instead of 8 gained nothing, nor did one fence ahead of a round's stores in place of 8.
+// What the design follows from (timings are in docs/notes/mma.md):
+//   - The copy engine moves tiles of 8 to 16 KB into a ring that fills shared memory, so there is one
+//     block on a multiprocessor. Asynchronous copies by every thread are slower.
+//   - All clusters must be resident at once: one more than fit doubles the time.
+//   - x is requested before the weights: behind 200 KB of them it would arrive 11,000 cycles later.
 #include "elementwise/activations.cuh"
 #include "primitives/common.cuh"
 #include "primitives/pdl.cuh"
@@ -56,8 +48,8 @@ __global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
   constexpr int kBatch = 8 * TILES;
   constexpr int kRows = 16 * WM;
   constexpr int kWarps = WM * WK;
-  constexpr int kThreads = 32 * (kWarps + 1);  // one warp moves tiles
-  constexpr int kWide = 64 * WK;               // columns of a round
+  constexpr int kThreads = 32 * (kWarps + 1);  // one warp issues the copies of tiles
+  constexpr int kWide = 64 * WK;               // columns in a round
   constexpr int kTile = kRows * 128;
   constexpr int kATile = kBatch * 128;
   constexpr int kSlot = WK * (kTile + kATile);
@@ -108,7 +100,7 @@ __global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
     for (int round = 0; round < ahead; ++round, ring.next(turn)) fetch_a(turn, round);
   }
   __syncwarp();
-  __syncthreads();  // the ring's barriers are there
+  __syncthreads();  // the ring's barriers are initialized
 
   const int wm = warp % WM;
   const int wk = warp / WM;
@@ -116,7 +108,7 @@ __global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
 #pragma unroll
   for (int i = 0; i < TILES * 4; ++i) sums[i / 4][i % 4] = 0.0f;
   if (warp < kWarps) {
-    // This lane's row of four 8 x 8 tiles: of b's rows 0-7 and 8-15 at two chunks, of a's likewise.
+    // This lane's row of four 8 x 8 tiles: b's rows 0-7 and 8-15 at two chunks, and likewise for a.
     const int b_row = wk * kTile + wm * 16 * 128 + lane % 16 * 128;
     const int a_row = WK * kTile + wk * kATile + (lane % 8 + lane / 16 * 8) * 128;
     bulk::Ring::Turn turn;
@@ -150,7 +142,7 @@ __global__ void __launch_bounds__(32 * (WM * WK + 1), 1)
   }
 
   __syncwarp();
-  __syncthreads();  // the ring is done with: its place takes the sums
+  __syncthreads();  // nobody uses the ring any more: the sums overwrite it
   float* const parts = reinterpret_cast<float*>(shared);
   float* const inbox = parts + max(depth * kSlot + 1024, kSums) / 4;
   if (warp < kWarps) {

@@ -1,11 +1,9 @@
-"""Kernels of a layer with a small batch, whose weights stream from memory (ptx/gemm/skinny.cu).
+"""Kernels of a layer with a small batch, bound by the memory traffic of its weights
+(ptx/gemm/skinny.cu). They need the copy engine (TMA) of compute capability 9.0.
 
-`choose_nt` and `choose_backward` say how they are launched. They need the copy engine of compute
-capability 9.0.
-
-Such a layer takes the time of its bytes. The product that passes the gradient on reads the weights,
-and the update reads them again and writes them. The gradient is wanted first, so layer_backward
-does both at the product's place: nothing behind that reads the old weights.
+The input-gradient GEMM reads the weights, and the update reads them again and writes them. The
+gradient is needed first, so layer_backward does both in place of that GEMM: no later op reads the
+old weights. `choose_nt` and `choose_backward` choose the launch parameters.
 """
 
 from __future__ import annotations
@@ -24,22 +22,22 @@ from rawnn.ptx.kernel_registry import Geometry, KernelImpl, Scalars, ceil, flag,
 from rawnn.ptx.optimizers.updates import CONTEXT
 
 LARGEST_CLUSTER = 8
-"""Blocks that can share the rounds of the inner dimension; one more cluster than the GPU runs at
-once would wait for the others to end."""
+"""Most blocks of a cluster that share the inner dimension. If the GPU cannot run all clusters at
+once, the last one waits for others to end."""
 
-_BARRIERS = 512  # bytes of shared memory, beside what a launch asks for
-_ALIGNMENT = 1024  # bytes that the ring's start may be moved by
+_BARRIERS = 512  # bytes of shared memory that every launch adds
+_ALIGNMENT = 1024  # most bytes that aligning the ring of stages skips
 _DEEPEST = 16
 _WARPS = 8
-_STRIP = 64  # columns of weights that a block passes back and updates
+_STRIP = 64  # columns of weights that a block multiplies and updates
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Template parameters and grid of a kernel: `tiles` of 8 rows of the batch, `shape` what
-    follows them (WM, WK or V), `width` elements of the long side a block, `splits` blocks that
-    share the rounds of the inner dimension with `share` each, `depth` slots of the ring, `shared`
-    bytes."""
+    """Template parameters and grid of a kernel. `tiles` counts groups of 8 batch rows, and `shape`
+    is the kernel's next parameters (WM, WK or V). A block covers `width` elements of the long
+    dimension. `splits` blocks share the rounds of the inner dimension, `share` rounds each.
+    `depth` is the number of stages of the ring, `shared` the bytes of shared memory."""
 
     tiles: int
     shape: tuple[int, ...]
@@ -51,7 +49,7 @@ class Launch:
 
     @property
     def box_rows(self) -> int:
-        """Rows of a tile of the weights."""
+        """Rows of a box of the weights' tensor map."""
         return 16 * self.shape[0]
 
     def template(self) -> list[str]:
@@ -59,7 +57,7 @@ class Launch:
         return [str(number) for number in (self.tiles, *self.shape)]
 
     def scalars(self) -> Scalars:
-        """What the kernel and its geometry ask for."""
+        """The parameters of the kernel and its geometry."""
         return {"share": self.share, "depth": self.depth, "SPLITS": self.splits,
                 "WIDTH": self.width, "SHARED": self.shared, "TILES": self.tiles,
                 ("WM" if len(self.shape) == 2 else "V"): self.shape[0]}
@@ -70,28 +68,28 @@ def _tiles(batch: int) -> int:
 
 
 def _splits(target: Target, blocks: int, rounds: int, least: int) -> int:
-    """As many as leave no block without a round, give the others `least`, and let all clusters run
-    at once."""
+    """The most splits that give every block a round and all but the last `least` rounds, with all
+    clusters resident at once."""
     return max(s for s, most in target.at_once.items()
                if s == 1 or (s <= LARGEST_CLUSTER and s * blocks <= most
                              and ceil(rounds, s) >= least and (s - 1) * ceil(rounds, s) < rounds))
 
 
 def _launch(target: Target, tiles: int, shape: tuple[int, ...], width: int, splits: int,
-            rounds: int, slot: int, sums: int, beside: int = 0) -> Launch:
-    """The deepest ring that fits. Bytes: `slot` of a ring's slot, `sums` of the partial sums that
-    take its place, 0 where there are none, `beside` of what lies behind the ring."""
-    inbox = 4 * 8 * tiles * width if sums and splits > 1 else 0
+            rounds: int, slot: int, sums: int, extra: int = 0) -> Launch:
+    """A launch with the deepest ring that fits. In bytes: `slot` is a stage of the ring, `sums` the
+    partial sums that later overwrite it (0 if there are none), `extra` what lies behind the
+    ring."""
+    received = 4 * 8 * tiles * width if sums and splits > 1 else 0
     share = ceil(rounds, splits)
-    beside += _ALIGNMENT
-    depth = min(_DEEPEST, share, (target.shared_per_block - _BARRIERS - beside - inbox) // slot)
-    shared = max(depth * slot + beside, sums) + inbox
+    extra += _ALIGNMENT
+    depth = min(_DEEPEST, share, (target.shared_per_block - _BARRIERS - extra - received) // slot)
+    shared = max(depth * slot + extra, sums) + received
     return Launch(tiles, shape, width, splits, share, depth, shared)
 
 
 def choose_nt(target: Target, m: int, n: int, k: int) -> Launch:
-    """The forward product: a [m, k] with b [n, k]. Rounds of 64 * WK columns of b. 4096 x 4096 at
-    batch 32 takes 10.9 us in blocks of 64 rows and two splits, 11.1 in blocks of 32."""
+    """The forward GEMM: a [m, k] with b [n, k], in rounds of 64 * WK columns of b."""
     tiles = _tiles(m)
     wm, wk = (4, 2) if n >= 64 * 64 else (2, 4)
     width, rounds = 16 * wm, ceil(k, 64 * wk)
@@ -103,9 +101,9 @@ def choose_nt(target: Target, m: int, n: int, k: int) -> Launch:
 
 def choose_backward(target: Target, batch: int, rows: int, cols: int, size: int, *, gradient: bool,
                     update: bool, ragged: bool = False) -> Launch:
-    """Input gradient, update or both for w [rows, cols] of `size` bytes an element, `ragged` where
-    draws for rounding by chance do not fit its rows. Blocks that only update share no sums: any
-    number of them will do."""
+    """Input gradient, update or both for w [rows, cols] of `size` bytes an element. `ragged` says
+    that stochastic rounding's draws do not align with its rows. Blocks that only update share no
+    sums, so their number is free."""
     tiles = _tiles(batch)
     v = 8 if size == 2 and tiles <= 4 and not ragged else 4
     down = 8 * v * _WARPS // _STRIP
@@ -121,7 +119,7 @@ def choose_backward(target: Target, batch: int, rows: int, cols: int, size: int,
         share = ceil(rounds, min(rounds, max(target.multiprocessors // strips, 1)))
         splits = ceil(rounds, share)
     return _launch(target, tiles, (v,), _STRIP, splits, rounds, slot, sums,
-                   beside=1024 * tiles if update else 0)
+                   extra=1024 * tiles if update else 0)
 
 
 def _gemm_extents(op: Op, plan: Plan) -> Launch:
@@ -132,7 +130,7 @@ def _gemm_extents(op: Op, plan: Plan) -> Launch:
 
 
 def _is_stochastic(op: Op, plan: Plan) -> tuple[bool, bool]:
-    """Whether weights are rounded by chance, and in rows that draws do not fit."""
+    """Whether the weights are rounded stochastically, and whether draws do not align with rows."""
     w = plan[op.operands["w"]]
     stochastic = bool(op.attributes["stochastic"]) and w.dtype == "bfloat16"
     return stochastic, stochastic and w.shape[1] % 8 != 0

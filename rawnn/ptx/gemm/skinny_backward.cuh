@@ -10,35 +10,35 @@
 
 namespace skinny {
 
-// A block's work: columns 64 * blockIdx.y and up of w [rows, cols], and of its rows `share` rounds
-// from share * blockIdx.x on. A round is kRows rows; tiles of weights and what belongs to them of dz
-// come through a ring of `depth` slots, and new weights leave from where the old ones lie. Each warp
-// of a round has 16 rows of 8 * V columns, which it reads as the tensor cores' fragments of their
-// transpose: lane (g, t) = (lane / 4, lane % 4) takes V columns of the rows 2t, 2t + 1, 2t + 8 and
-// 2t + 9. The permuted chunks of a tile let it do so without meeting a bank twice.
+// A block's work: columns 64 * blockIdx.y and up of w [rows, cols], and of its rows `share` rounds from
+// share * blockIdx.x on. A round is kRows rows. Tiles of weights, with the matching ones of dz, come
+// through a ring of `depth` slots, and new weights are stored from where the old ones were. Each warp
+// of a round has 16 rows of 8 * V columns, which it reads as fragments of their transpose: lane (g, t) =
+// (lane / 4, lane % 4) holds V columns of the rows 2t, 2t + 1, 2t + 8 and 2t + 9. The permuted chunks of
+// a tile avoid bank conflicts.
 template <typename T, typename TW, typename SLOPE, bool GRADIENT, bool UPDATE, bool STOCHASTIC,
           bool DECAY, bool RAGGED, int TILES, int V>
 struct Backward {
   static constexpr bool kMaster = sizeof(TW) == 4;
   static constexpr int kColumns = 64;
   static constexpr int kWarps = 8;
-  static constexpr int kThreads = 32 * (kWarps + 1);  // one warp moves tiles
-  static constexpr int kAcross = kColumns / (8 * V);  // warps beside each other
+  static constexpr int kThreads = 32 * (kWarps + 1);  // one warp issues the copies of tiles
+  static constexpr int kAcross = kColumns / (8 * V);  // warps side by side
   static constexpr int kDown = kWarps / kAcross;
   static constexpr int kRows = 16 * kDown;
   static constexpr int kBatch = 8 * TILES;
   static constexpr int kDeep = TILES / 2;  // products of 16 rows of the batch
   static constexpr int kTile = kRows * 128;
-  static constexpr int kTiles = kMaster ? 2 : 1;  // tiles of weights beside each other
-  static constexpr int kCopy = kTiles * kTile;    // where a slot has the new copy of masters
+  static constexpr int kTiles = kMaster ? 2 : 1;  // tiles of weights side by side
+  static constexpr int kCopy = kTiles * kTile;    // offset in a slot of the new copy of masters
   static constexpr int kDz = kCopy + (kMaster && UPDATE ? kTile : 0);
   static constexpr int kDzTile = kBatch * 128;    // 64 rows of the weights
   static constexpr int kXTile = kBatch * 128;
   static constexpr int kDzTiles = kRows / 64;
   static constexpr int kSlot = kDz + kDzTiles * kDzTile;
-  static constexpr int kLoaded = kTiles * kTile + kDzTiles * kDzTile;  // bytes of a round
+  static constexpr int kLoaded = kTiles * kTile + kDzTiles * kDzTile;  // bytes loaded in a round
   static constexpr int kSumPitch = kColumns + 4;
-  static constexpr int kLag = UPDATE ? 2 : 0;  // rounds whose stores may be under way
+  static constexpr int kLag = UPDATE ? 2 : 0;  // rounds whose stores may be in flight
   static_assert(kMaster ? V == 4 : V == 4 || V == 8, "8 or 16 bytes of 16 bits, 16 of floats");
 
   float* bias;
@@ -105,7 +105,7 @@ struct Backward {
     const unsigned int x_tile = ring.slots + static_cast<unsigned int>(depth * kSlot);
     if (mover) {
       ring.open(kWarps);
-      if constexpr (UPDATE) {  // ahead of all weights: behind them it would come after 5 us
+      if constexpr (UPDATE) {  // before all weights: behind them it would arrive 5 us later
         ptx::init_barrier(shared_address(&x_barrier), 1);
         ptx::publish_barriers();
         ptx::arrive_expecting(shared_address(&x_barrier), kXTile);
@@ -121,7 +121,7 @@ struct Backward {
       for (int round = 0; round < ahead; ++round, ring.next(turn)) fetch_dz(turn, round);
     }
     __syncwarp();
-    __syncthreads();  // the ring's barriers are there
+    __syncthreads();  // the ring's barriers are initialized
 
     const bool skip = UPDATE && left_out(overflow);
     float sums[GRADIENT ? V / 2 : 1][2 * kDeep][4];
@@ -156,7 +156,7 @@ struct Backward {
     }
     __syncwarp();
     if constexpr (GRADIENT) {
-      __syncthreads();  // the ring is done with: its place takes the sums
+      __syncthreads();  // nobody uses the ring any more: the sums overwrite it
       float* const parts = reinterpret_cast<float*>(shared);
       if (warp < kWarps) put_sums(parts, sums, warp, lane);
       finish(parts, mailbox, splits, rank, column0);
@@ -175,7 +175,7 @@ struct Backward {
     const int g = lane / 4;
     const int t = lane % 4;
     const int across = warp % kAcross;
-    const int unit = warp / kAcross;  // of 16 rows
+    const int unit = warp / kAcross;  // index of its 16 rows
     const int column = column0 + across * 8 * V + V * g;
     unsigned int xt[UPDATE ? kDeep : 1][V / 2][4];
     Step step{};
@@ -192,13 +192,13 @@ struct Backward {
         sums[i / (8 * kDeep)][i / 4 % (2 * kDeep)][i % 4] = 0.0f;
       }
     }
-    // Of this lane's part of its rows 2t and 2t + 1 in a slot; of an 8 x 8 tile's row of dz.
+    // Offsets in a slot of this lane's part of its rows 2t and 2t + 1, and of a row of an 8 x 8 dz tile.
     const int chunk = kMaster || V == 8 ? g : across * 4 + g / 2;
     const int tile = unit * 16 * 128 + (kMaster ? across * kTile : 0);
     const int part[2] = {tile + bulk::place(2 * t, chunk) + (V * sizeof(TW) == 8 ? g % 2 * 8 : 0),
                          tile + bulk::place(2 * t + 1, chunk) +
                              (V * sizeof(TW) == 8 ? g % 2 * 8 : 0)};
-    const int narrow = unit * 16 * 128 + g % 2 * 8;  // of a copy's row
+    const int narrow = unit * 16 * 128 + g % 2 * 8;  // in a row of the copy
     const int dz_row = kDz + unit / 4 * kDzTile +
                        bulk::place(lane % 8 + lane / 16 * 8, unit % 4 * 2 + lane / 8 % 2);
     const int dz_column = kDz + unit / 4 * kDzTile + bulk::place(lane % kBatch, unit % 4 * 2);
@@ -237,7 +237,7 @@ struct Backward {
     }
   }
 
-  // A warp's sums, [kDown][kBatch][kSumPitch] of all.
+  // Writes a warp's sums; all warps' are [kDown][kBatch][kSumPitch].
   static __device__ __forceinline__ void put_sums(float* parts, const float (&sums)[V / 2][2 * kDeep][4],
                                                   int warp, int lane) {
     const int g = lane / 4;
@@ -283,7 +283,7 @@ struct Backward {
                                               store);
   }
 
-  // Bytes from the start of shared memory that are written by this block alone.
+  // Bytes from the start of shared memory that only this block writes.
   static __device__ __forceinline__ int kWork(int depth) {
     constexpr int sums = GRADIENT ? kDown * kBatch * kSumPitch * 4 : 0;
     return max(depth * kSlot + 1024 + (UPDATE ? kXTile : 0), sums);

@@ -30,7 +30,7 @@ struct Mailbox {
       ptx::init_barrier(barrier, 1);
       ptx::publish_barriers();
     }
-    __syncwarp();  // racecheck takes the initialisation for that of all lanes
+    __syncwarp();  // racecheck attributes the initialization to all lanes
     if (threadIdx.x == 0) ptx::arrive_expecting(barrier, bytes);
     __syncwarp();
     ptx::arrive_at_cluster_relaxed();
@@ -39,12 +39,12 @@ struct Mailbox {
   // Waits until every block of the cluster has started and opened its receive buffer.
   __device__ __forceinline__ void opened() const { ptx::wait_for_cluster(); }
 
-  // Writes to where `place` lies in the shared memory of block `rank` of the cluster.
+  // Writes to the address of `place` in the shared memory of block `rank` of the cluster.
   __device__ __forceinline__ void send(const float* place, int rank, float4 value) const {
     ptx::send4(ptx::in_block(shared_address(place), rank), value, ptx::in_block(barrier, rank));
   }
 
-  // Acquires at the scope of the cluster: the stores are those of other blocks.
+  // Acquires at cluster scope, because the stores come from other blocks.
   __device__ __forceinline__ void receive() const { ptx::wait_for_remote(barrier, 0); }
 };
 
@@ -56,12 +56,11 @@ __device__ __forceinline__ void add(float4& sum, const float* part) {
   sum.w += value.w;
 }
 
-// Sums part [SLOTS][BATCH][M + 4] of all blocks of the cluster in a fixed order. Each quad of sums
-// goes to store(row, column, sum, fetched) in one thread, where `fetched` is what fetch(row,
-// column) returned: reads of memory that then overlap the exchange. Block `rank` has columns rank *
-// M / splits and up. `inbox` is [splits][BATCH][M / splits], written by other blocks as soon as
-// they are through: it must not overlap anything else. M and splits are powers of two, M >= 4 *
-// splits.
+// Sums part [SLOTS][BATCH][M + 4] of all blocks of the cluster in a fixed order. One thread calls
+// store(row, column, sum, fetched) for each quad of sums, where `fetched` is what fetch(row, column)
+// returned, a read of memory that overlaps with the exchange. Block `rank` finishes the columns from
+// rank * M / splits on. Other blocks write `inbox`, [splits][BATCH][M / splits], as soon as they are
+// done: it must not overlap anything else. M and splits are powers of two, M >= 4 * splits.
 template <int M, int BATCH, int SLOTS, int THREADS, typename Fetch, typename Store>
 __device__ __forceinline__ void add_up(const float* part, float* inbox, int splits, int rank,
                                        const Mailbox& mailbox, Fetch fetch, Store store) {
@@ -69,7 +68,7 @@ __device__ __forceinline__ void add_up(const float* part, float* inbox, int spli
   constexpr int quads = BATCH * M / 4;
   const int thread = static_cast<int>(threadIdx.x);
   const int cut = __ffs(splits) - 1;
-  const int width = __ffs(M) - 1 - cut;  // of a block's own columns, as a power of two
+  const int width = __ffs(M) - 1 - cut;  // a block's own columns, as the exponent of a power of two
   const auto own = [&](int row, int column) {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll

@@ -1,5 +1,5 @@
-// What one lane of skinny_backward.cuh does with its weights of a tile: their part of the input
-// gradient, and the update.
+// What one lane of skinny_backward.cuh computes from its weights of a tile: their contribution to the
+// input gradient, and the update.
 #pragma once
 #include "device/products.cuh"
 #include "device/shared.cuh"
@@ -13,13 +13,13 @@ template <typename T, typename TW, bool STOCHASTIC, bool DECAY, bool RAGGED, int
 struct LaneWeights {
   static constexpr bool kMaster = sizeof(TW) == 4;
   static constexpr int kDeep = TILES / 2;  // products of 16 rows of the batch
-  static constexpr int kWords = V * static_cast<int>(sizeof(TW)) / 4;  // of a lane's part of a row
+  static constexpr int kWords = V * static_cast<int>(sizeof(TW)) / 4;  // a lane's part of a row
   using Piece = unsigned int[4][kWords];
 
   struct Step {
     bool skip;
-    float factor;  // of the gradient
-    float shrink;  // of the weight
+    float factor;  // for the gradient
+    float shrink;  // for the weight
     Rounding how;
   };
 
@@ -78,8 +78,8 @@ struct LaneWeights {
     }
   }
 
-  // New weights in place of old ones, for this lane's rows `row`, `row` + 1, + 8 and + 9: the tensor
-  // cores leave each gradient with the lane that has its weight.
+  // Writes new weights over the old ones, for this lane's rows `row`, `row` + 1, + 8 and + 9: the tensor
+  // cores leave each gradient in the lane that has its weight.
   static __device__ __forceinline__ void update(Piece& piece, unsigned int dz_tiles,
                                          const unsigned int (&xt)[kDeep][V / 2][4], int row,
                                          int column, int cols, const Step& step) {
@@ -151,8 +151,8 @@ struct LaneWeights {
     return fmaf(-step.factor, gradient, DECAY ? fmaf(-step.shrink, old, old) : old);
   }
 
-  // Random bits for this lane's columns of rows `row` and `row` + 1. A draw serves 8 columns: lanes
-  // that have 4 of them each draw for one row, and swap halves.
+  // Random bits for this lane's columns of rows `row` and `row` + 1. A draw covers 8 columns: lanes with 4
+  // of them draw for one row each, and exchange halves.
   static __device__ __forceinline__ void draw(Words& upper, Words& lower, int row, int column,
                                               int cols, const Rounding& how) {
     const unsigned int element = static_cast<unsigned int>(row) * static_cast<unsigned int>(cols) +
@@ -180,8 +180,8 @@ struct LaneWeights {
     }
   }
 
-  // bias -= rate * column sums of dz, by a product with ones. Every element has one writer, so that
-  // an addition in memory is as reproducible as a store, and nobody waits for the old value.
+  // bias -= rate * column sums of dz, as a product with ones. Every element has one writer, so that an
+  // atomic addition is as reproducible as a store, and nobody waits for the old value.
   static __device__ __forceinline__ void update_bias(float* bias, int rows, unsigned int dz_tiles,
                                                      int row, int g, const Step& step) {
     const unsigned int pair_of_ones = g == 0 ? pack_pair<T>(1.0f, 1.0f) : 0u;

@@ -1,17 +1,17 @@
-// sum_slices, slices_sgd: what follows a product whose inner dimension was cut into slices.
+// sum_slices, slices_sgd: complete a GEMM whose inner dimension was split into slices (split-K).
 //
-// sum_slices joins a product whose inner dimension was cut into slices.
+// sum_slices adds the slices up.
 //
 //   c[r, j] = act(sum over s of partial[s*rows + r, j] + bias[j])
-//   partial: [slices * rows, cols], pitch ldpartial; bias [cols], float32, is read only where BIAS
+//   partial: [slices * rows, cols], pitch ldpartial; bias [cols], float32, is read only if BIAS
 //
 // template <TP, TC, BIAS, ACTIVATION>: storage types of partial and c, a bool, and None, Relu, Tanh or
 // Gelu (activations.cuh). Scalars: slices, rows, cols.
-// Used by `cublas` where a long inner dimension meets few outputs: one strided-batched product
-// computes all slices side by side, and this adds them up in a fixed order, so that results repeat
-// bit for bit. Launch: one thread an output in one dimension, blocks of up to 256 threads: small ones,
-// such as ceil(rows * cols / 64) of 64, spread over more multiprocessors.
-// Limit: latency, one trip to the L2 cache for every 32 slices.
+// Used by `cublas` for a long inner dimension with few outputs: one strided-batched GEMM computes all
+// slices concurrently, and this kernel adds them up in a fixed order, so that results repeat bit for bit.
+// Launch: one thread for each output in one dimension, blocks of up to 256 threads. Small blocks, such as
+// ceil(rows * cols / 64) of 64, use more multiprocessors.
+// Limit: latency, one access to the L2 cache for every 32 slices.
 #include "elementwise/activations.cuh"
 #include "optimizers/updates.cuh"
 
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(256)
   const float shift = BIAS ? bias[column] : 0.0f;
 
   constexpr int in_flight = 32;
-  // Four sums, so that an addition does not wait for the one before it.
+  // Four sums, so that an addition does not wait for the previous one.
   float sums[4] = {shift, 0.0f, 0.0f, 0.0f};
   for (int left = slices; left > 0; left -= in_flight) {
     float values[in_flight];
@@ -46,18 +46,18 @@ __global__ void __launch_bounds__(256)
   *at(c, ldc, row, column) = from_float<TC>(ACTIVATION::apply(result));
 }
 
-// slices_sgd: the SGD update of a layer whose weight gradient was cut into slices.
+// slices_sgd: the SGD update of a layer whose weight gradient was split into slices.
 //
 //   w[r, j] -= lr * (sum over s of partial[s*rows + r, j] + decay * w);  copy = round(w)
 //   bias[r] -= lr * (sum over b of dz[b, r] + decay * bias)
-//   partial: [slices * rows, cols]; w: [rows, cols]; dz: [batch, rows]; float32 but for dz and copy
-//   *cursor += steps where steps > 0: the end of a graph's step without a node of its own
+//   partial: [slices * rows, cols]; w: [rows, cols]; dz: [batch, rows]; float32 except dz and copy
+//   *cursor += steps if steps > 0: ends a graph's step without a node of its own
 //   copy and rates (updates.cuh) may be null; with rates, steps must be 0 (a block may still read
-//   the cursor that another moves)
+//   the cursor that another advances)
 //
 // template <TD, TC>: storage types of dz and copy (float unless given). Scalars: slices, rows, cols, batch, lr, decay,
 // offset, steps.
-// Used by `fuse` with `cublas`: one kernel in place of the products' sum, the bias gradient and two
+// Used by `fuse` with `cublas`: one kernel instead of the sum of slices, the bias gradient and two
 // updates. Launch: ceil(rows * cols / blockDim.x) + rows blocks of one dimension, at most 256
 // threads in whole warps; each of the last `rows` blocks updates one bias.
 // Limit: latency, as above.
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(256)
   const int block = static_cast<int>(blockIdx.x);
   if (block >= weight_blocks) {
     const int row = block - weight_blocks;
-    const float before = bias[row];  // early: beside the loads of dz
+    const float before = bias[row];  // early, to overlap with the loads of dz
     float sum = 0.0f;
     for (int b = static_cast<int>(threadIdx.x); b < batch; b += static_cast<int>(blockDim.x)) {
       sum += to_float(*at(dz, lddz, b, row));

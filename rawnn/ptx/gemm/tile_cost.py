@@ -21,25 +21,26 @@ from rawnn.ptx.gemm.tiles import GemmShape, Tile, blocks, with_partial_sums
 from rawnn.ptx.kernel_registry import Scalars, ceil
 
 FIRST_STAGE_CYCLES, ROUND_CYCLES = 1010.0, 740.0
-"""From the end of the previous kernel to the first stage, and the start of each round of blocks."""
+"""Cycles from the end of the previous kernel to the first stage, and to start each wave of
+blocks."""
 L2_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE_UNALIGNED = 36.6, 24.9
-"""Per multiprocessor, for rows that begin at a cache line and for others."""
+"""L2 bandwidth of a multiprocessor, for rows that begin at a cache line and for others."""
 COPY_BYTES_PER_CYCLE = 13.7
-"""Of each stage in flight: the latency of a stage's copy."""
+"""Bandwidth of each stage in flight, which follows from the latency of its copy."""
 CLUSTER_SYNC_CYCLES, CLUSTER_FLOATS_PER_CYCLE = 830.0, 3.2
-"""To synchronise the blocks of a cluster, and the floats that one block sends to the others."""
+"""Cycles to synchronize a cluster's blocks, and floats a cycle that a block sends to the others."""
 EPILOGUE_CYCLES, EPILOGUE_CYCLES_WITH_LOADS = 20.0, 84.0
-"""Of one thread for one element of the tile. An epilogue of weights, or of a float32 GEMM that is
-split into three, loads its operands only when the sums are complete."""
+"""Cycles of one thread for one element of the tile. An epilogue that updates weights, or that of a
+float32 GEMM split into three, loads its operands only when the sums are complete."""
 RESULTS_PER_CYCLE, WEIGHTS_PER_CYCLE = 8.0, 1.36
-"""Elements that the epilogue of one multiprocessor stores, of results and of weights."""
+"""Elements that one multiprocessor's epilogue stores a cycle, of results and of weights."""
 IMBALANCE = 0.13
-"""Weight of an uneven last round. Blocks start while the previous kernel still holds some of the
-multiprocessors, so that a round of one or two blocks each is two or three on some."""
+"""Weight of an uneven last wave. Blocks start while the previous kernel still occupies some
+multiprocessors, so one or two blocks each on average mean two or three on some."""
 
 
 def _overlapped(*paces: float) -> float:
-    """Cycles of overlapping activities: a little more than the slowest, more if several are
+    """Cycles of overlapping activities: a little more than the slowest, and more if several are
     slow."""
     slowest = max(paces)
     return slowest * math.pow(sum(math.pow(pace / slowest, 5.0) for pace in paces), 0.2)
@@ -62,19 +63,20 @@ def _copy_latency(tile: Tile) -> float:
 # -- by mma.sync -----------------------------------------------------------------------------------
 
 MMA_CYCLES = 8.0
-"""Of a multiprocessor's quarter, for one 16 x 8 block of one step of mma.sync."""
+"""Cycles of a multiprocessor's quarter for one 16 x 8 block of one step of mma.sync."""
 ISSUE_CYCLES = 1.5
-"""Of any other instruction: floats are loaded, rounded or split one by one."""
+"""Cycles of any other instruction: floats are loaded, rounded or split one by one."""
 STEP_CYCLES, SPLIT_STEP_CYCLES = 10.0, 52.0
-"""From a step's fragments to its sums; extra for the split GEMMs of a float32 step."""
+"""Cycles from a step's fragments to its sums, and the additional cycles of a float32 step that is
+split into three products."""
 STAGE_CYCLES = 380.0
-"""Of a stage's barrier, and of loading its first fragments."""
+"""Cycles of a stage's barrier and of loading its first fragments."""
 PARTIAL_SUMS_PER_CYCLE = 20.0
-"""That warps which split the inner dimension store to shared memory."""
+"""Partial sums that warps which split the inner dimension store to shared memory a cycle."""
 
 
 def cycles(p: GemmShape, tile: Tile, target: Target) -> float:
-    """By mma.sync."""
+    """Predicted cycles of a GEMM by mma.sync."""
     warps, steps = tile.wm * tile.wn * tile.wk, tile.bytes / 32 / tile.wk
     down, across = tile.bm // tile.wm // 16, tile.bn // tile.wn // 16
     of_8, three = 2 * down * across, p.times == 3
@@ -93,7 +95,7 @@ def cycles(p: GemmShape, tile: Tile, target: Target) -> float:
 
 
 def _blocks_per_multiprocessor(p: GemmShape, tile: Tile, target: Target) -> int:
-    """Blocks on a multiprocessor at once. Registers are estimated."""
+    """Blocks resident on a multiprocessor; their registers are estimated."""
     warps, three = tile.wm * tile.wn * tile.wk, p.times == 3
     down, across = tile.bm // tile.wm // 16, tile.bn // tile.wn // 16
     registers = 44 + 8 * down * across * (2 if three and tile.wk < 8 else 1) \
@@ -104,7 +106,7 @@ def _blocks_per_multiprocessor(p: GemmShape, tile: Tile, target: Target) -> int:
 
 
 def shared(tile: Tile) -> int:
-    """Bytes of shared memory of a block of mma.cu."""
+    """Shared memory of a block of mma.cu, in bytes."""
     s: Scalars = tile.scalars()
     return with_partial_sums(s, s["STAGES"] * s["BYTES"] * (s["BM"] + s["BN"]))
 
@@ -112,8 +114,8 @@ def shared(tile: Tile) -> int:
 def _total_cycles(p: GemmShape, tile: Tile, target: Target, fit: int, pace: Callable[[int], float],
                   parts: float = 0.0, first: float = FIRST_STAGE_CYCLES, floats_per_cycle: float
                   = CLUSTER_FLOATS_PER_CYCLE) -> float:
-    """Cycles of all blocks, `fit` of which a multiprocessor runs at once, `concurrent` of them at
-    `pace(concurrent)` cycles a stage; infinitely many for a cluster that the GPU does not have."""
+    """Cycles of all blocks. A multiprocessor holds `fit` of them, and `concurrent` blocks take
+    `pace(concurrent)` cycles a stage. Infinite for a cluster that the GPU does not support."""
     multiprocessors = _concurrent_blocks(tile.cluster, target)
     if not multiprocessors:
         return math.inf
@@ -140,14 +142,14 @@ def _total_cycles(p: GemmShape, tile: Tile, target: Target, fit: int, pace: Call
         return taken
     concurrent = ceil(rest, multiprocessors)
     last, most = round_of(concurrent, rest), concurrent
-    if not whole:  # with what the kernel ahead holds, twice as many
+    if not whole:  # the previous kernel still occupies some: twice as many blocks
         most = max(concurrent, min(fit, ceil(2 * rest, multiprocessors) - rest // multiprocessors))
     return taken + last + (IMBALANCE * (round_of(most, rest) - last) if most > concurrent else 0.0)
 
 
 def _concurrent_blocks(cluster: int, target: Target) -> int:
-    """Blocks that run at once, one on a multiprocessor, in clusters of `cluster`. The driver is
-    asked about powers of two only; a GPU that holds a larger cluster holds a smaller one."""
+    """Blocks resident on the GPU in clusters of `cluster`, one on a multiprocessor. The driver is
+    asked about powers of two only; a GPU that supports a cluster supports smaller ones."""
     larger = min((size for size in target.at_once if size >= cluster), default=0)
     return target.at_once[larger] // cluster * cluster if larger else 0
 
@@ -155,13 +157,13 @@ def _concurrent_blocks(cluster: int, target: Target) -> int:
 # -- by wgmma --------------------------------------------------------------------------------------
 
 WGMMA_MULTIPLIES_PER_CYCLE = 1520.0
-"""Multiplications of 16 bits a cycle of a multiprocessor's tensor cores."""
+"""16-bit multiplications a cycle of a multiprocessor's tensor cores."""
 WGMMA_STAGE_CYCLES = 250.0
-"""A stage at least, besides its multiplications."""
+"""Least cycles of a stage in addition to its multiplications."""
 
 
 def cycles_wgmma(p: GemmShape, tile: Tile, target: Target) -> float:
-    """Of 16- and 8-bit operands, by wgmma."""
+    """Predicted cycles of a GEMM of 16- or 8-bit operands by wgmma."""
     busy = tile.bm * tile.bn * tile.bytes / 2 / WGMMA_MULTIPLIES_PER_CYCLE
     alone = max(WGMMA_STAGE_CYCLES + busy, _copy_latency(tile))
     copied = _l2_cycles(p, tile)
@@ -175,8 +177,8 @@ def cycles_wgmma(p: GemmShape, tile: Tile, target: Target) -> float:
 
 @dataclass(frozen=True)
 class StageCycles:
-    """Cycles of a stage of float32 by wgmma in each layout, of one block and, where two share a
-    multiprocessor, of both; until the first, as FIRST_STAGE_CYCLES; and what a block hands over, as
+    """Cycles of a float32 stage by wgmma in each layout: of one block, and of two that share a
+    multiprocessor. `first` replaces FIRST_STAGE_CYCLES, `floats_per_cycle`
     CLUSTER_FLOATS_PER_CYCLE."""
 
     nt: tuple[float, ...]
@@ -194,15 +196,15 @@ TF32_STAGE_CYCLES: Mapping[tuple[int, int], StageCycles] = {
     (1, 128): StageCycles(nt=(1270.0,), nn=(1350.0,), tn=(1630.0,), first=2140.0,
                           floats_per_cycle=1.9),
 }
-"""By products for one and by the rows of the operand from shared memory."""
+"""By the tensor-core products for each product, and the rows of the operand in shared memory."""
 
 SCALED_STAGE_CYCLES: Mapping[int, StageCycles] = {
     64: StageCycles(nt=(1420.0, 2080.0), nn=(1400.0, 2130.0), tn=(1880.0, 2260.0), first=2490.0,
                     floats_per_cycle=1.6),
     128: StageCycles(nt=(2070.0,), nn=(2070.0,), tn=(2270.0,), first=4150.0, floats_per_cycle=1.6),
 }
-"""The same by scaled products of float16, by columns of the tile, with the scales of the first
-stage."""
+"""The same for scaled float16 products, by columns of the tile. The first stage includes its
+scales."""
 
 
 def _from_stage_cycles(p: GemmShape, tile: Tile, target: Target, paces: StageCycles) -> float:
@@ -212,10 +214,10 @@ def _from_stage_cycles(p: GemmShape, tile: Tile, target: Target, paces: StageCyc
 
 
 def cycles_wgmma_scaled(p: GemmShape, tile: Tile, target: Target) -> float:
-    """Of float32, by wgmma of float16."""
+    """Predicted cycles of a float32 GEMM by wgmma of scaled float16."""
     return _from_stage_cycles(p, tile, target, SCALED_STAGE_CYCLES[tile.bn])
 
 
 def cycles_wgmma_tf32(p: GemmShape, tile: Tile, target: Target) -> float:
-    """Of float32, by wgmma."""
+    """Predicted cycles of a float32 GEMM by wgmma."""
     return _from_stage_cycles(p, tile, target, TF32_STAGE_CYCLES[p.times, min(tile.bm, tile.bn)])

@@ -1,13 +1,13 @@
-// Tiled: the main loop of products through tiles in shared memory and in registers, with float
-// arithmetic, for operands of any types; the kernels are those of gemm_kernels.cuh.
+// Tiled: the main loop of GEMMs tiled through shared memory and registers, with float arithmetic, for
+// operands of any types; the kernels are those of gemm_kernels.cuh.
 //
-// SUM is float, CLUSTER 1, and BYTES 0: a stage is 32 elements of the inner dimension, whatever
-// their types. The lanes of a warp stand 4 down and 8 across, so a thread has BM / WM / 4 by
-// BN / WN / 8 elements, in groups of 4 by 4.
+// SUM is float, CLUSTER 1, and BYTES 0: a stage is 32 elements of the inner dimension for all types. The
+// lanes of a warp form 4 rows of 8, so a thread has BM / WM / 4 by BN / WN / 8 elements, in groups of 4
+// by 4.
 //
 // Used by `tiled`. Launch: as mma.cu; dynamic shared memory is
-// STAGES * 32 * (BM * sizeof(TA) + BN * sizeof(TB)) bytes, or WK * BM * (BN + 8) * 4 where WK > 1
-// and that is more.
+// STAGES * 32 * (BM * sizeof(TA) + BN * sizeof(TB)) bytes, or WK * BM * (BN + 8) * 4 if WK > 1 and
+// that is more.
 // Limit: shared-memory reads at 4 x 4 elements a thread, multiply-adds at 8 x 8.
 #include "gemm/mma_copy.cuh"
 #include "gemm/mma_finish.cuh"
@@ -61,7 +61,7 @@ struct Tiled {
             typename TB, typename EPILOGUE>
   static __device__ __forceinline__ void gemm(const TA* a, int lda, const TB* b, int ldb, int m,
                                                  int n, int k, EPILOGUE epilogue) {
-    constexpr int kRows = TILE::kM / TILE::kWarpsM / 4;   // of a thread
+    constexpr int kRows = TILE::kM / TILE::kWarpsM / 4;   // rows of a thread
     constexpr int kColumns = TILE::kN / TILE::kWarpsN / 8;
     constexpr int kStages = TILE::kStages;
     using PanelA = Panel<TA, TILE::kM, DEEP_A, kTiledDepth, 4>;
@@ -105,7 +105,7 @@ struct Tiled {
     int slot = 0;
     for (int stage = 0; stage < stages; ++stage) {
       wait_for_copies<kStages - 2>();
-      __syncthreads();  // this stage is there, and nobody reads the slot that is filled next
+      __syncthreads();  // this stage has arrived, and nobody reads the slot that is filled next
       const int ahead = slot == 0 ? kStages - 1 : slot - 1;
       if (stage + kStages - 1 < stages) {
         load_a.load(shared + ahead * kTile);
@@ -167,7 +167,7 @@ struct Tiled {
         }
       }
     } else {
-      __syncthreads();  // the operands, all of which have come, are done with: sums take their place
+      __syncthreads();  // all copies have arrived and nobody reads them: the sums overwrite them
       float* const parts = reinterpret_cast<float*>(dynamic_shared());
       float* const part = parts + warp_k * Sums<TILE, 0>::kPart;
       constexpr int kPitch = Sums<TILE, 0>::kPitch;

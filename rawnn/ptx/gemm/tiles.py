@@ -1,8 +1,7 @@
-"""Tiles of matrix products: what the families `tiled`, `mma` and `wgmma` have in common.
+"""Tiles of GEMMs, shared by the families `tiled`, `mma` and `wgmma`.
 
-A block computes a tile of the result. Its size, and how warps, stages and clusters share the work,
-are template parameters of the kernels (Tile in ptx/gemm/mma_copy.cuh), which carry the same names
-here.
+A block computes one tile of the result. Its size, and how warps, stages and clusters share the
+work, are template parameters of the kernels. They have the same names as in Tile of mma_copy.cuh.
 """
 
 from __future__ import annotations
@@ -35,9 +34,12 @@ from rawnn.ptx.optimizers.updates import CONTEXT
 
 @dataclass(frozen=True)
 class Tile:
-    """`bm` x `bn` elements of the result by `wm` x `wn` warps side by side, times `wk` that share
-    the inner dimension of each of `stages`, `bytes` of an operand's row long (0: as the family has
-    it); `cluster` blocks cut the inner dimension among them."""
+    """A tile of `bm` x `bn` elements of the result.
+
+    `wm` x `wn` warps divide it, times `wk` warps that share the inner dimension of each stage.
+    `stages` is the depth of the ring in shared memory. `cluster` blocks split the inner dimension.
+    `bytes` is the length of an operand's row in a stage; 0 is the family's own.
+    """
 
     bm: int
     bn: int
@@ -49,15 +51,16 @@ class Tile:
     bytes: int = 0
 
     def scalars(self) -> Scalars:
-        """The template parameters by name."""
+        """The kernels' template parameters by name."""
         return {"BM": self.bm, "BN": self.bn, "WM": self.wm, "WN": self.wn, "WK": self.wk,
                 "STAGES": self.stages, "CLUSTER": self.cluster, "BYTES": self.bytes}
 
 
 @dataclass(frozen=True)
 class GemmShape:
-    """What a tile is chosen by: the layout, c [m, n] from k, bytes of an operand's element,
-    products that tensor cores do for one (`times`), and whether a tile has to span `rows`."""
+    """The properties of a GEMM that its tile depends on: layout, c [m, n] from k, and `size` bytes
+    of an operand's element. Tensor cores compute `times` products for one. `rows` says that a tile
+    has to span whole rows of c."""
 
     layout: str
     m: int
@@ -69,8 +72,8 @@ class GemmShape:
 
 
 def spanning(p: GemmShape, tiles: Iterable[Tile]) -> list[Tile]:
-    """Those that the product can be computed in. Raises ConfigError where a tile has to span rows
-    and none does."""
+    """The tiles that the GEMM can be computed in. Raises ConfigError if a tile has to span rows and
+    none does."""
     found = [tile for tile in tiles if not p.rows or tile.bn >= p.n]
     if not found:
         raise ConfigError(f"no tile spans rows of {p.n}")
@@ -81,12 +84,11 @@ Choose = Callable[[GemmShape, Target], Tile]
 
 
 GEMM_KINDS = ("matmul", "matmul_loss")
-"""Kinds of ops that multiply a and b."""
+"""Kinds of ops that multiply the operands a and b."""
 
 
 def gemm_shape(op: Op, plan: Plan) -> GemmShape:
-    """The product inside a `matmul`, one with its loss, or an update that makes its own gradient.
-    """
+    """The GEMM inside a `matmul`, a `matmul_loss` or a `weight_update`."""
     left, right = (plan[name] for name in gemm_operands(op))
     if op.kind in GEMM_KINDS:
         a = op.attributes
@@ -99,13 +101,13 @@ def gemm_shape(op: Op, plan: Plan) -> GemmShape:
 
 
 def gemm_operands(op: Op) -> tuple[str, str]:
-    """Names of the tensors that are multiplied."""
+    """Operand names of the two factors."""
     roles = ("a", "b") if op.kind in GEMM_KINDS else ("dz", "x")
     return op.operands[roles[0]], op.operands[roles[1]]
 
 
 def _sum_type(op: Op, plan: Plan, three: str) -> str:
-    """How tensor cores multiply and add up (mma_fragments.cuh)."""
+    """How tensor cores multiply and accumulate (mma_fragments.cuh)."""
     if op.attributes["compute"] == "float16":
         return "float16"
     return three if gemm_shape(op, plan).times == 3 else "float"
@@ -118,9 +120,10 @@ def _aligned(op: Op, plan: Plan) -> bool:
 
 
 def prefetched_operand(op: Op, plan: Plan) -> str:
-    """The operand that a product asks for while the kernel directly ahead of it still runs (its b,
-    or x of an update), or "": weights, but for those of a step's first product, which stands right
-    behind the updates; and a layer's input, when the gradient of its weights is computed."""
+    """The operand that a GEMM prefetches while the kernel directly ahead of it still runs, or "".
+
+    right behind the updates; and x, the layer's input, when the weight gradient is computed.
+    """
     if op.kind not in GEMM_KINDS:
         return "x"
     first, second = (plan[name].role for name in gemm_operands(op))
@@ -135,14 +138,14 @@ def _geometry(s: Scalars) -> Geometry:
 
 
 def operand_bytes(s: Scalars) -> tuple[int, int]:
-    """Bytes of an element of each operand that is multiplied."""
+    """Bytes of an element of each factor."""
     left, right = ("a", "b") if "itemsize_a" in s else ("dz", "x")
     return int(s[f"itemsize_{left}"]), int(s[f"itemsize_{right}"])
 
 
 def with_partial_sums(s: Scalars, operands: float) -> int:
-    """Bytes of shared memory of a block whose `operands` take so many: its warps add up their parts
-    in the same place, and the blocks of a cluster leave theirs in an inbox behind it."""
+    """Shared memory of a block in bytes, whose operands need `operands`. The warps' partial sums
+    overwrite the operands; those from other blocks of the cluster are received behind them."""
     part, cluster = int(s["BM"] * (s["BN"] + 8) * 4), int(s["CLUSTER"])
     inbox = ceil(int(s["BM"]), cluster) * cluster * int(s["BN"] + 8) * 4 + 16 if cluster > 1 else 0
     return max(int(operands), int(s["WK"]) * part) + inbox
@@ -167,12 +170,12 @@ _UPDATE_SHAPES: dict[str, Shape] = {
 }
 
 UPDATE = {"weight_update": "gemm_update"}
-"""The kernel that every main loop has for an op that steps weights."""
+"""The kernel of every main loop for an op that updates weights."""
 
 
 MAIN_LOOPS: dict[str, bool] = {}
-"""Implementations of products that share ptx/gemm/gemm_kernels.cuh, a main loop each, and
-whether tensor cores multiply in it."""
+"""GEMM implementations that share ptx/gemm/gemm_kernels.cuh, each with a main loop of its own ->
+whether it uses tensor cores."""
 
 
 def register_family(family: Family, impl: str, source: str, loop: str, choose: Choose,
@@ -180,20 +183,19 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
                     others: Sequence[Tile] = (), updates: Mapping[str, str] = UPDATE,
                     losses: bool = False, specific: bool = False,
                     three: str = "tf32x3") -> None:
-    """Add the kernels of ptx/gemm/gemm_kernels.cuh with the main loop `loop` of `source` to a
-    family,
-    as `impl`: gemm_nt, _nn, _tn, those of `updates` (kind of op -> kernel), and gemm_loss
-    where it has `losses`.
+    """Add to `family`, as `impl`, the kernels of ptx/gemm/gemm_kernels.cuh with the main loop
+    `loop` of `source`.
 
-    `choose` picks the tile for a GPU, `shared` gives bytes of dynamic shared memory (the scalars
-    have the tile's parameters). Without `tensor_cores` sums are those of float. `others` are the
-    tiles that an op's `choice` picks from, counted from 1 on. `specific` is as in KernelImpl.
-    `three` is how a product of float32 becomes three.
+    These are gemm_nt, _nn, _tn, those of `updates` (kind of op -> kernel), and gemm_loss if
+    `losses`. `choose` picks the tile for a GPU. `shared` gives the bytes of dynamic shared memory
+    from scalars that include the tile's parameters. Without `tensor_cores` sums are float32.
+    `others` are the tiles that an op's attribute `choice` selects, counted from 1. `specific` is as
+    in KernelImpl. `three` is the method that splits a float32 product into three.
     """
     MAIN_LOOPS[impl] = tensor_cores
 
     def chosen(op: Op, plan: Plan) -> Tile:
-        # The parts that a loss leaves are as many as blocks of the usual tile.
+        # The usual tile, because the number of a loss's partial sums is that of its blocks.
         choice = int(op.attributes.get("choice", 0)) if op.kind != "matmul_loss" else 0
         return others[choice - 1] if choice else choose(gemm_shape(op, plan), plan.target)
 
@@ -251,17 +253,17 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
 
 
 def blocks(gemm: GemmShape, bm: int, bn: int) -> int:
-    """Tiles of bm x bn that cover the result."""
+    """Number of bm x bn tiles that cover the result."""
     return ceil(gemm.m, bm) * ceil(gemm.n, bn)
 
 
 MANY, SOME = 1.51, 0.755
-"""Tiles a multiprocessor from which on a GPU is filled twice over, and filled: as measured on an
-H200, which has 132 of them."""
+"""Tiles for each multiprocessor from which a GPU is occupied twice over, and once; measured on an
+H200, which has 132 multiprocessors."""
 
 
 def filling(gemm: GemmShape, target: Target, bm: int, bn: int) -> float:
-    """Tiles of bm x bn for each multiprocessor. Raises ConfigError for the host, which has none."""
+    """bm x bn tiles for each multiprocessor. Raises ConfigError for the host, which has none."""
     if not target.gpu:
         raise ConfigError("a plan of kernels is for a GPU, and this one is for the host")
     return blocks(gemm, bm, bn) / target.multiprocessors

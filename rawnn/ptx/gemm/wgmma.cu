@@ -1,14 +1,13 @@
-// Wgmma: the main loop of products on Hopper's tensor cores (sm_90a), each computed by warpgroups
-// from tiles in shared memory; the kernels are those of gemm_kernels.cuh.
+// Wgmma: the main loop of GEMMs on Hopper's tensor cores (sm_90a), computed by warpgroups from tiles in
+// shared memory; the kernels are those of gemm_kernels.cuh.
 //
-// Operands: float16 or bfloat16 (both of one type), or, in nt, 8-bit floats. SUM is float, in one
-// order: results repeat bit for bit. A warpgroup computes 64 rows by BN columns (64, 128 or 256), so
-// WM is BM / 16, WN and WK 1; a stage is 128 BYTES. With 8-bit operands the tensor cores keep about
-// 14 bits of the sums.
+// Operands: float16 or bfloat16 (both of one type), or, in nt, 8-bit floats. SUM is float, in a fixed
+// order: results repeat bit for bit. A warpgroup computes 64 rows by BN columns (64, 128 or 256), so WM
+// is BM / 16, WN and WK 1; a stage is 128 BYTES. With 8-bit operands the tensor cores keep about 14 bits
+// of the sums.
 //
-// Used by `mma` on Hopper. Launch: as mma.cu; at least 3 stages, and 1,024 bytes more than they
-// take.
-// Limit: small products, latency; large ones, shared memory, then the instructions of cp.async.
+// Used by `mma` on Hopper. Launch: as mma.cu, with at least 3 stages and 1,024 bytes besides the stages.
+// Limit: for small GEMMs latency; for large ones shared memory, then the instructions of cp.async.
 #include "device/fences.cuh"
 #include "gemm/mma_copy.cuh"
 #include "gemm/mma_finish.cuh"
@@ -21,8 +20,8 @@
 #error "wgmma.cu needs the instructions of one architecture: compile it for sm_90a"
 #endif
 
-// A warpgroup's first row of the tile, and its sums: `value` as mma.sync's blocks of 8 columns side
-// by side, `bias` the rows of a added up.
+// A warpgroup's first row of the tile, and its sums: `value` as mma.sync's blocks of 8 columns side by
+// side, `bias` the sums of a's rows.
 template <typename TILE, bool DEEP_A, bool DEEP_B, typename TA, typename TB>
 struct Warpgroup {
   static constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
@@ -33,9 +32,9 @@ struct Warpgroup {
   using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned>;
   static constexpr int kColumns = TILE::kN;
   static constexpr int kStages = TILE::kStages;
-  static constexpr int kAhead = kStages - 2;  // a slot is free once all waited for its products
+  static constexpr int kAhead = kStages - 2;  // a slot is free once all have waited for its products
   static constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
-  static constexpr int kOperands = kStages * kTile + 1024;  // with the ones
+  static constexpr int kOperands = kStages * kTile + 1024;  // including the ones
   static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
   static_assert(TILE::kWarpsM * 16 == TILE::kM && TILE::kWarpsN == 1 && TILE::kWarpsK == 1,
                 "a warpgroup computes 64 rows");
@@ -45,12 +44,12 @@ struct Warpgroup {
   float value[kColumns / 2];
   float bias[4];
 
-  // All stages of the product, the first of which are on their way. Where BIAS, the block behind
-  // the stages holds ones.
+  // All stages of the GEMM, the first of which are in flight. If BIAS, the block behind the stages holds
+  // ones.
   template <bool BIAS>
   __device__ __forceinline__ void run(LoaderA& load_a, LoaderB& load_b, unsigned int shared,
                                       int stages) {
-    if (TILE::kCluster > 1 && stages == 0) {  // more blocks than stages
+    if (TILE::kCluster > 1 && stages == 0) {  // there are more blocks than stages
 #pragma unroll
       for (float& sum : value) sum = 0.0f;
 #pragma unroll
@@ -60,7 +59,7 @@ struct Warpgroup {
     for (int stage = 0; stage < stages; ++stage) {
       wait_for_copies<kAhead - 1>();
       ptx::fence_proxy_async();
-      __syncthreads();  // this stage is there, and the products of the one before the last are done
+      __syncthreads();  // this stage has arrived, and the products of the last but one are complete
       const unsigned int tile = shared + slot * kTile;
       ptx::fence_products();
 #pragma unroll
@@ -137,7 +136,7 @@ struct Wgmma {
     } else {
       group.template run<false>(load_a, load_b, shared, stages);
     }
-    __syncthreads();  // the operands, which have all come, are done with: the sums take their place
+    __syncthreads();  // all copies have arrived and nobody reads them: the sums overwrite them
 
     float* const parts = reinterpret_cast<float*>(dynamic_shared());
     constexpr int kPitch = Parts::kPitch;

@@ -1,21 +1,21 @@
-// WgmmaScaled: the main loop of products of float32 on Hopper's tensor cores by three products of
-// float16, which take half the time of three of tf32 (sm_90a); each is computed by two warpgroups,
-// and the kernels are those of gemm_kernels.cuh.
+// WgmmaScaled: the main loop of float32 GEMMs on Hopper's tensor cores by three products of float16,
+// which take half the time of three of tf32 (sm_90a). Two warpgroups compute a tile; the kernels are
+// those of gemm_kernels.cuh.
 //
-// Rows and columns have powers of two as scales (mma_scales.cuh). A number is the sum of two float16,
-// and a product is high * high + high * low + low * high: the same 22 bits as three products of tf32.
-// Tensor cores cut sums off, so those of a stage begin at zero and are added to the others by the
-// float units, which round: as many are cut off as of two steps of tf32. Sums are divided by both
-// scales at the end, and every sum has one order.
+// Rows and columns have powers of two as scales (mma_scales.cuh). A number is the sum of two float16, and
+// a product is high * high + high * low + low * high: the same 22 bits as three products of tf32. Tensor
+// cores truncate sums. So each stage's sums begin at zero, and the float units, which round, add them to
+// the others; the truncation is that of two steps of tf32. At the end sums are divided by both scales.
+// Every sum has a fixed order.
 //
-// op(a) comes from registers, op(b) from shared memory, along its columns where it lies so, so that
-// none is transposed. While the tensor cores work on a stage, the next stage of op(b) is scaled and
-// split; and in a tile of 128 columns, of which a multiprocessor has one, the next rows of op(a) as
-// well, for whose parts there are registers.
+// op(a) is read from registers and op(b) from shared memory, along its columns if it is stored so, so
+// that neither is transposed. While the tensor cores work on a stage, the next stage of op(b) is scaled
+// and split. In a tile of 128 columns, of which a multiprocessor holds one, so are the next rows of
+// op(a), for which there are registers.
 //
-// Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; besides the stages two prepared operands,
-// and three floats a column: its scale, and how it has changed with two stages.
-// Limit: large products, what threads issue to scale and to split.
+// Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; in addition to the stages two prepared operands,
+// and three floats for each column: its scale, and its changes at two stages.
+// Limit: for large GEMMs the instructions that scale and split.
 #include "device/fences.cuh"
 #include "gemm/mma_scaled.cuh"
 #include "gemm/mma_finish.cuh"
@@ -34,14 +34,14 @@ __device__ __forceinline__ void block_gemm(const float* a, int lda, const float*
   constexpr int kColumns = TILE::kN;
   constexpr int kStages = TILE::kStages;
   constexpr int kThreads = TILE::kThreads;
-  constexpr bool kAhead = kColumns == 128;  // op(a) is split a stage ahead: its tile is free sooner
+  constexpr bool kAhead = kColumns == 128;  // op(a) is split a stage early: its tile is free sooner
   constexpr int kInFlight = kAhead ? kStages : kStages - 1;
   using PanelA = Panel<float, TILE::kM, DEEP_A, kStageDepth>;
   using PanelB = Panel<float, kColumns, DEEP_B, kStageDepth>;
   using First = Left<PanelA>;
   using Second = Right<First, PanelB, kColumns>;
   constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
-  using Parts = Sums<TILE, 0>;  // the inbox lies among the operands: two blocks need their room
+  using Parts = Sums<TILE, 0>;  // the receive buffer overlaps the operands, so that two blocks fit
   static_assert(Same<SUM, f16x3>::kValue, "three products for one");
   static_assert(TILE::kM == 128 && kThreads == 256, "two warpgroups of 64 rows");
   static_assert(DEEP_A || !DEEP_B, "the order along the inner dimension is that of a");
@@ -79,9 +79,9 @@ __device__ __forceinline__ void block_gemm(const float* a, int lda, const float*
     }
     commit_copies();
   }
-  epilogue.ahead();  // not before: Adam's numbers would have to wait in registers that there are not
+  epilogue.ahead();  // not earlier: Adam's numbers would occupy registers that are needed
   epilogue.begin();
-  wait_for_copies<kStages - 2>();  // the first stage is there, and with kAhead the second
+  wait_for_copies<kStages - 2>();  // the first stage has arrived, and with kAhead the second
   if constexpr (kAhead || !DEEP_B) __syncthreads();
   columns.template prepare<true>(shared + PanelA::kBytes, prepared, 0);
   ptx::fence_proxy_async();
@@ -91,7 +91,7 @@ __device__ __forceinline__ void block_gemm(const float* a, int lda, const float*
   float bias[2] = {};
   const bool biased = BIAS && n0 == 0;
   ScaledRows fragments;
-  // Rows of the tile as fragments; says whether sums are due to change.
+  // Loads rows of the tile as fragments; returns whether sums must be adjusted.
   const auto take = [&](ScaledRows& parts, unsigned int tile) {
     const bool due = rows.take(parts, tile);
     if (biased && stages > 0) rows.add_up(bias, tile);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void block_gemm(const float* a, int lda, const float*
     for (int i = 0; i < kColumns / 2; ++i) all[i] *= rows.change[i / 2 % 2];
   };
   if constexpr (kAhead) {
-    rows.fit(shared);  // where there is no stage, for nothing
+    rows.fit(shared);  // without a stage this has no effect
     take(fragments, shared);
   }
   __syncthreads();
@@ -110,7 +110,7 @@ __device__ __forceinline__ void block_gemm(const float* a, int lda, const float*
     if (stages > 0) rows.fit(shared);
   }
 
-  int changed = 0;  // whether columns change with this stage
+  int changed = 0;  // whether scales of columns change at this stage
   int slot = 0;
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
@@ -147,14 +147,14 @@ __device__ __forceinline__ void block_gemm(const float* a, int lda, const float*
       const unsigned int next_tile = shared + slot * kTile;
       if constexpr (!kAhead) {
         wait_for_copies<kStages - 3>();
-        if constexpr (!DEEP_B) __syncthreads();  // the next stage is there
+        if constexpr (!DEEP_B) __syncthreads();  // the next stage has arrived
       }
       columns_change = columns.template prepare<false>(next_tile + PanelA::kBytes,
                                                        prepared + (stage + 1) % 2 * Second::kBytes,
                                                        (stage + 1) % 2);
       ptx::fence_proxy_async();
-      // Behind the fence, with as few copies under way there as can be.
-      if (stage + kInFlight < stages) {  // into the place of this stage, or of the one before it
+      // After the fence, where as few copies as possible are in flight.
+      if (stage + kInFlight < stages) {  // into the slot of this stage, or of the previous one
         const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
         const unsigned int to = kAhead ? tile : shared + ahead * kTile;
         load_a.load(to);
@@ -174,12 +174,12 @@ __device__ __forceinline__ void block_gemm(const float* a, int lda, const float*
       }
       wait_for_copies<kStages - 2>();  // the stage after the next
     }
-    // It is prepared, and nobody reads what this one took.
+    // The next stage is prepared, and nobody reads this one's operands.
     changed = __syncthreads_or(columns_change ? 1 : 0);
   }
-  pdl_trigger();  // not before: blocks of the next kernel would take the place of further ones
+  pdl_trigger();  // not earlier: blocks of the next kernel would displace further ones of this
 
-  // All copies have come, and nobody reads them any more: the sums take their place.
+  // All copies have arrived, and nobody reads them any more: the sums overwrite them.
   float* const parts = reinterpret_cast<float*>(dynamic_shared());
   constexpr int kPitch = Parts::kPitch;
   const int q = lane % 4;

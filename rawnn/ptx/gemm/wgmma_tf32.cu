@@ -1,22 +1,20 @@
-// WgmmaTf32: the main loop of products of float32 on Hopper's tensor cores (sm_90a), each computed
-// by two warpgroups; the kernels are those of gemm_kernels.cuh.
+// WgmmaTf32: the main loop of float32 GEMMs on Hopper's tensor cores (sm_90a). Two warpgroups compute a
+// tile; the kernels are those of gemm_kernels.cuh.
 //
-// Operands are float. SUM is float, which rounds them to tf32, or tf32x3, each as two tf32 and
-// three products for one (mma_fragments.cuh).
+// Operands are float. SUM is float, which rounds them to tf32, or tf32x3, which splits each into two tf32
+// and computes three products for one (mma_fragments.cuh).
 //
-// wgmma takes one operand from registers, the other from shared memory, where tf32 must lie along
-// the inner dimension. So of nn, whose b does not, the transpose is computed: b comes from
-// registers. While the tensor cores work on a stage, the next stage's other operand is prepared:
-// rounded or split, and transposed where it is tn's. Where it is not, a thread prepares what it has
-// copied itself, and a stage has one barrier: with that, and with copies asked for behind the fence,
-// products of tf32x3 take 3 to 10 % less alone, those of tf32 up to 30 % (an H200). With tf32x3 the
-// sums of two steps begin at zero and are added to the others by the float units, as in mma.cu; every
-// sum has one order. The operand from registers has 128 rows of the tile, the other 64 or 128; a
-// stage is 128 BYTES.
+// wgmma reads one operand from registers, the other from shared memory, where tf32 must be contiguous
+// along the inner dimension. nn's b is not, so nn computes the transposed result with b in registers.
+// While the tensor cores work on a stage, the other operand of the next stage is prepared: rounded or
+// split, and transposed for tn. If it need not be transposed, a thread prepares what it has copied
+// itself, and a stage has one barrier only. Copies are requested after the fence. With tf32x3 the sums of
+// two steps begin at zero and the float units add them to the others, as in mma.cu. Every sum has a fixed
+// order. The operand in registers has 128 rows of the tile, the other 64 or 128; a stage is 128 BYTES.
 //
-// Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; besides the stages two prepared
-// operands, of two parts each with tf32x3. A cluster's inbox lies among these.
-// Limit: large products, the tensor cores, and the preparation beside them.
+// Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; in addition to the stages two prepared operands,
+// of two parts each with tf32x3. A cluster's receive buffer overlaps them.
+// Limit: for large GEMMs the tensor cores, and the preparation that overlaps with them.
 #include "device/fences.cuh"
 #include "gemm/mma_copy.cuh"
 #include "gemm/mma_finish.cuh"
@@ -32,9 +30,9 @@
 
 constexpr int kStageDepth = 32;  // floats
 
-// What a warp reads of the operand that comes from registers: the words of its 16 rows at a step. Of
-// a wide tile they come in pairs of neighbouring rows, an even and an odd one, which take the places
-// of the instruction's first and second eight.
+// What a warp reads of the operand in registers: the words of its 16 rows at a step. For a wide tile they
+// are read in pairs of neighboring rows, an even and an odd one, which are one of the instruction's first
+// and one of its second eight.
 template <typename PANEL>
 struct Rows {
   static constexpr bool kPaired = !PANEL::kDeep;
@@ -73,9 +71,9 @@ struct Rows {
   }
 };
 
-// Writes an operand's stage as wgmma takes it: along the inner dimension, in the 128-byte swizzle;
-// behind the rounded or high parts the low ones. Of a deep operand a thread takes what it has copied
-// itself, `own` bytes from the tile's start on, so that it need not wait for others.
+// Writes an operand's stage for wgmma: contiguous along the inner dimension, in the 128-byte swizzle,
+// with the low parts behind the rounded or high ones. For a deep operand a thread processes what it has
+// copied itself, `own` bytes from the tile's start on, so that it need not wait for others.
 template <typename PANEL, typename READY, typename SUM, int THREADS>
 __device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, int thread,
                                         unsigned int own) {
@@ -107,7 +105,7 @@ __device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, in
   }
 }
 
-// One block's product. `left` comes from registers and is op(a), or with SWAPPED op(b)^T; `right`
+// One block's GEMM. `left` is read from registers and is op(a), or with SWAPPED op(b)^T; `right` is read
 // from shared memory. DEEP_L and DEEP_R say that they are contiguous along the inner dimension.
 template <typename TILE, typename SUM, bool DEEP_L, bool DEEP_R, bool SWAPPED, bool BIAS,
           typename EPILOGUE>
@@ -124,9 +122,9 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
   using Ready = Panel<float, kColumns, true, kStageDepth>;
   constexpr int kTile = PanelL::kBytes + PanelR::kBytes;
   constexpr int kReady = (kThree ? 2 : 1) * Ready::kBytes;
-  using Parts = Sums<TILE, 0>;  // the inbox lies among the operands: two blocks need their room
+  using Parts = Sums<TILE, 0>;  // the receive buffer overlaps the operands, so that two blocks fit
   static_assert(kRows == 128 && kThreads == 256, "two warpgroups of 64 rows");
-  // Steps whose products add up before the float units take them: the fewer, the less is cut off.
+  // Steps that the tensor cores sum before the float units add: the fewer, the less is truncated.
   constexpr int kAtOnce = kThree ? 2 : 4;
   static_assert(kStages >= 3, "stages ahead");
 
@@ -162,7 +160,7 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
     }
     commit_copies();
   }
-  epilogue.ahead();  // not before: Adam's numbers would have to wait in registers that there are not
+  epilogue.ahead();  // not earlier: Adam's numbers would occupy registers that are needed
   epilogue.begin();
   wait_for_copies<kStages - 2>();
   if constexpr (!DEEP_R) __syncthreads();
@@ -211,13 +209,13 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
       ptx::commit_products();
       if (first + kAtOnce == 4 && stage + 1 < stages) {
         wait_for_copies<kStages - 3>();
-        if constexpr (!DEEP_R) __syncthreads();  // the next stage is there
+        if constexpr (!DEEP_R) __syncthreads();  // the next stage has arrived
         prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
                                               prepared + (stage + 1) % 2 * kReady, thread,
                                               load_right.to);
         ptx::fence_proxy_async();
-        // Behind the fence, with as few copies under way there as can be.
-        if (stage + kStages - 1 < stages) {  // into the place of the stage before this one
+        // After the fence, where as few copies as possible are in flight.
+        if (stage + kStages - 1 < stages) {  // into the slot of the previous stage
           const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
           load_left.load(shared + ahead * kTile);
           load_right.load(shared + ahead * kTile + PanelL::kBytes);
@@ -231,11 +229,11 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
         for (int i = 0; i < kColumns / 2; ++i) all[i] += sums[i];
       }
     }
-    __syncthreads();  // it is prepared, and nobody reads what this one took
+    __syncthreads();  // the next stage is prepared, and nobody reads this one's operands
   }
-  pdl_trigger();  // not before: blocks of the next kernel would take the place of further ones
+  pdl_trigger();  // not earlier: blocks of the next kernel would displace further ones of this
 
-  // All copies have come, and nobody reads them any more: the sums take their place.
+  // All copies have arrived, and nobody reads them any more: the sums overwrite them.
   float* const parts = reinterpret_cast<float*>(dynamic_shared());
   constexpr int kPitch = Parts::kPitch;
   const int q = lane % 4;

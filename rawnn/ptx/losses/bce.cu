@@ -7,11 +7,11 @@
 //   loss_scale counts as 1 where it is null; *overflow = 1 where TD cannot hold a dz.
 //
 // template <TT> (bce, bce_accuracy), <TT, TD>: storage types of t and dz; z [rows, cols] is float32.
-// Scalars: rows, cols; offset but for bce_backward. bce_gradient does all at once, and leaves out what
-// is null of loss and correct; where `parts` is not 0, block b writes loss_parts[s, b] and
-// correct_parts[s, b] of `parts` columns in their place (metrics.cuh).
+// Scalars: rows, cols; offset except in bce_backward. bce_gradient does all at once, without loss or
+// correct if they are null. If `parts` is not 0, block b writes its sums to loss_parts[s, b] and
+// correct_parts[s, b] of `parts` columns instead (metrics.cuh).
 // Launch: as mse.cu: bce_backward any grid, the others one block, or several with a `workspace`.
-// Limit: latency, and device-memory traffic from a few million elements on.
+// Limit: latency; device-memory traffic from a few million elements on.
 #include "losses/pointwise.cuh"
 
 template <typename TT>

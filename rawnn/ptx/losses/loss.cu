@@ -1,33 +1,32 @@
-// cross_entropy, accuracy, loss_accuracy, loss_gradient, softmax_loss_gradient: what a step reports,
-// and from which the backward pass starts.
+// cross_entropy, accuracy, loss_accuracy, loss_gradient, softmax_loss_gradient: the loss over classes,
+// its metrics, and the gradient that the backward pass starts from.
 //
 //   loss[s]    = mean over rows of -log(p[r, y[r]])              s = *cursor + offset
 //   correct[s] = number of rows whose first maximum is at y[r]
 //   dz         = (p - onehot(y)) / rows * loss_scale[0]          p: [rows, cols]; y: int32, dense
-//   softmax_loss_gradient starts from z and keeps the probabilities to itself.
+//   softmax_loss_gradient starts from z and does not store the probabilities.
 //   loss_scale counts as 1 where it is null; *overflow = 1 where TD cannot hold a dz.
 //
 // template <TD> of the gradients: storage type of dz; p and z are float32. Scalars: rows, cols, offset.
-// The gradients leave out what is null of loss and correct; where `parts` is not 0, block b writes its
-// sums to loss_parts[s, b] and correct_parts[s, b] of `parts` columns in their place (metrics.cuh).
-// The step that reports uses the first two; `fuse` first joins them (loss_accuracy), then takes
-// loss_gradient, then softmax_loss_gradient. A probability below FLT_MIN counts as FLT_MIN. A NaN
-// stays a NaN, and a label outside 0 .. cols-1 makes the loss NaN: a broken run must be seen.
+// The gradients skip loss or correct if they are null. If `parts` is not 0, block b writes its sums to
+// loss_parts[s, b] and correct_parts[s, b] of `parts` columns instead (metrics.cuh).
+// Without `fuse` a step uses the first two. `fuse` joins them (loss_accuracy), then uses loss_gradient,
+// then softmax_loss_gradient. A probability below FLT_MIN counts as FLT_MIN. A NaN stays a NaN, and a
+// label outside 0 .. cols-1 makes the loss NaN, so that a broken run is visible.
 // dz must not overlap p or z.
 // Launch: ONE block of up to 1024 threads, one dimension, or several blocks of 256 with a `workspace`
-// (metrics.cuh). Up to 32 columns a thread takes a row, and keeps it in registers; of wider rows a
-// warp takes one, if the block is made of whole warps (loss_rows.cuh). Rows go round the grid and the
-// partial sums meet in a fixed order, so results repeat bit for bit. One block up to 4,096 elements;
-// from there on ceil(rows / 256) blocks, or of rows wider than 32 columns ceil(rows / 8), 512 at most
-// (H200, one block against several: 128 x 128 12.8 and 6.3 us, 4096 x 10 15.3 and 5.6, 4096 x 1024
-// 1257 and 17.6).
-// Only what is wanted of the kernels that are no templates is compiled (RAWNN_CHOSEN_...): all three
-// take a second, one a third of it.
-// Limit: latency. One multiprocessor does all the work of a small batch; hence one trip to memory for
-// all that a row needs, and no exchange between threads but for sums.
+// (metrics.cuh). With up to 32 columns a thread processes a row in registers. A warp processes a wider
+// row if the block consists of whole warps (loss_rows.cuh). Rows are divided over the grid and partial
+// sums are added in a fixed order, so results repeat bit for bit. One block is used up to 4,096
+// elements; beyond, ceil(rows / 256) blocks, or ceil(rows / 8) for rows wider than 32 columns, 512 at
+// most.
+// The kernels that are not templates are compiled only on demand (RAWNN_CHOSEN_...): all three take a
+// second to compile, one a third of it.
+// Limit: latency. One multiprocessor does all the work of a small batch, so everything a row needs is
+// loaded in one round trip, and threads exchange nothing but sums.
 #include "losses/loss_rows.cuh"
 
-// All rows. What is null is not wanted; the kernels pass literal nulls, so its work vanishes.
+// All rows. Null outputs are skipped; the kernels pass literal nulls, so their code is removed.
 template <bool SOFTMAX, typename TD>
 __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
                                        const int* __restrict__ y, const int* __restrict__ cursor,

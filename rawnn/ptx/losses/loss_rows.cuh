@@ -1,5 +1,5 @@
-// A row of a loss over classes: by one thread, or by a warp, in registers or in trips to memory. From z
-// it takes the softmax itself (SOFTMAX), else it is given the probabilities.
+// One row of a loss over classes, by one thread or one warp, in registers or re-read from memory. With
+// SOFTMAX the row is z and its softmax is computed here; otherwise it holds the probabilities.
 #pragma once
 #include "losses/metrics.cuh"
 #include "losses/softmax.cuh"
@@ -37,7 +37,7 @@ __device__ __forceinline__ void short_row(const float* __restrict__ row, bool wi
     }
   } else {
     predicted = first_of_quads<1>(values, largest_of_quads<1>(values), 0);
-    // The first NaN where there is one, as NumPy's argmax.
+    // The first NaN if there is one, as NumPy's argmax.
 #pragma unroll
     for (int column = 4 * QUADS - 1; column >= 0; --column) {
       const float value = values[column / 4][column % 4];
@@ -85,8 +85,8 @@ __device__ __forceinline__ bool precedes(float value, int column, float best, in
   return nan || value == best ? column < at : value > best;
 }
 
-// One row of any width by LANES neighbouring threads, each of which holds the row's label; the first
-// keeps the tally. Three passes over a row that sits in the L1 cache after the first.
+// One row of any width by LANES neighboring threads, each of which holds the row's label; the first
+// keeps the tally. Three passes over the row, which is in the L1 cache after the first.
 template <int LANES, bool SOFTMAX, typename TD>
 __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __restrict__ gradient,
                                          int label, int cols, float share,
@@ -94,7 +94,7 @@ __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __re
   float best = lane < cols ? row[lane] : -infinity();
   float largest = best;
   int predicted = lane;
-#pragma unroll 8  // as many loads under way: the only pass that waits for the L2 cache
+#pragma unroll 8  // many loads in flight: the only pass that waits for the L2 cache
   for (int column = lane + LANES; column < cols; column += LANES) {
     const float value = row[column];
     largest = fmaxf(largest, value);
@@ -143,7 +143,7 @@ __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __re
   }
 }
 
-// Quads 32 apart of a row from `from` on, of which `left` columns exist.
+// Quads 32 apart of a row from `from` on; `left` columns remain.
 template <int QUADS>
 __device__ __forceinline__ void load_quads(float (&values)[QUADS][4], const float* from, bool wide,
                                            int left) {
@@ -160,14 +160,14 @@ __device__ __forceinline__ void load_quads(float (&values)[QUADS][4], const floa
   }
 }
 
-// A row of any width by a warp, from z, in quads. Each lane first asks for a line of its own, so that
-// up to 1024 columns come in one trip: the passes over them find them in the L1 cache.
+// A row of any width by a warp, from z, in quads. Each lane first loads a line of its own, so up to
+// 1024 columns arrive in one round trip and the passes over them hit the L1 cache.
 template <typename TD>
 __device__ __forceinline__ void quads_row(const float* __restrict__ row, bool wide_row,
                                           TD* __restrict__ gradient, bool wide_gradient, int label,
                                           int cols, float share, int* __restrict__ overflow,
                                           int lane, Tally& tally) {
-  constexpr int quads = 4;  // under way at once
+  constexpr int quads = 4;  // loads in flight at once
   constexpr int span = 128 * quads;
   float values[quads][4];
   float largest = 32 * lane < cols ? row[32 * lane] : -infinity();
@@ -196,8 +196,8 @@ __device__ __forceinline__ void quads_row(const float* __restrict__ row, bool wi
   }
   if (total != total) first = 0;  // all probabilities are NaN: the first maximum is at 0
   const float inverse = 1.0f / total;
-  if (label < 0 || label >= cols) label = -1;         // no lane's
-  float labelled = label < 0 ? not_a_number() : 1.0f;  // 1 where the label is another lane's
+  if (label < 0 || label >= cols) label = -1;         // matches no lane
+  float labelled = label < 0 ? not_a_number() : 1.0f;  // 1 unless this lane has the label
   float sum = 0.0f;
   for (int column = 4 * lane; column < cols; column += span) {
     load_quads(values, row + column, wide_row, cols - column);
@@ -209,7 +209,7 @@ __device__ __forceinline__ void quads_row(const float* __restrict__ row, bool wi
         const bool here = label - column == 128 * q + i;
         if (here) labelled = p;
         values[q][i] = cross_entropy_slope(p, here, share);
-        sum += poison<TD>(values[q][i]);  // 0 where there is no column
+        sum += poison<TD>(values[q][i]);  // 0 outside the columns
       }
       store_part<4>(gradient + column + 128 * q, values[q],
                     wide_gradient && column + 128 * q + 4 <= cols, cols - column - 128 * q);

@@ -1,11 +1,11 @@
-// loss_sums: what steps report, from the sums that each of their blocks has left.
+// loss_sums: the metrics of steps, from the partial sums of each step's blocks.
 //
 //   loss[s]    = sum over b of loss_parts[s, b] / terms           s = *cursor + offset + i, i < span
 //   correct[s] = sum over b of correct_parts[s, b]                where correct is not null
 //
 // loss_parts, correct_parts: [steps, parts], dense. Scalars: offset, span, parts, terms.
-// Used by `fuse`: the kernels that leave parts end without waiting for each other, and this one runs
-// once a graph, beside the steps. All sums are taken in one order: results repeat bit for bit.
+// Used by `fuse`: the kernels that write partial sums need not wait for each other, and this one runs
+// once a graph, concurrently with the steps. Sums have a fixed order: results repeat bit for bit.
 // Launch: grid (span) of 128 threads.
 // Limit: latency, once in many steps.
 #include "losses/metrics.cuh"

@@ -1,16 +1,15 @@
-// Losses as types for kernels' template parameters. Those that are a mean over all elements of z and
-// t: SquaredError, LogitCrossEntropy.
+// Losses as types for kernels' template parameters. SquaredError and LogitCrossEntropy are means over
+// all elements of z and t:
 //
 //   loss(z, t)      of one element        gradient(z, t)  its derivative with respect to z
 //   right(z, t)     whether it counts as correct
 //
-// One that is a mean over rows, of which it takes the whole (kRows): SoftmaxCrossEntropy (softmax.cuh).
+// SoftmaxCrossEntropy is a mean over rows and needs whole rows (kRows; softmax.cuh).
 #pragma once
 #include "device/convert.cuh"
 
-// exp(x) of an x that is not above 0, as a softmax and a logistic function take it: off by 2.4e-7 of it,
-// and by |x| 7.3e-8 of it besides, as x itself is where it was rounded to float32. It has two
-// instructions where expf has eight.
+// exp(x) for x <= 0, as a softmax and a logistic function need it. Its relative error is 2.4e-7 plus
+// |x| * 7.3e-8, which rounding x to float32 causes anyway. It has two instructions where expf has eight.
 __device__ __forceinline__ float exp_below_zero(float x) {
   return ptx::approximate_exp2(x * 1.44269504f);
 }
@@ -26,8 +25,8 @@ struct SquaredError {
   static __device__ __forceinline__ bool right(float, float) { return false; }
 };
 
-// log(1 + x) of an x from 0 to 1, off by 2e-7 of it at most, and a NaN of a NaN: log1pf, which takes any x,
-// has twice the instructions, and a branch.
+// log(1 + x) for x from 0 to 1, with a relative error of at most 2e-7; a NaN gives a NaN. log1pf, which
+// allows any x, has twice the instructions and a branch.
 __device__ __forceinline__ float log_above_one(float x) {
   constexpr float of[] = {0.99999994f, -0.49999493f, 0.33319098f, -0.24842985f, 0.19106014f,
                           -0.13663256f, 0.078226045f, -0.029505279f, 0.005232701f};
@@ -44,9 +43,9 @@ struct LogitCrossEntropy {
     return above - z * t + log_above_one(exp_below_zero(-fabsf(z)));
   }
   static __device__ __forceinline__ float gradient(float z, float t) {
-    const float below = exp_below_zero(-fabsf(z));  // no overflow, and no cancellation on either side
-    // The divisor lies in [1, 2]: the quick inverse is off by a unit in the last place, and has no slow
-    // path (whose call made compilers spill).
+    const float below = exp_below_zero(-fabsf(z));  // no overflow, and no cancellation for either sign
+    // The divisor is in [1, 2]. The approximate inverse is off by a unit in the last place there, and has
+    // no slow path, whose call makes the compiler spill.
     return (z < 0.0f ? below : 1.0f) * ptx::approximate_inverse(1.0f + below) - t;
   }
   static __device__ __forceinline__ bool right(float z, float t) {

@@ -1,4 +1,4 @@
-"""Losses, their metrics and their gradients."""
+"""Kernels of losses, with their metrics and gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rawnn.ptx.kernel_registry import (
 FAMILY = Family("losses", "losses with their metrics and gradients")
 
 _MATRIX: Shape = ("rows", "cols")
-_HERE: Shape = ("@1",)
+_STEP_ELEMENT: Shape = ("@1",)
 MOST_BLOCKS = (METRIC_WORKSPACE - 1) // 2
 _WORKSPACE: Shape = (str(METRIC_WORKSPACE),)
 _SCALING: dict[str, Shape] = {"loss_scale": ("2",), "overflow": ("1",)}
@@ -34,12 +34,12 @@ PART_SHAPES: dict[str, Shape] = dict.fromkeys(PARTS, ("@1", "parts"))
 
 
 def parts_of(op: Op, plan: Plan) -> int:
-    """Columns of the parts that an op leaves of a step; 0 where it leaves none."""
+    """Columns of the partial sums that an op leaves for each step; 0 if it leaves none."""
     return plan[op.operands["loss_parts"]].shape[1] if "loss_parts" in op.operands else 0
 
 
 def _sizes(operand: str) -> Callable[[Op, Plan], Scalars]:
-    """rows and cols of an operand, and the parts."""
+    """rows and cols of an operand, and the number of partial sums."""
     return lambda op, plan: {**matrix(operand)(op, plan), "parts": parts_of(op, plan)}
 
 
@@ -48,9 +48,9 @@ def _rows_by_warp(s: Scalars) -> Geometry:
 
 
 def _by_rows(s: Scalars) -> Geometry:
-    """One block of at most 1,024 threads, as the batch is summed in a fixed order: a thread a row,
-    a warp where rows are wider than a thread keeps in registers (loss.cu). A large batch takes
-    several blocks of 256."""
+    """One block of at most 1,024 threads, so that the batch is summed in a fixed order. A thread
+    handles a row; a warp does if a row is wider than a thread's registers hold (loss.cu). A large
+    batch has several blocks of 256 threads."""
     lanes = 1 if s["cols"] <= 32 else 32
     if s["rows"] * s["cols"] > ONE_BLOCK_ELEMENTS:
         return (min(ceil(s["rows"] * lanes, 256), MOST_BLOCKS), 1, 1), (256, 1, 1)
@@ -58,7 +58,7 @@ def _by_rows(s: Scalars) -> Geometry:
 
 
 def _by_elements(s: Scalars) -> Geometry:
-    """The same where every element is compared (pointwise.cuh)."""
+    """The same for losses that compare every element (pointwise.cuh)."""
     count = s["rows"] * s["cols"]
     if count > ONE_BLOCK_ELEMENTS:
         return (min(ceil(count, 2048), MOST_BLOCKS), 1, 1), (256, 1, 1)
@@ -81,8 +81,8 @@ FAMILY.register("softmax_backward", "naive", KernelImpl(
 
 for _loss in ("mse", "bce"):
     _shapes: dict[str, Shape] = {
-        "z": _MATRIX, "t": _MATRIX, "dz": _MATRIX, "cursor": ("1",), "loss": _HERE,
-        "correct": _HERE, "workspace": _WORKSPACE, **_SCALING, **PART_SHAPES,
+        "z": _MATRIX, "t": _MATRIX, "dz": _MATRIX, "cursor": ("1",), "loss": _STEP_ELEMENT,
+        "correct": _STEP_ELEMENT, "workspace": _WORKSPACE, **_SCALING, **PART_SHAPES,
     }
     FAMILY.register(_loss, "naive", KernelImpl(
         f"losses/{_loss}.cu", _loss, typed("t"), matrix("z"), _by_elements, _shapes))
@@ -94,11 +94,11 @@ for _loss in ("mse", "bce"):
         _shapes))
 FAMILY.register("bce_accuracy", "naive", KernelImpl(
     "losses/bce.cu", "bce_accuracy", typed("t"), matrix("z"), _by_elements, _shapes))
-_labelled("cross_entropy", "p", loss=_HERE)
-_labelled("accuracy", "p", correct=_HERE)
-_labelled("loss_accuracy", "p", loss=_HERE, correct=_HERE)
-_labelled("loss_gradient", "p", "dz", dz=_MATRIX, loss=_HERE, correct=_HERE)
-_labelled("softmax_loss_gradient", "z", "dz", dz=_MATRIX, loss=_HERE, correct=_HERE)
+_labelled("cross_entropy", "p", loss=_STEP_ELEMENT)
+_labelled("accuracy", "p", correct=_STEP_ELEMENT)
+_labelled("loss_accuracy", "p", loss=_STEP_ELEMENT, correct=_STEP_ELEMENT)
+_labelled("loss_gradient", "p", "dz", dz=_MATRIX, loss=_STEP_ELEMENT, correct=_STEP_ELEMENT)
+_labelled("softmax_loss_gradient", "z", "dz", dz=_MATRIX, loss=_STEP_ELEMENT, correct=_STEP_ELEMENT)
 FAMILY.register(LOSS_SUMS, "naive", KernelImpl(
     "losses/loss_sums.cu", "loss_sums", plain, lambda op, plan: {"parts": parts_of(op, plan)},
     lambda s: ((int(s["span"]), 1, 1), (128, 1, 1)),

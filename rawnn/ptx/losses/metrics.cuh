@@ -1,29 +1,29 @@
-// How kernels add up what a step reports: over a warp, over the block, and over the grid where there
-// is more than one block, always in the same order, so that results repeat bit for bit.
+// Sums of what a step reports: over a warp, over the block, and over the grid if it has more than one
+// block. The order is fixed, so results repeat bit for bit.
 //
-// Several blocks leave their sums in a row of the step's own, for a kernel that adds up many steps'
-// later (loss_sums.cu): nobody waits for a loss but who reads it. Or they have a workspace of int32
-// [1 + 2 * blocks], whose first is 0 at the first launch and after every launch: each block leaves
-// its sums there, and the last one to come (by a ticket) adds them up. Launches that share a
-// workspace must follow one another.
+// Several blocks have two ways. They write their sums to a row of the step's own, and a later kernel
+// adds up the rows of many steps (loss_sums.cu), so only readers of the loss wait for it. Or they share
+// a workspace of int32 [1 + 2 * blocks], whose first element is 0 before and after every launch: each
+// block writes its sums there, and the last one to finish (by a ticket) adds them up. Launches that
+// share a workspace must not overlap.
 #pragma once
 #include "primitives/common.cuh"
 
-// What a thread has added up.
+// The sums of one thread.
 struct Tally {
   float loss;
   int right;
 };
 
-// The sums of a step's blocks: row s of [steps, count] has those of step s. Both are null where the
-// step is reported at once, `correct` where nobody counts.
+// The partial sums of a step's blocks: row s of [steps, count] belongs to step s. Both are null if the
+// step is reported at once, and `correct` is null if nothing is counted.
 struct Parts {
   float* loss;
   int* correct;
   int count;
 };
 
-// Sums over the block, valid in thread 0. What is null is not wanted and not summed.
+// Sums over the block, valid in thread 0. Null outputs are not summed.
 __device__ __forceinline__ void block_tally(Tally& tally, const float* loss, const int* correct) {
   if (loss != nullptr && correct != nullptr) {
     block_sums(tally.loss, tally.right);
@@ -34,7 +34,7 @@ __device__ __forceinline__ void block_tally(Tally& tally, const float* loss, con
   }
 }
 
-// Leaves the sums of block number `block` in the row of the step. All threads must call it.
+// Writes the sums of block number `block` to the row of the step. All threads must call it.
 __device__ __forceinline__ void leave_parts(Tally tally, const Parts& parts, int step, int block) {
   block_tally(tally, parts.loss, parts.correct);
   if (threadIdx.x == 0) {
@@ -44,8 +44,8 @@ __device__ __forceinline__ void leave_parts(Tally tally, const Parts& parts, int
   }
 }
 
-// Writes loss[step] = the sum over `terms` (a mean) and correct[step], or the block's `parts` of
-// them. All threads must call it.
+// Writes loss[step] = the sum over `terms` (a mean) and correct[step], or the block's partial sums if
+// there are `parts`. All threads must call it.
 __device__ __forceinline__ void report_tally(Tally tally, int* __restrict__ workspace,
                                              int step, float terms, float* loss, int* correct,
                                              const Parts& parts = {}) {
@@ -82,8 +82,8 @@ __device__ __forceinline__ void report_tally(Tally tally, int* __restrict__ work
   }
 }
 
-// A warp reports a step of which `rows` rows left something: loss[step] = the mean of loss_of(row),
-// correct[step] = the sum of `right`. UNROLL rows a lane are asked for at a time.
+// A warp reports a step of `rows` rows: loss[step] = the mean of loss_of(row), correct[step] = the sum
+// of `right`. Each lane has the loads of UNROLL rows in flight at a time.
 template <int UNROLL = 4, typename LOSS>
 __device__ __forceinline__ void warp_report(LOSS loss_of, const int* right, int rows, int step,
                                             float* loss, int* correct) {

@@ -5,13 +5,13 @@
 //   loss_scale counts as 1 where it is null; *overflow = 1 where TD cannot hold a dz.
 //
 // template <TT> (mse), <TT, TD>: storage types of t and dz; z [rows, cols] is float32. Scalars: rows,
-// cols; offset but for mse_backward. mse_gradient does both at once; the steps that report nothing
-// use mse_backward. Where `parts` is not 0, block b of mse_gradient writes loss_parts[s, b] of `parts`
-// columns in place of loss (metrics.cuh).
-// Launch: mse_backward one dimension, any size, a thread takes 4 columns. The others ONE block of up to
-// 1024 threads, or any number of blocks of 256 with a `workspace` (metrics.cuh): one up to 4,096
-// elements, ceil(elements / 2048) of them, 512 at most, from there on.
-// Limit: latency, and device-memory traffic from a few million elements on.
+// cols; offset except in mse_backward. mse_gradient does both at once; steps without metrics use
+// mse_backward. If `parts` is not 0, block b of mse_gradient writes loss_parts[s, b] of `parts` columns
+// instead of loss (metrics.cuh).
+// Launch: mse_backward one dimension, any size; a thread processes 4 columns. The others ONE block of up
+// to 1024 threads, or any number of blocks of 256 with a `workspace` (metrics.cuh): one block up to 4,096
+// elements; beyond, ceil(elements / 2048), 512 at most.
+// Limit: latency; device-memory traffic from a few million elements on.
 #include "losses/pointwise.cuh"
 
 template <typename TT>

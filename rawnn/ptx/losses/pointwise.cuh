@@ -1,10 +1,10 @@
-// Losses that are a mean over all elements of z and t: what mse.cu and bce.cu share.
+// Losses that are a mean over all elements of z and t, shared by mse.cu and bce.cu.
 #pragma once
 #include "losses/losses.cuh"
 #include "losses/metrics.cuh"
 
-// Tallies this thread's elements, and stores their gradients where dz is not null: those of the mean,
-// times loss_scale[0].
+// Tallies this thread's elements. Unless dz is null it stores their gradients: those of the mean, times
+// loss_scale[0].
 template <typename LOSS, typename TT, typename TD>
 __device__ __forceinline__ Tally pointwise(const float* __restrict__ z, int ldz,
                                            const TT* __restrict__ t, int ldt, TD* dz, int lddz,
@@ -40,7 +40,7 @@ __device__ __forceinline__ Tally pointwise(const float* __restrict__ z, int ldz,
   return tally;
 }
 
-// The whole kernel. The step is read first: its latency hides behind the elements.
+// The kernels' body. The step is read first, so that its latency overlaps with the elements.
 template <typename LOSS, typename TT, typename TD>
 __device__ __forceinline__ void report_pointwise(
     const float* __restrict__ z, int ldz, const TT* __restrict__ t, int ldt,

@@ -6,12 +6,12 @@
 //   loss_scale counts as 1 where it is null; *overflow = 1 where TD cannot hold a dz.
 //
 // template <TZ>: storage type of z; <TD>: of dz; p is float32. Scalars: rows, cols. In place is allowed
-// where the two types are one. Used by the layer-by-layer step; `cudnn` replaces softmax, `fuse` both
+// if both have the same type. Used by the layer-by-layer step; `cudnn` replaces softmax, `fuse` both
 // (loss.cu).
-// Launch: softmax one warp a row, blocks of a multiple of 32 threads, grid.x * (block / 32) warps in
-// all, any number (grid-stride over rows). softmax_backward one dimension, any size; a thread takes 4
-// columns.
-// Limit: latency; three passes over a row that sits in the L1 cache after the first.
+// Launch: softmax one warp for each row, blocks of a multiple of 32 threads, grid.x * (block / 32) warps
+// in all, any number (grid-stride over rows). softmax_backward one dimension, any size; a thread
+// processes 4 columns.
+// Limit: latency; three passes over a row, which is in the L1 cache after the first.
 #include "losses/softmax.cuh"
 
 template <typename TZ>

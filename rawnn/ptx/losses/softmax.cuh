@@ -1,21 +1,20 @@
-// The softmax of a row, whichever way it lies: in the registers of neighbouring lanes, in quads or in
-// turns, or in memory. All kernels that have one take it from here, but for those that are written
-// for a network, whose rows are columns of shared memory (persistent/loss.cuh).
+// The softmax of a row in any layout: in registers of neighboring lanes, in quads or interleaved, or in
+// memory. All kernels with a softmax use it, except those that are generated for a network, whose rows
+// are columns of shared memory (persistent/loss.cuh).
 //
-// A value of -infinity stands for a column that does not exist. A NaN is ignored by the largest value
-// and comes back through the sum: all probabilities are NaN then, and the first maximum is at 0, as
-// NumPy's argmax has it.
+// -infinity stands for a column that does not exist. The maximum ignores a NaN, which comes back through
+// the sum: then all probabilities are NaN and the first maximum is at 0, as in NumPy's argmax.
 #pragma once
 #include "primitives/common.cuh"
 
-// Of a row whose values have become exp(value - largest): their sum, and the column of the first
-// maximum. A probability is such a value over `total`.
+// A row whose values have become exp(value - largest): their sum, and the column of the first maximum.
+// A probability is a value over `total`.
 struct RowSoftmax {
   float total;
   int first;
 };
 
-// The largest value of a row in QUADS quads of each of LANES lanes.
+// The largest value of a row that each of LANES lanes holds QUADS quads of.
 template <int LANES, int QUADS>
 __device__ __forceinline__ float largest_of_quads(const float (&values)[QUADS][4]) {
   float largest = -infinity();
@@ -28,7 +27,7 @@ __device__ __forceinline__ float largest_of_quads(const float (&values)[QUADS][4
 }
 
 // The first column that holds `largest`; the columns of lane `part` of the LANES begin at 4 * QUADS *
-// part. Some large number where none does.
+// part. A large number if none does.
 template <int LANES, int QUADS>
 __device__ __forceinline__ int first_of_quads(const float (&values)[QUADS][4], float largest,
                                               int part) {
@@ -44,7 +43,7 @@ __device__ __forceinline__ int first_of_quads(const float (&values)[QUADS][4], f
   return first;
 }
 
-// Of a row in quads, in place.
+// The softmax of a row in quads, in place.
 template <int LANES, int QUADS>
 __device__ __forceinline__ RowSoftmax softmax_of_quads(float (&values)[QUADS][4], int part) {
   const float largest = largest_of_quads<LANES>(values);
@@ -60,8 +59,8 @@ __device__ __forceinline__ RowSoftmax softmax_of_quads(float (&values)[QUADS][4]
   return {total, total == total ? first : 0};
 }
 
-// Of a row that a warp holds in turns, in place: column 32 * i + lane is a lane's value i. LANES, a
-// power of two, are those that hold any.
+// The softmax of a row interleaved over a warp, in place: a lane's value i is column 32 * i + lane.
+// LANES, a power of two, is the number of lanes that hold any.
 template <int LANES, int N>
 __device__ __forceinline__ RowSoftmax softmax_in_turns(float (&values)[N]) {
   float largest = -infinity();
@@ -84,8 +83,8 @@ __device__ __forceinline__ RowSoftmax softmax_in_turns(float (&values)[N]) {
   return {total, total == total ? first : 0};
 }
 
-// The sum of exp(value(column) - largest) over the `cols` columns of a row that LANES neighbouring
-// lanes walk together.
+// The sum of exp(value(column) - largest) over the `cols` columns of a row that LANES neighboring lanes
+// share.
 template <int LANES, typename VALUE>
 __device__ __forceinline__ float sum_of_powers(VALUE value, int cols, float largest, int lane) {
   float total = 0.0f;
@@ -94,8 +93,8 @@ __device__ __forceinline__ float sum_of_powers(VALUE value, int cols, float larg
   return warp_sum<LANES>(total);
 }
 
-// What the cross-entropy of a row adds to the gradient at a column of probability p: `share` is what
-// the row counts for.
+// The contribution of a row's cross-entropy to the gradient at a column of probability p; `share` is the
+// weight of the row.
 __device__ __forceinline__ float cross_entropy_slope(float p, bool labelled, float share) {
   return (p - (labelled ? 1.0f : 0.0f)) * share;
 }

@@ -1,6 +1,6 @@
-// adam: one step of Adam, or of AdamW where decoupled, as PyTorch's.
+// adam: one step of Adam, or of AdamW if decoupled, as in PyTorch.
 //
-//   g = dw / loss_scale[0] (+ decay * w, or w -= lr * decay * w first where decoupled)
+//   g = dw / loss_scale[0] (+ decay * w; if decoupled, w -= lr * decay * w first instead)
 //   m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2;  t = clock[1] + s + 1
 //   w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps);  copy = round(w * copy_scale)
 //

@@ -1,9 +1,9 @@
-// adjust_scale: dynamic loss scaling, once behind the updates of a step.
+// adjust_scale: dynamic loss scaling, once after the updates of a step.
 //
 //   loss_scale: float32[2] = {scale, good steps in a row}
-//   overflow: int32[1], not 0 where a gradient of this step could not be stored (no update was made)
-//   after an overflow: scale / 2, no good steps; after `growth` good steps in a row: scale * 2, and
-//   counting begins anew. The scale stays in [1, 2^24]. overflow becomes 0.
+//   overflow: int32[1], not 0 if a gradient of this step could not be stored (no update was made)
+//   after an overflow: scale / 2 and the count of good steps is 0; after `growth` good steps in a row:
+//   scale * 2 and the count is 0. The scale stays in [1, 2^24]. overflow becomes 0.
 //
 // Used where gradients are float16 (Micikevicius et al., "Mixed precision training", 2018).
 // Launch: one thread.

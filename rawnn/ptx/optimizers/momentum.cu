@@ -1,4 +1,4 @@
-// momentum: one step of stochastic gradient descent with momentum, as PyTorch's SGD.
+// momentum: one step of stochastic gradient descent with momentum, as in PyTorch's SGD.
 //
 //   g = dw / loss_scale[0] + decay * w;  v = momentum * v + g;  if nesterov: g += momentum * v,
 //   else g = v;  w -= lr * g;  copy = round(w * copy_scale)

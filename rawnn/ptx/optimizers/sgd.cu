@@ -2,15 +2,15 @@
 //
 //   g = dw / loss_scale[0] + decay * w;  w -= lr * g;  copy = round(w * copy_scale)
 //
-// w, dw, copy: [rows, cols], each with its own pitch (a vector is one row); padding is left alone.
+// w, dw, copy: [rows, cols], each with its own pitch (a vector is one row); padding is unchanged.
 // What the optional operands mean: updates.cuh (other, copy, rates, cursor, clock, loss_scale, overflow).
 // template <TW, TG, TC>: storage types of w, dw (and other) and copy. Scalars: rows, cols, share,
-// other_share, lr, decay, copy_scale, offset, stochastic (bool; looked at only where w is bfloat16),
+// other_share, lr, decay, copy_scale, offset, stochastic (bool; used only if w is bfloat16),
 // seed (64 bits), stream (32 bits).
-// Used where `fuse` has not moved the update into the weight gradient's product.
-// Launch: one dimension, any size (grid-stride); a thread takes 16 bytes of w: 4, 8 or 16 columns. More
-// threads than that find nothing to do, and a large matrix has tens of thousands of blocks of them.
-// Limit: device-memory traffic, what is read and written of w, dw and copy. rows * cols < 2^32.
+// Used if `fuse` has not moved the update into the weight-gradient GEMM.
+// Launch: one dimension, any size (grid-stride); a thread processes 16 bytes of w: 4, 8 or 16 columns.
+// More threads have nothing to do, and for a large matrix they are tens of thousands of blocks.
+// Limit: device-memory traffic: w, dw and copy as read and written. rows * cols < 2^32.
 #include "optimizers/step_functors.cuh"
 #include "optimizers/updates.cuh"
 

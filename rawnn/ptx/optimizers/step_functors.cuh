@@ -1,7 +1,7 @@
 // Optimizer steps as functors, for template parameters of kernels: Sgd, Momentum, Adam, ApproximateAdam.
 //
-//   OPTIMIZER(rate, t, decay, ...)  one step: its learning rate, its number since training began (from 1), and
-//                                   the settings of its op in their order
+//   OPTIMIZER(rate, t, decay, ...)  one step: its learning rate, its number since training began (from 1),
+//                                   and the settings of its op in their order
 //   optimizer(w, g, state)          the new weight, from the weight, its gradient without decay, and kStates
 //                                   values of state, which are updated
 //
@@ -56,7 +56,7 @@ struct AdamBy {
         eps(eps),
         decoupled(decoupled) {
     pace = rate / bias_correction(complement1, t);
-    // By MATH: NVRTC makes one instruction or two of 1 / sqrtf(x), by what it compiled before.
+    // By MATH: what NVRTC makes of 1 / sqrtf(x) depends on what it compiled before.
     spread = MATH::quotient(1.0f, MATH::root(bias_correction(complement2, t)));
   }
   __device__ __forceinline__ float operator()(float w, float g, float* state) const {
@@ -72,9 +72,9 @@ struct AdamBy {
 };
 using Adam = AdamBy<AsCompiled>;
 
-// Square root and quotient within two units in the last place, except for subnormal numbers. For kernels that
-// are bound by instructions: of Adam's 38 instructions a weight, 14 are a square root and a quotient, and 5 of
-// these handle the ends of the range, which units without a gradient reach.
+// Square root and quotient within two units in the last place, except for subnormal numbers. For kernels
+// that are bound by instructions: of Adam's 38 instructions a weight, 14 are a square root and a quotient,
+// and 5 of these handle the ends of the range, which units without a gradient reach.
 struct Approximate {
   static __device__ __forceinline__ float root(float x) { return ptx::approximate_sqrt(x); }
   static __device__ __forceinline__ float quotient(float a, float b) {

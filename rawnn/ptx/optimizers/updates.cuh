@@ -1,16 +1,16 @@
-// What every update of a parameter shares: the step's learning rate, the loss scale it takes out of
-// the gradient, whether the step is left out, and how the new weights are stored.
+// What all parameter updates share: the step's learning rate, removing the loss scale from the
+// gradient, whether the step is skipped, and how the new weights are stored.
 //
-//   s = *cursor + offset: the step in the epoch.   lr: rates[s] where rates is given, else the scalar
-//   g = dw / loss_scale[0] + decay * w             the whole update is left out if overflow[0] != 0
-//   where other is given, dw is share * dw + other_share * other, rounded to their type: what two
-//   ranks have of a gradient
+//   s = *cursor + offset: the step in the epoch.   lr: rates[s] if rates is given, else the scalar
+//   g = dw / loss_scale[0] + decay * w             the whole update is skipped if overflow[0] != 0
+//   if other is given, dw is share * dw + other_share * other, rounded to their type: two ranks'
+//   parts of a gradient
 //   copy = the new weights times copy_scale (a power of two), rounded to nearest even
-//   stochastic: weights stored as bfloat16 are rounded by chance, from the random bits of (seed,
+//   stochastic: weights stored as bfloat16 are rounded stochastically, with the random bits of (seed,
 //   stream, clock[1] + s, element); `element` counts row by row without padding
 //
-// Operands that are null are not used: other, rates, clock, loss_scale, overflow, copy; cursor counts
-// as 0.
+// Null operands are not used: other, rates, clock, loss_scale, overflow, copy; a null cursor counts as
+// 0.
 #pragma once
 #include "primitives/common.cuh"
 #include "primitives/rounding.cuh"
@@ -34,12 +34,12 @@ __device__ __forceinline__ bool left_out(const int* __restrict__ overflow) {
   return overflow != nullptr && *overflow != 0;
 }
 
-// The factor that takes the loss scale, a power of two, out of a gradient.
+// The factor that removes the loss scale, a power of two, from a gradient.
 __device__ __forceinline__ float unscale(const float* __restrict__ loss_scale) {
   return loss_scale == nullptr ? 1.0f : 1.0f / loss_scale[0];
 }
 
-// When an update is: what its rate, its count of steps and its being left out are read from.
+// The step of an update, and what its rate, its step count and whether it is skipped are read from.
 struct Moment {
   const float* rates;
   const int* cursor;
@@ -75,8 +75,8 @@ __device__ __forceinline__ T round_weight(float value, const Rounding& how, unsi
   return from_float<T>(value);
 }
 
-// Weights a thread takes at once: 16 bytes of the weights' own type, so that 8 of bfloat16 share a
-// draw. The other operands follow by narrower or by several accesses.
+// Weights that a thread processes at once: 16 bytes of the weights' own type, so that 8 bfloat16 share a
+// draw. The other operands are accessed in smaller or several pieces.
 template <typename TW>
 __device__ constexpr int update_length() {
   return vector_length<TW>();
@@ -106,8 +106,8 @@ __device__ __forceinline__ void store_weights(T* to, const float (&values)[N], b
   store_part<N>(to, values, whole, count);
 }
 
-// One update walked over a matrix: body(weight, gradient, index) gives each new weight, with the
-// gradient unscaled and without decay, and (row, column + index) saying which it is.
+// Walks one update over a matrix. body(weight, gradient, index) returns each new weight, with the
+// gradient unscaled and without decay; (row, column + index) is its place.
 template <typename TW, typename TG, typename TC, typename Load, typename Body, typename Store>
 __device__ __forceinline__ void update_matrix(TW* __restrict__ w, int ldw,
                                               const TG* __restrict__ dw, int lddw,

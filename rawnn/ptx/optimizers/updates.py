@@ -1,4 +1,4 @@
-"""Optimizer steps."""
+"""Kernels of the optimizers' updates."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FAMILY = Family("updates", "optimizer steps")
 _MATRIX: Shape = ("rows", "cols")
 CONTEXT: dict[str, Shape] = {"rates": ("@1",), "cursor": ("1",), "clock": ("2",),
                              "loss_scale": ("2",), "overflow": ("1",)}
-"""Operands that any update may have."""
+"""Operands that every update may have."""
 
 
 def _updated(op: Op, plan: Plan) -> Scalars:
-    """Of what is updated; what of the gradient is this rank's is all of it as a rule."""
+    """Sizes of the updated part; a rank's gradient covers all of it unless it says otherwise."""
     return {**matrix("w")(op, plan), "share": op.attributes.get("share", 1.0),
             "other_share": op.attributes.get("other_share", 0.0)}
 
 
 def register_update(family: Family, name: str, source: str, *state: str) -> None:
-    """Add the kernel of an optimizer's step, the op `name`: its parameters are those of sgd.cu, and
-    `state` what it keeps of each weight beside."""
+    """Add the kernel of an optimizer's step, the op `name`. Its parameters are those of sgd.cu;
+    `state` names the further tensors it stores for each weight."""
     shapes = dict.fromkeys(("w", "dw", "other", "copy", *state), _MATRIX)
     family.register(name, "naive", KernelImpl(
         source, name, typed("w", "dw", "copy"), _updated, vectors("w"), {**shapes, **CONTEXT}))
@@ -47,7 +47,7 @@ for _step in STEPS.values():
 
 
 def gemm_sizes(op: Op, plan: Plan) -> Scalars:
-    """Of a weight update: w [m, n] from k rows of a batch."""
+    """Sizes of a weight update: w [m, n], summed over the k rows of a batch."""
     m, n = plan[op.operands["w"]].shape
     return {"m": m, "n": n, "k": plan[op.operands["dz"]].shape[0]}
 

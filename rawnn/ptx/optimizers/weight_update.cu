@@ -1,4 +1,4 @@
-// weight_update: a layer's weight gradient and its SGD update in one kernel; the gradient is never
+// weight_update: a layer's weight gradient and its SGD update in one kernel; the gradient is not
 // stored.
 //
 //   g = dz^T x / loss_scale[0];  w[m, n] -= lr * (g + decay * w);  copy[m, n] = round(w * copy_scale)
@@ -9,7 +9,7 @@
 // template <TX, TW, TC, TD, ACC>: storage types of x, w and copy; of dz, TX unless given; ACC is float
 // unless given, or float16 for sums in half precision (compute tf32 is float here). Scalars: m, n, k,
 // lr, decay, copy_scale, offset, stochastic (bool), seed, stream.
-// This is the plain form, for every shape and type.
+// The variant for every shape and type.
 // Launch: as matmul.cu: blocks of 16 x 16, grid.x covers n and grid.y covers m. The threads of the
 // first column update the bias.
 // Limit: load instructions, as matmul.cu.

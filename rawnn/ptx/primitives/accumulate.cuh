@@ -1,8 +1,8 @@
-// Sums of products in float, or in float16 (rounded after every term) where a product computes so.
+// Sums of products in float, or in float16 (rounded after every term) for half-precision GEMMs.
 #pragma once
 #include "primitives/types.cuh"
 
-// a * b + c, rounded once to a float16 (on the host first to a float).
+// a * b + c, rounded once to float16 (on the host it is rounded to float first).
 __device__ __forceinline__ float16 multiply_add(float16 a, float16 b, float16 c) {
 #if RAWNN_ARCH
   return float16{ptx::fma_f16(a.bits, b.bits, c.bits)};

@@ -1,15 +1,11 @@
 // Tiles of a matrix copied between device and shared memory by the copy engine (TMA): one thread
-// asks for 128 bytes x up to 256 rows at once, and a barrier in shared memory counts what arrives.
-// sm_90 and later.
+// requests 128 bytes x up to 256 rows at once, and a barrier in shared memory counts the bytes that
+// arrive. sm_90 and later.
 //
-// The 16-byte chunks of a row lie permuted in shared memory (128-byte swizzle), so that a column of
-// chunks meets every bank: chunk c of row r of a tile is at r * 128 + (c ^ r % 8) * 16. Tiles begin
-// at multiples of 1,024 bytes. Beyond the matrix zeros are read; nothing is written but the rest of a
-// row's last 16 bytes, so that rows have to be padded to 16 bytes.
-//
-// Measured on an H200, tiles of 128 rows, 128 blocks with 200 KB each on their way: 3.9 TB/s read,
-// 3.8 TB/s read and written in place. Products by asynchronous copies of 16 bytes by every thread
-// reached 3.0 TB/s, updates 3.5.
+// The 16-byte chunks of a row are permuted in shared memory (128-byte swizzle), so that a column of
+// chunks covers all banks: chunk c of row r of a tile is at r * 128 + (c ^ r % 8) * 16. Tiles begin
+// at multiples of 1,024 bytes. Outside the matrix zeros are read. The rest of a row's last 16 bytes is
+// written, and nothing else outside, so rows have to be padded to 16 bytes.
 #pragma once
 #include "device/barriers.cuh"
 #include "device/bulk_copies.cuh"
@@ -20,16 +16,16 @@
 
 namespace bulk {
 
-// Where chunk `chunk` of row `row` of a tile lies, in bytes from its start.
+// The byte offset of chunk `chunk` of row `row` in a tile.
 __device__ __forceinline__ int place(int row, int chunk) {
   return row * 128 + (chunk ^ (row % 8)) * 16;
 }
 
-// A ring of slots in shared memory: one thread asks for what belongs into them in order, as they
-// become free; the other warps take them in the same order.
+// A ring of slots in shared memory: one thread requests their contents in order, as slots become free;
+// the other warps consume them in the same order.
 struct Ring {
   unsigned int slots;     // address of the first
-  unsigned int barriers;  // two a slot: it is full; it is done with
+  unsigned int barriers;  // two for each slot: full, and free
   int bytes;              // of a slot
   int depth;
 
@@ -38,7 +34,7 @@ struct Ring {
     int parity = 0;
   };
 
-  // By one thread, ahead of everybody's use; `readers` arrivals say that a slot is done with.
+  // Called by one thread before any use; `readers` arrivals free a slot.
   __device__ __forceinline__ void open(int readers) const {
     for (int slot = 0; slot < depth; ++slot) {
       ptx::init_barrier(barriers + slot * 16, 1);

@@ -1,7 +1,6 @@
-// What several kernels share: warp and block reductions in a fixed order, matrices walked in vectors,
-// and the numbers of the cross-entropy. Everything here also compiles for the host
-// (tests/ptx/emulator), so it uses warp shuffles and barriers only: no instruction of one
-// architecture.
+// Helpers of several kernels: warp and block reductions in a fixed order, walking a matrix in vectors,
+// and the numbers of the cross-entropy. All of it also compiles for the host (tests/ptx/emulator), so
+// it uses warp shuffles and barriers only, and no instruction of one architecture.
 #pragma once
 #include "primitives/pdl.cuh"
 #include "primitives/types.cuh"
@@ -12,10 +11,10 @@ constexpr float kSmallestNormal = 1.17549435e-38f;  // FLT_MIN
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
 
-// The step this launch works on: the epoch's cursor plus the launch's place among unrolled steps.
-// threadIdx.y is 0 in the one-dimensional blocks that call this, which the compiler does not know. It
-// would otherwise see one value for the whole warp and move it to a uniform register at once, and
-// that move waits for the load, ahead of all loads that need no cursor.
+// The step of this launch: the epoch's cursor plus the launch's index among unrolled steps. threadIdx.y
+// is 0 in the one-dimensional blocks that call this, which the compiler does not know. Without it the
+// compiler moves the value, which is uniform over the warp, to a uniform register at once. That move
+// waits for the load, before all loads that do not depend on the cursor.
 __device__ __forceinline__ int current_step(const int* __restrict__ cursor, int offset) {
   return cursor[threadIdx.y] + offset;
 }
@@ -25,7 +24,7 @@ __device__ __forceinline__ float negative_log(float p) {
   return -logf(p < kSmallestNormal ? kSmallestNormal : p);
 }
 
-// Where a pointer and its pitch (in elements) allow accesses of `bytes` at multiples of `bytes`.
+// Whether a pointer and its pitch (in elements) allow accesses of `bytes` at multiples of `bytes`.
 template <typename T>
 __device__ __forceinline__ bool aligned(const T* pointer, int ld, int bytes) {
   const size_t address = reinterpret_cast<size_t>(pointer);
@@ -48,7 +47,7 @@ __device__ __forceinline__ bool vector_aligned(const T* pointer, int ld) {
   return aligned(pointer, ld, bytes < 16 ? bytes : 16);
 }
 
-// The first `count` of N elements, the others 0; `whole` says that a wide access may take all.
+// The first `count` of N elements, the others 0; `whole` allows one wide access to read all.
 template <int N, typename T>
 __device__ __forceinline__ void load_part(float (&values)[N], const T* from, bool whole,
                                           int count) {
@@ -72,8 +71,8 @@ __device__ __forceinline__ void store_part(T* to, const float (&values)[N], bool
   }
 }
 
-// Walks a matrix in vectors of N columns over the whole grid (one dimension, any size), calling
-// body(row, column, whole, count) for each: `count` columns exist, all of them where `whole`.
+// Walks a matrix in vectors of N columns over the whole grid (one dimension, any size). Calls
+// body(row, column, whole, count) for each: `count` columns exist, and all of them if `whole`.
 template <int N, typename Body>
 __device__ __forceinline__ void for_vectors(int rows, int cols, bool wide, Body body) {
   const unsigned int each = static_cast<unsigned int>(cols + N - 1) / N;
@@ -106,8 +105,8 @@ struct Saturates<float8_e5m2> {
   static constexpr float kLargest = 57344.0f;
 };
 
-// 0 where a T can hold the value, else NaN: what is not finite when it is stored, or lies beyond the
-// largest number of a type that saturates. Adds up over calls.
+// 0 if a T can hold the value, else NaN: the stored value would not be finite, or lies beyond the
+// largest number of a type that saturates. Results of several calls can be added up.
 template <typename T>
 __device__ __forceinline__ float poison(float value) {
   if constexpr (Saturates<T>::kLargest > 0.0f) {
@@ -125,12 +124,12 @@ __device__ __forceinline__ float poison(const float (&values)[N]) {
   return sum;
 }
 
-// Sets the flag by which a step with a number that cannot be stored is found and left out.
+// Sets the flag that makes the step be skipped if a number could not be stored.
 __device__ __forceinline__ void report_overflow(int* overflow, float poison) {
   if (poison != 0.0f) atomicExch(overflow, 1);  // NaN != 0
 }
 
-// Sum over a full warp; every lane gets the same bits (a butterfly adds the same pairs in each).
+// Sum over a full warp; all lanes get the same bits, as a butterfly adds the same pairs in each.
 // LANES < 32 sums within aligned groups of LANES.
 template <int LANES = 32, typename V>
 __device__ __forceinline__ V warp_sum(V value) {
@@ -151,7 +150,7 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-// Adds up over the lanes of this thread's warp that exist; the result is valid in the first lane.
+// Sums over the existing lanes of this thread's warp; the result is valid in the first lane.
 template <typename V>
 __device__ __forceinline__ V present_sum(V value, int lane, int present) {
   const unsigned int mask = kFullWarp >> (32 - present);
@@ -163,7 +162,7 @@ __device__ __forceinline__ V present_sum(V value, int lane, int present) {
   return value;
 }
 
-// Sum of one value a warp, left in shared memory by each, by the first warp.
+// Sum over the warps' values, which each has written to shared memory, by the first warp.
 template <typename V>
 __device__ __forceinline__ V sum_of_warps(const V* scratch, int lane, int warps) {
   V value = lane < warps ? scratch[lane] : V(0);
@@ -172,7 +171,7 @@ __device__ __forceinline__ V sum_of_warps(const V* scratch, int lane, int warps)
 }
 
 // Sums over a one-dimensional block of any size up to 1024; the results are valid in thread 0.
-// All threads must call it. The scratch is not guarded for reuse: a barrier must lie between two calls.
+// All threads must call it. A barrier must separate two calls, because they share the scratch memory.
 template <typename U, typename V>
 __device__ __forceinline__ void block_sums(U& first, V& second) {
   __shared__ U firsts[32];

@@ -1,5 +1,5 @@
 // Programmatic dependent launch: a kernel begins while those before it still run, as soon as each of
-// them has triggered, and waits for their end before it touches what they write.
+// them has triggered, and waits for their end before it accesses what they write.
 //
 // The rules, which rawnn.cuda.compiling.launch_proof proves from the PTX of every kernel launched so:
 //   - pdl_wait() stands on every thread's path, ahead of any access to global memory. Reads that no
@@ -11,14 +11,14 @@
 // A wait is over once the kernels directly before have ended and their writes can be seen. As each of
 // them has waited likewise, so has everything before them.
 //
-// Without -DRAWNN_PDL and before sm_90 both are nothing.
+// Without -DRAWNN_PDL and before sm_90 both do nothing.
 #pragma once
 
 #include "device/fences.cuh"
 
 #if defined(RAWNN_PDL) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define RAWNN_PDL_CALL(function) ptx::function()
-constexpr bool kProgrammatic = true;  // the time ahead of pdl_wait() costs nothing
+constexpr bool kProgrammatic = true;  // work before pdl_wait() overlaps with the previous kernel
 #else
 #define RAWNN_PDL_CALL(function) static_cast<void>(0)
 constexpr bool kProgrammatic = false;

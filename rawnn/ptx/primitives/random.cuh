@@ -1,5 +1,5 @@
-// Random numbers that depend on nothing but their coordinates: no state, any thread can draw any of
-// them, and rawnn/common/random.py draws the same bits with NumPy.
+// Random numbers that are a function of their coordinates: there is no state, any thread can draw any
+// of them, and rawnn/common/random.py draws the same bits with NumPy.
 //
 // The generator is Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"). Its
 // key is the seed; its four counter words are the counter (two words), the stream and the purpose,
@@ -11,7 +11,7 @@ struct Words {
   unsigned int word[4];
 };
 
-// What a draw is for: the last counter word.
+// The purpose of a draw: the last counter word.
 constexpr unsigned int kDrawUniform = 0u;
 constexpr unsigned int kDrawRounding = 1u;
 constexpr unsigned int kDrawPermutation = 2u;
@@ -41,8 +41,8 @@ __device__ __forceinline__ Words philox(unsigned long long seed, unsigned int st
   return c;
 }
 
-// A float in [-bound, bound) from 32 random bits, on a grid of 2^24 points: the integer and its
-// product with 2^-23 are exact, so that bound's product is the one rounding, here and in NumPy.
+// A float in [-bound, bound) from 32 random bits, on a grid of 2^24 points. The integer and its product
+// with 2^-23 are exact, so the product with bound is the only rounding, here and in NumPy.
 __device__ __forceinline__ float uniform_of(unsigned int bits, float bound) {
   const int centred = static_cast<int>(bits >> 8) - 0x800000;
   return (static_cast<float>(centred) * 1.1920928955078125e-7f) * bound;
@@ -57,7 +57,7 @@ __device__ __forceinline__ Words rounding_group(unsigned long long seed, unsigne
   return philox<7>(seed, stream, counter, kDrawRounding);
 }
 
-// The 16 bits of element 8*group + i; i in registers only where the compiler knows it.
+// The 16 bits of element 8*group + i; i must be known at compile time to stay in registers.
 __device__ __forceinline__ unsigned int rounding_of(const Words& group, int i) {
   return (group.word[i / 2] >> (16 * (i & 1))) & 0xffffu;
 }
@@ -72,7 +72,7 @@ __device__ __forceinline__ unsigned int rounding_bits(unsigned long long seed, u
 }
 
 // A permutation of 0 .. count-1 by a balanced Feistel network over the smallest domain of an even
-// number of bits that holds `count`. What falls outside goes through again ("cycle walking"), fewer
+// number of bits that holds `count`. A value outside goes through it again ("cycle walking"), fewer
 // than four times on average. Every count gives a bijection, whatever the keys.
 constexpr int kPermutationRounds = 8;
 

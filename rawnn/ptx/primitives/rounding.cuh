@@ -1,6 +1,6 @@
-// Rounding by chance to bfloat16: up or down, so that the mean of many roundings is the value. Up
-// where the bits cut off and 16 random ones carry; which random ones is said by the element's index
-// (random.cuh), so that every kernel, and NumPy, rounds an element alike.
+// Stochastic rounding to bfloat16: up or down, so that the mean of many roundings is the value. It
+// rounds up if adding 16 random bits to the discarded bits carries. The random bits follow from the
+// element's index (random.cuh), so every kernel, and NumPy, rounds an element alike.
 #pragma once
 #include "primitives/random.cuh"
 #include "primitives/types.cuh"
@@ -13,7 +13,7 @@ struct Rounding {
   int step;
 };
 
-// One value by random16 (0 .. 65535). The infinities stay, and a NaN stays a NaN.
+// Rounds one value by random16 (0 .. 65535). Infinities and NaNs are kept.
 __device__ __forceinline__ bfloat16 stochastic_round_bf16(float value, unsigned int random16) {
   const unsigned int bits = __float_as_uint(value);
   const unsigned int quiet = (bits & 0x007fffffu) != 0u ? bits | 0x00400000u : bits;
@@ -21,9 +21,10 @@ __device__ __forceinline__ bfloat16 stochastic_round_bf16(float value, unsigned 
       static_cast<unsigned short>((is_finite(value) ? bits + random16 : quiet) >> 16)};
 }
 
-// N values at once, two a word, each word of `random` having the bits of two: three instructions a
-// value and no branch. The infinities stay, as what is added never carries out of their lower half.
-// A NaN that arithmetic made, 0x7fffffff, is brought to where that holds of it as well.
+// Rounds N values at once, two in a word, with each word of `random` holding the bits of two: three
+// instructions a value and no branch. Infinities are kept, because the addition never carries out of
+// their lower half. The NaN that arithmetic produces, 0x7fffffff, is first changed to one of which that
+// holds.
 template <int N>
 __device__ __forceinline__ void round_stochastic(unsigned int* rounded, const float (&values)[N],
                                                 const unsigned int* random) {
@@ -36,14 +37,14 @@ __device__ __forceinline__ void round_stochastic(unsigned int* rounded, const fl
   }
 }
 
-// The random bits of N <= 8 elements from any `element` on, 16 each, in N / 2 words: one draw serves 8
-// elements at multiples of 8.
+// The random bits of N <= 8 elements from any `element` on, 16 bits each, in N / 2 words. One draw covers
+// 8 elements, from a multiple of 8 on.
 template <int N>
 __device__ __forceinline__ Words rounding_window(const Rounding& how, unsigned int element) {
   Words found = rounding_group(how.seed, how.stream, how.step, element / 8u);
   const unsigned int skip = element % 8u;
   if constexpr (N <= 4) {
-    if (skip % 4u == 0u) {  // rows of whole quads have no other places
+    if (skip % 4u == 0u) {  // always so if rows consist of whole quads
       found.word[0] = skip == 0u ? found.word[0] : found.word[2];
       found.word[1] = skip == 0u ? found.word[1] : found.word[3];
       return found;

@@ -7,9 +7,9 @@
 //   float8_e4m3    4 and 3, no infinity; saturates at 448, infinities as well
 //   float8_e5m2    5 and 2; saturates at 57344, infinities as well
 //
-// Subnormals are kept, and a NaN stays a NaN (its sign and payload do not). Where the GPU has an
-// instruction it is used (float16 everywhere, bfloat16 from sm_80, 8 bits from sm_89); the integer
-// path gives the same bits.
+// Subnormals are kept, and a NaN stays a NaN (its sign and payload do not). A GPU's conversion
+// instruction is used where it exists (float16 everywhere, bfloat16 from sm_80, 8 bits from sm_89); the
+// integer code gives the same bits.
 #pragma once
 #include "device/convert.cuh"
 
@@ -41,8 +41,8 @@ __device__ __forceinline__ bool is_finite(float value) {
   return (__float_as_uint(value) & 0x7f800000u) != 0x7f800000u;
 }
 
-// The bits of `value` in a format of EXPONENT and MANTISSA bits, rounded to nearest even. `largest`
-// are the bits of the largest magnitude there is (infinity, or the number that saturates).
+// The bits of `value` in a format of EXPONENT and MANTISSA bits, rounded to nearest even. `largest` has
+// the bits of the largest magnitude (infinity, or the number that saturates).
 template <int EXPONENT, int MANTISSA>
 __device__ __forceinline__ unsigned int round_bits(float value, unsigned int largest,
                                                    unsigned int nan) {
@@ -83,12 +83,12 @@ __device__ __forceinline__ float to_float(bfloat16 value) {
   return __uint_as_float(static_cast<unsigned int>(value.bits) << 16);
 }
 
-// Bits are a float16's upper byte.
+// The bits are the upper byte of a float16.
 __device__ __forceinline__ float to_float(float8_e5m2 value) {
   return to_float(float16{static_cast<unsigned short>(value.bits << 8)});
 }
 
-// With the exponent moved to its place, a float16 256 times too small.
+// With the exponent shifted into place, a float16 that is 256 times too small.
 __device__ __forceinline__ float to_float(float8_e4m3 value) {
   if ((value.bits & 0x7fu) == 0x7fu) return __uint_as_float(0x7fffffffu);
   const unsigned int moved = (value.bits & 0x80u) << 8 | (value.bits & 0x7fu) << 7;
@@ -203,14 +203,14 @@ __device__ __forceinline__ bfloat16 from_float<bfloat16>(float value) {
 }
 #endif
 
-// The value that storing in a T leaves.
+// The value after it is stored in a T and read back.
 template <typename T>
 __device__ __forceinline__ float rounded_to(float value) {
   return to_float(from_float<T>(value));
 }
 
-// N neighbouring elements by accesses as wide as 16 bytes; `from` and `to` must be aligned to the
-// smaller of 16 bytes and N elements.
+// Loads or stores N neighboring elements in accesses of up to 16 bytes; `from` and `to` must be aligned
+// to the smaller of 16 bytes and N elements.
 template <int WORDS>
 __device__ __forceinline__ void load_words(unsigned int (&words)[WORDS], const void* from) {
   if constexpr (WORDS % 4 == 0) {
@@ -248,7 +248,7 @@ __device__ __forceinline__ void store_words(void* to, const unsigned int (&words
   }
 }
 
-// The elements that words hold, as they lie in memory.
+// The elements in words, as they are in memory.
 template <typename T, int N, int WORDS>
 __device__ __forceinline__ void words_to_values(float (&values)[N],
                                                 const unsigned int (&words)[WORDS]) {

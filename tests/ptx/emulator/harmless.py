@@ -27,8 +27,8 @@ HARMLESS: dict[str, str] = {
         "an activation without a slope does not use it; for others the saved one replaces it",
     "gemm/mma_update.cuh: bounds check: if (full) return; [4]":
         "it saves work: what follows stores three of each four numbers once more",
-    "fused/narrow_inner.cu: barrier: __syncwarp();  // keeps these loads ahead of the weights' in the "
-    "queue to memory [2]":
+    "fused/narrow_inner.cu: barrier: __syncwarp();  // keeps these loads before those of the "
+    "weights in the queue to memory [2]":
         "it is there for speed: loads are asked for in that order; nothing is exchanged",
     "gemm/wgmma.cu: index: if (biased && q == 0) row[TILE::kN] = group.bias[2 * half]; [54]":
         "the sums are products with ones: all columns of a row are the same",
@@ -41,8 +41,8 @@ HARMLESS: dict[str, str] = {
         "a scale that fits stays as it is however often it is looked at; that takes time only",
     "gemm/mma_scaled.cuh: zero fill: unsigned int beyond = 0u; [23] #2":
         "for the same reason as the one above",
-    "gemm/mma_scaled.cuh: zero fill: unsigned int largest = 0u;  // of the lane's row, or of the column "
-    "that it writes [24]":
+    "gemm/mma_scaled.cuh: zero fill: unsigned int largest = 0u;  // in the lane's row, or in "
+    "the column that it writes [24]":
         "1 stands for the smallest number of all, which fits every scale",
     "gemm/mma_scaled.cuh: barrier: __syncwarp(); [4]":
         "the lane that writes a scale changes it with the first stage, ahead of a barrier like it",
@@ -126,8 +126,8 @@ HARMLESS: dict[str, str] = {
         "the gradients of classes that do not exist are zeros",
     "fused/linear.cu: zero fill: : 0.0f; [32] #3":
         "the pixels of rows past the batch are zeros",
-    "fused/linear.cu: zero fill: const float before = writes ? *weight : 0.0f;  // early: beside all "
-    "other loads [41]":
+    "fused/linear.cu: zero fill: const float before = writes ? *weight : 0.0f;  // early, to "
+    "overlap with all other loads [41]":
         "what does not write does not use the weight either",
     "fused/linear_pieces.cuh: zero fill: const float before1 = second ? bias[c + 1] : 0.0f; [48]":
         "the second of the classes is not stored where there is one",
@@ -144,10 +144,10 @@ HARMLESS: dict[str, str] = {
         "it saves work: blocks that have no bias leave its sums in their padding, where none of "
         "them reads any",
     **dict.fromkeys((
-        "fused/narrow_fetch.cuh: barrier: __syncwarp();  // racecheck takes the initialisation for "
-        "that of all lanes [6]",
-        "gemm/skinny_parts.cuh: barrier: __syncwarp();  // racecheck takes the initialisation for that "
-        "of all lanes [4]",
+        "fused/narrow_fetch.cuh: barrier: __syncwarp();  // racecheck attributes the "
+        "initialization to all lanes [6]",
+        "gemm/skinny_parts.cuh: barrier: __syncwarp();  // racecheck attributes the "
+        "initialization to all lanes [4]",
     ), "one thread does what is ahead of it and what is behind it"),
     "fused/narrow.cu: bounds check: if (!layer.working) return; [6]":
         "a warp without pixels has no weights either: what it loads is masked to zeros, and not "
