@@ -1,6 +1,6 @@
 """An activation, an optimizer and a loss from outside the package, each one file, as
 CONTRIBUTING.md says: the first two trained on the simulated GPU, compiled by NVRTC, and their
-device code run on the twin; the loss on the host, as it brings no kernels."""
+device code run on the CPU emulator; the loss on the host, as it brings no kernels."""
 
 from __future__ import annotations
 
@@ -344,13 +344,13 @@ def test_a_whole_step_declares_the_activation_that_it_uses(leaky: Activation) ->
                           expressions=(impl.name,)).cubin
 
 
-def test_the_device_code_runs_on_the_twin(leaky: Activation, signs: Path) -> None:
+def test_the_device_code_runs_on_the_emulator(leaky: Activation, signs: Path) -> None:
     rng = np.random.default_rng(0)
     z = rng.normal(size=(5, 8)).astype(np.float32)
     expression = "activate<float,float,Leaky>"
     twin = Kernels(("elementwise/activation.cu",), (expression,))
     a = np.zeros_like(z)
-    twin.build().call(expression, (1,), (64,), z=z, a=a, rows=5, cols=8)
+    library.build().call(expression, (1,), (64,), z=z, a=a, rows=5, cols=8)
     np.testing.assert_array_equal(a, leaky.function(z))
 
     expression = "signs<float,float,bfloat16>"

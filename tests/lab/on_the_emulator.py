@@ -1,5 +1,5 @@
-"""A user's kernel checked without a GPU: its own code, compiled by g++ and run on the twin, with
-its synchronisation watched. It takes what the twin takes: no libraries, no wmma."""
+"""A user's kernel checked without a GPU: its own code, compiled by g++ and run on the CPU emulator,
+with its synchronisation watched. It takes what the CPU emulator takes: no libraries, no wmma."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.red_zones import Contents, Image, Images
 from rawnn.lab.work import Work
 from rawnn.sim.tensormap import SimMap
-from tests.ptx.emulator.emulator import Kernels, Twin, TwinError
+from tests.ptx.emulator.emulator import EmulatedLibrary, EmulatorError, Kernels
 
 
-class OnTheTwin:
-    """What launches a kernel of a file on the twin."""
+class OnTheEmulator:
+    """What launches a kernel of a file on the CPU emulator."""
 
     def __init__(self, path: Path, expression: str, defines: Mapping[str, object]) -> None:
         macros = tuple(f"{name}={value}" for name, value in defines.items())
         self._expression = expression
-        self._twin: Twin = Kernels((path.name,), (expression,), defines=macros,
+        self._library: EmulatedLibrary = Kernels((path.name,), (expression,), defines=macros,
                                    folders=(path.parent,),
                                    # A library of its own, whose device variables nobody else has.
                                    flags=("-Wno-error", f"-I{path.parent}")).build()
@@ -46,10 +46,10 @@ class OnTheTwin:
         maps = {name: self._map(images[boxes.operand], arrays[boxes.operand], boxes)
                 for name, boxes in launching.maps.items()}
         try:
-            self._twin.call(self._expression, launching.grid, launching.block,
+            self._library.call(self._expression, launching.grid, launching.block,
                             shared=launching.shared, cooperative=launching.cooperative,
                             cluster=prod(launching.cluster or (1,)), **numbers, **arrays, **maps)
-        except TwinError as error:
+        except EmulatorError as error:
             raise RawnnError(str(error)) from None
         found = {name: image.content.copy() for name, image in images.items()}
         for name, image in images.items():
@@ -58,7 +58,7 @@ class OnTheTwin:
 
     @staticmethod
     def _map(image: Image, array: np.ndarray, boxes: Boxes) -> bytes:
-        """As rawnn.tensor_map, for the twin."""
+        """As rawnn.tensor_map, for the CPU emulator."""
         rows, columns = image.shape
         return SimMap(image.dtype.name.upper(), array.ctypes.data, (columns, rows),
                       (columns * image.dtype.itemsize,), boxes.box[::-1], boxes.swizzle,
@@ -87,12 +87,12 @@ def check_of_nothing(kernel: Kernel, work: Work) -> Checked:
     return Checked(problem.label, (tried,), 1)
 
 
-def check_on_the_twin(path: Path, trials: int = 4, **work: Any) -> Checked:
+def check_on_the_emulator(path: Path, trials: int = 4, **work: Any) -> Checked:
     """As rawnn.check of the kernel that a file's header describes."""
     kernel, declared = kernel_of(path, device=simulated(), **work)
     problem = problem_of(kernel, declared)
     generator = np.random.default_rng(0)
-    runner = OnTheTwin(path, kernel.recipe.expression, kernel.recipe.defines)
+    runner = OnTheEmulator(path, kernel.recipe.expression, kernel.recipe.defines)
     every = problem.sizes(trials, generator)
     every = sorted(every, key=lambda sizes: prod(sizes.values()))[:trials]
     tried = [try_sizes(problem, sizes, runner, generator)[0] for sizes in every]

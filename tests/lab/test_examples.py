@@ -1,5 +1,5 @@
 """The numbered kernels of examples/lab: compiled, launched on the simulated GPU, and right on the
-twin, where it can run them."""
+library, where it can run them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import rawnn
 from rawnn.lab.header import header
 from rawnn.lab.kernel_files import kernel_of
 from tests import requires
-from tests.lab.on_the_emulator import check_of_nothing, check_on_the_twin
+from tests.lab.on_the_emulator import check_of_nothing, check_on_the_emulator
 from tests.ptx.emulator.emulator import Kernels
 from tests.slices import sliced
 
@@ -24,14 +24,14 @@ SERIES = sorted(LAB.glob("[rtsg]*/[1-9]_*.cu"))
 SMALL = {"reduction": {"n": [1, 5000, 8192]}, "transpose": {"rows": [5, 40], "cols": [33, 64]},
          "softmax": {"rows": [1, 3], "cols": [4, 300]},
          "gemm": {"m": [3, 65], "n": [20], "k": [17]}}
-"""Sizes for the twin, which runs thread by thread."""
+"""Sizes for the CPU emulator, which runs thread by thread."""
 WHOLE_ROWS = {"m": [200], "n": [264], "k": [136]}
 """For steps that take rows of a multiple of 16 bytes: tiles beyond the matrix on every side, and
 another turn of a ring of two stages."""
 
 
 def small(path: Path) -> dict[str, list[int]]:
-    """Sizes of a step for the twin."""
+    """Sizes of a step for the CPU emulator."""
     topic = path.parent.name
     if topic == "gemm" and int(path.stem[0]) > 4:
         return WHOLE_ROWS
@@ -70,20 +70,20 @@ def test_the_scripts_run_on_the_simulated_gpu(script: str, words: str) -> None:
 
 
 @requires.GXX
-def test_the_kernel_for_the_trainer_is_right_on_the_twin() -> None:
+def test_the_kernel_for_the_trainer_is_right_on_the_emulator() -> None:
     rng = np.random.default_rng(0)
     z, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 18), (18,)))
     a = np.zeros((5, 20), np.float32)[:, :18]
-    twin = Kernels(("bias_relu.cu",), ("bias_relu<float,float>",), folders=(LAB,)).build()
-    twin.call("bias_relu<float,float>", (1,), (256,), z=z, bias=bias, a=a, rows=5, cols=18)
+    library = Kernels(("bias_relu.cu",), ("bias_relu<float,float>",), folders=(LAB,)).build()
+    library.call("bias_relu<float,float>", (1,), (256,), z=z, bias=bias, a=a, rows=5, cols=18)
     np.testing.assert_array_equal(a, np.maximum(z + bias, 0))
 
 
 @requires.GXX
 @pytest.mark.parametrize("path", sliced((p for p in SERIES if p.stem != "4_tensor_cores"), 5),
                          ids=lambda p: f"{p.parent.name}-{p.stem}")
-def test_its_code_is_right_on_the_twin(path: Path) -> None:
-    check_on_the_twin(path, sizes=small(path)).require()
+def test_its_code_is_right_on_the_emulator(path: Path) -> None:
+    check_on_the_emulator(path, sizes=small(path)).require()
 
 
 @requires.GXX
@@ -93,7 +93,7 @@ def test_its_code_is_right_on_the_twin(path: Path) -> None:
 def test_a_block_computes_several_tiles_in_every_order(defines: dict[str, int], grid: int) -> None:
     """Fewer blocks than tiles, rings of fewer stages, clusters of other sizes."""
     sizes = {"m": [264], "n": [264], "k": [136]}
-    check_on_the_twin(LAB / "gemm" / "8_clusters.cu", sizes=sizes, defines=defines,
+    check_on_the_emulator(LAB / "gemm" / "8_clusters.cu", sizes=sizes, defines=defines,
                       grid=grid).require()
 
 
@@ -120,7 +120,7 @@ def test_mistakes_in_the_last_product_are_found_there(tmp_path: Path, right: str
     assert text.count(right) == 1, right
     path = tmp_path / "wrong.cu"
     path.write_text(text.replace(right, wrong))
-    found = check_on_the_twin(path, sizes={"m": [264], "n": [256], "k": [200]},
+    found = check_on_the_emulator(path, sizes={"m": [264], "n": [256], "k": [200]},
                               defines={"STAGES": 2})
     assert not found
     assert words in str(found)
@@ -131,7 +131,7 @@ def test_a_kernel_that_forgets_a_barrier_is_found_there(tmp_path: Path) -> None:
     text = (LAB / "transpose" / "2_tile.cu").read_text()
     wrong = tmp_path / "wrong.cu"
     wrong.write_text(text.replace("  __syncthreads();\n", ""))
-    found = check_on_the_twin(wrong, sizes=SMALL["transpose"])
+    found = check_on_the_emulator(wrong, sizes=SMALL["transpose"])
     assert not found
     assert "wrong.cu:15, without synchronisation" in str(found)
 

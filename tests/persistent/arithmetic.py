@@ -4,7 +4,7 @@ approximations may be, and everything else as float32 in NumPy.
 
 Tensor cores are taken to add up what a step of 8 terms and its sum so far make, exactly, and then
 to cut that off to float32, as they do to within a bit (Fasi et al., Numerical behavior of NVIDIA
-tensor cores, 2021); with `nearest` they round it, as the twin does.
+tensor cores, 2021); with `nearest` they round it, as the CPU emulator does.
 """
 
 from __future__ import annotations

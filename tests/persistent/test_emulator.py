@@ -1,5 +1,5 @@
-"""Kernels that are written for a network, run on the host by the twin of the device primitives:
-right against NumPy, and free of races, for several ways to share the work."""
+"""Kernels that are written for a network, run on the host by the CPU emulator of the device
+primitives: right against NumPy, and free of races, for several ways to share the work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rawnn.ptx.kernels import KernelImpl, kernel_for
 from tests import requires
 from tests.catalogue import WITH_CODE
 from tests.persistent.problems import HOPPER, VARIETY, prepared
-from tests.ptx.emulator.emulator import Kernels, Twin, TwinError
+from tests.ptx.emulator.emulator import EmulatedLibrary, EmulatorError, Kernels
 from tests.slices import sliced
 
 pytestmark = requires.GXX
@@ -117,7 +117,7 @@ class Launch:
         self.impl: KernelImpl = kernel_for(self.op)
         self.sharding: Sharding = self.op.attributes["chosen"].sharding
         self.arrays = self._arrays(np.random.default_rng(0), scale)
-        self.twin: Twin | None = None
+        self.library: EmulatedLibrary | None = None
 
     def _arrays(self, generator: np.random.Generator,
                 scale: tuple[float, float]) -> dict[str, np.ndarray]:
@@ -173,11 +173,11 @@ class Launch:
         self.of_inputs = of
         return of["x"]
 
-    def on_twin(self, folder: Path, run: int,
+    def on_emulator(self, folder: Path, run: int,
                 sources: Path = SOURCES) -> dict[str, np.ndarray]:
         """What the kernel leaves, without padding. What is ahead of it has not ended yet."""
         (folder / self.impl.source).write_text(self.impl.code.text)
-        self.twin = twin = Kernels((self.impl.source,), (self.impl.name,),
+        self.library = library = Kernels((self.impl.source,), (self.impl.name,),
                                    defines=("RAWNN_PDL",), sources=sources,
                                    folders=(folder,)).build()
         laid = {role: padded(array.copy(), self.plan[self.op.operands[role]].padded_shape,
@@ -186,7 +186,7 @@ class Launch:
         laid |= {role: laid[role].view(np.uint32) for role in COUNTS if role in laid}
         scalars = self.impl.scalars(self.op, self.plan)
         grid, block = self.impl.geometry(scalars)
-        twin.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
+        library.call(self.impl.name, grid, block, shared=self.impl.shared(scalars),
                   cluster=self.impl.cluster(scalars), cooperative=self.impl.cooperative,
                   early=("cursor",), run=run, offset=self.offset, span=STEPS, **self._numbers(),
                   **laid)
@@ -293,7 +293,7 @@ def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES)
                                      f"StoreShare {name} = {{{turn}}}", changed)
             assert count == 1
         launch.impl = replace(launch.impl, code=CudaText(changed))
-        found.append(launch.on_twin(folder, run, sources))
+        found.append(launch.on_emulator(folder, run, sources))
     launch.impl = replace(launch.impl, code=CudaText(text))
     for role in found[0]:
         if role[0] in "wb" and role[1:].isdigit():
@@ -395,7 +395,7 @@ def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOUR
     """Inputs of 0 and no biases make all gradients 0: what is left is the decay, which is the same
     arithmetic everywhere, so that a weight differs only where another bit was drawn."""
     launch.arrays["images"][:] = 0
-    found, wanted = launch.on_twin(folder, run, sources), launch.by_reference(np.float32)
+    found, wanted = launch.on_emulator(folder, run, sources), launch.by_reference(np.float32)
     _check_counters(launch, found)
     for layer in (1, 2, 3):
         weights = found[f"w{layer}"].astype(np.float32)
@@ -516,7 +516,7 @@ def test_blocks_without_features_are_heard_of_through_l2(tmp_path: Path) -> None
     text, changed = re.subn(r"receive_flags<E0>\([^;]*\);", ";", launch.impl.code.text)
     assert changed == 1
     launch.impl = replace(launch.impl, code=CudaText(text))
-    with pytest.raises(TwinError, match="found with a mark"):
+    with pytest.raises(EmulatorError, match="found with a mark"):
         check(launch, tmp_path, 0)
 
 
@@ -602,5 +602,5 @@ def test_a_tally_that_leaves_micro_batches_out_is_written_past_its_end(
 
     monkeypatch.setattr(layout.Layout, "workspaces", without_turns)
     launch = Launch("clusters share sums", 2, 3, "FS", turns=2, whole_epoch=True)
-    with pytest.raises(TwinError, match=r"outside its|of which it has"):
+    with pytest.raises(EmulatorError, match=r"outside its|of which it has"):
         check(launch, tmp_path, 0)

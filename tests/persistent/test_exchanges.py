@@ -20,7 +20,7 @@ from tests import requires
 from tests.persistent.test_emulator import FAR, FAR_STEPS, TURNS, Launch
 from tests.ptx.emulator.emulator import Kernels
 
-needs_twin = requires.GXX
+needs_emulator = requires.GXX
 
 FLAG_BITS = """
 #include "persistent/exchange_l2.cuh"
@@ -48,15 +48,15 @@ def alternates(marks: list[int]) -> bool:
     return marks == [(i + 1) % 2 for i in range(len(marks))]
 
 
-@needs_twin
+@needs_emulator
 def test_each_exchange_via_l2_changes_the_flag_bit_of_its_buffer(tmp_path: Path) -> None:
     (tmp_path / "flag_bits.cu").write_text(FLAG_BITS)
-    twin = Kernels(("flag_bits.cu",), tuple(f"flag_bits<{f}ll,{m},{n}>" for f, m, n in KINDS),
+    library = Kernels(("flag_bits.cu",), tuple(f"flag_bits<{f}ll,{m},{n}>" for f, m, n in KINDS),
                    folders=(tmp_path,)).build()
     found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for kind in KINDS:
         bit, place = np.zeros(EXCHANGES, np.uint32), np.zeros(EXCHANGES, np.int64)
-        twin.call("flag_bits<{}ll,{},{}>".format(*kind), (1,), (1,),
+        library.call("flag_bits<{}ll,{},{}>".format(*kind), (1,), (1,),
                   buffers=np.zeros(256, np.float32), bit=bit, place=place, n=EXCHANGES)
         found[kind] = bit.tolist(), place.tolist()
     for many in (1, 2, 3, 4):

@@ -2,7 +2,7 @@
 float32, on tensor cores that cut their sums off.
 
 The arithmetic is a model in NumPy (arithmetic.py), which gives the very bits of the kernels' code
-on the twin where the twin's rounding is put into it.
+on the CPU emulator where the CPU emulator's rounding is put into it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EXACT: list[tuple[Any, ...]] = [
 def test_the_model_is_the_kernels_arithmetic(tmp_path: Path, how: tuple[Any, ...]) -> None:
     """Bit for bit, parameters and loss aside, which is summed in another order."""
     launch = Launch(*how[:4], exchange=how[4] if len(how) > 4 else DSMEM)
-    found = launch.on_twin(tmp_path, 0)
+    found = launch.on_emulator(tmp_path, 0)
     step = launch.op.attributes["step"]
     arrays: dict[str, Any] = {
         t.name: launch.arrays[role_of(t)].copy() if role_of(t) in launch.arrays

@@ -31,7 +31,7 @@ def test_copies_of_weights_in_16_bits_change_no_bit(tmp_path: Path, name: str, r
     plain = Launch(name, ranks, groups, types, room=room)
     assert copied.op.attributes["chosen"].layout.copies is not None
     assert plain.op.attributes["chosen"].layout.copies is None
-    found, wanted = (launch.on_twin(tmp_path, 1) for launch in (copied, plain))
+    found, wanted = (launch.on_emulator(tmp_path, 1) for launch in (copied, plain))
     for role in copied.op.spec.writes:
         if copied.plan[copied.op.operands[role]].role is not Role.SCRATCH:
             assert np.array_equal(found[role].view(np.uint8), wanted[role].view(np.uint8)), role

@@ -26,7 +26,7 @@ from tests.engine import make_work, random_dataset
 from tests.persistent.test_emulator import Launch, check
 from tests.slices import sliced
 
-needs_twin = requires.GXX
+needs_emulator = requires.GXX
 AHEAD = 3
 """Arrivals, or exchanges, ahead of 2^32 at which a counter starts."""
 
@@ -35,7 +35,7 @@ MEETINGS = [("softmax, SGD", 2, 2, "SFGF"), ("more outputs than a register file"
 """Clusters that all update everything, or each its share; with a loss scale."""
 
 
-@needs_twin
+@needs_emulator
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(MEETINGS))
 def test_clusters_meet_where_their_number_wraps_around(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
@@ -46,7 +46,7 @@ def test_clusters_meet_where_their_number_wraps_around(
     check(launch, tmp_path, 1)
 
 
-@needs_twin
+@needs_emulator
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(MEETINGS))
 def test_clusters_meet_in_the_next_launch(
         tmp_path: Path, name: str, ranks: int, groups: int, types: str) -> None:
@@ -54,14 +54,14 @@ def test_clusters_meet_in_the_next_launch(
     with the marks of then."""
     launch = Launch(name, ranks, groups, types)
     for run in (1, 3):
-        left = launch.on_twin(tmp_path, run)
+        left = launch.on_emulator(tmp_path, run)
         for role in ("meetings", "gradients", "fresh", "overflows"):
             if role in left:
                 launch.arrays[role] = left[role].view(launch.arrays[role].dtype)
     check(launch, tmp_path, 0)
 
 
-@needs_twin
+@needs_emulator
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced([
     ("softmax, SGD", 4, 1, "FGSF"), ("Adam in an order", 4, 1, "FSFF")]))
 def test_mailboxes_take_turns_where_their_count_wraps_around(
@@ -74,7 +74,7 @@ def test_mailboxes_take_turns_where_their_count_wraps_around(
     check(launch, tmp_path, 1)
 
 
-@needs_twin
+@needs_emulator
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced([
     ("five layers", 4, 1, "SFSFSF"), ("Adam in an order", 4, 2, "FSFF"),
     ("five layers", 3, 2, "FGSFSF"), ("softmax, SGD", 4, 1, "FGSF")], 2))
@@ -106,18 +106,18 @@ def test_messages_of_a_turn_lie_in_two_boxes_or_share_places() -> None:
         == [[1, 2], [1], [1, 2]]
 
 
-@needs_twin
+@needs_emulator
 def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     """What the launch before sent still lies in the boxes."""
     launch = Launch("softmax, SGD", 2, 2, "FGSF", exchange=L2)
-    left = launch.on_twin(tmp_path, 1)
+    left = launch.on_emulator(tmp_path, 1)
     assert left["generations"].any()
     for role in ("generations", "parcels"):
         launch.arrays[role] = left[role].view(launch.arrays[role].dtype)
     check(launch, tmp_path, 3)
 
 
-@needs_twin
+@needs_emulator
 def test_a_kernel_whose_steps_are_counted_high(tmp_path: Path) -> None:
     launch = Launch("Adam in an order", 4, 1, "FSFF")
     launch.arrays["clock"][:] = 9, MAX_STEPS - 2

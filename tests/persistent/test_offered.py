@@ -96,7 +96,7 @@ def test_what_a_softmax_may_meet(tmp_path: Path, exchange: str, last: str) -> No
     wanted = launch.by_reference()
     arrays["labels"][3 * batch + without] = outputs + draw.choice((0, 1, 255 - outputs))
     arrays["images"][STEPS * batch + poisoned] = np.nan
-    found = launch.on_twin(tmp_path, draw.randrange(4))
+    found = launch.on_emulator(tmp_path, draw.randrange(4))
     assert np.flatnonzero(np.isnan(found["loss"])).tolist() == [3, STEPS]
     good = [1, 2]
     assert np.array_equal(found["correct"][good], wanted["correct"][good])

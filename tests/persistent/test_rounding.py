@@ -33,7 +33,7 @@ ALIKE = [
 
 def trained(launch: Launch, folder: Path) -> dict[str, np.ndarray]:
     """What the kernel leaves of what is trained, and of losses."""
-    found = launch.on_twin(folder, 1)
+    found = launch.on_emulator(folder, 1)
     return {role: found[role] for role in launch.op.spec.writes
             if launch.plan[launch.op.operands[role]].role is not Role.SCRATCH}
 

@@ -47,14 +47,14 @@ def choice(name: str, ranks: int, groups: int, types: str, turns: int, exchange:
 def test_each_phase_is_stamped_once_a_step_and_in_order(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, int, int, str, int, str]
 ) -> None:
-    """The twin's clock counts its readings, so that no two stamps are the same."""
+    """The CPU emulator's clock counts its readings, so that no two stamps are the same."""
     whole = test_emulator.as_one_op
     monkeypatch.setattr(test_emulator, "as_one_op",
                         lambda plan, chosen: whole(plan, traced(chosen, STEPS)))
     name, ranks, groups, types, turns, exchange = kind
     launch = Launch(name, ranks, groups, types, turns=turns, exchange=exchange)
     layout = launch.op.attributes["chosen"].layout
-    words = launch.on_twin(tmp_path, 2)["trace"]
+    words = launch.on_emulator(tmp_path, 2)["trace"]
     d = layout.sharding
     of_warps = words[: -4 * d.blocks]
     assert len(np.unique(of_warps)) == len(of_warps)

@@ -37,7 +37,7 @@ def test_the_next_epoch_is_made_ready(tmp_path: Path, kind: tuple[str, int, int,
     name, ranks, groups, types, left, exchange = kind
     launch = Launch(name, ranks, groups, types, left=left, exchange=exchange, turning=True)
     check(launch, tmp_path, run)
-    found = launch.on_twin(tmp_path, run)
+    found = launch.on_emulator(tmp_path, run)
     assert list(found["clock"]) == [2, 5 + STEPS_OF_EPOCH]
     count = len(found["order"])
     np.testing.assert_array_equal(found["order"], random.permutation(7, 1, count))

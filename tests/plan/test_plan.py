@@ -210,10 +210,10 @@ def test_substitute_drops_temporaries_that_nothing_touches_any_more(plan: Plan) 
 
 
 def test_only_the_op_itself_is_substituted_not_its_equals(plan: Plan) -> None:
-    twin = replace(plan.ops[3])
-    doubled = replace(plan, ops=(*plan.ops[:4], twin, *plan.ops[4:]))
-    assert len(doubled.substitute([twin]).ops) == len(plan.ops)
-    assert doubled.substitute([twin]).ops[3] is plan.ops[3]
+    copy = replace(plan.ops[3])
+    doubled = replace(plan, ops=(*plan.ops[:4], copy, *plan.ops[4:]))
+    assert len(doubled.substitute([copy]).ops) == len(plan.ops)
+    assert doubled.substitute([copy]).ops[3] is plan.ops[3]
 
 
 def test_producer_and_consumers(plan: Plan) -> None:

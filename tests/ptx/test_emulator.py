@@ -1,5 +1,5 @@
-"""The twin itself: it lets synchronised kernels pass and refuses each hazard, whatever the order in
-which threads run; its products and conversions are those of NumPy."""
+"""The CPU emulator itself: it lets synchronised kernels pass and refuses each hazard, whatever the
+order in which threads run; its products and conversions are those of NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from rawnn.sim.tensormap import SimMap
 from tests import requires
-from tests.ptx.emulator.emulator import Kernels, Twin, TwinError
+from tests.ptx.emulator.emulator import EmulatedLibrary, EmulatorError, Kernels
 
 pytestmark = requires.GXX
 
@@ -54,13 +54,13 @@ UNDEFINED = {0: (2048, "outside|of which it has"), 1: (1, "misaligned"), 2: (4, 
 
 
 @pytest.fixture(scope="module")
-def twin() -> Twin:
+def library() -> EmulatedLibrary:
     wanted = [e for pair in HAZARDS.values() for e in pair[:2]]
     wanted += [f"undefined<{what}>" for what in UNDEFINED]
     return Kernels(("hazards.cu",), tuple(dict.fromkeys(wanted)), folders=(HERE,)).build()
 
 
-def run(twin: Twin, expression: str, seed: int, **how: Any) -> np.ndarray:
+def run(library: EmulatedLibrary, expression: str, seed: int, **how: Any) -> np.ndarray:
     x = np.ones(1024, np.float32)
     more: dict[str, Any] = {}
     if expression.startswith("grid"):
@@ -71,36 +71,36 @@ def run(twin: Twin, expression: str, seed: int, **how: Any) -> np.ndarray:
         more = {"x_map": SimMap("FLOAT32", x.ctypes.data, (32, 1), (128,), (32, 1), "NONE",
                                 "NONE").encoded()}
     arguments = {"grid": (1,), "block": (32,), **how}
-    twin.call(expression, arguments.pop("grid"), arguments.pop("block"), run=seed, x=x, **more,
+    library.call(expression, arguments.pop("grid"), arguments.pop("block"), run=seed, x=x, **more,
               **arguments)
     return x
 
 
 @pytest.mark.parametrize("name", HAZARDS)
-def test_a_hazard_is_found_in_every_order(twin: Twin, name: str) -> None:
+def test_a_hazard_is_found_in_every_order(library: EmulatedLibrary, name: str) -> None:
     right, wrong, how, said = HAZARDS[name]
     for seed in RUNS:
-        run(twin, right, seed, **how)
+        run(library, right, seed, **how)
         if name == "bytes":
             # More bytes are announced than come.
-            with pytest.raises(TwinError, match=said):
-                run(twin, wrong, seed, **how)
+            with pytest.raises(EmulatorError, match=said):
+                run(library, wrong, seed, **how)
             continue
-        with pytest.raises(TwinError, match=said) as found:
-            run(twin, wrong, seed, **how)
+        with pytest.raises(EmulatorError, match=said) as found:
+            run(library, wrong, seed, **how)
         assert "hazards.cu:" in str(found.value), found.value
 
 
 @pytest.mark.parametrize("what", UNDEFINED)
-def test_what_is_undefined_is_found(twin: Twin, what: int) -> None:
+def test_what_is_undefined_is_found(library: EmulatedLibrary, what: int) -> None:
     n, said = UNDEFINED[what]
-    with pytest.raises(TwinError, match=said):
-        run(twin, f"undefined<{what}>", 0, n=n, shared=128)
+    with pytest.raises(EmulatorError, match=said):
+        run(library, f"undefined<{what}>", 0, n=n, shared=128)
 
 
-def test_twelve_thousand_threads_at_once(twin: Twin) -> None:
+def test_twelve_thousand_threads_at_once(library: EmulatedLibrary) -> None:
     x, counter = np.zeros(2 * 120 * 100, np.float32), np.zeros(1, np.uint32)
-    twin.call("grid<true>", (120,), (100,), cooperative=True, run=3, x=x, counter=counter)
+    library.call("grid<true>", (120,), (100,), cooperative=True, run=3, x=x, counter=counter)
     assert counter[0] == 240
     assert (x[:12000] == 1).all()
     assert (x[12000:] == 2).all()

@@ -38,11 +38,11 @@ pytestmark = requires.GXX
 @pytest.mark.parametrize("name", sliced(CASES, 4, kind=lambda name: name.partition(" ")[0]))
 def test_ops_do_what_their_references_do(name: str) -> None:
     plan = plan_of(name)
-    twins = build([plan])
+    libraries = build([plan])
     orders = runs(CASES[name], plan)
     # Races are found in any order, by what happened before what.
     for run, overflow, spoil in sliced(orders, len(orders) - 1):
-        launched = check(twins, Memory(plan, 5, overflow, spoil), run)
+        launched = check(libraries, Memory(plan, 5, overflow, spoil), run)
         assert launched == sum(map(has_kernel, plan.ops))
 
 

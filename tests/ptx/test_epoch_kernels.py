@@ -40,7 +40,7 @@ def nvrtc() -> Nvrtc:
 
 
 @pytest.fixture(scope="module")
-def built() -> Twin:
+def built() -> EmulatedLibrary:
     if compiler() is None:
         pytest.skip(requires.tool("g++", "g++"))
     return emulated_kernels.kernels(epoch_cases.FILES, epoch_cases.EXPRESSIONS).build()

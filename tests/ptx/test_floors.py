@@ -1,5 +1,5 @@
-"""The kernels that a GPU's limits are measured with: what they compute, on the twin; that they keep
-in registers what they multiply; that tensor cores are not made to wait."""
+"""The kernels that a GPU's limits are measured with: what they compute, on the CPU emulator; that
+they keep in registers what they multiply; that tensor cores are not made to wait."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from rawnn.cuda.compiling.resources import resource_usage, spills
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.ptx.limits.microbenchmarks import MOST_BLOCKS, PROBES, THREADS
 from tests import requires
-from tests.ptx.emulator import floors as twin_floors
-from tests.ptx.emulator.emulator import Twin
+from tests.ptx.emulator import floors as emulator_floors
+from tests.ptx.emulator.emulator import EmulatedLibrary
 
-TWIN = requires.GXX
+NEEDS_GXX = requires.GXX
 
 
 @pytest.fixture(scope="module")
-def twins() -> dict[str, Twin]:
-    return {source: twin_floors.kernels(source).build() for source in twin_floors.FILES}
+def libraries() -> dict[str, EmulatedLibrary]:
+    return {source: emulator_floors.kernels(source).build() for source in emulator_floors.FILES}
 
 
-@TWIN
+@NEEDS_GXX
 @pytest.mark.parametrize("run", [0, 1, 3])
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.expression)
-def test_a_kernel_computes_what_it_means(twins: dict[str, Twin], probe: object, run: int) -> None:
-    assert twin_floors.check(twins[probe.source], probe, run) > 0  # type: ignore[attr-defined]
+def test_a_kernel_computes_what_it_means(
+        libraries: dict[str, EmulatedLibrary], probe: object, run: int) -> None:
+    assert emulator_floors.check(libraries[probe.source], probe, run) > 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("target", KNOWN.values(), ids=lambda target: target.name)
 def test_every_instance_compiles_where_it_can_run(target: object) -> None:
     major, minor = target.capability  # type: ignore[attr-defined]
-    for source in twin_floors.FILES:
+    for source in emulator_floors.FILES:
         some = [p for p in PROBES if p.source == source
                 and not p.lacks(target)]  # type: ignore[arg-type]
         if not some:
@@ -58,7 +59,7 @@ def test_every_instance_compiles_where_it_can_run(target: object) -> None:
 
 
 def test_every_kernel_of_the_sources_is_a_probe() -> None:
-    for source in twin_floors.FILES:
+    for source in emulator_floors.FILES:
         text = re.sub(r"__launch_bounds__\(.*\)", "", ptx.source_path(source).read_text())
         assert set(re.findall(r"__global__ void\s+(\w+)\(", text)) == {
             p.name for p in PROBES if p.source == source}

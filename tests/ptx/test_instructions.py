@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rawnn.sim.tensormap import SimMap
 from tests import requires
-from tests.ptx.emulator.emulator import Kernels, Twin, TwinError, for_host
+from tests.ptx.emulator.emulator import EmulatedLibrary, EmulatorError, Kernels, for_host
 
 pytestmark = requires.GXX
 
@@ -49,7 +49,7 @@ def expression(name: str, *arguments: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def twin() -> Twin:
+def library() -> EmulatedLibrary:
     wanted = ["numbers", "words<16>", "words<1024>", "copied<4>", "copied<8>", "copied<16>",
               "handed", "around", "engine", "wrapped", "dependent", "product_from_zero",
               "product_f16", "half_product<bfloat16>", "half_product<float16>", "transposed"]
@@ -63,9 +63,9 @@ def twin() -> Twin:
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def computed(twin: Twin, what: int, a: Array, b: Array, c: Array) -> Array:
+def computed(library: EmulatedLibrary, what: int, a: Array, b: Array, c: Array) -> Array:
     out = np.zeros(a.size, np.uint64)
-    twin.call("numbers", (1,), (1,), what=what, a=a.view(np.uint32), b=b.view(np.uint32),
+    library.call("numbers", (1,), (1,), what=what, a=a.view(np.uint32), b=b.view(np.uint32),
               c=c.view(np.uint32), out=out, n=a.size)
     return out
 
@@ -91,30 +91,31 @@ def joined(dtype: Any, low: Array, high: Array) -> Array:
 
 @pytest.mark.parametrize(("what", "name"), list(enumerate(
     ["bfloat16", "float16", "float8_e4m3", "float8_e5m2"])))
-def test_pairs_have_the_first_number_low(twin: Twin, what: int, name: str) -> None:
+def test_pairs_have_the_first_number_low(library: EmulatedLibrary, what: int, name: str) -> None:
     x, y = floats(1), floats(2)
-    np.testing.assert_array_equal(computed(twin, what, x, y, x), joined(TYPES[name], x, y))
+    np.testing.assert_array_equal(computed(library, what, x, y, x), joined(TYPES[name], x, y))
 
 
 @pytest.mark.parametrize(("what", "name"), [(4, "float8_e4m3"), (5, "float8_e5m2")])
-def test_pairs_of_eight_bits_become_pairs_of_float16(twin: Twin, what: int, name: str) -> None:
+def test_pairs_of_eight_bits_become_pairs_of_float16(
+        library: EmulatedLibrary, what: int, name: str) -> None:
     x, y = floats(3, -8, 7).astype(TYPES[name]), floats(4, -8, 7).astype(TYPES[name])
     words = (x.view(np.uint8) | y.view(np.uint8).astype(np.uint32) << 8).astype(np.uint32)
-    np.testing.assert_array_equal(computed(twin, what, words, words, words),
+    np.testing.assert_array_equal(computed(library, what, words, words, words),
                                   joined(np.float16, x.astype(np.float32), y.astype(np.float32)))
 
 
-def test_single_numbers_of_sixteen_bits(twin: Twin) -> None:
+def test_single_numbers_of_sixteen_bits(library: EmulatedLibrary) -> None:
     x = floats(5)
-    np.testing.assert_array_equal(computed(twin, 6, x, x, x), of(np.float16, x))
-    np.testing.assert_array_equal(computed(twin, 7, x, x, x), of(ml_dtypes.bfloat16, x))
+    np.testing.assert_array_equal(computed(library, 6, x, x, x), of(np.float16, x))
+    np.testing.assert_array_equal(computed(library, 7, x, x, x), of(ml_dtypes.bfloat16, x))
     half = x.astype(np.float16)
     words = half.view(np.uint16).astype(np.uint32)
-    np.testing.assert_array_equal(computed(twin, 8, words, words, words),
+    np.testing.assert_array_equal(computed(library, 8, words, words, words),
                                   of(np.float32, half.astype(np.float32)))
 
 
-def test_products_and_sums_of_float16_are_rounded_once(twin: Twin) -> None:
+def test_products_and_sums_of_float16_are_rounded_once(library: EmulatedLibrary) -> None:
     parts = [floats(seed, -7, 6)[:400].astype(np.float16) for seed in range(6)]
     exact = [(a.astype(np.float64) * b + c.astype(np.float64)).astype(np.float16)
              for a, b, c in (parts[:3], parts[3:])]
@@ -122,8 +123,8 @@ def test_products_and_sums_of_float16_are_rounded_once(twin: Twin) -> None:
                  for half in (parts[:3], parts[3:]))
     both = [x | y << np.uint32(16) for x, y in zip(low, high, strict=True)]
     bits = [e.view(np.uint16).astype(np.uint64) for e in exact]
-    np.testing.assert_array_equal(computed(twin, 9, *both), bits[0])
-    np.testing.assert_array_equal(computed(twin, 10, *both), bits[0] | bits[1] << np.uint64(16))
+    np.testing.assert_array_equal(computed(library, 9, *both), bits[0])
+    np.testing.assert_array_equal(computed(library, 10, *both), bits[0] | bits[1] << np.uint64(16))
 
 
 def nearest_tf32(x: Array) -> Array:
@@ -133,18 +134,18 @@ def nearest_tf32(x: Array) -> Array:
     return np.copysign(np.floor(scaled + 0.5), x) * 2.0 ** (exponent - 11)
 
 
-def test_tf32_is_the_nearest(twin: Twin) -> None:
+def test_tf32_is_the_nearest(library: EmulatedLibrary) -> None:
     x = floats(6)
     wanted = nearest_tf32(x).astype(np.float32).view(np.uint32)
-    np.testing.assert_array_equal(computed(twin, 11, x, x, x), wanted)
-    near = computed(twin, 12, x, x, x)
+    np.testing.assert_array_equal(computed(library, 11, x, x, x), wanted)
+    near = computed(library, 12, x, x, x)
     np.testing.assert_array_equal(near & np.uint64(0xFFFFE000), wanted)
 
 
-def test_two_tf32_have_all_bits_of_a_float_but_two(twin: Twin) -> None:
+def test_two_tf32_have_all_bits_of_a_float_but_two(library: EmulatedLibrary) -> None:
     """As tensor cores take them: without the low 13 bits of either."""
     x = floats(7)
-    high, low = (computed(twin, what, x, x, x).astype(np.uint32) for what in (13, 14))
+    high, low = (computed(library, what, x, x, x).astype(np.uint32) for what in (13, 14))
     np.testing.assert_array_equal(high, nearest_tf32(x).astype(np.float32).view(np.uint32))
     taken = [(part & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
              for part in (high, low)]
@@ -153,19 +154,19 @@ def test_two_tf32_have_all_bits_of_a_float_but_two(twin: Twin) -> None:
     assert (np.abs(taken[0] + taken[1] - x) <= 2.0**-22 * np.abs(x)).all()
 
 
-def test_approximate_functions(twin: Twin) -> None:
+def test_approximate_functions(library: EmulatedLibrary) -> None:
     x, y = np.abs(floats(8)[:400]), floats(9)[:400]
     wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
     for what, wanted in ((15, np.sqrt(wide_x)), (17, 1 / wide_x), (18, wide_x / wide_y)):
-        found = computed(twin, what, x, y, x).astype(np.uint32).view(np.float32)
+        found = computed(library, what, x, y, x).astype(np.uint32).view(np.float32)
         np.testing.assert_allclose(found, wanted, rtol=2.0**-21)
     small = np.linspace(-100, 100, 201, dtype=np.float32)
-    found = computed(twin, 16, small, small, small).astype(np.uint32).view(np.float32)
+    found = computed(library, 16, small, small, small).astype(np.uint32).view(np.float32)
     np.testing.assert_allclose(found, np.exp2(small.astype(np.float64)), rtol=2.0**-21)
 
 
 @pytest.mark.parametrize(("what", "name"), [(19, "bfloat16"), (20, "float16")])
-def test_pairs_are_compared_half_by_half(twin: Twin, what: int, name: str) -> None:
+def test_pairs_are_compared_half_by_half(library: EmulatedLibrary, what: int, name: str) -> None:
     generator = np.random.default_rng(10)
     a, b = (generator.integers(0, 1 << 16, (2, 400)).astype(np.uint16) for _ in range(2))
     b[:, :50] = a[:, :50]
@@ -173,34 +174,34 @@ def test_pairs_are_compared_half_by_half(twin: Twin, what: int, name: str) -> No
         greater = a.view(TYPES[name]).astype(np.float32) > b.view(TYPES[name]).astype(np.float32)
     wanted = np.where(greater[0], 0xFFFF, 0) | np.where(greater[1], 0xFFFF0000, 0)
     words = [x[0] | x[1].astype(np.uint32) << 16 for x in (a, b)]
-    np.testing.assert_array_equal(computed(twin, what, words[0], words[1], words[0]), wanted)
+    np.testing.assert_array_equal(computed(library, what, words[0], words[1], words[0]), wanted)
 
 
-def test_integers(twin: Twin) -> None:
+def test_integers(library: EmulatedLibrary) -> None:
     a, b = np.random.default_rng(11).integers(0, 1 << 32, (2, 100)).astype(np.uint32)
-    np.testing.assert_array_equal(computed(twin, 21, a, b, a), a.astype(np.uint64) * b)
-    assert not computed(twin, 22, a, b, a).any()
+    np.testing.assert_array_equal(computed(library, 21, a, b, a), a.astype(np.uint64) * b)
+    assert not computed(library, 22, a, b, a).any()
 
 
 # -- memory ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("align", [16, 1024])
-def test_words_lie_where_their_addresses_say(twin: Twin, align: int) -> None:
+def test_words_lie_where_their_addresses_say(library: EmulatedLibrary, align: int) -> None:
     x = np.random.default_rng(0).integers(0, 1 << 31, 224).astype(np.uint32)
     stored, loaded = np.zeros_like(x), np.zeros_like(x)
-    twin.call(f"words<{align}>", (1,), (32,), shared=896, x=x, stored=stored, loaded=loaded)
+    library.call(f"words<{align}>", (1,), (32,), shared=896, x=x, stored=stored, loaded=loaded)
     np.testing.assert_array_equal(stored, x)
     np.testing.assert_array_equal(loaded, x + 1)
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 @pytest.mark.parametrize("run", [0, 3])
-def test_copies_bring_what_exists(twin: Twin, size: int, run: int) -> None:
+def test_copies_bring_what_exists(library: EmulatedLibrary, size: int, run: int) -> None:
     x = np.random.default_rng(0).integers(1, 256, 96 * size).astype(np.uint8)
     for exist in range(size + 1):
         out = np.zeros_like(x)
-        twin.call(f"copied<{size}>", (1,), (32,), shared=96 * size, x=x, out=out, exist=exist,
+        library.call(f"copied<{size}>", (1,), (32,), shared=96 * size, x=x, out=out, exist=exist,
                   run=run)
         wanted = x.copy().reshape(3, 32, size)
         wanted[1, :, exist:] = 0
@@ -209,17 +210,17 @@ def test_copies_bring_what_exists(twin: Twin, size: int, run: int) -> None:
 
 
 @pytest.mark.parametrize("run", range(4))
-def test_barriers_hand_numbers_over(twin: Twin, run: int) -> None:
+def test_barriers_hand_numbers_over(library: EmulatedLibrary, run: int) -> None:
     x = np.arange(7 * 32, dtype=np.float32)
     out = np.zeros_like(x)
-    twin.call("handed", (1,), (64,), x=x, out=out, rounds=7, run=run)
+    library.call("handed", (1,), (64,), x=x, out=out, rounds=7, run=run)
     np.testing.assert_array_equal(out.reshape(7, 32), x.reshape(7, 32)[:, ::-1])
 
 
 @pytest.mark.parametrize("run", range(4))
-def test_blocks_of_a_cluster_send_and_read(twin: Twin, run: int) -> None:
+def test_blocks_of_a_cluster_send_and_read(library: EmulatedLibrary, run: int) -> None:
     out, ranks = np.zeros((8, 192), np.float32), np.zeros(8, np.uint32)
-    twin.call("around", (8,), (32,), shared=768, cluster=4, out=out, ranks=ranks, run=run)
+    library.call("around", (8,), (32,), shared=768, cluster=4, out=out, ranks=ranks, run=run)
     np.testing.assert_array_equal(ranks, np.arange(8) % 4)
     lane = np.arange(32, dtype=np.float32)
     for block in range(8):
@@ -236,10 +237,10 @@ def tiles(array: Array) -> bytes:
 
 
 @pytest.mark.parametrize("run", range(4))
-def test_the_copy_engine_moves_tiles(twin: Twin, run: int) -> None:
+def test_the_copy_engine_moves_tiles(library: EmulatedLibrary, run: int) -> None:
     x = np.arange(20 * 40, dtype=np.float32).reshape(20, 40)
     y, out = np.zeros((20, 68), np.float32), np.zeros((2, 544), np.float32)
-    twin.call("engine", (2,), (32,), shared=2176, cluster=2, x=x, y=y, out=out, x_map=tiles(x),
+    library.call("engine", (2,), (32,), shared=2176, cluster=2, x=x, y=y, out=out, x_map=tiles(x),
               y_map=tiles(y), run=run)
     padded = np.zeros((40, 80), np.float32)
     padded[:20, :40] = x
@@ -255,16 +256,16 @@ def test_the_copy_engine_moves_tiles(twin: Twin, run: int) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 2**32 - 4])
-def test_a_counter_of_the_grid_wraps_around(twin: Twin, first: int) -> None:
+def test_a_counter_of_the_grid_wraps_around(library: EmulatedLibrary, first: int) -> None:
     x, counter = np.zeros((3, 96), np.float32), np.full(1, first, np.uint32)
-    twin.call("wrapped", (3,), (32,), cooperative=True, x=x, counter=counter, first=first, run=3)
+    library.call("wrapped", (3,), (32,), cooperative=True, x=x, counter=counter, first=first, run=3)
     np.testing.assert_array_equal(x, np.arange(1, 4)[:, None] + np.zeros((3, 96)))
     assert counter[0] == (first + 9) % 2**32
 
 
-def test_a_dependent_kernel_waits(twin: Twin) -> None:
+def test_a_dependent_kernel_waits(library: EmulatedLibrary) -> None:
     x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
-    twin.call("dependent", (1,), (32,), early=(), x=x, y=y)
+    library.call("dependent", (1,), (32,), early=(), x=x, y=y)
     np.testing.assert_array_equal(y, x)
 
 
@@ -302,39 +303,39 @@ def of_sums(c: Array) -> Array:
 
 
 @pytest.mark.parametrize("types", PAIRS)
-def test_products_of_fragments(twin: Twin, types: tuple[str, str]) -> None:
+def test_products_of_fragments(library: EmulatedLibrary, types: tuple[str, str]) -> None:
     depth = 32 // np.dtype(TYPES[types[0]]).itemsize
     a, b = factors(1, types[0], 16, depth), factors(2, types[1], depth, 8)
     c = factors(3, "float", 16, 8)
     left, right = fragments(a, b)
     sums = of_sums(c)
-    twin.call(expression("product", *types), (1,), (32,), a=left, b=right, c=sums)
+    library.call(expression("product", *types), (1,), (32,), a=left, b=right, c=sums)
     np.testing.assert_allclose(sums, of_sums(as_factor(a) @ as_factor(b) + c), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_half_a_step(twin: Twin, name: str) -> None:
+def test_half_a_step(library: EmulatedLibrary, name: str) -> None:
     a, b, c = factors(1, name, 16, 8), factors(2, name, 8, 8), factors(3, "float", 16, 8)
     left, right = fragments(np.pad(a, ((0, 0), (0, 8))), np.pad(b, ((0, 8), (0, 0))))
     sums = of_sums(c)
-    twin.call(f"half_product<{name}>", (1,), (32,), a=left, b=right, c=sums)
+    library.call(f"half_product<{name}>", (1,), (32,), a=left, b=right, c=sums)
     np.testing.assert_allclose(sums, of_sums(as_factor(a) @ as_factor(b) + c), rtol=1e-6, atol=1e-6)
 
 
-def test_a_product_from_zero(twin: Twin) -> None:
+def test_a_product_from_zero(library: EmulatedLibrary) -> None:
     a, b = factors(1, "float", 16, 8), factors(2, "float", 8, 8)
     left, right = fragments(a, b)
     sums = np.ones((32, 4), np.float32)
-    twin.call("product_from_zero", (1,), (32,), a=left, b=right, c=sums)
+    library.call("product_from_zero", (1,), (32,), a=left, b=right, c=sums)
     np.testing.assert_allclose(sums, of_sums(as_factor(a) @ as_factor(b)), rtol=1e-6, atol=1e-6)
 
 
-def test_sums_of_float16(twin: Twin) -> None:
+def test_sums_of_float16(library: EmulatedLibrary) -> None:
     a, b = factors(1, "float16", 16, 16), factors(2, "float16", 16, 8)
     c = factors(3, "float16", 16, 8)
     left, right = fragments(a, b)
     sums = packed(of_sums(c))
-    twin.call("product_f16", (1,), (32,), a=left, b=right, c=sums)
+    library.call("product_f16", (1,), (32,), a=left, b=right, c=sums)
     np.testing.assert_allclose(sums.view(np.float16).astype(np.float64),
                                of_sums(as_factor(a) @ as_factor(b) + c.astype(np.float64)),
                                rtol=2.0**-10, atol=1e-4)
@@ -342,19 +343,19 @@ def test_sums_of_float16(twin: Twin) -> None:
 
 @pytest.mark.parametrize("many", [1, 2, 4])
 @pytest.mark.parametrize("trans", [False, True])
-def test_matrices_are_spread_over_lanes(twin: Twin, many: int, trans: bool) -> None:
+def test_matrices_are_spread_over_lanes(library: EmulatedLibrary, many: int, trans: bool) -> None:
     elements = np.arange(many * 64, dtype=np.uint16).reshape(many, 8, 8)
     out = np.zeros((many, 32), np.uint32)
-    twin.call(expression("matrices", many, trans), (1,), (32,), shared=many * 128,
+    library.call(expression("matrices", many, trans), (1,), (32,), shared=many * 128,
               rows=packed(elements).ravel(), out=out)
     turned = elements.transpose(0, 2, 1) if trans else elements
     np.testing.assert_array_equal(out, packed(turned).reshape(many, 32))
 
 
-def test_a_matrix_is_transposed(twin: Twin) -> None:
+def test_a_matrix_is_transposed(library: EmulatedLibrary) -> None:
     elements = np.arange(64, dtype=np.uint16).reshape(8, 8)
     out = np.zeros(32, np.uint32)
-    twin.call("transposed", (1,), (32,), x=packed(elements).ravel(), out=out)
+    library.call("transposed", (1,), (32,), x=packed(elements).ravel(), out=out)
     np.testing.assert_array_equal(out, packed(elements.T).ravel())
 
 
@@ -390,13 +391,14 @@ def of_warpgroup(sums: Array) -> Array:
 
 
 @pytest.mark.parametrize("how", WARPGROUPS, ids=lambda how: "-".join(map(str, how)))
-def test_products_of_a_warpgroup(twin: Twin, how: tuple[int, str, str, bool, bool, bool]) -> None:
+def test_products_of_a_warpgroup(
+        library: EmulatedLibrary, how: tuple[int, str, str, bool, bool, bool]) -> None:
     columns, type_a, type_b, wide_a, wide_b, swizzle = how
     depth = 64 // np.dtype(TYPES[type_a]).itemsize
     a, b = factors(1, type_a, 64, depth), factors(2, type_b, columns, depth)
     (left, step_a), (right, step_b) = image(a, wide_a, swizzle), image(b, wide_b, swizzle)
     out = np.zeros((128, 2, columns // 2), np.float32)
-    twin.call(expression("warpgroup_product", *how), (1,), (128,),
+    library.call(expression("warpgroup_product", *how), (1,), (128,),
               shared=4 * (left.size + right.size), a=left, b=right, out=out, words_a=left.size,
               words_b=right.size, step_a=step_a, step_b=step_b,
               leading=depth * 128 if swizzle else 128, stride=1024 if swizzle else 512)
@@ -407,7 +409,7 @@ def test_products_of_a_warpgroup(twin: Twin, how: tuple[int, str, str, bool, boo
 
 
 @pytest.mark.parametrize("how", ROWS, ids=lambda how: "-".join(map(str, how)))
-def test_products_of_a_warpgroup_with_rows_in_registers(twin: Twin,
+def test_products_of_a_warpgroup_with_rows_in_registers(library: EmulatedLibrary,
                                                         how: tuple[int, str, bool]) -> None:
     columns, name, wide = how
     depth = 32 // np.dtype(TYPES[name]).itemsize
@@ -416,7 +418,7 @@ def test_products_of_a_warpgroup_with_rows_in_registers(twin: Twin,
     rows = np.concatenate([fragments(a[16 * w : 16 * w + 16], np.zeros((depth, 8), a.dtype))[0]
                            for w in range(4)])
     out = np.zeros((128, columns // 2), np.float32)
-    twin.call(expression("warpgroup_rows", *how), (1,), (128,), shared=4 * right.size, a=rows,
+    library.call(expression("warpgroup_rows", *how), (1,), (128,), shared=4 * right.size, a=rows,
               b=right, out=out, words_b=right.size, leading=depth * 128, stride=1024)
     np.testing.assert_allclose(out, of_warpgroup(as_factor(a) @ as_factor(b).T), rtol=1e-5,
                                atol=1e-5)
@@ -445,7 +447,7 @@ def statement(folder: Path, text: str, x: Array) -> Array:
     '"cvt.rz.bf16x2.f32 %0, %1, %1;"', '"mbarrier.arrive.acquire.cta.shared::cta.b64 _, [%1];"'])
 def test_an_instruction_that_is_not_known_is_refused_with_its_text(tmp_path: Path,
                                                                    text: str) -> None:
-    with pytest.raises(TwinError, match="PTX that the emulator does not know") as found:
+    with pytest.raises(EmulatorError, match="PTX that the emulator does not know") as found:
         statement(tmp_path, text, np.ones(2, np.uint32))
     assert text.strip('"').split(" ")[0] in str(found.value)
 
@@ -465,6 +467,6 @@ def test_statements_keep_their_lines() -> None:
     found = for_host(text)
     assert found.count("\n") == text.count("\n")
     assert '// asm("no");' in found
-    assert "::twin::output<'r'>(a)" in found
-    assert "::twin::input<'r'>(f(b, \"x:y\"))" in found
-    assert "float* const s = ::twin::dynamic_shared<float>(alignof(float));" in found
+    assert "::emulator::output<'r'>(a)" in found
+    assert "::emulator::input<'r'>(f(b, \"x:y\"))" in found
+    assert "float* const s = ::emulator::dynamic_shared<float>(alignof(float));" in found

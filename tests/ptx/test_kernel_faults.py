@@ -1,6 +1,6 @@
-"""Faults planted in the kernels are caught by the twin: a few drawn at random, and some that no
-test caught before it. tools/kernel_faults.py plants all of them; results/kernel-faults.json keeps
-what became of each, which is so while the code is the same (outcomes.py)."""
+"""Faults planted in the kernels are caught by the CPU emulator: a few drawn at random, and some
+that no test caught before it. tools/kernel_faults.py plants all of them; results/kernel-faults.json
+keeps what became of each, which is so while the code is the same (outcomes.py)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_what_survived_once_is_caught(name: str) -> None:
 @requires.GXX
 @pytest.mark.parametrize("turn", range(DRAWN))
 def test_a_fault_drawn_at_random_is_caught(turn: int) -> None:
-    """What headers and the twin have to do with it is not in the record: that stays true so."""
+    """What headers and the CPU emulator have to do with it is not in the record: that stays true
+    so."""
     fault = faults.sample(DRAWN, SEED, [f for f in faults.every()
                                         if f.name not in OUT_OF_REACH])[turn]
     found = attempts.attempt(fault)

@@ -1,5 +1,5 @@
-"""The kernels' real arithmetic on the host: the portable kernels of rawnn/ptx on the twin, checked
-against NumPy.
+"""The kernels' real arithmetic on the host: the portable kernels of rawnn/ptx on the CPU emulator,
+checked against NumPy.
 
 The checks themselves are in emulation/kernel_cases.py. They run with the conversions that any GPU
 can do and with those of new ones, with the threads of a block in order, in reverse and at random.

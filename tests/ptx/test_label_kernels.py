@@ -48,7 +48,7 @@ def test_labels_that_are_none_and_logits_below_zero(name: str) -> None:
     plan = plan_of(name)
     ops = with_labels(plan)
     names = tuple({kernel_for(op).name for op in ops})
-    twins = build([plan], names)
+    libraries = build([plan], names)
     memory = Memory(plan, 5, 0, below_zero)
     assert check(twins, memory, SLICE % 4, names) == len(ops)
     classes = max((t.name, t.shape[0]) for t in plan.tensors.values()
@@ -61,12 +61,12 @@ def test_labels_that_are_none_and_logits_below_zero(name: str) -> None:
         twin = twins[kernel_for(op).source]
         begun = {n: array.copy() for n, array in memory.arrays.items()}
 
-        def after(label: int, op=op, labels=labels, row=row, twin=twin,
+        def after(label: int, op=op, labels=labels, row=row, library=library,
                   begun=begun) -> dict[str, np.ndarray]:
             for n, array in begun.items():
                 memory.arrays[n][...] = array
             labels[row] = label
-            launch(twin, op, memory, 1)
+            launch(library, op, memory, 1)
             return {n: memory.read(n).copy() for n, _ in op.writes}
 
         wanted = after(good)

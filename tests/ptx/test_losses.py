@@ -25,13 +25,13 @@ STEPS, PARTS = 20, 24
 
 
 def check_losses(sources: Path = SOURCES) -> None:
-    twin = Kernels(("losses.cu",), ("add_up",), folders=(HERE,), sources=sources).build()
+    library = Kernels(("losses.cu",), ("add_up",), folders=(HERE,), sources=sources).build()
     rng = np.random.default_rng(3)
     losses = rng.standard_normal((STEPS, PARTS)).astype(np.float32)
     hits = rng.integers(0, 9, (STEPS, PARTS)).astype(np.int32)
     for seed in range(4):
         loss, right = np.zeros(STEPS, np.float32), np.zeros(STEPS, np.int32)
-        twin.call("add_up", (3,), (64,), shared=1600, run=seed, losses=losses, hits=hits,
+        library.call("add_up", (3,), (64,), shared=1600, run=seed, losses=losses, hits=hits,
                   tally=np.zeros((STEPS, PARTS, 2), np.float32), ticket=np.zeros(1, np.uint32),
                   loss=loss, right=right, steps=STEPS)
         assert np.allclose(loss, losses.sum(1), atol=1e-5)
@@ -87,13 +87,13 @@ def test_few_blocks_take_all_rows_of_a_large_batch(
     several = [op for op in plan.ops if {"workspace", "loss_parts"} & set(op.operands)
                and op.kind != LOSS_SUMS]
     assert several
-    twins = build([plan], tuple({kernel_for(op).name for op in several}))
+    libraries = build([plan], tuple({kernel_for(op).name for op in several}))
     for op in plan.ops:
         wanted = refer(op, memory)
         if op in several:
             impl = kernel_for(op)
             assert impl.geometry(impl.scalars(op, plan))[0] == (2, 1, 1)
-            launch(twins[impl.source], op, memory)
+            launch(libraries[impl.source], op, memory)
         for name, _ in op.writes:
             if op not in several:
                 memory.store(name, wanted[name])

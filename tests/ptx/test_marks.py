@@ -1,5 +1,5 @@
-"""Numbers that say by themselves that they have come, on the twin: what is told is what is heard
-but for the bit of the mark, whatever the order in which stores can be seen."""
+"""Numbers that say by themselves that they have come, on the CPU emulator: what is told is what is
+heard but for the bit of the mark, whatever the order in which stores can be seen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_halves(values: np.ndarray) -> np.ndarray:
 
 
 def check_marks(sources: Path = SOURCES) -> None:
-    twin = Kernels(("marks.cu",), ("converse", "converse_in_halves"), folders=(HERE,),
+    library = Kernels(("marks.cu",), ("converse", "converse_in_halves"), folders=(HERE,),
                    sources=sources).build()
     rng = np.random.default_rng(3)
     say = rng.standard_normal((ROUNDS, 64, 4)).astype(np.float32)
@@ -50,7 +50,7 @@ def check_marks(sources: Path = SOURCES) -> None:
                 slots, answers = (np.zeros((n, width), np.float32 if width == 4 else np.uint32)
                                   for n in (128, 32))
                 heard = np.full((ROUNDS, 3, 32, 4), 7.0, np.float32)
-                twin.call(name, (2,), (32,), cooperative=True, run=seed, say=say.copy(),
+                library.call(name, (2,), (32,), cooperative=True, run=seed, say=say.copy(),
                           slots=slots, heard=heard, answers=answers, first=first, rounds=ROUNDS)
                 found = heard.view(np.uint32)
                 numbers = ~np.isnan(wanted.view(np.float32))

@@ -25,7 +25,7 @@ from rawnn.ptx.kernels import kernel_for
 from tests import requires
 from tests.engine import CAPABLE, step_plan
 from tests.ptx.architectures import installed_nvrtc, some, supported
-from tests.ptx.emulator.emulator import Kernels, Twin, compiler
+from tests.ptx.emulator.emulator import EmulatedLibrary, Kernels, compiler
 from tests.ptx.emulator.plans import Memory, check, launch
 from tests.slices import sliced
 
@@ -64,7 +64,7 @@ EVERY = [e for plan in PLANS.values() for e in expressions(plan)]
 
 
 @pytest.fixture(scope="module")
-def twin() -> Twin:
+def library() -> EmulatedLibrary:
     """All instances, built for the host."""
     if compiler() is None:
         pytest.skip(requires.tool("g++", "g++"))
@@ -76,20 +76,20 @@ def twin() -> Twin:
     product(PLANS, [0, 1, 3]), kind=lambda case: case[0]))
 def test_each_kernel_does_what_its_reference_does(twin: Twin, name: str, run: int) -> None:
     memory = Memory(PLANS[name], 5)
-    check(dict.fromkeys(FILES, twin), memory, run)
+    check(dict.fromkeys(FILES, library), memory, run)
     for tensor in memory.plan.tensors.values():
         if tensor.role is Role.COPY:
             np.testing.assert_array_equal(memory.read(tensor.name),
                                           rounded(memory.read(tensor.source), tensor.dtype))
 
 
-def test_what_lies_behind_the_batch_changes_nothing(twin: Twin) -> None:
+def test_what_lies_behind_the_batch_changes_nothing(library: EmulatedLibrary) -> None:
     memory = Memory(PLANS["six layers and weights fetched twice"], 5)  # a batch of 45
     first, second, third = memory.plan.ops[:3]
-    launch(twin, first, memory)
-    launch(twin, second, memory)
+    launch(library, first, memory)
+    launch(library, second, memory)
     clean = {name: array.copy() for name, array in memory.arrays.items()}
-    launch(twin, third, memory)
+    launch(library, third, memory)
     wanted = {name: memory.read(name) for name, _ in third.writes}
     for name, array in clean.items():
         memory.arrays[name][...] = array
@@ -97,12 +97,12 @@ def test_what_lies_behind_the_batch_changes_nothing(twin: Twin) -> None:
         shaped = memory.arrays[name].reshape(memory.plan[name].padded_shape)
         assert shaped.shape[1] > 45
         shaped[:, 45:] = np.nan
-    launch(twin, third, memory)
+    launch(library, third, memory)
     for name, value in wanted.items():
         np.testing.assert_array_equal(memory.read(name), value, name)
 
 
-def test_a_nan_and_a_label_that_is_no_class_spoil_the_loss(twin: Twin) -> None:
+def test_a_nan_and_a_label_that_is_no_class_spoil_the_loss(library: EmulatedLibrary) -> None:
     for spoil in ("weight", "label"):
         memory = Memory(PLANS["wide128"], 5)
         row = memory.view("order")[3]
@@ -112,7 +112,7 @@ def test_a_nan_and_a_label_that_is_no_class_spoil_the_loss(twin: Twin) -> None:
         else:
             memory.view("labels")[row] = 200
         for op in memory.plan.ops[:3]:
-            launch(twin, op, memory)
+            launch(library, op, memory)
         assert np.isnan(memory.view("loss")[0]), spoil
         assert np.isnan(memory.view("narrow.row_p")).sum() == (32 if spoil == "weight" else 1)
         correct = memory.view("narrow.row_correct")
@@ -122,8 +122,8 @@ def test_a_nan_and_a_label_that_is_no_class_spoil_the_loss(twin: Twin) -> None:
             assert correct[3] == 0
 
 
-def test_shared_memory_is_what_the_kernel_lays_out(twin: Twin) -> None:
-    assert shared_bytes(4, 128, 2, 10) == twin.library.inner_bytes()
+def test_shared_memory_is_what_the_kernel_lays_out(library: EmulatedLibrary) -> None:
+    assert shared_bytes(4, 128, 2, 10) == library.handle.inner_bytes()
 
 
 @pytest.mark.parametrize(("arch", "programmatic"), [

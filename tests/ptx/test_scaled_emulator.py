@@ -1,5 +1,5 @@
-"""wgmma_scaled.cu on the twin, of numbers of every size: scales that change in every stage, rows
-and columns that float16 is far from holding, numbers that are none."""
+"""wgmma_scaled.cu on the CPU emulator, of numbers of every size: scales that change in every stage,
+rows and columns that float16 is far from holding, numbers that are none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def draws(kind: str, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[An
 @pytest.mark.parametrize("choice", [0, 4])
 def test_products_of_numbers_of_every_size(choice: int) -> None:
     plan = plan_of(choice)
-    twin = build([plan])["gemm/wgmma_scaled.cu"]
+    library = build([plan])["gemm/wgmma_scaled.cu"]
     rng = np.random.default_rng(1)
     for op in plan.ops:
         layout = op.attributes["layout"]
@@ -63,7 +63,7 @@ def test_products_of_numbers_of_every_size(choice: int) -> None:
             memory = Memory(plan, 1)
             memory.view(op.operands["a"])[...] = a.T if layout == "tn" else a
             memory.view(op.operands["b"])[...] = b if layout == "nt" else b.T
-            launch(twin, op, memory)
+            launch(library, op, memory)
             found = memory.view(op.operands["c"]).astype(np.float64)
             with np.errstate(invalid="ignore"):
                 exact = a.astype(np.float64) @ b.astype(np.float64).T

@@ -1,5 +1,5 @@
-"""The arithmetic of tiled.cu on the twin, with asynchronous copies and without: products of every
-layout, ragged extents, rows that are not aligned, and what the epilogues add."""
+"""The arithmetic of tiled.cu on the CPU emulator, with asynchronous copies and without: products of
+every layout, ragged extents, rows that are not aligned, and what the epilogues add."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ SHAPES = ((1, 1, 1), (33, 70, 37), (16, 32, 128))
 @pytest.fixture(scope="module", params=["sm_75", "sm_90"])
 def emulator(request: pytest.FixtureRequest) -> emulated_kernels.Emulator:
     expressions = (*PRODUCTS, *UPDATES)
-    twin = emulated_kernels.kernels(("gemm/tiled",), expressions, request.param).build()
-    return emulated_kernels.Emulator(twin, seed=3)
+    library = emulated_kernels.kernels(("gemm/tiled",), expressions, request.param).build()
+    return emulated_kernels.Emulator(library, seed=3)
 
 
 def _arguments(expression: str) -> tuple[list[str], tuple[int, ...], bool]:

@@ -1,4 +1,5 @@
-"""The portable kernels on the twin: which instances are built, and how the checks call them."""
+"""The portable kernels on the CPU emulator: which instances are built, and how the checks call
+them."""
 
 from __future__ import annotations
 
@@ -110,11 +111,11 @@ def kernels(files: Iterable[str] = FILES, expressions: tuple[str, ...] = EXPRESS
 
 
 class Emulator:
-    """Launches kernels of a built library with a seed of the twin; `quick` asks the checks for
-    fewer and smaller launches."""
+    """Launches kernels of a built library with a seed of the CPU emulator; `quick` asks the checks
+    for fewer and smaller launches."""
 
-    def __init__(self, twin: Twin, *, seed: int = 0, quick: bool = False) -> None:
-        self.twin = twin
+    def __init__(self, library: EmulatedLibrary, *, seed: int = 0, quick: bool = False) -> None:
+        self.library = library
         self.seed = seed
         self.quick = quick
 
@@ -122,13 +123,13 @@ class Emulator:
         self, expression: str, grid: Iterable[int], block: Iterable[int], *arguments: object
     ) -> None:
         """Arrays go as pointers, int as int, float as float, ctypes values as they are."""
-        signature = signature_of(self.twin.kernels, expression)
+        signature = signature_of(self.library.kernels, expression)
         values = [_value(argument) for argument in arguments]
         memory = {parameter.name: argument
                   for parameter, argument in zip(signature.parameters, arguments, strict=True)
                   if isinstance(argument, np.ndarray)}
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        self.twin.launch(expression, grid, block, pointers, memory, run=self.seed,
+        self.library.launch(expression, grid, block, pointers, memory, run=self.seed,
                          early=self._early(expression))
 
     def call(
@@ -137,12 +138,12 @@ class Emulator:
         """As `launch`, with arguments by the names in the kernel's source: pitches are those of the
         arrays, operands left out are null and numbers left out 0. An array must have the type that
         the kernel reads."""
-        self.twin.call(expression, grid, block, run=self.seed, early=self._early(expression),
+        self.library.call(expression, grid, block, run=self.seed, early=self._early(expression),
                        **arguments)
 
     def _early(self, expression: str) -> tuple[str, ...] | None:
         """What a kernel may touch ahead of its wait: nothing; None for one that does not wait."""
-        kernels = self.twin.kernels
+        kernels = self.library.kernels
         programmatic = kernels.arch >= 900 and _waits(kernels, expression.partition("<")[0])
         return () if programmatic else None
 

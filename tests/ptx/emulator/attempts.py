@@ -1,5 +1,5 @@
-"""Whether the twin finds a fault that is planted in a kernel (faults.py): where a launch raises
-TwinError, a result is not NumPy's, or a launch does not end."""
+"""Whether the CPU emulator finds a fault that is planted in a kernel (faults.py): where a launch
+raises EmulatorError, a result is not NumPy's, or a launch does not end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.persistent.test_emulator import check as check_written
 from tests.ptx import test_tiled_host
 from tests.ptx.emulator import floors
 from tests.ptx.emulator.cases import CASES, plan_of
-from tests.ptx.emulator.emulator import Kernels, Twin
+from tests.ptx.emulator.emulator import EmulatedLibrary, Kernels
 from tests.ptx.emulator.faults import GENERATED, WRITTEN, Fault, files, text_of, written_files
 from tests.ptx.emulator.plans import Memory, check, has_kernel, instances, kernel_for, runs
 from tests.ptx.test_losses import check_losses
@@ -72,13 +72,13 @@ class _Dispatcher:
 
     quick = True
 
-    def __init__(self, twins: dict[str, Twin], seed: int) -> None:
-        self.twins = twins
+    def __init__(self, libraries: dict[str, EmulatedLibrary], seed: int) -> None:
+        self.libraries = libraries
         self.seed = seed
 
     def _emulator(self, expression: str) -> emulated_kernels.Emulator:
-        twin = self.twins[source_of(expression)]
-        return emulated_kernels.Emulator(twin, seed=self.seed, quick=True)
+        library = self.libraries[source_of(expression)]
+        return emulated_kernels.Emulator(library, seed=self.seed, quick=True)
 
     def call(self, expression: str, *arguments: Any, **more: Any) -> None:
         self._emulator(expression).call(expression, *arguments, **more)
@@ -113,19 +113,19 @@ def source_of(expression: str) -> str:
 
 
 def _build(source: str, expressions: tuple[str, ...], sources: Path = SOURCES,
-           arch: int = 900) -> Twin:
+           arch: int = 900) -> EmulatedLibrary:
     return Kernels((source,), expressions, arch, ("RAWNN_PDL",), sources, (_EMULATION,)).build()
 
 
 @cache
-def _sound(source: str) -> Twin:
+def _sound(source: str) -> EmulatedLibrary:
     return _build(source, _portable()[source])
 
 
-class _Twins(dict[str, Twin]):
-    """Twins by source: those with a fault in them, and others as they are needed."""
+class EmulatedLibraries(dict[str, EmulatedLibrary]):
+    """EmulatedLibraries by source: those with a fault in them, and others as they are needed."""
 
-    def __missing__(self, source: str) -> Twin:
+    def __missing__(self, source: str) -> EmulatedLibrary:
         return _sound(source)
 
 
@@ -178,12 +178,12 @@ def _probe(source: str, sources: Path, changed: str) -> None:
         kernels = tuple({kernel_for(op).name for op in plan.ops
                          if has_kernel(op) and kernel_for(op).source == source})
         expressions = instances([plan], kernels)[source]
-        twin = _build(source, expressions, sources)
+        library = _build(source, expressions, sources)
         try:
             for run, overflow, spoil in runs(CASES[name], plan):
-                check({source: twin}, Memory(plan, 5, overflow, spoil), run, kernels)
+                check({source: library}, Memory(plan, 5, overflow, spoil), run, kernels)
         finally:
-            twin.path.unlink(missing_ok=True)
+            library.path.unlink(missing_ok=True)
     if source == GENERATED:
         _probe_written(sources, changed)
         return
@@ -194,14 +194,14 @@ def _probe(source: str, sources: Path, changed: str) -> None:
     checks = kernel_cases.CHECKS | epoch_cases.CHECKS
     if source in _portable():
         for arch, seed in ((900, 3), (750, 0)):
-            twin = _build(source, _portable()[source], sources, arch)
+            library = _build(source, _portable()[source], sources, arch)
             try:
-                twins = _Twins({source: twin})
+                libraries = EmulatedLibraries({source: library})
                 for name in _checks_of(source):
-                    emulator: Any = _Dispatcher(twins, seed)
+                    emulator: Any = _Dispatcher(libraries, seed)
                     checks[name](emulator, np.random.default_rng(7))
             finally:
-                twin.path.unlink(missing_ok=True)
+                library.path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -218,15 +218,15 @@ def _probe_tiled(sources: Path) -> None:
     """Rows that are not aligned, which plans do not have, and copies without the background."""
     for arch in (750, 900):
         expressions = (*test_tiled_host.PRODUCTS, *test_tiled_host.UPDATES)
-        twin = _build("gemm/tiled.cu", expressions, sources, arch)
+        library = _build("gemm/tiled.cu", expressions, sources, arch)
         try:
-            emulator = emulated_kernels.Emulator(twin, seed=3)
+            emulator = emulated_kernels.Emulator(library, seed=3)
             for expression in test_tiled_host.PRODUCTS:
                 test_tiled_host.test_products(emulator, expression)
             for expression in test_tiled_host.UPDATES:
                 test_tiled_host.test_updates(emulator, expression, True)
         finally:
-            twin.path.unlink(missing_ok=True)
+            library.path.unlink(missing_ok=True)
 
 
 def _probe_written(sources: Path, changed: str) -> None:
@@ -254,8 +254,8 @@ def _check_written(how: tuple[Any, ...], launch: Launch, run: int,
             if launch.op.attributes["chosen"].layout.sync == SHARE:
                 check_alike(launch, Path(folder), run, sources)
         finally:
-            if launch.twin is not None:
-                launch.twin.path.unlink(missing_ok=True)
+            if launch.library is not None:
+                launch.library.path.unlink(missing_ok=True)
 
 
 def _attempt_written(fault: Fault) -> None:

@@ -2,7 +2,7 @@
 // arrivals and the bytes of copies.
 #include "runtime.h"
 
-namespace twin {
+namespace emulator {
 
 void release_block(Block& block) {
   const Vector* const known = block.gather.vector();
@@ -31,7 +31,7 @@ void release_cluster(Cluster& cluster) {
 }
 
 void sync_block() {
-  TWIN_HERE;
+  EMULATOR_HERE;
   Block& block = *self->block;
   block.gather.add(*self);
   if (++block.at_barrier == block.running) {
@@ -43,7 +43,7 @@ void sync_block() {
 }
 
 bool sync_block_or(bool predicate) {
-  TWIN_HERE;
+  EMULATOR_HERE;
   self->block->barrier_or = self->block->barrier_or || predicate;
   sync_block();
   return self->block->barrier_result;
@@ -164,4 +164,4 @@ void wait_for_cluster() {
   self->published = join(self->published, cluster.published);
 }
 
-}  // namespace twin
+}  // namespace emulator

@@ -1,4 +1,4 @@
-"""Small ragged networks that between them run every kernel family on the twin."""
+"""Small ragged networks that between them run every kernel family on the CPU emulator."""
 
 from __future__ import annotations
 

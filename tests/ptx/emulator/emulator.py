@@ -2,8 +2,8 @@
 them on NumPy arrays. Inline PTX is interpreted (ptx.h); everything else runs as it stands.
 
 A launch that does what a GPU leaves undefined, or what another order of threads and copies would
-turn into something else, raises TwinError, which names the access, the threads and the lines. What
-the twin checks is listed in docs/testing.md.
+turn into something else, raises EmulatorError, which names the access, the threads and the lines.
+What the CPU emulator checks is listed in docs/testing.md.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _KERNELS = (
 _FAULT = re.compile(r"(?<= at )0x[0-9a-f]+")
 
 
-class TwinError(AssertionError):
-    """A launch did what it must not do."""
+class EmulatorError(AssertionError):
+    """A launch violated a rule of the GPU: a race, a bad address, a missing wait."""
 
 
 def compiler() -> str | None:
@@ -65,7 +65,7 @@ def compiler() -> str | None:
 
 def _folder() -> Path:
     """Of what was built, kept by its content: for one user alone."""
-    path = Path(tempfile.gettempdir()) / f"rawnn-twin-{os.getuid()}"
+    path = Path(tempfile.gettempdir()) / f"rawnn-emulator-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to somebody else")
@@ -114,8 +114,8 @@ def _kernels_header() -> tuple[str, ...]:
 
 @functools.cache
 def _library() -> Path:
-    """The twin itself, of which every kernel's library takes its functions."""
-    with _building(_folder() / "libtwin"):
+    """The CPU emulator itself, of which every kernel's library takes its functions."""
+    with _building(_folder() / "libemulator"):
         return _built_library()
 
 
@@ -167,7 +167,7 @@ _DYNAMIC = re.compile(r"\bextern\s+__shared__\s+(?:__align__\((\w+)\)\s+)?([\w:]
 
 def for_host(text: str) -> str:
     """CUDA C as the emulator compiles it, on the same lines: each asm statement is a call of
-    twin::ptx() with its text and operands, each array of dynamic shared memory a pointer."""
+    emulator::ptx() with its text and operands, each array of dynamic shared memory a pointer."""
     parts, end = [], 0
     for match in _ASM.finditer(text):
         if match.start() < end or text.rfind("//", text.rfind("\n", 0, match.start()) + 1,
@@ -176,15 +176,15 @@ def for_host(text: str) -> str:
         parts.append(text[end : match.start()])
         sections, end = _sections(text, match.end())
         operands = ", ".join(section for section in sections[1:3] if section.strip())
-        parts.append(f"::twin::ptx([] {{ return {sections[0]}; }}"
+        parts.append(f"::emulator::ptx([] {{ return {sections[0]}; }}"
                      f"{', ' if operands else ''}{operands}"
                      # What was written over several lines stays so.
                      + _newlines(sections[3:]) + ")")
     text = "".join([*parts, text[end:]])
-    text = _CONSTRAINT.sub(lambda m: f"::twin::{'output' if m[1] else 'input'}<'{m[2]}'>", text)
+    text = _CONSTRAINT.sub(lambda m: f"::emulator::{'output' if m[1] else 'input'}<'{m[2]}'>", text)
     return _DYNAMIC.sub(
         lambda m: f"{m[2]}* const {m[3]} = "
-                  f"::twin::dynamic_shared<{m[2]}>({m[1] or f'alignof({m[2]})'});", text)
+                  f"::emulator::dynamic_shared<{m[2]}>({m[1] or f'alignof({m[2]})'});", text)
 
 
 def _sections(text: str, start: int) -> tuple[list[str], int]:
@@ -221,7 +221,7 @@ class Kernels:
     extra: str = ""
     flags: tuple[str, ...] = ()
 
-    def build(self) -> Twin:
+    def build(self) -> EmulatedLibrary:
         """Builds the library, where that has not been done, and loads it.
 
         Raises RuntimeError with the compiler's words where it does not compile.
@@ -244,7 +244,7 @@ class Kernels:
         if not path.exists():
             with _building(path):
                 self._compile(path, text, headers, flags)
-        return Twin(self, path)
+        return EmulatedLibrary(self, path)
 
     def _compile(self, path: Path, text: str, headers: Mapping[str, str],
                  flags: Sequence[str]) -> None:
@@ -278,14 +278,14 @@ class _Launch(ctypes.Structure):
                 ("region", ctypes.POINTER(_Region))]
 
 
-class Twin:
-    """A built library; made by Kernels.build()."""
+class EmulatedLibrary:
+    """Kernels that are compiled for the CPU emulator; Kernels.build() makes it."""
 
     def __init__(self, kernels: Kernels, path: Path) -> None:
         ctypes.CDLL(str(_library()), ctypes.RTLD_GLOBAL)
         self.kernels = kernels
         self.path = path
-        self.library = ctypes.CDLL(str(path))
+        self.handle = ctypes.CDLL(str(path))
         self.launches = 0
 
     def launch(
@@ -300,7 +300,7 @@ class Twin:
         order in which threads run and copies come: 0 in order and as late as may be, 1 in reverse,
         others at random.
 
-        Raises TwinError for what the kernel must not do.
+        Raises EmulatorError for what the kernel must not do.
         """
         allowed = set(early or ())
         regions = [
@@ -311,12 +311,12 @@ class Twin:
         how = _Launch((ctypes.c_uint * 3)(*[*grid, 1, 1][:3]),
                       (ctypes.c_uint * 3)(*[*block, 1, 1][:3]), cluster, shared, cooperative,
                       early is not None, run, len(regions), table)
-        function = self.library[f"kernel_{self.kernels.expressions.index(expression)}"]
+        function = self.handle[f"kernel_{self.kernels.expressions.index(expression)}"]
         function.restype = ctypes.c_char_p
         self.launches += 1
         failed = function(ctypes.byref(how), arguments)
         if failed is not None:
-            raise TwinError(f"{expression}: {self._located(failed.decode())}")
+            raise EmulatorError(f"{expression}: {self._located(failed.decode())}")
 
     def call(self, expression: str, grid: Iterable[int], block: Iterable[int], *,
              shared: int = 0, cluster: int = 1, cooperative: bool = False,

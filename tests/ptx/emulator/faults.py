@@ -1,7 +1,7 @@
 """Faults that are planted in the kernels, one at a time.
 
 A fault changes one place of one source by a rule (RULES), or of the text of a kernel that is
-written for a network (WRITTEN). attempts.py plants it and looks whether the twin finds it;
+written for a network (WRITTEN). attempts.py plants it and looks whether the CPU emulator finds it;
 harmless.py says of those that change nothing that anybody could see why that is so.
 """
 

@@ -1,4 +1,5 @@
-"""The kernels that limits are measured with, on the twin, beside what they mean in NumPy."""
+"""The kernels that limits are measured with, on the CPU emulator, beside what they mean in
+NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import numpy as np
 from rawnn.ptx import SOURCES
 from rawnn.ptx.limits import microbenchmarks
 from rawnn.ptx.limits.microbenchmarks import PROBES, Probe
-from tests.ptx.emulator.emulator import Kernels, Twin
+from tests.ptx.emulator.emulator import EmulatedLibrary, Kernels
 
 FILES = ("limits/microbenchmarks.cu", "limits/microbenchmarks_wgmma.cu")
 STORED: dict[str, Any] = {
@@ -77,7 +78,7 @@ def launches(probe: Probe, random: np.random.Generator) -> list[tuple[dict[str, 
     return [(how, {**summing, "words": words_of(probe, 192, random)})]
 
 
-def check(twin: Twin, probe: Probe, run: int, seed: int = 3) -> int:
+def check(library: EmulatedLibrary, probe: Probe, run: int, seed: int = 3) -> int:
     """Run a probe's small launches and compare each with its meaning; returns how many."""
     done = launches(probe, np.random.default_rng(seed))
     for how, arguments in done:
@@ -88,7 +89,7 @@ def check(twin: Twin, probe: Probe, run: int, seed: int = 3) -> int:
             scalars["dtype"] = dtype
         probe.meaning.reference(SimpleNamespace(**meant), scalars)
         options = dict(how)
-        twin.call(probe.expression, options.pop("grid"), (microbenchmarks.THREADS,), run=run,
+        library.call(probe.expression, options.pop("grid"), (microbenchmarks.THREADS,), run=run,
                   **options, **arguments)
         for name in probe.meaning.writes:
             np.testing.assert_allclose(arguments[name], meant[name], rtol=1e-6,
@@ -98,12 +99,12 @@ def check(twin: Twin, probe: Probe, run: int, seed: int = 3) -> int:
 
 def check_source(source: str, sources: Path, runs: tuple[int, ...] = (0, 3)) -> None:
     """All probes of a source, of which `sources` may hold a changed copy."""
-    twin = kernels(source, sources).build()
+    library = kernels(source, sources).build()
     try:
         for probe in PROBES:
             if probe.source == source:
                 for run in runs:
-                    check(twin, probe, run)
+                    check(library, probe, run)
     finally:
         if sources != SOURCES:
-            twin.path.unlink(missing_ok=True)
+            library.path.unlink(missing_ok=True)

@@ -216,7 +216,7 @@ OUT_OF_REACH: dict[str, str] = {
     "gemm/mma_finish.cuh: bounds check: if (!whole) return; [6]":
         "what is fetched then is not used; that a GPU wants such reads aligned shows there alone",
     "gemm/mma_loss.cuh: bound: const bool none = label < 0 || label >= n; [40]":
-        "labels of the twin's networks are classes, as a reference has no other; "
+        "labels of the CPU emulator's networks are classes, as a reference has no other; "
         "tests/ptx/test_emulator_plans.py has some that are none",
     **dict.fromkeys((
         "gemm/mma_sums.cuh: barrier: __syncwarp(); [6]",
@@ -225,7 +225,7 @@ OUT_OF_REACH: dict[str, str] = {
         "the cluster's barrier wants a warp's lanes together (.aligned); on the host each arrives "
         "by itself"),
 }
-"""Faults that a GPU would show and the twin does not, and why; by Fault.name."""
+"""Faults that a GPU would show and the CPU emulator does not, and why; by Fault.name."""
 
 
 def why_harmless(fault: Fault) -> str:

@@ -2,11 +2,11 @@
 // addresses, and where a block's own begins.
 #include "runtime.h"
 
-namespace twin {
+namespace emulator {
 
 // Atomic operations are relaxed: they order nothing but with fences.
 std::uint32_t atomic(void* address, int kind, std::uint32_t value, std::uint32_t compare) {
-  TWIN_HERE;
+  EMULATOR_HERE;
   // Who has seen what this thread's last fence released has seen the operation as well.
   const std::uint32_t fenced = known_clock(self->released, own());
   const std::uint32_t clock = fenced != 0 ? fenced : self->clock;
@@ -249,7 +249,7 @@ unsigned char* dynamic_shared(int alignment) {
 }
 
 unsigned int shared_address(const void* pointer) {
-  TWIN_HERE;
+  EMULATOR_HERE;
   const auto* const bytes = static_cast<const unsigned char*>(pointer);
   Block& block = *self->block;
   if (bytes >= machine.fixed && bytes < machine.fixed + machine.fixed_bytes) {
@@ -279,18 +279,18 @@ void fence_proxy_async() { self->proxied = join(self->proxied, everything(*self)
 
 void wait_for_kernels() { self->kernels_waited = true; }
 
-}  // namespace twin
+}  // namespace emulator
 
-using twin::self;
+using emulator::self;
 
 extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned int value) {
   *reinterpret_cast<unsigned int*>(handle) = value;
 }
 
 void __threadfence() {
-  TWIN_HERE;
-  twin::land_late_of(self->block);
-  self->known = twin::join(self->known, self->pending);
+  EMULATOR_HERE;
+  emulator::land_late_of(self->block);
+  self->known = emulator::join(self->known, self->pending);
   self->pending = nullptr;
-  self->released = twin::everything(*self);
+  self->released = emulator::everything(*self);
 }

@@ -9,9 +9,9 @@ it likes.
 Left out is what else decides. Headers that a source includes, and sources that a header's fault
 shows in: with them a change of types.cuh would have 947 of the 980 faults of sources and headers
 walked again, and one of persistent/loss.cuh all 1,300 of kernels that are written, an hour of a
-core. And the twin and its cases: a case that is gone may leave a fault uncaught. What is lost by
-that is found at random, as the tests plant a few faults anew (tests/ptx/test_kernel_faults.py);
-`--again all` is for a change of these that is large.
+core. And the CPU emulator and its cases: a case that is gone may leave a fault uncaught. What is
+lost by that is found at random, as the tests plant a few faults anew
+(tests/ptx/test_kernel_faults.py); `--again all` is for a change of these that is large.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whole plans on the twin: every op's kernel, launched as the runner launches it, beside the op's
-NumPy reference on the same operands."""
+"""Whole plans on the CPU emulator: every op's kernel, launched as the runner launches it, beside
+the op's NumPy reference on the same operands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rawnn.ptx.instance_text import with_instance_text
 from rawnn.ptx.kernels import kernel_for
 from rawnn.sim.tensormap import SimMap
 from tests.engine import CAPABLE, step_plan
-from tests.ptx.emulator.emulator import DTYPES, Kernels, Twin, with_headers
+from tests.ptx.emulator.emulator import DTYPES, EmulatedLibrary, Kernels, with_headers
 
 NEIGHBOUR = {"float32": 2.0**-20, "float16": 2.0**-10, "bfloat16": 2.0**-7,
              "float8_e4m3": 2.0**-3, "float8_e5m2": 2.0**-2}
@@ -159,8 +159,8 @@ class Memory:
         """Of exactly its size, poisoned, and aligned as device memory is."""
         dtype = numpy_dtype(tensor.dtype)
         count = int(np.prod(tensor.padded_shape))
-        # Of a buffer, not of an array, which would be its base: to the twin the memory ends where
-        # this does.
+        # From a buffer, not from an array, which would be its base: for the CPU emulator the memory
+        # ends where the base ends.
         raw = (ctypes.c_ubyte * (count * dtype.itemsize + 256))()
         array = np.ndarray(count, dtype, raw, -ctypes.addressof(raw) % 256)
         assert not isinstance(array.base, np.ndarray)
@@ -192,7 +192,7 @@ class Memory:
         self.view(name)[...] = rounded(value, dtype) if dtype in LOW_PRECISION else value
 
 
-def launch(twin: Twin, op: Op, memory: Memory, run: int = 0, **change: Any) -> None:
+def launch(library: EmulatedLibrary, op: Op, memory: Memory, run: int = 0, **change: Any) -> None:
     """Runs an op's kernel on the plan's memory; `change` replaces numbers of the launch."""
     plan, impl = memory.plan, kernel_for(op)
     expression = impl.expression(op, plan)
@@ -213,7 +213,7 @@ def launch(twin: Twin, op: Op, memory: Memory, run: int = 0, **change: Any) -> N
     # By the source as it is: a planted fault must not choose how it is looked at.
     waits = "pdl_wait" in with_headers(SOURCES, impl.source)
     held = {name: memory.arrays[name] for name in op.operands.values()}
-    twin.launch(expression, grid, block, ctypes.c_void_p(arguments.address), held,
+    library.launch(expression, grid, block, ctypes.c_void_p(arguments.address), held,
                 shared=impl.shared(scalars), cluster=impl.cluster(scalars),
                 early=allowed if waits else None, run=run, **change)
 
@@ -264,12 +264,12 @@ def runs(case: Case, plan: Plan) -> list[tuple[int, int, Spoil | None]]:
     return found + [(1, 0, spoil) for spoil in case.spoil]
 
 
-def check(twin_of: dict[str, Twin], memory: Memory, run: int,
+def check(library_of: dict[str, EmulatedLibrary], memory: Memory, run: int,
           names: tuple[str, ...] = ()) -> int:
-    """Runs all ops of a plan in order, those of the kernels `names` on the twin (all, where none
-    are given), the others by their references. The number of launches on the twin.
+    """Runs all ops of a plan in order, those of the kernels `names` on the CPU emulator (all, where
+    none are given), the others by their references. The number of launches on the CPU emulator.
 
-    Raises TwinError, or AssertionError for a result that is not the reference's.
+    Raises EmulatorError, or AssertionError for a result that is not the reference's.
     """
     launches = 0
     for op in memory.plan.ops:
@@ -284,7 +284,7 @@ def check(twin_of: dict[str, Twin], memory: Memory, run: int,
             memory.spoil_padding(name)
         before = {n: memory.arrays[n].copy() for n in op.operands.values()}
         old = {n: memory.read(n) for n in written}
-        launch(twin_of[impl.source], op, memory, run)
+        launch(library_of[impl.source], op, memory, run)
         launches += 1
         for name, value in wanted.items():
             what = f"{op.name} ({impl.name}): {name}"
@@ -323,8 +323,8 @@ def _rounds(op: Op) -> bool:
 
 
 def build(plans: list[Plan], names: tuple[str, ...] = (), sources: Any = SOURCES,
-          arch: int = 900) -> dict[str, Twin]:
-    """A library of the twin for each source that the plans need."""
+          arch: int = 900) -> dict[str, EmulatedLibrary]:
+    """A library of the CPU emulator for each source that the plans need."""
     return {source: Kernels((source,), expressions, arch, ("RAWNN_PDL",), sources).build()
             for source, expressions in instances(plans, names).items()}
 

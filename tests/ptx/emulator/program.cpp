@@ -3,7 +3,7 @@
 
 #include <cctype>
 
-namespace twin {
+namespace emulator {
 
 namespace {
 
@@ -219,4 +219,4 @@ void interpret(Site& site, const Operand* operands, int count, const void* here)
   }
 }
 
-}  // namespace twin
+}  // namespace emulator

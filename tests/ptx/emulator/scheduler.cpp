@@ -12,20 +12,20 @@
 
 #include "runtime.h"
 
-namespace twin {
+namespace emulator {
 
 namespace {
 
 void* scheduler_pointer = nullptr;
 
 // Saves what a call must preserve, and goes on where `to` was saved.
-extern "C" void twin_switch(void** from, void* to);
+extern "C" void emulator_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(R"(
 .text
-.globl twin_switch
-.type twin_switch, @function
-twin_switch:
+.globl emulator_switch
+.type emulator_switch, @function
+emulator_switch:
   pushq %rbp
   pushq %rbx
   pushq %r12
@@ -41,14 +41,14 @@ twin_switch:
   popq %rbx
   popq %rbp
   ret
-.size twin_switch, .-twin_switch
+.size emulator_switch, .-emulator_switch
 )");
 #elif defined(__aarch64__)
 asm(R"(
 .text
-.globl twin_switch
-.type twin_switch, %function
-twin_switch:
+.globl emulator_switch
+.type emulator_switch, %function
+emulator_switch:
   sub sp, sp, #176
   stp x19, x20, [sp]
   stp x21, x22, [sp, #16]
@@ -77,10 +77,10 @@ twin_switch:
   ret
 )");
 #else
-#error "the twin's fibers are written for x86-64 and aarch64"
+#error "the CPU emulator's fibers are written for x86-64 and aarch64"
 #endif
 
-void to_scheduler() { twin_switch(&self->stack_pointer, scheduler_pointer); }
+void to_scheduler() { emulator_switch(&self->stack_pointer, scheduler_pointer); }
 
 void thread_main() {
   machine.thunk(machine.kernel, machine.arguments);
@@ -174,7 +174,7 @@ void run_live() {
         block.ready.pop_back();
       }
       self = thread;
-      twin_switch(&scheduler_pointer, thread->stack_pointer);
+      emulator_switch(&scheduler_pointer, thread->stack_pointer);
       self = nullptr;
       if (!machine.failure.empty()) return;
       if (machine.eager) {
@@ -370,13 +370,13 @@ void end_thread(Thread& thread) {
   if (block.running == 0) end_block(block);
 }
 
-}  // namespace twin
+}  // namespace emulator
 
-namespace twin {
+namespace emulator {
 
 dim3 thread_index() { return self->index; }
 dim3 block_index() { return self->block->index; }
 dim3 block_dim() { return {machine.how.block[0], machine.how.block[1], machine.how.block[2]}; }
 dim3 grid_dim() { return {machine.how.grid[0], machine.how.grid[1], machine.how.grid[2]}; }
 
-}  // namespace twin
+}  // namespace emulator

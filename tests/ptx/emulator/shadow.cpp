@@ -5,7 +5,7 @@
 
 #include "runtime.h"
 
-namespace twin {
+namespace emulator {
 
 Arena arena;
 Machine machine;
@@ -231,7 +231,7 @@ void touch_global(const void* address, std::size_t bytes, int kind, Who who, std
 }
 
 void nobody_reads(const void* object, std::size_t bytes) {
-  TWIN_HERE;
+  EMULATOR_HERE;
   const auto* const pointer = static_cast<const unsigned char*>(object);
   if (pointer < machine.fixed || pointer >= machine.fixed + machine.fixed_bytes) {
     fail("nobody_reads() of something that is not declared in shared memory, at %p", self->here);
@@ -333,27 +333,27 @@ std::string describe(Who who) {
   return text;
 }
 
-}  // namespace twin
+}  // namespace emulator
 
-#define TWIN_HOOK(bytes)                                                            \
-  void __tsan_read##bytes(void* a) { twin::plain(a, bytes, twin::kRead, __builtin_return_address(0)); } \
-  void __tsan_write##bytes(void* a) { twin::plain(a, bytes, twin::kWrite, __builtin_return_address(0)); } \
-  void __tsan_volatile_read##bytes(void* a) { twin::plain(a, bytes, twin::kRead, __builtin_return_address(0)); } \
-  void __tsan_volatile_write##bytes(void* a) { twin::plain(a, bytes, twin::kWrite, __builtin_return_address(0)); } \
-  void __tsan_unaligned_read##bytes(void* a) { twin::plain(a, bytes, twin::kRead, __builtin_return_address(0)); } \
-  void __tsan_unaligned_write##bytes(void* a) { twin::plain(a, bytes, twin::kWrite, __builtin_return_address(0)); }
+#define EMULATOR_HOOK(bytes)                                                            \
+  void __tsan_read##bytes(void* a) { emulator::plain(a, bytes, emulator::kRead, __builtin_return_address(0)); } \
+  void __tsan_write##bytes(void* a) { emulator::plain(a, bytes, emulator::kWrite, __builtin_return_address(0)); } \
+  void __tsan_volatile_read##bytes(void* a) { emulator::plain(a, bytes, emulator::kRead, __builtin_return_address(0)); } \
+  void __tsan_volatile_write##bytes(void* a) { emulator::plain(a, bytes, emulator::kWrite, __builtin_return_address(0)); } \
+  void __tsan_unaligned_read##bytes(void* a) { emulator::plain(a, bytes, emulator::kRead, __builtin_return_address(0)); } \
+  void __tsan_unaligned_write##bytes(void* a) { emulator::plain(a, bytes, emulator::kWrite, __builtin_return_address(0)); }
 
 extern "C" {
-TWIN_HOOK(1)
-TWIN_HOOK(2)
-TWIN_HOOK(4)
-TWIN_HOOK(8)
-TWIN_HOOK(16)
+EMULATOR_HOOK(1)
+EMULATOR_HOOK(2)
+EMULATOR_HOOK(4)
+EMULATOR_HOOK(8)
+EMULATOR_HOOK(16)
 void __tsan_read_range(void* a, unsigned long n) {
-  twin::plain(a, n, twin::kRead, __builtin_return_address(0));
+  emulator::plain(a, n, emulator::kRead, __builtin_return_address(0));
 }
 void __tsan_write_range(void* a, unsigned long n) {
-  twin::plain(a, n, twin::kWrite, __builtin_return_address(0));
+  emulator::plain(a, n, emulator::kWrite, __builtin_return_address(0));
 }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}

@@ -10,24 +10,24 @@ struct Place {
 
 [[noreturn]] void report(const void* data, const char* what) {
   const auto& place = *static_cast<const Place*>(data);
-  twin::fail("%s at %s:%u", what, place.file, place.line);
+  emulator::fail("%s at %s:%u", what, place.file, place.line);
 }
 
 }  // namespace
 
-#define TWIN_UNDEFINED(name, what, ...) \
+#define EMULATOR_UNDEFINED(name, what, ...) \
   extern "C" void __ubsan_handle_##name##_abort(void* data __VA_OPT__(, ) __VA_ARGS__) {   \
     report(data, what);                                                                   \
   }
 
-TWIN_UNDEFINED(type_mismatch_v1, "a misaligned access", void*)
-TWIN_UNDEFINED(out_of_bounds, "an index outside its array", void*)
-TWIN_UNDEFINED(shift_out_of_bounds, "a shift by too many bits", void*, void*)
-TWIN_UNDEFINED(add_overflow, "an addition overflows", void*, void*)
-TWIN_UNDEFINED(sub_overflow, "a subtraction overflows", void*, void*)
-TWIN_UNDEFINED(mul_overflow, "a product overflows", void*, void*)
-TWIN_UNDEFINED(negate_overflow, "a negation overflows", void*)
-TWIN_UNDEFINED(divrem_overflow, "a division by zero", void*, void*)
+EMULATOR_UNDEFINED(type_mismatch_v1, "a misaligned access", void*)
+EMULATOR_UNDEFINED(out_of_bounds, "an index outside its array", void*)
+EMULATOR_UNDEFINED(shift_out_of_bounds, "a shift by too many bits", void*, void*)
+EMULATOR_UNDEFINED(add_overflow, "an addition overflows", void*, void*)
+EMULATOR_UNDEFINED(sub_overflow, "a subtraction overflows", void*, void*)
+EMULATOR_UNDEFINED(mul_overflow, "a product overflows", void*, void*)
+EMULATOR_UNDEFINED(negate_overflow, "a negation overflows", void*)
+EMULATOR_UNDEFINED(divrem_overflow, "a division by zero", void*, void*)
 
 // These two never go on, and are called so under any flags.
 extern "C" void __ubsan_handle_builtin_unreachable(void* data) {

@@ -1,7 +1,7 @@
 // wgmma: products of four warps that read shared memory by descriptors, in the background.
 #include "runtime.h"
 
-namespace twin {
+namespace emulator {
 
 namespace {
 
@@ -179,4 +179,4 @@ void commit_products() {
   ++self->product_group;
 }
 
-}  // namespace twin
+}  // namespace emulator

@@ -1,7 +1,7 @@
 // What the lanes of a warp do together: shuffles, fragments, and the products of warpgroups.
 #include "runtime.h"
 
-namespace twin {
+namespace emulator {
 
 void Gather::add(Thread& thread) {
   known_ = join(known_, thread.known);
@@ -155,7 +155,7 @@ constexpr unsigned int kAll = 0xffffffffu;
 
 std::uint64_t shuffle(Shuffle kind, unsigned int mask, std::uint64_t value, int argument,
                       int width) {
-  TWIN_HERE;
+  EMULATOR_HERE;
   struct Gift {
     std::uint64_t value, result;
     int source;
@@ -183,7 +183,7 @@ std::uint64_t shuffle(Shuffle kind, unsigned int mask, std::uint64_t value, int 
 }
 
 unsigned int ballot(unsigned int mask, bool predicate) {
-  TWIN_HERE;
+  EMULATOR_HERE;
   struct Gift {
     bool value;
     unsigned int result;
@@ -202,7 +202,7 @@ unsigned int ballot(unsigned int mask, bool predicate) {
 
 // The only one of these that orders memory.
 void sync_warp(unsigned int mask) {
-  TWIN_HERE;
+  EMULATOR_HERE;
   meet("__syncwarp()", mask, self, [&](const Meeting&) {
     Warp& warp = *self->warp;
     Gather channels;
@@ -359,4 +359,4 @@ void multiply_f16(unsigned int* c, const unsigned int* a, const unsigned int* b)
   });
 }
 
-}  // namespace twin
+}  // namespace emulator
