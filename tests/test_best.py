@@ -49,24 +49,24 @@ def go(folder: Path | None, *listeners: Any, data: Any = NOISE, **changed: Any) 
 
 
 def model_of(folder: Path) -> tuple[str, Checkpoint, list[str]]:
-    said: list[str] = []
-    path, found = find_model(folder, said.append)
-    return path.name, found, said
+    messages: list[str] = []
+    path, found = find_model(folder, messages.append)
+    return path.name, found, messages
 
 
 def test_the_folder_holds_what_training_ended_with(tmp_path: Path,
                                                    caplog: pytest.LogCaptureFixture) -> None:
     result = go(tmp_path)
     last = find(tmp_path, print)[1]
-    name, found, said = model_of(tmp_path)
+    name, found, messages = model_of(tmp_path)
     assert name == BEST
     assert found.epoch < last.epoch == len(result.history)
     same_parameters(found, result)
-    assert said == [f"{tmp_path / BEST} is used, the best parameters, of epoch {found.epoch}; "
+    assert messages == [f"{tmp_path / BEST} is used, the best parameters, of epoch {found.epoch}; "
                     f"the newest, of epoch {last.epoch}, is {name_of(last.epoch)}"]
     with caplog.at_level(logging.INFO, "rawnn"):
         same_parameters(Model.load(tmp_path), result)
-    assert said[0] in caplog.text
+    assert messages[0] in caplog.text
     assert Model.load(tmp_path).score(*NOISE) == result.model.score(*NOISE)
     newest = tmp_path / name_of(last.epoch)  # a file means itself
     same_parameters(Model.load(newest), last)
@@ -165,10 +165,10 @@ def test_a_best_that_is_not_used(tmp_path: Path, case: Callable[[Path, Path], No
     shutil.copy(best, folder)
     case(folder, best)
     newest = listed(folder)[-1][1]
-    name, _, said = model_of(folder)
+    name, _, messages = model_of(folder)
     assert name == newest.name
-    assert said[0].startswith(f"{folder / BEST} is ")
-    assert said[0].endswith(f": {newest.name} is used")
+    assert messages[0].startswith(f"{folder / BEST} is ")
+    assert messages[0].endswith(f": {newest.name} is used")
     same_parameters(Model.load(folder), read(newest))
 
 
@@ -200,15 +200,15 @@ def test_a_best_alone_and_a_torn_one(tmp_path: Path) -> None:
     newest = listed(tmp_path)[-1][1].name
     content = (tmp_path / BEST).read_bytes()
     (tmp_path / BEST).write_bytes(content[:-7])
-    name, _, said = model_of(tmp_path)
+    name, _, messages = model_of(tmp_path)
     assert name == newest
-    assert "is truncated" in said[0]
+    assert "is truncated" in messages[0]
     (tmp_path / BEST).write_bytes(content)
     for _, path in listed(tmp_path):
         path.unlink()
-    name, _, said = model_of(tmp_path)
+    name, _, messages = model_of(tmp_path)
     assert name == BEST
-    assert said[0].endswith(f"{tmp_path} holds no other checkpoint")
+    assert messages[0].endswith(f"{tmp_path} holds no other checkpoint")
     with pytest.raises(CheckpointError, match="holds no checkpoint that can be read"):
         go(tmp_path, resume=tmp_path)
     at = read(tmp_path / BEST).epoch

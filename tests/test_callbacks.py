@@ -347,7 +347,7 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
 def test_every_listener_hears_everything() -> None:
     first, second = Recorder(), Recorder()
     go(first, second, epochs=2)
-    assert [name for name, _ in first.heard] == [name for name, _ in second.heard]
+    assert [name for name, _ in first.received] == [name for name, _ in second.received]
     assert first.all("reported") == second.all("reported")
 
 
@@ -361,7 +361,7 @@ def test_config_and_arrays_go_together() -> None:
         train(config, epochs=3)
     with pytest.raises(ConfigError, match="either a Config or its options"):
         train(config, data="mnist.csv")
-    with pytest.raises(ConfigError, match="brings its own validation data"):
+    with pytest.raises(ConfigError, match="has its own validation data"):
         train(config, data=DATA, validation=0.5)
 
 @pytest.mark.parametrize(("given", "sentence"), [
@@ -373,7 +373,7 @@ def test_config_and_arrays_go_together() -> None:
     ({"listener": Listener}, "listener = Listener: that is the class; give an object of it"),
     ({"config": {"epochs": 3}}, "config is a rawnn.Config, not a dict"),
 ])
-def test_what_train_cannot_take_is_said_with_its_cure(given: dict[str, Any],
+def test_what_train_cannot_take_is_said_with_its_fix(given: dict[str, Any],
                                                       sentence: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         train(device="host", **given) if "config" not in given else train(**given)
@@ -384,19 +384,19 @@ def test_what_has_some_of_the_methods_is_a_listener() -> None:
         reads = False
 
         def __init__(self) -> None:
-            self.heard: list[object] = []
+            self.received: list[object] = []
 
         def started(self, session: Session) -> None:
-            self.heard.append(session.config.epochs)
+            self.received.append(session.config.epochs)
 
         def reported(self, report: Report) -> None:
-            self.heard.append(report.epoch)
+            self.received.append(report.epoch)
 
     one, other = Own(), Own()
     whole, recorder = go(epochs=2), Recorder()
     same_parameters(train(data=DATA, listener=one, **{**OPTIONS, "epochs": 2}), whole)
     train(data=DATA, listener=[recorder, other], **{**OPTIONS, "epochs": 2})
-    assert one.heard == other.heard == [2, 1, 2]
+    assert one.received == other.received == [2, 1, 2]
     assert [each.reads for each in listeners_of([one, Recorder()])] == [False, True]
 
 
@@ -404,7 +404,7 @@ def test_what_has_some_of_the_methods_is_a_listener() -> None:
 @pytest.mark.parametrize("method", ["started", "reported", "settled", "ended"])
 def test_what_a_listener_raises_is_passed_on_and_the_next_run_is_as_ever(
         device: str, method: str) -> None:
-    def fails(self: Listener, told: Any) -> None:
+    def fails(self: Listener, notice: Any) -> None:
         raise LookupError("the listener's own")
 
     listener: Listener = type("Fails", (Listener,), {method: fails})()

@@ -185,14 +185,14 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_result(
     kept, found = tmp_path / "kept", tmp_path / "r.json"
     assert run(["--device", "host", "--dataset", "synthetic", "--epochs", "9", "--save", str(kept),
                 "--json", str(found)]) == 1
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     result = json.loads(found.read_bytes())
     assert (len(result["epoch_ms"]), result["stopped"]) == \
         (first, "a checkpoint could not be written")
-    assert "test accuracy" in said.out
-    assert "No space left on device; " in said.err
+    assert "test accuracy" in output.out
+    assert "No space left on device; " in output.err
     assert (f"{kept / 'rawnn-000002.safetensors'} is valid: free some space, and continue with "
-            f"--resume {kept}" if first > 1 else f"{kept} holds no valid checkpoint") in said.err
+            f"--resume {kept}" if first > 1 else f"{kept} holds no valid checkpoint") in output.err
 
 
 def test_the_library_raises_a_full_disk_with_the_result(tmp_path: Path,
@@ -270,22 +270,22 @@ def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
     for epoch in (1, 2, 3):
         store.save(make(epoch))
     (tmp_path / "other.safetensors").write_bytes(b"")
-    said: list[str] = []
-    path, found = find(tmp_path, said.append)
-    assert (path.name, found.epoch, said) == ("rawnn-000003.safetensors", 3, [])
+    messages: list[str] = []
+    path, found = find(tmp_path, messages.append)
+    assert (path.name, found.epoch, messages) == ("rawnn-000003.safetensors", 3, [])
     path.write_bytes(path.read_bytes()[:-5])
-    assert find(tmp_path, said.append)[1].epoch == 2
-    assert len(said) == 1
-    assert "rawnn-000003.safetensors is truncated" in said[0]
-    assert said[0].endswith("looking for an older one")
+    assert find(tmp_path, messages.append)[1].epoch == 2
+    assert len(messages) == 1
+    assert "rawnn-000003.safetensors is truncated" in messages[0]
+    assert messages[0].endswith("looking for an older one")
     with pytest.raises(CheckpointError, match="is truncated"):
-        find(path, said.append)
+        find(path, messages.append)
     for _, file in listed(tmp_path):
         file.write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"no checkpoint that can be read; .*000001"):
-        find(tmp_path, said.append)
+        find(tmp_path, messages.append)
     with pytest.raises(CheckpointError, match="cannot be read"):
-        find(tmp_path / "no", said.append)
+        find(tmp_path / "no", messages.append)
 
 
 def test_a_directory_of_a_later_run_is_refused(tmp_path: Path) -> None:

@@ -150,11 +150,11 @@ def test_numbers_of_numpy_texts_and_lists_are_taken() -> None:
     assert Config.from_mapping({"layers": "8-3", "opt": ["none"]}).layers == (8, 3)
 
 
-@pytest.mark.parametrize(("values", "said"), [
+@pytest.mark.parametrize(("values", "message"), [
     ({"epochs": np.float64(2.5)}, "epochs = 2.5"), ({"layers": np.zeros((2, 2))}, "layers = "),
     ({"layers": "8-x"}, "layers = '8-x': give sizes"), ({"opt": ["best", 3]}, "a list of strings"),
     ({"seed": np.int64(-1)}, "seed = -1"), ({"layers": np.array([8.5, 3.0])}, "layers = "),
 ])
-def test_values_of_numpy_are_checked_as_all_are(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_values_of_numpy_are_checked_as_all_are(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Config(**values)

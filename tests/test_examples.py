@@ -68,22 +68,22 @@ def run_notebook(notebook: Path, folder: Path, **environment: str) -> str:
 
 
 def test_the_notebook_runs_from_top_to_bottom_as_on_a_t4(tmp_path: Path) -> None:
-    said = run_notebook(NOTEBOOKS[0], tmp_path, RAWNN_COMPUTE="7.5", NOTEBOOK_EPOCHS="1")
-    assert "simulated GPU, compute capability" in said
-    assert said.rstrip().endswith("y = 1 + 2 x, as NumPy says")
-    ladder = [line.split()[-1] for line in said.splitlines()
+    output = run_notebook(NOTEBOOKS[0], tmp_path, RAWNN_COMPUTE="7.5", NOTEBOOK_EPOCHS="1")
+    assert "simulated GPU, compute capability" in output
+    assert output.rstrip().endswith("y = 1 + 2 x, as NumPy says")
+    ladder = [line.split()[-1] for line in output.splitlines()
               if line.split()[:1] in (["none"], ["best"]) and ":" not in line]
     assert len(set(ladder)) == 1  # no toggle changes the accuracy
 
 
 def test_the_notebook_of_the_lab_runs_from_top_to_bottom(tmp_path: Path) -> None:
     requires.module("cuda.bindings.nvrtc")
-    said = run_notebook(NOTEBOOKS[1], tmp_path)
+    output = run_notebook(NOTEBOOKS[1], tmp_path)
     for words in ("points to float, but the array holds int64", "saxpy<float>: right with all of",
                   "whole_blocks: WRONG", "saxpy<float> on simulated GPU", "4 of 4 variants tried",
                   "bias_relu=mine runs relu1 of 784-64-10"):
-        assert words in said
-    plain, mine = (line.split("accuracy ")[1].split(",")[0] for line in said.splitlines()
+        assert words in output
+    plain, mine = (line.split("accuracy ")[1].split(",")[0] for line in output.splitlines()
                    if line.startswith("best"))
     assert plain == mine
 

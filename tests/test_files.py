@@ -139,14 +139,14 @@ def test_files_and_directories_without_permission_are_refused(tmp_path: Path) ->
 
 
 def test_what_is_written_beside_a_run_never_ends_it(tmp_path: Path) -> None:
-    said: list[str] = []
-    with SideOutput("/dev/full", said.append) as lost:
+    messages: list[str] = []
+    with SideOutput("/dev/full", messages.append) as lost:
         for _ in range(3):
             print("a line", file=lost, flush=True)
-    assert said == ["cannot write /dev/full: No space left on device; going on without it"]
+    assert messages == ["cannot write /dev/full: No space left on device; going on without it"]
     kept = tmp_path / "log.txt"
     kept.write_text("old")
-    with SideOutput(kept, said.append) as log:
+    with SideOutput(kept, messages.append) as log:
         assert kept.read_text() == "old"
         print("a line", file=log)
     assert kept.read_text() == "a line\n"

@@ -45,10 +45,10 @@ class Sender(Listener):
 
     def __init__(self, epoch: int, *numbers: signal.Signals) -> None:
         self._epoch, self._numbers = epoch, numbers
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def notify(self, message: str) -> None:
-        self.said.append(message)
+        self.messages.append(message)
 
     def epoch_done(self, epoch: int) -> None:
         if epoch == self._epoch:
@@ -85,7 +85,8 @@ def test_ctrl_c_ends_after_the_epoch_in_hand(tmp_path: Path) -> None:
     assert result.interrupted
     assert [r.epoch for r in result.history] == [1, 2, 3]
     assert [path.name for path in tmp_path.iterdir()] == ["rawnn-000003.safetensors"]
-    assert sender.said[0].startswith("Ctrl-C: training ends after this epoch; once more, or after")
+    assert sender.messages[0].startswith(
+        "Ctrl-C: training ends after this epoch; once more, or after")
     same(go(resume=tmp_path), go())
 
 
@@ -151,8 +152,9 @@ def test_a_second_signal_in_the_first_epoch_ends_at_once(
     assert (result.broken_epoch, result.epoch_ms, result.history) == (1, [], [])
     assert np.isnan([result.test_loss, result.test_accuracy]).all()
     assert "interrupted in epoch 1" in repr(result)
-    assert sender.said[-1] == "epoch 1 was aborted: the parameters are those in the middle of " \
-                              "it, and their test loss was not measured"
+    assert sender.messages[-1] == (
+        "epoch 1 was aborted: the parameters are those in the middle of it, and their test loss "
+        "was not measured")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -208,7 +210,7 @@ def test_the_alarm_breaks_off_an_epoch_and_nothing_else(
 
 def test_handlers_are_as_before_and_those_of_the_process_are_left_alone() -> None:
     before = [signal.getsignal(number) for number in ENDING]
-    heard: list[int] = []
+    received: list[int] = []
     seen: list[Any] = []
 
     class Looker(Listener):
@@ -218,7 +220,7 @@ def test_handlers_are_as_before_and_those_of_the_process_are_left_alone() -> Non
     go(listener=Looker(), epochs=1)
     assert all(now not in before for now in seen[0])
     assert [signal.getsignal(number) for number in ENDING] == before
-    own = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    own = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         result = go(listener=Sender(2, signal.SIGTERM, signal.SIGHUP))
@@ -226,7 +228,7 @@ def test_handlers_are_as_before_and_those_of_the_process_are_left_alone() -> Non
     finally:
         signal.signal(signal.SIGTERM, own)
         signal.signal(signal.SIGHUP, ignored)
-    assert heard == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]
     assert not result.interrupted
 
 

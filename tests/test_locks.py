@@ -51,10 +51,10 @@ class Act(Listener):
 
     def __init__(self, act: Callable[[], object], epoch: int = 1) -> None:
         self._act, self._epoch = act, epoch
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def notify(self, message: str) -> None:
-        self.said.append(message)
+        self.messages.append(message)
 
     def settled(self, epoch: int) -> None:
         if epoch == self._epoch:
@@ -74,12 +74,12 @@ def test_a_second_writer_is_refused_before_it_trains(tmp_path: Path, resumed: bo
     if resumed:
         go(**more)
         more = {"resume": str(tmp_path), "epochs": 6}
-    heard: list[str] = []
+    received: list[str] = []
     seen: list[int] = []
 
     class Rows(Listener):
         def notify(self, message: str) -> None:
-            heard.append(message)
+            received.append(message)
 
         def started(self, session: Session) -> None:
             seen.append(1)
@@ -93,7 +93,7 @@ def test_a_second_writer_is_refused_before_it_trains(tmp_path: Path, resumed: bo
         assert re.fullmatch("rawnn: error: " + refused(tmp_path, os.getpid()) + "\n", done.stderr)
 
     result = go(Act(second, 4 if resumed else 1), **more)
-    assert (heard, seen) == ([], [])
+    assert (received, seen) == ([], [])
     assert len(result.epoch_ms) == 3
     assert [epoch for epoch, _ in listed(tmp_path)] == list(range(1, 7 if resumed else 4))
     assert not (tmp_path / NAME).exists()
@@ -218,9 +218,9 @@ def test_a_file_system_without_locks_is_said_once(
     live.write_bytes(b"half")  # of a run that may be alive, as nothing excludes it
     listener = Act(lambda: None)
     assert len(go(listener, save=str(tmp_path), patience=5).epoch_ms) == 3
-    said = [message for message in listener.said if "locked" in message]
-    assert said == [f"{tmp_path} cannot be locked (No locks available): start no other run that "
-                    f"saves there"]
+    messages = [message for message in listener.messages if "locked" in message]
+    assert messages == [f"{tmp_path} cannot be locked (No locks available): start no other run "
+                        f"that saves there"]
     assert live.exists()
     monkeypatch.undo()
     go(resume=str(tmp_path), epochs=4)

@@ -53,7 +53,7 @@ def squared_error(result: Result, y: Any, rows: slice) -> float:
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.01, 0.001])
-def test_raw_prices_diverge_and_the_message_names_the_cure(lr: float) -> None:
+def test_raw_prices_diverge_and_the_message_names_the_fix(lr: float) -> None:
     with pytest.raises(TrainingDiverged, match=r"the targets reach from 1\d\d,\d+.* to .*, which "
                                                r"normalise_targets = learned \(--normalise-targets "
                                                r"learned\) standardises; else use a smaller"):
@@ -112,15 +112,15 @@ def test_with_toggles_on_the_simulated_gpu(opt: str) -> None:
 def test_the_host_says_that_it_measures_columns_that_differ() -> None:
     class Notes(Listener):
         def __init__(self) -> None:
-            self.said: list[str] = []
+            self.messages: list[str] = []
 
         def notify(self, message: str) -> None:
-            self.said.append(message)
+            self.messages.append(message)
 
     for y, expected in ((BOTH, True), (ALIKE, False), (PRICE, False)):
         notes = Notes()
         go(y, epochs=1, listener=notes)
-        assert any("measured on the host" in message for message in notes.said) is expected
+        assert any("measured on the host" in message for message in notes.messages) is expected
 
 
 def test_everybody_is_shown_the_same_losses(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_everybody_is_shown_the_same_losses(tmp_path: Path) -> None:
         def reported(self, report: Report) -> None:
             self.reports.append(report)
 
-    heard = Heard()
-    found = go(BOTH, listener=[heard, CsvLog(tmp_path / "log.csv")])
-    assert heard.reports is not found.history
-    assert [r.test_loss for r in heard.reports] == [r.test_loss for r in found.history]
+    received = Heard()
+    found = go(BOTH, listener=[received, CsvLog(tmp_path / "log.csv")])
+    assert received.reports is not found.history
+    assert [r.test_loss for r in received.reports] == [r.test_loss for r in found.history]
     rows = (tmp_path / "log.csv").read_text().splitlines()
     assert float(rows[-1].split(",")[3]) == found.history[-1].test_loss
     assert found.to_dict()["history"][-1]["test_loss"] == found.test_loss
@@ -154,9 +154,9 @@ def test_predictions_are_values(device: str, tmp_path: Path) -> None:
     found = go(BOTH, save=str(tmp_path))
     wanted = predicted(found, BOTH, slice(None))
     for model in (found.model, Model.load(tmp_path)):
-        said = model.predict(X, device=device)
-        assert said.dtype == np.float64
-        np.testing.assert_allclose(said, wanted, rtol=1e-5)
+        predictions = model.predict(X, device=device)
+        assert predictions.dtype == np.float64
+        np.testing.assert_allclose(predictions, wanted, rtol=1e-5)
     found.model.save(tmp_path / "model.safetensors")
     again = Model.load(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(again.predict(X), found.model.predict(X))
@@ -166,8 +166,8 @@ def test_values_that_float32_cannot_tell_apart_are_predicted() -> None:
     y = 1e9 + (X[:, 0] > 0)
     found = go(y, epochs=60, lr=0.2)
     assert found.test_loss < 0.15
-    said = found.model.predict(X[210:])
-    assert float(np.mean((said > 1e9 + 0.5).ravel() == (X[210:, 0] > 0))) > 0.9
+    predictions = found.model.predict(X[210:])
+    assert float(np.mean((predictions > 1e9 + 0.5).ravel() == (X[210:, 0] > 0))) > 0.9
 
 
 @pytest.mark.parametrize("y", [PRICE, BOTH], ids=["one", "two"])
@@ -262,7 +262,7 @@ def test_an_exported_model_gives_values(input_type: Any) -> None:
     session = runtime.InferenceSession(made.SerializeToString(),
                                        providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["values"]
-    said = session.run(None, {"inputs": inputs})[0]
-    assert said.dtype == np.float32
-    np.testing.assert_allclose(said, model.predict(inputs), rtol=1e-5)
+    predictions = session.run(None, {"inputs": inputs})[0]
+    assert predictions.dtype == np.float32
+    np.testing.assert_allclose(predictions, model.predict(inputs), rtol=1e-5)
     assert {p.key: p.value for p in made.metadata_props}["target_names"] == '["price", "rooms"]'

@@ -190,7 +190,7 @@ def test_a_wheel_without_the_repository_trains_and_tests_itself(tmp_path: Path) 
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RAWNN_DATA")}
     environment["RAWNN_CACHE"] = str(tmp_path / "cache")
     runs = "runpy.run_module('rawnn', run_name='__main__')"
-    for arguments, said in (
+    for arguments, message in (
         (("--device", "host", "--dataset", "synthetic", "--epochs", "1"), "test accuracy"),
         (("--device", "sim", "--dataset", "synthetic", "--epochs", "1", "--opt", "best"),
          "SIMULATED"),
@@ -201,7 +201,7 @@ def test_a_wheel_without_the_repository_trains_and_tests_itself(tmp_path: Path) 
                               cwd=elsewhere, capture_output=True, text=True, timeout=200,
                               check=False, env=environment)
         assert done.returncode == 0, f"{arguments}: {done.stderr}"
-        assert said in done.stdout
+        assert message in done.stdout
     if importlib.util.find_spec("cuda") and importlib.util.find_spec("nvidia"):
         subprocess.run([sys.executable, "-c", INSTALLED + KERNELS, str(installed)], cwd=elsewhere,
                        check=True, timeout=200, env=environment)

@@ -54,7 +54,7 @@ def measured(path: Path, monkeypatch: pytest.MonkeyPatch, toggles: str, gpu: str
         us=0.1, others={}, driver="", commit="", date="")])
 
 
-def heard(recorder: Recorder, words: str) -> bool:
+def received(recorder: Recorder, words: str) -> bool:
     return any(words in message for message in recorder.all("notify"))
 
 
@@ -76,7 +76,7 @@ def test_a_resumed_run_takes_what_it_took_before(
     rest = go(recorder, device=device, epochs=4, resume=str(tmp_path / "a"))
     same_parameters(rest, whole)
     assert rest.resumed_epochs == 2
-    assert heard(recorder, "using the toggles of the resumed run, from ")
+    assert received(recorder, "using the toggles of the resumed run, from ")
     assert rest.toggles.keys() == part.toggles.keys()
     assert [n if v is None else f"{n}={v}" for n, v in rest.toggles.items()] \
         == taken["toggles"].split(",")
@@ -102,7 +102,7 @@ def test_other_toggles_win(tmp_path: Path) -> None:
     recorder = Recorder()
     rest = go(recorder, device="sim", opt="preload,fuse", resume=str(tmp_path))
     assert set(rest.toggles) == {"preload", "arena", "fuse"}
-    assert heard(recorder, "--opt preload,fuse replaces the toggles of the resumed run")
+    assert received(recorder, "--opt preload,fuse replaces the toggles of the resumed run")
 
 
 def test_an_older_checkpoint_decides_anew(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_older_checkpoint_decides_anew(tmp_path: Path) -> None:
     assert read(path).taken == {}
     recorder = Recorder()
     same_parameters(go(recorder, device="sim", resume=str(tmp_path)), go(device="sim"))
-    assert not heard(recorder, "the resumed run")
+    assert not received(recorder, "the resumed run")
 
 
 @pytest.mark.parametrize(("changed", "device", "words"), [

@@ -466,10 +466,10 @@ def test_numbers_are_classes_by_their_names(tmp_path: Path, shift: int) -> None:
                      new_data=True)
         assert rest.label_names == before.label_names
         assert rest.test_accuracy > 0.9
-        said = rest.model.predict(X[some], "labels")
-        assert said.dtype == np.int16  # as the labels of the first run were
-        assert (said == y[some]).mean() > 0.9
-        assert rest.model.score(X[some], y[some]).accuracy == (said == y[some]).mean()
+        expected = rest.model.predict(X[some], "labels")
+        assert expected.dtype == np.int16  # as the labels of the first run were
+        assert (expected == y[some]).mean() > 0.9
+        assert rest.model.score(X[some], y[some]).accuracy == (expected == y[some]).mean()
     with pytest.raises(DataError, match=f"the class {y.max() + 1}, but the model knows"):
         train(data=(X, y + 1), resume=tmp_path, epochs=23, new_data=True)
 
@@ -490,9 +490,9 @@ def test_numbers_of_a_table_are_classes_by_their_names(tmp_path: Path, rawnn: Ra
     done = rawnn("--resume", saved, "--epochs", "21", "--new-data")
     assert done.status == 0, done.err
     model = Model.load(saved)
-    said = model.predict(X[Y > 0], "labels")
-    assert said.dtype == np.int64
-    assert (said == Y[Y > 0] + 1).mean() > 0.9
+    expected = model.predict(X[Y > 0], "labels")
+    assert expected.dtype == np.int64
+    assert (expected == Y[Y > 0] + 1).mean() > 0.9
     done = rawnn("eval", saved, "--json", str(tmp_path / "e.json"))
     assert done.status == 0, done.err
     assert json.loads((tmp_path / "e.json").read_bytes())["accuracy"] > 0.9

@@ -58,11 +58,11 @@ def test_all_public_names_are_completed_and_exist() -> None:
 def test_a_type_checker_knows_which_names_there_are(tmp_path: Path) -> None:
     api = requires.module("mypy.api")
     (tmp_path / "user.py").write_text("import rawnn\nrawnn.train\nrawnn.trian\n")
-    said, _, _ = api.run(["--follow-imports=skip", "--strict", "--config-file=", "--cache-dir",
+    report, _, _ = api.run(["--follow-imports=skip", "--strict", "--config-file=", "--cache-dir",
                           str(tmp_path / "cache"), str(ROOT / "rawnn" / "__init__.py"),
                           str(tmp_path / "user.py")])
-    about_user = [line for line in said.splitlines() if "user.py" in line]
-    assert len(about_user) == 1, said
+    about_user = [line for line in report.splitlines() if "user.py" in line]
+    assert len(about_user) == 1, report
     assert "trian" in about_user[0]
 
 

@@ -43,15 +43,15 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("call", [rawnn.train, Config])
-@pytest.mark.parametrize(("name", "said"), OPTIONS)
-def test_options_of_the_library(call: Any, name: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "message"), OPTIONS)
+def test_options_of_the_library(call: Any, name: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         call(**{name: 1})
     assert str(refused.value).startswith(f"unknown option '{name}'; ")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(("options", "said"), [
+@pytest.mark.parametrize(("options", "message"), [
     ({"loss": "huber"}, "unknown loss 'huber'; rawnn's only loss for values is mse"),
     ({"loss": "BCEWithLogitsLoss"}, "did you mean 'bce'?"),
     ({"loss": "sparse_categorical_crossentropy"}, "did you mean 'cross_entropy'?"),
@@ -68,10 +68,10 @@ def test_options_of_the_library(call: Any, name: str, said: str) -> None:
     ({"opt": "float16"}, "did you mean 'fp16'?"), ({"opt": "amp"}, "did you mean 'bf16'?"),
     ({"opt": "fp32"}, "a run computes in float32 where no toggle says otherwise"),
 ])
-def test_values(options: dict[str, str], said: str) -> None:
+def test_values(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         rawnn.train(**{"dataset": "synthetic", "device": "host", "epochs": 1, **options})
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_normalisation() -> None:

@@ -25,11 +25,11 @@ class Recorder(Listener):
     """Notes everything it hears; raises KeyboardInterrupt at the event `stop`."""
 
     def __init__(self, stop: tuple[str, int] = ("", 0)) -> None:
-        self.heard: list[tuple[str, Any]] = []
+        self.received: list[tuple[str, Any]] = []
         self._stop = stop
 
     def _hear(self, event: str, value: Any, number: int) -> None:
-        self.heard.append((event, value))
+        self.received.append((event, value))
         if (event, number) == self._stop:
             raise KeyboardInterrupt
 
@@ -46,7 +46,7 @@ class Recorder(Listener):
         self._hear("epoch_done", epoch, epoch)
 
     def all(self, event: str) -> list[Any]:
-        return [value for name, value in self.heard if name == event]
+        return [value for name, value in self.received if name == event]
 
 
 def config(**changed: Any) -> Config:
@@ -75,7 +75,7 @@ def test_a_run_reports_every_epoch() -> None:
     result = run(listener)
     assert [r.epoch for r in result.history] == [1, 2, 3, 4]
     assert listener.all("reported") == result.history
-    assert [name for name, _ in listener.heard] == ["started"] + ["epoch_done", "reported"] * 4
+    assert [name for name, _ in listener.received] == ["started"] + ["epoch_done", "reported"] * 4
     assert result.history[-1].train_loss < result.history[0].train_loss
     assert (result.test_loss, result.test_accuracy) == (
         result.history[-1].test_loss, result.history[-1].test_accuracy)
@@ -286,8 +286,8 @@ def test_the_batch_of_small_data_fits_and_is_said(examples: int, batch: int) -> 
     listener = Recorder()
     result = run(listener, replace(data, own=True), batch=None, epochs=1)
     assert result.config.batch == batch
-    said = [m for m in listener.all("notify") if m.startswith(f"batch {batch}, since")]
-    assert len(said) == (examples < 1024)
+    shown = [m for m in listener.all("notify") if m.startswith(f"batch {batch}, since")]
+    assert len(shown) == (examples < 1024)
 
 
 def test_built_in_data_keep_the_batch_and_what_is_left_out_is_said(
@@ -303,7 +303,7 @@ def test_built_in_data_keep_the_batch_and_what_is_left_out_is_said(
                                           epochs=1).facts
 
 
-def test_a_batch_larger_than_the_data_names_the_cure() -> None:
+def test_a_batch_larger_than_the_data_names_the_fix() -> None:
     with pytest.raises(ConfigError, match=r"batch = 64 is larger .* use --batch 40 or less"):
         run(batch=64)
 

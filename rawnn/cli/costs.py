@@ -52,16 +52,16 @@ def _us(value: float | None) -> str:
 def _below(costs: list[OpCost], plan: Plan, limits: Limits | None) -> list[str]:
     if limits is None:
         return []
-    said = ["expected: a launch and, behind it, the bytes or the operations, whichever take "
+    text = ["expected: a launch and, behind it, the bytes or the operations, whichever take "
             "longer; of the step all ops, one behind the other"]
     if any(cost.bound == OWN for cost in costs):
-        said.append("a whole-step kernel is expected to take what its own model says (`rawnn plan` "
+        text.append("a whole-step kernel is expected to take what its own model says (`rawnn plan` "
                     "prints that)")
     least = least_time(plan, limits)
     expected = total(costs)
     if least:
         times = f"; expected is {expected / least.us:.1f} times that" if expected else ""
-        said.append(f"no program does the step in less than {least}{times}")
+        text.append(f"no program does the step in less than {least}{times}")
     else:
-        said.append("what no program could do without is not known: limits are missing")
-    return said
+        text.append("what no program could do without is not known: limits are missing")
+    return text

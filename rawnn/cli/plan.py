@@ -101,8 +101,8 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
         width = max((len(outcome.part) for outcome in outcomes), default=0)
         for outcome in outcomes:
             taken = f"taken, but {outcome.but}" if outcome.but else "taken"
-            said = f"not taken: {outcome.reason}" if outcome.reason else taken
-            click.echo(f"  {outcome.part:<{width}} {said}")
+            text = f"not taken: {outcome.reason}" if outcome.reason else taken
+            click.echo(f"  {outcome.part:<{width}} {text}")
         click.echo()
     click.echo(step)
     for op in step.find(kind="train_steps"):

@@ -19,10 +19,10 @@ def as_by_ctrl_c() -> Iterator[None]:
     """Within the block the first SIGTERM or SIGHUP raises KeyboardInterrupt, so that measured
     results are shown and stored; a second one ends the process. The status is that of the signal. A
     signal that the process ignores (nohup) is not touched."""
-    heard: list[int] = []
+    received: list[int] = []
 
     def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
+        received.append(number)
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
@@ -33,10 +33,10 @@ def as_by_ctrl_c() -> Iterator[None]:
     try:
         yield
     except (click.Abort, KeyboardInterrupt):
-        if not heard:
+        if not received:
             raise
-        say(f"ended by {signal.Signals(heard[0]).name}")
-        click.get_current_context().exit(128 + heard[0])
+        say(f"ended by {signal.Signals(received[0]).name}")
+        click.get_current_context().exit(128 + received[0])
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)

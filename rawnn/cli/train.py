@@ -276,9 +276,9 @@ def _summary(console: Console, result: Result) -> None:
 
 def _instead(result: Result) -> str:
     """A sentence on what was used instead of what was asked for."""
-    said = []
+    parts = []
     if result.synthetic and result.config.dataset != "synthetic":
-        said.append(f"trained on GENERATED digits, not on {result.config.dataset}")
+        parts.append(f"trained on GENERATED digits, not on {result.config.dataset}")
     if result.environment.gpu is None and result.config.device == "auto":
-        said.append("on the host, not on a GPU" if said else "trained on the host, not on a GPU")
-    return "; ".join(said)
+        parts.append("on the host, not on a GPU" if parts else "trained on the host, not on a GPU")
+    return "; ".join(parts)

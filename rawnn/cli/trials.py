@@ -236,10 +236,11 @@ def sweep(file: Path, name: str | None, over: tuple[str, ...], restrict: tuple[s
     if not parameters:
         raise ConfigError(f"say what to sweep over: --over TILE=64,128, or in the header of {file} "
                           f"sweep = {{TILE = [64, 128]}}")
-    told = table.get("restrict", [])
+    restrictions = table.get("restrict", [])
     found = swept(kernel, parameters, work, restrict=restrict or (
-        [told] if isinstance(told, str) else told), budget=budget, at=_at(at), samples=samples,
-        seed=seed, limit=limit or None, resume=resume, tell=lambda variant: say(str(variant)))
+        [restrictions] if isinstance(restrictions, str) else restrictions), budget=budget,
+        at=_at(at), samples=samples, seed=seed, limit=limit or None, resume=resume,
+        tell=lambda variant: say(str(variant)))
     click.echo(str(found))
     if found.variants[0].cold is None:
         return 1

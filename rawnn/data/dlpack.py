@@ -268,10 +268,10 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _from_interface(array: Any, name: str) -> DeviceArray:
     """The CUDA array interface, version 2 or 3. It names no GPU: the current one is assumed, 0
     unless the array has a `device` attribute."""
-    told = array.__cuda_array_interface__
+    interface = array.__cuda_array_interface__
     try:
-        shape, dtype = tuple(map(int, told["shape"])), np.dtype(told["typestr"])
-        address, given = int(told["data"][0]), told.get("strides")
+        shape, dtype = tuple(map(int, interface["shape"])), np.dtype(interface["typestr"])
+        address, given = int(interface["data"][0]), interface.get("strides")
         strides = _packed(shape) if given is None else tuple(s // dtype.itemsize for s in given)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DataError(f"{name} has a malformed __cuda_array_interface__ ({error})") from None

@@ -32,18 +32,18 @@ def lines(notify: Callable[[str], None], now: Callable[[], float] = perf_counter
     """Progress as lines of text: the first and the last of each file, and one every few seconds."""
     started: dict[str, tuple[float, int]] = {}  # the time, and the bytes at that time
     finished: set[str] = set()
-    said = [now()]
+    last_shown = [now()]
 
     def progress(name: str, done: int, total: int | None) -> None:
-        if name in started and done != total and now() - said[0] >= PERIOD:
-            said[0] = now()
+        if name in started and done != total and now() - last_shown[0] >= PERIOD:
+            last_shown[0] = now()
             begun, before = started[name]
             rate = (done - before) / (now() - begun)
             left = f", about {(total - done) / rate:.0f} s left" if total and rate else ""
             of = "" if total is None else f" of {total / 1e6:.1f}"
             notify(f"fetching {name}: {done / 1e6:.1f}{of} MB{left}")
         if name not in started:
-            started[name], said[0] = (now(), done), now()
+            started[name], last_shown[0] = (now(), done), now()
             size = "" if total is None else f" of {total / 1e6:.1f} MB"
             at = f" from {done / 1e6:.1f} MB" if done and done != total else ""
             notify(f"fetching {name}{size}{at}")

@@ -35,12 +35,12 @@ TABLES_OF_VERSIONS = ("docs/support.md",)
 # Numbers that the code sets (limits, samples, shares that decide a verdict) or a document of
 # NVIDIA's says: page -> the words around them.
 SET = {
-    "docs/checkpoints.md": ("A second signal, or 20 s, ends it",),
+    "docs/checkpoints.md": ("A second signal, or 20 s, ends the run",),
     "docs/clocks.md": ("up to 80 % of the maximum", "80 % of the maximum leaves"),
     "docs/data.md": ("5 seconds, is not asked again",),
     "docs/floors.md": ("until they take 2 ms", "within 2 % (at least 0.05 s, at most 0.4 s,"),
     "docs/lab.md": ("ended after 10 s",),
-    "docs/measuring.md": ("within 2 % and then takes four", "NVML is asked every 50 ms",
+    "docs/measuring.md": ("within 2 % and is then sampled four times", "NVML is read every 50 ms",
                           "that counts (3 %,", "faster by at least 3 %", "less than 3 % apart",
                           "3 % apart or more", "holds 95 % of the quotients"),
     "docs/benchmarks/method.md": ("784-10 | 128 | 0.1 |", "64 | 0.1 | 16 bits",
@@ -49,9 +49,9 @@ SET = {
                       "lie within 2 %, or after 0.4 s", "epochs as take 10 ms",
                       "1.25 times slower than the best", "sampled every 50 ms",
                       "1 % (tf32 3 %, bf16 10 %) of how far", "0.01 % (0.1 %, 1 %) of the loss",
-                      "8 times what float32 costs", "in float32 three times as long"),
+                      "8 times the rounding error", "in float32 three times as long"),
     "docs/random.md": ("8 times the host's distance", "2 times the host's distance"),
-    "docs/scaling.md": ("10 s for it on one host, 60 s on several", "all of them within 10 s",
+    "docs/scaling.md": ("10 s for it on one host, 60 s on several", "all ranks end within 10 s",
                         "from the driver within 5 s", "answered after 300 s"),
     "docs/testing.md": ("(at least 90 %)",),
     "docs/toggles/fp16.md": ("twice as fast with it (GeForce)",),

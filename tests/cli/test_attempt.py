@@ -48,10 +48,10 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_without_a_gpu_all_but_execution(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["kernel", "try", str(mine), "--device", "host", *SMALL]) == 0
-    said = capsys.readouterr().out
-    assert "bias_relu=mine runs relu1 of 784-12-10 at batch 3000" in said
-    assert "3 steps on the simulated GPU: arguments, bounds and order are right" in said
-    assert "there is no GPU here: what it computes was not checked" in " ".join(said.split())
+    text = capsys.readouterr().out
+    assert "bias_relu=mine runs relu1 of 784-12-10 at batch 3000" in text
+    assert "3 steps on the simulated GPU: arguments, bounds and order are right" in text
+    assert "there is no GPU here: what it computes was not checked" in " ".join(text.split())
 
 
 def test_beside_best_in_turns(mine: Path, capsys: pytest.CaptureFixture[str],
@@ -59,11 +59,11 @@ def test_beside_best_in_turns(mine: Path, capsys: pytest.CaptureFixture[str],
     for name, value in {"WARM_S": 0.0, "PATIENCE_S": 0.0, "SAMPLES": 1}.items():
         monkeypatch.setattr(worker, name, value)
     assert run(["kernel", "try", str(mine), "--as", "bias_relu", "--device", "sim", *SMALL]) == 0
-    said = capsys.readouterr().out
-    assert "alone     relu1: " in said
-    assert "best,bias_relu=mine.cu is" in said
-    assert "the loss curve stayed" in said
-    assert "right     not asked" in said
+    text = capsys.readouterr().out
+    assert "alone     relu1: " in text
+    assert "best,bias_relu=mine.cu is" in text
+    assert "the loss curve stayed" in text
+    assert "right     not asked" in text
 
 
 def test_what_does_not_fit_is_said_before_anything_runs(

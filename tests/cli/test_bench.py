@@ -222,12 +222,13 @@ def test_show_says_what_another_file_is(rawnn: Rawnn, tmp_path: Path) -> None:
                  str(tmp_path / "a"), "--json", str(run)).status == 0
     assert rawnn("eval", str(tmp_path / "a"), "--json", str(found)).status == 0
     other.write_text('{"a": 1}')
-    for file, said in ((run, "is the result of one training run, as `rawnn train --json` writes"),
-                       (found, "is what `rawnn eval --json` found of a checkpoint"),
-                       (other, "is")):
+    for file, message in (
+            (run, "is the result of one training run, as `rawnn train --json` writes"),
+            (found, "is what `rawnn eval --json` found of a checkpoint"),
+            (other, "is")):
         done = rawnn("bench", "show", str(file))
         assert done.status == 2
-        assert f"rawnn: error: {file} {said}" in done.err
+        assert f"rawnn: error: {file} {message}" in done.err
         assert len(done.err.splitlines()) == 1
 
 

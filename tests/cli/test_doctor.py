@@ -35,7 +35,7 @@ def test_with_a_gpu_the_status_is_0(monkeypatch: pytest.MonkeyPatch,
     assert "Training on the GPU works here." in printed
 
 
-def test_a_toggle_that_lacks_something_has_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_toggle_that_lacks_something_has_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def old(wanted: str, say: object) -> Opened:
         machine = doctor.Machine(None, (7, 5), 12040, lambda package: False)
         return Opened(None, machine, 0.0)
@@ -58,11 +58,11 @@ def test_the_extra_is_that_of_the_bindings_or_else_of_the_driver(
     assert found["nvmath-python"].fix == f"pip install 'rawnn[{extra}]'"
 
 
-@pytest.mark.parametrize(("bindings", "driver", "cure"), [
+@pytest.mark.parametrize(("bindings", "driver", "expected"), [
     (13, 12040, "update the NVIDIA driver, or pip install 'rawnn[cu12]'"),
     (13, 12020, "update the NVIDIA driver"), (12, 12020, "update the NVIDIA driver")])
-def test_a_driver_too_old_for_the_bindings_has_a_cure(
-        bindings: int, driver: int, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_too_old_for_the_bindings_has_a_fix(
+        bindings: int, driver: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def old(wanted: str, say: object) -> Opened:
         raise MissingLibrary("the NVIDIA driver supports CUDA 12.x, but rawnn needs more")
 
@@ -70,7 +70,7 @@ def test_a_driver_too_old_for_the_bindings_has_a_cure(
     monkeypatch.setattr(doctor.headers, "cuda_major", lambda: bindings)
     monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
     found = {each.name: each for each in doctor.diagnose().findings}
-    assert found["driver and GPU"].fix == cure
+    assert found["driver and GPU"].fix == expected
 
 
 def test_the_driver_is_asked_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:

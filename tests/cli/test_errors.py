@@ -362,6 +362,7 @@ def test_a_run_is_continued_from_another_folder(rawnn: Rawnn, tmp_path: Path,
     lost = rawnn(*more)
     assert lost.status == 1
     assert "read --data d.npz, from the folder in which it was started; there is none in " \
-           f"{tmp_path / 'there'}: continue it in that folder, or say with --data" in lost.err
+           f"{tmp_path / 'there'}: continue it in that folder, or give its present place " \
+           "with --data" in lost.err
     found = rawnn(*more, "--data", "../here/d.npz")
     assert found.status == 0, found.err

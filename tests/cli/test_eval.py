@@ -27,7 +27,7 @@ FAST = ("--device", "host", "--epochs", "30", "--batch", "8")
 
 @pytest.fixture
 def flowers(tmp_path: Path) -> Path:
-    """A table of three kinds that are easily told apart."""
+    """A table of three kinds that are easy to distinguish."""
     file = tmp_path / "flowers.csv"
     kinds = ("rose", "tulip", "lily")
     rows = [f"{RNG.normal(7 * k):.3f},{RNG.normal(-7 * k):.3f},{kinds[k]}"
@@ -115,9 +115,10 @@ def test_large_numbers_are_told_apart_after_training_too(rawnn: Rawnn, tmp_path:
     assert rawnn("predict", str(kept), "--data", str(one)).out == "prediction\n3\n"
     done = rawnn(*FAST, "--data", str(file), "--target", "kind", "--layers", "2-16-4",
                  "--json", str(tmp_path / "r.json"))
-    said = "distinct values become equal in float32, in column 'id' 4 become 1, and so in 1 other"
-    assert said in done.err
-    assert said in " ".join(json.loads((tmp_path / "r.json").read_text())["notes"])
+    message = ("distinct values become equal in float32, in column 'id' 4 become 1, "
+               "and so in 1 other")
+    assert message in done.err
+    assert message in " ".join(json.loads((tmp_path / "r.json").read_text())["notes"])
 
 
 def test_predictions_of_an_autoencoder_are_in_units(rawnn: Rawnn, tmp_path: Path) -> None:
@@ -167,15 +168,15 @@ def test_a_table_that_was_moved_is_asked_for(
     assert rawnn(*FAST, "--data", before, "--target", "kind", "--layers", "2-3", "--save",
                  str(directory)).status == 0
     moved = flowers.rename(tmp_path / "moved.csv")
-    told = set()
+    outputs = set()
     for command in (("eval", str(directory)), ("--resume", str(directory), "--epochs", "31")):
         done = rawnn(*command)
         assert done.status == 1
         assert f"read --data {before}" in done.err
         assert "give its present place with --data" in done.err
-        told.add(done.err.replace("measure", "continue"))
+        outputs.add(done.err.replace("measure", "continue"))
         assert rawnn(*command, "--data", str(moved)).status == 0
-    assert len(told) == 1
+    assert len(outputs) == 1
 
 
 def test_predictions_in_a_file_are_utf_8(rawnn: Rawnn, tmp_path: Path) -> None:
@@ -327,10 +328,10 @@ def test_prices_are_learned_and_predicted(rawnn: Rawnn, houses: Path, tmp_path: 
     assert json.loads(file.read_text())["loss"] == pytest.approx(trained["test_loss"], rel=1e-4)
     done = rawnn("predict", kept, "--data", str(houses))
     assert done.status == 0, done.err
-    said = [float(row["values"]) for row in csv.DictReader(io.StringIO(done.out))]
+    values = [float(row["values"]) for row in csv.DictReader(io.StringIO(done.out))]
     wanted = [float(row["Preis"]) for row in rows]
-    assert np.sqrt(np.mean(np.subtract(said, wanted) ** 2)) < 0.1 * np.sqrt(spread)
-    mean = np.mean(np.subtract(said, wanted) ** 2)
+    assert np.sqrt(np.mean(np.subtract(values, wanted) ** 2)) < 0.1 * np.sqrt(spread)
+    mean = np.mean(np.subtract(values, wanted) ** 2)
     shown = next(line for line in done.err.splitlines() if line.startswith("loss"))
     assert float(shown.split()[1]) == pytest.approx(mean, rel=1e-4)
 

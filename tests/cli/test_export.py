@@ -30,11 +30,12 @@ def test_from_the_command_line_after_training(rawnn: Rawnn, tmp_path: Path) -> N
     assert f"is in {file}" in done.err
     inputs = rows.round(4).astype(np.float32)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    said, = session.run(["probabilities"], {"inputs": inputs})
-    np.testing.assert_allclose(said, Model.load(kept).predict(inputs, "probabilities"), atol=1e-5)
-    for arguments, said in (((str(kept), "m.pt"), ".onnx"), ((str(tmp_path), str(file)), ""),
-                            ((str(kept), "/nowhere/m.onnx"), "no directory")):
+    probabilities, = session.run(["probabilities"], {"inputs": inputs})
+    np.testing.assert_allclose(
+        probabilities, Model.load(kept).predict(inputs, "probabilities"), atol=1e-5)
+    for arguments, message in (((str(kept), "m.pt"), ".onnx"), ((str(tmp_path), str(file)), ""),
+                               ((str(kept), "/nowhere/m.onnx"), "no directory")):
         done = rawnn("export", *arguments)
         assert done.status != 0
-        assert said in done.err
+        assert message in done.err
         assert "Traceback" not in done.err

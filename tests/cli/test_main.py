@@ -33,11 +33,11 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert process.stderr
     process.stdout.readline()
     process.stdout.close()
-    said = process.stderr.read()
+    message = process.stderr.read()
     process.stderr.close()
     assert process.wait(60) != 0
-    assert b"Traceback" not in said
-    assert b"Exception" not in said
+    assert b"Traceback" not in message
+    assert b"Exception" not in message
 
 
 def test_ctrl_c_before_training_starts(

@@ -31,22 +31,22 @@ def options(name: str) -> dict[str, Option]:
             if isinstance(p, Option) and p.name is not None}
 
 
-def test_every_field_of_a_run_is_an_option_with_the_default_that_is_told() -> None:
+def test_every_field_of_a_run_is_an_option_with_the_default_that_is_shown() -> None:
     known, config = options("train"), Config()
     assert set(Config.known()) <= known.keys() | {"name"}
-    told = {name: known[name].default_text for name in Config.known()}
-    said = {True: "yes", False: "no"}
-    for name, value in told.items():
+    defaults = {name: known[name].default_text for name in Config.known()}
+    defaults = {True: "yes", False: "no"}
+    for name, value in defaults.items():
         default = getattr(config, name)
         assert value, name
         if name == "layers":
             assert value == "-".join(map(str, default))
         elif isinstance(default, bool):
-            assert value == said[default]
+            assert value == defaults[default]
         elif default is not None:
             assert value == f"{default}".removesuffix(".0"), name
-    assert told["batch"].startswith(f"{config.recipe().batch},")
-    assert (told["momentum"], told["nesterov"], told["eps"]) == ("0", "no", "1e-08")
+    assert defaults["batch"].startswith(f"{config.recipe().batch},")
+    assert (defaults["momentum"], defaults["nesterov"], defaults["eps"]) == ("0", "no", "1e-08")
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "120"])

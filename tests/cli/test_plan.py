@@ -47,7 +47,7 @@ def test_an_unknown_toggle(rawnn: Rawnn) -> None:
     assert "did you mean 'fuse'" in done.err
 
 
-@pytest.mark.parametrize(("opt", "said"), [
+@pytest.mark.parametrize(("opt", "message"), [
     ("none", "launch by launch, the host waits after every step, a report every epoch, memory "
              "from the driver at each use"),
     ("preload,pool,pinned,streams,nosync,report=5",
@@ -55,10 +55,10 @@ def test_an_unknown_toggle(rawnn: Rawnn) -> None:
      "pool of our own, page-locked batches, what is independent side by side"),
     ("graphs=1", "a graph of 1 step, "), ("preload,graphs=while", "a graph with a loop, "),
     ("preload,pdl", "kernels begin early"), ("preload,async,tune", "launches as measured")])
-def test_the_policy_is_said_in_words(rawnn: Rawnn, opt: str, said: str) -> None:
+def test_the_policy_is_said_in_words(rawnn: Rawnn, opt: str, message: str) -> None:
     done = rawnn("plan", "--opt", opt)
     line = next(line for line in done.out.splitlines() if line.startswith("policy:"))
-    assert said in line
+    assert message in line
     assert "(" not in line
 
 
@@ -94,29 +94,29 @@ def test_programmatic_edges_are_marked(rawnn: Rawnn) -> None:
 def test_the_parts_of_a_toggle_say_what_became_of_them(rawnn: Rawnn) -> None:
     text = rawnn("plan", "--opt", "best,bf16,fuse=-narrow", "--layers", "784,256,10").out
     assert "parts of fuse" in text
-    for part, said in (("loss", "taken"), ("head", "taken"),
+    for part, message in (("loss", "taken"), ("head", "taken"),
                        ("narrow", "not taken: narrow is left out by fuse=-narrow"),
                        ("linear", "not taken: the step is not that of one layer")):
-        assert f"  {part:<12} {said}" in text  # as wide as loss_product
+        assert f"  {part:<12} {message}" in text  # as wide as loss_product
 
 
-@pytest.mark.parametrize(("name", "said"), [
+@pytest.mark.parametrize(("name", "message"), [
     ("h100", "H100"), ("H100", "H100"), ("NVIDIA H200", "H200"), ("rtx-4090", "RTX 4090"),
     ("4090", "RTX 4090"), ("RTX_PRO_6000", "RTX PRO 6000"), ("pro 6000", "RTX PRO 6000"),
     ("Tesla T4", "T4")])
-def test_gpus_have_short_names(rawnn: Rawnn, name: str, said: str) -> None:
+def test_gpus_have_short_names(rawnn: Rawnn, name: str, message: str) -> None:
     out = rawnn("plan", "--opt", "none", "--gpu", name)
     assert out.status == 0, out.err
-    assert f"for:     {said} (" in out.out or f"for:     {said}," in out.out
+    assert f"for:     {message} (" in out.out or f"for:     {message}," in out.out
 
 
-@pytest.mark.parametrize(("name", "said"), [
+@pytest.mark.parametrize(("name", "message"), [
     ("h300", "unknown GPU 'h300'; did you mean 'H200'"), ("tpu", "unknown GPU 'tpu'; there are T4"),
     ("", "unknown GPU ''; there are T4, A100")])
-def test_what_is_no_gpu(rawnn: Rawnn, name: str, said: str) -> None:
+def test_what_is_no_gpu(rawnn: Rawnn, name: str, message: str) -> None:
     done = rawnn("plan", "--opt", "none", "--gpu", name)
     assert done.status == 2
-    assert said in done.err
+    assert message in done.err
 
 
 def test_a_plan_is_for_a_gpu_that_can_be_named(rawnn: Rawnn) -> None:

@@ -68,10 +68,10 @@ def test_a_pipe_gets_a_line_even_while_one_run_goes_on(
         time.sleep(0.35)
         screen.advance(1, 2, "linear best")
         time.sleep(0.25)
-    said = capfd.readouterr().err.splitlines()
-    assert 3 <= len(said) <= 6
-    assert said[0].startswith("rawnn: toggles: in the first run for 0 s")
-    assert said[-1].startswith("rawnn: toggles: 1 of 2 runs done after 1 s, ")
+    lines = capfd.readouterr().err.splitlines()
+    assert 3 <= len(lines) <= 6
+    assert lines[0].startswith("rawnn: toggles: in the first run for 0 s")
+    assert lines[-1].startswith("rawnn: toggles: 1 of 2 runs done after 1 s, ")
 
 
 def test_what_ends_within_the_period_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:

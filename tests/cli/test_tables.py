@@ -24,8 +24,8 @@ def test_a_table_fits_the_terminal_and_says_all(
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= width
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
-    said = Counter("".join(cell for row in (HEADINGS, *ROWS) for cell in row).replace(" ", ""))
-    assert said <= Counter(text)  # cells may be folded, but no letter is missing
+    letters = Counter("".join(cell for row in (HEADINGS, *ROWS) for cell in row).replace(" ", ""))
+    assert letters <= Counter(text)  # cells may be folded, but no letter is missing
     assert "4.21" in text
     assert "1.02-1.07" in text
 

@@ -103,10 +103,10 @@ def test_a_pipe_hears_that_it_goes_on_while_no_report_is_due(
 
     monkeypatch.setattr(HostRunner, "epoch", slow)
     monkeypatch.setattr(Heartbeat, "period", 0.1)
-    said = [line for line in rawnn(*FAST, "--opt", "report=2").err.splitlines()
+    shown = [line for line in rawnn(*FAST, "--opt", "report=2").err.splitlines()
             if line.startswith("rawnn: training: ")]
-    assert said[0].startswith("rawnn: training: in the first epoch for 0 s")
-    assert any("1 of 2 epochs done" in line for line in said)
+    assert shown[0].startswith("rawnn: training: in the first epoch for 0 s")
+    assert any("1 of 2 epochs done" in line for line in shown)
     assert rawnn(*FAST, "--opt", "report=2", "--quiet").err == ""
 
 
@@ -212,11 +212,11 @@ def test_version(rawnn: Rawnn) -> None:
     assert rawnn("--version").out.startswith("rawnn, version ")
 
 
-@pytest.mark.parametrize(("opt", "said"), [
+@pytest.mark.parametrize(("opt", "shown"), [
     ("none", "in epochs 1-2: "), ("pool", "in epoch 1: 1, epoch 2: none"),
     ("async", "in epoch 1: 1, epoch 2: none"), ("arena", "in epochs 1-2: none"),
 ])
-def test_the_log_of_allocations(opt: str, said: str, rawnn: Rawnn, tmp_path: Path) -> None:
+def test_the_log_of_allocations(opt: str, shown: str, rawnn: Rawnn, tmp_path: Path) -> None:
     file = tmp_path / "log.txt"
     done = rawnn(*FAST, "--batch", "3000", "--quiet", "--device", "sim", "--opt", opt,
                  "--log-allocations", str(file))
@@ -224,7 +224,7 @@ def test_the_log_of_allocations(opt: str, said: str, rawnn: Rawnn, tmp_path: Pat
     head, *lines, last = file.read_text().splitlines()
     assert head.split()[:2] == ["time", "ms"]
     assert lines
-    assert said in last
+    assert shown in last
     assert last.endswith(" each") == (opt == "none")
 
 

@@ -110,16 +110,16 @@ def test_lines_and_summary_of_a_log() -> None:
         "driver calls: 1 outside the epochs; in epoch 1: 2, epochs 2-4: none"
 
 
-@pytest.mark.parametrize(("counts", "said"), [
+@pytest.mark.parametrize(("counts", "message"), [
     ({}, "0 outside the epochs"), ({1: 3}, "0 outside the epochs; in epoch 1: 3"),
     ({1: 3, 2: 3, 3: 3}, "0 outside the epochs; in epochs 1-3: 3 each"),
     ({1: 4, 2: 3, 3: 0}, "0 outside the epochs; in epoch 1: 4, epoch 2: 3, epoch 3: none"),
 ])
-def test_summaries(counts: dict[int, int], said: str) -> None:
+def test_summaries(counts: dict[int, int], message: str) -> None:
     log = AllocationLog(io.StringIO())
     log.calls.update(counts)
     log.begin_epoch(max(counts, default=0))
-    assert log.summary() == f"driver calls: {said}"
+    assert log.summary() == f"driver calls: {message}"
 
 
 # -- the arena ------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ def test_growth_and_giving_back_are_logged(device: Device) -> None:
     statistics = allocator.statistics()
     assert (statistics.hits, statistics.misses) == (1, 2)
     allocator.close()
-    said = [line.split()[3:6] for line in sink.getvalue().splitlines()[1:]]
-    assert said == [["cuMemAllocAsync", "+2,097,152", "2,097,152"],
+    rows = [line.split()[3:6] for line in sink.getvalue().splitlines()[1:]]
+    assert rows == [["cuMemAllocAsync", "+2,097,152", "2,097,152"],
                     ["cuMemAllocAsync", "+2,097,152", "4,194,304"],
                     ["cuMemPoolTrimTo", "-4,194,304", "0"]]
 
@@ -186,8 +186,8 @@ def test_a_device_without_memory_pools_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("said", [True, False])
-def test_memory_of_the_drivers_pool_that_two_streams_use(said: bool, seed: int) -> None:
+@pytest.mark.parametrize("declared", [True, False])
+def test_memory_of_the_drivers_pool_that_two_streams_use(declared: bool, seed: int) -> None:
     device = Device(Simulation(seed).backend())
     other, allocator = Stream(device.driver), stream_ordered(device)
     z = vector(device, 1.0)
@@ -196,10 +196,10 @@ def test_memory_of_the_drivers_pool_that_two_streams_use(said: bool, seed: int) 
     other.synchronize()
     for _ in range(4):
         relu(device, z, shared.address).run(0)
-    if said:
+    if declared:
         allocator.used_on(shared, device.stream)
     allocator.free(shared)
-    if said:
+    if declared:
         device.driver.cuCtxSynchronize()
         allocator.close()
         other.close()

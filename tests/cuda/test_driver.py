@@ -1,4 +1,4 @@
-"""The seam's own work, where there is no driver: what it hands to the bindings, they accept.
+"""The driver's backend without a driver: the bindings accept the arguments it passes.
 
 A binding looks for the driver after it has converted its arguments, so without one a call that
 got that far says that the driver is missing, and a call with a wrong list says something else.
@@ -21,11 +21,11 @@ from rawnn.cuda.driver import Driver  # noqa: E402
 
 @pytest.fixture(scope="module")
 def driver() -> Driver:
-    seam = Driver()
+    bindings = Driver()
     try:
-        seam.cuInit(0)
+        bindings.cuInit(0)
     except RuntimeError:
-        return seam
+        return bindings
     pytest.skip("a driver is here: handles that mean nothing would reach it")
 
 

@@ -380,20 +380,20 @@ def test_joined_memory_is_in_use_as_long_as_either_part(seed: int, order: tuple[
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("said", [True, False])
-def test_memory_that_two_streams_use(said: bool, seed: int) -> None:
+@pytest.mark.parametrize("declared", [True, False])
+def test_memory_that_two_streams_use(declared: bool, seed: int) -> None:
     """Without `used_on` the race is the caller's, and is seen."""
     device = Device(Simulation(seed).backend())
     other = Stream(device.driver)
     pool = Pool(device.driver, device.memory, device.stream)
     shared = pool.allocate(32, "shared")
     busy(device, other, shared.address, 6)
-    if said:
+    if declared:
         pool.used_on(shared, other)
     pool.free(shared)
     second = pool.allocate(32, "second")
     busy(device, device.stream, second.address)
-    if said:
+    if declared:
         assert second.address != shared.address
         device.driver.cuCtxSynchronize()
         third = pool.allocate(16, "third")

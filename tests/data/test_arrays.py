@@ -379,9 +379,9 @@ def test_after_a_random_split_errors_name_the_rows_of_the_file(seed: int, tmp_pa
         from_arrays((x, np.where(np.arange(20) == 19, np.inf, 0.5)), seed=seed)
 
 
-@pytest.mark.parametrize(("count", "said"), [(0, "no example"), (1, "a single example")])
-def test_too_few_rows_to_split(count: int, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+@pytest.mark.parametrize(("count", "message"), [(0, "no example"), (1, "a single example")])
+def test_too_few_rows_to_split(count: int, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         from_arrays((np.zeros((count, 3), np.float32), np.zeros(count, np.int64)))
 
 

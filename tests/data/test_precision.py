@@ -1,5 +1,5 @@
-"""Large offsets: normalised in float64 before anything becomes float32; and what is said where
-float32 loses what tells values apart."""
+"""Large offsets: normalized in float64 before anything becomes float32; and the message if distinct
+values become equal in float32."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_a_feature_that_never_changes_becomes_zero_in_float64() -> None:
 def test_without_a_normalisation_it_is_said() -> None:
     x = (1e8 + PLACES).reshape(-1, 1)
     result = trained(x, normalise=None, epochs=1)
-    said = [note for note in result.notes if LOSSY in note]
-    assert said == ["the training inputs: distinct values become equal in float32, in column 0 "
+    messages = [note for note in result.notes if LOSSY in note]
+    assert messages == ["the training inputs: distinct values become equal in float32, in column 0 "
                     "4 become 1: normalise='learned' computes in float64, which keeps them apart"]
     with pytest.raises(DataError, match=r"16,777,216.*normalise='learned' scales inputs in"):
         trained(x.astype(np.int64), normalise=None)
@@ -137,12 +137,12 @@ def test_numbers_of_a_table_are_read_in_float64(tmp_path: Path) -> None:
     np.testing.assert_array_equal(exact[:, 0], 10**8 + PLACES)
     np.testing.assert_array_equal(exact[:, 1], 1.7e9 + PLACES / 4)
     assert read_table(file, "kind").inputs.dtype == np.float32
-    said: list[str] = []
-    load_dataset(path=file, target="kind", normalise="learned", notify=said.append)
-    assert said == []
-    load_dataset(path=file, target="kind", notify=said.append)
-    assert len(said) == 1
-    assert f"the training inputs: {LOSSY}, in column 'id' 4 become 1" in said[0]
+    messages: list[str] = []
+    load_dataset(path=file, target="kind", normalise="learned", notify=messages.append)
+    assert messages == []
+    load_dataset(path=file, target="kind", notify=messages.append)
+    assert len(messages) == 1
+    assert f"the training inputs: {LOSSY}, in column 'id' 4 become 1" in messages[0]
     result = trained(np.zeros((1, 2)), data=str(file), target="kind")
     assert (result.test_accuracy, result.label_names) == (1.0, ("1", "2", "3", "4"))
 

@@ -16,8 +16,8 @@ SUM = hashlib.sha256(CONTENT.data).hexdigest()
 
 
 def test_put_then_find(tmp_path: Path) -> None:
-    said: list[str] = []
-    store = RawStore(tmp_path / "cache", said.append)
+    messages: list[str] = []
+    store = RawStore(tmp_path / "cache", messages.append)
     assert store.find(SUM) is None
     assert not (tmp_path / "cache").exists()  # looking writes nothing
     path = store.put(CONTENT, SUM)
@@ -27,7 +27,7 @@ def test_put_then_find(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert not list(path.parent.glob(".*.partial"))
-    assert said == []
+    assert messages == []
 
 
 def test_verified_content_is_not_hashed_again(tmp_path: Path, monkeypatch) -> None:
@@ -38,13 +38,13 @@ def test_verified_content_is_not_hashed_again(tmp_path: Path, monkeypatch) -> No
 
 
 def test_changed_content_is_found_out(tmp_path: Path) -> None:
-    said: list[str] = []
-    store = RawStore(tmp_path, said.append)
+    messages: list[str] = []
+    store = RawStore(tmp_path, messages.append)
     path = store.put(CONTENT, SUM)
     assert path is not None
     path.write_bytes(b"something else")
     assert store.find(SUM) is None
-    assert "corrupt" in said[0]
+    assert "corrupt" in messages[0]
     store.put(CONTENT, SUM)
     assert store.find(SUM) == path
 
@@ -75,24 +75,24 @@ def test_remembering_a_new_version_drops_what_the_old_one_held(tmp_path: Path) -
 
 def test_a_cache_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    said: list[str] = []
-    store = RawStore(tmp_path / "file" / "cache", said.append)  # below a file: never writable
+    messages: list[str] = []
+    store = RawStore(tmp_path / "file" / "cache", messages.append)  # below a file: never writable
     assert store.put(CONTENT, SUM) is None
     store.remember(tmp_path / "file", SUM, os.stat(tmp_path / "file"))
     with store.downloads() as directory:
         assert directory.is_dir()
     assert not directory.exists()
-    assert len(said) == 1
-    assert "cannot be written" in said[0]
+    assert len(messages) == 1
+    assert "cannot be written" in messages[0]
 
 
 def test_one_process_downloads_at_a_time(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     waiting = threading.Event()
     order: list[str] = []
 
     def second() -> None:
-        store = RawStore(tmp_path, lambda text: (said.append(text), waiting.set()))
+        store = RawStore(tmp_path, lambda text: (messages.append(text), waiting.set()))
         with store.downloads():
             order.append("second")
 
@@ -103,4 +103,4 @@ def test_one_process_downloads_at_a_time(tmp_path: Path) -> None:
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
-    assert said == ["waiting for another process that is fetching data"]
+    assert messages == ["waiting for another process that is fetching data"]

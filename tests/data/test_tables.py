@@ -256,9 +256,9 @@ def test_load_dataset_takes_a_table_by_its_suffix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a target column needs a table"):
         load_dataset("synthetic", target="kind")
     np.savez(tmp_path / "t.npz", X=X.astype(np.float64), y=Y)
-    said: list[str] = []
-    load_dataset("table", tmp_path / "t.npz", notify=said.append)
-    assert "converted from float64" in said[0]
+    messages: list[str] = []
+    load_dataset("table", tmp_path / "t.npz", notify=messages.append)
+    assert "converted from float64" in messages[0]
 
 
 def test_images_can_be_normalised_otherwise() -> None:
@@ -300,13 +300,13 @@ def test_other_files_are_told_what_is_read(tmp_path: Path, target: str | None) -
             load_dataset(name, file, target=target)
 
 
-@pytest.mark.parametrize(("target", "said"), [
+@pytest.mark.parametrize(("target", "message"), [
     ("kind", "the loss compares with values; classes need --loss cross_entropy"),
     ("kind,width", "several targets are values to be reached"),
     ("width", "only a target may be a word")])
-def test_words_where_values_are_wanted_name_the_cure(tmp_path: Path, target: str,
-                                                     said: str) -> None:
-    sentence = f"column 'kind' holds 'setosa', which is no number: {said}"
+def test_words_where_values_are_wanted_name_the_fix(tmp_path: Path, target: str,
+                                                     message: str) -> None:
+    sentence = f"column 'kind' holds 'setosa', which is no number: {message}"
     with pytest.raises(DataError, match=sentence):
         load_table(write(tmp_path, FLOWERS), target, kind="values")
 
@@ -315,6 +315,6 @@ def test_a_fraction_plays_no_part_where_the_file_has_a_test_part(tmp_path: Path)
     path = tmp_path / "x.npz"
     x, y = np.zeros((6, 2), np.float32), np.arange(6) % 2
     np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
-    said = f"validation = 0.5 has no effect: {path} has a test part of its own"
-    assert said in load_table(path, fraction=0.5).notes
+    note = f"validation = 0.5 has no effect: {path} has a test part of its own"
+    assert note in load_table(path, fraction=0.5).notes
     assert load_table(path).notes == ()

@@ -47,7 +47,7 @@ def test_values_are_normalised_before_they_are_rounded(dtype: Any) -> None:
     assert data.notes == ()
 
 
-def test_what_float32_merges_names_the_cure() -> None:
+def test_what_float32_merges_names_the_fix() -> None:
     y = 1_000_000_000 + np.arange(50) % 4
     with pytest.raises(DataError, match=r"training values hold integers beyond 16,777,216, which "
                                         r"float32 cannot tell apart: normalise_targets='learned' "

@@ -119,7 +119,7 @@ def test_pip_downloads_wheels_only(tmp_path: Path, monkeypatch) -> None:
     assert {"--no-deps", "--only-binary=:all:", "digits==1"} <= set(command)
 
 
-def test_pip_failures_are_told(tmp_path: Path, monkeypatch) -> None:
+def test_pip_failures_are_reported(tmp_path: Path, monkeypatch) -> None:
     _, entry = build(tmp_path, b"")
     fake_pip(monkeypatch, stderr="WARNING: x\nERROR: No matching distribution\n", code=1)
     with pytest.raises(WheelError, match="pip failed: No matching distribution"):

@@ -95,7 +95,7 @@ def test_a_stranger_that_comes_first_keeps_nobody_out(stranger: Callable[[int], 
 
 
 def test_many_that_say_nothing_do_not_keep_a_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than are heard at a time: a rank that is sent away tries again."""
+    """More connections than are served at a time: a rank that is refused tries again."""
     monkeypatch.setattr(rendezvous, "MAX_PENDING", 3)
     monkeypatch.setattr(admission, "SECONDS", 0.3)
     port, there = free_port(), threading.Event()

@@ -422,7 +422,7 @@ def test_one_rank_has_the_plan_that_it_has_without() -> None:
             work_of(opt, LAYERS, data, 8, 1, 0).train
 
 
-@pytest.mark.parametrize(("opt", "said"), [
+@pytest.mark.parametrize(("opt", "message"), [
     ("preload,graphs=while,nccl", "graphs=while cannot hold the collectives of nccl"),
     ("preload,nccl=bf16", "add bf16 or sr, or use nccl=fp32"),
     ("nccl=fp64", "nccl=fp64: give megabytes"), ("nccl=0", "nccl=0: give megabytes"),
@@ -430,8 +430,8 @@ def test_one_rank_has_the_plan_that_it_has_without() -> None:
     ("nccl,persistent", "'nccl' and 'persistent' exclude each other"),
     ("nccl,tune", "'nccl' and 'tune' exclude each other"),
 ])
-def test_what_is_refused(opt: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_refused(opt: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         work_of(opt, LAYERS, DATA, 8, 2, 0)
 
 
@@ -474,25 +474,26 @@ def test_timing_both_sides_apart_leaves_everything_as_it_was(opt: str) -> None:
             assert np.array_equal(found.parameters[name], other.parameters[name])
 
 
-@pytest.mark.parametrize(("times", "said"), [
+@pytest.mark.parametrize(("times", "message"), [
     ((100.0, 50.0), "and its gradients take 50 us to reduce$"),
     ((100.0, 80.0), "more than the backward pass can hide$"),
     ((100.0, 300.0), "sending them bounds the step; more examples a rank"),
 ])
-def test_where_sending_bounds_a_step_it_is_said(times: tuple[float, float], said: str) -> None:
+def test_where_sending_bounds_a_step_it_is_said(times: tuple[float, float], message: str) -> None:
     found = all_fine(teams(2, lambda team: predict_scaling(team,
                                                            *(t / (1 + team.rank) for t in times))))
     assert found[0] == found[1]
-    assert re.search(said, found[0][0]), found
+    assert re.search(message, found[0][0]), found
     assert found[0][1] == {"compute_us": times[0], "reduce_us": times[1]}
 
 
-@pytest.mark.parametrize(("step", "alone", "said"), [
+@pytest.mark.parametrize(("step", "alone", "message"), [
     (211.0, 196.0, "^a step takes 211 us on 2 ranks, and 196 us on one GPU by itself: .* too small "
                    "for several GPUs, and one is faster$"),
     (180.0, 196.0, "which gain 1.09 times its speed$"), (110.0, 196.0, "^$"), (211.0, None, "^$"),
 ])
-def test_where_one_gpu_is_as_good_it_is_said(step: float, alone: float | None, said: str) -> None:
+def test_where_one_gpu_is_as_good_a_message_says_so(
+        step: float, alone: float | None, message: str) -> None:
     asked: list[int] = []
 
     def act(team: Team) -> tuple[str, dict[str, float]]:
@@ -505,7 +506,7 @@ def test_where_one_gpu_is_as_good_it_is_said(step: float, alone: float | None, s
     found = all_fine(teams(2, act))
     assert found[0] == found[1]
     assert asked == [0]  # the others wait
-    assert re.search(said, found[0][0]), found
+    assert re.search(message, found[0][0]), found
     assert found[0][1] == {"step_us": step} | ({"alone_us": alone} if alone else {})
 
 

@@ -60,7 +60,7 @@ def test_a_host_that_is_gone_is_no_message_that_is_late() -> None:
         gone.receive()
 
 
-@pytest.mark.parametrize(("fault", "status", "said"), sliced([
+@pytest.mark.parametrize(("fault", "status", "messages"), sliced([
     ("killed", 137, ["rank 1 was ended by SIGKILL",
                         "ended without a word: it was last heard of training epoch 2"]),
     ("raises", 1, ["failed while training epoch 2: the disk is full"]),
@@ -70,7 +70,7 @@ def test_a_host_that_is_gone_is_no_message_that_is_late() -> None:
     ("nan", 1, ["the loss became nan at step 0 of epoch 3, first on rank 1"]),
     ("data", 1, ["differs from rank 0 in the data set's t"]),
 ], 2))
-def test_a_fault_of_one_rank_is_one_sentence(fault: str, status: int, said: list[str],
+def test_a_fault_of_one_rank_is_one_sentence(fault: str, status: int, messages: list[str],
                                              tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     code, _, lines = started(3, fault, f"save={folder}")
@@ -78,7 +78,7 @@ def test_a_fault_of_one_rank_is_one_sentence(fault: str, status: int, said: list
     assert len(errors) == 1, lines
     assert "rank 1" in errors[0]
     assert not any("did not end within" in line for line in lines), lines
-    for each in said:
+    for each in messages:
         assert any(each in line for line in lines), lines
     assert code in (status, 1)
     if fault in ("killed", "raises", "bug", "leaves"):
@@ -165,7 +165,7 @@ def test_different_places_in_the_program_are_told_with_both() -> None:
                for each in found)
 
 
-def test_a_rank_that_ends_before_the_others_is_told() -> None:
+def test_a_rank_that_ends_before_the_others_is_reported() -> None:
     found = teams(2, lambda team: None if team.rank else team.gather("more", 1))
     assert "rank 1 is at 'the end of rank 1' while rank 0 is at 'more'" in str(found[0])
     assert found[1] is None

@@ -122,19 +122,19 @@ def test_two_sessions_reach_what_one_does() -> None:
 def test_what_can_be_expected_is_said_before_it_starts(
         short: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a short step also what one GPU takes by itself, which changes nothing of the run."""
-    said: list[str] = []
+    messages: list[str] = []
     monkeypatch.setattr("rawnn.engine.parallel.SHORT_US", short)
     monkeypatch.setattr("rawnn.engine.parallel.MIN_GAIN", math.inf)
 
     class Heard(Listener):
         def notify(self, message: str) -> None:
-            said.append(message)
+            messages.append(message)
 
     first, second = ranks_of_a_session({}, listener=Heard())
-    assert any("its gradients take" in each for each in said)
+    assert any("its gradients take" in each for each in messages)
     assert {"compute_us", "reduce_us"} <= first.facts.keys()
     assert ({"step_us", "alone_us"} <= first.facts.keys()) == (short > 0)
-    assert any("on one GPU by itself" in each for each in said) == (short > 0)
+    assert any("on one GPU by itself" in each for each in messages) == (short > 0)
     monkeypatch.setattr("rawnn.engine.parallel.SHORT_US", 0.0)
     plain, _ = ranks_of_a_session({})
     assert [r.train_loss for r in first.history] == [r.train_loss for r in plain.history]

@@ -54,14 +54,14 @@ def test_the_place_is_the_launchers(environ: dict[str, str], wanted: RankContext
     assert rank_from_environment(environ, 20077 - 20000 + 20000 * 2) == wanted
 
 
-@pytest.mark.parametrize(("environ", "said"), [
+@pytest.mark.parametrize(("environ", "message"), [
     ({**TORCHRUN, "RANK": "x"}, "RANK=x is no whole number"),
     ({**TORCHRUN, "RANK": "8"}, "RANK=8 is no rank of 8"),
     ({**TORCHRUN, "RAWNN_JOIN_SECONDS": "soon"}, "RAWNN_JOIN_SECONDS=soon"),
     ({k: v for k, v in TORCHRUN.items() if k != "MASTER_PORT"}, "MASTER_ADDR and MASTER_PORT"),
 ])
-def test_variables_that_make_no_sense_are_refused(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_variables_that_make_no_sense_are_refused(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         rank_from_environment(environ)
 
 

@@ -55,8 +55,8 @@ def test_arithmetic_is_what_it_means(bed: ProbeDevice, probe: Probe) -> None:
     with ExitStack() as stack:
         run = bed.kernel(stack, probe, 5, values, words=words)
         found = computed(bed, run, 3)
-    told = {"dtype": NUMBERS[numbers]} if numbers in ("bf16", "fp16", "fp8") else {}
-    right = meant(probe, run, 3, words=words, **told)
+    options = {"dtype": NUMBERS[numbers]} if numbers in ("bf16", "fp16", "fp8") else {}
+    right = meant(probe, run, 3, words=words, **options)
     # Tensor cores keep about 14 bits of sums of 8-bit numbers.
     rough = 2e-2 if numbers == "fp8" else 1e-3
     np.testing.assert_allclose(found, right, rtol=rough, atol=rough * np.abs(right).max())

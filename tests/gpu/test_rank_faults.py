@@ -64,9 +64,9 @@ def ended(processes: Sequence[subprocess.Popen[str]],
           seconds: float = 120.0) -> tuple[list[int], list[str]]:
     """Statuses, and the errors that were printed."""
     until = monotonic() + seconds
-    said = [each.communicate(timeout=max(until - monotonic(), 0.1))[1] for each in processes]
+    errors = [each.communicate(timeout=max(until - monotonic(), 0.1))[1] for each in processes]
     return [each.returncode for each in processes], [
-        line for text in said for line in text.splitlines() if line.startswith("rawnn: error: ")]
+        line for text in errors for line in text.splitlines() if line.startswith("rawnn: error: ")]
 
 
 def trained(ranks: int, *words: str) -> list[float]:

@@ -69,11 +69,11 @@ class Started:
     def ended(self) -> tuple[int, list[str]]:
         """Status, and what was said."""
         try:
-            _, said = self._process.communicate(timeout=220)
+            _, messages = self._process.communicate(timeout=220)
         finally:
             self._process.kill()
-        print(said)
-        return self._process.returncode, [line for line in said.splitlines()
+        print(messages)
+        return self._process.returncode, [line for line in messages.splitlines()
                                           if line.startswith("rawnn: ")]
 
 
@@ -121,18 +121,18 @@ def test_runs_of_two_ranks_are_the_same_bits(two_gpus: None, tmp_path: Path) -> 
             np.testing.assert_array_equal(first[name], second[name], err_msg=f"{name}, {one}")
 
 
-@pytest.mark.parametrize(("fault", "said", "opt"), [
+@pytest.mark.parametrize(("fault", "message", "opt"), [
     ("killed", "ended without a word: it was last heard of training epoch", STREAM),
     ("killed", "ended without a word: it was last heard of training epoch", GRAPH),
     ("raises", "the disk is full", GRAPH), ("nan", "the loss became nan", STREAM),
 ])
 def test_a_fault_of_one_rank_ends_both(two_gpus: None, tmp_path: Path, fault: str,
-                                                   said: str, opt: str) -> None:
+                                                   message: str, opt: str) -> None:
     status, lines = Started(2, tmp_path, fault, opt).ended()
     assert status
     errors = [line for line in lines if line.startswith("rawnn: error: ")]
     assert len(errors) == 1, lines
-    assert said in errors[0]
+    assert message in errors[0]
     assert "rank 1" in errors[0] or fault == "nan"
     assert not any("did not end within" in line for line in lines)
 
@@ -151,7 +151,7 @@ def test_a_rank_that_never_comes_is_named(device: Device) -> None:
 
 
 def test_one_gpu_makes_a_communicator_of_itself(device: Device) -> None:
-    """The calls of the seam, in a stream and in a graph: what one GPU can show."""
+    """The calls of NCCL's bindings, in a stream and in a graph: what one GPU can show."""
     api = device.backend.nccl()
     context = NcclContext(api, Waiting(1).of(0))
     block, placed = device.memory.arena([("g", 16), ("h", 8)], "a test")

@@ -31,16 +31,16 @@ def test_what_is_measured_is_remembered_and_trains_the_same(
         pytest.skip("tensor cores with asynchronous copies: compute capability 8.0")
     by_rule = run_on(device, make_work(opt, LAYERS, data, machine=machine))
     monkeypatch.setenv("RAWNN_CACHE", str(tmp_path))
-    said: list[str] = []
-    monkeypatch.setattr(device, "_notify", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(device, "_notify", messages.append)
     work = make_work(f"{opt},tune", LAYERS, data, machine=machine)
     measured = run_on(device, work)
-    assert any(text.startswith("tune measured") for text in said)
-    kept = choices.read(choices.file_of(device.info), said.append)
+    assert any(text.startswith("tune measured") for text in messages)
+    kept = choices.read(choices.file_of(device.info), messages.append)
     assert {choices.key_of(op, work.train) for op in work.train.ops} <= set(kept)
-    said.clear()
+    messages.clear()
     again = run_on(device, make_work(f"{opt},tune", LAYERS, data, machine=machine))
-    assert not any(text.startswith("tune measured") for text in said)
+    assert not any(text.startswith("tune measured") for text in messages)
     for name, array in measured.parameters.items():
         np.testing.assert_array_equal(again.parameters[name], array)
         np.testing.assert_allclose(array, by_rule.parameters[name], rtol=0, atol=of_run(dtypes))

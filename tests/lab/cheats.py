@@ -45,7 +45,7 @@ class Cheat:
         return rawnn.Kernel(self.source, self.name, device=device)
 
     def simulated(self, device: Device) -> rawnn.Kernel:
-        """The kernel on the simulated GPU, with its meaning told."""
+        """The kernel on the simulated GPU, with its NumPy meaning."""
         register(self.name, self.meaning(), SHAPES, reads=("x",), writes=("y",))
         return self.kernel(device)
 

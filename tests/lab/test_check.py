@@ -1,4 +1,4 @@
-"""A kernel beside its reference: what passes, what is caught, and what is said of it."""
+"""Comparing a kernel with its reference: what passes, what is caught, and the messages."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_arrays_that_a_kernel_cannot_use(device: Device, kernel: rawnn.Kernel, w
     assert sentence in str(caught.value)
 
 
-def test_strided_elements_have_a_cure(device: Device, kernel: rawnn.Kernel) -> None:
+def test_strided_elements_have_a_fix(device: Device, kernel: rawnn.Kernel) -> None:
     x, y = pair(device)
     with pytest.raises(DataError, match="argument 'x' is a CUDA array whose elements are not "
                                         "contiguous: make a contiguous copy"):
@@ -149,9 +149,11 @@ def test_our_arrays_say_where_they_lie(sim: Simulation, device: Device,
     assert not hasattr(x, "__cuda_array_interface__")
     monkeypatch.setattr("rawnn.lab.array_exchange._SIMULATED", "no backend")
     assert x.__dlpack_device__() == (2, 0)
-    told = x.__cuda_array_interface__
-    assert (told["shape"], told["typestr"], told["data"]) == ((8,), "<f4", (x.address, False))
-    assert told["stream"] == int(device.stream.handle)
+    interface = x.__cuda_array_interface__
+    assert interface["shape"] == (8,)
+    assert interface["typestr"] == "<f4"
+    assert interface["data"] == (x.address, False)
+    assert interface["stream"] == int(device.stream.handle)
     assert read(x, "x").address == x.address  # type: ignore[union-attr]
     before = sim.faults.count("cuStreamWaitEvent")
     x.__dlpack__(stream=None)

@@ -1,5 +1,4 @@
-"""Graphs of a user's kernels: what is recorded, in which order it runs, what is said of mistakes.
-"""
+"""Graphs of a user's kernels: what is recorded, in which order it runs, messages about mistakes."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ __global__ void k(float* x) {
 }"""
 
 
-def test_curand_is_found_where_its_wheel_is_and_else_the_wheel_is_the_cure(
+def test_curand_is_found_where_its_wheel_is_and_else_the_wheel_is_the_fix(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not headers.find_optional_directories(["curand_kernel.h"]):
         with pytest.raises(CompileError, match="cuRAND's: pip install nvidia-curand"):

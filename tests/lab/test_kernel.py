@@ -1,4 +1,4 @@
-"""A user's kernel on the simulated GPU, which is told what the kernel computes."""
+"""A user's kernel on the simulated GPU, whose result is given in NumPy."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_tensor_map_of_another_array_is_found(device: Device, boxed: rawnn.Ker
     ((4, 32), "int16", (4, 32), "64B", ("UINT16", (32, 4), (64,), (32, 4), "64B")),
     ((4, 32), ml_dtypes.float8_e4m3fn, (4, 32), "32B", ("UINT8", (32, 4), (32,), (32, 4), "32B")),
 ])
-def test_what_the_driver_is_told(device: Device, shape: Any, dtype: Any, box: Any, swizzle: str,
+def test_what_the_driver_receives(device: Device, shape: Any, dtype: Any, box: Any, swizzle: str,
                                  made: Any) -> None:
     x = rawnn.empty(shape, dtype, device=device)
     found = decoded(rawnn.tensor_map(x, box, swizzle=swizzle).content)

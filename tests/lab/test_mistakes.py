@@ -1,5 +1,5 @@
 """The mistakes that people make most with a kernel of their own: each is refused before the launch,
-in one sentence that says the cure."""
+in one sentence that says the fix."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ MISTAKES: dict[str, tuple[Attempt, str]] = {
 }
 
 
-@pytest.mark.parametrize(("attempt", "cure"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_sentence_with_its_cure(device: Device, attempt: Attempt,
-                                                 cure: str) -> None:
+@pytest.mark.parametrize(("attempt", "fix"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_sentence_with_its_fix(device: Device, attempt: Attempt,
+                                                 fix: str) -> None:
     lab = Lab(device)
     with pytest.raises(RawnnError) as caught:
         attempt(lab)
-    assert cure in str(caught.value)
+    assert fix in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
@@ -151,12 +151,12 @@ DECLARES = "__global__ void lab_large(float* x) { __shared__ float s[20000]; s[*
      "may declare 49,152: use dynamic shared memory, of which a block can have 232,448 bytes on "
      "sm_90: extern __shared__ ..., and shared=80000 at the launch"),
 ])
-def test_what_the_compiler_refuses_has_a_cure(device: Device, source: str, name: str,
+def test_what_the_compiler_refuses_has_a_fix(device: Device, source: str, name: str,
                                               words: str) -> None:
     requires.module("cuda.bindings.nvrtc")
     with pytest.raises(RawnnError) as caught:
         Lab(device).kernel(source, name)
-    said, _, log = str(caught.value).partition("\nlog:\n")
-    assert words in said
-    assert "__nv_name_map" not in said
+    message, _, log = str(caught.value).partition("\nlog:\n")
+    assert words in message
+    assert "__nv_name_map" not in message
     assert log

@@ -124,7 +124,7 @@ def test_what_the_preprocessor_leaves_out_is_not_asked_for(
     assert [p.name for p in extra.signature.parameters] == ["x", "extra", "n"]
 
 
-def test_overloads_have_their_cure(device: Device) -> None:
+def test_overloads_have_their_fix(device: Device) -> None:
     with pytest.raises(CompileError, match=r"overloaded function.*give overloaded kernels "
                                            r"different names"):
         rawnn.Kernel("__global__ void k(float* x) {}\n__global__ void k(int* x) {}", "k",
@@ -202,12 +202,12 @@ def test_a_reference_spells_names_as_python_can(scaled: rawnn.Kernel) -> None:
     assert not rawnn.check(scaled, lambda in_, lambda_: in_ + lambda_, **given)
 
 
-@pytest.mark.parametrize(("value", "said"), [
+@pytest.mark.parametrize(("value", "message"), [
     (np.int64(4), "4"), (np.float32(0.5), "0.5"), (np.bool_(True), ""), (np.bool_(False), "0")])
-def test_macros_may_be_numbers_of_numpy(device: Device, value: Any, said: str) -> None:
+def test_macros_may_be_numbers_of_numpy(device: Device, value: Any, message: str) -> None:
     kernel = rawnn.Kernel("__global__ void k(float* x) { x[0] = 0 N; }".replace(
-        "0 N", "N" if said else "1"), "k", defines={"N": value}, device=device)
-    assert f"#define N {said}\n" in kernel.source.preamble
+        "0 N", "N" if message else "1"), "k", defines={"N": value}, device=device)
+    assert f"#define N {message}\n" in kernel.source.preamble
 
 
 def test_a_block_beyond_an_axis_is_refused_with_the_limit(scaled: rawnn.Kernel) -> None:

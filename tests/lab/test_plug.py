@@ -199,17 +199,17 @@ def test_a_kernel_that_does_not_wait_gets_full_edges(mine: Path,
 
 def test_the_plan_says_what_it_keeps_out(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--layers", "784-64-10", "--opt", f"best,bias_relu={mine}"]) == 0
-    said = capsys.readouterr().out
-    assert "epilogue     taken, but bias_relu=mine computes relu1" in said
-    assert "best goes without persistent: bias_relu=" in said
+    expected = capsys.readouterr().out
+    assert "epilogue     taken, but bias_relu=mine computes relu1" in expected
+    assert "best goes without persistent: bias_relu=" in expected
     assert run(["plan", "--opt", f"best,bias_add={SOURCES / 'elementwise/bias.cu'}"]) == 2
     rawnn.impl("bias_add", SOURCES / "elementwise/bias.cu", "bias_add<{z}>", name="mine", grid=9,
                block=64)
     capsys.readouterr()
     assert run(["plan", "--layers", "784-10", "--opt", "none,preload,fuse,bias_add=mine"]) == 0
-    said = capsys.readouterr().out
-    assert "epilogue     not taken: bias_add=mine computes fc1.bias_add; it would apply" in said
-    assert "linear       not taken: bias_add=mine; it would apply without" in said
+    expected = capsys.readouterr().out
+    assert "epilogue     not taken: bias_add=mine computes fc1.bias_add; it would apply" in expected
+    assert "linear       not taken: bias_add=mine; it would apply without" in expected
     assert run(["plan", "--opt", "persistent,bias_add=mine"]) == 2
     assert "cannot be part of the one kernel that persistent makes" in capsys.readouterr().err
 
@@ -295,7 +295,7 @@ SGD = "__global__ void f(float* w, int ldw, const float* dw, int lddw, int rows,
      "the op has lr = 0.1, and the kernel does not take it: add a parameter float lr"),
     ("sgd", SGD.replace("LR", "float lr"), {}, "the op has the operand 'rates' here"),
 ])
-def test_what_is_wrong_is_said_with_its_cure(op: str, source: str, how: dict[str, Any],
+def test_what_is_wrong_is_said_with_its_fix(op: str, source: str, how: dict[str, Any],
                                              message: str) -> None:
     def plugged() -> None:
         rawnn.impl(op, source, **{"name": "mine", "grid": 4, "block": 32, **how})

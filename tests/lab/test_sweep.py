@@ -40,11 +40,11 @@ def kernel(device: Device) -> rawnn.Kernel:
 
 
 def test_all_variants(kernel: rawnn.Kernel) -> None:
-    heard: list[Variant] = []
+    received: list[Variant] = []
     found = rawnn.sweep(kernel, {"TILE": [32, 64, 128, 2048], "shared": [0, 1024]},
                         restrict=["TILE * 2 + shared < 4096 + 1024", lambda p: p["TILE"] != 64],
-                        tell=heard.append, **GIVEN)
-    tried = [(v.parameters["TILE"], v.parameters["shared"]) for v in heard]
+                        tell=received.append, **GIVEN)
+    tried = [(v.parameters["TILE"], v.parameters["shared"]) for v in received]
     assert tried == [(32, 0), (32, 1024), (128, 0), (128, 1024), (2048, 0)]
     assert found.allowed == 5
     assert "a block (2048, 1, 1) has 2,048 threads" in found.variants[-1].failure
@@ -59,10 +59,10 @@ def test_all_variants(kernel: rawnn.Kernel) -> None:
 
 def test_a_budget_draws(kernel: rawnn.Kernel) -> None:
     def drawn(seed: int) -> list[Any]:
-        heard: list[Variant] = []
+        received: list[Variant] = []
         rawnn.sweep(kernel, {"TILE": list(range(32, 320, 32))}, budget=3, seed=seed,
-                    tell=heard.append, **GIVEN)
-        return [v.parameters["TILE"] for v in heard]
+                    tell=received.append, **GIVEN)
+        return [v.parameters["TILE"] for v in received]
 
     first = drawn(1)
     assert len(set(first)) == 3
@@ -71,15 +71,15 @@ def test_a_budget_draws(kernel: rawnn.Kernel) -> None:
 
 
 def test_a_sweep_goes_on_from_its_file(kernel: rawnn.Kernel, tmp_path: Path) -> None:
-    file, heard = tmp_path / "sweep.jsonl", []
+    file, received = tmp_path / "sweep.jsonl", []
     first = rawnn.sweep(kernel, {"TILE": [32, 64]}, resume=file, **GIVEN)
     assert first.earlier == 0
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["parameters"]["TILE"] for line in lines] == [32, 64]
     count = kernel.device.compiled
-    again = rawnn.sweep(kernel, {"TILE": [32, 64]}, resume=file, tell=heard.append, **GIVEN)
+    again = rawnn.sweep(kernel, {"TILE": [32, 64]}, resume=file, tell=received.append, **GIVEN)
     assert (again.earlier, kernel.device.compiled) == (2, count)
-    assert [v.cold for v in heard] == [line["cold"] for line in lines]
+    assert [v.cold for v in received] == [line["cold"] for line in lines]
     more = rawnn.sweep(kernel, {"TILE": [32, 64, 96]}, resume=file, **GIVEN)
     assert (more.earlier, len(more.variants)) == (2, 3)
     other = rawnn.sweep(kernel, {"TILE": [32]}, resume=file, **{**GIVEN, "sizes": {"n": 7}})

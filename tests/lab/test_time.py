@@ -1,4 +1,4 @@
-"""How long a kernel takes: what is measured, what is said of it, and what is not believed."""
+"""Timing a kernel: what is measured, what the report says, and which times are refused."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_part_of_the_cache_that_is_set_aside(sim: Simulation, device: Device) 
 
 
 class Scripted:
-    """A runner whose samples take as long as is said; those named in `lazy` do nothing."""
+    """A runner whose samples take the given times; those named in `lazy` do nothing."""
 
     def __init__(self, times: list[list[float]], lazy: Collection[tuple[int, int]]) -> None:
         self.times, self.lazy, self.batches = times, lazy, 0
@@ -476,10 +476,10 @@ def uses(blocks: int = 8, fraction: float = 1.0, limit: str = "threads", spilled
     ({"least": None}, {"grid": (5280, 1, 1)}, {}, "rawnn bench lower-bounds"),
 ])
 def test_what_to_try_next(changes: Any, launch: Any, used: Any, first: str) -> None:
-    said = list(advice(uses(**used), replace(LAUNCH, **launch), replace(SEEN, **changes)))
-    assert first in said[0]
+    hints = list(advice(uses(**used), replace(LAUNCH, **launch), replace(SEEN, **changes)))
+    assert first in hints[0]
 
 
 def test_a_warm_cache_is_pointed_out() -> None:
-    said = list(advice(uses(), replace(LAUNCH, grid=(5280, 1, 1)), replace(SEEN, warm=20.0)))
-    assert "5.0 times as long with a cold cache" in said[1]
+    hints = list(advice(uses(), replace(LAUNCH, grid=(5280, 1, 1)), replace(SEEN, warm=20.0)))
+    assert "5.0 times as long with a cold cache" in hints[1]

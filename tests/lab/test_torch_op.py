@@ -95,8 +95,8 @@ class Tensor:
 def test_what_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     registered: dict[str, Any] = {}
 
-    def custom_op(name: str, run: Any, **said: Any) -> Any:
-        made = SimpleNamespace(run=run, **said)
+    def custom_op(name: str, run: Any, **messages: Any) -> Any:
+        made = SimpleNamespace(run=run, **messages)
         made.register_fake = lambda f: setattr(made, "fake", f)
         made.register_autograd = lambda b, setup_context: vars(made).update(
             back=b, setup=setup_context)

@@ -1,5 +1,5 @@
-"""Recording stand-ins for the seams: they note every call, know which handles live, fail on
-demand, and compute on host memory as the libraries document it (column-major cuBLASLt)."""
+"""Recording stand-ins for the libraries' bindings. They record every call, know which handles live,
+fail on demand, and compute on host memory as the libraries document it (column-major cuBLASLt)."""
 
 from __future__ import annotations
 

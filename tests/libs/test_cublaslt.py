@@ -1,5 +1,5 @@
-"""The cuBLASLt seam over a stand-in for nvmath's bindings; and the bindings themselves where
-installed with the library (no GPU needed: descriptors live on the host)."""
+"""The backend of cuBLASLt over a stand-in for nvmath's bindings, and over the bindings themselves
+if installed with the library (no GPU needed: descriptors live on the host)."""
 
 from __future__ import annotations
 

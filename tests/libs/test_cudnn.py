@@ -1,5 +1,5 @@
-"""The cuDNN seam: the library itself where installed (descriptors need no GPU), and what is said
-where it is not."""
+"""The bindings of cuDNN: the library itself if installed (descriptors need no GPU), and the message
+if it is not."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_a_failing_constructor_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("answers", [(), (Heuristic(ALGO, 0, 15, 0.0),)])
-def test_no_algorithm_says_shape_and_cure(answers: tuple[Heuristic, ...]) -> None:
+def test_no_algorithm_says_shape_and_fix(answers: tuple[Heuristic, ...]) -> None:
     api = LtStub()
     api.answers = answers
     with pytest.raises(DeviceError, match=r"no algorithm for matmul nt m=5 .*4,194,304.*pad"):

@@ -1,5 +1,5 @@
-"""The NCCL seam: the library itself where installed (errors need no GPU), stand-ins of its bindings
-elsewhere, and what is said where there are none."""
+"""The backend of NCCL: over the library itself if installed (errors need no GPU), over stand-ins of
+its bindings elsewhere, and the message without bindings."""
 
 from __future__ import annotations
 

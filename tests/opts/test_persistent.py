@@ -136,13 +136,13 @@ def test_what_does_not_go_together_is_refused(opt: str, message: str) -> None:
         select(opt, Network(LAYERS), 8, CAPABLE)
 
 
-def test_what_does_not_fit_is_refused_with_the_cure() -> None:
+def test_what_does_not_fit_is_refused_with_the_fix() -> None:
     network = Network((2048, 2048, 2048))
     with pytest.raises(ConfigError, match=r"does not fit the chip.*: leave persistent out, or"):
         select("persistent", network, 8, CAPABLE).apply(step_plan(network, 8, 64))
 
 
-def test_half_precision_sums_are_refused_with_the_cure() -> None:
+def test_half_precision_sums_are_refused_with_the_fix() -> None:
     network = Network(LAYERS)
     with pytest.raises(ConfigError, match="use fp16 in place of fp16=acc16"):
         select("persistent,fp16=acc16", network, 8, CAPABLE).apply(step_plan(network, 8, 64))

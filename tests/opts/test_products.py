@@ -83,7 +83,7 @@ def test_a_step_in_its_products_computes_the_same(numbers: str, options: dict[st
         for runner in runs:
             runner.close()
     types = {t.dtype for t in apart.train.tensors.values() if t.floating}
-    # Rounding by chance may go the other way, in every step.
+    # Stochastic rounding may go the other way, in every step.
     bound = tolerances.of_run(types) * (4 if "sr" in numbers else 1)
     for name, value in wanted.parameters.items():
         np.testing.assert_array_equal(simulated.parameters[name], found.parameters[name])

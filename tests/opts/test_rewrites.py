@@ -233,7 +233,7 @@ def legal(toggles: tuple[str, ...], graphs: str) -> bool:
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("network", [LINEAR, DEEP], ids=str)
-def test_every_set_of_toggles_runs_or_is_refused_with_the_cure(network: Network,
+def test_every_set_of_toggles_runs_or_is_refused_with_the_fix(network: Network,
                                                                graphs: str) -> None:
     for toggles in SUBSETS:
         text = ",".join([*toggles, graphs])

@@ -155,7 +155,7 @@ def test_best_without_cublas_or_with_an_old_driver_says_so() -> None:
     ("seed", BARE, "cannot run here"),
     ("graphs", OLD, "'graphs' cannot run here: it needs a driver for CUDA 12.3 or newer: update"),
 ])
-def test_a_toggle_the_machine_cannot_run_is_refused_with_the_cure(
+def test_a_toggle_the_machine_cannot_run_is_refused_with_the_fix(
     text: str, machine: Machine, sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
@@ -189,8 +189,8 @@ def test_on_the_host_only_what_means_something_there() -> None:
 def test_lenient_leaves_out_what_means_nothing_on_the_host() -> None:
     found = chosen("seed", machine=HOST, lenient=True)
     assert found.words() == ["preload", "report=10", "fuse"]
-    said, = (note for note in found.notes if "do not apply on the host and are left out" in note)
-    assert set(said.partition(" do ")[0].split(", ")) == \
+    message, = (note for note in found.notes if "do not apply on the host and are left out" in note)
+    assert set(message.partition(" do ")[0].split(", ")) == \
         {"arena", "nosync", "cublas", "cudnn", "streams", "graphs"}
 
 

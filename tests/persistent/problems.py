@@ -62,10 +62,10 @@ VARIETY: dict[str, dict[str, Any]] = {
         "network": {"activation": "gelu"}},
     "bfloat16, long rows": {"numbers": "bf16", "layers": (551, 12), "batch": 13, "shuffle": True,
                             "form": {"inputs": "float32", "scale": 1.0}},
-    "rounded by chance": {"numbers": "bf16,sr"},
-    "rounded by chance, Adam": {"numbers": "bf16,sr", "optimizer": Optimizer("adam", 1e-3),
+    "stochastic rounding": {"numbers": "bf16,sr"},
+    "stochastic rounding, Adam": {"numbers": "bf16,sr", "optimizer": Optimizer("adam", 1e-3),
                                 "shuffle": True},
-    "rounded by chance, decay alone": {
+    "stochastic rounding, decay alone": {
         "numbers": "bf16,sr", "network": {"bias": False}, "seed": 12_345_678_901,
         "optimizer": Optimizer("sgd", 0.1, {"decay": 0.02, "momentum": 0.9})},
     "float16": {"numbers": "fp16"},

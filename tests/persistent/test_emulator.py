@@ -49,8 +49,8 @@ STEPS_OF_EPOCH = 64
 CHOSEN = [
     ("softmax, SGD", 1, 1), ("softmax, SGD", 1, 3), ("Adam in an order", 1, 1),
     ("Adam in an order", 4, 2), ("float16 inputs, normalised", 2, 3), ("bfloat16", 2, 1),
-    ("rounded by chance", 2, 1), ("rounded by chance, Adam", 1, 1),
-    ("rounded by chance, Adam", 4, 3), ("float16", 1, 1), ("float16", 2, 2),
+    ("stochastic rounding", 2, 1), ("stochastic rounding, Adam", 1, 1),
+    ("stochastic rounding, Adam", 4, 3), ("float16", 1, 1), ("float16", 2, 2),
     ("float16, Adam, tanh", 8, 1), ("float16, mean squares", 1, 3),
     ("tf32, one layer", 4, 1), ("long rows", 2, 2), ("more outputs than a register file", 4, 1),
     *((f"softmax, {kind}", 1, 3) for kind in WITH_CODE),
@@ -72,7 +72,7 @@ SHARED = [
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
     ("more outputs than a register file", 4, 1, "FS"), ("softmax, SGD", 16, 1, "SFGS"),
     ("more outputs than a register file", 2, 3, "FS"), ("a wide middle", 4, 2, "FSFS"),
-    ("rounded by chance, Adam", 2, 2, "FSFS"), ("tf32, one layer", 4, 1, "FS"),
+    ("stochastic rounding, Adam", 2, 2, "FSFS"), ("tf32, one layer", 4, 1, "FS"),
     ("many outputs, mean squares", 2, 1, "FSF"),  # more pairs of a loss's sums than threads
 ]
 """The same with types of the boundaries, so that every exchange comes up."""
@@ -301,7 +301,7 @@ def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES)
             assert np.array_equal(first, other), role
 
 
-ALIKE = [("clusters share sums", 1, 8, ""), ("rounded by chance, Adam", 4, 3, "FSFF"),
+ALIKE = [("clusters share sums", 1, 8, ""), ("stochastic rounding, Adam", 4, 3, "FSFF"),
          ("more outputs than a register file", 2, 3, "FG"), ("softmax, SGD", 2, 2, "SFGF")]
 
 
@@ -314,7 +314,7 @@ def test_all_clusters_have_the_same_weights(tmp_path: Path, name: str, ranks: in
 
 IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
              ("Adam in an order, state far", 2, 3, "FSFF"), ("a wide middle", 1, 7, "FFFF"),
-             ("rounded by chance, Adam", 2, 3, "FSFF"),
+             ("stochastic rounding, Adam", 2, 3, "FSFF"),
              ("float32 inputs, a schedule", 2, 5, "SFFF"), ("bfloat16", 2, 3, "FSFG"),
              ("bfloat16, long rows", 1, 7, "FF")]
 """Problems so small that all clusters would sum, with fewer tiles than a block has warps."""
@@ -385,10 +385,10 @@ def test_steps_that_overflow_are_left_out_everywhere(
 
 CHANCE = [("", 1, 1), ("", 1, 3), ("FSFG", 2, 1), ("SFGF", 4, 1), ("FGSF", 8, 1), ("SFGF", 2, 3),
           ("FSFF", 4, 2)]
-"""Types of the boundaries, blocks and clusters that share weights which are rounded by chance."""
+"""Types of the boundaries, blocks and clusters that share stochastically rounded weights."""
 
 
-DECAY = "rounded by chance, decay alone"
+DECAY = "stochastic rounding, decay alone"
 
 
 def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
@@ -437,7 +437,7 @@ PARTIAL = [
     ("float32 inputs, a schedule", 8, 1, "FSFF", 10), ("long rows", 2, 2, "SF", 4),
     ("mean squares, gelu, no bias", 2, 3, "SFSF", 7), ("an autoencoder", 2, 1, "SFS", 2),
     ("binary cross-entropy, tanh", 4, 1, "FGFS", 9), ("float16, Adam, tanh", 2, 2, "FSFF", 6),
-    ("float16 inputs, normalised", 1, 2, "", 8), ("rounded by chance", 2, 1, "FSFG", 5),
+    ("float16 inputs, normalised", 1, 2, "", 8), ("stochastic rounding", 2, 1, "FSFG", 5),
     ("Adam in an order", 4, 2, "FGFS", 3),
 ]
 """How the work is shared where the last step has fewer examples, and how many."""
@@ -493,7 +493,7 @@ FAR = [
     ("softmax, SGD", 16, 1, "SFGF"), ("more outputs than a register file", 2, 3, "FG"),
     ("more outputs than a register file", 32, 1, "FG"), ("clusters share sums", 12, 1, "SF"),
     ("a wide middle", 32, 1, "FGFG"), ("a wide middle", 32, 2, "FGSF"),
-    ("float16, mean squares", 4, 3, "FGFS"), ("rounded by chance, Adam", 3, 3, "FSFF"),
+    ("float16, mean squares", 4, 3, "FGFS"), ("stochastic rounding, Adam", 3, 3, "FSFF"),
     ("tf32, one layer", 5, 2, "SF"), ("more outputs than a register file", 32, 1, "FS"),
     ("softmax, SGD", 12, 2, "FGFS"), ("a wide middle", 3, 1, "FSFS"),
     ("tf32, one layer", 8, 1, "FS"), ("softmax, SGD", 4, 2, "FFFF"),
@@ -544,7 +544,7 @@ TURNS = [
     ("float32 inputs, a schedule", 2, 2, "FSFF", 2, 0), ("long rows", 2, 2, "SF", 3, 0),
     ("mean squares, gelu, no bias", 2, 2, "SFSF", 2, 3), ("an autoencoder", 2, 2, "SFS", 4, 0),
     ("binary cross-entropy, tanh", 4, 2, "FGFS", 2, 0), ("bfloat16", 2, 2, "FSFG", 2, 0),
-    ("rounded by chance, Adam", 2, 2, "FSFG", 2, 3), ("a wide middle", 8, 2, "FGFG", 2, 0),
+    ("stochastic rounding, Adam", 2, 2, "FSFG", 2, 3), ("a wide middle", 8, 2, "FGFG", 2, 0),
     ("clusters share sums", 2, 3, "FG", 2, 4), ("clusters share sums", 2, 3, "FS", 2, 4),
 ]
 """How the work is shared by clusters that take their examples in micro-batches, how many, and what

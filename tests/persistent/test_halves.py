@@ -16,7 +16,7 @@ from tests.persistent.test_emulator import Launch
 from tests.slices import sliced
 
 COPIED = [("bfloat16", 2, 2, "FSFS"), ("float16, Adam, tanh", 2, 1, "FGSF"),
-          ("float16, mean squares", 1, 3, "FFFF"), ("rounded by chance, Adam", 2, 2, "FSFF")]
+          ("float16, mean squares", 1, 3, "FFFF"), ("stochastic rounding, Adam", 2, 2, "FSFF")]
 
 
 @requires.GXX

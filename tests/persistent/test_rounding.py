@@ -21,7 +21,7 @@ from tests.slices import sliced
 
 ALIKE = [
     ("bfloat16", 2, 1, "FSFG", 0, 1), ("float16, float32 inputs", 2, 2, "FGSF", 0, 1),
-    ("float16, Adam, tanh", 1, 3, "FFFF", 0, 1), ("rounded by chance, Adam", 2, 2, "FSFF", 0, 1),
+    ("float16, Adam, tanh", 1, 3, "FFFF", 0, 1), ("stochastic rounding, Adam", 2, 2, "FSFF", 0, 1),
     ("bfloat16, float32 inputs in an order", 2, 1, "FSFF", 5, 1),
     ("bfloat16, float32 inputs in an order", 8, 1, "FGFF", 0, 1),
     ("bfloat16, normalised", 1, 2, "FFFF", 0, 1), ("bfloat16, long rows", 2, 2, "FG", 4, 1),

@@ -31,7 +31,7 @@ warps."""
 SHARED = [("softmax, SGD", 4, 1), ("Adam in an order", 16, 1), ("Adam in an order", 2, 3),
           ("binary cross-entropy, tanh", 8, 2), ("bfloat16", 2, 2), ("an autoencoder", 2, 2),
           ("float16, Adam, tanh", 1, 1), ("float16", 4, 1), ("float16", 2, 3),
-          ("rounded by chance, Adam", 1, 1), ("rounded by chance", 4, 2)]
+          ("stochastic rounding, Adam", 1, 1), ("stochastic rounding", 4, 2)]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ KINDS = [
     ("long rows", 4, 1, "FS", 0, DSMEM), ("long rows", 2, 2, "SF", 4, DSMEM),
     ("Adam in an order", 1, 3, "FFFF", 3, DSMEM),
     ("one layer in an order", 3, 2, "FS", 5, L2),
-    ("rounded by chance, Adam", 2, 2, "FSFS", 0, DSMEM),
+    ("stochastic rounding, Adam", 2, 2, "FSFS", 0, DSMEM),
 ]
 
 

@@ -88,10 +88,10 @@ def test_an_op_on_a_view_touches_what_that_lies_in(plan: Plan) -> None:
     silent = replace(op, operands={**op.operands, "dz": "half"})
     with pytest.raises(ValueError, match=f"is a view of {dz.name}, which the op does not say"):
         replace(seen, ops=tuple(silent if o is op else o for o in plan.ops)).check()
-    said = silent.viewing(seen.tensors)
-    assert (said.reads, said.writes) == (op.reads, op.writes)
-    assert replace(seen, ops=tuple(said if o is op else o for o in plan.ops)).check()
-    assert said.at_step(2, {}).reads[0][0] == op.reads[0][0]
+    expected = silent.viewing(seen.tensors)
+    assert (expected.reads, expected.writes) == (op.reads, op.writes)
+    assert replace(seen, ops=tuple(expected if o is op else o for o in plan.ops)).check()
+    assert expected.at_step(2, {}).reads[0][0] == op.reads[0][0]
 
 
 def test_an_accumulating_product_reads_its_output(plan: Plan) -> None:

@@ -150,22 +150,22 @@ class Struck:
         """What is wrong with the outcome, or None if it is as promised."""
         if not isinstance(self.error, RawnnError):
             return f"ended with {self.error!r}"
-        said = str(self.error)
+        message = str(self.error)
         value, text = CODES[self.library][self.code]
         name = DRIVER_NAMES.get(self.call, self.call)
-        if f"{name} failed with {self.code} [{value}]" not in said:
-            return f"does not name call and code: {said}"
-        if text not in said and not isinstance(self.error, OutOfMemory):
-            return f"does not say '{text}': {said}"
+        if f"{name} failed with {self.code} [{value}]" not in message:
+            return f"does not name call and code: {message}"
+        if text not in message and not isinstance(self.error, OutOfMemory):
+            return f"does not say '{text}': {message}"
         if isinstance(self.error, CompileError):  # a sentence, then the source lines and the log
-            if "cannot compile" not in said or "\nlog:" not in said:
-                return f"has no log: {said}"
+            if "cannot compile" not in message or "\nlog:" not in message:
+                return f"has no log: {message}"
             return self._more_errors() or self._left()
-        behind = said.partition(f"[{value}]")[2].replace(text, "")
-        if "(" not in behind and "no algorithm for" not in said:
-            return f"has no context: {said}"
-        if "\n" in said:
-            return f"is not one sentence: {said}"
+        behind = message.partition(f"[{value}]")[2].replace(text, "")
+        if "(" not in behind and "no algorithm for" not in message:
+            return f"has no context: {message}"
+        if "\n" in message:
+            return f"is not one sentence: {message}"
         return self._more_errors() or self._left()
 
     def _more_errors(self) -> str | None:

@@ -22,15 +22,15 @@ def test_a_toggle_in_five_minutes(capsys: pytest.CaptureFixture[str]) -> None:
         exec(compile(BLOCKS[0], "docs/testing.md", "exec"), {"__name__": "onepass"})
     finally:
         TOGGLES.pop("onepass", None)
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 4
-    assert all(line.endswith("agrees with the host") for line in said)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert all(line.endswith("agrees with the host") for line in lines)
 
 
 def test_a_call_made_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(BLOCKS[1], "docs/testing.md", "exec"), {"__name__": "failing"})
-    said = capsys.readouterr().out
-    assert "cuStreamCreate failed with CUDA_ERROR_ECC_UNCORRECTABLE [214]" in said
+    output = capsys.readouterr().out
+    assert "cuStreamCreate failed with CUDA_ERROR_ECC_UNCORRECTABLE [214]" in output
 
 
 def test_the_table_of_tolerances_is_that_of_the_tests() -> None:

@@ -101,8 +101,8 @@ def test_every_call_site_fails_where_a_product_is_cut_into_slices() -> None:
 
 def test_the_page_says_how_many_pairs_are_walked() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text()
-    said = {3: "a third", 4: "a quarter", 6: "a sixth"}[ONE_IN]
-    assert f"and {said} of the pairs of" in " ".join(page.split())
+    fraction = {3: "a third", 4: "a quarter", 6: "a sixth"}[ONE_IN]
+    assert f"and {fraction} of the pairs of" in " ".join(page.split())
 
 
 def test_pairs_of_toggles() -> None:
@@ -167,12 +167,12 @@ another one. Those that rawnn tells from others are returned by all."""
 
 
 def test_rawnn_tells_few_codes_from_others() -> None:
-    assert "CUDA_ERROR_OUT_OF_MEMORY" in told_apart()
-    assert len(told_apart()) < sum(map(len, CODES.values())) / 4
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in distinguished_codes()
+    assert len(distinguished_codes()) < sum(map(len, CODES.values())) / 4
 
 
 @functools.cache
-def told_apart() -> set[str]:
+def distinguished_codes() -> set[str]:
     """The codes that rawnn's own code names."""
     text = "".join(path.read_text() for path in Path(rawnn.__file__).parent.rglob("*.py")
                    if "sim" not in path.parts)
@@ -185,7 +185,7 @@ def test_the_documented_codes_of_every_call(call: str) -> None:
     library, call, opt, layers = next(api for api in apis() if api[1] == call)
     turn = API_NAMES.index(call)
     for number, (code, (value, _)) in enumerate(CODES[library].items()):
-        if value and ((number + turn + SLICE) % CODES_IN == 0 or code in told_apart()):
+        if value and ((number + turn + SLICE) % CODES_IN == 0 or code in distinguished_codes()):
             outcome = strike(work(opt, layers), Fault(code, call=call))
             assert outcome.faulty is None, f"{code}: {outcome.faulty}"
 
@@ -253,9 +253,9 @@ def test_the_command_line_says_one_line_and_leaves_the_result_of_before(
     target.write_text("the result of before")
     simulation = Simulation(faults=Faults(Fault(call=call)))
     assert command_line([*COMMAND, "--json", str(target)], simulation) == 1
-    said = [line for line in capsys.readouterr().err.splitlines() if line not in NOTICES]
-    assert len(said) == 1, said
-    line, = said
+    lines = [line for line in capsys.readouterr().err.splitlines() if line not in NOTICES]
+    assert len(lines) == 1, lines
+    line, = lines
     assert line.startswith("rawnn: error: ")
     assert f"{call} failed with CUDA_ERROR_UNKNOWN [999]" in line
     assert target.read_text() == "the result of before"

@@ -94,7 +94,7 @@ def on_host(case: Case, **options: Any) -> SimpleNamespace:
 
 def simulated(case: Case, opt: str) -> SimpleNamespace | None:
     """A run on a simulated GPU that must be left clean; None where the toggles are refused with
-    their cure."""
+    their fix."""
     try:
         work = case.work(opt)
     except ConfigError as error:

@@ -28,19 +28,19 @@ def killed(recipe: str, directory: Path, seconds: float) -> tuple[bool, str]:
         [sys.executable, "-m", "tests.properties.killed_training", recipe, str(directory)],
         cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert process.stdout is not None
-    said = ""
+    expected = ""
     for line in process.stdout:
-        said += line
+        expected += line
         if line == "started\n":
             break
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
-    said += process.stdout.read()
+    expected += process.stdout.read()
     process.stdout.close()
-    assert process.wait() in (0, -signal.SIGKILL), said
-    return process.returncode == 0, said
+    assert process.wait() in (0, -signal.SIGKILL), expected
+    return process.returncode == 0, expected
 
 
 @pytest.mark.parametrize("recipe", list(RECIPES))
@@ -54,7 +54,7 @@ def test_sigkill_at_random_moments(recipe: str, tmp_path: Path) -> None:
     whole = time.perf_counter() - began
     kills = torn = 0
     while True:
-        done, said = killed(recipe, interrupted,
+        done, expected = killed(recipe, interrupted,
                             generator.uniform(0, whole) if kills < KILLS else 120)
         if done:
             break
@@ -62,7 +62,7 @@ def test_sigkill_at_random_moments(recipe: str, tmp_path: Path) -> None:
         files = listed(interrupted)
         assert len(files) <= 4  # three, and at times the one that is about to be deleted
         if torn:
-            assert "continuing from" in said or "started" not in said
+            assert "continuing from" in expected or "started" not in expected
         if len(files) > 1 and generator.random() < 0.4:
             content = files[-1][1].read_bytes()
             files[-1][1].write_bytes(content[: generator.randrange(len(content))])

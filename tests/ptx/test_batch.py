@@ -26,11 +26,11 @@ def compiled(job: Job) -> Compiled:
 def test_one_after_another_a_job_is_one_program() -> None:
     asked: list[Job] = []
 
-    def heard(job: Job) -> Compiled:
+    def received(job: Job) -> Compiled:
         asked.append(job)
         return compiled(job)
 
-    batch = Batch(JOBS, heard, parallel=False)
+    batch = Batch(JOBS, received, parallel=False)
     assert asked == []  # nothing is done before it is asked for
     assert [built.cubin for _, built in batch] == [b"a.cu:x+y", b"b.cu:z"]
     assert asked == JOBS

@@ -16,22 +16,22 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def told() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
 @pytest.fixture
-def cache(tmp_path, told) -> CubinCache:
-    return CubinCache(tmp_path / "rawnn" / "cubins", notify=told.append)
+def cache(tmp_path, messages) -> CubinCache:
+    return CubinCache(tmp_path / "rawnn" / "cubins", notify=messages.append)
 
 
-def test_what_is_put_is_got(cache, told):
+def test_what_is_put_is_got(cache, messages):
     assert cache.get(KEY) is None
     assert cache.put(KEY, b"\0cubin\xff")
     assert cache.get(KEY) == b"\0cubin\xff"
     assert cache.put(KEY, b"again")
     assert cache.get(KEY) == b"again"
-    assert told == []
+    assert messages == []
 
 
 def test_info_and_clear(cache):
@@ -72,40 +72,40 @@ def test_damaged_entry_is_discarded(cache, damage):
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702])
-def test_directory_that_others_may_write_is_refused_once(cache, told, mode):
+def test_directory_that_others_may_write_is_refused_once(cache, messages, mode):
     cache.put(KEY, b"x")
     cache.directory.chmod(mode)
     assert cache.get(KEY) is None
     assert cache.put(KEY, b"y") is False
-    assert len(told) == 1
-    assert f"mode {mode:04o}" in told[0]
-    assert "chmod 700" in told[0]
+    assert len(messages) == 1
+    assert f"mode {mode:04o}" in messages[0]
+    assert "chmod 700" in messages[0]
 
 
-def test_directory_of_another_user_is_refused(cache, told, monkeypatch):
+def test_directory_of_another_user_is_refused(cache, messages, monkeypatch):
     cache.put(KEY, b"x")
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert cache.get(KEY) is None
     assert cache.put(KEY, b"y") is False
-    assert len(told) == 1
-    assert f"another user (uid {owner})" in told[0]
+    assert len(messages) == 1
+    assert f"another user (uid {owner})" in messages[0]
 
 
-def test_directory_that_cannot_be_made_is_told_once(tmp_path, told):
+def test_directory_that_cannot_be_made_is_reported_once(tmp_path, messages):
     (tmp_path / "file").write_text("in the way")
-    cache = CubinCache(tmp_path / "file" / "cubins", notify=told.append)
+    cache = CubinCache(tmp_path / "file" / "cubins", notify=messages.append)
     assert cache.get(KEY) is None
     assert cache.put(KEY, b"x") is False
     assert cache.put(KEY, b"x") is False
     assert cache.info().entries == 0
     assert cache.clear() == 0
-    assert len(told) == 1
-    assert "kernels are compiled anew" in told[0]
-    assert "RAWNN_CACHE" in told[0]
+    assert len(messages) == 1
+    assert "kernels are compiled anew" in messages[0]
+    assert "RAWNN_CACHE" in messages[0]
 
 
-def test_failed_write_leaves_nothing_behind(cache, told, monkeypatch):
+def test_failed_write_leaves_nothing_behind(cache, messages, monkeypatch):
     cache.put(KEY, b"x")
 
     def no_space(source, target):
@@ -114,7 +114,7 @@ def test_failed_write_leaves_nothing_behind(cache, told, monkeypatch):
     monkeypatch.setattr(os, "replace", no_space)
     assert cache.put("cd" * 32, b"y") is False
     assert [p.suffix for p in cache.directory.iterdir()] == [".cubin"]
-    assert "No space left" in told[0]
+    assert "No space left" in messages[0]
 
 
 def test_notice_is_logged_by_default(tmp_path, caplog):
@@ -142,13 +142,13 @@ def test_environment_chooses_the_root(tmp_path, monkeypatch):
 WRITER = """
 import pathlib, sys
 from rawnn.cuda.compiling.cache import CubinCache
-told, wrong = [], 0
-cache = CubinCache(pathlib.Path(sys.argv[1]), notify=told.append)
+messages, wrong = [], 0
+cache = CubinCache(pathlib.Path(sys.argv[1]), notify=messages.append)
 payloads = [bytes([i]) * 20_000 for i in range(8)]
 for turn in range(100):
     cache.put("ab" * 32, payloads[(int(sys.argv[2]) + turn) % 8])
     wrong += cache.get("ab" * 32) not in payloads
-sys.exit(wrong + len(told))
+sys.exit(wrong + len(messages))
 """
 
 

@@ -24,8 +24,8 @@ ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_12
 
 
 class FakeNvrtc:
-    """The seam without a library: counts compilations and live programs; the "cubin" is what
-    went in. `fail` names the call that returns an error code."""
+    """NVRTC's bindings without the library. It counts compilations and live programs; the "cubin"
+    is the input. `fail` names the call that returns an error code."""
 
     identity = "fake 1"
 
@@ -184,12 +184,12 @@ def test_unknown_architecture_lists_the_known(nvrtc, folder):
 
 
 @pytest.mark.parametrize(("arch", "newer"), [("sm_20", False), ("sm_999", True)])
-def test_a_gpu_newer_than_nvrtc_has_a_cure(nvrtc, folder, arch, newer):
+def test_a_gpu_newer_than_nvrtc_has_a_fix(nvrtc, folder, arch, newer):
     with pytest.raises(CompileError) as caught:
         build(nvrtc, folder, arch=arch)
-    said = str(caught.value).splitlines()[0]
-    assert ("; a newer NVRTC may know it: pip install -U " in said) == newer
-    assert ("nvidia-cuda-nvrtc" in said) == newer
+    expected = str(caught.value).splitlines()[0]
+    assert ("; a newer NVRTC may know it: pip install -U " in expected) == newer
+    assert ("nvidia-cuda-nvrtc" in expected) == newer
 
 
 def test_unknown_kernel_and_option(nvrtc, folder):
@@ -356,11 +356,11 @@ def test_a_damaged_entry_is_compiled_anew(folder, cache):
 
 
 def test_an_unwritable_cache_does_not_stop_compilation(folder):
-    told = []
-    cache = CubinCache(folder / "kernel.cu" / "cubins", notify=told.append)
+    messages = []
+    cache = CubinCache(folder / "kernel.cu" / "cubins", notify=messages.append)
     fake = FakeNvrtc()
     assert [build(fake, folder, cache).cached for _ in range(3)] == [False, False, False]
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 # -- errors of single calls ---------------------------------------------------------------------

@@ -78,23 +78,23 @@ def run(library: EmulatedLibrary, expression: str, seed: int, **how: Any) -> np.
 
 @pytest.mark.parametrize("name", HAZARDS)
 def test_a_hazard_is_found_in_every_order(library: EmulatedLibrary, name: str) -> None:
-    right, wrong, how, said = HAZARDS[name]
+    right, wrong, how, message = HAZARDS[name]
     for seed in RUNS:
         run(library, right, seed, **how)
         if name == "bytes":
             # More bytes are announced than come.
-            with pytest.raises(EmulatorError, match=said):
+            with pytest.raises(EmulatorError, match=message):
                 run(library, wrong, seed, **how)
             continue
-        with pytest.raises(EmulatorError, match=said) as found:
+        with pytest.raises(EmulatorError, match=message) as found:
             run(library, wrong, seed, **how)
         assert "hazards.cu:" in str(found.value), found.value
 
 
 @pytest.mark.parametrize("what", UNDEFINED)
 def test_what_is_undefined_is_found(library: EmulatedLibrary, what: int) -> None:
-    n, said = UNDEFINED[what]
-    with pytest.raises(EmulatorError, match=said):
+    n, message = UNDEFINED[what]
+    with pytest.raises(EmulatorError, match=message):
         run(library, f"undefined<{what}>", 0, n=n, shared=128)
 
 

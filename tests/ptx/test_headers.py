@@ -129,7 +129,7 @@ def test_conda_is_looked_at_before_a_toolkit(site, monkeypatch):
     assert headers.include_directories() == (folder, folder / "cccl", headers.HOST_HEADERS)
 
 
-@pytest.mark.parametrize(("version", "header", "cure"), [
+@pytest.mark.parametrize(("version", "header", "fix"), [
     ("12.9.0", "nv/target", "pip install nvidia-cuda-cccl-cu12"),
     ("13.0.1", "cuda/barrier", "pip install 'nvidia-cuda-cccl<14'"),
     ("12.9.0", "crt/mma.h", "pip install nvidia-cuda-nvcc-cu12"),
@@ -139,9 +139,9 @@ def test_conda_is_looked_at_before_a_toolkit(site, monkeypatch):
     ("13.0.1", "curand_kernel.h", "pip install nvidia-curand"),
     ("13.0.1", "mine.h", "include=[...]"),
 ])
-def test_a_header_that_is_not_found_has_a_cure(site, version, header, cure):
+def test_a_header_that_is_not_found_has_a_fix(site, version, header, fix):
     site.bindings(version)
-    assert cure in headers.install_hint(header)
+    assert fix in headers.install_hint(header)
 
 
 @pytest.mark.parametrize(("version", "extra"), [("12.9.0", "cu12"), ("13.0.1", "cu13")])

@@ -467,6 +467,6 @@ def test_statements_keep_their_lines() -> None:
     found = for_host(text)
     assert found.count("\n") == text.count("\n")
     assert '// asm("no");' in found
-    assert "::emulator::output<'r'>(a)" in found
-    assert "::emulator::input<'r'>(f(b, \"x:y\"))" in found
-    assert "float* const s = ::emulator::dynamic_shared<float>(alignof(float));" in found
+    assert "::twin::output<'r'>(a)" in found
+    assert "::twin::input<'r'>(f(b, \"x:y\"))" in found
+    assert "float* const s = ::twin::dynamic_shared<float>(alignof(float));" in found

@@ -149,8 +149,8 @@ def test_compiles_without_a_warning_or_a_spill(nvrtc, source, arch, options):
         nvrtc, source, arch, expressions, "--ptxas-options=-v", *options
     )
     # The log, not -Werror: NVRTC before 13 does not know that option.
-    told = [line for line in log.strip(" \0\n").splitlines() if not REPORT.match(line)]
-    assert not told, log
+    messages = [line for line in log.strip(" \0\n").splitlines() if not REPORT.match(line)]
+    assert not messages, log
     spilled = {name: size for name, size in resources.spills(log).items()
                if max(size) > (EIGHT_BIT_SPILL if "float8" in name else 0)}
     assert not spilled

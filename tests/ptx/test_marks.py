@@ -1,5 +1,5 @@
-"""Numbers that say by themselves that they have come, on the CPU emulator: what is told is what is
-heard but for the bit of the mark, whatever the order in which stores can be seen."""
+"""Numbers that carry a flag bit, on the CPU emulator: what is sent is received except for that bit,
+in any order in which stores become visible."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ def check_marks(sources: Path = SOURCES) -> None:
                                         ("converse_in_halves", 2, in_halves(say))):
                 slots, answers = (np.zeros((n, width), np.float32 if width == 4 else np.uint32)
                                   for n in (128, 32))
-                heard = np.full((ROUNDS, 3, 32, 4), 7.0, np.float32)
+                received = np.full((ROUNDS, 3, 32, 4), 7.0, np.float32)
                 library.call(name, (2,), (32,), cooperative=True, run=seed, say=say.copy(),
-                          slots=slots, heard=heard, answers=answers, first=first, rounds=ROUNDS)
-                found = heard.view(np.uint32)
+                             slots=slots, received=received, answers=answers, first=first,
+                             rounds=ROUNDS)
+                found = received.view(np.uint32)
                 numbers = ~np.isnan(wanted.view(np.float32))
                 two = found[:, :2].reshape(ROUNDS, 64, 4)
                 assert np.array_equal(two[numbers], wanted[numbers])
@@ -61,7 +62,7 @@ def check_marks(sources: Path = SOURCES) -> None:
 
 
 @requires.GXX
-def test_what_is_told_is_heard() -> None:
+def test_what_is_sent_is_received() -> None:
     check_marks()
 
 

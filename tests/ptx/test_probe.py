@@ -52,8 +52,8 @@ def test_a_mangled_name_says_the_types() -> None:
 
 @pytest.mark.skipif(not shutil.which("c++filt"), reason=requires.tool("c++filt", "binutils"))
 def test_other_demanglers_read_the_same() -> None:
-    said = subprocess.run(["c++filt", LONG], capture_output=True, text=True, check=True).stdout
-    inner = said[said.index("List<") + 5:].rstrip("> \n")
+    demangled = subprocess.run(["c++filt", LONG], capture_output=True, text=True, check=True).stdout
+    inner = demangled[demangled.index("List<") + 5:].rstrip("> \n")
     for word in ("float**", "Params", "dim3", "Pair<Params>*", "a::b::C<3, true"):
         assert word in inner
     assert inner.count(",") - 1 == len(read_variable(LONG).arguments[0].arguments) - 1
@@ -170,9 +170,9 @@ def test_names_go_by_their_places_where_the_source_does_not_say_them() -> None:
         Declarations("__global__ void made() {}").check("makde")
     same = ("#if 1\n__global__ void k(float* x, int n) {}\n#else\n"
             "__global__ void k(float* x, int m) {}\n#endif\n")
-    said = Declarations(same).signature("k", compiled(same, "k").kernels["k"])
-    assert [p.name for p in said.parameters] == ["x", "arg1"]
-    assert "more than once" in said.note
+    signature = Declarations(same).signature("k", compiled(same, "k").kernels["k"])
+    assert [p.name for p in signature.parameters] == ["x", "arg1"]
+    assert "more than once" in signature.note
 
 
 def test_a_struct_has_the_members_of_the_source_where_they_fit() -> None:

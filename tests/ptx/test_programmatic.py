@@ -23,12 +23,12 @@ def nvrtc() -> Any:
     requires.module("cuda.bindings.nvrtc")
     from rawnn.cuda.nvrtc import Nvrtc
 
-    seam = Nvrtc()
+    bindings = Nvrtc()
     try:
-        seam.nvrtcVersion()
+        bindings.nvrtcVersion()
     except RuntimeError as error:
         pytest.skip(f"needs NVRTC: {error}")
-    return seam
+    return bindings
 
 
 def compiled(source: str, expressions: list[str], arch: str = "sm_90") -> tuple[str, list[str]]:

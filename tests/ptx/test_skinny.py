@@ -21,8 +21,8 @@ ARCHITECTURES = ("sm_90", "sm_100", "sm_120")
 WIDTHS = (1, 16, 784, 1024, 2048, 4096, 8192)
 BATCHES = (1, 16, 32, 33, 64)
 TOLERATED = 32
-"""Bytes that skinny_backward may spill: rounding by chance takes all 168 registers that 9 warps can
-have, and a few bytes around its loop."""
+"""Bytes that skinny_backward may spill: stochastic rounding uses all 168 registers that 9 warps can
+have, and spills a few bytes around its loop."""
 
 
 def _arguments(*words: object) -> str:

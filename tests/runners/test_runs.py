@@ -78,7 +78,7 @@ def test_graphs_take_batches_from_the_host(device: Device, data: Dataset, mode: 
 
 
 @pytest.mark.parametrize("mode", ["while", "3"])
-def test_graphs_that_cannot_take_batches_from_the_host_say_the_cure(
+def test_graphs_that_cannot_take_batches_from_the_host_say_the_fix(
     data: Dataset, mode: str
 ) -> None:
     with pytest.raises(ConfigError, match="add preload"):

@@ -62,11 +62,11 @@ def test_each_call_can_fail_and_is_reported_or_its_result_unused() -> None:
     silent: Counter[str] = Counter()
     for index, name in enumerate(names):
         simulation = Simulation(faults=Faults(Fault(index=index)))
-        said = failure(simulation)
-        if said is None:
+        message = failure(simulation)
+        if message is None:
             silent[name] += 1
         else:
-            assert name in said
+            assert name in message
         assert [call for _, call, _ in simulation.faults.failed] == [name]
         left = {leak.kind for leak in simulation.leaks()}
         assert not left or any(word in name for word in ("Destroy", "Free", "Unload", "Release")), \

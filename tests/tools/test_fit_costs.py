@@ -75,7 +75,7 @@ def test_constants_that_made_the_times_are_found_again_and_say_where_they_are_fr
         assert c.source == "fit"
         assert c.before == getattr(cost.FITTED, name)
         assert c.value == pytest.approx(getattr(true, name), rel=0.15), name
-    # No network here has a scaled loss or weights rounded by chance: nothing is learned of these.
+    # No network here has a scaled loss or stochastic rounding: nothing is learned of these.
     for name in ("decision", "draws"):
         assert found[name].source == "kept"
         assert found[name].value == pytest.approx(getattr(cost.FITTED, name))

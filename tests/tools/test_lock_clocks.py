@@ -194,7 +194,7 @@ def test_graphics_lock_failing_for_another_reason_shows_it(machine: Machine) -> 
     assert_refused(machine, done, "nvidia-smi said: Some odd thing")
 
 
-def test_persistence_mode_off_is_told(machine: Machine) -> None:
+def test_persistence_mode_off_is_reported(machine: Machine) -> None:
     done = machine.run(*machine.command("true"), FAKE_PERSISTENCE="Disabled")
     assert done.returncode == 0
     assert "nvidia-smi -i 0 -pm 1" in done.stderr

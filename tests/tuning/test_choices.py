@@ -84,15 +84,15 @@ def test_the_library_has_further_answers_and_fewer_slices() -> None:
     assert all(784 % (4 * c["slices"]) == 0 for c in found if "slices" in c)
 
 
-def test_whoever_adds_slices_up_is_told() -> None:
+def test_the_op_that_adds_slices_up_is_changed_too() -> None:
     plan = plan_of("preload,cublas,fuse", (784, 10))
     product = plan.find(kind="matmul_slices")[0]
     total = next(op for op in plan.ops if op.kind == "sum_slices")
     wanted = {key_of(product, plan): {"choice": 0, "slices": 7}, key_of(total, plan): {"choice": 1}}
     changed = with_choices(plan, wanted)
     assert changed.find(kind="matmul_slices")[0].attributes["slices"] == 7
-    told = next(op for op in changed.ops if op.kind == "sum_slices")
-    assert (told.attributes["slices"], told.attributes["choice"]) == (7, 1)
+    summing = next(op for op in changed.ops if op.kind == "sum_slices")
+    assert (summing.attributes["slices"], summing.attributes["choice"]) == (7, 1)
     assert set(chosen(changed)) == {product.name, total.name}
     assert chosen(plan) == {}
     assert with_choices(plan, {}) == plan
@@ -137,13 +137,13 @@ def test_the_simulated_device_takes_nothing_else(device: Device,
 
 def test_choices_are_kept_by_gpu_driver_and_sources(cache: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     path = choices.file_of(INFO)
     assert path.parent == cache / "choices"
     assert path.name.startswith("nvidia-h200-580-1-")
     kept = {"a": TunedLaunch({"choice": 2}, 3.0, 2.5), "b": TunedLaunch({}, 3.0, 3.0)}
-    choices.write(path, INFO, kept, said.append)
-    assert choices.read(path, said.append) == kept
+    choices.write(path, INFO, kept, messages.append)
+    assert choices.read(path, messages.append) == kept
     assert choices.remembered() == {path: kept}
     nothing = path.with_name("none.json")
     choices.write(nothing, INFO, {}, said.append)
@@ -152,23 +152,23 @@ def test_choices_are_kept_by_gpu_driver_and_sources(cache: Path,
     assert choices.file_of(dataclasses.replace(INFO, driver="590")) != path
     monkeypatch.setattr(choices, "sources", lambda: "other")
     assert choices.file_of(INFO) != path
-    assert not said
+    assert not messages
 
 
 def test_a_broken_file_is_one_sentence_and_a_new_beginning() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     path = choices.file_of(INFO)
     path.parent.mkdir()
     for content in ("", "{", '{"gpu": 3}'):
         path.write_text(content)
-        assert choices.read(path, said.append) == {}
-    assert len(said) == 3
-    assert all("measured again" in sentence and "\n" not in sentence for sentence in said)
+        assert choices.read(path, messages.append) == {}
+    assert len(messages) == 3
+    assert all("measured again" in sentence and "\n" not in sentence for sentence in messages)
     assert choices.remembered() == {}
 
 
 def test_a_place_that_cannot_be_written_is_said(cache: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     (cache / "choices").write_text("a file, where a directory should be")
-    choices.write(choices.file_of(INFO), INFO, {}, said.append)
-    assert "cannot be stored" in said[0]
+    choices.write(choices.file_of(INFO), INFO, {}, messages.append)
+    assert "cannot be stored" in messages[0]

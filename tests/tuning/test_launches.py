@@ -91,18 +91,18 @@ def test_what_is_chosen_trains_the_same(device: Device, sim: Simulation, opt: st
 
 def test_the_fastest_variants_are_kept_and_remembered(
         device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(device, "_notify", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(device, "_notify", messages.append)
     clock = Clock(monkeypatch, {"fc1.forward": {1: -3, 2: -8, 3: -5}, "fc2.forward": {2: 4},
                                 "fc2.weight_grad": {4: -1},
                                 "relu1": {1: None}})  # type: ignore[dict-item]
     work = work_of("tune,preload,graphs=epoch")
     found = chosen(tuned(device, work).train)
     assert found == {"fc1.forward": {"choice": 2}, "fc2.weight_grad": {"choice": 4}}
-    assert "us a step, 50.0 before" in said[0]
-    assert len(said) == 3
-    assert said[1].startswith("tune: matmul/naive nt")
-    assert "choice 2, 42.0 us a step, 50.0 before" in said[1]
+    assert "us a step, 50.0 before" in messages[0]
+    assert len(messages) == 3
+    assert messages[1].startswith("tune: matmul/naive nt")
+    assert "choice 2, 42.0 us a step, 50.0 before" in messages[1]
     samples = clock.samples
     assert chosen(tuned(device, work).train) == found
     assert clock.samples == samples  # nothing was measured again
@@ -161,14 +161,14 @@ def test_an_interruption_keeps_what_was_found(device: Device, cache: Path,
 
 
 def test_a_broken_file_is_measured_anew(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(device, "_notify", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(device, "_notify", messages.append)
     Clock(monkeypatch, {"fc1.forward": {1: -3}})
     path = choices.file_of(device.info)
     path.parent.mkdir()
     path.write_text("nonsense")
     assert "fc1.forward" in chosen(tuned(device, work_of("tune,preload")).train)
-    assert "measured anew" in said[0]
+    assert "measured again" in messages[0]
 
 
 def test_all_plans_of_a_run_are_changed() -> None:

@@ -101,10 +101,10 @@ def test_the_fastest_set_is_found(device: Device, task: Task, monkeypatch: pytes
 
 
 def test_training_is_measured_and_the_device_left_clean(device: Device, task: Task) -> None:
-    told = []
-    found = Search(device, task, told.append)
+    messages = []
+    found = Search(device, task, messages.append)
     found.run()
-    assert [m.toggles for m in told] == list(found.found)
+    assert [m.toggles for m in messages] == list(found.found)
     assert all(m.us > 0 for m in found.fastest())
     assert any(m.same_as is not None for m in found.found.values())  # mma=sync, where auto is it
 

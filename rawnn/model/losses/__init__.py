@@ -79,8 +79,9 @@ class Loss:
         """How many of a batch's answers are right; 0 where none can be."""
         if self.link == "identity":
             return 0
-        said = z.argmax(axis=1) == targets if self.link == "softmax" else (z > 0) == (targets > 0.5)
-        return int(np.count_nonzero(said))
+        right = (z.argmax(axis=1) == targets if self.link == "softmax"
+                 else (z > 0) == (targets > 0.5))
+        return int(np.count_nonzero(right))
 
 
 LOSSES: dict[str, Loss] = {}

@@ -125,7 +125,7 @@ def stochastic(values: np.ndarray, seed: int, stream: int, step: int) -> np.ndar
 
 
 def check_stochastic(emulator: Emulator, rng: np.random.Generator) -> None:
-    """Rounding by chance takes the bits that NumPy takes, whatever the width, pitch and kernel;
+    """Stochastic rounding takes the bits that NumPy takes, whatever the width, pitch and kernel;
     a step too small for bfloat16 still moves the mean."""
     seed, stream = (7 << 40) + 3, 5
     how = {"stochastic": True, "seed": seed, "stream": stream}

@@ -3,7 +3,7 @@
 
 #include "program.h"
 
-namespace emulator {
+namespace twin {
 
 using Arguments = std::vector<Argument>;
 using enum Argument::What;
@@ -99,4 +99,4 @@ Action product(Words& words, const Arguments& a);
 Action warpgroup(Words& words, const Arguments& a);
 Action registers(Words& words, const Arguments& a);
 
-}  // namespace emulator
+}  // namespace twin

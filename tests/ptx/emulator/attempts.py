@@ -287,8 +287,8 @@ def _judged(source: str, probe: Callable[[], None]) -> tuple[str, str] | None:
     try:
         probe()
     except AssertionError as error:
-        said = (str(error).splitlines() or ["a result"])[0]
-        return "caught", f"{source}: {said[:300]}"
+        message = (str(error).splitlines() or ["a result"])[0]
+        return "caught", f"{source}: {message[:300]}"
     except RuntimeError as error:
         text = str(error)
         wrong = re.search(r"error: [^\n]*", text)

@@ -2,7 +2,7 @@
 // arrivals and the bytes of copies.
 #include "runtime.h"
 
-namespace emulator {
+namespace twin {
 
 void release_block(Block& block) {
   const Vector* const known = block.gather.vector();
@@ -164,4 +164,4 @@ void wait_for_cluster() {
   self->published = join(self->published, cluster.published);
 }
 
-}  // namespace emulator
+}  // namespace twin

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <vector>
 
-namespace emulator {
+namespace twin {
 
 using Who = std::uint32_t;  // block << 16 | place
 inline Who who_of(unsigned int block, unsigned int place) { return block << 16 | place; }
@@ -127,4 +127,4 @@ inline const Vector* with(const Vector* vector, std::uint32_t blocks, Who who,
   return made;
 }
 
-}  // namespace emulator
+}  // namespace twin

@@ -1,7 +1,7 @@
 // Copies that come later: by threads (cp.async), by the copy engine, by other blocks (st.async).
 #include "runtime.h"
 
-namespace emulator {
+namespace twin {
 
 namespace {
 
@@ -316,4 +316,4 @@ void send(unsigned int to, const void* value, unsigned int bytes, unsigned int b
   fly(std::move(flight));
 }
 
-}  // namespace emulator
+}  // namespace twin

@@ -41,42 +41,42 @@ inline unsigned int __byte_perm(unsigned int low, unsigned int high, unsigned in
 }
 
 inline std::size_t __cvta_generic_to_shared(const void* pointer) {
-  return emulator::shared_address(pointer);
+  return twin::shared_address(pointer);
 }
 
-inline void __syncthreads() { emulator::sync_block(); }
-inline int __syncthreads_or(int predicate) { return emulator::sync_block_or(predicate != 0) ? 1 : 0; }
-inline void __syncwarp(unsigned int mask = 0xffffffffu) { emulator::sync_warp(mask); }
+inline void __syncthreads() { twin::sync_block(); }
+inline int __syncthreads_or(int predicate) { return twin::sync_block_or(predicate != 0) ? 1 : 0; }
+inline void __syncwarp(unsigned int mask = 0xffffffffu) { twin::sync_warp(mask); }
 void __threadfence();
 inline void __threadfence_block() { __threadfence(); }
 inline void __threadfence_system() { __threadfence(); }
 inline void __nanosleep(unsigned int) {}
-[[noreturn]] inline void __trap() { emulator::fail("__trap()"); }
+[[noreturn]] inline void __trap() { twin::fail("__trap()"); }
 
 template <typename V>
-V emulated_shuffle(emulator::Shuffle kind, unsigned int mask, V value, int argument, int width) {
+V emulated_shuffle(twin::Shuffle kind, unsigned int mask, V value, int argument, int width) {
   static_assert(sizeof(V) <= sizeof(std::uint64_t));
   std::uint64_t bits = 0;
   __builtin_memcpy(&bits, &value, sizeof(V));
-  bits = emulator::shuffle(kind, mask, bits, argument, width);
+  bits = twin::shuffle(kind, mask, bits, argument, width);
   __builtin_memcpy(&value, &bits, sizeof(V));
   return value;
 }
 template <typename V>
 V __shfl_xor_sync(unsigned int mask, V value, int lanes, int width = 32) {
-  return emulated_shuffle(emulator::Shuffle::kXor, mask, value, lanes, width);
+  return emulated_shuffle(twin::Shuffle::kXor, mask, value, lanes, width);
 }
 template <typename V>
 V __shfl_down_sync(unsigned int mask, V value, unsigned int delta, int width = 32) {
-  return emulated_shuffle(emulator::Shuffle::kDown, mask, value, static_cast<int>(delta), width);
+  return emulated_shuffle(twin::Shuffle::kDown, mask, value, static_cast<int>(delta), width);
 }
 template <typename V>
 V __shfl_up_sync(unsigned int mask, V value, unsigned int delta, int width = 32) {
-  return emulated_shuffle(emulator::Shuffle::kUp, mask, value, static_cast<int>(delta), width);
+  return emulated_shuffle(twin::Shuffle::kUp, mask, value, static_cast<int>(delta), width);
 }
 template <typename V>
 V __shfl_sync(unsigned int mask, V value, int lane, int width = 32) {
-  return emulated_shuffle(emulator::Shuffle::kIndex, mask, value, lane, width);
+  return emulated_shuffle(twin::Shuffle::kIndex, mask, value, lane, width);
 }
 inline unsigned int __reduce_max_sync(unsigned int mask, unsigned int value) {
   for (int lanes = 16; lanes > 0; lanes /= 2) {
@@ -86,13 +86,13 @@ inline unsigned int __reduce_max_sync(unsigned int mask, unsigned int value) {
   return value;
 }
 inline unsigned int __ballot_sync(unsigned int mask, bool predicate) {
-  return emulator::ballot(mask, predicate);
+  return twin::ballot(mask, predicate);
 }
 inline int __any_sync(unsigned int mask, bool predicate) {
-  return emulator::ballot(mask, predicate) != 0;
+  return twin::ballot(mask, predicate) != 0;
 }
 inline int __all_sync(unsigned int mask, bool predicate) {
-  return emulator::ballot(mask, !predicate) == 0;
+  return twin::ballot(mask, !predicate) == 0;
 }
 
 // Loads and stores that choose a cache.
@@ -108,19 +108,19 @@ template <typename V>
 void __stcs(V* to, V value) { *to = value; }
 
 inline int atomicExch(int* to, int value) {
-  return static_cast<int>(emulator::atomic(to, 0, static_cast<unsigned int>(value), 0));
+  return static_cast<int>(twin::atomic(to, 0, static_cast<unsigned int>(value), 0));
 }
 inline int atomicAdd(int* to, int value) {
-  return static_cast<int>(emulator::atomic(to, 1, static_cast<unsigned int>(value), 0));
+  return static_cast<int>(twin::atomic(to, 1, static_cast<unsigned int>(value), 0));
 }
 inline unsigned int atomicAdd(unsigned int* to, unsigned int value) {
-  return emulator::atomic(to, 1, value, 0);
+  return twin::atomic(to, 1, value, 0);
 }
 inline float atomicAdd(float* to, float value) {
-  return __uint_as_float(emulator::atomic(to, 2, __float_as_uint(value), 0));
+  return __uint_as_float(twin::atomic(to, 2, __float_as_uint(value), 0));
 }
 inline int atomicCAS(int* to, int compare, int value) {
-  return static_cast<int>(emulator::atomic(to, 3, static_cast<unsigned int>(value),
+  return static_cast<int>(twin::atomic(to, 3, static_cast<unsigned int>(value),
                                        static_cast<unsigned int>(compare)));
 }
 

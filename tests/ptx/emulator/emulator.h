@@ -46,7 +46,7 @@ struct float4 {
   float x, y, z, w;
 } __attribute__((aligned(16)));
 
-namespace emulator {
+namespace twin {
 
 // Of the thread that runs: the same wherever a kernel asks, hence `const`.
 __attribute__((const)) dim3 thread_index();
@@ -114,17 +114,17 @@ const char* launch(const Launch& how, void (*kernel)(P...), void** arguments) {
   return launch(how, &Call<P...>::run, reinterpret_cast<void*>(kernel), arguments);
 }
 
-}  // namespace emulator
+}  // namespace twin
 
 #define EMULATOR_EXPORT(symbol, ...)                                                        \
-  extern "C" const char* symbol(const emulator::Launch* how, void** arguments) {            \
-    return emulator::launch(*how, &__VA_ARGS__, arguments);                                 \
+  extern "C" const char* symbol(const twin::Launch* how, void** arguments) {            \
+    return twin::launch(*how, &__VA_ARGS__, arguments);                                 \
   }
 
-#define threadIdx (emulator::thread_index())
-#define blockIdx (emulator::block_index())
-#define blockDim (emulator::block_dim())
-#define gridDim (emulator::grid_dim())
+#define threadIdx (twin::thread_index())
+#define blockIdx (twin::block_index())
+#define blockDim (twin::block_dim())
+#define gridDim (twin::grid_dim())
 
 #include "cuda_functions.h"
 #include "ptx.h"

@@ -167,7 +167,7 @@ _DYNAMIC = re.compile(r"\bextern\s+__shared__\s+(?:__align__\((\w+)\)\s+)?([\w:]
 
 def for_host(text: str) -> str:
     """CUDA C as the emulator compiles it, on the same lines: each asm statement is a call of
-    emulator::ptx() with its text and operands, each array of dynamic shared memory a pointer."""
+    twin::ptx() with its text and operands, each array of dynamic shared memory a pointer."""
     parts, end = [], 0
     for match in _ASM.finditer(text):
         if match.start() < end or text.rfind("//", text.rfind("\n", 0, match.start()) + 1,
@@ -176,15 +176,15 @@ def for_host(text: str) -> str:
         parts.append(text[end : match.start()])
         sections, end = _sections(text, match.end())
         operands = ", ".join(section for section in sections[1:3] if section.strip())
-        parts.append(f"::emulator::ptx([] {{ return {sections[0]}; }}"
+        parts.append(f"::twin::ptx([] {{ return {sections[0]}; }}"
                      f"{', ' if operands else ''}{operands}"
                      # What was written over several lines stays so.
                      + _newlines(sections[3:]) + ")")
     text = "".join([*parts, text[end:]])
-    text = _CONSTRAINT.sub(lambda m: f"::emulator::{'output' if m[1] else 'input'}<'{m[2]}'>", text)
+    text = _CONSTRAINT.sub(lambda m: f"::twin::{'output' if m[1] else 'input'}<'{m[2]}'>", text)
     return _DYNAMIC.sub(
         lambda m: f"{m[2]}* const {m[3]} = "
-                  f"::emulator::dynamic_shared<{m[2]}>({m[1] or f'alignof({m[2]})'});", text)
+                  f"::twin::dynamic_shared<{m[2]}>({m[1] or f'alignof({m[2]})'});", text)
 
 
 def _sections(text: str, start: int) -> tuple[list[str], int]:
@@ -208,7 +208,7 @@ def _newlines(sections: Sequence[str]) -> str:
 @dataclass(frozen=True)
 class Kernels:
     """Some kernels of one or more sources, to be built: `expressions` name instances of templates
-    ("softmax<float>"); `arch` is the architecture that they are told of (900 is sm_90a, and so on),
+    ("softmax<float>"); `arch` is the architecture they are compiled for (900 is sm_90a, and so on),
     `sources` the folder that they and their headers come from, `folders` further ones; `flags` are
     more of the compiler's."""
 

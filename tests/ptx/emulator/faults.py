@@ -32,7 +32,7 @@ WRITTEN: tuple[tuple[Any, ...], ...] = (
     ("float16", 1, 1, "", (64.0, 1998.0)), ("float16", 2, 3, "SFGF", (2.0**20, 5.0)),
     ("float16, Adam, tanh", 2, 2, "FSFF", (2.0**20, 0.0)),
     ("float16, mean squares", 4, 3, "FGFS", (2.0**21, 0.0)),
-    (DECAY, 2, 3, "SFGF"), ("rounded by chance, Adam", 4, 1, "FSFF"),
+    (DECAY, 2, 3, "SFGF"), ("stochastic rounding, Adam", 4, 1, "FSFF"),
     ("Adam in an order", 4, 2, "FSFF", (1.0, 0.0), 3),
     ("an autoencoder", 2, 1, "SFS", (1.0, 0.0), 2), ("softmax, SGD", 8, 1, "FGGG"),
     ("a wide middle", 2, 2, "FGFG", (1.0, 0.0), 0, 2),

@@ -189,7 +189,7 @@ HARMLESS: dict[str, str] = {
     "gemm/skinny_backward.cuh: zero fill: return max(depth * kSlot + 1024 + (UPDATE ? kXTile : 0), "
     "sums); [54]":
         "the bytes are divided by four: one more makes no difference",
-    "train_steps rounded by chance, decay alone, 2x3 SFGF: barrier: __syncthreads(); [2] #3":
+    "train_steps stochastic rounding, decay alone, 2x3 SFGF: barrier: __syncthreads(); [2] #3":
         "without biases, and with weights that are no float32, copies of weights are of what was "
         "there a barrier sooner; for the inputs there is the barrier behind the copies",
     "train_steps float32 inputs, a schedule, 8x1 FSFF: zero fill: float rate = thread == 255 ? "

@@ -1,7 +1,7 @@
 // What the instructions of inline PTX do, by their names with all qualifiers.
 #include "arguments.h"
 
-namespace emulator {
+namespace twin {
 
 namespace {
 
@@ -324,4 +324,4 @@ Action action_of(std::string_view name, const Arguments& arguments) {
   return known == kKnown.end() ? Action{} : known->second(words, arguments);
 }
 
-}  // namespace emulator
+}  // namespace twin

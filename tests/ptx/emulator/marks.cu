@@ -4,7 +4,7 @@
 // Block 0 sends `rounds` sets of 64 quads through two slots that alternate. Block 1 receives them and answers in a
 // slot of its own, which tells block 0 that it may go on.
 template <typename V>
-__device__ void talk(const float4* say, V* slots, float4* heard, V* answers, unsigned int first, int rounds) {
+__device__ void talk(const float4* say, V* slots, float4* received, V* answers, unsigned int first, int rounds) {
   const int lane = lane_index();
   for (int round = 0; round < rounds; ++round) {
     const unsigned int number = first + static_cast<unsigned int>(round);
@@ -18,20 +18,20 @@ __device__ void talk(const float4* say, V* slots, float4* heard, V* answers, uns
     } else {
       V v[3];
       receive_flagged(v, [=](int i) { return slot + i % 2 * 32; }, flag_bit, 2);  // the first twice
-      for (int i = 0; i < 3; ++i) heard[(round * 3 + i) * 32 + lane] = decode(v[i]);
+      for (int i = 0; i < 3; ++i) received[(round * 3 + i) * 32 + lane] = decode(v[i]);
       send_flagged(answers + lane, decode(v[0]), ~number & 1u);
     }
   }
 }
 
-__global__ void converse(const float4* say, float4* slots, float4* heard, float4* answers,
+__global__ void converse(const float4* say, float4* slots, float4* received, float4* answers,
                          unsigned int first, int rounds) {
-  talk(say, slots, heard, answers, first, rounds);
+  talk(say, slots, received, answers, first, rounds);
 }
 
-__global__ void converse_in_halves(const float4* say, uint2* slots, float4* heard, uint2* answers,
+__global__ void converse_in_halves(const float4* say, uint2* slots, float4* received, uint2* answers,
                                    unsigned int first, int rounds) {
-  talk(say, slots, heard, answers, first, rounds);
+  talk(say, slots, received, answers, first, rounds);
 }
 
 // The primitives by themselves, of numbers whose lowest bits are anything: one thread, n places.

@@ -2,7 +2,7 @@
 // addresses, and where a block's own begins.
 #include "runtime.h"
 
-namespace emulator {
+namespace twin {
 
 // Atomic operations are relaxed: they order nothing but with fences.
 std::uint32_t atomic(void* address, int kind, std::uint32_t value, std::uint32_t compare) {
@@ -279,9 +279,9 @@ void fence_proxy_async() { self->proxied = join(self->proxied, everything(*self)
 
 void wait_for_kernels() { self->kernels_waited = true; }
 
-}  // namespace emulator
+}  // namespace twin
 
-using emulator::self;
+using twin::self;
 
 extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned int value) {
   *reinterpret_cast<unsigned int*>(handle) = value;
@@ -289,8 +289,8 @@ extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned int 
 
 void __threadfence() {
   EMULATOR_HERE;
-  emulator::land_late_of(self->block);
-  self->known = emulator::join(self->known, self->pending);
+  twin::land_late_of(self->block);
+  self->known = twin::join(self->known, self->pending);
   self->pending = nullptr;
-  self->released = emulator::everything(*self);
+  self->released = twin::everything(*self);
 }

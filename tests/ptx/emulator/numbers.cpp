@@ -2,7 +2,7 @@
 // instructions of registers alone make of numbers.
 #include "runtime.h"
 
-namespace emulator {
+namespace twin {
 
 namespace {
 
@@ -161,4 +161,4 @@ std::uint64_t pure(Pure operation, std::uint64_t a, std::uint64_t b, std::uint64
   std::abort();
 }
 
-}  // namespace emulator
+}  // namespace twin

@@ -3,7 +3,7 @@
 
 #include <cctype>
 
-namespace emulator {
+namespace twin {
 
 namespace {
 
@@ -219,4 +219,4 @@ void interpret(Site& site, const Operand* operands, int count, const void* here)
   }
 }
 
-}  // namespace emulator
+}  // namespace twin

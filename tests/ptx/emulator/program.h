@@ -9,7 +9,7 @@
 
 #include "runtime.h"
 
-namespace emulator {
+namespace twin {
 
 struct Wide {  // a register of up to 128 bits
   std::uint64_t low = 0, high = 0;
@@ -77,4 +77,4 @@ void assign(Frame& frame, const Argument& argument, std::uint64_t value);
 // What an instruction does; nothing for one that is not known, or whose operands it does not take.
 Action action_of(std::string_view name, const std::vector<Argument>& arguments);
 
-}  // namespace emulator
+}  // namespace twin

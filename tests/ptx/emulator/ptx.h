@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string_view>
 
-namespace emulator {
+namespace twin {
 
 struct Operand {
   void* place;
@@ -147,4 +147,4 @@ template <typename TEXT, typename... O>
   }
 }
 
-}  // namespace emulator
+}  // namespace twin

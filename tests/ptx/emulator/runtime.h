@@ -17,7 +17,7 @@
 #undef blockDim
 #undef gridDim
 
-namespace emulator {
+namespace twin {
 
 enum class Number { kTf32, kBf16, kF16, kE4m3, kE5m2 };
 unsigned int encode(Number format, float value);
@@ -318,7 +318,7 @@ constexpr unsigned int kFixedAddress = 0x100000;  // of declared shared memory
 // address counts.
 
 inline void mark(const void* address) { self->here = address; }
-#define EMULATOR_HERE emulator::mark(__builtin_return_address(0))
+#define EMULATOR_HERE twin::mark(__builtin_return_address(0))
 
 inline unsigned int base_of_dynamic() {
   constexpr unsigned int kAll = 228 * 1024, kReserved = 1024;
@@ -404,4 +404,4 @@ void wait_for_cluster();
 
 std::string describe(Who who);
 
-}  // namespace emulator
+}  // namespace twin

@@ -12,7 +12,7 @@
 
 #include "runtime.h"
 
-namespace emulator {
+namespace twin {
 
 namespace {
 
@@ -370,13 +370,13 @@ void end_thread(Thread& thread) {
   if (block.running == 0) end_block(block);
 }
 
-}  // namespace emulator
+}  // namespace twin
 
-namespace emulator {
+namespace twin {
 
 dim3 thread_index() { return self->index; }
 dim3 block_index() { return self->block->index; }
 dim3 block_dim() { return {machine.how.block[0], machine.how.block[1], machine.how.block[2]}; }
 dim3 grid_dim() { return {machine.how.grid[0], machine.how.grid[1], machine.how.grid[2]}; }
 
-}  // namespace emulator
+}  // namespace twin

@@ -5,7 +5,7 @@
 
 #include "runtime.h"
 
-namespace emulator {
+namespace twin {
 
 Arena arena;
 Machine machine;
@@ -333,15 +333,15 @@ std::string describe(Who who) {
   return text;
 }
 
-}  // namespace emulator
+}  // namespace twin
 
 #define EMULATOR_HOOK(bytes)                                                            \
-  void __tsan_read##bytes(void* a) { emulator::plain(a, bytes, emulator::kRead, __builtin_return_address(0)); } \
-  void __tsan_write##bytes(void* a) { emulator::plain(a, bytes, emulator::kWrite, __builtin_return_address(0)); } \
-  void __tsan_volatile_read##bytes(void* a) { emulator::plain(a, bytes, emulator::kRead, __builtin_return_address(0)); } \
-  void __tsan_volatile_write##bytes(void* a) { emulator::plain(a, bytes, emulator::kWrite, __builtin_return_address(0)); } \
-  void __tsan_unaligned_read##bytes(void* a) { emulator::plain(a, bytes, emulator::kRead, __builtin_return_address(0)); } \
-  void __tsan_unaligned_write##bytes(void* a) { emulator::plain(a, bytes, emulator::kWrite, __builtin_return_address(0)); }
+  void __tsan_read##bytes(void* a) { twin::plain(a, bytes, twin::kRead, __builtin_return_address(0)); } \
+  void __tsan_write##bytes(void* a) { twin::plain(a, bytes, twin::kWrite, __builtin_return_address(0)); } \
+  void __tsan_volatile_read##bytes(void* a) { twin::plain(a, bytes, twin::kRead, __builtin_return_address(0)); } \
+  void __tsan_volatile_write##bytes(void* a) { twin::plain(a, bytes, twin::kWrite, __builtin_return_address(0)); } \
+  void __tsan_unaligned_read##bytes(void* a) { twin::plain(a, bytes, twin::kRead, __builtin_return_address(0)); } \
+  void __tsan_unaligned_write##bytes(void* a) { twin::plain(a, bytes, twin::kWrite, __builtin_return_address(0)); }
 
 extern "C" {
 EMULATOR_HOOK(1)
@@ -350,10 +350,10 @@ EMULATOR_HOOK(4)
 EMULATOR_HOOK(8)
 EMULATOR_HOOK(16)
 void __tsan_read_range(void* a, unsigned long n) {
-  emulator::plain(a, n, emulator::kRead, __builtin_return_address(0));
+  twin::plain(a, n, twin::kRead, __builtin_return_address(0));
 }
 void __tsan_write_range(void* a, unsigned long n) {
-  emulator::plain(a, n, emulator::kWrite, __builtin_return_address(0));
+  twin::plain(a, n, twin::kWrite, __builtin_return_address(0));
 }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}

@@ -1,7 +1,7 @@
 // Inline PTX of products: fragments from shared memory, mma.sync, wgmma, and the registers for it.
 #include "arguments.h"
 
-namespace emulator {
+namespace twin {
 
 Action matrices(Words& words, const Arguments& a) {
   if (!words.take("sync.aligned.m8n8")) return {};
@@ -113,4 +113,4 @@ Action registers(Words& words, const Arguments& a) {
   });
 }
 
-}  // namespace emulator
+}  // namespace twin

@@ -10,7 +10,7 @@ struct Place {
 
 [[noreturn]] void report(const void* data, const char* what) {
   const auto& place = *static_cast<const Place*>(data);
-  emulator::fail("%s at %s:%u", what, place.file, place.line);
+  twin::fail("%s at %s:%u", what, place.file, place.line);
 }
 
 }  // namespace

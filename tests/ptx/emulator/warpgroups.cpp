@@ -1,7 +1,7 @@
 // wgmma: products of four warps that read shared memory by descriptors, in the background.
 #include "runtime.h"
 
-namespace emulator {
+namespace twin {
 
 namespace {
 
@@ -179,4 +179,4 @@ void commit_products() {
   ++self->product_group;
 }
 
-}  // namespace emulator
+}  // namespace twin

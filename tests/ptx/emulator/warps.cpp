@@ -1,7 +1,7 @@
 // What the lanes of a warp do together: shuffles, fragments, and the products of warpgroups.
 #include "runtime.h"
 
-namespace emulator {
+namespace twin {
 
 void Gather::add(Thread& thread) {
   known_ = join(known_, thread.known);
@@ -359,4 +359,4 @@ void multiply_f16(unsigned int* c, const unsigned int* a, const unsigned int* b)
   });
 }
 
-}  // namespace emulator
+}  // namespace twin
