@@ -204,7 +204,7 @@ def test_resuming_with_and_without_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "sentence"), [
-    ({"loss": "bce"}, "for target values .--loss mse.: the loss bce compares with numbers from 0"),
+    ({"loss": "bce"}, "for target values .--loss mse.: the loss bce compares with targets from 0"),
     ({"loss": "cross_entropy"}, "the loss cross_entropy compares with class labels"),
     ({"loss": "mse", "autoencoder": True}, "has no effect with autoencoder"),
     ({"loss": "mse", "normalise_targets": "always"}, "'always': use learned or none"),

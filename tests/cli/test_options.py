@@ -35,14 +35,14 @@ def test_every_field_of_a_run_is_an_option_with_the_default_that_is_shown() -> N
     known, config = options("train"), Config()
     assert set(Config.known()) <= known.keys() | {"name"}
     defaults = {name: known[name].default_text for name in Config.known()}
-    defaults = {True: "yes", False: "no"}
+    words = {True: "yes", False: "no"}
     for name, value in defaults.items():
         default = getattr(config, name)
         assert value, name
         if name == "layers":
             assert value == "-".join(map(str, default))
         elif isinstance(default, bool):
-            assert value == defaults[default]
+            assert value == words[default]
         elif default is not None:
             assert value == f"{default}".removesuffix(".0"), name
     assert defaults["batch"].startswith(f"{config.recipe().batch},")

@@ -1,4 +1,4 @@
-// Inline PTX as kernels see it. library.py makes of each asm statement a call of ptx() with a function
+// Inline PTX as kernels see it. emulator.py makes of each asm statement a call of ptx() with a function
 // that returns the text, and of each operand a reference with its constraint.
 //
 // Instructions of registers alone are found at compile time and called with values. All others go to
