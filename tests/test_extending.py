@@ -348,7 +348,7 @@ def test_the_device_code_runs_on_the_emulator(leaky: Activation, signs: Path) ->
     rng = np.random.default_rng(0)
     z = rng.normal(size=(5, 8)).astype(np.float32)
     expression = "activate<float,float,Leaky>"
-    twin = Kernels(("elementwise/activation.cu",), (expression,))
+    library = Kernels(("elementwise/activation.cu",), (expression,))
     a = np.zeros_like(z)
     library.build().call(expression, (1,), (64,), z=z, a=a, rows=5, cols=8)
     np.testing.assert_array_equal(a, leaky.function(z))

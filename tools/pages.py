@@ -131,10 +131,11 @@ def about_the_sample(results: Results) -> str:
     missing = f" {left} more were not reached: {results.ended.get('sample', '')}." if left else ""
     together = first_kept(MANY)
     at_once = f"{ensembles.headline(results_of(together))}\n" if together else ""
-    return (f"Time of the faster of {names}, each in its fastest variant (a CUDA graph of an epoch, "
-            f"`lax.scan`), over\nthat of `best`, the toggles expected to be fastest: **above 1 rawnn "
-            f"is faster**. {len(found)} random networks{in_samples},\n{DEPTHS[0]} to {DEPTHS[1]} layers of "
-            f"{WIDTHS[0]} to {WIDTHS[1]} units, batch {BATCHES[0]} to {BATCHES[1]} "
+    return (f"Time of the faster of {names}, each in its fastest variant (a CUDA graph of an "
+            f"epoch, `lax.scan`), over\nthat of `best`, the toggles expected to be fastest: "
+            f"**above 1 rawnn is faster**. {len(found)} random networks{in_samples},\n"
+            f"{DEPTHS[0]} to {DEPTHS[1]} layers of {WIDTHS[0]} to {WIDTHS[1]} units, "
+            f"batch {BATCHES[0]} to {BATCHES[1]} "
             f"({place.machine.partition(',')[0]}, {place.date[:10]}, commit {place.commit[:7]})."
             f"{missing}\n{at_once}")
 
@@ -223,9 +224,10 @@ def slower() -> str:
                         for name, value in random_networks.setup_medians(found).items())
     return "\n".join([
         *lines,
-        f"- **Compilation takes seconds**: {seconds} in the median of the random networks. A run of "
-        f"{run_steps:,} steps earns it back", f"  after {round(median(steps), -3):,.0f} steps in "
-        f"the median, {round(max(steps), -3):,.0f} at most, against the fastest peer.", ""])
+        f"- **Compilation takes seconds**: {seconds} in the median of the random networks. A run "
+        f"of {run_steps:,} steps earns it back",
+        f"  after {round(median(steps), -3):,.0f} steps in the median, "
+        f"{round(max(steps), -3):,.0f} at most, against the fastest peer.", ""])
 
 
 def expected() -> str:

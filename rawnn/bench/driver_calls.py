@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
+from rawnn.common.listener import Listener
 from rawnn.data import load_dataset
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.runners.gpu import GpuRunner
-from rawnn.engine.training import Listener, Session
+from rawnn.engine.session import Session
 from rawnn.graphs.unrolling import GraphPlan, graph_plans, is_single_kernel
 from rawnn.plan.op import Op
 

@@ -190,7 +190,7 @@ class _Screen(Listener):
     def reported(self, report: Any) -> None:
         if self._quiet:
             return
-        self._heart.said()
+        self._heart.restart()
         found: ManyReport = report
         left = "" if math.isnan(found.seconds_left) else duration(found.seconds_left)
         best = str(found.best_member) if found.best_member >= 0 else "-"

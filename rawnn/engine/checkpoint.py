@@ -215,7 +215,7 @@ def _array(tensor: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def digest(metadata: Mapping[str, str], tensors: Arrays) -> str:
-    """SHA-256 over all that matters, in an order that does not depend on the file's layout."""
+    """SHA-256 over all content, in an order that does not depend on the file's layout."""
     sha = hashlib.sha256(_json(sorted(metadata.items())).encode())
     for name in sorted(tensors):
         array = tensors[name]
@@ -293,8 +293,8 @@ def how_to_continue(directory: str | os.PathLike[str]) -> str:
 def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint]:
     """The checkpoint at `path`: the file itself, or the newest good one of a directory.
 
-    Of many networks a path names one by its number: runs/a#17. One that cannot be read is passed
-    over in a directory, and `notify` told. Raises CheckpointError.
+    Of many networks a path names one by its number: runs/a#17. In a directory, a file that cannot
+    be read is skipped with a message to `notify`. Raises CheckpointError.
     """
     if named := _member(path, False, notify):
         return named
@@ -436,8 +436,8 @@ class Store:
                 left.unlink()
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint under its epoch's name, then delete what is too old; never the one
-        just written. Raises CheckpointError."""
+        """Write a checkpoint under its epoch's name, then delete the oldest beyond `keep`, never
+        the one just written. Raises CheckpointError."""
         return self.save_by(checkpoint.epoch, lambda path: write(path, checkpoint))
 
     def save_by(self, epoch: int, write_to: Callable[[Path], None]) -> Path:
@@ -456,7 +456,7 @@ class Store:
                 raise CheckpointError(f"cannot delete {path}: {error.strerror or error}") from None
 
 
-def _good(path: Path) -> bool:
+def _is_valid(path: Path) -> bool:
     from rawnn.engine import many_checkpoint
 
     for reader in (read, many_checkpoint.read):

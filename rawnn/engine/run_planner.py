@@ -37,18 +37,18 @@ class RunPlanner:
         `opt` was changed or this machine cannot run them."""
         asked, here, notify = self.config.opt, machine_name(self.opened.machine), self.notify
         sharding = self._sharding
-        kept = read_resolved_options(before[1].taken, str(before[0])) if before else None
-        if before is None or kept is None:
+        stored = read_resolved_options(before[1].taken, str(before[0])) if before else None
+        if before is None or stored is None:
             return self.select_and_prepare(asked + sharding)
-        if asked != kept.asked:
-            notify(f"--opt {asked} decides, in place of what the run before took: "
-                   f"{kept.toggles or 'nothing'}")
+        if asked != stored.asked:
+            notify(f"--opt {asked} replaces the toggles of the resumed run: "
+                   f"{stored.toggles or 'none'}")
             return self.select_and_prepare(asked + sharding)
-        if sharding and sharding[1:] not in kept.toggles.split(","):
-            notify(f"the sharding {self.config.sharding} decides, in place of what the run before "
-                   f"took: {kept.toggles or 'nothing'}")
+        if sharding and sharding[1:] not in stored.toggles.split(","):
+            notify(f"the sharding {self.config.sharding} replaces the toggles of the resumed run: "
+                   f"{stored.toggles or 'none'}")
             return self.select_and_prepare(asked + sharding)
-        words = kept.toggles.replace(",", ", ") or "no toggles"
+        words = stored.toggles.replace(",", ", ") or "no toggles"
         reason = "its toggles are those of another kind of machine"
         if stored.machine == here or "the host" not in (stored.machine, here):
             try:
@@ -60,12 +60,12 @@ class RunPlanner:
                     "" if stored.machine == here else
                     f"; that was on {stored.machine}, this is {here}, on which the last bits may "
                     f"differ"))
-                return made
-        made = self.select_and_prepare(asked + sharding)
-        notify(f"what the run before took on {kept.machine} ({words}) is not taken on {here}: "
-               f"{reason}; --opt {asked} decides anew ({made[0]}), and the run goes on from the "
-               f"same state, though not bit for bit as it would have there")
-        return made
+                return planned
+        planned = self.select_and_prepare(asked + sharding)
+        notify(f"the toggles of the resumed run on {stored.machine} ({words}) are not used on "
+               f"{here}: {reason}; --opt {asked} selects others ({planned[0]}), and the run "
+               f"continues from the same state, though not bit for bit as it would have there")
+        return planned
 
     @property
     def _sharding(self) -> str:
@@ -74,7 +74,7 @@ class RunPlanner:
         on_gpu = self.config.sharding and self.opened.device
         return f",persistent={self.config.sharding}" if on_gpu else ""
 
-    def select_and_prepare(self, opt: str, kept: ResolvedOptions | None = None
+    def select_and_prepare(self, opt: str, stored: ResolvedOptions | None = None
                            ) -> tuple[Selection, PreparedRun]:
         """Resolve `opt` on this machine and prepare the run, with the launch variants of `stored`
         if given."""

@@ -144,7 +144,7 @@ class Session:
                 self._closing.callback(opened.device.close)
                 opened.device.target()  # loads NVRTC at a first run, while data are read
         self.device, self._driver_ms = opened.device, opened.milliseconds
-        self.no_gpu = opened.machine.gpu or ""  # why the run is on the host, if it is
+        self.no_gpu = opened.machine.no_gpu or ""  # why the run is on the host, if it is
         started = perf_counter()
         self._is_callers_data = data is not None
         self.data = data or (reading and reading.result(notify)) or \
@@ -184,6 +184,10 @@ class Session:
         elif "nccl" in self.selection.values:
             notify("nccl changes nothing in a run of one process: python -m rawnn launch -n 2 "
                    "starts two")
+        if config.activation != Config.activation and len(config.layers) == 2:
+            features, outputs = config.layers
+            notify(f"activation = {config.activation} plays no part: {features}-{outputs} has no "
+                   f"hidden layer; give one, as in --layers {features},128,{outputs}")
         if not LossUnits(self.work.network, self.data).by_factor:
             notify("the targets have different standard deviations: both losses are measured on "
                    "the host after each report's epoch; --opt report=10 makes reports fewer")
@@ -192,7 +196,7 @@ class Session:
             logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
         if opened.device is None:
             if config.device == "auto":
-                notify(f"running on the host: {opened.machine.gpu}")
+                notify(f"running on the host: {opened.machine.no_gpu}")
             self.runner: Runner = HostRunner(self.work, team=self.team)
         else:
             from rawnn.engine.runners.gpu import GpuRunner
@@ -272,6 +276,11 @@ class Session:
              **({"targets": self.data.target_names} if self.data.target_names else {})},
             self._resolved_options.plain(), self._record, self.lineage,
             self.data.target_normalisation, self.data.label_dtype, self.data.autoencoder)
+
+    @property
+    def sharding(self) -> str:
+        """Of the persistent kernel that trains, in full; "" where none does."""
+        return self._resolved_options.sharding
 
     @cached_property
     def _record(self) -> dict[str, Any]:
@@ -359,6 +368,7 @@ class Session:
             test_accuracy=reached.accuracy,
             test_loss=reached.loss,
             stopped=self.stopped,
+            sharding=self.sharding,
             resumed_epochs=self.resumed,
             broken_epoch=loop.broken_epoch,
             label_names=self.data.label_names,

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from rawnn.data import Dataset
 from rawnn.engine.machine import Opened
-from rawnn.engine.training import Session
+from rawnn.engine.session import Session
 from rawnn.engine.units import LossUnits
 from rawnn.many.members import Arrays, Group, Rows, Scores
 

@@ -47,7 +47,7 @@ def as_one_op(plan: Plan, chosen: Choice) -> Plan:
     workspaces = _workspaces(plan, chosen)
     threads = chosen.sharding.blocks * chosen.sharding.threads
     op = train_steps(plan, workspaces, "persistent", chosen=chosen, sharding=str(
-        chosen.sharding), expected=f"{chosen.us:.1f} us", most_turned=min(
+        chosen.sharding), expected=f"{chosen.us:.1f} us", max_shuffled=min(
         MAX_SHUFFLED, MAX_SHUFFLED_PER_THREAD * threads), **_seed(plan))
     return plan.with_tensors(*workspaces).substitute(plan.ops, [op])
 

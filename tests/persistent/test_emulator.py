@@ -248,7 +248,7 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
     numbers, halved = launch.sharding.problem.numbers, launch.sharding.problem.halved
     # Rounding moves weights more than a step does: the reference has to draw the same bits.
     chance = bool(launch.sharding.problem.streams)
-    found = launch.on_twin(folder, run, sources)
+    found = launch.on_emulator(folder, run, sources)
     wanted = launch.rounded_reference() if halved else launch.by_reference()
     of_change = allowed(launch.sharding)
     unit = of_change if halved else {"float32": 1e-5, "tf32": 4e-3}[numbers]
@@ -463,7 +463,7 @@ def test_a_step_that_overflowed_leaves_the_partial_batch_nothing(tmp_path: Path)
     launch = Launch("float16, one layer", 1, 1, left=4)
     batch = launch.sharding.problem.batch
     launch.arrays["images"][3 * batch : 4 * batch] = np.inf
-    found = launch.on_twin(tmp_path, 1)
+    found = launch.on_emulator(tmp_path, 1)
     with np.errstate(invalid="ignore"):
         wanted = launch.by_reference()
     assert found["loss_scale"].tolist() == [32.0, 2.0]  # two good steps behind it

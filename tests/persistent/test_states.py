@@ -12,7 +12,7 @@ import pytest
 
 from rawnn.persistent.sharding import TILE, ceil
 from tests import requires
-from tests.ptx.emulator.emulator import Kernels, Twin
+from tests.ptx.emulator.emulator import EmulatedLibrary, Kernels
 
 pytestmark = requires.GXX
 
@@ -28,7 +28,7 @@ CASES = [(1, 0), (2, 1), (3, 0), (3, 1), (3, 2), (3, 10), (5, 4), (5, 13)]
 
 
 @pytest.fixture(scope="module")
-def twin() -> Twin:
+def library() -> EmulatedLibrary:
     kept = [f"{what}_kept<{STATES},{shares}>" for shares in sorted({s for s, _ in CASES})
             for what in ("load", "store")]
     names = (*kept, "load_images", "store_images")
@@ -67,24 +67,25 @@ def numbers(base: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("shares", "base"), CASES)
-def test_a_group_loads_the_state_of_the_tiles_that_it_updates(twin: Twin, shares: int,
+def test_a_group_loads_the_state_of_the_tiles_that_it_updates(library: EmulatedLibrary, shares: int,
                                                               base: int) -> None:
     w, bias = tensors()
     wanted = kept_of(shares, base, w, bias)
     kept = np.full_like(wanted, 7)
-    twin.call(f"load_kept<{STATES},{shares}>", (shares,), (64,), kept=kept, w=w, bias=bias,
+    library.call(f"load_kept<{STATES},{shares}>", (shares,), (64,), kept=kept, w=w, bias=bias,
               **numbers(base))
     np.testing.assert_array_equal(kept, wanted)
 
 
 @pytest.mark.parametrize("storing", [1, 3])
 @pytest.mark.parametrize(("shares", "base"), CASES)
-def test_blocks_store_every_state_once_where_it_belongs(twin: Twin, shares: int, base: int,
+def test_blocks_store_every_state_once_where_it_belongs(library: EmulatedLibrary, shares: int,
+                                                        base: int,
                                                         storing: int) -> None:
     """`storing` blocks of each group share what it stores; a second store would be a race."""
     w, bias = tensors()
     found, of_bias = np.full_like(w, 7), np.full_like(bias, 7)
-    twin.call(f"store_kept<{STATES},{shares}>", (shares * storing,), (64,),
+    library.call(f"store_kept<{STATES},{shares}>", (shares * storing,), (64,),
               kept=kept_of(shares, base, w, bias), w=found, bias=of_bias, **numbers(base))
     inside = slice(3, 3 + OUTS), slice(5, 5 + INS)
     np.testing.assert_array_equal(found[inside], w[inside])
@@ -102,14 +103,15 @@ WHERE = [PART, {"out": 0, "outs": 150, "in": 0, "ins": 52},
 
 @pytest.mark.parametrize("part", WHERE, ids=str)
 @pytest.mark.parametrize("storing", [1, 2, 3, 9])
-def test_blocks_load_a_part_of_the_weights_and_store_it_once(twin: Twin, part: dict[str, int],
+def test_blocks_load_a_part_of_the_weights_and_store_it_once(library: EmulatedLibrary,
+                                                             part: dict[str, int],
                                                              storing: int) -> None:
     w, bias = tensors()
     inside = (slice(part["out"], part["out"] + part["outs"]),
               slice(part["in"], part["in"] + part["ins"]))
     image = np.full((max(part["ins"], 1), PITCH), 7, np.float32)
     biases = np.full((1, PITCH), 7, np.float32)
-    twin.call("load_images", (1,), (64,), shared=4 * (part["ins"] + 1) * PITCH, image=image,
+    library.call("load_images", (1,), (64,), shared=4 * (part["ins"] + 1) * PITCH, image=image,
               biases=biases, w=w, bias=bias, **part)
     wanted = np.zeros((part["ins"], PITCH), np.float32)
     wanted[:, : part["outs"]] = w[inside].T
@@ -117,8 +119,8 @@ def test_blocks_load_a_part_of_the_weights_and_store_it_once(twin: Twin, part: d
     np.testing.assert_array_equal(biases[0, : part["outs"]], bias[inside[0]])
     assert not biases[0, part["outs"] :].any()
     found, of_bias = np.full_like(w, 7), np.full_like(bias, 7)
-    twin.call("store_images", (storing,), (64,), image=image, biases=biases, w=found, bias=of_bias,
-              **part)
+    library.call("store_images", (storing,), (64,), image=image, biases=biases, w=found,
+                 bias=of_bias, **part)
     np.testing.assert_array_equal(found[inside], w[inside])
     np.testing.assert_array_equal(of_bias[inside[0]], bias[inside[0]])
     found[inside], of_bias[inside[0]] = 7, 7

@@ -1,6 +1,6 @@
-"""Every kernel family on the twin, launched as the runner launches it, against the NumPy references
-of its ops: real arithmetic and real synchronisation, in several orders of threads and copies. Of a
-family with more than four networks that many, others in the next slice."""
+"""Every kernel family on the CPU emulator, launched as the runner launches it, against the NumPy
+references of its ops: real arithmetic and real synchronisation, in several orders of threads and
+copies. Of a family with more than four networks that many, others in the next slice."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(EMULATION))
 import emulated_kernels  # noqa: E402
 import epoch_cases  # noqa: E402
 
-from tests.ptx.emulator.emulator import Twin, compiler  # noqa: E402
+from tests.ptx.emulator.emulator import EmulatedLibrary, compiler  # noqa: E402
 from tests.slices import sliced  # noqa: E402
 
 RELOCATABLE = {"elementwise/while"}

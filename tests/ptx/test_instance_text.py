@@ -58,7 +58,7 @@ def test_the_kernel_with_the_gemm_is_that_of_gemm_kernels(made: Step) -> None:
 def test_the_kernel_of_a_step_leaves_the_bits_of_that_by_hand(made: Step) -> None:
     kind = made.kind.removeprefix("made_")
     expressions = tuple(f"{name}<float,float,bfloat16>" for name in (kind, made.kind))
-    twin = Kernels((f"optimizers/{kind}.cu",), expressions).build()
+    library = Kernels((f"optimizers/{kind}.cu",), expressions).build()
     rng = np.random.default_rng(0)
     start = {name: rng.uniform(0, 1, (5, 13)).astype(np.float32) for name in ("w", *made.keeps)}
     dw = rng.normal(size=(5, 13)).astype(np.float32)
@@ -69,7 +69,7 @@ def test_the_kernel_of_a_step_leaves_the_bits_of_that_by_hand(made: Step) -> Non
     for expression in expressions:
         arrays = {name: value.copy() for name, value in start.items()}
         arrays["copy"] = np.zeros((5, 13), ml_dtypes.bfloat16)
-        twin.call(expression, (1,), (64,), dw=dw, clock=np.array([0, 7], np.int32), **arrays,
+        library.call(expression, (1,), (64,), dw=dw, clock=np.array([0, 7], np.int32), **arrays,
                   **numbers)
         left.append(arrays)
     for name, array in left[0].items():

@@ -20,7 +20,7 @@ import emulated_kernels
 import kernel_cases
 
 from tests import requires
-from tests.ptx.emulator.emulator import Twin
+from tests.ptx.emulator.emulator import EmulatedLibrary
 from tests.slices import sliced
 
 pytestmark = requires.GXX
@@ -30,7 +30,7 @@ RUNS = {"sm_90 in order": ("sm_90", 0), "sm_75 in reverse": ("sm_75", 1),
 
 
 @cache
-def built(arch: str) -> Twin:
+def built(arch: str) -> EmulatedLibrary:
     return emulated_kernels.kernels(arch=arch).build()
 
 

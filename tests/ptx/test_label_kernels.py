@@ -50,7 +50,7 @@ def test_labels_that_are_none_and_logits_below_zero(name: str) -> None:
     names = tuple({kernel_for(op).name for op in ops})
     libraries = build([plan], names)
     memory = Memory(plan, 5, 0, below_zero)
-    assert check(twins, memory, SLICE % 4, names) == len(ops)
+    assert check(libraries, memory, SLICE % 4, names) == len(ops)
     classes = max((t.name, t.shape[0]) for t in plan.tensors.values()
                   if t.role is Role.PARAMETER)[1]
     for op in ops:
@@ -58,7 +58,7 @@ def test_labels_that_are_none_and_logits_below_zero(name: str) -> None:
         row = plan.batch // 2 + op.offset * plan.batch * ("labels" in op.operands)
         good, none = int(labels[row]), (-1, classes, 1 << 20) if labels.dtype == np.int32 \
             else (classes, 255)
-        twin = twins[kernel_for(op).source]
+        library = libraries[kernel_for(op).source]
         begun = {n: array.copy() for n, array in memory.arrays.items()}
 
         def after(label: int, op=op, labels=labels, row=row, library=library,

@@ -17,7 +17,7 @@ from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from rawnn.ptx.losses import losses
 from tests import requires
-from tests.ptx.emulator.emulator import Kernels, Twin
+from tests.ptx.emulator.emulator import EmulatedLibrary, Kernels
 from tests.ptx.emulator.plans import Case, Memory, build, launch, refer
 
 HERE = Path(__file__).resolve().parent / "emulator"
@@ -119,7 +119,7 @@ also more outputs than a lane keeps in registers, and a block without outputs.""
 
 
 @pytest.fixture(scope="module")
-def softmaxes() -> Twin:
+def softmaxes() -> EmulatedLibrary:
     names = tuple("softmaxes<{},{},{},{},{},{}>".format(*(str(n).lower() for n in layout))
                   for layout in LAYOUTS)
     return Kernels(("softmaxes.cu",), names, folders=(HERE,)).build()
@@ -148,7 +148,7 @@ def rows_and_labels(outputs: int) -> tuple[np.ndarray, np.ndarray]:
 
 @requires.GXX
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_softmax_is_the_same_however_it_is_shared(softmaxes: Twin,
+def test_a_softmax_is_the_same_however_it_is_shared(softmaxes: EmulatedLibrary,
                                                     layout: tuple[Any, ...]) -> None:
     """dz = (p - onehot(label)) * share and the label's probability, as float64 has them. A label
     that is none has no one, and a probability that is no number."""

@@ -74,7 +74,8 @@ def library() -> EmulatedLibrary:
 
 @pytest.mark.parametrize(("name", "run"), sliced(
     product(PLANS, [0, 1, 3]), kind=lambda case: case[0]))
-def test_each_kernel_does_what_its_reference_does(twin: Twin, name: str, run: int) -> None:
+def test_each_kernel_does_what_its_reference_does(
+        library: EmulatedLibrary, name: str, run: int) -> None:
     memory = Memory(PLANS[name], 5)
     check(dict.fromkeys(FILES, library), memory, run)
     for tensor in memory.plan.tensors.values():

@@ -146,7 +146,7 @@ def test_choices_are_kept_by_gpu_driver_and_sources(cache: Path,
     assert choices.read(path, messages.append) == kept
     assert choices.remembered() == {path: kept}
     nothing = path.with_name("none.json")
-    choices.write(nothing, INFO, {}, said.append)
+    choices.write(nothing, INFO, {}, messages.append)
     path.with_name("a-broken-one.json").write_text("{")
     assert choices.remembered() == {path: kept, nothing: {}}
     assert choices.file_of(dataclasses.replace(INFO, driver="590")) != path

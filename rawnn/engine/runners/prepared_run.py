@@ -146,7 +146,7 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
     deciding = selection.through(train.ops[0].impl) if merged else selection
     rest = with_unaligned_rows(deciding.apply(training_step(network, recipe, data_spec,
                                                             rest=True))[0],
-                               near).apart("rest.") \
+                               near).with_own_temporaries("rest.") \
         if recipe.rest(data_spec.examples) else None
     if rest is not None and merged:
         train, rest, steps = with_partial_batch(train, rest, steps), None, steps + 1

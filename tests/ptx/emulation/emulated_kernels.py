@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from rawnn.ptx import SOURCES
 from rawnn.sim.griddepcontrol import waits
-from tests.ptx.emulator.emulator import Kernels, Twin, signature_of, with_headers
+from tests.ptx.emulator.emulator import EmulatedLibrary, Kernels, signature_of, with_headers
 
 SMALL = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
 SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {

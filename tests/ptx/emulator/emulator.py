@@ -137,7 +137,7 @@ def _built_library() -> Path:
                 if process.returncode:
                     raise RuntimeError(f"{source.name}:\n{errors[-6000:]}")
                 _keep(made[source], objects[source])
-    path = _folder() / f"libtwin-{_digest(*objects.values())}.so"
+    path = _folder() / f"libemulator-{_digest(*objects.values())}.so"
     if not path.exists():
         library = path.with_suffix(f".{os.getpid()}.so")
         _run([compiler() or "g++", "-shared", *map(str, objects.values()), "-o", str(library)])
@@ -228,7 +228,7 @@ class Kernels:
         """
         lines = [f'#include "{name}"' for name in self.files]
         lines += filter(None, [instance_text(self.expressions)])
-        lines += [f"TWIN_EXPORT(kernel_{i}, {e})" for i, e in enumerate(self.expressions)]
+        lines += [f"EMULATOR_EXPORT(kernel_{i}, {e})" for i, e in enumerate(self.expressions)]
         text = "\n".join([*lines, self.extra, ""])
         folders = (self.sources, *self.folders)
         flags = [*_COMMON, *_KERNELS, *(f"-D{name}" for name in self.defines), f"-I{HERE}",

@@ -196,7 +196,7 @@ def launch(library: EmulatedLibrary, op: Op, memory: Memory, run: int = 0, **cha
     """Runs an op's kernel on the plan's memory; `change` replaces numbers of the launch."""
     plan, impl = memory.plan, kernel_for(op)
     expression = impl.expression(op, plan)
-    text = with_instance_text((twin.kernels.sources / impl.source).read_text(), [expression])
+    text = with_instance_text((library.kernels.sources / impl.source).read_text(), [expression])
     signature = find_kernel(parse_kernels(text), expression)
     addresses = {name: array.ctypes.data for name, array in memory.arrays.items()}
     values = kernel_arguments(op, plan, signature, addresses)
