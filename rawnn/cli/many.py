@@ -55,7 +55,7 @@ HEADER = f"{'epoch':>6} {'members':>8} {'best':>7} {'test loss':>14} {'steps/s':
 @run_option(TRAINING, "--halving", "Successive halving: behind each rung of epochs one of so many "
             "networks continues.", "none", metavar="N", type=float)
 @run_option(TRAINING, "--min-epochs", "With --halving: the first rung.",
-            "such that one is left for the last epochs", metavar="N", type=int)
+            "such that fewer than --halving are left for the last epochs", metavar="N", type=int)
 @config_options("monitor", "seed", "resume")
 @run_option(TRAINING, "--seed", "The first seed.", "0", type=int)
 @run_option(TRAINING, "--monitor", "What networks are compared by: test_loss, test_accuracy or "

@@ -14,8 +14,8 @@ from rawnn.common.errors import ConfigError
 def rungs_of(candidates: int, epochs: int, halving: float | None,
              min_epochs: int | None) -> tuple[int, ...]:
     """The epochs behind which one of `halving` candidates continues: `min_epochs`, and `halving`
-    times the last, below `epochs`, until one candidate is left. Without `min_epochs` the first rung
-    is placed so that one candidate would be left for the last. Raises ConfigError."""
+    times the last, below `epochs`, until fewer than `halving` candidates are left. Without
+    `min_epochs` the first rung is placed so that this comes true. Raises ConfigError."""
     if halving is None:
         if min_epochs is not None:
             raise ConfigError(f"min_epochs = {min_epochs} plays no part without halving: give "

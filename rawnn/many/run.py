@@ -22,6 +22,7 @@ from rawnn.engine import many_checkpoint
 from rawnn.engine.callbacks import Listeners
 from rawnn.engine.checkpoint import Lineage, Store, how_to_continue
 from rawnn.engine.config import Config
+from rawnn.engine.data_source import spare_outputs
 from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.many_checkpoint import ManyCheckpoint, StoredGroup
 from rawnn.engine.result import environment
@@ -97,6 +98,10 @@ class ManyRun:
         self.lineage: Lineage = ((uuid4().hex[:16], 0),)
         if self._store is not None:
             self._store.expect(int(progress.epoch.max()), self._is_locked)
+        for sentence in dict.fromkeys(spare_outputs(group.config, group.dataset)
+                                      for group in members.groups):
+            if sentence:
+                self.notify(sentence)
         for group in members.groups:
             trainer = trainer_of(group, self.opened, self.notify)
             self._closing.callback(trainer.close)

@@ -34,8 +34,8 @@ def search(*, space: Mapping[str, Any], data: Any = None, budget: int | None = N
         candidates that are drawn; with `grid`, at most so many combinations (None: all)
     halving, min_epochs
         behind each rung of epochs one of so many candidates continues (None: all train all
-        `epochs`); the first rung is `min_epochs`, by default such that one candidate is left for
-        the last epochs
+        `epochs`); the first rung is `min_epochs`, by default such that fewer than `halving`
+        candidates are left for the last epochs
     epochs
         of a candidate that is left to the end
     seed

@@ -40,8 +40,9 @@ def table_of(many: Many) -> NDArray[Any]:
 
 def configurations_of(many: Many) -> NDArray[Any]:
     """A structured array of a row a configuration: `configuration`, its first `member`, what
-    varies, `rung` after successive halving, `members` (its lists of rows), and mean and standard
-    deviation over these of the FIGURES, as the table of members has them."""
+    varies, `rung` after successive halving, `members` (its lists of rows), the most `epochs` of
+    them, and mean and standard deviation over these of the FIGURES, as the table of members has
+    them."""
     table, candidate = table_of(many), many.stored.candidate
     _, first, counts = np.unique(candidate, return_index=True, return_counts=True)
     columns: dict[str, NDArray[Any]] = {
@@ -49,6 +50,7 @@ def configurations_of(many: Many) -> NDArray[Any]:
     names = [*many.stored.settings["varied"], *(["rung"] if many.stored.settings["rungs"] else [])]
     columns |= {name: table[name][first] for name in names}
     columns["members"] = counts
+    columns["epochs"] = table["epochs"].reshape(len(first), -1).max(axis=1)
     for name in FIGURES:
         values = table[name].reshape(len(first), -1)
         columns[f"mean_{name}"], columns[f"std_{name}"] = values.mean(axis=1), values.std(axis=1)

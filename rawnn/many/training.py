@@ -59,8 +59,8 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     rows      lists of training rows, each configuration once a list; all scored on `validation`
     halving   successive halving: behind each rung one of so many configurations continues, those
               whose `monitor` is best (the mean over folds)
-    min_epochs  the first rung; the next are `halving` times the last. None places it so that one
-              configuration is left for the last epochs
+    min_epochs  the first rung; the next are `halving` times the last. None places it so that fewer
+              than `halving` configurations are left for the last epochs
     patience  stops each member by itself and restores its best parameters, as `rawnn.train` does
     monitor   "test_loss" (the default), "test_accuracy" or "train_loss": for early stopping, for
               halving, and what is best
