@@ -151,11 +151,14 @@ class InputEmitter(Emitter):
         same outputs."""
         d, w = self.d, self.w
         repeated = d.boundaries[-1] != SHARDED
-        place = "group" if repeated else "blockIdx.x"
+        place = "group" if repeated else "rank" if d.members else "blockIdx.x"
         w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
         w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>(tallies);")
         w("if (lane_index() == 0) {")
-        if self.layout.reports == AT_ONCE:
+        if d.evaluates:
+            w("evaluated.loss += static_cast<double>(total.loss);")
+            w("evaluated.right += total.right;")
+        elif self.layout.reports == AT_ONCE:
             w(f"loss[cursor_now + u] = total.loss / {self.k.terms('u')};")
             if self.p.measured:
                 w("correct[cursor_now + u] = total.right;")

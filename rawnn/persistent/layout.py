@@ -25,6 +25,8 @@ LAUNCH_STAMPS, NANOSECOND_WORDS = 4, 4
 (persistent/trace.cuh)."""
 
 RULE_BYTES = 64
+PERMUTATION_BYTES = 48
+"""At least those of a Permutation (primitives/random.cuh)."""
 FIXED_BYTES = 1024
 """Static shared memory of the templates."""
 
@@ -162,9 +164,11 @@ class Layout:
             d.shards_softmax if stores_tallies(d) else d.boundaries[-1] == SHARDED)
 
     def workspaces(self, steps: int) -> dict[str, int]:
-        """4-byte words of each workspace of an epoch of so many steps."""
+        """4-byte words of each workspace of an epoch of so many steps; with members, of each."""
         d = self.sharding
-        found = {"counters": self.counters + 1}
+        found = {} if d.members else {"counters": self.counters + 1}
+        if d.evaluates:
+            return {"parts": 4 * d.tp_size} if self.all_report else {}
         if self.reports != AT_ONCE:
             found["tally"] = 2 * self.parts * d.micro_batches * steps
         if self.sync:
@@ -287,6 +291,9 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     if p.ordered:
         memory.take("order", 2 * d.columns, "numbers of examples")
     memory.take("rules", RULE_BYTES // 4, "optimizer step")
+    if d.members:
+        memory.take("settings", 2 * len(p.numeric_settings), "settings of the member")
+        memory.take("permutation", PERMUTATION_BYTES // 4, "order of the epoch")
     memory.take("barriers", 8, "barriers")
     if schedule.all_reduce:
         memory.take("places", 2 * base, "places of the tiles of gradients")

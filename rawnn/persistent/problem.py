@@ -78,6 +78,11 @@ class Problem:
     partial: bool = False
 
     @property
+    def numeric_settings(self) -> tuple[int, ...]:
+        """Which of the settings are numbers, in which members may differ; the others are flags."""
+        return tuple(i for i, value in enumerate(self.settings) if not isinstance(value, bool))
+
+    @property
     def depth(self) -> int:
         return len(self.layers) - 1
 

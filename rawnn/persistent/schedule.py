@@ -342,8 +342,9 @@ def separates_logits(d: Sharding) -> bool:
 
 def stores_tallies(d: Sharding) -> bool:
     """Whether what each example contributes to the loss goes to global memory, and is added up
-    behind the steps. With one group, no other phase hides `SumLoss`."""
-    return d.problem.labelled and d.dp_size == 1
+    behind the steps. With one group, no other phase hides `SumLoss`. Of many members, such a
+    buffer would be as large as their orders of examples: they sum in each step."""
+    return d.problem.labelled and d.dp_size == 1 and d.members is None
 
 
 # -- data parallelism ------------------------------------------------------------------------------
@@ -375,6 +376,8 @@ def data_parallel(d: Sharding) -> list[Phase]:
 def build(d: Sharding) -> Schedule:
     """The schedule of one training step."""
     p = d.problem
+    if d.evaluates:
+        return Schedule(d, evaluation(d), (WaitForInput(BETWEEN),))
     hides = d.dp_size > 1 and d.micro_batches == 1  # the all-reduce hides Prefetch and SumLoss
     head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]
     head[-1:-1] = [StoreTallies(BETWEEN)] * (not p.labelled)
@@ -390,6 +393,14 @@ def build(d: Sharding) -> Schedule:
         reduce = [Prefetch(BETWEEN), *reduce[:-1], SumLoss(BETWEEN), *reduce[-1:]]
     return Schedule(d, tuple(micro_batch), (*reduce, *[AdjustLossScale(BETWEEN)] * p.scaled,
                                             WaitForInput(BETWEEN)))
+
+
+def evaluation(d: Sharding) -> tuple[Phase, ...]:
+    """The forward phases of a step, and its loss."""
+    p = d.problem
+    head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]
+    head[-1:-1] = [StoreTallies(BETWEEN)] * (not p.labelled)
+    return (*prepare_input(d), *with_prefetch(d, [*head, *loss(d)]), SumLoss(BETWEEN))
 
 
 def prepare_input(d: Sharding) -> list[Phase]:

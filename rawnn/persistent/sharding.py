@@ -62,6 +62,24 @@ def pitch(n: int) -> int:
 
 
 @dataclass(frozen=True)
+class Members:
+    """Many networks of one kernel: a tensor-parallel group trains one member, and there are no
+    data-parallel groups. Each member has weights, optimizer state, learning rates, settings and an
+    order of its own (ptx/persistent/members.cuh).
+
+    resident: blocks of a multiprocessor that the kernel's registers leave room for.
+    listed: whether a member takes its examples from a list of rows, such as a fold.
+    shuffled: whether every epoch has a new order.
+    evaluates: whether the kernel runs the forward phases and the loss alone, in the rows' order.
+    """
+
+    resident: int = 1
+    listed: bool = False
+    shuffled: bool = False
+    evaluates: bool = False
+
+
+@dataclass(frozen=True)
 class Sharding:
     """How the thread blocks of one kernel share a network and its batch.
 
@@ -72,6 +90,7 @@ class Sharding:
     micro_batches: parts in which a group takes its share of the batch. Their gradients are
         accumulated in global memory, so that more than one needs dp_size > 1.
     transport: DSMEM (each tensor-parallel group is a thread block cluster) or L2.
+    members: where every tensor-parallel group trains a network of its own; None for one network.
     """
 
     problem: Problem
@@ -81,6 +100,7 @@ class Sharding:
     boundaries: str
     micro_batches: int = 1
     transport: str = DSMEM
+    members: Members | None = None
 
     def __str__(self) -> str:
         micro = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
@@ -115,6 +135,17 @@ class Sharding:
     def published_bytes(self) -> int:
         """Bytes of a published gradient."""
         return 2 if self.publishes_bf16 else 4
+
+    @property
+    def members_or_fail(self) -> Members:
+        """Of a kernel of many networks."""
+        assert self.members is not None
+        return self.members
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the kernel trains nothing, and measures the loss of members."""
+        return self.members is not None and self.members.evaluates
 
     @property
     def warps(self) -> int:

@@ -41,7 +41,7 @@ NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "flo
 
 
 def source(layout: Layout, name: str) -> str:
-    """The CUDA C of the kernel `name`."""
+    """The CUDA C of the kernel `name` of one network."""
     return KernelEmitter(layout, name).text()
 
 
@@ -83,6 +83,8 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
 class KernelEmitter(Emitter):
     """Emits a kernel: what stands ahead of the steps, the steps, and what stands behind them."""
 
+    headers: tuple[str, ...] = ("kernel.cuh",)
+
     def __init__(self, layout: Layout, name: str) -> None:
         kernel = Kernel(layout)
         super().__init__(kernel)
@@ -95,7 +97,8 @@ class KernelEmitter(Emitter):
     def text(self) -> str:
         d, p, w = self.d, self.p, self.w
         w(f"// {'-'.join(map(str, p.layers))}, batch {p.batch}, {p.numbers}: {d}")
-        w('#include "persistent/kernel.cuh"')
+        for header in self.headers:
+            w(f'#include "persistent/{header}"')
         if self.layout.traced:
             w('#include "persistent/trace.cuh"')
         w("struct Shape {")
@@ -115,8 +118,9 @@ class KernelEmitter(Emitter):
         w(f"using Rule = {f'Unscaled<{rule}>' if p.scaled else rule};")
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
-                              else f"{kind} {name}" for kind, name in parameters(p, self.layout))
-        w(f"__global__ void __launch_bounds__({d.threads}, 1) {self.name}({arguments}) {{")
+                              else f"{kind} {name}" for kind, name in self.parameters())
+        w(f"__global__ void __launch_bounds__({d.threads}, {self.resident}) {self.name}"
+          f"({arguments}) {{")
         self.begin()
         self.k.stamp_launch(1)
         self.begin_steps()
@@ -132,6 +136,14 @@ class KernelEmitter(Emitter):
                 f"constexpr int kStampsOfTurn = {turn};",
                 f"using Stamps = Trace<Shape, {len(every)}, {self.layout.traced}>;"]
         return w.text()
+
+    def parameters(self) -> list[tuple[str, str]]:
+        return parameters(self.p, self.layout)
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor that the registers leave room for."""
+        return 1
 
     def begin_steps(self) -> None:
         """The loop over steps. NVVM sees no loop in one that is entered in two places, which makes
@@ -153,12 +165,13 @@ class KernelEmitter(Emitter):
         if p.halved:
             w("[[maybe_unused]] Half* const halves = ptx::dynamic_shared<Half>();")
         w("const int rank = rank_of_block<Shape>();")
-        w(f"const int group = static_cast<int>(blockIdx.x) / {d.tp_size};")
+        self.locate_group()
         w("const int thread = thread_index();")
         self.ahead_of_wait()
         w("pdl_wait();")
         w("pdl_trigger();")
         self.k.stamp_launch(0)  # no sooner: the launch ahead may still write its own
+        self.declare_member()
         if self.layout.sync:
             w("const unsigned int meetings_before = meetings[blockIdx.x];")
         if p.timed:
@@ -220,7 +233,16 @@ class KernelEmitter(Emitter):
         w("if constexpr (kBulk) ptx::fence_proxy_async();")
         if d.tp_size > 1 and not d.via_l2:
             w("cluster_arrive<Shape>();")
-        w("const int cursor_now = *cursor" + (";" if self.layout.turning else " + offset;"))
+        self.declare_cursor()
+
+    def locate_group(self) -> None:
+        self.w(f"const int group = static_cast<int>(blockIdx.x) / {self.d.tp_size};")
+
+    def declare_cursor(self) -> None:
+        self.w("const int cursor_now = *cursor" + (";" if self.layout.turning else " + offset;"))
+
+    def declare_member(self) -> None:
+        """Declares what a member has for itself; nothing in the kernel of one network."""
 
     def load_first_input(self) -> None:
         """Starts the copies of the first micro-batch, and reads the order of the second, while
@@ -353,7 +375,7 @@ class KernelEmitter(Emitter):
                 w(f"store_biases<Shape>(b{n}, biases{n}, part{n}, {bias_turn});")
             self.move_states(layer, "store")
         if p.scaled:
-            w("if (blockIdx.x == 0 && thread == 0) {")
+            w(f"if ({self.first_block} && thread == 0) {{")
             w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
             w("overflow[0] = 0;")
             w("}")
@@ -370,6 +392,11 @@ class KernelEmitter(Emitter):
         self.report()
         if found.turning and found.reports != BY_LAST:
             w("if (blockIdx.x == 0 && thread == 0) tick_clock(clock, steps);")
+
+    @property
+    def first_block(self) -> str:
+        """C++: whether this block is the first of a network."""
+        return "blockIdx.x == 0"
 
     @property
     def clustered(self) -> bool:

@@ -61,7 +61,7 @@ class StepEmitter(Emitter):
 
     def step(self) -> None:
         d, w = self.d, self.w
-        for layer, stream in enumerate(self.p.streams):
+        for layer, stream in enumerate(() if d.evaluates else self.p.streams):
             n = layer + 1
             w(f"const StochasticRounding<{self.p.layers[layer]}> chance{n} = {{seed, {stream}u, "
               f"steps_before + u, part{n}.out, part{n}.in}};")

@@ -57,8 +57,10 @@ class UpdateEmitter(Emitter):
     def prepare_optimizer(self) -> None:
         """One thread makes the object of the optimizer step."""
         p = self.p
+        if self.d.evaluates:
+            return
         time = "steps_before + u + 1" if p.timed else "0"
-        settings = "".join(f", {literal(value)}" for value in p.settings)
+        settings = "".join(f", {self.k.setting(i)}" for i in range(len(p.settings)))
         scale = "scaling->scale, " if p.scaled else ""
         rate = "rate" if p.scheduled else self.k.rate("")
         first = "part == 0 && " if self.d.micro_batches > 1 else ""

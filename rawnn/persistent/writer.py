@@ -152,6 +152,12 @@ class Kernel:
         """C++: the learning rate of a step."""
         return f"rates[cursor_now + {step}]" if self.p.scheduled else f"{literal(self.p.lr)}f"
 
+    def setting(self, number: int) -> str:
+        """C++: a setting of the optimizer."""
+        if self.d.members and number in self.p.numeric_settings:
+            return f"settings[{self.p.numeric_settings.index(number)}]"
+        return literal(self.p.settings[number])
+
     def terms(self, step: str) -> str:
         """C++: the number of terms that the loss of a step is the mean of."""
         each = 1 if self.p.labelled else self.p.outputs

@@ -13,8 +13,9 @@ from rawnn.ptx.gemm import tiled as _tiled
 from rawnn.ptx.kernel_registry import KERNELS, WRITTEN, KernelImpl, Scalars, Shape, kernel_for
 from rawnn.ptx.losses import losses as _losses
 from rawnn.ptx.optimizers import updates as _updates
+from rawnn.ptx.persistent import members as _members
 from rawnn.ptx.persistent import persistent as _persistent
 
 __all__ = ["KERNELS", "WRITTEN", "KernelImpl", "Scalars", "Shape", "kernel_for"]
-del _activations, _epoch, _head, _linear, _loss_products, _losses, _mma, _narrow, _persistent
-del _products, _skinny, _tiled, _updates
+del _activations, _epoch, _head, _linear, _loss_products, _losses, _members, _mma, _narrow
+del _persistent, _products, _skinny, _tiled, _updates

@@ -24,7 +24,11 @@ REPLACES = "replaces"
 """The attribute that stores the ops it replaces."""
 _NOT_KERNELS = {"upload": "the driver copies batches", "train_steps": "its kernel is written anew "
                 "for every network", "advance": "graphs move the cursor by it",
-                "epoch_boundary": "it is shuffle and tick in one: replace these"}
+                "epoch_boundary": "it is shuffle and tick in one: replace these",
+                **dict.fromkeys(("train_members", "evaluate_members"),
+                                "its kernel is written anew for every network"),
+                **dict.fromkeys(("initialise_members", "member_schedule"),
+                                "networks that are trained at once have their own")}
 
 _OUTSIDE_STEPS = ("initialise", "cast", "shuffle", "schedule", "tick")
 """Ops that run before and after the steps (rawnn/plan/epoch_plans.py)."""

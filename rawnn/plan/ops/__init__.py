@@ -13,9 +13,10 @@ from rawnn.plan.ops import data as _data
 from rawnn.plan.ops import epoch as _epoch
 from rawnn.plan.ops import gemm as _products
 from rawnn.plan.ops import losses as _losses
+from rawnn.plan.ops import members as _members
 from rawnn.plan.ops import metrics as _metrics
 from rawnn.plan.ops import train_steps as _train_steps
 from rawnn.plan.ops import updates as _updates
 
-del _activations, _collectives, _cross_entropy, _data, _epoch, _losses, _metrics, _products
-del _train_steps, _updates
+del _activations, _collectives, _cross_entropy, _data, _epoch, _losses, _members, _metrics
+del _products, _train_steps, _updates

@@ -99,19 +99,19 @@ def _spec(op: Op) -> OpSpec:
 
     def _steps(t: SimpleNamespace, a: Attributes, first: int, span: int) -> None:
         if "rest" not in op.attributes:
-            _run(step, t, first, span)
+            run_steps(step, t, first, span)
             return
         full_batches = int(a.get("whole", op.attributes["whole"]))
         whole = max(min(full_batches - int(t.cursor[0]) - first, span), 0)
-        _run(step, t, first, whole)
-        _run(op.attributes["rest"], t, first + whole, span - whole)
+        run_steps(step, t, first, whole)
+        run_steps(op.attributes["rest"], t, first + whole, span - whole)
 
     return OpSpec(KIND, reads, (*writes, *workspaces), reference,
                   tuple(r for r in ("loss", "correct") if r in writes),
                   summary=SUMMARY)
 
 
-def _run(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
+def run_steps(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
     """`span` steps, the first of them `offset` after the cursor."""
     number = t.w1.dtype
     arrays: dict[str, Array] = {}

@@ -57,6 +57,20 @@ FAMILY.register("gather", "naive", KernelImpl(
      "x": ("batch", "features"), "y": ("batch",), "t": ("batch", "outputs")}))
 
 
+MOST_Y = 65535
+"""Blocks of a grid along y."""
+
+
+def _rows_of_member(op: Op, plan: Plan) -> Scalars:
+    rows, cols = plan[op.operands["w"]].shape
+    return {"rows": rows // op.attributes["networks"], "cols": cols}
+
+
+def _member_geometry(s: Scalars) -> Geometry:
+    blocks = ceil(s["rows"] * s["cols"], 1024)
+    return (max(blocks, 1), min(int(s["networks"]), MOST_Y), 1), (256, 1, 1)
+
+
 def _one_thread(s: Scalars) -> Geometry:
     return (1, 1, 1), (1, 1, 1)
 
@@ -64,6 +78,15 @@ def _one_thread(s: Scalars) -> Geometry:
 FAMILY.register("initialise", "naive", KernelImpl(
     "elementwise/initialise.cu", "initialise", typed("w"), matrix("w"), elements(256, 4),
     {"w": ("rows", "cols")}))
+FAMILY.register("initialise_members", "naive", KernelImpl(
+    "elementwise/initialise.cu", "initialise_members", typed("w"), _rows_of_member, _member_geometry,
+    {"w": ("networks*rows", "cols"), "members": ("networks", "ldmembers")}))
+FAMILY.register("member_schedule", "naive", KernelImpl(
+    "elementwise/schedule.cu", "member_schedule", lambda op,
+    plan: [schedule_functor(op.attributes["kind"])], no_sizes,
+    lambda s: ((ceil(s["steps"], 256), min(int(s["launched"]), MOST_Y), 1), (256, 1, 1)),
+    {"active": ("launched",), "members": ("networks", "ldmembers"), "clock": ("networks*2",),
+     "rates": ("networks*steps",)}))
 FAMILY.register("shuffle", "naive", KernelImpl(
     "elementwise/shuffle.cu", "shuffle", plain, no_sizes,
     lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),

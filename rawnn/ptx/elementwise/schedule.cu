@@ -6,7 +6,11 @@
 //
 // SCHEDULE is Constant, StepDecay (lr * value^(t / period)) or Cosine (from lr down to value over the
 // `period` steps behind the warm-up). rawnn/model/schedules has the same functions in NumPy.
-// Launch: one dimension, any size (grid-stride over the steps), once an epoch; 256 threads a block.
+// member_schedule: the same for each active one of many networks, rates [networks, steps] and clock
+// [networks, 2], with lr, value, period and warmup from its row of `members` (persistent/members.cuh).
+//
+// Launch: one dimension, any size (grid-stride over the steps), once an epoch; 256 threads a block. Many
+// networks: along y.
 // Limit: the launch.
 #include "primitives/pdl.cuh"
 
@@ -39,6 +43,13 @@ struct Cosine {
 };
 
 template <typename SCHEDULE>
+__device__ __forceinline__ float rate_of_step(float lr, float value, int period, int warmup,
+                                              int step) {
+  return step < warmup ? lr * (static_cast<float>(step + 1) / static_cast<float>(warmup))
+                       : SCHEDULE::rate(lr, value, period, step, warmup);
+}
+
+template <typename SCHEDULE>
 __global__ void schedule(const int* __restrict__ clock, float* __restrict__ rates, float lr,
                          float value, int period, int warmup, int steps) {
   pdl_wait();
@@ -46,9 +57,25 @@ __global__ void schedule(const int* __restrict__ clock, float* __restrict__ rate
   const int first = clock[1];
   const int stride = static_cast<int>(gridDim.x * blockDim.x);
   for (int s = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); s < steps; s += stride) {
-    const int step = first + s;
-    rates[s] = step < warmup
-                   ? lr * (static_cast<float>(step + 1) / static_cast<float>(warmup))
-                   : SCHEDULE::rate(lr, value, period, step, warmup);
+    rates[s] = rate_of_step<SCHEDULE>(lr, value, period, warmup, first + s);
+  }
+}
+
+template <typename SCHEDULE>
+__global__ void member_schedule(const int* __restrict__ active, const int* __restrict__ members,
+                                int ldmembers, const int* __restrict__ clock,
+                                float* __restrict__ rates, int launched, int networks, int steps) {
+  pdl_wait();
+  pdl_trigger();
+  for (int i = static_cast<int>(blockIdx.y); i < launched; i += static_cast<int>(gridDim.y)) {
+    const int member = active[i];
+    const int* const words = members + static_cast<long long>(member) * ldmembers;
+    const float lr = __int_as_float(words[3]), value = __int_as_float(words[4]);
+    const int first = clock[2 * member + 1];
+    for (int s = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); s < steps;
+         s += static_cast<int>(gridDim.x * blockDim.x)) {
+      rates[static_cast<long long>(member) * steps + s] =
+          rate_of_step<SCHEDULE>(lr, value, words[5], words[6], first + s);
+    }
   }
 }

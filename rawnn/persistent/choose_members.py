@@ -1,0 +1,181 @@
+"""The search for how many networks, the members, share a GPU: by time a step of all of them.
+
+Few members take the latency of a step, which more threads or a cluster make shorter. Of many, a
+multiprocessor runs several blocks at once, and the time is that in which it issues their
+instructions; few threads then do the same work with fewer of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from rawnn.persistent import cost
+from rawnn.persistent.chip import Chip
+from rawnn.persistent.choose import MOST_WARPS, _candidates
+from rawnn.persistent.layout import Layout, layout_of
+from rawnn.persistent.member_problem import check
+from rawnn.persistent.problem import Problem, Unsupported
+from rawnn.persistent.schedule import Gemm
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    REPLICATED,
+    SHARDED,
+    WARP,
+    Members,
+    Sharding,
+    ceil,
+)
+from rawnn.persistent.spelling import exactly
+
+THREADS = (32, 64, 128, 256, 512)
+MOST_RESIDENT = 8
+"""Blocks of a multiprocessor that are tried."""
+RESERVED = 1024
+"""Bytes of a multiprocessor's shared memory that each block takes besides its own."""
+MOST_REGISTERS = 255
+
+K8_STEP = {"float32": 19.6, "tf32": 7.3, "bfloat16": 4.5, "float16": 4.5}
+"""Instructions of a warp for 16 x 8 sums over 8. This and the constants below were fitted by hand to
+the counts of instructions of eight kernels of 20-64-64-3, 8-32-32-1 and 54-128-64-7 (H200, Nsight
+Compute): they say the counts within 12 %."""
+TILE = {0: 25.0, 1: 40.0, 2: 60.0}
+"""Instructions of the update of a tile, by the optimizer's state of a weight."""
+PHASE = {"float32": 98.0, "tf32": 98.0, "bfloat16": 58.0, "float16": 58.0}
+"""Instructions of each warp of a block in a phase, whether it has a task there or not."""
+ISSUED, HALF_ISSUED = 0.75, 1.1
+"""With w warps a scheduler issues ISSUED * w / (w + HALF_ISSUED) instructions in a cycle (the same
+kernels: 0.41 to 0.51 with 2 warps, 0.52 to 0.63 with 4)."""
+ALONE = 0.85
+"""A factor of it where a multiprocessor has one block, all of whose warps wait at its barriers."""
+SCHEDULERS = 4
+
+
+@dataclass(frozen=True)
+class MemberChoice:
+    """A layout for members, and the microseconds that a step of all of them is expected to take."""
+
+    layout: Layout
+    us: float
+
+    @property
+    def sharding(self) -> Sharding:
+        return self.layout.sharding
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor."""
+        return self.sharding.members_or_fail.resident
+
+    @property
+    def text(self) -> str:
+        """The sharding as users type it, which says all that the bits of a member depend on."""
+        d = self.sharding
+        return f"{d.tp_size}x{d.dp_size}:{d.threads}:{d.boundaries}"
+
+
+@cache
+def choose_members(problem: Problem, chip: Chip, members: Members, networks: int) -> MemberChoice:
+    """The layout of the least expected time for so many networks. `problem` is that of members
+    (member_problem.py). Raises Unsupported where a member fits no block and no cluster."""
+    return min(member_candidates(problem, chip, members, networks), key=lambda found: found.us)
+
+
+def member_candidates(problem: Problem, chip: Chip, members: Members,
+                      networks: int) -> list[MemberChoice]:
+    """All layouts that are tried. Raises Unsupported where there is none."""
+    found = [MemberChoice(layout, step_microseconds(layout, chip, networks))
+             for layout in _layouts(problem, chip, members, networks)]
+    if not found:
+        raise Unsupported("of one member fits neither a block nor a cluster of this GPU",
+                          "train these networks one by one, or take a smaller batch or network")
+    return found
+
+
+def exact_members(problem: Problem, chip: Chip, members: Members, networks: int,
+                  sharding: Sharding) -> MemberChoice:
+    """The layout of a sharding that a user names, with as many blocks of a multiprocessor as are
+    expected to be fastest. Raises Unsupported where it does not fit."""
+    check(sharding)
+    exactly(problem, chip, sharding.tp_size, 1, sharding.threads, sharding.boundaries)
+    found = [MemberChoice(layout, step_microseconds(layout, chip, networks)) for layout in
+             _resident(replace(sharding, problem=problem, members=members), chip)]
+    if not found:
+        raise Unsupported(f"does not fit the chip as {sharding}", "let a cost model choose")
+    return min(found, key=lambda choice: choice.us)
+
+
+def _layouts(problem: Problem, chip: Chip, members: Members, networks: int) -> Iterator[Layout]:
+    single = REPLICATED * (problem.depth + 1)
+    fits = False
+    for threads in THREADS:
+        for layout in _resident(Sharding(problem, 1, 1, threads, single, members=members), chip):
+            fits = True
+            yield layout
+    for tp_size in chip.sizes:
+        if tp_size == 1 or (fits and networks > chip.most_groups(tp_size)):
+            continue
+        seen = set()
+        for d in _candidates(problem, chip, tp_size, 1):
+            boundaries = d.boundaries
+            if problem.labelled and boundaries[-1] == SHARDED:
+                boundaries = boundaries[:-1] + ALL_GATHERED
+            for threads in {d.threads, MOST_WARPS * WARP}:
+                own = replace(d, boundaries=boundaries, threads=threads, members=members)
+                if own not in seen:
+                    seen.add(own)
+                    yield from _fitting(own, 1, chip)
+
+
+def _resident(d: Sharding, chip: Chip) -> Iterator[Layout]:
+    """The layouts of a sharding with one and more blocks of a multiprocessor."""
+    for resident in range(1, MOST_RESIDENT + 1 if d.tp_size == 1 else 2):
+        if resident * d.threads <= chip.threads \
+                and chip.registers // (resident * d.threads) >= registers(d):
+            yield from _fitting(d, resident, chip)
+
+
+def _fitting(d: Sharding, resident: int, chip: Chip) -> Iterator[Layout]:
+    """The layout of a sharding with so many blocks of a multiprocessor, if it fits."""
+    room = min(chip.shared, chip.shared_per_multiprocessor // resident - RESERVED)
+    own = replace(d, members=replace(d.members_or_fail, resident=resident))
+    layout = layout_of(own, room)
+    if layout.nbytes <= room:
+        yield layout
+
+
+def registers(d: Sharding) -> int:
+    """Registers of a thread that a kernel needs at least, so that it spills nothing."""
+    return 128 if d.threads > 256 else 168 if d.problem.states else 128
+
+
+# -- expected time ---------------------------------------------------------------------------------
+def instructions(layout: Layout) -> float:
+    """Expected instructions of all warps of a block in a step."""
+    d, p = layout.sharding, layout.sharding.problem
+    phases = [phase for phase in layout.schedule.micro_batch if isinstance(phase, Gemm)]
+    steps = sum(ceil(g.m, 16) * ceil(g.n, 8) * ceil(g.k, 8) for g in phases)
+    tiles = sum(layer.all_tiles for layer in layout.layers)
+    each = 3 + len(phases)
+    return steps * K8_STEP[p.numbers] + tiles * TILE[min(len(p.states), 2)] \
+        + each * d.warps * PHASE[p.numbers]
+
+
+def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:
+    """Expected microseconds of a step of all networks, which come in rounds of as many as run at
+    once."""
+    d, resident = layout.sharding, layout.sharding.members_or_fail.resident
+    latency = cost.microseconds(d, chip.costs) + cost.state_microseconds(layout, chip.costs)
+    if d.tp_size > 1:
+        return ceil(networks, max(chip.most_groups(d.tp_size), 1)) * latency
+    issue = instructions(layout) / SCHEDULERS / chip.costs.clock
+
+    def together(blocks: int) -> float:
+        """Of so many blocks that share a multiprocessor."""
+        warps = blocks * d.warps / SCHEDULERS
+        rate = ISSUED * warps / (warps + HALF_ISSUED) * (ALONE if blocks == 1 else 1.0)
+        return max(latency, blocks * issue / rate)
+
+    rounds, left = divmod(networks, chip.blocks * resident)
+    return rounds * together(resident) + (together(ceil(left, chip.blocks)) if left else 0.0)
