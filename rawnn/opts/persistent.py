@@ -13,9 +13,9 @@ from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.persistent.chip import NEEDED, chip_of
 from rawnn.persistent.choose import Choice, choose
 from rawnn.persistent.layout import COUNTS
-from rawnn.persistent.problem import Unsupported, problem_of
+from rawnn.persistent.problem import Problem, Unsupported, problem_of
 from rawnn.persistent.rounding import with_rounded_inputs
-from rawnn.persistent.sharding import Sharding
+from rawnn.persistent.sharding import DSMEM, Sharding
 from rawnn.persistent.spelling import exactly
 from rawnn.plan.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.plan.plan import Plan
@@ -104,6 +104,17 @@ def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
         transport = f"@{d.transport}" if d.via_l2 else ""
         return f"{d.tp_size}x{d.dp_size}{transport}:{d.threads}:{d.boundaries}{micro_batches}"
     return value
+
+
+def sharding_of(problem: Problem, text: str) -> Sharding:
+    """The sharding that a text names in full. Raises ConfigError for another text."""
+    found = _SYNTAX.fullmatch(text)
+    if found is None or found[5] is None:
+        raise ConfigError(f"sharding = {text}: give blocks of a cluster by clusters, threads and "
+                          f"boundaries, as in 1x1:128:FFFF")
+    tp_size, dp_size, transport, threads, boundaries, micro_batches = found.groups("")
+    return Sharding(problem, int(tp_size), int(dp_size), int(threads), boundaries,
+                    int(micro_batches or 1), transport or DSMEM)
 
 
 def is_full_sharding(text: str) -> bool:

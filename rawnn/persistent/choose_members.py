@@ -98,6 +98,9 @@ def exact_members(problem: Problem, chip: Chip, members: Members, networks: int,
     """The layout of a sharding that a user names, with as many blocks of a multiprocessor as are
     expected to be fastest. Raises Unsupported where it does not fit."""
     check(sharding)
+    if sharding.tp_size not in chip.sizes:
+        raise Unsupported(f"needs clusters of {sharding.tp_size} blocks, which the GPU has not",
+                          "let a cost model choose")
     exactly(problem, chip, sharding.tp_size, 1, sharding.threads, sharding.boundaries)
     found = [MemberChoice(layout, step_microseconds(layout, chip, networks)) for layout in
              _resident(replace(sharding, problem=problem, members=members), chip)]

@@ -34,10 +34,9 @@ def check(d: Sharding) -> None:
                           FIX)
 
 
-def evaluation_layout(d: Sharding, inputs: str, listed: bool, partial: bool, room: int) -> Layout:
-    """The layout of the kernel that measures the members of a training kernel `d`, on examples
-    whose inputs are stored as `inputs`."""
+def evaluation_layout(d: Sharding, listed: bool, partial: bool, room: int) -> Layout:
+    """The layout of the kernel that measures the members of a training kernel `d`."""
     problem = replace(d.problem, states=(), timed=False, scheduled=False, growth=0, ordered=listed,
-                      partial=partial, inputs=inputs)
+                      partial=partial)
     members = Members(1, listed, shuffled=False, evaluates=True)
     return layout_of(replace(d, problem=problem, members=members), room)

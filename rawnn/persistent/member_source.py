@@ -11,7 +11,7 @@ from rawnn.persistent.layout import Layout
 from rawnn.persistent.problem import Problem
 from rawnn.persistent.source import KernelEmitter
 
-COUNTS = ("launched", "networks", "epochs", "examples", "stored", "folds")
+COUNTS = ("launched", "networks", "epochs", "examples", "data_rows", "folds")
 """Members of a launch and of the stacks, epochs of the scores, examples of each member and of the
 data set, and lists of rows. The kernel needs some; all say how large its operands are."""
 

@@ -79,8 +79,8 @@ FAMILY.register("initialise", "naive", KernelImpl(
     "elementwise/initialise.cu", "initialise", typed("w"), matrix("w"), elements(256, 4),
     {"w": ("rows", "cols")}))
 FAMILY.register("initialise_members", "naive", KernelImpl(
-    "elementwise/initialise.cu", "initialise_members", typed("w"), _rows_of_member, _member_geometry,
-    {"w": ("networks*rows", "cols"), "members": ("networks", "ldmembers")}))
+    "elementwise/initialise.cu", "initialise_members", typed("w"), _rows_of_member,
+    _member_geometry, {"w": ("networks*rows", "cols"), "members": ("networks", "ldmembers")}))
 FAMILY.register("member_schedule", "naive", KernelImpl(
     "elementwise/schedule.cu", "member_schedule", lambda op,
     plan: [schedule_functor(op.attributes["kind"])], no_sizes,

@@ -27,13 +27,13 @@ def _shapes(op: Op, layout: Layout) -> dict[str, Shape]:
     p = layout.sharding.problem
     words = layout.workspaces(1)
     known: dict[str, Shape] = {
-        "images": ("stored", str(p.layers[0])), "labels": ("stored",),
+        "images": ("data_rows", str(p.layers[0])), "labels": ("data_rows",),
         "targets": ("target_rows", str(p.outputs)), "rows": ("folds*examples",),
         "mean": ("folds", str(p.layers[0])), "inverse_std": ("folds", str(p.layers[0])),
         "active": ("launched",), "members": ("networks", "ldmembers"),
         "rates": ("networks*span",), "clock": ("networks*2",), "loss": ("networks*span",),
         "loss_scale": ("networks*2",), "overflow": ("networks",),
-        **dict.fromkeys(SCORES, ("networks*epochs",))}
+        **dict.fromkeys(SCORES, ("networks", "epochs"))}
     if "tally" in words:
         known["tally"] = (f"{words['tally']}*networks*span",)
     if "far" in words:
@@ -55,8 +55,8 @@ def _impl(op: Op) -> KernelImpl:
     return KernelImpl(
         f"{name}.cu", name, plain, no_sizes,
         lambda s: ((int(s["launched"]) * d.tp_size, 1, 1), (d.threads, 1, 1)),
-        _shapes(op, layout), shared=lambda s: layout.dynamic_bytes, cluster=lambda s: d.cluster_size,
-        code=CudaText(text, QUICK))
+        _shapes(op, layout), shared=lambda s: layout.dynamic_bytes,
+        cluster=lambda s: d.cluster_size, code=CudaText(text, QUICK))
 
 
 GENERATED[TRAIN] = GENERATED[EVALUATE] = _impl

@@ -1,0 +1,316 @@
+"""The plans of a group of members on a GPU: what is made once, and what every epoch does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rawnn.common.target import Machine
+from rawnn.engine.runners.plan_data import data_spec_of
+from rawnn.many.members import Group
+from rawnn.model.layers import Network
+from rawnn.model.schedules import Schedule, parse
+from rawnn.opts import TOGGLES, Selection, select
+from rawnn.opts.persistent import sharding_of
+from rawnn.persistent.chip import NEEDED, chip_of
+from rawnn.persistent.choose_members import MemberChoice, choose_members, exact_members
+from rawnn.persistent.layout import Layout
+from rawnn.persistent.member_problem import evaluation_layout, training_problem
+from rawnn.persistent.problem import NOT_SETTINGS, Problem, Unsupported, problem_of
+from rawnn.persistent.rounding import with_rounded_inputs
+from rawnn.persistent.sharding import Members
+from rawnn.plan.build import CLOCK, evaluation_step, training_step
+from rawnn.plan.epoch_plans import rounded
+from rawnn.plan.op import Op
+from rawnn.plan.ops.members import EVALUATE, SETTINGS_WORD, TRAIN
+from rawnn.plan.ops.train_steps import role_of
+from rawnn.plan.plan import Plan
+from rawnn.plan.recipe import DataSpec, Recipe
+from rawnn.plan.tensor import Role, Tensor
+
+TEST = "test."
+"""What the names of the tensors of the data set's test part begin with."""
+OF_DATA = ("images", "labels", "targets")
+
+
+@dataclass(frozen=True)
+class MemberPlans:
+    """start: draws the initial weights, and rounds the data set's inputs where steps read them so.
+    schedule: the learning rates of an epoch; without ops where they are always the same.
+    train, evaluate: one op each, for an epoch of all members and for their scores behind it.
+    choice: how a member is shared by thread blocks.
+    settings: names of the optimizer's settings in which members may differ, in the words' order.
+    """
+
+    start: Plan
+    rates: Plan
+    train: Plan
+    evaluate: Plan
+    choice: MemberChoice
+    settings: tuple[str, ...]
+    constant: bool
+
+    @property
+    def epoch(self) -> tuple[Plan, ...]:
+        """What an epoch runs, in order."""
+        return (*(() if self.constant else (self.rates,)), self.train, self.evaluate)
+
+
+def schedule_of(group: Group, member: int) -> Schedule:
+    """The learning rates of a member's run."""
+    config = group.members[member]
+    recipe = config.recipe()
+    return parse(config.schedule).resolve(recipe.optimizer.lr, recipe.updates(group.examples),
+                                          config.epochs)
+
+
+def member_plans(group: Group, machine: Machine, sharding: str, epochs: int) -> MemberPlans:
+    """The plans of a group; scores have columns for so many epochs. Raises Unsupported where no
+    kernel trains such members, ConfigError for toggles that cannot run on the machine."""
+    return _Builder(group, machine, epochs).build(sharding)
+
+
+class _Builder:
+    def __init__(self, group: Group, machine: Machine, epochs: int) -> None:
+        self.group, self.machine, self.epochs = group, machine, epochs
+        if reason := machine.target.lacks(*NEEDED):
+            raise Unsupported(reason)
+        self.network: Network = group.config.network()
+        self.listed = bool(group.rows)
+        self.folds = max(len(group.rows), len(group.held_out), 1)
+        self.dataset = replace(group.dataset, normalisation=group.normalisations[0])
+        self.inputs_differ = len(group.normalisations) > 1 and \
+            group.normalisations[0].mean is not None
+        if self.inputs_differ and self.dataset.normalisation.is_double:
+            raise Unsupported("normalises the inputs of several lists of rows in float64",
+                              "give the inputs as float32")
+        if any(group.loss_factor(i) is None for i in range(len(group.target_normalisations))):
+            raise Unsupported("measures target values of different deviations on the host",
+                              "leave out normalise_targets")
+        recipe = group.config.recipe()
+        self.shuffled = recipe.shuffle
+        # A batch takes its examples by an order, and its rate from memory, in every such plan.
+        self.recipe: Recipe = replace(recipe, shuffle=self.shuffled or self.listed,
+                                      schedule="cosine")
+        self.selection = self._selection()
+
+    def _selection(self) -> Selection:
+        """The toggles that say in which numbers it is computed, on data in device memory."""
+        group, recipe = self.group, self.group.config.recipe()
+        spec = data_spec_of(self.dataset, "train")
+        steps = recipe.steps(group.examples)
+        found = select(group.config.opt, self.network, steps, self.machine, batch=recipe.batch,
+                       recipe=recipe, data_spec=spec,
+                       lenient=group.config.device == "auto").values
+        if "batch" in found:
+            raise Unsupported("takes the size of its batch from a toggle",
+                              "give the option batch in its place")
+        words = [name if value is None else f"{name}={value}" for name, value in found.items()
+                 if name in TOGGLES and TOGGLES[name].group == "numbers"]
+        self.asked = str(found.get("persistent") or "")
+        return select(",".join(["none", "preload", "arena", "nosync", *words]), self.network,
+                      steps, self.machine, batch=recipe.batch, recipe=recipe, data_spec=spec)
+
+    # -- steps -------------------------------------------------------------------------------------
+    def _rounded(self, plan: Plan) -> Plan:
+        """With inputs that are rounded once, where all members have the same ones."""
+        return plan if self.inputs_differ else with_rounded_inputs(plan)
+
+    def _step(self, *, rest: bool = False) -> Plan:
+        spec = replace(data_spec_of(self.dataset, "train"), examples=self.group.examples)
+        plan, _ = self.selection.apply(training_step(self.network, self.recipe, spec, rest=rest))
+        return self._rounded(plan)
+
+    @property
+    def measured(self) -> str:
+        """The part of the data set on which members are scored."""
+        return "train" if self.group.held_out else "test"
+
+    def _measuring(self, batch: int, spec: DataSpec) -> Plan:
+        plan, _ = self.selection.apply(evaluation_step(self.network, batch, spec))
+        return self._rounded(plan)
+
+    # -- the plans ---------------------------------------------------------------------------------
+    def build(self, sharding: str) -> MemberPlans:
+        group, recipe = self.group, self.recipe
+        step = self._step()
+        problem = problem_of(step)
+        left = recipe.rest(group.examples)
+        members = Members(1, self.listed, self.shuffled)
+        own = training_problem(problem, members, left > 0)
+        chip = chip_of(self.machine.target)
+        asked = sharding or group.config.sharding or (self.asked if ":" in self.asked else "")
+        choice = exact_members(own, chip, members, len(group), sharding_of(problem, asked)) \
+            if asked else choose_members(own, chip, members, len(group))
+        first = next(op for op in step.ops if "dw" in op.operands and "w" in op.operands)
+        self.settings = tuple(k for k, v in first.attributes.items()
+                              if k not in NOT_SETTINGS and not isinstance(v, bool))
+        train = self._train(step, self._step(rest=True) if left else None, choice.layout)
+        evaluate = self._evaluate(choice, chip.shared, train)
+        constant = parse(group.config.schedule).resolve(1.0, 1, 1).constant
+        return MemberPlans(self._start(train, evaluate, step), self._rates(train), train, evaluate,
+                           choice, self.settings, constant)
+
+    def _common(self, plan: Plan, prefix: str,
+                part: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Tensors of the data set and of the members that an op has, and its operands."""
+        group, networks = self.group, len(self.group)
+        gather = plan.find(kind="gather")[0]
+        stored = len(getattr(self.dataset, f"{part}_images"))
+        tensors: dict[str, Tensor] = {}
+        operands: dict[str, str] = {}
+
+        def add(role: str, tensor: Tensor) -> None:
+            tensors[tensor.name] = tensor
+            operands[role] = tensor.name
+
+        for role in OF_DATA:
+            if role not in gather.operands:
+                continue
+            found = plan[gather.operands[role]]
+            rows = stored * (self.folds if role == "targets" and self.targets_differ else 1)
+            add(role, replace(found, name=prefix + found.name, shape=(rows, *found.shape[1:]),
+                              symbol=found.symbol or role,
+                              source=found.source and prefix + found.source))
+            if found.source:
+                source = plan[found.source]
+                tensors[prefix + source.name] = replace(
+                    source, name=prefix + source.name, shape=(stored, *source.shape[1:]),
+                    symbol=source.symbol or source.name)
+        for role in ("mean", "inverse_std"):
+            if role in gather.operands:
+                add(role, replace(plan[role], shape=(self.folds, *plan[role].shape)))
+        words = -(-(SETTINGS_WORD + 2 * len(self.settings)) // 4) * 4
+        add("active", Tensor("active", (networks,), "int32", Role.DATA))
+        add("members", Tensor("members", (networks, words), "int32", Role.DATA))
+        return tensors, operands
+
+    @property
+    def targets_differ(self) -> bool:
+        return self.group.exact_targets is not None
+
+    def _numbers(self, part: str, examples: int, batch: int, left: int) -> dict[str, int]:
+        stored = len(getattr(self.dataset, f"{part}_images"))
+        return {"launched": len(self.group), "networks": len(self.group), "epochs": self.epochs,
+                "examples": examples, "data_rows": stored, "folds": self.folds, "offset": 0,
+                "whole": examples // batch, "left": left,
+                "span": examples // batch + (left > 0),
+                "target_stride": stored if self.targets_differ else 0,
+                "target_rows": stored * (self.folds if self.targets_differ else 1)}
+
+    def _stack(self, tensor: Tensor) -> Tensor:
+        """All members' of a tensor, below each other."""
+        networks = len(self.group)
+        if tensor.role in (Role.PARAMETER, Role.STATE) and tensor.layer and len(tensor.shape) == 1:
+            return replace(tensor, shape=(networks, *tensor.shape), packed=True)
+        return replace(tensor, shape=(networks * tensor.shape[0], *tensor.shape[1:]))
+
+    def _train(self, step: Plan, rest: Plan | None, layout: Layout) -> Plan:
+        group, networks = self.group, len(self.group)
+        tensors, operands = self._common(step, "", "train")
+        if self.listed:
+            tensors["rows"] = Tensor("rows", (self.folds * group.examples,), "int32", Role.DATA)
+            operands["rows"] = "rows"
+        steps = self.recipe.updates(group.examples)
+        kept = {t.name: t for op in step.ops for t in map(step.__getitem__, op.tensors)
+                if t.role in (Role.PARAMETER, Role.STATE) or t.symbol == "overflow"
+                or t.name == "overflow"}
+        kept["clock"] = CLOCK
+        for tensor in kept.values():
+            tensors[tensor.name] = self._stack(tensor)
+            operands[role_of(tensor)] = tensor.name
+        made = {"rates": (networks * steps, "float32"), "loss": (networks * steps, "float32"),
+                "train_loss": (networks * self.epochs * 2, "int32")}
+        per_member = layout.workspaces(steps)
+        made |= {name: (networks * words, "float32") for name, words in per_member.items()}
+        for name, (size, dtype) in made.items():
+            tensors[name] = Tensor(name, (size,), dtype, Role.SCRATCH)
+            operands[name] = name
+        numbers = self._numbers("train", group.examples, step.batch,
+                                rest.batch if rest is not None else 0)
+        op = Op(TRAIN, TRAIN, operands, {
+            **numbers, "step": step, **({"rest": rest} if rest is not None else {}),
+            "layout": layout, "settings": self.settings, "ordered": self.recipe.shuffle,
+            "shuffled": self.shuffled, "made": tuple(n for n in made if n != "rates")},
+            "persistent")
+        return Plan("train", tensors, (op,), step.batch, target=step.target).check()
+
+    def _evaluate(self, choice: MemberChoice, room: int, train: Plan) -> Plan:
+        group, part, networks = self.group, self.measured, len(self.group)
+        d = choice.sharding
+        examples = len(group.held_out[0]) if group.held_out else len(self.dataset.test_images)
+        batch = min(d.problem.batch, examples)
+        left = examples % batch
+        spec = replace(data_spec_of(self.dataset, part), examples=examples)
+        step = self._measuring(batch, spec)
+        prefix = "" if part == "train" else TEST
+        tensors, operands = self._common(step, prefix, part)
+        if group.held_out:
+            tensors["held_out"] = Tensor("held_out", (self.folds * examples,), "int32", Role.DATA)
+            operands["rows"] = "held_out"
+        for name, tensor in train.tensors.items():
+            if tensor.role is Role.PARAMETER:
+                tensors[name] = tensor
+                operands[role_of(tensor)] = name
+        layout = self._evaluation_layout(d.problem, step, batch, left > 0, choice, room)
+        made = {name: (networks * words, "int32")
+                for name, words in layout.workspaces(1).items()}
+        made |= dict.fromkeys(("validation_loss", "validation_score"),
+                              (networks * self.epochs * 2, "int32"))
+        for name, (size, dtype) in made.items():
+            tensors[name] = Tensor(name, (size,), dtype, Role.SCRATCH)
+            operands[name] = name
+        spec_of_loss = self.network.loss_spec
+        numbers = self._numbers(part, examples, batch, left)
+        op = Op(EVALUATE, EVALUATE, operands, {
+            **numbers, "answers": spec_of_loss.counts(self.network.outputs), "step": step,
+            **({"rest": self._measuring(left, spec)} if left else {}), "layout": layout,
+            "made": tuple(made)}, "persistent")
+        return Plan("evaluate", tensors, (op,), batch, target=step.target).check()
+
+    def _evaluation_layout(self, problem: Problem, step: Plan, batch: int, partial: bool,
+                           choice: MemberChoice, room: int) -> Layout:
+        gather = step.find(kind="gather")[0]
+        changed = replace(
+            problem, batch=batch, stride=batch, scale=gather.attributes["scale"],
+            inputs=step[gather.operands["images"]].dtype, normalised="mean" in gather.operands,
+            labels=step[gather.operands["labels"]].dtype if problem.labelled else "")
+        return evaluation_layout(replace(choice.sharding, problem=changed),
+                                 bool(self.group.held_out), partial, room)
+
+    def _start(self, train: Plan, evaluate: Plan, step: Plan) -> Plan:
+        networks = len(self.group)
+        streams = {t.name: i for i, t in enumerate(self.network.parameters())}
+        tensors: dict[str, Tensor] = {**train.tensors, **evaluate.tensors,
+                                      "cursor": step["cursor"]}
+        ops = [Op("initialise_members", f"{t.name}.initialise", {"w": t.name, "members": "members"},
+                  {"stream": streams[t.name], "bound": t.bound, "networks": networks})
+               for t in tensors.values() if t.role is Role.PARAMETER]
+        for role in ("mean", "inverse_std"):
+            if role in step.tensors:
+                tensors[role] = replace(step[role], shape=(self.folds, *step[role].shape))
+        for tensor in [t for t in tensors.values() if t.role is Role.ROUNDED]:
+            # The batch is all of the data set.
+            ops.append(rounded(tensor, Plan("start", tensors, (), train.batch,
+                                            scale=step.scale, target=train.target)))
+        return Plan("start", tensors, tuple(ops), train.batch, target=train.target,
+                    scale=step.scale).check()
+
+    def _rates(self, train: Plan) -> Plan:
+        networks = len(self.group)
+        schedule = schedule_of(self.group, 0)
+        op = Op("member_schedule", "schedule",
+                {role: role for role in ("active", "members", "clock", "rates")},
+                {"kind": schedule.kind, "launched": networks, "networks": networks,
+                 "steps": schedule.steps})
+        return Plan("rates", dict(train.tensors), (op,), train.batch, target=train.target).check()
+
+
+def words_of(group: Group, member: int, settings: tuple[str, ...]) -> dict[str, Any]:
+    """What `member_words` takes of a member."""
+    config = group.members[member]
+    found: Mapping[str, float | bool] = config.recipe().optimizer.attributes()
+    return {"seed": config.seed, "fold": int(group.fold[member]),
+            "schedule": schedule_of(group, member),
+            "settings": [float(found[name]) for name in settings]}
