@@ -155,7 +155,7 @@ class _Builder:
     def _common(self, plan: Plan, prefix: str,
                 part: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Tensors of the data set and of the members that an op has, and its operands."""
-        group, networks = self.group, len(self.group)
+        networks = len(self.group)
         gather = plan.find(kind="gather")[0]
         stored = len(getattr(self.dataset, f"{part}_images"))
         tensors: dict[str, Tensor] = {}

@@ -37,9 +37,9 @@ RESERVED = 1024
 MOST_REGISTERS = 255
 
 K8_STEP = {"float32": 19.6, "tf32": 7.3, "bfloat16": 4.5, "float16": 4.5}
-"""Instructions of a warp for 16 x 8 sums over 8. This and the constants below were fitted by hand to
-the counts of instructions of eight kernels of 20-64-64-3, 8-32-32-1 and 54-128-64-7 (H200, Nsight
-Compute): they say the counts within 12 %."""
+"""Instructions of a warp for 16 x 8 sums over 8. This and the constants below were fitted by hand
+to the counts of instructions of eight kernels of 20-64-64-3, 8-32-32-1 and 54-128-64-7 (H200,
+Nsight Compute): they say the counts within 12 %."""
 TILE = {0: 25.0, 1: 40.0, 2: 60.0}
 """Instructions of the update of a tile, by the optimizer's state of a weight."""
 PHASE = {"float32": 98.0, "tf32": 98.0, "bfloat16": 58.0, "float16": 58.0}
@@ -47,8 +47,6 @@ PHASE = {"float32": 98.0, "tf32": 98.0, "bfloat16": 58.0, "float16": 58.0}
 ISSUED, HALF_ISSUED = 0.75, 1.1
 """With w warps a scheduler issues ISSUED * w / (w + HALF_ISSUED) instructions in a cycle (the same
 kernels: 0.41 to 0.51 with 2 warps, 0.52 to 0.63 with 4)."""
-ALONE = 0.85
-"""A factor of it where a multiprocessor has one block, all of whose warps wait at its barriers."""
 SCHEDULERS = 4
 
 
@@ -124,6 +122,8 @@ def _layouts(problem: Problem, chip: Chip, members: Members, networks: int) -> I
             boundaries = d.boundaries
             if problem.labelled and boundaries[-1] == SHARDED:
                 boundaries = boundaries[:-1] + ALL_GATHERED
+            if boundaries == single:
+                continue  # every block would do all of it
             for threads in {d.threads, MOST_WARPS * WARP}:
                 own = replace(d, boundaries=boundaries, threads=threads, members=members)
                 if own not in seen:
@@ -175,10 +175,10 @@ def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:
     issue = instructions(layout) / SCHEDULERS / chip.costs.clock
 
     def together(blocks: int) -> float:
-        """Of so many blocks that share a multiprocessor."""
+        """Of so many blocks that share a multiprocessor. That of one block is fitted as it is."""
         warps = blocks * d.warps / SCHEDULERS
-        rate = ISSUED * warps / (warps + HALF_ISSUED) * (ALONE if blocks == 1 else 1.0)
-        return max(latency, blocks * issue / rate)
+        rate = ISSUED * warps / (warps + HALF_ISSUED)
+        return latency if blocks == 1 else max(latency, blocks * issue / rate)
 
     rounds, left = divmod(networks, chip.blocks * resident)
     return rounds * together(resident) + (together(ceil(left, chip.blocks)) if left else 0.0)

@@ -1,5 +1,5 @@
-"""Emits the kernels of many networks: that of one network, in which each tensor-parallel group has a
-member of its own, and one that runs the forward phases alone and measures the members.
+"""Emits the kernels of many networks: that of one network, in which each tensor-parallel group
+has a member of its own, and one that runs the forward phases alone and measures the members.
 
 Pointers are those of stacks of all members' tensors until `declare_member` moves them.
 """

@@ -200,7 +200,8 @@ class KernelEmitter(Emitter):
         for layer in range(p.depth):
             self.move_states(layer, "load", far=True)
         self.steps.updates.tile_places()
-        w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.k.at('rules')};")
+        if not d.evaluates:
+            w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.k.at('rules')};")
         w("[[maybe_unused]] Tally* const tallies = "
           f"reinterpret_cast<Tally*>{self.k.at('tallies')};")
         if p.scaled:

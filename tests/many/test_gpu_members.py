@@ -1,0 +1,168 @@
+"""Members on the simulated GPU: bit for bit what single runs come to, in any number, order and
+company, with validation, early stops, states and all kinds of members."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.data import Dataset
+from rawnn.data.normalise import Normalisation, TargetNormalisation
+from rawnn.engine.config import Config
+from rawnn.engine.machine import Opened, machine_of
+from rawnn.engine.training import Session
+from rawnn.many.gpu import GpuMembers
+from rawnn.many.members import Group
+from rawnn.persistent.problem import Unsupported
+from rawnn.sim import Simulation
+from tests.engine import dataset_for
+
+OPTIONS: dict[str, Any] = {
+    "layers": (13, 9, 4), "batch": 8, "partial": True, "shuffle": True, "epochs": 3,
+    "device": "sim", "opt": "none", "schedule": "cosine"}
+
+
+@pytest.fixture
+def opened() -> Any:
+    simulation = Simulation(1)
+    device = Device(simulation.backend())
+    yield Opened(device, machine_of(device), 0.0)
+    device.close()
+    simulation.assert_clean()
+
+
+def members_of(count: int, **options: Any) -> tuple[Config, ...]:
+    return tuple(Config(**{**OPTIONS, "seed": 5 * i, "lr": 0.02 * (1 + i % 4), **options})
+                 for i in range(count))
+
+
+def group_of(count: int, train: int = 43, **options: Any) -> Group:
+    configs = members_of(count, **options)
+    data = dataset_for(configs[0].network(), train, 19)
+    return Group(configs[0], data, configs, (), (), np.zeros(count, np.int32),
+                 (data.normalisation,), (None,))
+
+
+def folded(count: int, folds: int = 2, **options: Any) -> Group:
+    """Members on lists of rows, each with its own normalisation, scored on the other rows."""
+    group = group_of(count, 50, **options)
+    generator = np.random.default_rng(1)
+    rows = tuple(generator.permutation(50)[:37].astype(np.int32) for _ in range(folds))
+    held = tuple(np.setdiff1d(np.arange(50), each).astype(np.int32) for each in rows)
+    images, targets = group.dataset.train_images, group.dataset.train_targets
+    learned = tuple(Normalisation.of("learned", images[each]) for each in rows)
+    if targets is None:
+        return replace(group, rows=rows, held_out=held, normalisations=learned,
+                       fold=np.arange(count, dtype=np.int32) % folds,
+                       target_normalisations=(None,) * folds)
+    exact = targets.astype(np.float64)
+    return replace(group, rows=rows, held_out=held, normalisations=learned, exact_targets=exact,
+                   fold=np.arange(count, dtype=np.int32) % folds, target_normalisations=tuple(
+                       TargetNormalisation.of("learned", exact[each]) for each in rows))
+
+
+def check(trainer: GpuMembers, group: Group, member: int, epochs: int) -> None:
+    """A member is what a single run of its config on its data comes to."""
+    data: Dataset = group.dataset_of(int(group.fold[member]))
+    with Session(replace(group.members[member], device="sim"), data=data) as session:
+        found = session.run()
+        single = session.runner.state()
+    state = trainer.state(np.array([member], np.int32))
+    assert state["epoch"][0] == epochs
+    for name, value in single.items():
+        assert np.array_equal(state[name][0], value), name
+    scores = trainer.scores()
+    assert list(scores.train_loss[member, :epochs]) == [r.train_loss for r in found.history]
+    for epoch, report in enumerate(found.history):
+        np.testing.assert_allclose(scores.validation_loss[member, epoch], report.test_loss,
+                                   rtol=1e-5)
+        np.testing.assert_equal(scores.validation_score[member, epoch], report.test_accuracy)
+
+
+KINDS: list[dict[str, Any]] = [
+    {"optimizer": "adam", "weight_decay": 0.01}, {"momentum": 0.9, "schedule": "constant"},
+    {"loss": "mse", "schedule": "warmup:1,step:1:0.5"}, {"shuffle": False, "partial": False},
+    {"layers": (13, 4), "loss": "bce", "schedule": "constant"},
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_a_member_is_a_single_run(opened: Opened, options: dict[str, Any]) -> None:
+    group = group_of(5, **options)
+    trainer = GpuMembers(group, opened)
+    trainer.run(np.arange(5, dtype=np.int32), 2)
+    trainer.run(np.array([1, 4], np.int32), 1)
+    for member in (1, 4):
+        check(trainer, group, member, 3)
+    scores = trainer.scores()
+    assert scores.train_loss.shape == scores.validation_loss.shape == (5, 3)
+    assert np.isnan(scores.train_loss[[0, 2, 3], 2]).all()
+    assert np.isfinite(scores.train_loss[:, :2]).all()
+    trainer.close()
+
+
+@pytest.mark.parametrize("options", [{"optimizer": "adam"}, {"loss": "mse", "shuffle": False, "layers": (13, 9, 1)}],
+                         ids=str)
+def test_members_of_folds(opened: Opened, options: dict[str, Any]) -> None:
+    group = folded(4, **options)
+    trainer = GpuMembers(group, opened)
+    trainer.run(np.arange(4, dtype=np.int32), 3)
+    for member in (0, 3):
+        check(trainer, group, member, 3)
+    trainer.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 131, 132, 133])
+def test_the_number_of_members_changes_nothing(opened: Opened, count: int) -> None:
+    group = group_of(count, 11, epochs=1, layers=(5, 3))
+    trainer = GpuMembers(group, opened)
+    trainer.run(np.arange(count, dtype=np.int32), 1)
+    for member in {0, count // 2, count - 1}:
+        check(trainer, group, member, 1)
+    trainer.close()
+
+
+def test_members_go_on_from_a_state(opened: Opened) -> None:
+    group = group_of(4, optimizer="adam")
+    whole, first, second = (GpuMembers(group, opened) for _ in range(3))
+    every = np.arange(4, dtype=np.int32)
+    whole.run(every, 3)
+    first.run(every, 2)
+    second.load(np.array([3, 1], np.int32), first.state(np.array([3, 1], np.int32)))
+    second.run(np.array([1, 3], np.int32), 1)
+    wanted, found = (t.state(np.array([1, 3], np.int32)) for t in (whole, second))
+    for name, value in wanted.items():
+        assert np.array_equal(found[name], value), name
+    assert np.array_equal(second.scores().train_loss[[1, 3], 0],
+                          whole.scores().train_loss[[1, 3], 2])
+    for trainer in (whole, first, second):
+        trainer.close()
+
+
+def test_scores_of_more_epochs_than_columns(opened: Opened) -> None:
+    """Members of one epoch each take turns, so that there are more columns than their epochs."""
+    group = group_of(3, epochs=1)
+    trainer = GpuMembers(group, opened)
+    for member in range(3):
+        trainer.run(np.array([member], np.int32), 1)
+    trainer.run(np.array([], np.int32), 1)
+    scores = trainer.scores()
+    assert np.array_equal(np.isfinite(scores.train_loss), np.eye(3, 4, dtype=bool))
+    check_first = trainer.state(np.arange(3))
+    assert list(check_first["epoch"]) == [1, 1, 1]
+    trainer.close()
+
+
+def test_a_named_sharding_is_taken_and_said(opened: Opened) -> None:
+    trainer = GpuMembers(group_of(2), opened, sharding="1x1:64:FFF")
+    assert trainer.sharding == "1x1:64:FFF"
+    trainer.close()
+
+
+def test_what_fits_no_block_is_refused(opened: Opened) -> None:
+    with pytest.raises(Unsupported, match="fits neither a block nor a cluster"):
+        GpuMembers(group_of(2, layers=(2000, 2000, 2000, 4)), opened)

@@ -1,0 +1,132 @@
+"""Kernels of many networks on the CPU emulator: each member is, to the last bit, what the kernel of
+one network makes of it; an evaluation is right against NumPy; and faults of the indices are found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.persistent.problem import Unsupported
+from rawnn.plan.ops.members import SCORES
+from rawnn.ptx.kernels import kernel_for
+from tests import requires
+from tests.persistent.member_launch import MemberLaunch, check_member, group_of
+from tests.slices import sliced
+
+pytestmark = requires.GXX
+
+COLUMN = 2
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("1x1:128:FFFF", {"folds": 2, "optimizer": "adam", "varied": ("weight_decay", "beta1")}),
+    ("1x1:32:FFFF", {"optimizer": "sgd", "momentum": 0.5, "varied": ("momentum",)}),
+    ("4x1:64:FGSF", {"folds": 3, "optimizer": "adamw", "varied": ("weight_decay",)}),
+    ("1x1:64:FFF", {"layers": (8, 32, 1), "loss": "mse", "schedule": "constant", "folds": 2}),
+    ("2x1:64:FGFS", {"loss": "mse", "partial": False, "activation": "tanh"}),
+    ("1x1:64:FFFF", {"opt": "bf16", "optimizer": "adam", "folds": 2}),
+    ("1x1:128:FFFF", {"opt": "bf16,sr", "shuffle": False, "optimizer": "adam"}),
+    ("2x1:64:FSFF", {"opt": "fp16", "varied": ("weight_decay",), "shuffle": False, "folds": 2}),
+    ("1x1:64:FFFF", {"opt": "tf32", "rows": 33, "loss": "bce", "activation": "gelu"}),
+]
+"""A sharding, and what is special about the members: every kind of order, loss, number and state,
+whole and partial batches."""
+
+
+@pytest.mark.parametrize(("sharding", "how"), sliced(CASES), ids=str)
+def test_a_member_is_what_one_network_is(tmp_path: Path, sharding: str,
+                                         how: dict[str, Any]) -> None:
+    """Of five members three are active: the others stay as they are."""
+    launch = MemberLaunch(group_of(5, **how), sharding)
+    active = np.array([1, 2, 4])
+    wanted = {member: launch.single(member, tmp_path, run=member) for member in (1, 4)}
+    before = {name: array.copy() for name, array in launch.arrays.items()}
+    launch.launch(launch.plans.train, active, COLUMN, tmp_path, run=2)
+    for member, found in wanted.items():
+        check_member(launch, found, member, COLUMN)
+    for name in launch.plans.train.tensors:
+        if name not in ("active", "far", "tally", "rates"):
+            for member in (0, 3):
+                size = len(before[name]) // 5
+                own = slice(member * size, (member + 1) * size)
+                np.testing.assert_array_equal(launch.arrays[name][own], before[name][own], name)
+    assert np.array_equal(np.isnan(launch.arrays["train_loss"][:, COLUMN]), [1, 0, 0, 1, 0])
+    check_evaluation(launch, active, tmp_path)
+
+
+def check_evaluation(launch: MemberLaunch, active: np.ndarray, folder: Path) -> None:
+    """Loss and score are those of NumPy, as exact as the numbers are."""
+    launch.launch(launch.plans.evaluate, active, COLUMN, folder, run=3)
+    plan = launch.plans.evaluate
+    op = plan.ops[0]
+    operands = {role: launch.arrays[name].copy() for role, name in op.operands.items()}
+    for role, array in operands.items():
+        tensor = plan[op.operands[role]]
+        if role not in SCORES and tensor.floating:
+            array = array.astype(np.float32)
+        operands[role] = array[:, :tensor.shape[1]] if len(tensor.shape) > 1 else array
+        if tensor.packed:
+            operands[role] = operands[role].reshape(-1)
+    numbers = {**kernel_for(op).scalars(op, plan), "launched": len(active), "offset": COLUMN}
+    op.spec.reference(SimpleNamespace(**operands), numbers)
+    numbers_are = launch.group.config.opt.split(",")[0]
+    unit = {"none": 1e-6, "tf32": 1e-3, "bf16": 1e-2, "fp16": 1e-3}[numbers_are]
+    np.testing.assert_allclose(launch.arrays["validation_loss"], operands["validation_loss"],
+                               rtol=unit)
+    if op.attributes["answers"]:
+        assert np.nanmax(np.abs(launch.arrays["validation_score"]
+                                - operands["validation_score"])) <= 100 * unit
+
+
+FAULTS = [
+    ("w1 += static_cast<long long>(member) * (26ll * ldw1);",
+     "w1 += static_cast<long long>(member) * (25ll * ldw1);"),
+    ("active[blockIdx.x]", "static_cast<int>(blockIdx.x)"),
+    ("rows += static_cast<long long>(fold) * examples;",
+     "rows += static_cast<long long>(fold) * (examples - 1);"),
+    ("seed_of_member(of_member)", "seed_of_member(of_member - ldmembers)"),
+    ("permutation(seed, clock[0], examples)", "permutation(seed, clock[0] + 1, examples)"),
+    ("rates += static_cast<long long>(member) * span;", ""),
+    ("mean += static_cast<long long>(fold) * ldmean;", ""),
+    ("loss += static_cast<long long>(member) * span;",
+     "loss += static_cast<long long>(blockIdx.x) * span;"),
+    ("settings[0]", "settings[1]"),
+    ("b3 += static_cast<long long>(member) * 7;", "b3 += static_cast<long long>(member) * 8;"),
+]
+"""Wrong strides, lists, fold boundaries, seeds, epochs, rates and settings."""
+
+
+@pytest.mark.parametrize(("right", "wrong"), sliced(FAULTS, 4))
+def test_a_wrong_index_is_found(tmp_path: Path, right: str, wrong: str) -> None:
+    launch = MemberLaunch(group_of(3, folds=2, varied=("weight_decay",), momentum=0.9),
+                          "1x1:32:FFFF")
+    wanted = launch.single(2, tmp_path)
+    impl = kernel_for(launch.plans.train.ops[0])
+    assert impl.code is not None
+    text = impl.code.text
+    assert right in text
+    launch.launch(launch.plans.train, np.array([1, 2]), 0, tmp_path,
+                  text=text.replace(right, wrong))
+    with pytest.raises(AssertionError):
+        check_member(launch, wanted, 2, 0)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_few_members(tmp_path: Path, members: int) -> None:
+    launch = MemberLaunch(group_of(members, folds=2), "1x1:32:FFFF")
+    wanted = launch.single(members - 1, tmp_path)
+    launch.launch(launch.plans.train, np.arange(members), 0, tmp_path, run=1)
+    check_member(launch, wanted, members - 1, 0)
+
+
+@pytest.mark.parametrize(("sharding", "reason"), [
+    ("1x2:128:FFFF", "data-parallel"), ("4x1@l2:64:FGSF", "through L2"),
+    ("4x1:64:FGFS", "softmax"), ("1x1:128:FFFFF", "boundaries"), ("2x1:48:FGSF", "threads"),
+])
+def test_what_members_cannot_have_is_refused(sharding: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        MemberLaunch(group_of(2), sharding)
