@@ -150,7 +150,9 @@ class KernelLaunch:
     (rawnn.cuda.compiling.launch_proof proves it) may be given that. A `cooperative` kernel has
     all its blocks on the GPU at once, so that they may wait for each other; the driver refuses one
     of more blocks than fit (CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE). `priority` counts in graphs:
-    below 0 it gets the first multiprocessors that come free.
+    below 0 it gets the first multiprocessors that come free. `carveout` is the part in percent of a
+    multiprocessor's L1 memory that is to be shared memory, so that more blocks fit; -1 leaves it to
+    the driver.
 
     Raises CallFailed if the device lacks that much shared memory or such clusters.
     """
@@ -158,7 +160,7 @@ class KernelLaunch:
     def __init__(self, driver: Any, stream: Stream, function: Any, label: str, grid: Dim,
                  block: Dim, arguments: Arguments, shared_bytes: int = 0,
                  cluster: Dim | None = None, programmatic: bool = False,
-                 cooperative: bool = False, priority: int = 0) -> None:
+                 cooperative: bool = False, priority: int = 0, carveout: int = -1) -> None:
         self._driver, self._stream = driver, stream
         self.label = label
         self.arguments = arguments
@@ -169,6 +171,8 @@ class KernelLaunch:
         self._offset = arguments.cell("offset")
         if shared_bytes:
             allow(driver, function, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_bytes, self.context)
+        if carveout >= 0:
+            allow(driver, function, "PREFERRED_SHARED_MEMORY_CARVEOUT", carveout, self.context)
         if cluster is not None and prod(cluster) > PORTABLE_CLUSTER:
             allow(driver, function, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, self.context)
         self._prepared: tuple[Any, ...]

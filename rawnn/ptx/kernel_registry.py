@@ -54,6 +54,7 @@ class KernelImpl:
     `boxes(scalars)` are the box rows of every operand that the kernel reads by tensor map; they
     follow from the kernel's own parameters.
 
+    `carveout` is the percentage of L1 memory that is to be shared memory; -1: the driver decides.
     All blocks of a `cooperative` kernel are resident at once. A `relocatable` kernel is linked with
     the device runtime. An architecture-`specific` kernel uses instructions that later architectures
     do not have (it is compiled for sm_90a, not sm_90). `code` is the text of a kernel that is in
@@ -70,6 +71,7 @@ class KernelImpl:
     cluster: Callable[[Scalars], int] = lambda s: 1
     choices: Callable[[Scalars], int] | None = None
     boxes: Callable[[Scalars], Mapping[str, int]] = lambda s: {}
+    carveout: int = -1
     cooperative: bool = False
     relocatable: bool = False
     specific: bool = False

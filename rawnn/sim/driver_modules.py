@@ -83,7 +83,8 @@ class ModuleCalls(Effects):
                   "CONST_SIZE_BYTES": 0, "LOCAL_SIZE_BYTES": 0, "NUM_REGS": kernel.registers,
                   "PTX_VERSION": 90, "BINARY_VERSION": 90,
                   "MAX_DYNAMIC_SHARED_SIZE_BYTES": kernel.shared_limit,
-                  "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": int(kernel.largest_cluster > 8)}
+                  "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": int(kernel.largest_cluster > 8),
+                  "PREFERRED_SHARED_MEMORY_CARVEOUT": kernel.carveout}
         if attribute not in values:
             raise SimulationError(f"the simulated GPU has no value for the attribute {attribute}")
         return 0, values[attribute]
@@ -100,6 +101,10 @@ class ModuleCalls(Effects):
             if value not in (0, 1):
                 raise Refused("CUDA_ERROR_INVALID_VALUE")
             kernel.largest_cluster = 16 if value else 8
+        elif attribute == "PREFERRED_SHARED_MEMORY_CARVEOUT":
+            if not -1 <= value <= 100:
+                raise Refused("CUDA_ERROR_INVALID_VALUE")
+            kernel.carveout = value
         else:
             raise SimulationError(f"the simulated GPU cannot set the attribute {attribute}")
         return (0,)

@@ -30,7 +30,7 @@ class Kernel:
         self.expression, self.most_threads = expression, most_threads
         self.waits, self.triggers = waits, triggers
         self.static_shared, self.shared_limit = static_shared, (48 << 10) - static_shared
-        self.largest_cluster, self.registers = 8, 32
+        self.largest_cluster, self.registers, self.carveout = 8, 32, -1
         self._memory, self._launcher = memory, launcher
         self._source = source
         self.signature, self._template = instance.signature, dict(instance.template)

@@ -105,8 +105,8 @@ def test_a_member_is_a_single_run(opened: Opened, options: dict[str, Any]) -> No
     trainer.close()
 
 
-@pytest.mark.parametrize("options", [{"optimizer": "adam"}, {"loss": "mse", "shuffle": False, "layers": (13, 9, 1)}],
-                         ids=str)
+@pytest.mark.parametrize("options", [
+    {"optimizer": "adam"}, {"loss": "mse", "shuffle": False, "layers": (13, 9, 1)}], ids=str)
 def test_members_of_folds(opened: Opened, options: dict[str, Any]) -> None:
     group = folded(4, **options)
     trainer = GpuMembers(group, opened)

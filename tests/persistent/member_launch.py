@@ -149,9 +149,9 @@ class MemberLaunch:
         operands = {role: self.arrays[name] for role, name in op.operands.items()}
         if not op.spec.kind.startswith("evaluate"):
             self.rates()
-        wanted = {p for p in text_parameters(impl)}
-        twin.call(impl.name, grid, block, shared=impl.shared(numbers), cluster=impl.cluster(numbers),
-                  early=(), run=run, **operands,
+        wanted = text_parameters(impl)
+        twin.call(impl.name, grid, block, shared=impl.shared(numbers),
+                  cluster=impl.cluster(numbers), early=(), run=run, **operands,
                   **{k: v for k, v in numbers.items() if k in wanted and k not in operands})
 
     # -- one network -------------------------------------------------------------------------------
@@ -187,8 +187,7 @@ class MemberLaunch:
                 own = self.of(member, name)
                 arrays[role] = padded(own.copy(), (*own.shape[:-1], tensor.ld) if own.ndim > 1
                                       else own.shape, tensor.dtype)
-        wanted = {word for word in text.split("(const", 1)[1].split(") {")[0].replace(
-            ",", " ").split()}
+        wanted = set(text.split("(const", 1)[1].split(") {")[0].replace(",", " ").split())
         arrays = {role: array for role, array in arrays.items() if role in wanted}
         copies = {f"c{n}": arrays[f"w{n}"].astype(numpy_dtype(problem.copies))
                   for n in range(1, problem.depth + 1) if problem.copies}

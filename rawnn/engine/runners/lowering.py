@@ -141,7 +141,7 @@ class Lowering:
                             self._programmatic and may_overtake_any(op, plan, function.proof),
                             impl.cooperative,
                             self._high_priority_stream().priority if op.attributes.get("urgent")
-                            else 0)
+                            else 0, impl.carveout)
 
     def _copies(self, op: Op, plan: Plan, addresses: Addresses, host: HostArrays,
                 stream: Stream) -> list[Command]:

@@ -56,7 +56,8 @@ def _impl(op: Op) -> KernelImpl:
         f"{name}.cu", name, plain, no_sizes,
         lambda s: ((int(s["launched"]) * d.tp_size, 1, 1), (d.threads, 1, 1)),
         _shapes(op, layout), shared=lambda s: layout.dynamic_bytes,
-        cluster=lambda s: d.cluster_size, code=CudaText(text, QUICK))
+        cluster=lambda s: d.cluster_size, carveout=100,
+        code=CudaText(text, QUICK))
 
 
 GENERATED[TRAIN] = GENERATED[EVALUATE] = _impl

@@ -1,0 +1,138 @@
+"""The kernels of many networks compile for every architecture, without a warning and without
+spills at the registers that so many blocks leave them; and how blocks share the members."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rawnn.cuda.compiling import resources
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.model.optimizers import Optimizer
+from rawnn.persistent.choose import choose
+from rawnn.persistent.choose_members import (
+    MemberChoice,
+    choose_members,
+    member_candidates,
+    step_microseconds,
+)
+from rawnn.persistent.layout import Layout
+from rawnn.persistent.member_problem import evaluation_layout, training_problem
+from rawnn.persistent.member_source import member_source
+from rawnn.persistent.problem import Problem
+from rawnn.persistent.sharding import Members
+from rawnn.persistent.source import source
+from rawnn.ptx.persistent.persistent import QUICK
+from tests.persistent.problems import AMPERE, HOPPER, VARIETY, problem
+from tests.ptx.architectures import installed_nvrtc
+from tests.slices import sliced
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "A": {"layers": (20, 64, 64, 3), "batch": 32, "optimizer": Optimizer("adam", 1e-3)},
+    "B": {"layers": (8, 32, 32, 1), "batch": 64, "network": {"loss": "mse"}},
+    "D": {"layers": (54, 128, 64, 7), "batch": 128, "optimizer": Optimizer("adam", 1e-3)},
+}
+NUMBERS = ("", "tf32", "bf16")
+SHUFFLED = Members(1, listed=False, shuffled=True)
+LISTED = Members(1, listed=True, shuffled=True)
+
+
+def of_members(name: str, numbers: str, members: Members = SHUFFLED) -> Problem:
+    found = problem(numbers=numbers, form={"inputs": "float32", "scale": 1.0}, shuffle=True,
+                    **NETWORKS[name])
+    return training_problem(found, members, partial=True)
+
+
+def spilled(layout: Layout, arch: str) -> int:
+    """Bytes that a thread spills. Fails where NVRTC warns."""
+    found = compile_source(installed_nvrtc(), member_source(layout, "train_members"),
+                           name="train_members.cu", arch=arch, expressions=("train_members",),
+                           options=(*QUICK, "--ptxas-options=-v"))
+    assert "warning" not in found.log, found.log
+    return sum(next(iter(resources.spills(found.log).values())))
+
+
+@pytest.mark.parametrize(("name", "numbers"), sliced(
+    [(name, numbers) for name in NETWORKS for numbers in NUMBERS], 2))
+def test_the_chosen_kernels_spill_nothing(name: str, numbers: str) -> None:
+    own = of_members(name, numbers)
+    chosen = {choose_members(own, HOPPER, SHUFFLED, n).layout for n in (1, 132, 1056)}
+    for layout in chosen:
+        assert spilled(layout, "sm_90") == 0, layout.sharding
+
+
+@pytest.mark.parametrize("arch", sliced(["sm_80", "sm_90", "sm_100"]))
+def test_training_and_evaluation_compile_for_every_architecture(arch: str) -> None:
+    own, chip = of_members("A", "", LISTED), AMPERE if arch == "sm_80" else HOPPER
+    layout = choose_members(own, chip, LISTED, 1056).layout
+    assert spilled(layout, arch) == 0
+    assert spilled(evaluation_layout(layout.sharding, True, True, chip.shared), arch) == 0
+
+
+@pytest.mark.parametrize("name", VARIETY)
+def test_the_kernel_of_one_network_knows_no_members(name: str) -> None:
+    text = source(choose(problem(**VARIETY[name]), HOPPER, 1, 1).layout, "train_steps")
+    assert not re.search(r"member|active|evaluated", text)
+
+
+# -- the choice ------------------------------------------------------------------------------------
+def test_few_members_have_more_threads_or_clusters_and_many_have_fewer() -> None:
+    own = of_members("A", "")
+    few, many = (choose_members(own, HOPPER, SHUFFLED, n).sharding for n in (1, 4096))
+    assert few.tp_size * few.threads > many.tp_size * many.threads
+    assert many.members_or_fail.resident > 1
+
+
+def test_clusters_are_for_members_that_all_run_at_once() -> None:
+    own = of_members("A", "")
+    for networks in (16, 132, 1056):
+        for choice in member_candidates(own, HOPPER, SHUFFLED, networks):
+            tp_size = choice.sharding.tp_size
+            assert tp_size == 1 or networks <= HOPPER.most_groups(tp_size)
+
+
+def test_what_fits_no_block_is_shared_by_clusters() -> None:
+    found = member_candidates(of_members("D", ""), HOPPER, SHUFFLED, 4096)
+    assert {choice.sharding.tp_size for choice in found} <= {2, 4, 8, 16}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_more_members_take_longer_and_waves_count(name: str) -> None:
+    own = of_members(name, "bf16")
+    choice: MemberChoice = choose_members(own, HOPPER, SHUFFLED, 132)
+    times = [step_microseconds(choice.layout, HOPPER, n) for n in (1, 132, 133, 264, 265)]
+    assert times == sorted(times)
+    assert times[2] > times[1]
+    assert choose_members(own, HOPPER, SHUFFLED, 132).us <= times[1]
+
+
+def test_the_blocks_of_a_multiprocessor_fit_its_memory_and_registers() -> None:
+    for choice in member_candidates(of_members("B", "bf16"), HOPPER, SHUFFLED, 4096):
+        d, resident = choice.sharding, choice.resident
+        assert resident * (choice.layout.nbytes + 1024) <= HOPPER.shared_per_multiprocessor
+        assert resident * d.threads <= HOPPER.threads
+
+
+def test_bits_do_not_depend_on_the_blocks_of_a_multiprocessor() -> None:
+    """They are no part of a sharding's name: tilings of sums, on which bits depend, are the same
+    with state in shared memory and in global memory."""
+    by_text: dict[str, set[Any]] = {}
+    for choice in member_candidates(of_members("A", ""), HOPPER, SHUFFLED, 1056):
+        splits = tuple((part.forward, part.backward) for part in choice.layout.layers)
+        by_text.setdefault(choice.text, set()).add(splits)
+    assert {len(each) for each in by_text.values()} == {1}
+    assert len(by_text) < len(member_candidates(of_members("A", ""), HOPPER, SHUFFLED, 1056))
+
+
+def test_members_differ_in_nothing_that_is_compiled() -> None:
+    """One kernel for all settings of a kind of optimizer."""
+    first = of_members("A", "")
+    other = training_problem(problem(
+        form={"inputs": "float32", "scale": 1.0}, shuffle=True,
+        **{**NETWORKS["A"], "optimizer": Optimizer("adam", 5e-2, {"decay": 0.1, "beta1": 0.5})}),
+        SHUFFLED, partial=True)
+    assert first == other
+    assert first != replace(first, partial=False)
