@@ -17,6 +17,7 @@ from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import OPTIMIZER_SPECS, STEPS, Optimizer
+from rawnn.model.schedules import SCHEDULE_SPECS
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.plan import epoch_plans
@@ -24,6 +25,7 @@ from rawnn.plan.build import evaluation_step, training_step
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import Recipe
+from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.gemm.tiles import GemmShape
 from rawnn.ptx.kernel_registry import Key, key_of
 from rawnn.ptx.kernels import kernel_for
@@ -112,6 +114,28 @@ class Variant:
         return (network, recipe, form.examples, training_step(network, recipe, form),
                 training_step(network, recipe, form, rest=bool(recipe.rest(form.examples))),
                 evaluation_step(network, self.batch, form))
+
+
+def member_plans() -> Iterator[tuple[str, Plan]]:
+    """What runs around the epochs of many networks, and the toggles of it: their start, by the type
+    of their weights, and the learning rates of their epochs, by the schedule's rule."""
+    networks, rows, steps = 3, 5, 7
+    for opt, dtype in (("none", "float32"), ("bf16,sr", "bfloat16")):
+        tensors = {t.name: t for t in (
+            Tensor("w", (networks * rows, 9), dtype, Role.PARAMETER, bound=0.3),
+            Tensor("members", (networks, 12), "int32", Role.DATA),
+            Tensor("active", (networks,), "int32", Role.DATA),
+            Tensor("clock", (2 * networks,), "int32", Role.STATE),
+            Tensor("rates", (networks * steps,), "float32", Role.SCRATCH))}
+        counts = {"networks": networks, "launched": networks, "steps": steps}
+        yield opt, Plan("start", tensors, (Op(
+            "initialise_members", "initialise", {"w": "w", "members": "members"},
+            {**counts, "stream": 1, "bound": 0.3}),), 8)
+        for kind in SCHEDULE_SPECS:
+            yield opt, Plan("rates", tensors, (Op(
+                "member_schedule", "schedule", {role: role for role in
+                                                ("active", "members", "clock", "rates")},
+                {**counts, "kind": kind}),), 8)
 
 
 RAGGED, ALIGNED, ONE = ((29, 18, 7), 13), ((64, 32, 16), 32), ((29, 7), 8)

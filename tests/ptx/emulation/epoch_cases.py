@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import linear_cases
@@ -18,6 +19,7 @@ from linear_cases import threads_for
 from rawnn.common import random
 from rawnn.model.schedules import SCHEDULE_SPECS, functor, parse
 from rawnn.plan.ops.epoch import MAX_STEPS, count_after
+from rawnn.plan.ops.members import member_words
 
 GATHERS = (
     *(("unsigned char", x, "unsigned char") for x in DTYPES if "float" in x),
@@ -42,6 +44,8 @@ EXPRESSIONS = (
     "epoch_boundary",
     *(f"schedule<{functor(kind)}>" for kind in SCHEDULE_SPECS),
     *(f"initialise<{t}>" for t in INITIALISED),
+    *(f"member_schedule<{functor(kind)}>" for kind in SCHEDULE_SPECS),
+    *(f"initialise_members<{t}>" for t in INITIALISED),
     "adjust_scale",
     "draw_words",
     "draw_rounding", "round_values",
@@ -253,6 +257,45 @@ def check_initialise(emulator: Emulator, rng: np.random.Generator) -> None:
             # Zeros are +0: the bits are compared.
             assert np.array_equal(raw(w), raw((drawn + np.float32(0)).astype(w.dtype)))
             padding_untouched(w)
+
+
+def members_of(count: int, lr: float = 0.3) -> np.ndarray:
+    """The table of so many members, each with a seed and a schedule of its own."""
+    texts = ("cosine:0.01", "warmup:2,cosine")
+    return np.stack([member_words((1 << 50 | 99) + i, 0, parse(texts[i % 2]).resolve(
+        lr * (1 + i), 50, 6), [0.1 * i]) for i in range(count)])
+
+
+def check_initialise_members(emulator: Emulator, rng: np.random.Generator) -> None:
+    members = members_of(3)
+    for kind in INITIALISED:
+        for rows, cols, bound in ((1, 67, 2.0), (7, 33, 1 / 28), (4, 3, 0.0)):
+            w = matrix(3 * rows, cols, cols + 2, DTYPES[kind])
+            emulator.call(f"initialise_members<{kind}>", (2, 2), (32,), w=w, ldw=pitch(w),
+                          members=members, ldmembers=members.shape[1], networks=3, rows=rows,
+                          cols=cols, stream=4, bound=bound)  # fmt: skip
+            drawn = np.stack([random.uniform((1 << 50 | 99) + i, 4, rows * cols, bound)
+                              for i in range(3)]).reshape(3 * rows, cols)
+            assert np.array_equal(raw(w), raw((drawn + np.float32(0)).astype(w.dtype)))
+            padding_untouched(w)
+
+
+def check_member_schedule(emulator: Emulator, rng: np.random.Generator) -> None:
+    """Of three members the last and the first are active."""
+    members = members_of(3)
+    clock, active = np.array([0, 0, 5, 73, 1, 290], np.int32), np.array([2, 0], np.int32)
+    for kind in SCHEDULE_SPECS:
+        rates = np.full(151, np.nan, np.float32)
+        emulator.call(f"member_schedule<{functor(kind)}>", (2, 1), (32,), active=active,
+                      members=members, ldmembers=members.shape[1], clock=clock, rates=rates,
+                      launched=2, networks=3, steps=50)  # fmt: skip
+        for i in (0, 2):
+            text = ("cosine:0.01", "warmup:2,cosine")[i % 2]
+            made = replace(parse(text).resolve(0.3 * (1 + i), 50, 6), kind=kind)
+            expected = made.rates(int(clock[2 * i + 1]), 50)
+            assert np.abs(rates[50 * i:50 * i + 50] - expected).max() <= 4 * EPS * 0.9
+        assert np.isnan(rates[50:100]).all()
+        assert np.isnan(rates[150])
 
 
 def check_shuffle(emulator: Emulator, rng: np.random.Generator) -> None:
