@@ -110,10 +110,14 @@ def test_a_wrong_index_is_found(tmp_path: Path, right: str, wrong: str) -> None:
     assert impl.code is not None
     text = impl.code.text
     assert right in text
-    with pytest.raises((AssertionError, TwinError)):
+
+    def train_wrongly() -> None:
         launch.launch(launch.plans.train, np.array([1, 3]), 0, tmp_path,
                       text=text.replace(right, wrong))
         check_member(launch, wanted, 3, 0)
+
+    with pytest.raises((AssertionError, TwinError)):
+        train_wrongly()
 
 
 @pytest.mark.parametrize("members", [1, 2])

@@ -1,0 +1,76 @@
+"""Many networks on a GPU: bit for bit what single runs with the same sharding come to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import Opened
+from rawnn.engine.training import Session
+from rawnn.many.gpu import GpuMembers
+from rawnn.many.members import Group
+from rawnn.opts.registry import TOGGLES, Machine
+from tests.many.test_gpu_members import folded, group_of
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def opened(device: Device, machine: Machine) -> Opened:
+    if reason := TOGGLES["persistent"].needs(machine):
+        pytest.skip(f"persistent {reason}")
+    return Opened(device, machine, 0.0)
+
+
+def check(opened: Opened, group: Group, sharding: str = "", members: tuple[int, ...] = ()) -> None:
+    """Parameters, optimizer state and losses of some members are those of single runs."""
+    count = len(group)
+    trainer = GpuMembers(group, opened, sharding=sharding)
+    trainer.run(np.arange(count, dtype=np.int32), 2)
+    chosen = sorted({0, count // 2, count - 1, *members})
+    trainer.run(np.array(chosen, np.int32), 1)
+    scores, states = trainer.scores(), trainer.state(np.array(chosen, np.int32))
+    for place, member in enumerate(chosen):
+        config = replace(group.members[member], sharding=trainer.sharding, device="gpu")
+        with Session(config, data=group.dataset_of(int(group.fold[member])),
+                     opened=opened) as session:
+            found = session.run()
+            single = session.runner.state()
+        for name, value in single.items():
+            assert np.array_equal(states[name][place].view(np.uint8),
+                                  np.ascontiguousarray(value).view(np.uint8)), (member, name)
+        assert list(scores.train_loss[member]) == [r.train_loss for r in found.history]
+        unit = 1e-2 if "bf16" in config.opt else 1e-3 if config.opt != "preload" else 1e-5
+        np.testing.assert_allclose(scores.validation_loss[member],
+                                   [r.test_loss for r in found.history], rtol=unit)
+    trainer.close()
+
+
+@pytest.mark.parametrize("opt", ["preload", "tf32", "bf16", "fp16", "bf16,sr"])
+@pytest.mark.parametrize("options", [
+    {"layers": (20, 64, 64, 3), "batch": 32, "optimizer": "adam", "lr": 1e-3},
+    {"layers": (8, 32, 32, 1), "batch": 16, "loss": "mse", "schedule": "warmup:1,constant"},
+], ids=["adam", "mse"])
+def test_members_are_single_runs(opened: Opened, opt: str, options: dict[str, Any]) -> None:
+    if opt == "bf16,sr":
+        options = {**options, "optimizer": "adam"}
+    check(opened, group_of(133, 250, opt=opt, device="gpu", **options))
+
+
+@pytest.mark.parametrize("sharding", ["1x1:32:FFFF", "1x1:64:FFFF", "1x1:512:FFFF", "4x1:256:FGSF",
+                                      "8x1:128:FSFG"])
+def test_a_named_sharding(opened: Opened, sharding: str) -> None:
+    if int(sharding[0]) not in opened.machine.target.at_once:
+        pytest.skip("has no such clusters")
+    check(opened, group_of(5, 250, opt="preload", device="gpu", layers=(20, 64, 64, 3), batch=32,
+                           optimizer="adamw", weight_decay=0.02), sharding)
+
+
+@pytest.mark.parametrize("count", [1, 2, 131, 132, 1000])
+def test_the_number_of_members_changes_nothing(opened: Opened, count: int) -> None:
+    group = folded(count, opt="preload", device="gpu", momentum=0.9)
+    check(opened, group, "1x1:64:FFF")
