@@ -88,7 +88,13 @@ class _Builder:
         if any(group.loss_factor(i) is None for i in range(len(group.target_normalisations))):
             raise Unsupported("measures target values of different deviations on the host",
                               "leave out normalise_targets")
+        if len({len(each) for each in group.held_out}) > 1:
+            raise Unsupported("measures lists of rows of different lengths",
+                              "give lists of one length")
         recipe = group.config.recipe()
+        if not recipe.steps(group.examples):
+            raise Unsupported("has a batch of more examples than there are",
+                              "give a smaller batch")
         self.shuffled = recipe.shuffle
         # A batch takes its examples by an order, and its rate from memory, in every such plan.
         self.recipe: Recipe = replace(recipe, shuffle=self.shuffled or self.listed,

@@ -163,6 +163,18 @@ def test_a_named_sharding_is_taken_and_said(opened: Opened) -> None:
     trainer.close()
 
 
+def test_what_its_kernels_do_not_do_is_refused(opened: Opened) -> None:
+    uneven = folded(2)
+    with pytest.raises(Unsupported, match="different lengths"):
+        GpuMembers(replace(uneven, held_out=(uneven.held_out[0], uneven.held_out[1][1:])), opened)
+    with pytest.raises(Unsupported, match="more examples than there are"):
+        GpuMembers(group_of(2, 20, batch=21), opened)
+    with pytest.raises(Unsupported, match="8-bit"):
+        GpuMembers(group_of(2, opt="fp8"), opened)
+    with pytest.raises(Unsupported, match="toggle"):
+        GpuMembers(group_of(2, opt="batch=4"), opened)
+
+
 def test_what_fits_no_block_is_refused(opened: Opened) -> None:
     with pytest.raises(Unsupported, match="fits neither a block nor a cluster"):
         GpuMembers(group_of(2, layers=(2000, 2000, 2000, 4)), opened)

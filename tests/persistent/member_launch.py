@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,7 @@ def group_of(members: int, folds: int = 0, rows: int = 25, varied: tuple[str, ..
 class MemberLaunch:
     """The training and the evaluation of a group, with arrays for all their operands."""
 
-    def __init__(self, group: Group, sharding: str, room: int = 0) -> None:
+    def __init__(self, group: Group, sharding: str) -> None:
         self.group, self.sharding = group, sharding
         self.plans = member_plans(group, CAPABLE, sharding, group.config.epochs)
         self.arrays: Arrays = {}
@@ -226,7 +225,3 @@ def check_member(launch: MemberLaunch, found: Arrays, member: int, column: int) 
     weights = [min(batch, examples - batch * s) for s in range(launch.steps)]
     mean = np.average(found["loss"].astype(np.float64), weights=weights)
     assert launch.arrays["train_loss"][member, column] == mean
-
-
-def as_namespace(arrays: Arrays) -> SimpleNamespace:
-    return SimpleNamespace(**arrays)
