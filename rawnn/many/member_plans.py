@@ -143,7 +143,9 @@ class _Builder:
         step = self._step()
         problem = problem_of(step)
         left = recipe.rest(group.examples)
-        members = Members(1, self.listed, self.shuffled)
+        single = problem_of(with_rounded_inputs(step) if self.inputs_differ else step)
+        members = Members(self.listed, self.shuffled,
+                          single=replace(single, ordered=self.shuffled))
         own = training_problem(problem, members, left > 0)
         chip = chip_of(self.machine.target)
         asked = sharding or group.config.sharding or (self.asked if ":" in self.asked else "")
@@ -246,7 +248,7 @@ class _Builder:
         group, part, networks = self.group, self.measured, len(self.group)
         d = choice.sharding
         examples = len(group.held_out[0]) if group.held_out else len(self.dataset.test_images)
-        batch = min(d.problem.batch, examples)
+        batch = min(d.micro_batch, examples)  # what the kernel has memory for
         left = examples % batch
         spec = replace(data_spec_of(self.dataset, part), examples=examples)
         step = self._measuring(batch, spec)

@@ -28,7 +28,8 @@ more, a separate kernel that has the whole GPU is faster."""
 
 
 def rewrite(plan: Plan, tp_size: int = 0, dp_size: int = 0, threads: int = 0,
-            boundaries: str = "", micro_batches: int = 1, transport: str = "") -> Plan:
+            boundaries: str = "", micro_batches: int = 1, transport: str = "",
+            resident: int = 0) -> Plan:
     """`plan`, a training step, as one op. Its inputs are rounded if that is done before the steps.
 
     The cost model chooses a sharding of `tp_size` x `dp_size` blocks (0: any number). With
@@ -38,7 +39,7 @@ def rewrite(plan: Plan, tp_size: int = 0, dp_size: int = 0, threads: int = 0,
         raise Unsupported(reason)
     problem, chip = problem_of(plan), chip_of(plan.target)
     return as_one_op(plan, exactly(problem, chip, tp_size, dp_size, threads, boundaries,
-                                   micro_batches, transport)
+                                   micro_batches, transport, resident)
                      if boundaries else choose(problem, chip, tp_size, dp_size))
 
 
@@ -74,17 +75,17 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if plan.name == "rest":
         return plan, policy
     found = _SYNTAX.fullmatch(str(value))
-    tp_size, dp_size, transport, threads, boundaries, micro_batches \
-        = found.groups("") if found else ("",) * 6
+    tp_size, dp_size, transport, threads, resident, boundaries, micro_batches \
+        = found.groups("") if found else ("",) * 7
     try:
         return rewrite(plan, int(tp_size or 0), int(dp_size or 0), int(threads or 0), boundaries,
-                       int(micro_batches or 1), transport), policy
+                       int(micro_batches or 1), transport, int(resident or 0)), policy
     except Unsupported as reason:
         raise ConfigError(f"the toggle 'persistent' cannot run so: the step {reason}") from None
 
 
 _SYNTAX = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
-                     r"(?:(?:@(l2|cluster))?:([1-9]\d{1,3}):([FSG]{2,})(?::([1-9]\d?))?)?")
+                     r"(?:(?:@(l2|cluster))?:([1-9]\d{1,3})(?:x([1-8]))?:([FSG]{2,})(?::([1-9]\d?))?)?")
 
 
 def parse(text: str) -> str:
@@ -92,7 +93,8 @@ def parse(text: str) -> str:
         raise ConfigError(f"persistent={text}: give auto, or a sharding: tp_size x dp_size blocks "
                           f"as in 4x8, with threads of a block and a letter for each boundary of "
                           f"the layers as in 4x8:256:FSGF, exchanges via L2 as in "
-                          f"4x8@l2:256:FSGF, and micro-batches as in 4x8:256:FSGF:2")
+                          f"4x8@l2:256:FSGF, micro-batches as in 4x8:256:FSGF:2, and blocks that "
+                          f"share a multiprocessor as in 1x1:128x2:FFFF")
     return text
 
 
@@ -100,27 +102,25 @@ def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
     """The sharding of the kernel, in full."""
     for op in plan.find(kind=KIND):
         d: Sharding = op.attributes["chosen"].sharding
-        micro_batches = f":{d.micro_batches}" if d.micro_batches > 1 else ""
-        transport = f"@{d.transport}" if d.via_l2 else ""
-        return f"{d.tp_size}x{d.dp_size}{transport}:{d.threads}:{d.boundaries}{micro_batches}"
+        return d.text
     return value
 
 
 def sharding_of(problem: Problem, text: str) -> Sharding:
     """The sharding that a text names in full. Raises ConfigError for another text."""
     found = _SYNTAX.fullmatch(text)
-    if found is None or found[5] is None:
+    if found is None or found[6] is None:
         raise ConfigError(f"sharding = {text}: give blocks of a cluster by clusters, threads and "
                           f"boundaries, as in 1x1:128:FFFF")
-    tp_size, dp_size, transport, threads, boundaries, micro_batches = found.groups("")
+    tp_size, dp_size, transport, threads, resident, boundaries, micro_batches = found.groups("")
     return Sharding(problem, int(tp_size), int(dp_size), int(threads), boundaries,
-                    int(micro_batches or 1), transport or DSMEM)
+                    int(micro_batches or 1), transport or DSMEM, resident=int(resident or 0))
 
 
 def is_full_sharding(text: str) -> bool:
     """Whether the text names one sharding, with its threads and boundaries."""
     found = _SYNTAX.fullmatch(text)
-    return found is not None and found[5] is not None
+    return found is not None and found[6] is not None
 
 
 def needs(machine: Machine) -> str | None:
@@ -133,6 +133,7 @@ register(Toggle(
           "as many steps as a graph holds",
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|TPxDP[[@l2]:THREADS:BOUNDARIES[:MICRO_BATCHES]]", parse, "auto"),
+    parameter=Parameter("auto|TPxDP[[@l2]:THREADS[xBLOCKS]:BOUNDARIES[:MICRO_BATCHES]]", parse,
+                        "auto"),
     resolved_value=resolved_value, implies=("preload", "arena", "nosync"), conflicts=("fp8",),
 ))

@@ -8,6 +8,8 @@ from rawnn.common.target import Target
 from rawnn.persistent.cost import FITTED, Costs, costs_of
 from rawnn.persistent.sharding import DSMEM
 
+RESERVED = 1024
+"""Bytes of a multiprocessor's shared memory that each block takes besides its own."""
 NEEDED = ("asynchronous copies", "bfloat16", "tf32")
 """Features of a target without which there is no kernel."""
 
@@ -31,6 +33,10 @@ class Chip:
     registers: int = 65536
     threads: int = 2048
 
+    def most_registers(self, threads: int, resident: int) -> int:
+        """Registers of a thread, in eights, where so many blocks share a multiprocessor."""
+        return min(self.registers // (threads * max(resident, 1)) // 8 * 8, 255)
+
     def most_groups(self, tp_size: int, transport: str = DSMEM) -> int:
         """Tensor-parallel groups of a size that run at once; 0 where there are none."""
         if transport == DSMEM:
@@ -41,6 +47,12 @@ class Chip:
     def blocks(self) -> int:
         """Co-resident blocks that need no cluster."""
         return dict(self.clusters).get(1, 0)
+
+    def room(self, resident: int = 0) -> int:
+        """Bytes of shared memory of a block, of which so many share a multiprocessor."""
+        if resident < 2:
+            return self.shared
+        return min(self.shared, self.shared_per_multiprocessor // resident - RESERVED)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -14,12 +14,13 @@ from functools import cache
 from rawnn.persistent import cost
 from rawnn.persistent.chip import Chip
 from rawnn.persistent.choose import MOST_WARPS, _candidates
-from rawnn.persistent.layout import Layout, layout_of
+from rawnn.persistent.layout import WORKING_REGISTERS, Layout, layout_of
 from rawnn.persistent.member_problem import check
 from rawnn.persistent.problem import Problem, Unsupported
 from rawnn.persistent.schedule import Gemm
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
+    DSMEM,
     REPLICATED,
     SHARDED,
     WARP,
@@ -32,8 +33,8 @@ from rawnn.persistent.spelling import exactly
 THREADS = (32, 64, 128, 256, 512)
 MOST_RESIDENT = 8
 """Blocks of a multiprocessor that are tried."""
-RESERVED = 1024
-"""Bytes of a multiprocessor's shared memory that each block takes besides its own."""
+LEAST_EXAMPLES = 8
+"""Of a micro-batch."""
 MOST_REGISTERS = 255
 
 K8_STEP = {"float32": 19.6, "tf32": 7.3, "bfloat16": 4.5, "float16": 4.5}
@@ -64,13 +65,12 @@ class MemberChoice:
     @property
     def resident(self) -> int:
         """Blocks of a multiprocessor."""
-        return self.sharding.members_or_fail.resident
+        return max(self.sharding.resident, 1)
 
     @property
     def text(self) -> str:
         """The sharding as users type it, which says all that the bits of a member depend on."""
-        d = self.sharding
-        return f"{d.tp_size}x{d.dp_size}:{d.threads}:{d.boundaries}"
+        return self.sharding.text
 
 
 @cache
@@ -93,27 +93,28 @@ def member_candidates(problem: Problem, chip: Chip, members: Members,
 
 def exact_members(problem: Problem, chip: Chip, members: Members, networks: int,
                   sharding: Sharding) -> MemberChoice:
-    """The layout of a sharding that a user names, with as many blocks of a multiprocessor as are
-    expected to be fastest. Raises Unsupported where it does not fit."""
+    """The layout of a sharding that a user names. Raises Unsupported where it does not fit."""
     check(sharding)
     if sharding.tp_size not in chip.sizes:
         raise Unsupported(f"needs clusters of {sharding.tp_size} blocks, which the GPU has not",
                           "let a cost model choose")
-    exactly(problem, chip, sharding.tp_size, 1, sharding.threads, sharding.boundaries)
-    found = [MemberChoice(layout, step_microseconds(layout, chip, networks)) for layout in
-             _resident(replace(sharding, problem=problem, members=members), chip)]
-    if not found:
-        raise Unsupported(f"does not fit the chip as {sharding}", "let a cost model choose")
-    return min(found, key=lambda choice: choice.us)
+    d = sharding
+    exactly(problem, chip, d.tp_size, 1, d.threads, d.boundaries, d.micro_batches, DSMEM,
+            d.resident)
+    for layout in _fitting(replace(d, problem=problem, members=members), chip):
+        return MemberChoice(layout, step_microseconds(layout, chip, networks))
+    raise Unsupported(f"does not fit the chip as {sharding}", "let a cost model choose")
 
 
 def _layouts(problem: Problem, chip: Chip, members: Members, networks: int) -> Iterator[Layout]:
     single = REPLICATED * (problem.depth + 1)
     fits = False
     for threads in THREADS:
-        for layout in _resident(Sharding(problem, 1, 1, threads, single, members=members), chip):
-            fits = True
-            yield layout
+        d = Sharding(problem, 1, 1, threads, single, members=members)
+        for micro_batches in _micro_batches(problem):
+            found = list(_resident(replace(d, micro_batches=micro_batches), chip))
+            fits = fits or bool(found)
+            yield from found
     for tp_size in chip.sizes:
         if tp_size == 1 or (fits and networks > chip.most_groups(tp_size)):
             continue
@@ -128,47 +129,66 @@ def _layouts(problem: Problem, chip: Chip, members: Members, networks: int) -> I
                 own = replace(d, boundaries=boundaries, threads=threads, members=members)
                 if own not in seen:
                     seen.add(own)
-                    yield from _fitting(own, 1, chip)
+                    for micro_batches in _micro_batches(problem):
+                        found = list(_fitting(replace(own, micro_batches=micro_batches), chip))
+                        yield from found
+                        if found:  # with more, it takes longer
+                            break
 
 
 def _resident(d: Sharding, chip: Chip) -> Iterator[Layout]:
-    """The layouts of a sharding with one and more blocks of a multiprocessor."""
-    for resident in range(1, MOST_RESIDENT + 1 if d.tp_size == 1 else 2):
-        if resident * d.threads <= chip.threads \
-                and chip.registers // (resident * d.threads) >= registers(d):
-            yield from _fitting(d, resident, chip)
+    """The layouts of a sharding of one block: of that of one network, and with one and more blocks
+    of a multiprocessor."""
+    for resident in range(0 if d.micro_batches == 1 else 1, MOST_RESIDENT + 1):
+        if resident * d.threads <= chip.threads:
+            yield from _fitting(replace(d, resident=resident), chip)
 
 
-def _fitting(d: Sharding, resident: int, chip: Chip) -> Iterator[Layout]:
-    """The layout of a sharding with so many blocks of a multiprocessor, if it fits."""
-    room = min(chip.shared, chip.shared_per_multiprocessor // resident - RESERVED)
-    own = replace(d, members=replace(d.members_or_fail, resident=resident))
-    layout = layout_of(own, room)
-    if layout.nbytes <= room:
+def _fitting(d: Sharding, chip: Chip) -> Iterator[Layout]:
+    """The layout of a sharding, if its blocks have the memory and the registers that it takes."""
+    room = chip.room(d.resident)
+    layout = layout_of(d, room)
+    most = min(chip.registers // (d.threads * max(d.resident, 1)), MOST_REGISTERS)
+    if layout.nbytes <= room and registers(layout) <= most:
         yield layout
 
 
-def registers(d: Sharding) -> int:
-    """Registers of a thread that a kernel needs at least, so that it spills nothing."""
-    return 128 if d.threads > 256 else 168 if d.problem.states else 128
+def _micro_batches(problem: Problem) -> Iterator[int]:
+    """Parts of a batch that are tried; each has LEAST_EXAMPLES or more."""
+    yield 1
+    if problem.scaled:
+        return
+    for n in (2, 4, 8, 16):
+        if problem.batch // n >= LEAST_EXAMPLES:
+            yield n
+
+
+def registers(layout: Layout) -> int:
+    """Registers of a thread that a kernel needs, so that it spills nothing."""
+    d = layout.sharding
+    held = sum(part.registers(d.warps) * ((d.micro_batches > 1) + part.held * len(
+        d.problem.states)) for part in layout.layers) if d.holds_tiles else 0
+    return held + (WORKING_REGISTERS if held else 128 if d.threads > 256
+                   else 168 if d.problem.states else 128)
 
 
 # -- expected time ---------------------------------------------------------------------------------
 def instructions(layout: Layout) -> float:
     """Expected instructions of all warps of a block in a step."""
     d, p = layout.sharding, layout.sharding.problem
+    parts = d.micro_batches
     phases = [phase for phase in layout.schedule.micro_batch if isinstance(phase, Gemm)]
     steps = sum(ceil(g.m, 16) * ceil(g.n, 8) * ceil(g.k, 8) for g in phases)
     tiles = sum(layer.all_tiles for layer in layout.layers)
     each = 3 + len(phases)
-    return steps * K8_STEP[p.numbers] + tiles * TILE[min(len(p.states), 2)] \
-        + each * d.warps * PHASE[p.numbers]
+    return parts * steps * K8_STEP[p.numbers] + tiles * TILE[min(len(p.states), 2)] \
+        + parts * each * d.warps * PHASE[p.numbers]
 
 
 def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:
     """Expected microseconds of a step of all networks, which come in rounds of as many as run at
     once."""
-    d, resident = layout.sharding, layout.sharding.members_or_fail.resident
+    d, resident = layout.sharding, max(layout.sharding.resident, 1)
     latency = cost.microseconds(d, chip.costs) + cost.state_microseconds(layout, chip.costs)
     if d.tp_size > 1:
         return ceil(networks, max(chip.most_groups(d.tp_size), 1)) * latency

@@ -110,30 +110,31 @@ class GemmEmitter(Emitter):
 
     def weight_gradient(self, g: Gemm, first_warp: int) -> None:
         """A weight gradient, whose first task is that of warp `first_warp`."""
-        d, p, w = self.d, self.p, self.w
-        n, part = g.layer + 1, self.layout.layers[g.layer]
-        tiles, pitch = part.update, d.pitch if g.layer else self.layout.input_pitch
+        w, n = self.w, g.layer + 1
         w("{")
         w(f"// gradient {n}")
         if g.epilogue.function == UPDATE:
             self.declare_update(g)
         else:
             self.declare_publication(g)
-        w(f"Product<Shape, {literal(g.layer > 0)}, true, {ceil(g.m, 16)}, {ceil(g.n, 8)}, "
-          f"{d.columns // 8}, 1, {tiles.down}, {tiles.across}, {pitch}, {d.pitch}, "
-          f"{literal(p.bias)}, {self.k.type_of(g.layer)}, {self.k.type_of(n)}>::run("
-          f"{self.k.buffer(g.left)}, {self.k.buffer(g.right)}, {first_warp}, finish);")
+        operands = f"{self.k.buffer(g.left)}, {self.k.buffer(g.right)}"
+        if self.k.holds(g.layer):
+            part = "part" if self.d.micro_batches > 1 else "0"
+            sums = self.k.at(f"s{g.layer}") if part != "0" and self.p.bias else "nullptr"
+            w(f"held{n}.run({operands}, finish, {part}, {sums});")
+        else:
+            w(f"{self.k.weight_gradient_type(g)}::run({operands}, {first_warp}, finish);")
         w("}")
         self.k.stamp(g.name)
 
     def declare_update(self, g: Gemm) -> None:
         """The epilogue that updates weights and biases."""
         n, part, p = g.layer + 1, self.layout.layers[g.layer], self.p
-        far = literal(part.near is None and bool(p.states))
+        far = literal(part.is_far and bool(p.states))
         self.w("const Rule rule = *rule_of_step;")
         how = f", StochasticRounding<{p.layers[g.layer]}>" if p.streams else ""
         self.w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
-               f"{part.tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
+               f"{part.state_tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
                f"{self.k.states_at(g.layer)}{f', chance{n}' if p.streams else ''}}};")
 
     def declare_publication(self, g: Gemm) -> None:

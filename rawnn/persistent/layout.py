@@ -29,6 +29,10 @@ PERMUTATION_BYTES = 48
 """At least those of a Permutation (primitives/random.cuh)."""
 FIXED_BYTES = 1024
 """Static shared memory of the templates."""
+REGISTERS = 65536
+"""Of a multiprocessor, of every GPU that has asynchronous copies."""
+WORKING_REGISTERS = 128
+"""Of a thread, for everything but what is held of weights from step to step."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class LayerLayout:
     near, far: the float where optimizer state begins in shared memory, or None and its first tile
         in global memory.
     forward, backward, update: the tilings of the GEMMs.
+    held: whether the optimizer state of its weights lies in registers (held_tiles.cuh), and that of
+        its biases alone from `near` on.
     """
 
     rows: int
@@ -59,10 +65,25 @@ class LayerLayout:
     forward: Tiling
     backward: Tiling | None
     update: Tiling
+    held: bool = False
 
     @property
     def all_tiles(self) -> int:
         return self.tiles + self.bias_tiles
+
+    @property
+    def state_tiles(self) -> int:
+        """Tiles of weights whose optimizer state lies in memory."""
+        return 0 if self.held else self.tiles
+
+    @property
+    def is_far(self) -> bool:
+        """Whether optimizer state, if there is any, lies in global memory."""
+        return self.near is None and not self.held
+
+    def registers(self, warps: int) -> int:
+        """Registers of a thread for one number of each of its weights."""
+        return 4 * ceil(self.update.tasks, warps) * self.update.down * self.update.across
 
 
 @dataclass(frozen=True)
@@ -306,6 +327,9 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     shares = _shares(schedule, base)
     memory.take("scratch", _scratch_floats(schedule, base, shares), "scratch")
     memory.cursor = up(memory.cursor, 4)
+    if d.micro_batches > 1 and d.holds_tiles and p.bias:
+        for layer in range(p.depth):
+            memory.take(f"s{layer}", up(d.outs(layer), 8), "sums of gradients of biases")
     layers, shared_state, far_tiles = _with_state(schedule, layers, memory, room)
     return Layout(
         schedule, tuple(layers), memory.places, memory.held, memory.cursor * 4 + FIXED_BYTES,
@@ -377,15 +401,50 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: _Memo
         if memory.has(owned * states * TILE, room):
             return found, memory.take("state", owned * states * TILE, STATE), 0
         return found, None, owned
-    for layer in sorted(range(p.depth), key=lambda i: -layers[i].all_tiles) if states else ():
+    by_size = sorted(range(p.depth), key=lambda i: -layers[i].all_tiles) if states else []
+    held = _held(d, layers, by_size)
+    tilings = _tilings_of_single(d, room)
+    for layer in by_size:
         part, rows = layers[layer], ceil(d.ins(layer), 16)
-        if memory.has(part.all_tiles * states * TILE, room):
-            near = memory.take(f"m{layer}", part.all_tiles * states * TILE, STATE)
+        floats = (part.bias_tiles if layer in held else part.all_tiles) * states * TILE
+        near = memory.take(f"m{layer}", floats, STATE) if memory.has(floats, room) else None
+        if d.holds_tiles:
+            update = part.update
+        elif tilings:
+            update = tilings[layer]
+        elif near is not None:
             update = tiling(rows, part.across, d.columns // 8, d.warps, p.numbers, may_split=False,
                             most_tiles=1 if states > 1 else 8)
-            found[layer] = replace(part, near=near, update=update)
         else:
-            found[layer] = replace(part, far=far_tiles,
-                                   update=far_tiling(rows, part.across, d.warps))
-            far_tiles += part.all_tiles
+            update = far_tiling(rows, part.across, d.warps)
+        is_held = layer in held and near is not None
+        found[layer] = replace(part, near=near, update=update, held=is_held,
+                               far=0 if near is not None else far_tiles)
+        far_tiles += part.all_tiles if near is None else 0
     return found, None, far_tiles
+
+
+def _held(d: Sharding, layers: Sequence[LayerLayout], by_size: Sequence[int]) -> set[int]:
+    """The layers whose optimizer state lies in registers, the largest ones first: as far as those
+    of a thread go, besides the sums of micro-batches. A layer has a place in memory without it."""
+    if not d.holds_tiles or not d.resident:
+        return set()
+    left = min(REGISTERS // (d.threads * d.resident) // 8 * 8, 255) - WORKING_REGISTERS
+    if d.micro_batches > 1:
+        left -= sum(part.registers(d.warps) for part in layers)
+    found = set()
+    for layer in by_size:
+        needed = layers[layer].registers(d.warps) * len(d.problem.states)
+        if needed <= left:
+            found.add(layer)
+            left -= needed
+    return found
+
+
+def _tilings_of_single(d: Sharding, room: int) -> list[Tiling]:
+    """How the kernel of one network tiles the gradients, where members do the same: on it depends
+    the order of sums. There, more state may lie in shared memory."""
+    if d.members is None or d.members.single is None or d.holds_tiles or d.evaluates:
+        return []
+    single = replace(d, problem=d.members.single, members=None)
+    return [part.update for part in layout_of(single, room).layers]

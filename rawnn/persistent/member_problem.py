@@ -24,8 +24,6 @@ def check(d: Sharding) -> None:
     """Raises Unsupported for what a kernel of members does not do."""
     if d.dp_size > 1:
         raise Unsupported("has data-parallel groups, but each member has one group", FIX)
-    if d.micro_batches > 1:
-        raise Unsupported("has micro-batches, which members do not have", FIX)
     if d.transport != DSMEM and d.tp_size > 1:
         raise Unsupported("exchanges through L2, for which all blocks would have to run at once",
                           FIX)
@@ -38,5 +36,6 @@ def evaluation_layout(d: Sharding, listed: bool, partial: bool, room: int) -> La
     """The layout of the kernel that measures the members of a training kernel `d`."""
     problem = replace(d.problem, states=(), timed=False, scheduled=False, growth=0, ordered=listed,
                       partial=partial)
-    members = Members(1, listed, shuffled=False, evaluates=True)
-    return layout_of(replace(d, problem=problem, members=members), room)
+    members = Members(listed, shuffled=False, evaluates=True)
+    return layout_of(replace(d, problem=problem, members=members, micro_batches=1, resident=0),
+                     room)

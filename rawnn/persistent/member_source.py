@@ -65,10 +65,6 @@ class MemberEmitter(KernelEmitter):
         return [*(("int", name) for name in COUNTS), *partial, ("int", "offset"), ("int", "span")]
 
     @property
-    def resident(self) -> int:
-        return self.d.members_or_fail.resident
-
-    @property
     def first_block(self) -> str:
         return "rank == 0"
 

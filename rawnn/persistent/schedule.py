@@ -343,8 +343,9 @@ def separates_logits(d: Sharding) -> bool:
 def stores_tallies(d: Sharding) -> bool:
     """Whether what each example contributes to the loss goes to global memory, and is added up
     behind the steps. With one group, no other phase hides `SumLoss`. Of many members, such a
-    buffer would be as large as their orders of examples: they sum in each step."""
-    return d.problem.labelled and d.dp_size == 1 and d.members is None
+    buffer would be as large as their orders of examples: they sum in each step. So do
+    micro-batches, which members have in the same way."""
+    return d.problem.labelled and d.dp_size == 1 and d.members is None and d.micro_batches == 1
 
 
 # -- data parallelism ------------------------------------------------------------------------------

@@ -67,16 +67,17 @@ class Members:
     data-parallel groups. Each member has weights, optimizer state, learning rates, settings and an
     order of its own (ptx/persistent/members.cuh).
 
-    resident: blocks of a multiprocessor that the kernel's registers leave room for.
     listed: whether a member takes its examples from a list of rows, such as a fold.
     shuffled: whether every epoch has a new order.
     evaluates: whether the kernel runs the forward phases and the loss alone, in the rows' order.
+    single: what the kernel of one network trains in its place. Where a sharding leaves `resident`
+        out, the layout of that kernel decides how gradients are tiled, on which bits depend.
     """
 
-    resident: int = 1
     listed: bool = False
     shuffled: bool = False
     evaluates: bool = False
+    single: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,12 @@ class Sharding:
     threads: threads of a block.
     boundaries: one letter for each boundary 0 .. depth: REPLICATED, SHARDED or ALL_GATHERED.
     micro_batches: parts in which a group takes its share of the batch. Their gradients are
-        accumulated in global memory, so that more than one needs dp_size > 1.
+        accumulated in global memory, or with one group in registers.
     transport: DSMEM (each tensor-parallel group is a thread block cluster) or L2.
     members: where every tensor-parallel group trains a network of its own; None for one network.
+    resident: blocks that share the memory and registers of a multiprocessor; 0 where the sharding
+        does not say, which is one. Where it says, the tiles of a gradient do not depend on where
+        optimizer state lies, and state may lie in registers.
     """
 
     problem: Problem
@@ -101,12 +105,30 @@ class Sharding:
     micro_batches: int = 1
     transport: str = DSMEM
     members: Members | None = None
+    resident: int = 0
 
     def __str__(self) -> str:
         micro = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         transport = ", through L2" if self.via_l2 else ""
+        resident = f", {self.resident} a multiprocessor" if self.resident else ""
         return f"{self.tp_size} x {self.dp_size} blocks of {self.threads} threads, " \
-               f"{self.boundaries}{transport}{micro}"
+               f"{self.boundaries}{transport}{micro}{resident}"
+
+    @property
+    def text(self) -> str:
+        """The sharding as users type it, which says all that bits depend on."""
+        transport = f"@{self.transport}" if self.via_l2 else ""
+        resident = f"x{self.resident}" if self.resident else ""
+        micro = f":{self.micro_batches}" if self.micro_batches > 1 else ""
+        return f"{self.tp_size}x{self.dp_size}{transport}:{self.threads}{resident}:" \
+               f"{self.boundaries}{micro}"
+
+    @property
+    def holds_tiles(self) -> bool:
+        """Whether a tile of a gradient belongs to one warp for a whole launch, so that what is kept
+        of it may lie in the warp's registers."""
+        return self.dp_size == 1 and not self.evaluates \
+            and (self.resident > 0 or self.micro_batches > 1)
 
     @property
     def via_l2(self) -> bool:

@@ -22,7 +22,7 @@ from rawnn.persistent.layout import (
     Layout,
 )
 from rawnn.persistent.problem import Problem
-from rawnn.persistent.schedule import stores_tallies
+from rawnn.persistent.schedule import GRADIENT, Gemm, stores_tallies
 from rawnn.persistent.sharding import (
     COLUMN_PARALLEL,
     REPLICATED_LAYER,
@@ -31,7 +31,7 @@ from rawnn.persistent.sharding import (
     TILE,
 )
 from rawnn.persistent.stamps import stamps
-from rawnn.persistent.steps import StepEmitter
+from rawnn.persistent.steps import StepEmitter, first_warps
 from rawnn.persistent.writer import Emitter, Kernel, literal
 
 LONG_FROM = 3
@@ -143,7 +143,7 @@ class KernelEmitter(Emitter):
     @property
     def resident(self) -> int:
         """Blocks of a multiprocessor that the registers leave room for."""
-        return 1
+        return max(self.d.resident, 1)
 
     def begin_steps(self) -> None:
         """The loop over steps. NVVM sees no loop in one that is entered in two places, which makes
@@ -199,6 +199,7 @@ class KernelEmitter(Emitter):
         self.load_first_input()
         for layer in range(p.depth):
             self.move_states(layer, "load", far=True)
+        self.hold_tiles()
         self.steps.updates.tile_places()
         if not d.evaluates:
             w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.k.at('rules')};")
@@ -317,12 +318,13 @@ class KernelEmitter(Emitter):
         share = found.sync == SHARE
         base = part.base if found.sync else 0
         near = found.shared_state if found.sync else part.near
-        if far not in (None, near is None):
+        if far not in (None, near is None) or (part.held and not part.bias_tiles):
             return
+        tiles = part.state_tiles
         ahead = base * len(self.p.states) * TILE if found.sync == ALL else 0
         place = f"reinterpret_cast<float*>({self.k.states_at(layer)}) + {ahead}"
         states, bias = self.p.states, "static_cast<float*>(nullptr)"
-        where = f"{part.across}, {part.tiles}, {part.all_tiles}, {base if share else 0}, group"
+        where = f"{part.across}, {tiles}, {tiles + part.bias_tiles}, {base if share else 0}, group"
         of_bias = [f"b{n}_{state}" if self.p.bias else bias for state in states]
         last = f"part{n}"
         if way == "store":
@@ -341,6 +343,23 @@ class KernelEmitter(Emitter):
         for number, state in enumerate(states):
             self.w(f"{way}_states<Shape, {kinds}, {shares}>({place}, {where}, {number}, "
                    f"w{n}_{state}, ldw{n}_{state}, {of_bias[number]}, {last});")
+
+    def hold_tiles(self) -> None:
+        """Declares what registers hold of the weights, and loads it."""
+        phases = self.schedule.micro_batch
+        for phase, first in zip(phases, first_warps(self.layout), strict=True):
+            if isinstance(phase, Gemm) and phase.kind == GRADIENT and self.k.holds(phase.layer):
+                n, held = phase.layer + 1, self.layout.layers[phase.layer].held
+                self.w(f"HeldTiles<{self.k.weight_gradient_type(phase)}, Rule, {literal(held)}, "
+                       f"{self.d.micro_batches}, {first}> held{n};")
+                self.w(f"held{n}.clear();")
+                for i, state in enumerate(self.p.states if held else ()):
+                    self.w(f"held{n}.load<{i}>(w{n}_{state}, ldw{n}_{state}, part{n});")
+
+    def store_held(self, layer: int) -> None:
+        n = layer + 1
+        for i, state in enumerate(self.p.states if self.layout.layers[layer].held else ()):
+            self.w(f"held{n}.store<{i}>(w{n}_{state}, ldw{n}_{state}, part{n});")
 
     def store_share(self, layer: int, own: bool = False) -> str:
         """C++: which part of a layer this block stores. Blocks that have the same values share the
@@ -375,6 +394,7 @@ class KernelEmitter(Emitter):
             if p.bias and not self.is_long:
                 w(f"store_biases<Shape>(b{n}, biases{n}, part{n}, {bias_turn});")
             self.move_states(layer, "store")
+            self.store_held(layer)
         if p.scaled:
             w(f"if ({self.first_block} && thread == 0) {{")
             w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")

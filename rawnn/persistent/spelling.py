@@ -21,7 +21,8 @@ from rawnn.persistent.sharding import (
 
 
 def exactly(problem: Problem, chip: Chip, tp_size: int, dp_size: int, threads: int,
-            boundaries: str, micro_batches: int = 1, transport: str = "") -> Choice:
+            boundaries: str, micro_batches: int = 1, transport: str = "",
+            resident: int = 0) -> Choice:
     """The sharding with these fields, its layout and expected time.
 
     Without a `transport`, groups exchange via L2 where the GPU has no clusters of `tp_size` blocks.
@@ -34,14 +35,23 @@ def exactly(problem: Problem, chip: Chip, tp_size: int, dp_size: int, threads: i
                           f"{WARP}, {MOST_WARPS * WARP} at most", FIX)
     if reason := _wrong(problem, tp_size, boundaries):
         raise Unsupported(f"cannot have boundaries {boundaries}: {reason}", FIX)
-    if micro_batches > 1 and (dp_size == 1 or problem.scaled):
-        raise Unsupported("takes micro-batches in several clusters without a loss scale only", FIX)
-    d = Sharding(problem, tp_size, dp_size, threads, boundaries, micro_batches, transport)
-    found = layout_of(d, chip.shared)
-    if found.nbytes > chip.shared:
+    if micro_batches > 1 and problem.scaled:
+        raise Unsupported("takes micro-batches without a loss scale only", FIX)
+    if resident and (dp_size > 1 or transport != DSMEM):
+        raise Unsupported("shares a multiprocessor with blocks of other networks only, so that it "
+                          "has one group, and none that exchanges through L2", FIX)
+    if resident > 1 and (tp_size > 1 or resident * threads > chip.threads):
+        raise Unsupported(f"cannot have {resident} blocks of {threads} threads on a "
+                          f"multiprocessor: a cluster's blocks have one each, and all together "
+                          f"have {chip.threads} threads at most", FIX)
+    d = Sharding(problem, tp_size, dp_size, threads, boundaries, micro_batches, transport,
+                 resident=resident)
+    room = chip.room(resident)
+    found = layout_of(d, room)
+    if found.nbytes > room:
         raise Unsupported(f"does not fit the chip as {d} (a block would need "
                           f"{found.nbytes / 1024:.0f} KiB of shared memory, and has "
-                          f"{chip.shared / 1024:.0f} KiB on this GPU)", FIX)
+                          f"{room / 1024:.0f} KiB on this GPU)", FIX)
     return Choice(found, cost.microseconds(d, chip.costs)
                   + cost.state_microseconds(found, chip.costs), chip.costs)
 

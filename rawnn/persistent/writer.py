@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rawnn.persistent.layout import Layout
-from rawnn.persistent.schedule import Exchange, separates_logits
-from rawnn.persistent.sharding import REPLICATED, TILE
+from rawnn.persistent.schedule import Exchange, Gemm, separates_logits
+from rawnn.persistent.sharding import REPLICATED, TILE, ceil
 from rawnn.persistent.stamps import Stamp, stamps_of
 
 
@@ -101,6 +101,18 @@ class Kernel:
         """C++: features of the boundary that this block has."""
         return str(self.p.layers[boundary]) if self.d.boundaries[boundary] == REPLICATED \
             else f"n{boundary}"
+
+    def weight_gradient_type(self, g: Gemm) -> str:
+        """C++ type of the GEMM of a weight gradient."""
+        d, tiles = self.d, self.layout.layers[g.layer].update
+        pitch = d.pitch if g.layer else self.layout.input_pitch
+        return f"Product<Shape, {literal(g.layer > 0)}, true, {ceil(g.m, 16)}, {ceil(g.n, 8)}, " \
+               f"{d.columns // 8}, 1, {tiles.down}, {tiles.across}, {pitch}, {d.pitch}, " \
+               f"{literal(self.p.bias)}, {self.type_of(g.layer)}, {self.type_of(g.layer + 1)}>"
+
+    def holds(self, layer: int) -> bool:
+        """Whether registers hold state or sums of the layer's weights."""
+        return self.layout.layers[layer].held or (self.d.holds_tiles and self.d.micro_batches > 1)
 
     def states_at(self, layer: int) -> str:
         """C++ float4 pointer to the layer's optimizer state; to that of all layers with several

@@ -19,6 +19,7 @@ from rawnn.many.gpu import OF_DATA, TEST
 from rawnn.many.member_plans import member_plans, schedule_of, words_of
 from rawnn.many.members import Group
 from rawnn.opts.persistent import sharding_of
+from rawnn.persistent.chip import chip_of
 from rawnn.persistent.layout import layout_of
 from rawnn.persistent.problem import problem_of
 from rawnn.persistent.source import source
@@ -30,6 +31,8 @@ from rawnn.ptx.kernels import kernel_for
 from tests.engine import CAPABLE, dataset_for
 from tests.ptx.emulator.emulator import Kernels
 
+ROOM = chip_of(CAPABLE.target)
+"""The chip that the kernels of one network are laid out for, as those of members are."""
 Arrays = dict[str, np.ndarray]
 
 FLAGS = ("-fno-builtin-log1pf", "-fno-builtin-expm1f")
@@ -160,7 +163,7 @@ class MemberLaunch:
         step = self._step(member)
         problem = replace(problem_of(step), partial="rest" in op.attributes)
         d = sharding_of(problem, self.sharding)
-        layout = layout_of(d, self.plans.choice.layout.nbytes + 65536)
+        layout = layout_of(d, ROOM.room(d.resident))
         text = source(layout, "train_steps")
         (folder / "single.cu").write_text(text)
         twin = Kernels(("single.cu",), ("train_steps",), defines=("RAWNN_PDL",),

@@ -36,6 +36,12 @@ struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, c
   using Base = typename TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil_div(K8, SPLIT),
                                MT, NT, LDA, LDB>::Type;
   using Base::kChains;
+  using LeftType = TA;
+  using RightType = TB;
+  static constexpr int kRows = M16;
+  static constexpr int kColumns = N8;
+  static constexpr int kTilesDown = MT;
+  static constexpr int kTilesAcross = NT;
   static constexpr int kWarps = SHAPE::kThreads / 32;
   static constexpr int kDown = (M16 + MT - 1) / MT;
   static constexpr int kAcross = (N8 + NT - 1) / NT;
@@ -104,6 +110,33 @@ struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, c
     }
   }
 
+  // Begins the sums of a task whose first tile is (down, across).
+  __device__ __forceinline__ void begin_task(const TA* left, const TB* right, int down, int across) {
+    this->aim(left, right, [=](int i) { return M16 % MT ? min(down + i, M16 - 1) : down + i; },
+              [=](int j) { return N8 % NT ? min(across + j, N8 - 1) : across + j; });
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+#pragma unroll
+        for (int chain = 0; chain < kChains; ++chain) Base::clear(this->sum[chain][i][j]);
+      }
+    }
+  }
+  // The sums of tile (i, j), of all chains.
+  __device__ __forceinline__ void total_of(float (&total)[4], int i, int j) const {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      total[q] = this->sum[0][i][j][q];
+      if constexpr (kChains == 2) total[q] += this->sum[1][i][j][q];
+      if constexpr (kChains == 3) total[q] += this->sum[1][i][j][q] + this->sum[2][i][j][q];
+      if constexpr (kChains == 4) {
+        total[q] += this->sum[1][i][j][q];
+        total[q] += this->sum[2][i][j][q] + this->sum[3][i][j][q];
+      }
+    }
+  }
+
   template <typename FINISH>
   static __device__ __forceinline__ void run_task(const TA* left, const TB* right, int task,
                                                   const FINISH& finish) {
@@ -116,15 +149,12 @@ struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, c
     const int across = task / SPLIT / kDown * NT;
     Product p;
     typename FINISH::Early early[MT][NT];
-    p.aim(left, right, [=](int i) { return M16 % MT ? min(down + i, M16 - 1) : down + i; },
-          [=](int j) { return N8 % NT ? min(across + j, N8 - 1) : across + j; });
+    p.begin_task(left, right, down, across);
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
         early[i][j] = finish.early(min(down + i, M16 - 1), min(across + j, N8 - 1));
-#pragma unroll
-        for (int chain = 0; chain < kChains; ++chain) Base::clear(p.sum[chain][i][j]);
       }
     }
     p.template add_part<K8 % SPLIT == 0>(part);
@@ -133,16 +163,7 @@ struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, c
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
         float total[4];
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          total[q] = p.sum[0][i][j][q];
-          if constexpr (kChains == 2) total[q] += p.sum[1][i][j][q];
-          if constexpr (kChains == 3) total[q] += p.sum[1][i][j][q] + p.sum[2][i][j][q];
-          if constexpr (kChains == 4) {
-            total[q] += p.sum[1][i][j][q];
-            total[q] += p.sum[2][i][j][q] + p.sum[3][i][j][q];
-          }
-        }
+        p.total_of(total, i, j);
         if ((M16 % MT == 0 || down + i < M16) && (N8 % NT == 0 || across + j < N8)) {
           finish.store(part, down + i, across + j, total, early[i][j]);
         }

@@ -13,4 +13,5 @@
 #include "persistent/exchange.cuh"
 #include "persistent/epoch_boundary.cuh"
 #include "persistent/weights.cuh"
+#include "persistent/held_tiles.cuh"
 #include "primitives/pdl.cuh"

@@ -99,7 +99,8 @@ struct TileState {
   }
 };
 
-// Epilogue of a weight gradient's GEMM: the update at once, if there is one data-parallel group.
+// Epilogue of a weight gradient's GEMM: the update at once, if there is one data-parallel group. Where state of
+// weights is not in memory (held_tiles.cuh), TILES is 0: the tiles there are of biases alone.
 template <typename SHAPE, typename RULE, bool FAR, int LDW, int ROWS, int ACROSS, int TILES,
           typename HOW = NoRounding>
 struct UpdateTiles {
@@ -118,15 +119,18 @@ struct UpdateTiles {
     if constexpr (FAR) kept.load(state_of(mt * ACROSS + nt) + lane_index());
     return kept;
   }
-  __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
-                                        const Early& early) const {
+  __device__ __forceinline__ void update(Early& kept, int mt, int nt, const float (&sum)[4]) const {
     const int lane = lane_index();
-    Early kept = early;
-    float4* const state = state_of(mt * ACROSS + nt) + lane;
-    if constexpr (!FAR) kept.load(state);
     float* const at = w + (mt * 16 + lane / 4) * LDW + nt * 8 + lane % 4 * 2;
     const bool whole = ROWS % 16 == 0 || mt * 16 + 8 < ROWS;
     kept.template update<SHAPE>(rule, at, whole ? 8 * LDW : 0, sum, how.tile(mt, nt));
+  }
+  __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
+                                        const Early& early) const {
+    Early kept = early;
+    float4* const state = state_of(mt * ACROSS + nt) + lane_index();
+    if constexpr (!FAR) kept.load(state);
+    update(kept, mt, nt, sum);
     kept.store(state);
   }
   __device__ __forceinline__ void sums(int nt, float first, float second) const {

@@ -1,0 +1,164 @@
+// Weight gradients whose tiles belong to one warp for a whole launch. What is kept of them then lies in the
+// warp's registers: the optimizer state of the weights (STATE), and the sums over the micro-batches of a step,
+// of which there are PARTS. So shared memory is left to weights and activations.
+#pragma once
+#include "persistent/gemm.cuh"
+#include "persistent/weights.cuh"
+
+// The tiles of a PRODUCT whose first task is that of warp FIRST.
+template <typename PRODUCT, typename RULE, bool STATE, int PARTS, int FIRST>
+struct HeldTiles {
+  static constexpr int kWarps = PRODUCT::kWarps;
+  static constexpr int kRounds = ceil_div(PRODUCT::kTasks, kWarps);
+  static constexpr int kAllRounds = ceil_div(PRODUCT::kAllTasks, kWarps);
+  static constexpr int kDown = PRODUCT::kTilesDown;
+  static constexpr int kAcross = PRODUCT::kTilesAcross;
+
+  TileState<RULE, false> state[STATE ? kRounds : 1][kDown][kAcross];
+  float sum[PARTS > 1 ? kRounds : 1][kDown][kAcross][4];
+
+  // The warp's task of a round; and whether there is one, which the compiler knows of most rounds.
+  static __device__ __forceinline__ int task_of(int round) {
+    const int warp = warp_index();
+    return (warp < FIRST ? warp - FIRST + kWarps : warp - FIRST) + round * kWarps;
+  }
+  static __device__ __forceinline__ bool is_task(int round, int task) {
+    return (round + 1) * kWarps <= PRODUCT::kTasks || (round < kRounds && task < PRODUCT::kTasks);
+  }
+  static __device__ __forceinline__ bool is_tile(int mt, int nt) {
+    return (PRODUCT::kRows % kDown == 0 || mt < PRODUCT::kRows) &&
+           (PRODUCT::kColumns % kAcross == 0 || nt < PRODUCT::kColumns);
+  }
+
+  // body(state, input, output, q) for the lane's elements that the shard has.
+  template <typename F>
+  __device__ __forceinline__ void for_elements(const Part& part, F body) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const int task = task_of(r);
+      if (is_task(r, task)) {
+        const int down = task % PRODUCT::kDown * kDown, across = task / PRODUCT::kDown * kAcross;
+#pragma unroll
+        for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+          for (int j = 0; j < kAcross; ++j) {
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+              const int in = (down + i) * 16 + lane / 4 + q / 2 * 8;
+              const int out = (across + j) * 8 + lane % 4 * 2 + q % 2;
+              if (in < part.ins && out < part.outs) body(state[r][i][j], in, out, q);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Begins a launch: all is zero until load() has read the state.
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+#pragma unroll
+      for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+        for (int j = 0; j < kAcross; ++j) {
+          if constexpr (STATE) state[r][i][j] = {};
+#pragma unroll
+          for (int q = 0; q < 4; ++q) sum[PARTS > 1 ? r : 0][i][j][q] = 0.0f;
+        }
+      }
+    }
+  }
+  // One of the optimizer's tensors, a matrix [outputs, inputs] with rows `ld` apart.
+  template <int WHICH>
+  __device__ __forceinline__ void load(const float* __restrict__ from, int ld, const Part& part) {
+    for_elements(part, [=](TileState<RULE, false>& kept, int in, int out, int q) {
+      kept.of[WHICH][q] = from[static_cast<long long>(part.out + out) * ld + part.in + in];
+    });
+  }
+  template <int WHICH>
+  __device__ __forceinline__ void store(float* __restrict__ to, int ld, const Part& part) {
+    for_elements(part, [=](TileState<RULE, false>& kept, int in, int out, int q) {
+      to[static_cast<long long>(part.out + out) * ld + part.in + in] = kept.of[WHICH][q];
+    });
+  }
+
+  // The sums of the biases' gradient over micro-batches lie in shared memory; a lane reads its own alone.
+  template <typename FINISH>
+  struct BiasSums {
+    const FINISH& finish;
+    float* earlier;
+    int part;
+
+    __device__ __forceinline__ void sums(int nt, float first, float second) const {
+      if constexpr (PARTS > 1) {
+        float2* const at = reinterpret_cast<float2*>(earlier + nt * 8 + lane_index() % 4 * 2);
+        if (part > 0) first += at->x, second += at->y;
+        if (part < PARTS - 1) {
+          *at = make_float2(first, second);
+          return;
+        }
+      }
+      finish.sums(nt, first, second);
+    }
+  };
+
+  // Micro-batch `part` of a step; the last one updates the weights.
+  template <typename FINISH>
+  __device__ __forceinline__ void run(const typename PRODUCT::LeftType* left,
+                                      const typename PRODUCT::RightType* right, const FINISH& finish,
+                                      int part, float* bias_sums) {
+    const bool last = PARTS == 1 || part == PARTS - 1;
+#pragma unroll
+    for (int r = 0; r < kAllRounds; ++r) {
+      const int task = task_of(r);
+      if (is_task(r, task)) {
+        const int down = task % PRODUCT::kDown * kDown, across = task / PRODUCT::kDown * kAcross;
+        typename FINISH::Early early[STATE ? 1 : kDown][STATE ? 1 : kAcross];
+        if constexpr (!STATE) {
+#pragma unroll
+          for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+            for (int j = 0; j < kAcross; ++j) {
+              early[i][j] = {};
+              if (last) {
+                early[i][j] = finish.early(min(down + i, PRODUCT::kRows - 1),
+                                           min(across + j, PRODUCT::kColumns - 1));
+              }
+            }
+          }
+        }
+        PRODUCT p;
+        p.begin_task(left, right, down, across);
+        p.template add_part<true>(0);
+#pragma unroll
+        for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+          for (int j = 0; j < kAcross; ++j) {
+            float total[4];
+            p.total_of(total, i, j);
+            if constexpr (PARTS > 1) {
+#pragma unroll
+              for (int q = 0; q < 4; ++q) {
+                float& earlier = sum[r < kRounds ? r : 0][i][j][q];
+                total[q] += earlier;
+                earlier = last ? 0.0f : total[q];
+              }
+            }
+            if (last && is_tile(down + i, across + j)) {
+              if constexpr (STATE) {
+                finish.update(state[r < kRounds ? r : 0][i][j], down + i, across + j, total);
+              } else {
+                finish.store(0, down + i, across + j, total, early[i][j]);
+              }
+            }
+          }
+        }
+      } else if (task >= PRODUCT::kTasks && task < PRODUCT::kAllTasks) {
+        PRODUCT::sum_rows(right, (task - PRODUCT::kTasks) * kAcross,
+                          BiasSums<FINISH>{finish, bias_sums, part});
+      }
+    }
+  }
+};
