@@ -4,7 +4,7 @@ what the first layer's GEMMs read."""
 from __future__ import annotations
 
 from rawnn.persistent.exchanges import ExchangeEmitter
-from rawnn.persistent.layout import AT_ONCE, tallies
+from rawnn.persistent.layout import AT_ONCE, orders_at_once, tallies
 from rawnn.persistent.schedule import Phase, Prefetch
 from rawnn.persistent.sharding import SHARDED, WARP, up
 from rawnn.persistent.writer import Emitter, Kernel, literal
@@ -36,7 +36,12 @@ class InputEmitter(Emitter):
         w(f"if ({t} + 1 < {self.k.count_of_launch}{some}) {{")
         self.fetch(f"{t} + 1")
         w("ptx::commit_copies();")
-        if self.p.ordered:
+        if (ahead := orders_at_once(self.d)) > 1:
+            w(f"if (({t} + 2) % {ahead} == 0) {{")
+            self.order_ahead(f"{t} + 2", phase.first_thread)
+            w("ptx::commit_copies();")
+            w("}")
+        elif self.p.ordered:
             w(f"if ({t} + 2 < {self.k.count_of_launch}) {{")
             w(f"fetch_order<Shape, {phase.first_thread}, kBehindTargets>(fetched + ({t} & 1) * "
               f"{self.d.columns}, order, first_of({t} + 2), {self.k.present(f'{t} + 2')});")
@@ -45,12 +50,22 @@ class InputEmitter(Emitter):
         w("}")
         self.k.stamp(phase.name, "fetch")
 
+    def order_ahead(self, first: str, first_thread: int) -> None:
+        """Computes the order of the micro-batches from `first` on."""
+        self.w(f"order_ahead<Shape, {first_thread}, {orders_at_once(self.d)}>(fetched, order, "
+               f"{first}, {self.k.count_of_launch}, first_of, [=](int step) {{ return "
+               f"{self.k.present('step')}; }});")
+
     def fetch(self, step: str) -> None:
         """Starts all copies of a micro-batch, but for the commit."""
         d, p, w, found = self.d, self.p, self.w, self.layout
         ordered = "true" if p.ordered else "false"
         buffer = f"(({step}) & 1)"
-        rows = f"fetched + {buffer} * {d.columns}" if p.ordered else "nullptr"
+        rows = "nullptr"
+        if p.ordered:
+            ahead = orders_at_once(d)
+            slot = buffer if ahead == 1 else f"(({step}) % {ahead + 1})"
+            rows = f"fetched + {slot} * {d.columns}"
         start = f"rank * {d.shards[0]}" if d.boundaries[0] == SHARDED else "0"
         if p.converted:
             size = d.columns * found.raw_pitch

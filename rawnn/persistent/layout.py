@@ -31,8 +31,9 @@ FIXED_BYTES = 1024
 """Static shared memory of the templates."""
 REGISTERS = 65536
 """Of a multiprocessor, of every GPU that has asynchronous copies."""
-WORKING_REGISTERS = 128
-"""Of a thread, for everything but what is held of weights from step to step."""
+WORKING_REGISTERS = {"float32": 124, "tf32": 96, "bfloat16": 78, "float16": 84}
+"""Of a thread, for everything but what is held of weights from step to step: what the kernels of
+20-64-64-3 take without it, and a few more."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,22 @@ def tallies(d: Sharding) -> int:
     return d.columns if p.labelled else min(d.threads, most)
 
 
+def orders_at_once(d: Sharding) -> int:
+    """Micro-batches whose order a kernel of members computes at once, a power of two; 1 where
+    nothing is computed."""
+    if d.members is None or not d.members.shuffled:
+        return 1
+    found = 2
+    while 2 * found * d.columns <= min(ORDERED_AT_ONCE, ORDERS_OF_A_THREAD * d.threads):
+        found *= 2
+    return found
+
+
+ORDERED_AT_ONCE, ORDERS_OF_A_THREAD = 256, 4
+"""Examples that are put in order at once, if there are several micro-batches, at most; and of each
+thread."""
+
+
 def beyond(features: int, step: int) -> int:
     """Floats behind the last row that a tile of 16 features reads, though nobody wants them."""
     return max(up(features, 16) - step, 0)
@@ -310,7 +327,7 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     _take_values(d, memory)
     memory.take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
     if p.ordered:
-        memory.take("order", 2 * d.columns, "numbers of examples")
+        memory.take("order", (orders_at_once(d) + 1) * d.columns, "numbers of examples")
     memory.take("rules", RULE_BYTES // 4, "optimizer step")
     if d.members:
         memory.take("settings", 2 * len(p.numeric_settings), "settings of the member")
@@ -403,11 +420,15 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: _Memo
         return found, None, owned
     by_size = sorted(range(p.depth), key=lambda i: -layers[i].all_tiles) if states else []
     held = _held(d, layers, by_size)
+    floats = {layer: (layers[layer].bias_tiles if layer in held else layers[layer].all_tiles)
+              * states * TILE for layer in by_size}
+    if held and not memory.has(sum(up(each, 4) for each in floats.values()), room):
+        held, floats = set(), {i: layers[i].all_tiles * states * TILE for i in by_size}
     tilings = _tilings_of_single(d, room)
     for layer in by_size:
         part, rows = layers[layer], ceil(d.ins(layer), 16)
-        floats = (part.bias_tiles if layer in held else part.all_tiles) * states * TILE
-        near = memory.take(f"m{layer}", floats, STATE) if memory.has(floats, room) else None
+        near = memory.take(f"m{layer}", floats[layer], STATE) \
+            if memory.has(floats[layer], room) else None
         if d.holds_tiles:
             update = part.update
         elif tilings:
@@ -417,19 +438,19 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: _Memo
                             most_tiles=1 if states > 1 else 8)
         else:
             update = far_tiling(rows, part.across, d.warps)
-        is_held = layer in held and near is not None
-        found[layer] = replace(part, near=near, update=update, held=is_held,
+        found[layer] = replace(part, near=near, update=update, held=layer in held,
                                far=0 if near is not None else far_tiles)
         far_tiles += part.all_tiles if near is None else 0
     return found, None, far_tiles
 
 
 def _held(d: Sharding, layers: Sequence[LayerLayout], by_size: Sequence[int]) -> set[int]:
-    """The layers whose optimizer state lies in registers, the largest ones first: as far as those
-    of a thread go, besides the sums of micro-batches. A layer has a place in memory without it."""
+    """The layers whose optimizer state may lie in registers, the largest ones first: as far as those
+    of a thread go, besides the sums of micro-batches. Where some layer's lies in global memory,
+    none does: what is loaded of it for the tiles of a task takes these registers."""
     if not d.holds_tiles or not d.resident:
         return set()
-    left = min(REGISTERS // (d.threads * d.resident) // 8 * 8, 255) - WORKING_REGISTERS
+    left = min(REGISTERS // (d.threads * d.resident) // 8 * 8, 255) - WORKING_REGISTERS[d.problem.numbers]
     if d.micro_batches > 1:
         left -= sum(part.registers(d.warps) for part in layers)
     found = set()

@@ -20,6 +20,7 @@ from rawnn.persistent.layout import (
     RULE_BYTES,
     SHARE,
     Layout,
+    orders_at_once,
 )
 from rawnn.persistent.problem import Problem
 from rawnn.persistent.schedule import GRADIENT, Gemm, stores_tallies
@@ -260,6 +261,12 @@ class KernelEmitter(Emitter):
             w(f"NextLabels<Shape, {self.inputs.first_thread}, kBehindRows> labels_ahead;")
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.k.at('order')};")
+        if orders_at_once(d) > 1:
+            self.inputs.order_ahead("0", 0)
+            if d.members_or_fail.listed:
+                w("ptx::commit_copies();")
+                w("ptx::wait_for_copies<0>();")
+        elif p.ordered:
             w(f"first_orders<Shape>(fetched, order, first_of(0), {self.k.present('0')}, "
               f"first_of(1), {self.k.count_of_launch} > 1 ? {self.k.present('1')} : 0);")
         w("__syncthreads();")

@@ -35,9 +35,11 @@ def exactly(problem: Problem, chip: Chip, tp_size: int, dp_size: int, threads: i
                           f"{WARP}, {MOST_WARPS * WARP} at most", FIX)
     if reason := _wrong(problem, tp_size, boundaries):
         raise Unsupported(f"cannot have boundaries {boundaries}: {reason}", FIX)
-    if micro_batches > 1 and problem.scaled:
-        raise Unsupported("takes micro-batches without a loss scale only", FIX)
-    if resident and (dp_size > 1 or transport != DSMEM):
+    if micro_batches > 1 and (problem.scaled or (dp_size == 1 and transport != DSMEM
+                                                 and tp_size > 1)):
+        raise Unsupported("takes micro-batches without a loss scale only, and one group that "
+                          "exchanges through L2 takes none", FIX)
+    if resident and (dp_size > 1 or (transport != DSMEM and tp_size > 1)):
         raise Unsupported("shares a multiprocessor with blocks of other networks only, so that it "
                           "has one group, and none that exchanges through L2", FIX)
     if resident > 1 and (tp_size > 1 or resident * threads > chip.threads):

@@ -318,8 +318,8 @@ class Interpreter:
         for name, gradient in ((f"w{n}", z @ a.T), (f"b{n}", z.sum(axis=1))):
             if name not in block.at:
                 continue
-            if phase.epilogue.function == UPDATE:
-                self.update(block, name, gradient, slice(None))
+            if phase.epilogue.function == UPDATE and self.part == self.d.micro_batches - 1:
+                self.update(block, name, gradient + block.gradients.pop(name, 0), slice(None))
             else:
                 block.gradients[name] = gradient + block.gradients.get(name, 0)
 

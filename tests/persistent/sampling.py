@@ -54,7 +54,8 @@ def _sampled(draw: random.Random) -> Sharding | None:
     dp_size = draw.choice((1, 1, 2, 3, 4, 8))
     if dp_size > p.batch:
         return None
-    micro_batches = draw.choice((1, 1, 2, 3)) if dp_size > 1 and not p.scaled else 1
+    micro_batches = draw.choice((1, 1, 2, 3)) \
+        if (dp_size > 1 or transport == DSMEM) and not p.scaled else 1
     types = REPLICATED * (p.depth + 1) if tp_size == 1 else draw.choice(boundaries(p))
     threads = draw.choice((256, 384, 512))
     return Sharding(p, tp_size, dp_size, threads, types, micro_batches, transport)

@@ -87,7 +87,8 @@ class Launch:
     def __init__(self, name: str, ranks: int, groups: int, types: str = "",
                  scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1,
                  exchange: str = DSMEM, turning: bool = False,
-                 room: int = HOPPER.shared, whole_epoch: bool = False) -> None:
+                 room: int = HOPPER.shared, whole_epoch: bool = False,
+                 resident: int = 0) -> None:
         keywords = dict(VARIETY[name.removesuffix(STATE_FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
@@ -99,8 +100,8 @@ class Launch:
         if not types:
             self.plan: Plan = rewrite(plan, ranks, groups)
         else:
-            d = Sharding(problem_of(plan), ranks, groups, 256, types, turns,
-                              exchange)
+            d = Sharding(problem_of(plan), ranks, groups, 256, types, turns, exchange,
+                         resident=resident)
             room = 0 if name.endswith(STATE_FAR) else room
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
         if left:
@@ -546,6 +547,9 @@ TURNS = [
     ("binary cross-entropy, tanh", 4, 2, "FGFS", 2, 0), ("bfloat16", 2, 2, "FSFG", 2, 0),
     ("stochastic rounding, Adam", 2, 2, "FSFG", 2, 3), ("a wide middle", 8, 2, "FGFG", 2, 0),
     ("clusters share sums", 2, 3, "FG", 2, 4), ("clusters share sums", 2, 3, "FS", 2, 4),
+    ("softmax, SGD", 1, 1, "FFFF", 2, 5), ("Adam in an order", 1, 1, "FFFF", 3, 7),
+    ("Adam in an order", 4, 1, "FSFF", 2, 0), ("binary cross-entropy, tanh", 2, 1, "FGFS", 2, 4),
+    ("rounded by chance, decay alone", 1, 1, "FFFF", 2, 0), ("bfloat16", 2, 1, "FSFG", 3, 2),
 ]
 """How the work is shared by clusters that take their examples in micro-batches, how many, and what
 is left for a partial batch."""
@@ -556,6 +560,24 @@ is left for a partial batch."""
 def test_micro_batches(tmp_path: Path, name: str, ranks: int, groups: int, types: str, turns: int,
                        left: int) -> None:
     check(Launch(name, ranks, groups, types, left=left, turns=turns), tmp_path, 2)
+
+
+HELD = [
+    ("Adam in an order", 1, 1, "FFFF", 1, 7), ("Adam in an order", 2, 1, "FSFG", 1, 0),
+    ("float16 inputs, normalised", 1, 2, "FFFF", 1, 0), ("float16, Adam, tanh", 1, 1, "FFFF", 1, 0),
+    ("rounded by chance, Adam", 1, 2, "FFFF", 2, 3), ("one layer in an order", 1, 4, "FF", 1, 3),
+    ("Adam in an order, state far", 1, 2, "FFFF", 2, 5),
+]
+"""Blocks of a network, and of a multiprocessor; with state in registers, but for the last."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "resident", "types", "turns", "left"), sliced(HELD))
+def test_blocks_that_share_a_multiprocessor(tmp_path: Path, name: str, ranks: int, resident: int,
+                                            types: str, turns: int, left: int) -> None:
+    launch = Launch(name, ranks, 1, types, left=left, turns=turns, resident=resident)
+    held = [part.held for part in launch.op.attributes["chosen"].layout.layers]
+    assert all(held) != name.endswith(STATE_FAR)
+    check(launch, tmp_path, 2)
 
 
 EPOCHS: list[tuple[Any, ...]] = [

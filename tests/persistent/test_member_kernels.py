@@ -12,6 +12,7 @@ import pytest
 from rawnn.cuda.compiling import resources
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.model.optimizers import Optimizer
+from rawnn.opts.persistent import sharding_of
 from rawnn.persistent.choose import choose
 from rawnn.persistent.choose_members import (
     MemberChoice,
@@ -19,7 +20,7 @@ from rawnn.persistent.choose_members import (
     member_candidates,
     step_microseconds,
 )
-from rawnn.persistent.layout import Layout
+from rawnn.persistent.layout import Layout, layout_of
 from rawnn.persistent.member_problem import evaluation_layout, training_problem
 from rawnn.persistent.member_source import member_source
 from rawnn.persistent.problem import Problem
@@ -41,9 +42,13 @@ LISTED = Members(listed=True, shuffled=True)
 
 
 def of_members(name: str, numbers: str, members: Members = SHUFFLED) -> Problem:
-    found = problem(numbers=numbers, form={"inputs": "float32", "scale": 1.0}, shuffle=True,
-                    **NETWORKS[name])
-    return training_problem(found, members, partial=True)
+    return training_problem(single_of(name, numbers), members, partial=True)
+
+
+def single_of(name: str, numbers: str) -> Problem:
+    """What the kernel of one network trains."""
+    return problem(numbers=numbers, form={"inputs": "float32", "scale": 1.0}, shuffle=True,
+                   **NETWORKS[name])
 
 
 def spilled(layout: Layout, arch: str) -> int:
@@ -94,8 +99,16 @@ def test_clusters_are_for_members_that_all_run_at_once() -> None:
             assert tp_size == 1 or networks <= HOPPER.most_groups(tp_size)
 
 
-def test_what_fits_no_block_is_shared_by_clusters() -> None:
+def test_a_batch_that_fits_no_block_is_taken_in_micro_batches() -> None:
     found = member_candidates(of_members("D", ""), HOPPER, SHUFFLED, 4096)
+    assert {choice.sharding.tp_size for choice in found} == {1}
+    assert min(choice.sharding.micro_batches for choice in found) == 2
+
+
+def test_what_fits_no_block_is_shared_by_clusters() -> None:
+    wide = training_problem(problem((784, 128, 10), 128, form={"inputs": "float32", "scale": 1.0},
+                                    shuffle=True), SHUFFLED, partial=False)
+    found = member_candidates(wide, HOPPER, SHUFFLED, 1056)
     assert {choice.sharding.tp_size for choice in found} <= {2, 4, 8, 16}
 
 
@@ -116,15 +129,51 @@ def test_the_blocks_of_a_multiprocessor_fit_its_memory_and_registers() -> None:
         assert resident * d.threads <= HOPPER.threads
 
 
-def test_bits_do_not_depend_on_the_blocks_of_a_multiprocessor() -> None:
-    """They are no part of a sharding's name: tilings of sums, on which bits depend, are the same
-    with state in shared memory and in global memory."""
-    by_text: dict[str, set[Any]] = {}
-    for choice in member_candidates(of_members("A", ""), HOPPER, SHUFFLED, 1056):
-        splits = tuple((part.forward, part.backward) for part in choice.layout.layers)
-        by_text.setdefault(choice.text, set()).add(splits)
-    assert {len(each) for each in by_text.values()} == {1}
-    assert len(by_text) < len(member_candidates(of_members("A", ""), HOPPER, SHUFFLED, 1056))
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_bits_depend_on_nothing_that_a_shardings_text_does_not_say(name: str,
+                                                                   numbers: str) -> None:
+    """How GEMMs are tiled decides the order of sums. It is the same in the kernel of one network
+    with a sharding of the same text, though that has other things in shared memory, so that
+    other state may lie there."""
+    own = of_members(name, numbers)
+    members = replace(SHUFFLED, single=single_of(name, numbers))
+    tilings = {}
+    for networks in (1, 1056):
+        for choice in member_candidates(own, HOPPER, members, networks):
+            tilings[choice.text] = tiled(choice.layout)
+    for text, found in tilings.items():
+        d = sharding_of(single_of(name, numbers), text)
+        assert found == tiled(layout_of(d, HOPPER.room(d.resident))), text
+        assert d.text == text
+
+
+def tiled(layout: Layout) -> list[tuple[Any, ...]]:
+    return [(part.forward, part.backward, part.update) for part in layout.layers]
+
+
+def test_with_blocks_of_a_multiprocessor_tilings_are_the_same_in_any_memory() -> None:
+    """So bits are the same on GPUs with more and with less of it."""
+    for text in ("1x1:128x2:FFFF", "1x1:256x1:FFFF", "1x1:512x1:FFFF:2"):
+        d = sharding_of(single_of("D", ""), text)
+        assert len({str(tiled(layout_of(d, room))) for room in (0, 100_000, 10**6)}) == 1
+        far = {layout_of(d, room).far_tiles for room in (0, 10**6)}
+        assert len(far) == 2
+    legacy = sharding_of(single_of("A", ""), "1x1:128:FFFF")
+    assert tiled(layout_of(legacy, 0)) != tiled(layout_of(legacy, 10**6))
+
+
+def test_members_tile_as_one_network_does_though_less_of_their_state_fits() -> None:
+    """Where one network's state just fits, the settings of a member need its place."""
+    single = single_of("A", "")
+    d = sharding_of(single, "1x1:128:FFFF")
+    room = layout_of(d, HOPPER.shared).nbytes
+    members = replace(SHUFFLED, single=single)
+    own = replace(d, problem=of_members("A", ""), members=members)
+    assert not layout_of(d, room).far_tiles
+    assert layout_of(own, room).far_tiles
+    assert tiled(layout_of(own, room)) == tiled(layout_of(d, room))
+    assert tiled(layout_of(replace(own, members=SHUFFLED), room)) != tiled(layout_of(d, room))
 
 
 def test_members_differ_in_nothing_that_is_compiled() -> None:

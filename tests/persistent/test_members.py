@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.persistent import layout
 from rawnn.persistent.problem import Unsupported
+from rawnn.persistent.schedule import Schedule
 from rawnn.plan.ops.members import SCORES
 from rawnn.ptx.kernels import kernel_for
 from tests import requires
@@ -33,9 +35,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("1x1:128:FFFF", {"opt": "bf16,sr", "shuffle": False, "optimizer": "adam"}),
     ("2x1:64:FSFF", {"opt": "fp16", "varied": ("weight_decay",), "shuffle": False, "folds": 2}),
     ("1x1:64:FFFF", {"opt": "tf32", "rows": 33, "loss": "bce", "activation": "gelu"}),
+    ("1x1:64x2:FFFF", {"folds": 2, "optimizer": "adam"}),
+    ("1x1:32x1:FFFF:2", {"batch": 21, "optimizer": "adam", "varied": ("beta1",)}),
+    ("4x1:64:FSFF:2", {"momentum": 0.5}),
+    ("1x1:128x2:FFFF:3", {"opt": "bf16,sr", "optimizer": "adam", "shuffle": False}),
+    ("1x1:64x1:FFF", {"layers": (8, 32, 1), "loss": "mse", "opt": "tf32", "optimizer": "adamw",
+                      "bias": False}),
 ]
 """A sharding, and what is special about the members: every kind of order, loss, number and state,
-whole and partial batches."""
+whole and partial batches, micro-batches, and state in registers."""
 
 
 @pytest.mark.parametrize(("sharding", "how"), sliced(CASES), ids=str)
@@ -57,6 +65,28 @@ def test_a_member_is_what_one_network_is(tmp_path: Path, sharding: str,
                 np.testing.assert_array_equal(launch.arrays[name][own], before[name][own], name)
     assert np.array_equal(np.isnan(launch.arrays["train_loss"][:, COLUMN]), [1, 0, 0, 1, 0])
     check_evaluation(launch, active, tmp_path)
+
+
+@pytest.mark.parametrize(("sharding", "in_registers"), sliced(
+    [("1x1:64x2:FFFF", True), ("1x1:64x1:FFFF:2", True), ("1x1:64:FFFF", False)], 2))
+def test_bits_do_not_depend_on_where_state_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                sharding: str, in_registers: bool) -> None:
+    """That of the members lies in global memory, and that of one network in the block."""
+    group = group_of(3, layers=(21, 40, 40, 7), batch=24, rows=60, optimizer="adam")
+    near = MemberLaunch(group, sharding)
+    wanted = near.single(2, tmp_path)
+    laid_out = layout._with_state
+
+    def far(schedule: Schedule, layers: Any, memory: Any, room: int) -> Any:
+        return laid_out(schedule, layers, memory, 0 if schedule.sharding.members else room)
+
+    monkeypatch.setattr(layout, "_with_state", far)
+    launch = MemberLaunch(group, sharding)
+    assert launch.plans.choice.layout.far_tiles
+    assert not near.plans.choice.layout.far_tiles
+    assert near.plans.choice.layout.layers[0].held == in_registers
+    launch.launch(launch.plans.train, np.array([2]), 0, tmp_path, run=1)
+    check_member(launch, wanted, 2, 0)
 
 
 def check_evaluation(launch: MemberLaunch, active: np.ndarray, folder: Path) -> None:

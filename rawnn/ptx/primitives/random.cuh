@@ -82,21 +82,26 @@ struct Permutation {
   int half;  // bits of each half of the domain
 
   __device__ __forceinline__ unsigned int operator()(unsigned int index) const {
-    const unsigned int mask = (1u << half) - 1u;
     do {
-      unsigned int left = index >> half;
-      unsigned int right = index & mask;
-#pragma unroll
-      for (int round = 0; round < kPermutationRounds; ++round) {
-        unsigned int mixed = (right ^ key[round]) * 0x7feb352du;
-        mixed = (mixed ^ (mixed >> 15)) * 0x846ca68bu;
-        const unsigned int next = left ^ ((mixed ^ (mixed >> 16)) & mask);
-        left = right;
-        right = next;
-      }
-      index = left << half | right;
+      index = next(index);
     } while (index >= count);
     return index;
+  }
+
+  // The place of an index in the domain, which is a place of the permutation if it is below count.
+  __device__ __forceinline__ unsigned int next(unsigned int index) const {
+    const unsigned int mask = (1u << half) - 1u;
+    unsigned int left = index >> half;
+    unsigned int right = index & mask;
+#pragma unroll
+    for (int round = 0; round < kPermutationRounds; ++round) {
+      unsigned int mixed = (right ^ key[round]) * 0x7feb352du;
+      mixed = (mixed ^ (mixed >> 15)) * 0x846ca68bu;
+      const unsigned int following = left ^ ((mixed ^ (mixed >> 16)) & mask);
+      left = right;
+      right = following;
+    }
+    return left << half | right;
   }
 };
 
