@@ -140,7 +140,7 @@ def _layouts(problem: Problem, chip: Chip, members: Members, networks: int) -> I
                 boundaries = boundaries[:-1] + ALL_GATHERED
             if boundaries == single:
                 continue  # every block would do all of it
-            for threads in {d.threads, MOST_WARPS * WARP}:
+            for threads in sorted({d.threads, 256, MOST_WARPS * WARP}):
                 own = replace(d, boundaries=boundaries, threads=threads, members=members)
                 if own not in seen:
                     seen.add(own)

@@ -388,8 +388,8 @@ def build(d: Sharding) -> Schedule:
                    *backward_pass(d)]
     reduce = data_parallel(d)
     if d.micro_batches > 1:
-        return Schedule(d, (*micro_batch, WaitForInput(BETWEEN)),
-                        (*reduce, Barrier(BETWEEN, "next step")))
+        ends = [*reduce, Barrier(BETWEEN, "next step")] if reduce else []
+        return Schedule(d, (*micro_batch, WaitForInput(BETWEEN)), tuple(ends))
     if hides:
         reduce = [Prefetch(BETWEEN), *reduce[:-1], SumLoss(BETWEEN), *reduce[-1:]]
     return Schedule(d, tuple(micro_batch), (*reduce, *[AdjustLossScale(BETWEEN)] * p.scaled,
