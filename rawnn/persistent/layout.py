@@ -445,12 +445,13 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: _Memo
 
 
 def _held(d: Sharding, layers: Sequence[LayerLayout], by_size: Sequence[int]) -> set[int]:
-    """The layers whose optimizer state may lie in registers, the largest ones first: as far as those
-    of a thread go, besides the sums of micro-batches. Where some layer's lies in global memory,
-    none does: what is loaded of it for the tiles of a task takes these registers."""
+    """The layers whose optimizer state may lie in registers, the largest ones first: as far as
+    those of a thread go, besides the sums of micro-batches. Where some layer's lies in global
+    memory, none does: what is loaded of it for the tiles of a task takes these registers."""
     if not d.holds_tiles or not d.resident:
         return set()
-    left = min(REGISTERS // (d.threads * d.resident) // 8 * 8, 255) - WORKING_REGISTERS[d.problem.numbers]
+    left = min(REGISTERS // (d.threads * d.resident) // 8 * 8, 255)
+    left -= WORKING_REGISTERS[d.problem.numbers]
     if d.micro_batches > 1:
         left -= sum(part.registers(d.warps) for part in layers)
     found = set()

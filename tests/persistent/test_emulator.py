@@ -549,7 +549,7 @@ TURNS = [
     ("clusters share sums", 2, 3, "FG", 2, 4), ("clusters share sums", 2, 3, "FS", 2, 4),
     ("softmax, SGD", 1, 1, "FFFF", 2, 5), ("Adam in an order", 1, 1, "FFFF", 3, 7),
     ("Adam in an order", 4, 1, "FSFF", 2, 0), ("binary cross-entropy, tanh", 2, 1, "FGFS", 2, 4),
-    ("rounded by chance, decay alone", 1, 1, "FFFF", 2, 0), ("bfloat16", 2, 1, "FSFG", 3, 2),
+    ("rounded by chance, decay alone", 1, 1, "FFFF", 2, 0), ("bfloat16", 2, 1, "FSFG", 3, 0),
 ]
 """How the work is shared by clusters that take their examples in micro-batches, how many, and what
 is left for a partial batch."""
@@ -564,8 +564,8 @@ def test_micro_batches(tmp_path: Path, name: str, ranks: int, groups: int, types
 
 HELD = [
     ("Adam in an order", 1, 1, "FFFF", 1, 7), ("Adam in an order", 2, 1, "FSFG", 1, 0),
-    ("float16 inputs, normalised", 1, 2, "FFFF", 1, 0), ("float16, Adam, tanh", 1, 1, "FFFF", 1, 0),
-    ("rounded by chance, Adam", 1, 2, "FFFF", 2, 3), ("one layer in an order", 1, 4, "FF", 1, 3),
+    ("float16 inputs, normalised", 1, 1, "FFFF", 1, 0), ("float16, Adam, tanh", 1, 1, "FFFF", 1, 0),
+    ("rounded by chance, Adam", 1, 2, "FFFF", 2, 3), ("one layer in an order", 1, 1, "FF", 1, 3),
     ("Adam in an order, state far", 1, 2, "FFFF", 2, 5),
 ]
 """Blocks of a network, and of a multiprocessor; with state in registers, but for the last."""
@@ -576,7 +576,7 @@ def test_blocks_that_share_a_multiprocessor(tmp_path: Path, name: str, ranks: in
                                             types: str, turns: int, left: int) -> None:
     launch = Launch(name, ranks, 1, types, left=left, turns=turns, resident=resident)
     held = [part.held for part in launch.op.attributes["chosen"].layout.layers]
-    assert all(held) != name.endswith(STATE_FAR)
+    assert any(held) != name.endswith(STATE_FAR)
     check(launch, tmp_path, 2)
 
 

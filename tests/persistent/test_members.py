@@ -17,7 +17,7 @@ from rawnn.persistent.schedule import Schedule
 from rawnn.plan.ops.members import SCORES
 from rawnn.ptx.kernels import kernel_for
 from tests import requires
-from tests.persistent.member_launch import MemberLaunch, check_member, group_of
+from tests.persistent.member_launch import ROOM, MemberLaunch, check_member, group_of
 from tests.ptx.emulator.emulator import TwinError
 from tests.slices import sliced
 
@@ -80,6 +80,9 @@ def test_bits_do_not_depend_on_where_state_lies(tmp_path: Path, monkeypatch: pyt
     def far(schedule: Schedule, layers: Any, memory: Any, room: int) -> Any:
         return laid_out(schedule, layers, memory, 0 if schedule.sharding.members else room)
 
+    tilings_of_single = layout._tilings_of_single
+    monkeypatch.setattr(layout, "_tilings_of_single",
+                        lambda d, room: tilings_of_single(d, ROOM.shared))
     monkeypatch.setattr(layout, "_with_state", far)
     launch = MemberLaunch(group, sharding)
     assert launch.plans.choice.layout.far_tiles
