@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from rawnn.persistent import buffers
+from rawnn.persistent.block_memory import FIXED_BYTES, LayerLayout, Memory
 from rawnn.persistent.problem import Problem
 from rawnn.persistent.schedule import Gemm, Schedule, build, separates_logits, stores_tallies
 from rawnn.persistent.sharding import ALL_GATHERED, SHARDED, TILE, Sharding, ceil, pitch, up
@@ -27,64 +28,11 @@ LAUNCH_STAMPS, NANOSECOND_WORDS = 4, 4
 RULE_BYTES = 64
 PERMUTATION_BYTES = 48
 """At least those of a Permutation (primitives/random.cuh)."""
-FIXED_BYTES = 1024
-"""Static shared memory of the templates."""
 REGISTERS = 65536
 """Of a multiprocessor, of every GPU that has asynchronous copies."""
 WORKING_REGISTERS = {"float32": 124, "tf32": 96, "bfloat16": 78, "float16": 84}
 """Of a thread, for everything but what is held of weights from step to step: what the kernels of
 20-64-64-3 take without it, and a few more."""
-
-
-@dataclass(frozen=True)
-class LayerLayout:
-    """A layer's part in a block.
-
-    rows, pitch: rows of weights, and floats of each.
-    weights, bias: the floats where weights and biases begin.
-    across, tiles, bias_tiles: tiles of the weight gradient side by side and in all, and of the
-        biases' gradient.
-    base: the number of the layer's first tile. Tiles are numbered in the order in which their
-        gradients are computed, from the last layer on.
-    near, far: the float where optimizer state begins in shared memory, or None and its first tile
-        in global memory.
-    forward, backward, update: the tilings of the GEMMs.
-    held: whether the optimizer state of its weights lies in registers (held_tiles.cuh), and that of
-        its biases alone from `near` on.
-    """
-
-    rows: int
-    pitch: int
-    weights: int
-    bias: int
-    across: int
-    tiles: int
-    bias_tiles: int
-    base: int
-    near: int | None
-    far: int
-    forward: Tiling
-    backward: Tiling | None
-    update: Tiling
-    held: bool = False
-
-    @property
-    def all_tiles(self) -> int:
-        return self.tiles + self.bias_tiles
-
-    @property
-    def state_tiles(self) -> int:
-        """Tiles of weights whose optimizer state lies in memory."""
-        return 0 if self.held else self.tiles
-
-    @property
-    def is_far(self) -> bool:
-        """Whether optimizer state, if there is any, lies in global memory."""
-        return self.near is None and not self.held
-
-    def registers(self, warps: int) -> int:
-        """Registers of a thread for one number of each of its weights."""
-        return 4 * ceil(self.update.tasks, warps) * self.update.down * self.update.across
 
 
 @dataclass(frozen=True)
@@ -283,27 +231,8 @@ def layout_of(d: Sharding, room: int) -> Layout:
     return found
 
 
-class _Memory:
-    """Hands out the shared memory of a block, in floats."""
-
-    def __init__(self) -> None:
-        self.cursor = 0
-        self.places: dict[str, int] = {}
-        self.held: dict[str, str] = {}
-
-    def take(self, name: str, floats: int, what: str) -> int:
-        self.held[name] = what
-        self.places[name] = place = up(self.cursor, 4)
-        self.cursor = place + floats
-        return place
-
-    def has(self, floats: int, room: int) -> bool:
-        """Whether so many more fit in `room` bytes."""
-        return (up(self.cursor, 4) + floats) * 4 <= room - FIXED_BYTES
-
-
 def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
-    d, p, memory = schedule.sharding, schedule.sharding.problem, _Memory()
+    d, p, memory = schedule.sharding, schedule.sharding.problem, Memory()
     layers = [_take_weights(d, layer, memory, copied) for layer in range(p.depth)]
     base = 0
     for layer in reversed(range(p.depth)):  # tiles are numbered from the last layer on
@@ -354,7 +283,7 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
         shared_state, far_tiles, copies=copies, copied=weights)
 
 
-def _take_weights(d: Sharding, layer: int, memory: _Memory, copied: bool) -> LayerLayout:
+def _take_weights(d: Sharding, layer: int, memory: Memory, copied: bool) -> LayerLayout:
     """Weights and biases of a layer, and the default tilings of its GEMMs."""
     p, ins, outs = d.problem, d.ins(layer), d.outs(layer)
     wide, eighths = up(outs, 8), d.columns // 8
@@ -372,7 +301,7 @@ def _take_weights(d: Sharding, layer: int, memory: _Memory, copied: bool) -> Lay
                        forward, backward, update)
 
 
-def _take_values(d: Sharding, memory: _Memory) -> None:
+def _take_values(d: Sharding, memory: Memory) -> None:
     """Values between layers: operands of GEMMs alone, in 16 bits where these take such."""
     p, size = d.problem, 2 if d.problem.halved else 1
     for layer in range(1, p.depth):
@@ -403,7 +332,7 @@ def _scratch_floats(schedule: Schedule, tiles: int, shares: int) -> int:
     return max(softmax_floats(d), buffers.reduction_floats(schedule), shared, *splits)
 
 
-def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: _Memory,
+def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: Memory,
                 room: int) -> tuple[list[LayerLayout], int | None, int]:
     """The layers with their optimizer state, the place of that of all layers together with several
     groups, and the tiles whose state lies in global memory.
