@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from rawnn.persistent import cost
+from rawnn.persistent.block_memory import LayerLayout
 from rawnn.persistent.chip import Chip
 from rawnn.persistent.choose import MOST_WARPS, _candidates
 from rawnn.persistent.layout import Layout, layout_of
@@ -62,8 +63,9 @@ TILE_CYCLES = {0: 0.0, 1: 140.0, 2: 280.0}
 """Cycles of a warp for the update of a tile, by the optimizer's state of a weight. cost.py leaves
 it out: there, many warps share the tiles. (The same times: with 1 to 16 warps, 20-64-64-3 takes
 1.5 to 9.5 us more than expected without.)"""
-HELD = 0.7
-"""Of these cycles and instructions, what is left where state lies in registers (estimated)."""
+HELD, FAR = 0.7, 1.2
+"""Factors of these cycles and instructions where state lies in registers (estimated), and in global
+memory."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def instructions(layout: Layout) -> float:
     parts = d.micro_batches
     phases = [phase for phase in layout.schedule.micro_batch if isinstance(phase, Gemm)]
     steps = sum(ceil(g.m, 16) * ceil(g.n, 8) * ceil(g.k, 8) for g in phases)
-    tiles = sum(layer.all_tiles * (HELD if layer.held else 1.0) for layer in layout.layers)
+    tiles = sum(layer.all_tiles * _of_state(layer) for layer in layout.layers)
     each = 3 + len(phases)
     return parts * steps * K8_STEP[p.numbers] + tiles * TILE[min(len(p.states), 2)] \
         + parts * each * d.warps * PHASE[p.numbers]
@@ -203,8 +205,12 @@ def update_cycles(layout: Layout) -> float:
     """Expected cycles that a block's updates take besides the GEMMs of the gradients."""
     d = layout.sharding
     each = TILE_CYCLES[min(len(d.problem.states), 2)]
-    return MEMBER_STEP + sum(ceil(part.all_tiles, d.warps) * each * (HELD if part.held else 1.0)
+    return MEMBER_STEP + sum(ceil(part.all_tiles, d.warps) * each * _of_state(part)
                              for part in layout.layers)
+
+
+def _of_state(part: LayerLayout) -> float:
+    return HELD if part.held else FAR if part.is_far else 1.0
 
 
 def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:

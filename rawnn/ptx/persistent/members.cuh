@@ -97,6 +97,7 @@ __device__ __forceinline__ void order_ahead(int* ring, const MemberOrder<true, L
       }
     }
   }
+  __syncwarp();
 }
 
 // What a member's examples come to in an evaluation.
