@@ -7,6 +7,7 @@ instructions; few threads then do the same work with fewer of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,6 +39,8 @@ MOST_RESIDENT = 8
 LEAST_EXAMPLES = 8
 """Of a micro-batch."""
 MOST_REGISTERS = 255
+SUMS_OF_CLUSTER = 1.35
+"""Registers of a sum of micro-batches in a kernel that also exchanges (784-128-10)."""
 LEAST_REGISTERS = {"float32": 92, "tf32": 92, "bfloat16": 76, "float16": 80}
 """Registers of a thread with which a kernel that holds nothing of weights spills nothing."""
 
@@ -183,9 +186,11 @@ def _micro_batches(problem: Problem) -> Iterator[int]:
 def registers(layout: Layout) -> int:
     """Registers of a thread that a kernel needs, so that it spills nothing."""
     d, states = layout.sharding, len(layout.sharding.problem.states)
-    sums = d.holds_tiles and d.micro_batches > 1
-    return LEAST_REGISTERS[d.problem.numbers] + sum(
-        part.registers(d.warps) * (sums + states * part.held) for part in layout.layers)
+    sums = 0.0
+    if d.holds_tiles and d.micro_batches > 1:
+        sums = 1.0 if d.tp_size == 1 else SUMS_OF_CLUSTER
+    return LEAST_REGISTERS[d.problem.numbers] + math.ceil(sum(
+        part.registers(d.warps) * (sums + states * part.held) for part in layout.layers))
 
 
 # -- expected time ---------------------------------------------------------------------------------
