@@ -62,7 +62,8 @@ def test_members_are_single_runs(opened: Opened, opt: str, options: dict[str, An
 
 
 @pytest.mark.parametrize("sharding", ["1x1:32:FFFF", "1x1:64:FFFF", "1x1:512:FFFF", "4x1:256:FGSF",
-                                      "8x1:128:FSFG"])
+                                      "8x1:128:FSFG", "1x1:128x2:FFFF", "1x1:256x2:FFFF",
+                                      "1x1:128x1:FFFF:2", "2x1:256:FSFF:2"])
 def test_a_named_sharding(opened: Opened, sharding: str) -> None:
     if int(sharding[0]) not in opened.machine.target.at_once:
         pytest.skip("has no such clusters")

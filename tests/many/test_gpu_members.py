@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset
 from rawnn.data.normalise import Normalisation, TargetNormalisation
@@ -157,10 +158,33 @@ def test_scores_of_more_epochs_than_columns(opened: Opened) -> None:
     trainer.close()
 
 
-def test_a_named_sharding_is_taken_and_said(opened: Opened) -> None:
-    trainer = GpuMembers(group_of(2), opened, sharding="1x1:64:FFF")
-    assert trainer.sharding == "1x1:64:FFF"
+@pytest.mark.parametrize("sharding", ["1x1:64:FFF", "1x1:64x4:FFF", "1x1:32x1:FFF:2",
+                                      "2x1:64:FSF:2"])
+def test_a_named_sharding_is_taken_and_said_and_trains_one_network(opened: Opened,
+                                                                   sharding: str) -> None:
+    group = group_of(2, optimizer="adam", epochs=1)
+    trainer = GpuMembers(group, opened, sharding=sharding)
+    assert trainer.sharding == sharding
+    trainer.run(np.arange(2, dtype=np.int32), 1)
+    config = replace(group.members[1], sharding=sharding, device="sim")
+    with Session(config, data=group.dataset) as session:
+        session.run()
+        single = session.runner.state()
+    state = trainer.state(np.array([1], np.int32))
+    for name, value in single.items():
+        assert np.array_equal(state[name][0], value), name
     trainer.close()
+
+
+@pytest.mark.parametrize(("sharding", "reason"), [
+    ("1x2:64x2:FFF", "has one group"), ("2x1:64x2:FSF", "one each"),
+    ("1x1:512x8:FFF", "2048 threads at most"),
+])
+def test_blocks_that_cannot_share_a_multiprocessor_are_refused(opened: Opened, sharding: str,
+                                                               reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason), Session(
+            Config(**OPTIONS, sharding=sharding), data=group_of(1).dataset):
+        raise AssertionError(sharding)
 
 
 def test_what_its_kernels_do_not_do_is_refused(opened: Opened) -> None:

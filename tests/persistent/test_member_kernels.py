@@ -4,6 +4,7 @@ spills at the registers that so many blocks leave them; and how blocks share the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +82,51 @@ def test_training_and_evaluation_compile_for_every_architecture(arch: str) -> No
 def test_the_kernel_of_one_network_knows_no_members(name: str) -> None:
     text = source(choose(problem(**VARIETY[name]), HOPPER, 1, 1).layout, "train_steps")
     assert not re.search(r"member|active|evaluated", text)
+
+
+# -- bits ------------------------------------------------------------------------------------------
+ARITHMETIC = re.compile(r"^\s*(?:@!?%p\d+\s+)?((?:mma\.sync|(?:add|sub|mul|fma|div|sqrt|rcp|ex2)\."
+                        r"(?:[a-z]+\.)*f32)\S*)", re.MULTILINE)
+
+
+def arithmetic(text: str, name: str) -> Counter[str]:
+    """How often the kernel's PTX has each instruction of float32 arithmetic and tensor cores."""
+    found = compile_source(installed_nvrtc(), text, name=f"{name}.cu", arch="compute_90",
+                           expressions=(name,), options=QUICK)
+    return Counter(ARITHMETIC.findall(found.cubin.decode()))
+
+
+@pytest.mark.parametrize(("numbers", "text", "room"), sliced([
+    ("", "1x1:128x2:FFFF", 0), ("tf32", "1x1:128:FFFF", 0), ("", "1x1:256x1:FFFF:2", 0),
+    ("", "1x1:128:FFFF", 1), ("bf16", "1x1:64x4:FFFF", 0)], 2))
+def test_a_member_computes_with_the_instructions_of_one_network(numbers: str, text: str,
+                                                                room: int) -> None:
+    """So a GPU contracts products and sums in the same places, and adds as many chains of sums.
+    Where room is 1, one network's state just fits and a member's does not. Members also derive
+    two numbers of the optimizer's settings, which one network has as literals."""
+    single = problem((20, 64, 64, 3), 32, numbers, {"loss": "mse"}, shuffle=True, schedule="cosine",
+                     form={"inputs": "float32", "scale": 1.0}, optimizer=Optimizer("adam", 1e-3))
+    d = sharding_of(single, text)
+    nbytes = layout_of(d, HOPPER.shared).nbytes if room else HOPPER.room(d.resident)
+    members = replace(SHUFFLED, single=single)
+    own = replace(d, problem=training_problem(single, members, partial=False), members=members)
+    wanted = arithmetic(source(layout_of(d, nbytes), "train_steps"), "train_steps")
+    found = arithmetic(member_source(layout_of(own, nbytes), "train_members"), "train_members")
+    assert sums_of(found) == sums_of(wanted)
+    assert any(name.startswith("mma.sync") for name in wanted)
+    if not room:
+        assert found - wanted == Counter({"fma.rn.f32": 2})
+        assert not wanted - found
+        return
+    assert layout_of(own, nbytes).far_tiles
+    other = layout_of(replace(own, members=SHUFFLED), nbytes)
+    assert sums_of(arithmetic(member_source(other, "train_members"), "train_members")) \
+        != sums_of(wanted)
+
+
+def sums_of(found: Counter[str]) -> dict[str, int]:
+    """The instructions of GEMMs, which updates have none of: the compiler may copy an update."""
+    return {name: times for name, times in found.items() if name.startswith(("mma", "add"))}
 
 
 # -- the choice ------------------------------------------------------------------------------------
