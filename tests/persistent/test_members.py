@@ -41,9 +41,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("1x1:128x2:FFFF:3", {"opt": "bf16,sr", "optimizer": "adam", "shuffle": False}),
     ("1x1:64x1:FFF", {"layers": (8, 32, 1), "loss": "mse", "opt": "tf32", "optimizer": "adamw",
                       "bias": False}),
+    ("1x1:32:FFF", {"layers": (8, 9, 3), "rows": 100, "batch": 3}),
+    ("1x1:32x1:FFF", {"layers": (8, 9, 3), "rows": 38, "batch": 1, "folds": 2}),
 ]
 """A sharding, and what is special about the members: every kind of order, loss, number and state,
-whole and partial batches, micro-batches, and state in registers."""
+whole and partial batches, micro-batches, state in registers, and more steps than are put in order
+at once."""
 
 
 @pytest.mark.parametrize(("sharding", "how"), sliced(CASES), ids=str)
@@ -148,6 +151,25 @@ def test_a_wrong_index_is_found(tmp_path: Path, right: str, wrong: str) -> None:
         launch.launch(launch.plans.train, np.array([1, 3]), 0, tmp_path,
                       text=text.replace(right, wrong))
         check_member(launch, wanted, 3, 0)
+
+    with pytest.raises((AssertionError, TwinError)):
+        train_wrongly()
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("(u + 2) % 16 == 0", "(u + 1) % 16 == 0"), ("((u + 1) % 17)", "((u + 1) % 16)")])
+def test_an_order_that_is_computed_too_late_or_read_elsewhere_is_found(
+        tmp_path: Path, right: str, wrong: str) -> None:
+    launch = MemberLaunch(group_of(2, layers=(8, 9, 3), rows=100, batch=3), "1x1:32:FFF")
+    wanted = launch.single(1, tmp_path)
+    impl = kernel_for(launch.plans.train.ops[0])
+    assert impl.code is not None
+    assert right in impl.code.text
+
+    def train_wrongly() -> None:
+        launch.launch(launch.plans.train, np.array([1]), 0, tmp_path,
+                      text=impl.code.text.replace(right, wrong))
+        check_member(launch, wanted, 1, 0)
 
     with pytest.raises((AssertionError, TwinError)):
         train_wrongly()
