@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 from rawnn.engine.machine import Opened
@@ -17,12 +16,11 @@ def trainer_of(group: Group, opened: Opened, notify: Callable[[str], None]) -> M
     members one after the other, and why."""
     if opened.device is None:
         return HostMembers(group, opened, notify)
-    # Loaded where there is a GPU alone: generating its kernels takes more modules than the host.
-    gpu = importlib.import_module("rawnn.many.gpu")
+    # Imported only for a GPU: generating its kernels takes more modules than the host needs.
+    from rawnn.many.gpu import GpuMembers
+
     try:
-        trainer: MemberTrainer = gpu.GpuMembers(group, opened, notify=notify,
-                                                sharding=group.config.sharding or "")
-        return trainer
+        return GpuMembers(group, opened, notify=notify, sharding=group.config.sharding or "")
     except Unsupported as reason:
         notify(f"{len(group):,} member{'s' * (len(group) > 1)} of {group.config.network()} train "
                f"launch by launch, one after the other, since no kernel trains them at once: the "

@@ -143,7 +143,7 @@ class MemberLaunch:
         impl = kernel_for(op)
         assert impl.code is not None
         (folder / impl.source).write_text(text or impl.code.text)
-        twin = Kernels((impl.source,), (impl.name,), defines=("RAWNN_PDL",), sources=sources,
+        library = Kernels((impl.source,), (impl.name,), defines=("RAWNN_PDL",), sources=sources,
                        folders=(folder,), flags=FLAGS).build()
         numbers = {**impl.scalars(op, plan), "launched": len(active), "offset": column}
         grid, block = impl.geometry(numbers)
@@ -152,7 +152,7 @@ class MemberLaunch:
         if not op.spec.kind.startswith("evaluate"):
             self.rates()
         wanted = text_parameters(impl)
-        twin.call(impl.name, grid, block, shared=impl.shared(numbers),
+        library.call(impl.name, grid, block, shared=impl.shared(numbers),
                   cluster=impl.cluster(numbers), early=(), run=run, **operands,
                   **{k: v for k, v in numbers.items() if k in wanted and k not in operands})
 
@@ -166,7 +166,7 @@ class MemberLaunch:
         layout = layout_of(d, ROOM.room(d.resident))
         text = source(layout, "train_steps")
         (folder / "single.cu").write_text(text)
-        twin = Kernels(("single.cu",), ("train_steps",), defines=("RAWNN_PDL",),
+        library = Kernels(("single.cu",), ("train_steps",), defines=("RAWNN_PDL",),
                        folders=(folder,), flags=FLAGS).build()
         fold, examples = int(group.fold[member]), group.examples
         clock = self.of(member, "clock")
@@ -195,9 +195,10 @@ class MemberLaunch:
                   for n in range(1, problem.depth + 1) if problem.copies}
         numbers = {"whole": examples // config.batch, "left": examples % config.batch,
                    "seed": config.seed}
-        twin.call("train_steps", (d.blocks, 1, 1), (d.threads, 1, 1), shared=layout.dynamic_bytes,
-                  cluster=d.cluster_size, early=("cursor",), run=run, span=self.steps, offset=0,
-                  **{k: v for k, v in numbers.items() if k in wanted}, **arrays, **copies)
+        library.call("train_steps", (d.blocks, 1, 1), (d.threads, 1, 1),
+                     shared=layout.dynamic_bytes, cluster=d.cluster_size, early=("cursor",),
+                     run=run, span=self.steps, offset=0,
+                     **{k: v for k, v in numbers.items() if k in wanted}, **arrays, **copies)
         return arrays
 
     def _step(self, member: int) -> Plan:

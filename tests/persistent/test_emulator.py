@@ -549,7 +549,7 @@ TURNS = [
     ("clusters share sums", 2, 3, "FG", 2, 4), ("clusters share sums", 2, 3, "FS", 2, 4),
     ("softmax, SGD", 1, 1, "FFFF", 2, 5), ("Adam in an order", 1, 1, "FFFF", 3, 7),
     ("Adam in an order", 4, 1, "FSFF", 2, 0), ("binary cross-entropy, tanh", 2, 1, "FGFS", 2, 4),
-    ("rounded by chance, decay alone", 1, 1, "FFFF", 2, 0), ("bfloat16", 2, 1, "FSFG", 3, 0),
+    ("stochastic rounding, decay alone", 1, 1, "FFFF", 2, 0), ("bfloat16", 2, 1, "FSFG", 3, 0),
 ]
 """How the work is shared by clusters that take their examples in micro-batches, how many, and what
 is left for a partial batch."""
@@ -565,7 +565,7 @@ def test_micro_batches(tmp_path: Path, name: str, ranks: int, groups: int, types
 HELD = [
     ("Adam in an order", 1, 1, "FFFF", 1, 7), ("Adam in an order", 2, 1, "FSFG", 1, 0),
     ("float16 inputs, normalised", 1, 1, "FFFF", 1, 0), ("float16, Adam, tanh", 1, 1, "FFFF", 1, 0),
-    ("rounded by chance, Adam", 1, 2, "FFFF", 2, 3), ("one layer in an order", 1, 1, "FF", 1, 3),
+    ("stochastic rounding, Adam", 1, 2, "FFFF", 2, 3), ("one layer in an order", 1, 1, "FF", 1, 3),
     ("Adam in an order, state far", 1, 2, "FFFF", 2, 5),
 ]
 """Blocks of a network, and of a multiprocessor; with state in registers, but for the last."""

@@ -18,7 +18,7 @@ from rawnn.plan.ops.members import SCORES
 from rawnn.ptx.kernels import kernel_for
 from tests import requires
 from tests.persistent.member_launch import ROOM, MemberLaunch, check_member, group_of
-from tests.ptx.emulator.emulator import TwinError
+from tests.ptx.emulator.emulator import EmulatorError
 from tests.slices import sliced
 
 pytestmark = requires.GXX
@@ -152,7 +152,7 @@ def test_a_wrong_index_is_found(tmp_path: Path, right: str, wrong: str) -> None:
                       text=text.replace(right, wrong))
         check_member(launch, wanted, 3, 0)
 
-    with pytest.raises((AssertionError, TwinError)):
+    with pytest.raises((AssertionError, EmulatorError)):
         train_wrongly()
 
 
@@ -171,7 +171,7 @@ def test_an_order_that_is_computed_too_late_or_read_elsewhere_is_found(
                       text=impl.code.text.replace(right, wrong))
         check_member(launch, wanted, 1, 0)
 
-    with pytest.raises((AssertionError, TwinError)):
+    with pytest.raises((AssertionError, EmulatorError)):
         train_wrongly()
 
 
