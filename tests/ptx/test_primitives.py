@@ -329,6 +329,15 @@ def expected(text: str) -> str:
     return pattern
 
 
+def test_the_zero_of_a_product_is_no_register_of_a_sum() -> None:
+    """Sums that begin as 0 are the same value as the zero, and are written before it is read."""
+    body = assembly()["add_float_product"]
+    sums = set(re.findall(r"%\w+", "".join(re.findall(r"f32 \{(%[^}]*)\}", body))))
+    (zero,) = set(re.findall(r"%\w+", re.findall(r"f32 \{p0.*\{([^}]*)\};", body)[0]))
+    assert len(sums) == 8  # y and z
+    assert zero not in sums
+
+
 def test_nothing_else_has_inline_ptx() -> None:
     for path in SOURCES.rglob("*.cu*"):
         if path.parent.name != "device" and path.suffix in (".cu", ".cuh"):

@@ -182,7 +182,7 @@ __device__ __forceinline__ void add_float_product(float (&x)[4], float (&y)[4], 
     asm(RAWNN_SPLITS RAWNN_PRODUCT(RAWNN_Y, "l", "h", RAWNN_Y) RAWNN_PRODUCT(RAWNN_Z, "h", "l", RAWNN_Z)
         RAWNN_PRODUCT("p0, p1, p2, p3", "h", "h", RAWNN_ZERO)
         "add.f32 %0, %0, p0;\nadd.f32 %1, %1, p1;\nadd.f32 %2, %2, p2;\nadd.f32 %3, %3, p3;\n}"
-        RAWNN_OPERANDS("+f"));
+        RAWNN_OPERANDS("+&f"));  // &: or a sum that begins as 0 may share the register of the zero
   }
 #undef RAWNN_PRODUCT
 #undef RAWNN_SPLITS
