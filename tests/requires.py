@@ -10,11 +10,13 @@ from tests.ptx.emulator.emulator import compiler
 
 EXTRAS = {
     "cuda": "nvrtc12", "nvmath": "cu12", "nccl": "nccl12", "onnx": "export", "jinja2": "report",
-    "matplotlib": "report", "torch": "peers", "jax": "peers-jax", "pytest": "dev", "mypy": "dev",
-    "onnxruntime": "dev", "pandas": "dev", "polars": "dev", "scipy": "dev", "setuptools": "dev",
+    "matplotlib": "report", "torch": "peers", "jax": "peers-jax", "optuna": "optuna",
+    "pytest": "dev", "mypy": "dev", "onnxruntime": "dev", "pandas": "dev", "polars": "dev",
+    "scipy": "dev", "setuptools": "dev", "sklearn": "dev",
 }
 """The extra that installs a package; those of CUDA have a counterpart for 13."""
-OTHERS = {"sklearn": "pip install scikit-learn"}
+OTHERS: dict[str, str] = {}
+"""How to install what no extra has."""
 
 
 def command(package: str) -> str:

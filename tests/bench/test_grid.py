@@ -13,6 +13,7 @@ from rawnn.bench.peers.ensemble import is_large
 from rawnn.bench.peers.system_comparison import Rules, compare, task_of
 from rawnn.bench.record import read_results
 from rawnn.bench.suites import read_suites
+from tests import requires
 from tests.bench.measuring import invoke, place, standing, tiny
 
 GRID = read_suites().grid
@@ -48,7 +49,7 @@ def test_an_epoch_of_a_cell_fits() -> None:
 
 
 def test_forms_of_jax_are_forms_that_it_has() -> None:
-    pytest.importorskip("jax")
+    requires.module("jax")
     from rawnn.bench.peers import jax_system
 
     assert {form.split(":")[1] for form in JAX} == set(jax_system.FORMS)

@@ -75,8 +75,6 @@ def test_forms_of_torch_are_those_that_it_has() -> None:
 
 @pytest.mark.parametrize("device", ["host", "sim"])
 def test_ensembles_without_a_gpu_are_gone_on_with(device: str, tmp_path: Path) -> None:
-    if device == "sim":
-        pytest.importorskip("rawnn.many.gpu")
     kept = tmp_path / "m.json"
     first = invoke("many", "A", "sampled", "--members", "16", "--count", "1", "--part", "1/2",
                    "--precision", "float32", "--device", device, "--peer", "numpy", "--json",

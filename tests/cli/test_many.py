@@ -16,6 +16,7 @@ import pytest
 import rawnn as package
 from rawnn.cli.varying import varied
 from rawnn.common.errors import ConfigError
+from tests import requires
 from tests.cli.conftest import Rawnn
 
 RNG = np.random.default_rng(1)
@@ -87,7 +88,7 @@ def test_a_table_of_the_best_json_and_a_plot(rawnn: Rawnn, table: Path, tmp_path
 
 
 def test_a_report_has_the_plot_and_the_table(rawnn: Rawnn, table: Path, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
+    requires.module("jinja2")
     file, page = tmp_path / "widths.json", tmp_path / "r.html"
     done = rawnn(*arguments(table, "--vary", "lr=0.1,0.01", "--seeds", "2", "--quiet", "--json",
                             str(file)))
@@ -147,7 +148,7 @@ def test_a_member_is_taken_by_eval_predict_export_and_train(rawnn: Rawnn, table:
     assert done.status == 0, done.err
     both = [json.loads((tmp_path / name).read_text()) for name in ("r.json", "m.json")]
     assert both[0]["test_loss"] == both[1]["table"]["test_loss"][3]
-    pytest.importorskip("onnx")
+    requires.module("onnx")
     done = rawnn("export", f"{runs}#3", str(tmp_path / "m.onnx"))
     assert done.status == 0, done.err
     done = rawnn("eval", f"{runs}#9")

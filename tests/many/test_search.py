@@ -11,6 +11,7 @@ import rawnn
 from rawnn.common.errors import ConfigError
 from rawnn.many.halving import rungs_of, survivors
 from rawnn.many.spaces import checked, grid_of, sampled
+from tests import requires
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(120, 6)).astype(np.float32)
@@ -110,7 +111,7 @@ def test_bad_distributions(make: Any, said: str) -> None:
 
 
 def test_optuna_asks_and_tells_in_batches() -> None:
-    optuna = pytest.importorskip("optuna")
+    optuna = requires.module("optuna")
     from rawnn.many.optuna import optimise
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -138,7 +139,7 @@ def test_optuna_asks_and_tells_in_batches() -> None:
 
 
 def test_cv_results_have_the_keys_and_figures_of_a_grid_search() -> None:
-    selection = pytest.importorskip("sklearn.model_selection")
+    selection = requires.module("sklearn.model_selection")
     from sklearn.base import BaseEstimator, ClassifierMixin
 
     class Wrapped(ClassifierMixin, BaseEstimator):  # type: ignore[misc, no-any-unimported]

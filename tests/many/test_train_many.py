@@ -15,6 +15,7 @@ import pytest
 import rawnn
 from rawnn.common.errors import CheckpointError, ConfigError
 from rawnn.many.progress import ManyReport
+from tests import requires
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(120, 6)).astype(np.float32)
@@ -310,7 +311,7 @@ def test_an_ensemble_of_values_is_in_their_units() -> None:
 
 
 def test_json_and_pandas_hold_the_table(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = requires.module("pandas")
     many = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01])
     frame = many.table(pandas=True)
     assert isinstance(frame, pandas.DataFrame)
