@@ -19,7 +19,6 @@ from rawnn.data.normalise import Normalisation
 from rawnn.engine import checkpoint
 from rawnn.engine.checkpoint import (
     Checkpoint,
-    Store,
     check_fits,
     decode,
     encode,
@@ -28,6 +27,7 @@ from rawnn.engine.checkpoint import (
     read,
     write,
 )
+from rawnn.engine.checkpoint_store import Store
 from rawnn.engine.training import train
 from rawnn.model.layers import Network
 

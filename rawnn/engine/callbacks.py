@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
 from rawnn.common.files import SideOutput, check_output
 from rawnn.common.listener import Listener
-from rawnn.engine.checkpoint import BEST, EARLY_STOPPING, Checkpoint, Store, is_of_run, read, write
+from rawnn.engine.checkpoint import BEST, EARLY_STOPPING, Checkpoint, is_of_run, read, write
+from rawnn.engine.checkpoint_store import Store
 from rawnn.engine.result import Report
 
 if TYPE_CHECKING:

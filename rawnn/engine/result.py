@@ -138,7 +138,7 @@ class Result:
     peak_memory_bytes
         most device memory held at once; 0 on the host
     facts
-        what the runner tells of itself; docs/results.md names them
+        what the runner reports about itself; docs/results.md names them
     environment
         where it was measured
     schema_version

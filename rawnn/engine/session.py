@@ -32,7 +32,8 @@ from rawnn.data import Dataset
 from rawnn.distributed import Team
 from rawnn.engine import parallel
 from rawnn.engine.callbacks import Listeners, requested_listeners, without_file_writers
-from rawnn.engine.checkpoint import EARLY_STOPPING, Checkpoint, Lineage, how_to_continue
+from rawnn.engine.checkpoint import EARLY_STOPPING, Checkpoint, Lineage
+from rawnn.engine.checkpoint_store import how_to_continue
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import (
     ReadAhead,

@@ -20,7 +20,8 @@ from rawnn.data import Dataset
 from rawnn.data.identity import identity_of
 from rawnn.engine import many_checkpoint
 from rawnn.engine.callbacks import Listeners
-from rawnn.engine.checkpoint import Lineage, Store, how_to_continue
+from rawnn.engine.checkpoint import Lineage
+from rawnn.engine.checkpoint_store import Store, how_to_continue
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import spare_outputs
 from rawnn.engine.machine import Opened, open_device
