@@ -180,9 +180,9 @@ def _log_uniform(generator: Generator, low: int, high: int) -> int:
 
 
 def _sizes(generator: Generator, limits: Limits) -> tuple[tuple[int, ...], int]:
-    """Sizes of up to six layers and a batch, half of them all multiples of 16: what vectors and
-    tensor cores like, and what they must be told of. One in ten is large and shallow and one in ten
-    wide with a small batch, for what is done differently from some size on."""
+    """Sizes of up to six layers and a batch, half of them all multiples of 16: sizes that vectors
+    and tensor cores take whole, and sizes that they do not. One in ten is large and shallow and one
+    in ten wide with a small batch, for what is done differently from some size on."""
     depth, widths, batches = int(generator.integers(1, 7)), limits.widths, (1, limits.batch)
     kind = generator.random()
     if kind < 0.1:

@@ -21,7 +21,7 @@ def as_by_ctrl_c() -> Iterator[None]:
     signal that the process ignores (nohup) is not touched."""
     received: list[int] = []
 
-    def hear(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         received.append(number)
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
@@ -29,7 +29,7 @@ def as_by_ctrl_c() -> Iterator[None]:
     numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
     taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
     for number in taken:
-        signal.signal(number, hear)
+        signal.signal(number, interrupt)
     try:
         yield
     except (click.Abort, KeyboardInterrupt):

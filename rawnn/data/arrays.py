@@ -133,8 +133,8 @@ def from_arrays(
 
 
 def _check_scales(x: NDArray[Any], xt: NDArray[Any]) -> None:
-    """Raises DataError where one part has bytes, which are scaled by 1/255 unless told otherwise,
-    and the other has numbers whose scale nobody knows."""
+    """Raises DataError where one part has bytes, which are scaled by 1/255 by default, and the
+    other has numbers whose scale nobody knows."""
     for inputs, other, word, rest in ((x, xt, "training", "validation"),
                                       (xt, x, "validation", "training")):
         if inputs.dtype == np.uint8 and int(inputs.max()) > 1:

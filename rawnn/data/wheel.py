@@ -131,6 +131,6 @@ def _pip_download(requirement: str, directory: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise WheelError(f"pip did not finish within {_PIP_SECONDS} s") from error
     if done.returncode:
-        told = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        last = next((line for line in reversed(told) if line.startswith("ERROR")), "")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        last = next((line for line in reversed(lines) if line.startswith("ERROR")), "")
         raise WheelError(f"pip failed: {last.removeprefix('ERROR:').strip() or done.returncode}")

@@ -69,7 +69,7 @@ class Implementation:
             if name not in known:
                 raise ConfigError(f"{self._what}: its pointer '{name}' is no operand of the op "
                                   f"'{self.spec.kind}'{nearest(name, known)}; its operands are "
-                                  f"{listed}, and pointers are told apart by these names")
+                                  f"{listed}, and pointers are matched by these names")
             if parameter.const and name in self.spec.writes and name not in self.spec.reads:
                 raise ConfigError(f"{self._what}: the op writes '{name}', and the kernel's pointer "
                                   f"is const: take the const away")
@@ -237,8 +237,8 @@ class Implementation:
             if isinstance(value, str):
                 if _NEUTRAL_TEXT.get(key) == value:
                     continue
-                raise ConfigError(f"{what}: the op's {key} is '{value}', which the kernel is not "
-                                  f"told: say for which it is made, where = \"{key} == '{value}'\"")
+                raise ConfigError(f"{what}: the op's {key} is '{value}', which the kernel does not "
+                                  f"get: say for which it is made, where = \"{key} == '{value}'\"")
             if not isinstance(value, int | float):
                 continue
             random = key in ("seed", "stream") and bool(op.attributes.get("stochastic"))

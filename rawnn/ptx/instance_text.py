@@ -1,8 +1,8 @@
 """What instances of kernels add to the text of their source: the functors that an activation or an
 optimizer brings, and the kernels of such an optimizer.
 
-Those of an optimizer are all frame: what updates.cuh and mma_update.cuh need to be told of its
-state and its settings. sgd.cu, momentum.cu, adam.cu and gemm_kernels.cuh have the same by hand.
+The kernels of an optimizer only pass its state and its settings to updates.cuh and mma_update.cuh.
+sgd.cu, momentum.cu, adam.cu and gemm_kernels.cuh have the same kernels written by hand.
 """
 
 from __future__ import annotations

@@ -154,15 +154,15 @@ def test_what_no_run_could_do_is_said_ahead_of_all(rawnn: Rawnn,
 
 def test_ctrl_c_ends_it_with_what_was_measured(rawnn: Rawnn, tmp_path: Path,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks are told of it, and what they leave unmeasured has not failed."""
+    """The ranks get the signal, and what they leave unmeasured has not failed."""
     answers = [Answer([10.0], [0.5], "nccl", [], {}, {})]
 
-    def ranks(command: Any, count: int, say: Any, seconds: float, hear: Any) -> int:
+    def ranks(command: Any, count: int, say: Any, seconds: float, interrupt: Any) -> int:
         if answers:
             request = msgspec.json.decode(Path(command[-1]).read_bytes(), type=Request)
             Path(request.answer).write_bytes(msgspec.json.encode(answers.pop()))
             return 0
-        hear(2)
+        interrupt(2)
         return 130
 
     monkeypatch.setattr("rawnn.bench.cases.scaling.run", ranks)

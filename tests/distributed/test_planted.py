@@ -126,11 +126,11 @@ def test_what_can_be_expected_is_said_before_it_starts(
     monkeypatch.setattr("rawnn.engine.parallel.SHORT_US", short)
     monkeypatch.setattr("rawnn.engine.parallel.MIN_GAIN", math.inf)
 
-    class Heard(Listener):
+    class Messages(Listener):
         def notify(self, message: str) -> None:
             messages.append(message)
 
-    first, second = ranks_of_a_session({}, listener=Heard())
+    first, second = ranks_of_a_session({}, listener=Messages())
     assert any("its gradients take" in each for each in messages)
     assert {"compute_us", "reduce_us"} <= first.facts.keys()
     assert ({"step_us", "alone_us"} <= first.facts.keys()) == (short > 0)

@@ -101,9 +101,9 @@ def test_a_block_computes_several_tiles_in_every_order(defines: dict[str, int], 
 @pytest.mark.parametrize(("right", "wrong", "words"), sliced([
     # A place is filled again before all have read it.
     ("          ptx::wait_for(empty + turn.slot * 8, turn.parity ^ 1);\n", "",
-     "more arrivals than a barrier was told of"),
+     "more arrivals than a barrier expects"),
     # Only this block's warpgroups say that they have read what both blocks get.
-    ("2 * CLUSTER);", "2);", "more arrivals than a barrier was told of"),
+    ("2 * CLUSTER);", "2);", "more arrivals than a barrier expects"),
     # Half of b comes to this block alone.
     ("(1 << CLUSTER) - 1);", "1 << rank);", "waits"),
     # Sums are read while the tensor cores may still write them.

@@ -228,7 +228,7 @@ class Arithmetic:
                           for rows in self.shares(len(dz))], layer).T
 
     def _met(self, parts: list[Array], layer: int) -> Array:
-        """The sum of the clusters' parts, as they are told to each other."""
+        """The sum of the clusters' parts, as they publish them."""
         if self.d.dp_size > 1:
             parts = [markable(part, self._marked(part, layer)) for part in parts]
         return _added(parts)

@@ -309,7 +309,7 @@ ALIKE = [("clusters share sums", 1, 8, ""), ("stochastic rounding, Adam", 4, 3, 
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(ALIKE))
 def test_all_clusters_have_the_same_weights(tmp_path: Path, name: str, ranks: int, groups: int,
                                             types: str) -> None:
-    """New weights are told as changes, of which some lose a bit: to all clusters alike."""
+    """New weights are published as changes, which may lose a bit: the same for all clusters."""
     check_alike(Launch(name, ranks, groups, types), tmp_path, 1)
 
 
@@ -324,7 +324,7 @@ IN_SHARES = [("softmax, SGD", 2, 3, "SFGF"), ("Adam in an order", 2, 2, "FSFF"),
 @pytest.mark.parametrize(("name", "ranks", "groups", "types"), sliced(IN_SHARES, 2))
 def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
                                   ranks: int, groups: int, types: str) -> None:
-    """Clusters of which some have a tile more to hear of than others."""
+    """Some clusters receive one tile more than others."""
     monkeypatch.setattr(schedule, "is_summed_by_all", lambda *_: False)
     launch = Launch(name, ranks, groups, types)
     found = launch.op.attributes["chosen"].layout
@@ -334,9 +334,9 @@ def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("shared", "types"), sliced([(True, "FSFG"), (False, "FGSF")]))
-def test_clusters_that_tell_each_other_bfloat16_have_the_same_weights(
+def test_clusters_that_publish_bfloat16_have_the_same_weights(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, types: str) -> None:
-    """A cluster takes in what it tells itself as the others do."""
+    """A cluster adds its own published change as the others do."""
     monkeypatch.setattr(schedule, "is_summed_by_all", lambda *_: not shared)
     launch = Launch("bfloat16", 2, 3, types)
     assert launch.sharding.publishes_bf16
@@ -509,9 +509,9 @@ def test_every_exchange_through_the_l2_cache(tmp_path: Path, name: str, ranks: i
     check(Launch(name, ranks, groups, types, exchange=L2), tmp_path, run)
 
 
-def test_blocks_without_features_are_heard_of_through_l2(tmp_path: Path) -> None:
-    """Two of eight have none of the 12 outputs, and the turn has one exchange: who did not hear of
-    them would write again what they still read."""
+def test_blocks_without_features_are_waited_for_through_l2(tmp_path: Path) -> None:
+    """Two of eight have none of the 12 outputs, and a step has one exchange: a block that did not
+    wait for them would overwrite what they still read."""
     launch = Launch("tf32, one layer", 8, 1, "FG", exchange=L2)
     check(launch, tmp_path, 0)
     text, changed = re.subn(r"receive_flags<E0>\([^;]*\);", ";", launch.impl.code.text)

@@ -46,7 +46,7 @@ def share(right: Reference, problem: Problem, made: Made) -> float:
 
 def cost(right: Reference, problem: Problem, numbers: str) -> NDArray[np.float64]:
     """How far rounding the operands of a class moves the losses, the furthest of WAYS, by windows;
-    it never falls, as what has gone astray may come back by chance."""
+    it never falls, because two errors may cancel in a later window."""
     truth = windows(right.losses)
     away = [np.abs(windows(way) - truth) for way in _ways(problem, numbers)]
     return np.maximum.accumulate(np.nan_to_num(np.max(away, axis=0), nan=0.0, posinf=0.0))

@@ -66,8 +66,8 @@ class OptimizerSpec:
     """What is true of every optimizer of one name.
 
     `settings` are its hyperparameters with their defaults; `kind(settings)` names the op of its
-    step, `state(settings)` the tensors that it keeps for each parameter, `attributes(settings)`
-    what the op is told. `counts_steps` says that the op counts steps. `ranges` says of a setting
+    step, `state(settings)` the tensors that it keeps for each parameter, `attributes(settings)` the
+    attributes of that op. `counts_steps` says that the op counts steps. `ranges` says of a setting
     that no other optimizer has which values are allowed, and in words.
     """
 

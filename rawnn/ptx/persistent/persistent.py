@@ -25,7 +25,7 @@ IN_ITS_STEP = ("loss", "correct")
 
 @cache
 def _written(layout: Layout) -> tuple[str, str]:
-    """The kernel's name and text. The name tells kernels apart, the text says all of them."""
+    """The kernel's name, which no other text has, and its text."""
     digest = hashlib.sha256(source(layout, NAME).encode()).hexdigest()[:12]
     name = f"{NAME}_{digest}"
     return name, source(layout, name)

@@ -94,7 +94,7 @@ void fence_barrier_init() {
 // but what the thread has loaded, and copies that it has waited for, are over.
 void arrive(unsigned int address, Order order, Scope scope) {
   Barrier& barrier = barrier_at(address, false);
-  if (barrier.left == 0) fail("more arrivals than a barrier was told of, at %p", self->here);
+  if (barrier.left == 0) fail("more arrivals than a barrier expects, at %p", self->here);
   if (order == Order::kRelease) {
     if (&block_of(address) == self->block) {
       barrier.gather.add(*self);
