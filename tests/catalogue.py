@@ -237,6 +237,8 @@ def _cases(machine: Machine) -> dict[Key, list[Case]]:
     for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
         for variant in SHAPES:
             _collect(found, variant, opt, machine)
+    for opt, plan in member_plans():
+        _collect_plan(found, plan, opt)
     grouped: dict[Key, list[Case]] = {}
     for case in found.values():
         grouped.setdefault(key_of(case.op), []).append(case)
@@ -246,12 +248,16 @@ def _cases(machine: Machine) -> dict[Key, list[Case]]:
 def _collect(found: dict[tuple[Any, ...], Case], variant: Variant, opt: str,
              machine: Machine) -> None:
     for plan in variant.plans(opt, machine):
-        for op in plan.ops:
-            if op.kind == "upload" or op.impl in LIBRARIES:
-                what: object = tuple(sorted((k, str(v)) for k, v in op.attributes.items()
-                                            if k not in ("offset", "stride", "seed", "stream")))
-            else:
-                what = kernel_for(op).expression(op, plan)
-            tensors = tuple((role, plan[name].shape, plan[name].dtype, plan[name].packed)
-                            for role, name in sorted(op.operands.items()))
-            found.setdefault((op.kind, op.impl, what, tensors), Case(op, plan, opt))
+        _collect_plan(found, plan, opt)
+
+
+def _collect_plan(found: dict[tuple[Any, ...], Case], plan: Plan, opt: str) -> None:
+    for op in plan.ops:
+        if op.kind == "upload" or op.impl in LIBRARIES:
+            what: object = tuple(sorted((k, str(v)) for k, v in op.attributes.items()
+                                        if k not in ("offset", "stride", "seed", "stream")))
+        else:
+            what = kernel_for(op).expression(op, plan)
+        tensors = tuple((role, plan[name].shape, plan[name].dtype, plan[name].packed)
+                        for role, name in sorted(op.operands.items()))
+        found.setdefault((op.kind, op.impl, what, tensors), Case(op, plan, opt))

@@ -50,7 +50,7 @@ from rawnn.ptx.instance_text import instance_text, with_instance_text  # noqa: E
 from rawnn.ptx.kernel_registry import key_of  # noqa: E402
 from rawnn.ptx.kernels import KERNELS, kernel_for  # noqa: E402
 from rawnn.ptx.limits.microbenchmarks import PROBES, Probe  # noqa: E402
-from tests.catalogue import Case, Variant, cases, legal, member_plans  # noqa: E402
+from tests.catalogue import Case, Variant, cases, legal  # noqa: E402
 from tools import kernel_page  # noqa: E402
 
 RECORD = ROOT / "results" / "kernels.json"
@@ -100,7 +100,6 @@ def launched() -> dict[Instance, tuple[Case, ...]]:
     for count in range(1, MAX_FUSED_CLASSES + 1):  # of a fused one-layer step
         plan = next(Variant((FEATURES, count), BATCH).plans("preload,fuse"))
         several += [Case(op, plan, "preload,fuse") for op in plan.ops]
-    several += [Case(op, plan, opt) for opt, plan in member_plans() for op in plan.ops]
     found: dict[tuple[str, str], list[Case]] = {}
     for case in several:
         if key_of(case.op) in KERNELS:

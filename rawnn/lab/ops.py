@@ -20,7 +20,9 @@ from rawnn.common.dtypes import numpy_dtype, rounded
 from rawnn.cuda.device import Device, padded
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.model.losses import LOSSES
+from rawnn.model.schedules import Schedule
 from rawnn.plan.op import OPS, Op
+from rawnn.plan.ops.members import member_words
 from rawnn.plan.ops.metrics import KIND as LOSS_SUMS
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
@@ -68,13 +70,21 @@ def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.
     if role in ("t", "targets") and any(
             op.kind in loss.kinds for loss in LOSSES.values() if loss.link == "sigmoid"):
         return generator.integers(0, 2, shape)
-    if role == "order":
+    if role in ("order", "active"):
         return generator.permutation(shape[0])
+    if role == "members":
+        words = np.zeros(shape, np.int32)
+        for row in words:
+            lr, value = generator.uniform(0.05, 0.2, 2)
+            schedule = Schedule("constant", lr, value, period=3, warmup=2, steps=7)
+            drawn = member_words(int(generator.integers(1 << 40)), 0, schedule, ())
+            row[:len(drawn)] = drawn
+        return words
     if role in ("y", "labels", "row_correct"):
         return generator.integers(0, 2 if role == "row_correct" else classes, shape)
     fixed = {"cursor": [STEP], "clock": [2, 7], "loss_scale": [1024.0, 3.0], "overflow": [0]}
-    if role in fixed:
-        return fixed[role]
+    if role in fixed:  # a clock of each of several networks
+        return np.resize(np.array(fixed[role]), shape)
     if role == "workspace":
         return np.zeros(shape)
     if role in ("rates", "inverse_std"):
