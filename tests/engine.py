@@ -89,7 +89,7 @@ def form_for(network: Network, examples: int, **options: Any) -> DataSpec:
 def step_plan(network: Network, batch: int, examples: int, lr: float = 0.1,
               optimizer: Optimizer | None = None, form: dict[str, Any] | None = None,
               rest: bool = False, **recipe: Any) -> Plan:
-    """The baseline plan of a step; `form` goes to Form, `recipe` to Recipe."""
+    """The baseline plan of a step; `form` goes to DataSpec, `recipe` to Recipe."""
     return training_step(network, Recipe(batch, optimizer or Optimizer(lr=lr), **recipe),
                          form_for(network, examples, **(form or {})), rest=rest)
 

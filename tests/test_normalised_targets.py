@@ -124,14 +124,14 @@ def test_the_host_says_that_it_measures_columns_that_differ() -> None:
 
 
 def test_everybody_is_shown_the_same_losses(tmp_path: Path) -> None:
-    class Heard(Listener):
+    class Recorder(Listener):
         def __init__(self) -> None:
             self.reports: list[Report] = []
 
         def reported(self, report: Report) -> None:
             self.reports.append(report)
 
-    received = Heard()
+    received = Recorder()
     found = go(BOTH, listener=[received, CsvLog(tmp_path / "log.csv")])
     assert received.reports is not found.history
     assert [r.test_loss for r in received.reports] == [r.test_loss for r in found.history]

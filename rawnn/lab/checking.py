@@ -168,7 +168,7 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     With `limit` (seconds per launch) the kernel runs in a separate process, so that one that never
     ends or that breaks the GPU's context becomes a finding; otherwise it runs in this process.
 
-    Raises ConfigError, with the cure, for work that does not fit the kernel, and Refused for a
+    Raises ConfigError, with the fix, for work that does not fit the kernel, and Refused for a
     function that replaces what judges it.
 
     Parameters

@@ -49,7 +49,7 @@ def tensor_map(array: Any, box: int | Sequence[int], *, swizzle: str = "128B",
     Elements of a box outside the array are read as zeros and not written. Coordinates in a kernel
     go from the last dimension to the first.
 
-    Raises ConfigError, with the cure, for what the copy engine cannot do.
+    Raises ConfigError, with the fix, for what the copy engine cannot do.
 
     Parameters
     ----------

@@ -161,7 +161,7 @@ def test_update(batch: int, rows: int, cols: int, weights: str, gradient: bool) 
 
 @pytest.mark.parametrize("cols", [1024, 1001])
 @pytest.mark.parametrize("batch", [32, 64])
-def test_rounding_by_chance_keeps_the_mean_and_repeats(batch: int, cols: int) -> None:
+def test_stochastic_rounding_keeps_the_mean_and_repeats(batch: int, cols: int) -> None:
     """Every weight becomes one of its two neighbours, and the mean of a million is the exact one's
     to a hundredth of a unit of the last place; with the input gradient or without, the same."""
     rows = 1024

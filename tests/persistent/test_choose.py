@@ -170,7 +170,7 @@ def test_a_loss_scale_costs_its_decision(ranks: int, groups: int) -> None:
     assert "overflow" in [phase.name for phase in cost.phases(d)]
 
 
-def test_rounding_by_chance_costs_its_draws() -> None:
+def test_stochastic_rounding_costs_its_draws() -> None:
     d = choose(problem((64, 120, 10), numbers="bf16,sr"), HOPPER).sharding
     assert cost.cycles(d) > cost.cycles(replace(d, problem=replace(d.problem, streams=())))
 

@@ -392,7 +392,8 @@ CHANCE = [("", 1, 1), ("", 1, 3), ("FSFG", 2, 1), ("SFGF", 4, 1), ("FGSF", 8, 1)
 DECAY = "stochastic rounding, decay alone"
 
 
-def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
+def check_stochastic_rounding(launch: Launch, folder: Path, run: int,
+                              sources: Path = SOURCES) -> None:
     """Inputs of 0 and no biases make all gradients 0: what is left is the decay, which is the same
     arithmetic everywhere, so that a weight differs only where another bit was drawn."""
     launch.arrays["images"][:] = 0
@@ -407,7 +408,7 @@ def check_by_chance(launch: Launch, folder: Path, run: int, sources: Path = SOUR
 @pytest.mark.parametrize(("types", "ranks", "groups"), sliced(CHANCE))
 def test_weights_are_rounded_with_the_bits_that_numpy_draws(
         tmp_path: Path, types: str, ranks: int, groups: int) -> None:
-    check_by_chance(Launch(DECAY, ranks, groups, types), tmp_path, 2)
+    check_stochastic_rounding(Launch(DECAY, ranks, groups, types), tmp_path, 2)
 
 
 @pytest.mark.parametrize(("name", "types", "turns"), [

@@ -25,11 +25,11 @@ class Loss:
 
     `target_kind` says what it compares with: "labels" (y, class indices) or "targets" (t, as wide
     as z). A loss that is a mean over all elements says all with two functions, from which
-    rawnn.plan.losses makes its ops: `terms(z, t)`, the loss of each element, and `gradient(z, t)`,
-    that of the mean. Any other defines its ops, and says how a plan is built from them:
-    `measure(builder)` adds the ops that give loss (and correct), `backward(builder)` those that
-    give the last dz. `parts` are the kinds of those ops, `fused` the one that does the work of all
-    of them in one pass ("" where there is none).
+    rawnn.plan.ops.losses makes its ops: `terms(z, t)`, the loss of each element, and
+    `gradient(z, t)`, that of the mean. Any other defines its ops, and says how a plan is built from
+    them: `measure(builder)` adds the ops that give loss (and correct), `backward(builder)` those
+    that give the last dz. `parts` are the kinds of those ops, `fused` the one that does the work
+    of all of them in one pass ("" where there is none).
 
     `counts` is how many answers an example of `outputs` outputs has that can be right (0: the loss
     has no accuracy). `total(z, targets)` is the sum of a batch's losses in float64, of examples

@@ -229,7 +229,7 @@ ODD = np.array([0x7f800000, 0xff800000, 0x7fffffff, 0x7fc00000, 0xffc00000, 0x7f
 """Infinities, the NaNs that a GPU and a host make, the largest numbers, the smallest."""
 
 
-def check_rounding_by_chance(emulator: Emulator, rng: np.random.Generator) -> None:
+def check_stochastic_rounding(emulator: Emulator, rng: np.random.Generator) -> None:
     """Eight at once are rounded each by its own bits, whichever element they begin at."""
     seed, stream, step, first, threads = 1 << 40 | 7, 5, 3, 2**32 - 512, 33
     values = rng.standard_normal((threads, 8)).astype(np.float32)

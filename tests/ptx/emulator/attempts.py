@@ -24,7 +24,7 @@ import numpy as np
 from rawnn.common.cuda_text import CudaText
 from rawnn.persistent.layout import SHARE
 from rawnn.ptx import SOURCES
-from tests.persistent.test_emulator import DECAY, Launch, check_alike, check_by_chance
+from tests.persistent.test_emulator import DECAY, Launch, check_alike, check_stochastic_rounding
 from tests.persistent.test_emulator import check as check_written
 from tests.ptx import test_tiled_host
 from tests.ptx.emulator import floors
@@ -249,7 +249,7 @@ def _check_written(how: tuple[Any, ...], launch: Launch, run: int,
                    sources: Path = SOURCES) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            checked = check_by_chance if how[0] == DECAY else check_written
+            checked = check_stochastic_rounding if how[0] == DECAY else check_written
             checked(launch, Path(folder), run, sources)
             if launch.op.attributes["chosen"].layout.sync == SHARE:
                 check_alike(launch, Path(folder), run, sources)
