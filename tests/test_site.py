@@ -84,7 +84,7 @@ def test_every_option_of_a_config_is_in_its_docstring() -> None:
 
 
 @pytest.mark.parametrize(("page", "link", "there"), [
-    ("docs/peers.md", "[x](../results/sample.svg)", "[x](results/sample.svg)"),
+    ("docs/measuring.md", "[x](../results/sample.svg)", "[x](results/sample.svg)"),
     ("docs/toggles/mma.md", "[x](../measuring.md#a)", "[x](../measuring.md#a)"),
     ("docs/toggles/mma.md", "[x](../../README.md)", "[x](../index.md)"),
     ("CONTRIBUTING.md", "[x](docs/design.md)", "[x](design.md)"),

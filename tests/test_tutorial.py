@@ -195,3 +195,8 @@ def test_the_schedule_shows_each_phase_in_its_place() -> None:
     assert [int(number) for number, _ in words] == list(range(1, len(listed) + 1))
     assert [word for (_, word), phase in zip(words, listed, strict=True)
             if isinstance(phase, Gemm)] == [p.name for p in listed if isinstance(p, Gemm)]
+
+
+def test_the_first_lines_say_what_measured_the_last_figure() -> None:
+    _, last = tutorial.whole().split("in nine steps, ")
+    assert f"**{tutorial._persistent()[1]} ms**, as `bench toggles` measured it." in last

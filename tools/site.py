@@ -1,8 +1,8 @@
 """The hook of mkdocs.yml: files outside docs/ that pages link to become part of the site.
 
 A page links to a file as it lies in the repository, so that the link works there, too. On the site
-docs/ is the root, and every other file keeps its path: `../results/sample.svg` of docs/peers.md is
-`results/sample.svg`. Pages outside docs/ (Markdown) are shown as pages, all else as files.
+docs/ is the root, and every other file keeps its path: `../results/sample.svg` of docs/measuring.md
+is `results/sample.svg`. Pages outside docs/ (Markdown) are shown as pages, all else as files.
 """
 
 from __future__ import annotations

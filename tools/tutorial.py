@@ -143,7 +143,8 @@ def whole() -> str:
     return (f"On one {results.place(last).machine.partition(',')[0]} an epoch of MNIST goes from "
             f"**{milliseconds(first.median('epoch_ms') or 0)} ms** to "
             f"**{milliseconds(last.median('epoch_ms') or 0)} ms**\nin nine steps, and the kernel "
-            f"at the end of this page takes **{_persistent()[1]} ms**.\n")
+            f"at the end of this page takes **{_persistent()[1]} ms**, as `bench toggles` measured "
+            f"it.\n")
 
 
 def _persistent() -> tuple[str, str, str, str]:

@@ -34,7 +34,7 @@ def ours(problem: Problem) -> np.ndarray:
     return losses_of(Training(problem.config("best", "host"), dataset(problem), opened), problem)
 
 
-by_tf32 = rounding.by_chance(10, 30)
+by_tf32 = rounding.stochastically_rounded(10, 30)
 
 
 class NoLastBias(Loop):
@@ -96,7 +96,8 @@ def test_a_coarse_class_may_be_as_far_away_as_rounding_explains() -> None:
     def used(losses: Any, numbers: str = "tf32", problem: Problem = chaotic) -> float:
         return rounding.share(right, problem, made_of(losses, numbers))
 
-    others = [rounding.losses(chaotic, rounding.by_chance(10, seed)) for seed in (20, 21, 22)]
+    others = [rounding.losses(chaotic, rounding.stochastically_rounded(10, seed))
+              for seed in (20, 21, 22)]
     assert all(right.share(list(other), "tf32") > 1 for other in others)
     assert all(used(other) < 0.75 for other in others)
     assert used(others[0], "float32") > 1
@@ -124,7 +125,7 @@ def test_operands_are_rounded_to_their_bits_and_in_the_mean_to_what_they_were() 
     found = by_tf32(value)
     assert set(np.unique(found)) == {1.0, np.float32(1 + 2.0**-10)}
     assert float(found.mean() - 1) == pytest.approx(2.0**-12, rel=0.05)
-    assert float(rounding.by_chance(7, 1)(np.array([[-3.0, 1.5]]))[0, 0]) == -3.0
+    assert float(rounding.stochastically_rounded(7, 1)(np.array([[-3.0, 1.5]]))[0, 0]) == -3.0
 
 
 @pytest.mark.parametrize("change", [{"lr": 0.0525}, {"lr": 0.0}, {"optimizer": "adam"},

@@ -1,10 +1,10 @@
 """Processes that make problems ready beside each other: lanes.
 
 Starting a framework and its context on the GPU costs seconds, and compiling takes most of the time
-of a contest. So each system has some lanes, each a process that takes one problem after the other,
-as many as there are cores for; all stay until the last problem is timed. A process that breaks
-takes nothing with it: the problem that it broke at has failed, and what the lane had made ready
-before is made ready again in a new process.
+of a comparison. So each system has some lanes, each a process that takes one problem after the
+other, as many as there are cores for; all stay until the last problem is timed. A process that
+breaks takes nothing with it: the problem that it broke at has failed, and what the lane had made
+ready before is made ready again in a new process.
 """
 
 from __future__ import annotations
@@ -158,10 +158,10 @@ class Lanes:
                 suffices: Callable[[int, float], bool] = lambda ready, seconds: True
                 ) -> dict[str, list[Prepared]]:
         """Make problems ready in all systems; by the problem's name, in the systems' order. They
-        are begun in the order given, the same in all systems, so that those left out by an end of
-        the time are none of a kind. One more is begun if `suffices` says so of how many were and of
-        the seconds that the system took for most with the forms that this one is asked for: the few
-        with inductor's kernels take a minute each, and the others would not have been begun for
+        are begun in the order given, the same in all systems, so that an end of the time does not
+        leave out one kind of network. One more is begun if `suffices` says so of how many were and
+        of the seconds that the system took for most with the forms that this one is asked for: the
+        few with inductor's kernels take a minute each, and the others would not have been begun for
         them. What is not ready in all systems is given back. `done` gets each, from the lane's
         thread."""
         found: dict[tuple[str, str], Prepared] = {}

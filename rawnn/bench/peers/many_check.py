@@ -3,9 +3,9 @@ the same initial weights on the same batches in the same order.
 
 The reference is computed in float64 by NumPy. Of each member and epoch the allowed difference is a
 share of how far the loss has moved since its first step, and a share of the loss, as for single
-networks (check.py); and SLACK times what float32 costs the same member in NumPy. Where a coarser
-precision goes beyond that, the members are trained again with operands that are rounded up or down
-at random (rounding.py), and TIMES the furthest of those is allowed.
+networks (loss_check.py); and SLACK times what float32 costs the same member in NumPy. Where a
+coarser precision goes beyond that, the members are trained again with operands that are rounded
+up or down at random (rounding.py), and TIMES the furthest of those is allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.loss_check import SLACK, TOLERANCES
 from rawnn.bench.peers.numpy_many import Stacked
 from rawnn.bench.peers.numpy_system import as_it_is
-from rawnn.bench.peers.rounding import BITS, MOST_WORK, TIMES, WAYS, by_chance
+from rawnn.bench.peers.rounding import BITS, MOST_WORK, TIMES, WAYS, stochastically_rounded
 from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import CHECKED_EPOCHS, Made
 
@@ -90,8 +90,8 @@ def share(problem: Ensemble, made: Made) -> float:
 def rounding_cost(problem: Ensemble, numbers: str) -> Losses:
     """How far rounding the operands of a precision at random moves the losses."""
     right = reference(problem)
-    away = [np.abs(trained(problem, np.float32, by_chance(BITS[numbers], way))[1] - right.epochs)
-            for way in range(WAYS)]
+    operands = [stochastically_rounded(BITS[numbers], way) for way in range(WAYS)]
+    away = [np.abs(trained(problem, np.float32, operand)[1] - right.epochs) for operand in operands]
     return np.maximum.accumulate(np.nan_to_num(np.max(away, axis=0), nan=0.0, posinf=0.0))
 
 

@@ -4,9 +4,9 @@ rounded at random.
 No fixed share of a loss says how far tf32 may move it: training amplifies rounding, in some
 networks by more than a wrong optimizer would. So where a program's losses are further from the
 truth than the fixed shares allow, its network is trained WAYS times with operands that are rounded
-up or down at random, in proportion to how near either is: each is a run as right as the program's
+up or down at random, in proportion to how near either is: each is as valid a run as the program's
 own. The program may be as far away as TIMES the furthest of them. What is wrong by more than
-rounding is still found, and nothing is forgiven in a network that rounding hardly moves.
+rounding is still found, and a network that rounding hardly moves gets no wider tolerance.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def cost(right: Reference, problem: Problem, numbers: str) -> NDArray[np.float64
 @lru_cache(8)
 def _ways(problem: Problem, numbers: str) -> list[NDArray[np.float64]]:
     """The losses of each way; once for all programs of a class."""
-    return [losses(problem, by_chance(BITS[numbers], way)) for way in range(WAYS)]
+    return [losses(problem, stochastically_rounded(BITS[numbers], way)) for way in range(WAYS)]
 
 
 def losses(problem: Problem, operand: Callable[[NDArray[Any]], NDArray[Any]],
@@ -67,7 +67,7 @@ def losses(problem: Problem, operand: Callable[[NDArray[Any]], NDArray[Any]],
                      for step in range(problem.steps)], np.float64)
 
 
-def by_chance(bits: int, seed: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def stochastically_rounded(bits: int, seed: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Rounds float32 to so many fraction bits, up or down: in the mean to what it was."""
     generator, dropped = np.random.default_rng([seed, bits]), 23 - bits
     kept = np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
