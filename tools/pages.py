@@ -36,9 +36,9 @@ from rawnn.bench.render import (  # noqa: E402
 )
 from rawnn.bench.render.charts import Chart  # noqa: E402
 from rawnn.bench.render.grid import Grid  # noqa: E402
-from rawnn.bench.render.networks import NAMES, OURS, networks, peers_of, system  # noqa: E402
+from rawnn.bench.render.networks import NAMES, networks, peers_of, system  # noqa: E402
 from rawnn.bench.render.suites import SUITES  # noqa: E402
-from rawnn.bench.render.tables import time_of, unequal  # noqa: E402
+from rawnn.bench.render.tables import unequal  # noqa: E402
 from rawnn.bench.render.texts import milliseconds  # noqa: E402
 from rawnn.bench.render.view import Grids  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
@@ -53,8 +53,7 @@ NOT_MEASURED = "Not measured by `bench toggles` yet.\n"
 MANY, GRID = ("many-h100", "many-h200"), ("grid-h100", "grid-h200")
 """Files of a suite that need not be there: the first that is is shown."""
 SAMPLE = "sample-h100"
-"""The random networks that the first page shows; other samples have a line each on the page of the
-peers."""
+"""The random networks that the first page shows; other samples have a line each on RESULTS_PAGE."""
 
 
 # -- blocks made of results files ------------------------------------------------------------------
@@ -128,7 +127,7 @@ def about_the_sample(results: Results) -> str:
     names = " and ".join(NAMES[p] for p in peers_of(found))
     in_samples = f" in {several} random samples" if several > 1 else ""
     left = len(random_networks.asked(results)) - len(found)
-    missing = f" {left} more were not reached: {results.ended.get('sample', '')}." if left else ""
+    missing = random_networks.not_reached(left, "network", results.ended.get("sample", ""))
     together = first_kept(MANY)
     at_once = f"{ensembles.headline(results_of(together))}\n" if together else ""
     return (f"Time of the faster of {names}, each in its fastest variant (a CUDA graph of an "
@@ -178,15 +177,11 @@ def losses() -> list[Loss]:
     found = []
     for file, name in SLOWER_FILES.items():
         results = results_of(file)
-        several = networks(results, name)
-        for network in several:
-            for words, (ours, theirs) in random_networks.CLASSES.items():
-                peers_here = peers_of(several)
-                mine, other = network.best((OURS,), ours), network.best(peers_here, theirs)
-                if mine is None or other is None or not network.is_compared(peers_here, theirs):
-                    continue
-                ratio = median(time_of(other)) / median(time_of(mine))
-                if ratio < 1:
+        for network in networks(results, name):
+            for words in random_networks.CLASSES:
+                mine, other = random_networks.pair(network, words)
+                ratio = random_networks.speedup(network, words)
+                if mine and other and ratio is not None and ratio < 1:
                     place = results.place(mine)
                     found.append(Loss(
                         ratio, "-".join(map(str, network.layers)), network.batch, words,

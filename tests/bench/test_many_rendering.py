@@ -76,6 +76,18 @@ def test_the_summary_of_random_ensembles_has_mean_worst_and_losses() -> None:
     assert rows[1]["tf32 against tf32"] == "0.50 x (4.00, 8.00 jax)"
 
 
+def test_the_headline_says_how_many_ensembles_were_not_reached() -> None:
+    assert "not reached" not in ensembles.headline(kept())
+    left = [entry(f"many/B/{n}", "rawnn", {"step_us": []}, status="not measured", layers=[8, 1],
+                  members=n) for n in (16, 132)]
+    task = entry("many/table", "rawnn many", {"shell_s": []}, status="not measured", members=1000)
+    found = results(ensemble("A/16", 16), *left, task, ended={"many": "the budget was spent"})
+    assert ensembles.headline(found).endswith(
+        " 2 more ensembles were not reached: the budget was spent.")
+    found.ended.clear()
+    assert ensembles.headline(found).endswith(" 2 more ensembles were not reached.")
+
+
 def test_whole_tasks_have_a_row_each() -> None:
     rows = rows_of("many", kept(), 4)
     assert [(r["seconds"], r["of one run"], r["ratio"]) for r in rows] == [
@@ -134,6 +146,13 @@ def test_each_precision_is_compared_with_its_own() -> None:
     assert [heat.speedup(found[0], p) for p in ("float32", "tf32", "bf16")] == [8.0, 2.0, 1.0]
     assert heat.cells_of(found, "tf32", "width", "batch") == {(64, 32): [2.0, 0.5],
                                                               (8192, 1): [4.0]}
+
+
+def test_a_precision_that_a_peer_was_not_asked_for_has_no_speedup() -> None:
+    asked = {("rawnn", "float32"): 1.0, ("rawnn", "tf32"): 1.0, ("jax", "tf32"): 4.0,
+             ("jax", "bf16"): 4.0, ("torch", "float32"): 8.0, ("torch", "tf32"): 2.0}
+    (network,) = heat.networks(results(programs("grid/a", asked)), "grid")
+    assert [heat.speedup(network, p) for p in ("float32", "tf32", "bf16")] == [None, 2.0, None]
 
 
 def test_a_heat_map_has_geometric_means_and_marks_the_worst() -> None:

@@ -38,6 +38,9 @@ MEMBERS = (16, 4096)
 ROWS = 8192
 STEPS = (32, 256)
 """An epoch has about ROWS examples, but so many steps at least and at most."""
+CALL_EPOCHS = 20
+"""Epochs of the call whose whole time is measured (`call_s`); a peer's is its setup and as many
+epochs."""
 CHECKED = 8
 """Members at most whose losses are compared, evenly spread, the first and the last included."""
 
@@ -84,6 +87,11 @@ class Ensemble(Problem, tag="ensemble", frozen=True, kw_only=True):
     def order_of(self, epoch: int, members: Sequence[int]) -> NDArray[np.int32]:
         """The same of some members, which cannot be written into."""
         return _order(self, epoch, tuple(members))
+
+    def by_step(self, order: NDArray[np.int32]) -> NDArray[np.int32]:
+        """An epoch's order [members, examples] as [steps, members, batch], contiguous."""
+        steps = order.reshape(self.members, self.steps, self.batch).swapaxes(0, 1)
+        return np.ascontiguousarray(steps)
 
     def compared(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
         """Of the members' mean losses of an epoch [members] those that are compared; NaN where the
@@ -151,12 +159,11 @@ def sampled_ensemble(seed: int, name: str) -> Ensemble:
     return ensemble(name, layers, batch, members, loss, optimizer, seed)
 
 
-def reduced(problem: Ensemble, width: int = 12, batch: int = 8, members: int = 5,
-            steps: int = 4) -> Ensemble:
+def reduced(problem: Ensemble) -> Ensemble:
     """The ensemble with sizes that a machine without a GPU gets through."""
-    return msgspec.structs.replace(problem, layers=tuple(min(n, width) for n in problem.layers),
-                                   batch=min(problem.batch, batch), steps=steps,
-                                   members=min(problem.members, members))
+    return msgspec.structs.replace(problem, layers=tuple(min(n, 12) for n in problem.layers),
+                                   batch=min(problem.batch, 8), steps=4,
+                                   members=min(problem.members, 5))
 
 
 LARGE_BYTES = 2**28

@@ -69,16 +69,10 @@ class Scan:
         self.reorder(problem.order(0))
 
     def reorder(self, order: NDArray[np.int32]) -> None:
-        problem = self._problem
-        by_step = order.reshape(problem.members, problem.steps, problem.batch).swapaxes(0, 1)
-        self._order = jax.device_put(np.ascontiguousarray(by_step), self._target)
+        self._order = jax.device_put(self._problem.by_step(order), self._target)
 
     def losses(self) -> NDArray[np.floating[Any]]:
         return np.asarray(self._losses)
-
-    def parameters(self) -> list[NDArray[np.float32]]:
-        """Weights and biases as they are kept, padded where the form pads."""
-        return [np.asarray(a) for a in self._state[0]]
 
     def block(self, epochs: int) -> float:
         begun = perf_counter()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rawnn
-from rawnn.bench.peers.ensemble import Ensemble
+from rawnn.bench.peers.ensemble import CALL_EPOCHS, Ensemble
 from rawnn.bench.peers.rawnn_system import SETS, versions
 from rawnn.bench.peers.worker import Offer
 from rawnn.data import Dataset, from_arrays
@@ -28,8 +28,6 @@ __all__ = ["Members", "offers", "versions"]
 
 EPOCHS = 2000
 """Epochs that a trainer can run; a program that needs more makes a new one between its samples."""
-CALL_EPOCHS = 20
-"""Epochs of the call whose whole time is measured (`call_s`)."""
 
 
 def offers(problem: Ensemble, device: str, forms: list[str]) -> Iterator[Offer]:

@@ -110,9 +110,7 @@ class Trainer:
             self._step(step)
 
     def reorder(self, order: NDArray[np.int32]) -> None:
-        problem = self._problem
-        by_step = order.reshape(problem.members, problem.steps, problem.batch).swapaxes(0, 1)
-        self._order.copy_(torch.from_numpy(np.ascontiguousarray(by_step)))
+        self._order.copy_(torch.from_numpy(self._problem.by_step(order)))
 
     def losses(self) -> NDArray[np.floating[Any]]:
         found: NDArray[np.floating[Any]] = self._losses.mean(dim=0).cpu().numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from rawnn.bench.peers.ensemble import CALL_EPOCHS
 from rawnn.bench.record import Entry, Results
 from rawnn.bench.render import charts
 from rawnn.bench.render.charts import Axis, Chart, Line
@@ -20,7 +21,7 @@ from rawnn.bench.render.networks import (
     program,
     system,
 )
-from rawnn.bench.render.random_networks import CLASSES, SUMMARY, summaries_of
+from rawnn.bench.render.random_networks import SUMMARY, not_reached, pair, speedup, summaries_of
 from rawnn.bench.render.tables import compared, interval, provenance, remarks, time_of, workload
 from rawnn.bench.render.texts import factor, three_digits
 from rawnn.bench.render.training import subtitle
@@ -29,9 +30,7 @@ from rawnn.common.words import counted
 
 SHOWN = ("float32 against true float32", "float32 against tf32", "tf32 against tf32",
          "bf16 against bf16")
-"""Classes of the summary, of sample.CLASSES."""
-CALL_EPOCHS = 20
-"""Of `call_s`; a peer's is its setup and as many epochs."""
+"""Classes of the summary, of random_networks.CLASSES."""
 NAMED = ("ensemble", "members", "class", "rawnn", "best peer", "program", "ratio",
          "95 % interval", "s to result", "peer's s")
 TASK = ("task", "seconds", "of one run", "ratio")
@@ -61,20 +60,6 @@ def members(entry: Entry) -> int:
 def rate(entry: Entry) -> float:
     """Million network-steps a second."""
     return members(entry) / median(time_of(entry))
-
-
-def pair(network: Network, name: str) -> tuple[Entry | None, Entry | None]:
-    """Ours and the best peer in a class of precisions."""
-    ours, theirs = CLASSES[name]
-    peers = peers_of([network])
-    other = network.best(peers, theirs) if network.is_compared(peers, theirs) else None
-    return network.best((OURS,), ours), other
-
-
-def speedup(network: Network, name: str) -> float | None:
-    """The best peer's time over ours in a class of precisions; None where either is missing."""
-    mine, other = pair(network, name)
-    return median(time_of(other)) / median(time_of(mine)) if mine and other else None
 
 
 def classes_of(found: Sequence[Network]) -> list[str]:
@@ -128,11 +113,15 @@ def slower(found: Sequence[Network]) -> str:
 
 
 def headline(results: Results) -> str:
-    """A sentence for the first page: the random ensembles against the best peer in tf32, and the
-    throughput of the named ensemble that has the highest."""
+    """Sentences for the first page: the random ensembles against the best peer in tf32, the
+    throughput of the named ensemble that has the highest, and how many ensembles were not reached.
+    """
     found = measured(results)
     random = [n for n in found if is_random(n)]
     place = results.place(found[0].entries[0])
+    left = len({e.case for e in results.entries("many")
+                if "layers" in e.conditions and e.status == "not measured"})
+    ended = results.ended.get("many", "")
     parts = []
     for some, what in ((random, "random ensembles"), ([n for n in found if n not in random],
                                                        "named ensembles")):
@@ -148,7 +137,7 @@ def headline(results: Results) -> str:
                      f"{members(best):,} at once, {best.precision})")
     return (f"[Many small networks at once](docs/guides/many-networks.md), against the best peer: "
             f"{'; '.join(parts)} ({place.machine.partition(',')[0]}, {place.date[:10]}, commit "
-            f"{place.commit[:7]}).")
+            f"{place.commit[:7]}).{not_reached(left, 'ensemble', ended)}")
 
 
 def named_rows(network: Network, classes: Sequence[str]) -> list[list[str]]:

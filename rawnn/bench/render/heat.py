@@ -5,29 +5,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from rawnn.bench.record import Results
+from rawnn.bench.render import random_networks
 from rawnn.bench.render.charts import LIGHT, Chart
 from rawnn.bench.render.grid import Grid
-from rawnn.bench.render.networks import (
-    OURS,
-    PRECISIONS,
-    Network,
-    networks,
-    peers_of,
-    program,
-)
-from rawnn.bench.render.random_networks import CLASSES, NETWORKS, SUMMARY, network_row, summaries_of
-from rawnn.bench.render.tables import provenance, remarks, time_of
+from rawnn.bench.render.networks import PRECISIONS, Network, networks, program
+from rawnn.bench.render.random_networks import NETWORKS, SUMMARY, network_row, summaries_of
+from rawnn.bench.render.tables import provenance, remarks
 from rawnn.bench.render.texts import factor
 from rawnn.bench.render.training import subtitle
 from rawnn.bench.statistics import geometric_mean
 
 SHOWN = {"float32": "float32 against true float32", "tf32": "tf32 against tf32",
          "bf16": "bf16 against bf16"}
-"""Precision -> its class in sample.CLASSES: each against the same."""
+"""Precision -> its class in random_networks.CLASSES: each against the same."""
 AXES = {"width": "width", "batch": "cell_batch", "depth": "depth", "optimizer": "optimizer"}
 """An axis of the grid -> the condition that has it."""
 FULL = 4.0
@@ -37,10 +30,7 @@ BY = ("axis", "value", *PRECISIONS, "worst")
 
 def speedup(network: Network, precision: str) -> float | None:
     """The best peer's time over ours in one precision."""
-    ours, theirs = CLASSES[SHOWN[precision]]
-    peers = peers_of([network])
-    mine, other = network.best((OURS,), ours), network.best(peers, theirs)
-    return median(time_of(other)) / median(time_of(mine)) if mine and other else None
+    return random_networks.speedup(network, SHOWN[precision])
 
 
 def place(network: Network, axis: str) -> Any:

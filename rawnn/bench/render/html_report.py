@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rawnn.bench.record import Results, read_all
@@ -20,7 +19,7 @@ from rawnn.bench.render import random_networks, variation
 from rawnn.bench.render.charts import PAGE_VARIABLES
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.suites import SUITES
-from rawnn.bench.render.tables import compared, is_measured, time_of
+from rawnn.bench.render.tables import compared, is_measured
 from rawnn.bench.render.texts import factor, milliseconds
 from rawnn.bench.render.training import rungs
 from rawnn.common.errors import ConfigError, MissingLibrary
@@ -311,14 +310,11 @@ def _losses(found: Sequence[Found]) -> Grid | None:
     losses: list[tuple[float, list[str]]] = []
     several = _newest(found)
     for suite, networks, _ in several:
-        rivals = nets.peers_of(networks)
         for network in networks:
-            for name, (ours, theirs) in random_networks.CLASSES.items():
-                mine, other = network.best((nets.OURS,), ours), network.best(rivals, theirs)
-                if mine is None or other is None or not network.is_compared(rivals, theirs):
-                    continue
-                ratio = median(time_of(other)) / median(time_of(mine))
-                if ratio < 1:
+            for name in random_networks.CLASSES:
+                _, other = random_networks.pair(network, name)
+                ratio = random_networks.speedup(network, name)
+                if ratio is not None and other is not None and ratio < 1:
                     losses.append((ratio, [SUITES[suite].title, str(network), name,
                                            nets.NAMES.get(nets.system(other), ""),
                                            f"{ratio:.2f}x"]))

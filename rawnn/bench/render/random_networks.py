@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from rawnn.bench.peers import training_problem as problem
-from rawnn.bench.record import Results
+from rawnn.bench.record import Entry, Results
 from rawnn.bench.render import charts
 from rawnn.bench.render.charts import Axis, Chart, Line
 from rawnn.bench.render.grid import Grid
@@ -28,6 +28,7 @@ from rawnn.bench.render.tables import compared, multiple, remarks, time_of, work
 from rawnn.bench.render.texts import factor
 from rawnn.bench.render.training import subtitle
 from rawnn.bench.statistics import geometric_mean
+from rawnn.common.words import counted
 
 CLASSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "float32 against true float32": (("float32",), ("float32",)),
@@ -82,19 +83,41 @@ SUMMARY = ("class", "against", "geometric mean", "95 % interval", "median", "wor
 NETWORKS = ("network", *(f"{who} {n}" for n in PRECISIONS for who in (OURS, "best peer")))
 
 
+def pair(network: Network, name: str,
+         peers: Sequence[str] = ()) -> tuple[Entry | None, Entry | None]:
+    """Ours and the best of some peers, or of all that the network has, in a class of precisions;
+    theirs is None where not all of them were asked for it."""
+    ours, theirs = CLASSES[name]
+    peers = peers or peers_of([network])
+    other = network.best(peers, theirs) if network.is_compared(peers, theirs) else None
+    return network.best((OURS,), ours), other
+
+
+def speedup(network: Network, name: str, peers: Sequence[str] = ()) -> float | None:
+    """The peer's time over ours in a class of precisions; None where either is missing."""
+    mine, other = pair(network, name, peers)
+    return median(time_of(other)) / median(time_of(mine)) if mine and other else None
+
+
+def not_reached(count: int, what: str, reason: str) -> str:
+    """A sentence about networks or ensembles (`what`, in the singular) that were asked for and not
+    measured, and why; "" where all were."""
+    verb = "was" if count == 1 else "were"
+    return f" {counted(count, f'more {what}')} {verb} not reached{reason and ': '}{reason}." \
+        if count else ""
+
+
 def summarized(found: Sequence[Network], name: str, against: str,
                peers: Sequence[str]) -> Summary:
     """A class of precisions against some peers."""
-    ours, theirs = CLASSES[name]
     speedups, failures, missing = [], 0, 0
     for network in found:
-        mine, other = network.best((OURS,), ours), network.best(peers, theirs)
+        value, (mine, other) = speedup(network, name, peers), pair(network, name, peers)
         failures += mine is None
-        if not network.is_compared(peers, theirs):
-            continue
-        missing += mine is not None and other is None
-        if mine and other:
-            speedups.append((median(time_of(other)) / median(time_of(mine)), title(network.name)))
+        missing += mine is not None and other is None \
+            and network.is_compared(peers, CLASSES[name][1])
+        if value is not None:
+            speedups.append((value, title(network.name)))
     return Summary(name, against, speedups, failures, missing)
 
 
@@ -260,10 +283,8 @@ def sample_charts(results: Results) -> dict[str, Chart]:
     peers = peers_of(found)
     series = []
     for name in CHARTED:
-        ours, theirs = CLASSES[name]
-        points = [(n.multiply_adds, median(time_of(other)) / median(time_of(mine))) for n in found
-                  if (mine := n.best((OURS,), ours)) and (other := n.best(peers, theirs))
-                  and n.is_compared(peers, theirs)]
+        points = [(n.multiply_adds, value) for n in found
+                  if (value := speedup(n, name)) is not None]
         if points:
             mean = geometric_mean([v for _, v in points])[0]
             series.append(Line(f"{name}: geometric mean {mean:.2f}x", points))
