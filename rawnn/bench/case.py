@@ -42,6 +42,28 @@ def peer_option(usual: str) -> Option[Any]:
                         help=f"torch, jax or numpy; several may be given ({usual}).")
 
 
+class Part(click.ParamType):  # type: ignore[type-arg]
+    """One of several equal parts: "2/3" is (2, 3)."""
+
+    name = "K/N"
+
+    def convert(self, value: str | tuple[int, int], param: click.Parameter | None,
+                context: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        number, _, count = value.partition("/")
+        if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+            self.fail(f"'{value}' is no part: 2/3 is the second of three", param, context)
+        return int(number), int(count)
+
+
+def part_option(what: str, more: str = "") -> Option[Any]:
+    """Which part of the networks, cells or ensembles is measured."""
+    return click.option("--part", type=Part(), metavar="K/N",
+                        help=f"The Kth of every N {what}, so that several GPUs share them; bench "
+                             f"merge makes one file of the parts.{more}")
+
+
 @dataclass(frozen=True)
 class Case:
     """One case. `measure` is called with the harness, the settings of bench.toml and the values of

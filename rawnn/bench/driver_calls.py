@@ -22,7 +22,6 @@ from rawnn.plan.op import Op
 TIMING = ("cuEventCreate", "cuEventRecord", "cuEventElapsedTime")
 """Calls that only measure."""
 WAITS = ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
-GRAPH_LAUNCH = "cuGraphLaunch"
 MOST_OPS = 12
 """Ops of a step that the text names."""
 WIDTH = 100

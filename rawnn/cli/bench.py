@@ -213,18 +213,23 @@ def merge(files: tuple[str, ...], json_file: str, markdown_file: str | None) -> 
 
 ALIKE: dict[str, Callable[[Environment], str]] = {
     "commit": lambda e: e.commit or "unknown", "GPU": lambda e: e.machine,
-    "driver": lambda e: str((e.gpu or {}).get("driver", "none")),
-    "libraries": lambda e: ", ".join(f"{n} {v}" for n, v in sorted(e.libraries.items()))}
+    "driver": lambda e: str((e.gpu or {}).get("driver", "none"))}
 """Properties that must be the same in files that are merged."""
 
 
 def _unlike(a: Results, b: Results) -> str:
-    """Why the figures of two files are not comparable; "" if they are."""
+    """Why the figures of two files are not comparable; "" if they are. Of libraries those are
+    compared that both name: a file of another suite, or of a part without a peer, names fewer."""
     for mine in a.environments.values():
         for other in b.environments.values():
             for what, of in ALIKE.items():
                 if of(mine) != of(other):
                     return f"the {what} of the one is {of(mine)}, of the other {of(other)}"
+            both = sorted(mine.libraries.keys() & other.libraries.keys())
+            if differing := [n for n in both if mine.libraries[n] != other.libraries[n]]:
+                one, two = (", ".join(f"{n} {e.libraries[n]}" for n in differing)
+                            for e in (mine, other))
+                return f"the libraries of the one are {one}, of the other {two}"
     return ""
 
 
@@ -348,7 +353,7 @@ def cells(pair: Pair) -> tuple[str, ...]:
 @as_by_ctrl_c()
 def everything(names: tuple[str, ...], bench_file: str | None, out: str, budget: float | None,
                device: str, dataset: str) -> None:
-    """Measure all suites of bench.toml, one after the other, each into a file of its own.
+    """Measure the suites of [all] in bench.toml, one after the other, each into a file of its own.
 
     A suite whose file is complete is not measured again, so that after Ctrl-C the same command
     continues. A suite that fails does not stop the others.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from rawnn.bench import many_tasks
 from rawnn.bench.cases import many_networks as many
 from rawnn.bench.cases.many_networks import forms_of, named, sampled_named, wanted_of
+from rawnn.bench.harness import Sample
 from rawnn.bench.many_tasks import TASKS, arguments_of, from_shell
 from rawnn.bench.record import read_results
 from rawnn.bench.render.networks import PRECISIONS
@@ -154,3 +156,41 @@ def test_a_command_that_fails_or_leaves_members_out_is_no_time(
     monkeypatch.setattr(many_tasks.subprocess, "run", run)
     with pytest.raises(RawnnError, match=words):
         from_shell(TASKS["table"].small, "host", 0)
+
+
+def test_versions_of_all_systems_are_kept_where_each_problem_has_new_processes(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "is_large", lambda problem: True)
+    kept = tmp_path / "m.json"
+    done = invoke("many", "A", "--members", "16", "--precision", "float32", "--device", "host",
+                  "--peer", "numpy", "--json", str(kept))
+    assert done.exit_code == 0, done.output
+    found = read_results(kept)
+    for entry in found.entries("many"):
+        assert {"rawnn", "numpy"} <= set(found.place(entry).libraries)
+
+
+def test_parts_measure_a_whole_task_once_and_are_merged(tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[int]()
+
+    def take(size: Any, device: str, number: int) -> Sample:
+        taken.append(number)
+        return Sample({"many_s": 2.0, "one_s": 1.0})
+
+    monkeypatch.setitem(TASKS, "seeds", replace(TASKS["seeds"], take=take))
+    files = [str(tmp_path / f"{n}.json") for n in (1, 2)]
+    for number, file in enumerate(files, 1):
+        done = invoke("many", "seeds", "--part", f"{number}/2", "--device", "host", "--json", file)
+        assert done.exit_code == 0, done.output
+    assert taken == list(range(SUITE.repeats))
+    assert [e.status for f in files for e in read_results(f).entries("many")] == [
+        "measured", "not measured"]
+    for order in (files, files[::-1]):
+        whole = tmp_path / "whole.json"
+        done = invoke("merge", *order, "--json", str(whole))
+        assert done.exit_code == 0, done.output
+        assert read_results(whole).is_whole("many")
+    resumed = invoke("many", "--device", "host", "--resume", files[1])
+    assert resumed.exit_code == 0, resumed.output
+    assert len(taken) == 2 * SUITE.repeats

@@ -7,10 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rawnn.bench.cases.curves import _finite
 from rawnn.bench.peers.lanes import Prepared
+from rawnn.bench.peers.worker import Timed
 from rawnn.bench.record import read_results
+from tests.bench import built
 from tests.bench.measuring import invoke
 
 
@@ -43,6 +46,29 @@ def test_parts_are_merged_by_a_command(tmp_path: Path) -> None:
     assert read_results(whole).is_whole("sample")
     twice = invoke("merge", files[0], files[0], "--json", str(whole))
     assert "a second time" in str(twice.exception)
+
+
+@pytest.mark.parametrize(("theirs", "words"), [
+    ({"numpy": "2", "torch": "2.9"}, ""), ({"torch": "2.9"}, ""),
+    ({"numpy": "3", "torch": "2.9"}, "the libraries of the one are numpy 2, of the other numpy 3")])
+def test_files_that_name_other_libraries_are_merged_unless_a_version_differs(
+        theirs: dict[str, str], words: str, tmp_path: Path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    other = replace(built.place(date="2026-01-02"), libraries=theirs)
+    for file, name, where in zip(files, ("1", "2"), (built.place(), other), strict=True):
+        times = {("rawnn", "float32"): 1.0}
+        built.results(built.programs(f"sample/{name}", times, where=where),
+                      places=[where]).write(file)
+    for order in (files, files[::-1]):
+        done = invoke("merge", *map(str, order), "--json", str(tmp_path / "whole.json"))
+        if words:
+            assert "do not belong together: the libraries" in str(done.exception)
+        else:
+            assert done.exit_code == 0, done.output
+            assert len(read_results(tmp_path / "whole.json").entries("sample")) == 2
+    if words:
+        assert words in str(invoke("merge", *map(str, files), "--json",
+                                   str(tmp_path / "w.json")).exception)
 
 
 def test_workloads_beside_numpy(tmp_path: Path) -> None:
@@ -129,3 +155,18 @@ def test_a_peer_that_is_not_installed_is_left_out_by_name() -> None:
     done = invoke("random", "--peers", "--n", "1", "--device", "host", "--peer", absent)
     assert f"{absent} is not installed" in done.output
     assert "left out" in done.output
+
+
+def test_versions_of_a_system_that_is_lost_while_it_is_timed_are_kept(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(prepared: Prepared, program: int, patience: float) -> Timed:
+        prepared.reason = "lost"
+        prepared.lane.renew()
+        return Timed(reason="lost")
+
+    monkeypatch.setattr(Prepared, "time", lose)
+    kept = tmp_path / "c.json"
+    invoke("curves", "--workload", "linear", "--steps", "10", "--peer", "numpy", "--dataset",
+           "synthetic", "--device", "host", "--json", str(kept))
+    found = read_results(kept)
+    assert {"rawnn", "numpy"} <= set(found.place(found.entries("curves")[0]).libraries)

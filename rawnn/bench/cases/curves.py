@@ -66,11 +66,14 @@ def record_curves(harness: Harness, tasks: Sequence[Task], rules: Rules) -> None
 
     with Lanes(rules.systems, len(tasks)) as lanes:
         try:
-            lanes.prepare(
-                sorted((t.problem for t in tasks), key=lambda p: -p.flops),  # the largest are slow
-                lambda problem, system: Prepare(
-                    problem, rules.device_of(system), rules.forms(problem, system),
-                    rules.patience), done)
+            try:
+                lanes.prepare(
+                    sorted((t.problem for t in tasks), key=lambda p: -p.flops),  # the slowest first
+                    lambda problem, system: Prepare(
+                        problem, rules.device_of(system), rules.forms(problem, system),
+                        rules.patience), done)
+            finally:  # before a lane is renewed, which no longer has them
+                harness.environment.libraries.update(lanes.versions)
             for task in tasks:
                 keep(task, True)
         except KeyboardInterrupt:
@@ -79,7 +82,6 @@ def record_curves(harness: Harness, tasks: Sequence[Task], rules: Rules) -> None
                 name = task.problem.name
                 if name not in kept and len(ready[name]) == len(rules.systems):
                     keep(task, False)
-        harness.environment.libraries.update(lanes.versions)
     harness.end()
 
 

@@ -10,11 +10,12 @@ from typing import Annotated
 import click
 from msgspec import Meta
 
-from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
-from rawnn.bench.cases.sample import Part, thorough
+from rawnn.bench.case import BUDGET, DEVICE, Case, part_option, peer_option
+from rawnn.bench.cases.sample import thorough
 from rawnn.bench.harness import Harness, Variant
 from rawnn.bench.many_tasks import TASKS, task_failures, task_variants
 from rawnn.bench.peers.ensemble import (
+    CALL_EPOCHS,
     ENSEMBLE_VERSION,
     Ensemble,
     ensemble,
@@ -23,6 +24,7 @@ from rawnn.bench.peers.ensemble import (
     sampled_ensemble,
 )
 from rawnn.bench.peers.many_check import checker
+from rawnn.bench.peers.rawnn_system import SETS
 from rawnn.bench.peers.system_comparison import (
     Rules,
     Task,
@@ -31,6 +33,7 @@ from rawnn.bench.peers.system_comparison import (
     device_of,
     failures,
     open_compared,
+    part_of,
     task_of,
 )
 from rawnn.bench.peers.training_problem import Loss, Problem, Rule
@@ -43,7 +46,6 @@ from rawnn.common.errors import unknown
 from rawnn.engine.config import parse_layers
 
 SAMPLED = "sampled"
-SETS = {"float32": "best", "tf32": "best,tf32", "bf16": "best,bf16"}
 JAX = ("scan", "scan, unrolled 8", "scan, unrolled 4", "scan, padded", "scan, padded, unrolled 4",
        "scan, members last")
 JAX_FEW = JAX[:2]
@@ -53,7 +55,8 @@ THOROUGH_MEMBERS = 1056
 """Named ensembles of so many members have the forms that are slow to make: true float32 of JAX and
 inductor's kernels of PyTorch. Of random ones a few do, as in `bench sample`."""
 ROUNDS = 4
-"""Turns of a program, so that even one whose samples are long has eight."""
+"""Turns of a program, so that even one whose samples are long has eight; one that is HOPELESS has
+one turn, and as many samples as that takes."""
 TIMER = {
     "step_us": "an epoch's time over its steps, of all members together. rawnn and JAX: wall clock "
                "around epochs that follow each other, until the device is done; PyTorch: events "
@@ -61,8 +64,8 @@ TIMER = {
                "peers' order lies in memory",
     "setup_s": "wall clock of making a program ready, several at a time on all cores; of rawnn the "
                "call of call_s is in it",
-    "call_s": "wall clock of a call of rawnn.train_many for 20 epochs, from Python to the result, "
-              "with an empty cache of kernels",
+    "call_s": f"wall clock of a call of rawnn.train_many for {CALL_EPOCHS} epochs, from Python to "
+              f"the result, with an empty cache of kernels",
     "shell_s": "wall clock of a process of the command line, with an empty cache",
     "many_s": "wall clock of a call of rawnn.train_many that was made once before",
     "one_s": "wall clock of a call of rawnn.train that was made once before",
@@ -108,7 +111,7 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members
     `table` (200 configurations x 5 folds by the command line) and `seeds` (1,000 seeds against one
     run); all of them unless some are given. A file to be resumed says what was asked for.
     """
-    device = device_of(device)
+    device, part = device_of(device), part or (1, 1)
     suite: ManySuite = suites.many
     is_new = not names and count is None and seed is None and not members
     before = asked_in(harness.results, suite) if is_new else None
@@ -125,10 +128,11 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members
     if wanted.tasks:
         variants = task_variants(wanted.tasks, device)
         harness.ask(variants)
-        harness.interleave(variants, suite.repeats, on_sample=partial(_keep, harness))
+        if part[0] == 1:
+            harness.interleave(variants, suite.repeats, on_sample=partial(_keep, harness))
         harness.end()
     if ensembles and not harness.interrupted:
-        compare(harness, [task_for(p) for p in ensembles], rules, partial(part_of, part or (1, 1)))
+        compare(harness, [task_for(p) for p in ensembles], rules, partial(part_of, part))
 
 
 def _keep(harness: Harness, variant: Variant, done: int, total: int) -> None:
@@ -211,12 +215,6 @@ def forms_of(ensembles: Sequence[Ensemble], precisions: Sequence[str],
     return forms
 
 
-def part_of(part: tuple[int, int], tasks: Sequence[Task]) -> list[Task]:
-    """The Kth of every N ensembles."""
-    number, count = part
-    return list(tasks)[number - 1::count]
-
-
 def failed(results: Results) -> str:
     """In which ensembles or tasks ours failed or was wrong."""
     return "; ".join(filter(None, (failures("many", results), task_failures(results))))
@@ -232,8 +230,7 @@ CASE = Case("many", measure, (
     click.option("--precision", "precisions", type=click.Choice(PRECISIONS), multiple=True,
                  help="Precisions to compare in; several may be given (all)."),
     peer_option("torch and jax"), BUDGET,
-    click.option("--part", type=Part(), metavar="K/N",
-                 help="The Kth of every N ensembles, so that several GPUs share them."),
-    DEVICE), failed, has_bar=False, settings=ManySuite, view=View(
+    part_option("ensembles", " The whole tasks are measured with part 1."), DEVICE),
+    failed, has_bar=False, settings=ManySuite, view=View(
         "Many networks at once", "Ensembles of small networks beside the peers.", shown.tables,
         shown.charts_of))

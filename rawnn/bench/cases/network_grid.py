@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from typing import Annotated
@@ -13,11 +12,16 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
-from rawnn.bench.cases.sample import Part
+from rawnn.bench.case import BUDGET, DEVICE, Case, part_option, peer_option
 from rawnn.bench.harness import Harness
 from rawnn.bench.peers.ensemble import is_large
-from rawnn.bench.peers.system_comparison import Task, compare_systems, device_of, failures, task_of
+from rawnn.bench.peers.system_comparison import (
+    compare_systems,
+    device_of,
+    failures,
+    part_of,
+    task_of,
+)
 from rawnn.bench.peers.training_problem import LEARNING_RATES, STEPS, Problem, Rule, smaller
 from rawnn.bench.record import Results
 from rawnn.bench.render import heat as shown
@@ -122,19 +126,10 @@ def forms(problem: Problem, system: str) -> list[str]:
     return list(JAX) if system == "jax" else []
 
 
-def part_of(part: tuple[int, int], tasks: Sequence[Task]) -> list[Task]:
-    """The Kth of every N cells."""
-    number, count = part
-    return list(tasks)[number - 1::count]
-
-
 CASE = Case("grid", measure, (
     click.option("--cells", "count", type=click.IntRange(1), help="How many cells (30)."),
     click.option("--seed", type=click.IntRange(0), help="Seed of the cells' order (0)."),
-    peer_option("torch and jax"), BUDGET,
-    click.option("--part", type=Part(), metavar="K/N",
-                 help="The Kth of every N cells, so that several GPUs share them; bench merge "
-                      "makes one file of the parts."),
-    DEVICE), partial(failures, "grid"), has_bar=False, settings=GridSuite, view=View(
+    peer_option("torch and jax"), BUDGET, part_option("cells"), DEVICE),
+    partial(failures, "grid"), has_bar=False, settings=GridSuite, view=View(
         "Width, depth and batch", "Each cell against the best peer in the same precision.",
         shown.grid, shown.grid_charts))

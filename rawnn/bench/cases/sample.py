@@ -9,7 +9,7 @@ from typing import Annotated
 import click
 from msgspec import Meta
 
-from rawnn.bench.case import BUDGET, DEVICE, Case, peer_option
+from rawnn.bench.case import BUDGET, DEVICE, Case, part_option, peer_option
 from rawnn.bench.harness import Harness
 from rawnn.bench.peers.system_comparison import Task, compare_systems, device_of, failures, task_of
 from rawnn.bench.peers.training_problem import (
@@ -106,27 +106,12 @@ def forms_of(problems: Sequence[Problem]) -> Callable[[Problem, str], list[str]]
 
 def part_of(part: tuple[int, int], tasks: Sequence[Task]) -> list[Task]:
     """The Kth of every N tasks, so that several GPUs share them. Those that take longest to be made
-    ready are dealt to the parts first and begun first: one part had them all, and waited for the
-    last."""
+    ready are distributed over the parts first and begun first: one part had them all, and waited
+    for the last."""
     number, count = part
     slow = thorough([task.problem.seed for task in tasks])
     order = sorted(tasks, key=lambda task: task.problem.seed not in slow)
     return order[number - 1::count]
-
-
-class Part(click.ParamType):  # type: ignore[type-arg]
-    """One of several equal parts: "2/3" is (2, 3)."""
-
-    name = "K/N"
-
-    def convert(self, value: str | tuple[int, int], param: click.Parameter | None,
-                context: click.Context | None) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        number, _, count = value.partition("/")
-        if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-            self.fail(f"'{value}' is no part: 2/3 is the second of three", param, context)
-        return int(number), int(count)
 
 
 CASE = Case("sample", measure, (
@@ -134,11 +119,8 @@ CASE = Case("sample", measure, (
     click.option("--seed", "seeds", type=click.IntRange(0), multiple=True,
                  help="Seed of the first network (0); each has the next. Several may be given: a "
                       "sample of N networks from each."),
-    peer_option("torch and jax"), BUDGET,
-    click.option("--part", type=Part(), metavar="K/N",
-                 help="The Kth of every N networks, so that several GPUs share them; bench merge "
-                      "makes one file of the parts."),
-    DEVICE), partial(failures, "sample"), has_bar=False, settings=SampleSuite, view=View(
+    peer_option("torch and jax"), BUDGET, part_option("networks"), DEVICE),
+    partial(failures, "sample"), has_bar=False, settings=SampleSuite, view=View(
         "Random networks", "Networks that nobody has tuned to. Ratios are the peers' time over "
         "that of rawnn: above 1 rawnn is faster, below 1 slower.", shown.sample,
         shown.sample_charts))

@@ -169,6 +169,12 @@ def compare_systems(harness: Harness, tasks: Sequence[Task], peers: Sequence[str
     compare(harness, tasks, rules, part)
 
 
+def part_of(part: tuple[int, int], tasks: Sequence[Task]) -> list[Task]:
+    """The Kth of every N tasks, so that several GPUs share them."""
+    number, count = part
+    return list(tasks)[number - 1::count]
+
+
 # -- comparing -------------------------------------------------------------------------------------
 
 
@@ -215,7 +221,6 @@ def _compared(problems: Sequence[Problem], rules: Rules, harness: Harness,
             for problem, variants in _together(rules.group(left), rules, lanes, harness, tasks):
                 done.add(problem.name)
                 yield problem, variants
-            harness.environment.libraries.update(lanes.versions)
             left = [p for p in left if p.name not in done]
             if left and not (done and _suffices(harness, 0, lanes.usual())):
                 harness.notify(f"the budget is spent: {len(left)} of {len(problems)} networks are "
@@ -247,6 +252,7 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
                        f"{total}, {monotonic() - begun:.0f} s)")
 
     everything = lanes.prepare(group, command, done, partial(_suffices, harness))
+    harness.environment.libraries.update(lanes.versions)  # a renewed lane no longer has them
     for problem in group:
         prepared = everything.get(problem.name, [])
         if not prepared or (not is_first and harness.left < 0):
