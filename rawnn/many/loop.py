@@ -152,7 +152,7 @@ class ManyLoop:
             fine = np.isfinite(figures[:, :, 0])
             ran = np.where(fine.all(axis=1), figures.shape[1], fine.argmin(axis=1)) \
                 if figures.shape[1] else np.zeros(len(call.members), int)
-            bad = (ran < call.epochs) & ~np.full(len(ran), broken)
+            bad = (ran < call.epochs) & (not broken)
             columns = progress.epoch[call.members, None] + np.arange(figures.shape[1])
             rows, places = np.nonzero(np.arange(figures.shape[1]) < ran[:, None])
             progress.history[call.members[rows], columns[rows, places]] = figures[rows, places]
@@ -165,8 +165,8 @@ class ManyLoop:
         self._chunk = max(1, int(epochs * CHUNK_SECONDS / max(seconds, 1e-6)))
         if broken:
             return
-        if self._rules.patience:
-            self._stop_early()
+        if self._rules.patience and calls:
+            self._stop_early(np.concatenate([call.members for call in calls]))
         if target in self._rules.rungs:
             self._halve(target)
         self._finish_due()
@@ -177,10 +177,11 @@ class ManyLoop:
         done = (progress.status == Status.ACTIVE) & (progress.epoch >= self._own)
         progress.status[done] = Status.FINISHED
 
-    def _stop_early(self) -> None:
-        """As early stopping of a single run (rawnn/engine/callbacks.py), for all active members."""
+    def _stop_early(self, trained: NDArray[np.int64]) -> None:
+        """As early stopping of a single run (rawnn/engine/callbacks.py), for the active members
+        among those that trained."""
         progress, rules = self.progress, self._rules
-        active = progress.active
+        active = np.intersect1d(progress.active, trained)
         value = progress.figure(rules.monitor, progress.epoch)[active]
         gain = value - progress.best[active] if rules.monitor in HIGHER_IS_BETTER else \
             progress.best[active] - value

@@ -8,7 +8,7 @@ rate of a step as the single run computes it, the last partial batch as the sing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -30,6 +30,13 @@ PER_MEMBER = ("seed", "lr", "weight_decay", "momentum", "beta1", "beta2", "epoch
 BEYOND_TRAINING = ("save", "save_every", "keep", "resume", "patience", "min_delta", "monitor",
                    "validation")
 """Fields of Config that say nothing about how one member is trained."""
+
+
+def stacked(states: Sequence[Arrays]) -> Arrays:
+    """[n, ...] of the names that all n states have. A `clock` may be missing: a run whose order and
+    learning rate need none has none, and `ManyRun` computes it from the epoch."""
+    names = [name for name in states[0] if all(name in state for state in states)] if states else []
+    return {name: np.stack([state[name] for state in states]) for name in names}
 
 
 def group_key(config: Config) -> tuple[object, ...]:

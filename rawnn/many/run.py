@@ -31,7 +31,7 @@ from rawnn.engine.resumption import record_of
 from rawnn.many.folds import Folds
 from rawnn.many.grouping import Members
 from rawnn.many.loop import ManyLoop, Rules
-from rawnn.many.members import Arrays, MemberTrainer
+from rawnn.many.members import Arrays, MemberTrainer, stacked
 from rawnn.many.progress import Progress, Status
 from rawnn.many.result import Many
 from rawnn.many.trainers import trainer_of
@@ -117,16 +117,15 @@ class ManyRun:
             chosen = np.flatnonzero((self.members.group == number) & (self.progress.epoch > 0))
             if not chosen.size:
                 continue
-            states: dict[str, list[Any]] = {}
+            states: list[Arrays] = []
             for member in chosen.tolist():
                 stored = before.groups[int(before.group[member])]
                 place = int(before.place[member])
                 state = {name: array[place] for name, array in stored.states.items()}
-                for name, array in state.items():
-                    states.setdefault(name, []).append(array)
+                states.append(state)
                 if self.progress.best_epoch[member] == self.progress.epoch[member]:
                     self.best[member] = state
-            arrays = {name: np.stack(parts) for name, parts in states.items()}
+            arrays = stacked(states)
             if "clock" not in arrays:  # runs that have no use for it keep none
                 steps = self.members.groups[number].config.recipe().updates(
                     self.members.groups[number].examples)
@@ -219,9 +218,8 @@ class ManyRun:
         apart = (progress.best_epoch != progress.epoch) | (progress.status == Status.DIVERGED)
         chosen = [m for m in np.flatnonzero((members.group == number) & apart).tolist()
                   if m in self.best]
-        best = {name: np.stack([self.best[m][name] for m in chosen])
-                for name in (self.best[chosen[0]] if chosen else ())}
-        return StoredGroup(states, members.place[chosen], best, trainer.sharding)
+        return StoredGroup(states, members.place[chosen], stacked([self.best[m] for m in chosen]),
+                           trainer.sharding)
 
     @cached_property
     def _normalisations(self) -> tuple[Any, Any]:

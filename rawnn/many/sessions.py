@@ -21,7 +21,7 @@ from rawnn.data import Dataset
 from rawnn.engine.machine import Opened
 from rawnn.engine.session import Session
 from rawnn.engine.units import LossUnits
-from rawnn.many.members import Arrays, Group, Rows, Scores
+from rawnn.many.members import Arrays, Group, Rows, Scores, stacked
 
 SESSION_BYTES = 256 << 20
 """Memory that sessions of one process may take on the host."""
@@ -185,9 +185,7 @@ class SessionMembers:
             if not self._states[member].arrays:
                 self._states[member] = self._sessions.initial(int(member))
         states = [self._states[member] for member in members]
-        found = {name: np.stack([state.arrays[name] for state in states])
-                 for name in (states[0].arrays if states else ())}
-        return {**found, "epoch": np.array([state.epoch for state in states], np.int64)}
+        return {**stacked([state.arrays for state in states]), "epoch": np.array([state.epoch for state in states], np.int64)}
 
     def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
         for place, member in enumerate(members):

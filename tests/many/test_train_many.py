@@ -193,6 +193,31 @@ def test_resume_goes_on_with_more_epochs_or_other_members() -> None:
         many.resume(epochs=3)
 
 
+def test_members_resume_that_train_and_that_do_not() -> None:
+    """Plain SGD has no clock in its state, unless it was loaded."""
+    options = {"data": (X, Y), "layers": (6, 16, 3), "device": "host", "lr": [1e-4, 0.05, 0.1]}
+    many = rawnn.train_many(**options, epochs=4, halving=3, min_epochs=1)
+    assert sorted(member.epochs for member in many) == [1, 1, 4]
+    resumed = many.resume(epochs=6)
+    winner = int(np.argmax(many.progress.epoch))
+    whole = rawnn.train_many(**options, epochs=6)
+    assert [m.epochs for m in resumed] == [6 if i == winner else 1 for i in range(3)]
+    assert is_same(resumed[winner].model.parameters, whole[winner].model.parameters)
+
+
+def test_early_stopping_judges_members_only_behind_epochs_that_they_trained() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 30, "patience": 3}, lr=np.geomspace(3e-3, 1, 8))
+    epochs = many.progress.epoch
+    first, last = int(epochs.argmin()), int(np.where(epochs < 30, epochs, 0).argmax())
+    assert epochs[first] < epochs[last] - 2 < 28
+    both = many.resume(epochs=40, members=[first, last])
+    for member in (first, last):
+        one = many.resume(epochs=40, members=[member])
+        assert both[member].epochs == one[member].epochs
+        assert both.progress.waited[member] == one.progress.waited[member]
+        assert is_same(both[member].model.parameters, one[member].model.parameters)
+
+
 @pytest.mark.parametrize("more", [{}, {"patience": 2}, {"folds": 2}])
 def test_what_is_killed_goes_on_bit_for_bit(tmp_path: Path, more: dict[str, Any]) -> None:
     np.savez(tmp_path / "d.npz", x=X, y=Y)
