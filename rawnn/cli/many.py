@@ -13,7 +13,6 @@ from typing import Any
 import click
 import numpy as np
 
-from rawnn.bench.render.variation import cell
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
     DATA,
@@ -35,6 +34,7 @@ from rawnn.common.listener import Listener
 from rawnn.engine.config import Config
 from rawnn.many.progress import FIGURES, HIGHER_IS_BETTER, ManyReport
 from rawnn.many.result import Many
+from rawnn.many.tables import cell
 from rawnn.many.training import continue_from, start
 from rawnn.many.variation import differing
 
@@ -82,6 +82,10 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
     """
     check_output("--json", json_file)
     check_output("--plot", plot_file)
+    if plot_file is not None:
+        from rawnn.bench.render.charts import require_matplotlib
+
+        require_matplotlib()  # before the work
     screen = _Screen(quiet)
     with warnings.catch_warnings(), screen:
         warnings.simplefilter("ignore", RuntimeWarning)  # the listener says the same
@@ -100,13 +104,9 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
                 raise ConfigError("with --folds each network is scored on the rows that its fold "
                                   "holds out: leave --validation out")
             configs = _configs(config_file, options, varied(vary), seeds)
-            if plot_file is not None:
-                if not differing(configs).keys() - {"seed"}:
-                    raise ConfigError("--plot draws the score against what varies, and nothing but "
-                                      "seeds does: add --vary, such as --vary lr=1e-4..1e-1:64")
-                from rawnn.bench.render.charts import require_matplotlib
-
-                require_matplotlib()  # before the work
+            if plot_file is not None and not differing(configs).keys() - {"seed"}:
+                raise ConfigError("--plot draws the score against what varies, and nothing but "
+                                  "seeds does: add --vary, such as --vary lr=1e-4..1e-1:64")
             found = start(configs, None, None, None, folds, repeats, None, halving, min_epochs,
                           monitor, screen, {}, stacklevel=2)
     if json_file:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rawnn.common.errors import ConfigError, MissingLibrary, unknown
 from rawnn.engine.config import Config
-from rawnn.many.progress import HIGHER_IS_BETTER
+from rawnn.many.progress import HIGHER_IS_BETTER, Status
 from rawnn.many.result import Many
 from rawnn.many.spaces import Distribution, checked
 from rawnn.many.tables import configurations_of, shown
@@ -28,8 +28,8 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
     each batch reached.
 
     `space` is that of `rawnn.search`. A trial's value is the `monitor` of its network behind the
-    last epoch (of the best one with patience), the mean over folds; a network that diverges makes
-    a failed trial. Values behind each epoch are the trial's intermediate values, and its user
+    last epoch (of the best one with patience), the mean over folds; a network that diverges, or that
+    Ctrl-C cuts short, makes a failed trial. Values behind each epoch are the trial's intermediate values, and its user
     attribute "member" is its number in its batch. `data` and all others are those of `train_many`.
 
     Raises ConfigError, also where the study's direction is not that of the monitor; MissingLibrary
@@ -94,6 +94,7 @@ def _distribution(library: Any, choices: Distribution | tuple[Any, ...]) -> Any:
 
 def _tell(library: Any, study: Any, asked: list[Any], many: Many, monitor: str) -> None:
     values = configurations_of(many)[f"mean_{monitor}"]
+    is_whole = (many.progress.status != Status.ACTIVE).reshape(len(asked), -1).all(axis=1)
     history = many.scores(monitor)
     by_epoch = history.reshape(len(asked), -1, history.shape[1]).mean(axis=1)
     for number, (trial, value) in enumerate(zip(asked, values.tolist(), strict=True)):
@@ -101,7 +102,7 @@ def _tell(library: Any, study: Any, asked: list[Any], many: Many, monitor: str) 
         for epoch, reached in enumerate(by_epoch[number].tolist(), 1):
             if math.isfinite(reached):
                 trial.report(reached, epoch)
-        if math.isfinite(value):
+        if is_whole[number] and math.isfinite(value):
             study.tell(trial, value)
         else:
             study.tell(trial, state=library.trial.TrialState.FAIL)

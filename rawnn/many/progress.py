@@ -19,11 +19,13 @@ class Status(IntEnum):
     STOPPED = 2
     HALVED = 3
     DIVERGED = 4
+    PAUSED = 5
 
     @property
     def words(self) -> str:
         """As tables have it."""
-        return {0: "active", 1: "finished", 2: "stopped early", 3: "halved", 4: "diverged"}[self]
+        return {0: "active", 1: "finished", 2: "stopped early", 3: "halved", 4: "diverged",
+                5: "paused"}[self]
 
 
 FIGURES = ("train_loss", "test_loss", "test_accuracy")

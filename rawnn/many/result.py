@@ -44,7 +44,8 @@ class Member:
     """A view of one network of many: its number among them, `index`, and what it is.
 
     fold: the number of its list of rows, 0 without lists.
-    status: "finished", "stopped early", "halved", "diverged" or "active" (interrupted).
+    status: "finished", "stopped early", "halved", "diverged", "active" (interrupted) or "paused"
+        (interrupted, and left out where `resume` named other members).
     sharding: of the kernel that trained it, which `train(config, sharding=...)` repeats bit for
         bit; "" where none did.
     """
@@ -229,7 +230,8 @@ class Many:
     def resume(self, epochs: int | None = None, members: Iterable[int] | None = None,
                **options: Any) -> Many:
         """Train on, up to `epochs` of each member (None: its own), those that finished their epochs
-        or were interrupted, or these `members`, whatever ended them. Bits are those of one training
+        or were interrupted, or these `members`, whatever ended them; others that were interrupted
+        are then "paused" until a later `resume`. Bits are those of one training
         that never stopped, unless `epochs` changes a schedule. `options` are listener, save,
         save_every, keep and device. Raises ConfigError; use `train_many(resume=path, data=...)` for
         a file."""

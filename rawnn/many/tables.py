@@ -80,6 +80,12 @@ def shown(value: Any) -> Any:
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
+def cell(value: Any) -> str:
+    """A value of a table as text."""
+    plain = value.item() if hasattr(value, "item") else value
+    return f"{plain:.5g}" if isinstance(plain, float) else str(plain)
+
+
 def final_epochs(many: Many) -> NDArray[np.int64]:
     """[N], the epoch whose parameters each member ended with; 0 for one that diverged and keeps no
     best ones."""

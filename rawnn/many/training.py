@@ -83,7 +83,8 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     """
     if resume is not None:
         given = {"configs": configs, "normalise": normalise, "folds": folds, "rows": rows,
-                 "halving": halving, "min_epochs": min_epochs, "monitor": monitor}
+                 "repeats": None if repeats == 1 else repeats, "halving": halving,
+                 "min_epochs": min_epochs, "monitor": monitor}
         for name, value in given.items():
             if value is not None:
                 raise ConfigError(f"{name} is stored in the checkpoint: leave it out with resume")
@@ -254,10 +255,10 @@ def _splitting(config: Config, settings: dict[str, Any]) -> Config:
 
 
 def _reactivate(progress: Progress, own: Any, members: Iterable[int] | None) -> None:
-    """Let members go on: those of these numbers, or all that finished or were interrupted. Raises
-    ConfigError where none has an epoch left."""
+    """Let members go on: those of these numbers, or all that finished or were interrupted;
+    others that were interrupted are paused. Raises ConfigError where none has an epoch left."""
     if members is None:
-        chosen = np.isin(progress.status, [Status.ACTIVE, Status.FINISHED])
+        chosen = np.isin(progress.status, [Status.ACTIVE, Status.FINISHED, Status.PAUSED])
     else:
         numbers = [int(i) for i in members]
         bad = [i for i in numbers if not 0 <= i < len(own)]
@@ -266,7 +267,7 @@ def _reactivate(progress: Progress, own: Any, members: Iterable[int] | None) -> 
                               f"{len(own) - 1}")
         chosen = np.isin(np.arange(len(own)), numbers)
         waiting = (progress.status == Status.ACTIVE) & ~chosen
-        progress.status[waiting] = Status.STOPPED
+        progress.status[waiting] = Status.PAUSED
         progress.waited[chosen] = 0
     goes_on = chosen & (progress.epoch < own) & (progress.status != Status.DIVERGED)
     if not goes_on.any():

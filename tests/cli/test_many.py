@@ -102,10 +102,31 @@ def test_a_report_has_the_plot_and_the_table(rawnn: Rawnn, table: Path, tmp_path
         assert "The best 4 of 4 by test loss" in text
         loss = min(json.loads(file.read_text())["table"]["test_loss"])
         assert f"{loss:.5g}" in text
-    file.write_text(file.read_text()[:-50])
+    content = json.loads(file.read_text())
+    for changed, said in (({"schema_version": 2}, "written by a newer rawnn"),
+                          ({"environment": None}, "does not say where its networks trained")):
+        file.write_text(json.dumps({**content, **changed}))
+        done = rawnn("bench", "report", str(file), "--out", str(page))
+        assert done.status == 2
+        assert said in done.err
+        assert done.err.count("\n") == 1
+    file.write_text(json.dumps(content)[:-50])
     done = rawnn("bench", "report", str(file), "--out", str(page))
     assert done.status == 2
     assert "is not valid JSON" in done.err
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_work(
+        rawnn: Rawnn, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "runs"
+    done = rawnn(*arguments(table, "--vary", "lr=0.1,0.01", "--save", str(runs), "--quiet"))
+    assert done.status == 0, done.err
+    before = sorted(runs.iterdir())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = rawnn("many", "--resume", str(runs), "--epochs", "5", "--plot", str(tmp_path / "o.svg"))
+    assert done.status != 0
+    assert "charts need matplotlib" in done.err
+    assert sorted(runs.iterdir()) == before
 
 
 def test_folds_show_configurations(rawnn: Rawnn, table: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,25 @@ def test_optuna_asks_and_tells_in_batches() -> None:
     assert [t.params for t in again.trials] == [t.params for t in study.trials]
     with pytest.raises(ConfigError, match="direction='maximize'"):
         optimise(study, {"lr": [0.1]}, trials=1, data=(X, Y), monitor="test_accuracy")
+
+
+def test_a_trial_that_is_cut_short_fails() -> None:
+    optuna = requires.module("optuna")
+    from rawnn.many.optuna import optimise
+
+    class Interrupt(rawnn.Listener):
+        def reported(self, report: Any) -> None:
+            if report.epoch == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study()
+    many = optimise(study, {"lr": [0.1, 0.01], "epochs": [1, 400]}, trials=8, batch=8,
+                    data=(X, Y), layers=(6, 12, 3), device="host", listener=Interrupt())
+    assert many[0].interrupted
+    assert {trial.params["epochs"] for trial in study.trials} == {1, 400}
+    for trial in study.trials:
+        assert trial.state.name == ("COMPLETE" if trial.params["epochs"] == 1 else "FAIL")
 
 
 def test_cv_results_have_the_keys_and_figures_of_a_grid_search() -> None:

@@ -205,6 +205,18 @@ def test_members_resume_that_train_and_that_do_not() -> None:
     assert is_same(resumed[winner].model.parameters, whole[winner].model.parameters)
 
 
+def test_members_that_wait_for_others_resume_later() -> None:
+    part = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01, 0.3], listener=Recorder(
+        lambda recorder, report: recorder.run.stop("enough") if report.epoch == 1 else None))
+    first = part.resume(members=[0])
+    assert [member.status for member in first] == ["finished", "paused", "paused"]
+    assert [member.epochs for member in first] == [4, 1, 1]
+    rest = first.resume()
+    assert {member.status for member in rest} == {"finished"}
+    whole = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01, 0.3])
+    assert np.array_equal(rest.scores(), whole.scores())
+
+
 def test_early_stopping_judges_members_only_behind_epochs_that_they_trained() -> None:
     many = rawnn.train_many(**{**OPTIONS, "epochs": 30, "patience": 3}, lr=np.geomspace(3e-3, 1, 8))
     epochs = many.progress.epoch
@@ -365,6 +377,7 @@ def test_json_and_pandas_hold_the_table(tmp_path: Path) -> None:
     ({"monitor": "loss"}, "monitor = 'loss'"),
     ({"layers": [(6, 12, 3), (7, 3)]}, "takes 7 features"),
     ({"seed": range(1001), "lr": np.geomspace(1, 2, 1001)}, "1,002,001 members"),
+    ({"resume": "x", "repeats": 7}, "repeats is stored in the checkpoint"),
     ({"resume": "x", "folds": 3}, "folds is stored in the checkpoint"),
 ])
 def test_bad_input_is_one_clear_sentence(options: dict[str, Any], said: str) -> None:

@@ -17,10 +17,12 @@ from rawnn.bench.render.charts import LIGHT, Axis, Chart, divide
 from rawnn.bench.render.grid import Grid
 from rawnn.common.errors import ConfigError
 from rawnn.engine.result import Environment
+from rawnn.many.progress import HIGHER_IS_BETTER
+from rawnn.many.result import SCHEMA_VERSION
+from rawnn.many.tables import cell
 
 WORDS = {"test_loss": "test loss", "test_accuracy": "test accuracy", "train_loss": "training loss",
          "lr": "learning rate", "weight_decay": "weight decay", "batch": "batch size"}
-HIGHER_IS_BETTER = ("test_accuracy",)
 LOG_FROM = 10.0
 """The quotient of the ends from which an axis of positive numbers is logarithmic."""
 ROWS = 10
@@ -31,7 +33,7 @@ _HEAD = re.compile(rb'\{\s*"schema_version":\s*[0-9]+,\s*"members":')
 
 def read_many(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """What a JSON file says of many networks, None for another file. Raises ConfigError for one
-    that is torn."""
+    that is torn, that a newer rawnn wrote, or that does not say where the networks trained."""
     try:
         with open(path, "rb") as file:
             if not _HEAD.match(file.read(200)):
@@ -41,6 +43,14 @@ def read_many(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{os.fspath(path)} is not valid JSON: {error}") from None
+    if found["schema_version"] > SCHEMA_VERSION:
+        raise ConfigError(f"{os.fspath(path)} was written by a newer rawnn (schema_version "
+                          f"{found['schema_version']}; this one reads up to {SCHEMA_VERSION}): "
+                          f"update rawnn")
+    if found.get("environment") is None:
+        raise ConfigError(f"{os.fspath(path)} does not say where its networks trained, as it was "
+                          f"written of a checkpoint: write it of the training itself, by rawnn "
+                          f"many --json or by to_json of what train_many returns")
     return found
 
 
@@ -65,12 +75,6 @@ def best_of(found: Mapping[str, Any], rows: int = ROWS) -> Grid:
     return Grid([name.replace("_", " ") for name in names],
                 [[cell(table[name][i]) for name in names] for i in order], ("status",),
                 f"The best {len(order)} of {found['members']:,} by {WORDS[monitor]}")
-
-
-def cell(value: Any) -> str:
-    """A value of a table as text."""
-    plain = value.item() if hasattr(value, "item") else value
-    return f"{plain:.5g}" if isinstance(plain, float) else str(plain)
 
 
 def chart_of(found: Mapping[str, Any]) -> Chart:
