@@ -7,7 +7,6 @@ import os
 import shlex
 import warnings
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import click
@@ -36,24 +35,24 @@ from rawnn.many.progress import FIGURES, HIGHER_IS_BETTER, ManyReport
 from rawnn.many.result import Many
 from rawnn.many.tables import cell
 from rawnn.many.training import continue_from, start
-from rawnn.many.variation import differing
+from rawnn.many.variation import differing, product_of
 
 VARY = "What varies: lr=1e-4..1e-1:64 (each a factor times the one before), " \
-    "lr=linear:0.1..0.5:9, lr=0.1,0.2,0.3, seed=0..15, layers=20-32-3,20-64-3; values that hold " \
-    "commas stand behind ;. Several --vary make every combination."
+    "lr=linear:0.1..0.5:9, lr=0.1,0.2,0.3, seed=0..15, layers=20-32-3,20-64-3; separate " \
+    "values that contain commas by ;. Several --vary make every combination."
 HEADER = f"{'epoch':>6} {'members':>8} {'best':>7} {'test loss':>14} {'steps/s':>12} {'left':>14}"
 
 
 @click.command(cls=Command)
 @run_option(TRAINING, "--vary", VARY, "nothing", metavar="NAME=VALUES", multiple=True)
-@run_option(TRAINING, "--seeds", "So many seeds of each network, from --seed on.", "1",
+@run_option(TRAINING, "--seeds", "Train each network with N seeds, from --seed on.", "1",
             metavar="N", type=click.IntRange(1))
 @run_option(DATA, "--folds", "Cross-validation: each network once a fold, scored on the rows that "
             "the fold holds out.", "none", metavar="N", type=int)
 @run_option(DATA, "--repeats", "With --folds: how often rows are assigned anew.", "1", metavar="N",
             type=int, default=1)
-@run_option(TRAINING, "--halving", "Successive halving: behind each rung of epochs one of so many "
-            "networks continues.", "none", metavar="N", type=float)
+@run_option(TRAINING, "--halving", "Successive halving: after each rung, 1 of N networks "
+            "continues.", "none", metavar="N", type=float)
 @run_option(TRAINING, "--min-epochs", "With --halving: the first rung.",
             "such that fewer than --halving are left for the last epochs", metavar="N", type=int)
 @config_options("monitor", "seed", "resume")
@@ -135,8 +134,7 @@ def _configs(config_file: str | None, options: dict[str, Any], values: dict[str,
     config = make_config(config_file, options)
     if seeds is not None:
         values = {**values, "seed": tuple(range(config.seed, config.seed + seeds))}
-    return [replace(config, **dict(zip(values, each, strict=True)))
-            for each in product(*values.values())]
+    return [replace(config, **each) for each in product_of(values)]
 
 
 class _Screen(Listener):
@@ -182,9 +180,7 @@ class _Screen(Listener):
             rungs = ", ".join(map(str, session.rules.rungs))
             click.echo(f"halving   by {session.rules.halving:g} behind the epochs {rungs}")
         click.echo()
-        click.echo(HEADER.replace("test loss", session.rules.monitor.replace("_", " "))
-                   if session.rules.monitor == "test_loss" else
-                   HEADER.replace(f"{'test loss':>14}",
+        click.echo(HEADER.replace(f"{'test loss':>14}",
                                   f"{session.rules.monitor.replace('_', ' '):>14}"))
 
     def reported(self, report: Any) -> None:

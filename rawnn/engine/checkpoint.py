@@ -93,18 +93,19 @@ def encode(checkpoint: Checkpoint) -> bytes:
     metadata = {
         "rawnn_format": str(FORMAT),
         "rawnn": __version__,
-        "network": _json({"layers": network.layers, "bias": network.bias, "init": network.init,
-                          "activation": network.activation, "loss": network.loss}),
+        "network": compact_json({
+            "layers": network.layers, "bias": network.bias, "init": network.init,
+            "activation": network.activation, "loss": network.loss}),
         "epoch": str(checkpoint.epoch),
-        "config": _json(checkpoint.config),
+        "config": compact_json(checkpoint.config),
         "scale": repr(float(normalisation.scale)),
-        "label_names": _json(checkpoint.label_names),
-        "facts": _json(checkpoint.facts),
-        **({"taken": _json(checkpoint.taken)} if checkpoint.taken else {}),
-        **({"data": _json(checkpoint.data)} if checkpoint.data else {}),
-        **({"lineage": _json(checkpoint.lineage)} if checkpoint.lineage else {}),
+        "label_names": compact_json(checkpoint.label_names),
+        "facts": compact_json(checkpoint.facts),
+        **({"taken": compact_json(checkpoint.taken)} if checkpoint.taken else {}),
+        **({"data": compact_json(checkpoint.data)} if checkpoint.data else {}),
+        **({"lineage": compact_json(checkpoint.lineage)} if checkpoint.lineage else {}),
         **({"label_dtype": checkpoint.label_dtype} if checkpoint.label_dtype else {}),
-        **({"autoencoder": _json(True)} if checkpoint.autoencoder else {}),
+        **({"autoencoder": compact_json(True)} if checkpoint.autoencoder else {}),
     }
     tensors: Arrays = {**checkpoint.parameters}
     tensors |= {_STATE + name: array for name, array in checkpoint.state.items()}
@@ -214,15 +215,16 @@ def _array(tensor: Mapping[str, Any]) -> NDArray[Any]:
 
 def digest(metadata: Mapping[str, str], tensors: Arrays) -> str:
     """SHA-256 over all content, in an order that does not depend on the file's layout."""
-    sha = hashlib.sha256(_json(sorted(metadata.items())).encode())
+    sha = hashlib.sha256(compact_json(sorted(metadata.items())).encode())
     for name in sorted(tensors):
         array = tensors[name]
-        sha.update(_json([name, array.dtype.name, array.shape]).encode())
+        sha.update(compact_json([name, array.dtype.name, array.shape]).encode())
         sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return sha.hexdigest()
 
 
-def _json(value: Any) -> str:
+def compact_json(value: Any) -> str:
+    """JSON without spaces, ASCII only."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 

@@ -24,7 +24,7 @@ from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
 from rawnn.common.files import write_atomically
 from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.engine import checkpoint
-from rawnn.engine.checkpoint import Arrays, Checkpoint, Lineage, Notify
+from rawnn.engine.checkpoint import Arrays, Checkpoint, Lineage, Notify, compact_json
 from rawnn.model.layers import Network
 from rawnn.version import __version__
 
@@ -56,7 +56,7 @@ class ManyCheckpoint:
     groups: the states of each group.
     rows, held_out: the lists of rows, () where there are none.
     normalisations, target_normalisations: of each list, one where there are none.
-    run: what the loop knows of each, arrays [N, ...] by the names of rawnn/many/loop.py.
+    run: what the loop knows of each, arrays [N, ...] by the names of rawnn/many/progress.py.
     settings: of the whole run, as plain values.
     facts, records, label_names, label_dtype, autoencoder, lineage: as in a Checkpoint; `records`
         are its `data` for each list.
@@ -124,14 +124,14 @@ def encode(many: ManyCheckpoint) -> bytes:
               if all(config[name] == value for config in many.configs)}
     metadata = {
         "rawnn_many": str(FORMAT), "rawnn": __version__, "members": str(len(many)),
-        "config": _json(common), "differs": _json(
+        "config": compact_json(common), "differs": compact_json(
             [{k: v for k, v in config.items() if k not in common} for config in many.configs]),
-        "scales": _json([n.scale for n in many.normalisations]),
-        "shardings": _json([group.sharding for group in many.groups]),
-        "settings": _json(many.settings), "facts": _json(many.facts),
-        "records": _json(many.records), "label_names": _json(many.label_names),
-        "label_dtype": many.label_dtype, "autoencoder": _json(many.autoencoder),
-        "lineage": _json(many.lineage),
+        "scales": compact_json([n.scale for n in many.normalisations]),
+        "shardings": compact_json([group.sharding for group in many.groups]),
+        "settings": compact_json(many.settings), "facts": compact_json(many.facts),
+        "records": compact_json(many.records), "label_names": compact_json(many.label_names),
+        "label_dtype": many.label_dtype, "autoencoder": compact_json(many.autoencoder),
+        "lineage": compact_json(many.lineage),
     }
     tensors: Arrays = {name: getattr(many, name) for name in
                        ("candidate", "fold", "group", "place")}
@@ -221,10 +221,6 @@ def _parse(metadata: dict[str, str], tensors: Arrays) -> ManyCheckpoint:
 def _lists(tensors: Arrays, kind: str) -> tuple[NDArray[np.int32], ...]:
     count = sum(re.fullmatch(rf"{kind}[0-9]+", name) is not None for name in tensors)
     return tuple(tensors[f"{kind}{i}"] for i in range(count))
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 
 # -- files -----------------------------------------------------------------------------------------

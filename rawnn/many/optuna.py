@@ -28,9 +28,10 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
     each batch reached.
 
     `space` is that of `rawnn.search`. A trial's value is the `monitor` of its network behind the
-    last epoch (of the best one with patience), the mean over folds; a network that diverges, or that
-    Ctrl-C cuts short, makes a failed trial. Values behind each epoch are the trial's intermediate values, and its user
-    attribute "member" is its number in its batch. `data` and all others are those of `train_many`.
+    last epoch (of the best one with patience), the mean over folds; a network that diverges, or
+    that Ctrl-C cuts short, makes a failed trial. Values behind each epoch are the trial's
+    intermediate values, and its user attribute "member" is its number in its batch. `data` and all
+    others are those of `train_many`.
 
     Raises ConfigError, also where the study's direction is not that of the monitor; MissingLibrary
     without Optuna (the extra `optuna`).

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.common.files import write_atomically
 from rawnn.data import Dataset
 from rawnn.engine import many_checkpoint
@@ -181,13 +181,13 @@ class Many:
         return configurations_of(self)
 
     def to_pandas(self) -> Any:
-        """`table` as a pandas DataFrame, with the member's number as its index. Raises ConfigError
-        without pandas."""
+        """`table` as a pandas DataFrame, with the member's number as its index. Raises
+        MissingLibrary without pandas."""
         try:
             pandas = importlib.import_module("pandas")
-        except ImportError:
-            raise ConfigError("to_pandas needs pandas, which is not installed; table() gives a "
-                              "NumPy array") from None
+        except ImportError as error:
+            raise MissingLibrary(f"to_pandas needs pandas, which cannot be imported ({error}): pip "
+                                 f"install pandas; table() gives a NumPy array") from None
         found = table_of(self)
         return pandas.DataFrame({name: found[name] for name in found.dtype.names or ()}) \
             .set_index("member")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ from rawnn.engine.config import Config
 from rawnn.many.result import Many
 from rawnn.many.spaces import checked, grid_of, sampled
 from rawnn.many.training import OWN, ended, start
-
-MOST = 1_000_000
+from rawnn.many.variation import MOST, Variation, differing
 
 
 def search(*, space: Mapping[str, Any], data: Any = None, budget: int | None = None,
@@ -67,15 +65,13 @@ def search(*, space: Mapping[str, Any], data: Any = None, budget: int | None = N
     fixed = {"epochs": epochs, "seed": seed, **options, **of_config}
     if monitor is not None and fixed.get("patience") is not None:
         fixed["monitor"] = monitor
-    configs = [Config(**{**fixed, **candidate}) for candidate in candidates]
-    many = start(configs, data if arrays else None, validation if arrays else None,
-                 normalise if arrays else None, folds, repeats, rows, halving, min_epochs, monitor,
-                 listener, {}, stacklevel=4)
-    stored = ended(many).stored
-    return replace(many, stored=replace(stored, settings={
-        **stored.settings, "varied": [n for n in choices if len(set(map(str, (
-            c[n] for c in stored.configs)))) > 1 or n in stored.settings["varied"]],
-        "search": {"seed": seed, "grid": grid, "budget": budget}}))
+    configs = tuple(Config(**{**fixed, **candidate}) for candidate in candidates)
+    varied = differing(configs)
+    variation = Variation(configs, {name: varied[name] for name in choices if name in varied})
+    return ended(start(
+        variation, data if arrays else None, validation if arrays else None,
+        normalise if arrays else None, folds, repeats, rows, halving, min_epochs, monitor,
+        listener, {}, stacklevel=4))
 
 
 def _candidates(choices: Mapping[str, Any], budget: int | None, seed: int,
@@ -93,8 +89,4 @@ def _candidates(choices: Mapping[str, Any], budget: int | None, seed: int,
             raise ConfigError("budget says how many candidates are drawn: give budget=200, or "
                               "grid=True for every combination")
         return sampled(choices, int(budget), int(seed))
-    found = grid_of(choices)
-    if budget is not None and len(found) > budget:
-        raise ConfigError(f"the grid has {len(found):,} combinations, more than budget = {budget}: "
-                          f"give a larger budget, or leave out grid to draw so many")
-    return found
+    return grid_of(choices, budget)

@@ -185,7 +185,8 @@ class SessionMembers:
             if not self._states[member].arrays:
                 self._states[member] = self._sessions.initial(int(member))
         states = [self._states[member] for member in members]
-        return {**stacked([state.arrays for state in states]), "epoch": np.array([state.epoch for state in states], np.int64)}
+        return {**stacked([state.arrays for state in states]),
+                "epoch": np.array([state.epoch for state in states], np.int64)}
 
     def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
         for place, member in enumerate(members):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from rawnn.common.errors import ConfigError, unknown
 from rawnn.common.random import philox
 from rawnn.engine.config import Config
-from rawnn.many.variation import VARYING
+from rawnn.many.variation import VARYING, product_of
 
 
 @dataclass(frozen=True)
@@ -116,11 +115,18 @@ def sampled(space: Mapping[str, Distribution | tuple[Any, ...]], count: int, see
     return [{name: column[i] for name, column in columns.items()} for i in range(count)]
 
 
-def grid_of(space: Mapping[str, Distribution | tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Every combination, the last option running fastest. Raises ConfigError for a distribution."""
+def grid_of(space: Mapping[str, Distribution | tuple[Any, ...]],
+            budget: int | None = None) -> list[dict[str, Any]]:
+    """Every combination, the last option running fastest. Raises ConfigError for a distribution,
+    and for more combinations than `budget`."""
+    axes: dict[str, tuple[Any, ...]] = {}
     for name, choices in space.items():
         if isinstance(choices, Distribution):
             raise ConfigError(f"grid: {name} is a distribution, of which there is no end: give a "
                               f"list of values, such as np.geomspace(1e-4, 1e-1, 16)")
-    values = [choices for choices in space.values() if not isinstance(choices, Distribution)]
-    return [dict(zip(space, each, strict=True)) for each in itertools.product(*values)]
+        axes[name] = choices
+    count = math.prod(len(values) for values in axes.values())
+    if budget is not None and count > budget:
+        raise ConfigError(f"the grid has {count:,} combinations, more than budget = {budget}: "
+                          f"give a larger budget, or leave out grid to draw so many")
+    return list(product_of(axes))

@@ -76,7 +76,7 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     by processes over its cores (RAWNN_WORKERS says how many); a RuntimeWarning says so where
     device is "auto".
 
-    A member whose loss is no number any more stops, marked "diverged"; others go on. Ctrl-C,
+    A member whose loss becomes NaN or infinite stops, marked "diverged"; others go on. Ctrl-C,
     SIGTERM and SIGHUP end the run as they end `rawnn.train`, with all that members have reached.
 
     Raises ConfigError, DataError, DeviceError and their kin with one clear sentence.
@@ -122,7 +122,7 @@ def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, 
         return run.train()
 
 
-def _variation(configs: Sequence[Config] | Config | None, options: dict[str, Any],
+def _variation(configs: Variation | Sequence[Config] | Config | None, options: dict[str, Any],
                monitor: str | None) -> Variation:
     if configs is None:
         if monitor is not None and options.get("patience") is not None:
@@ -130,7 +130,7 @@ def _variation(configs: Sequence[Config] | Config | None, options: dict[str, Any
         return variation_of(None, options, OWN)
     of_run = {name: value for name, value in options.items() if name in OF_RUN}
     others = {name: value for name, value in options.items() if name not in OF_RUN}
-    found = variation_of(configs, others, OWN)
+    found = configs if isinstance(configs, Variation) else variation_of(configs, others, OWN)
     if monitor is not None and (of_run.get("patience") or found.configs[0].patience):
         of_run["monitor"] = monitor
     return replace(found, configs=tuple(replace(c, **of_run) for c in found.configs)) \

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from rawnn.common.errors import ConfigError, unknown
 from rawnn.engine.config import Config
+from rawnn.many.members import BEYOND_TRAINING
 
 VARYING = ("layers", "bias", "activation", "loss", "init", "epochs", "batch", "partial", "shuffle",
            "optimizer", "lr", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "eps",
@@ -46,14 +48,18 @@ def variation_of(configs: Sequence[Config] | Config | None, options: Mapping[str
     axes = {name: values for name, value in options.items()
             if (values := _several(name, value)) is not None}
     fixed = {name: value for name, value in options.items() if name not in axes}
-    count = int(np.prod([len(values) for values in axes.values()], dtype=np.float64))
+    return Variation(tuple(Config(**fixed, **values) for values in product_of(axes)), axes)
+
+
+def product_of(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of the values of each option, the last option running fastest. Raises
+    ConfigError, before the first, where there are more than MOST."""
+    count = math.prod(len(values) for values in axes.values())
     if count > MOST:
         sizes = " x ".join(f"{len(values)} {name}" for name, values in axes.items())
         raise ConfigError(f"{sizes} are {count:,} members: give at most {MOST:,}, or let "
                           f"rawnn.search draw some of them")
-    product = itertools.product(*axes.values())
-    return Variation(tuple(Config(**fixed, **dict(zip(axes, values, strict=True)))
-                           for values in product), axes)
+    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def _several(name: str, value: Any) -> tuple[Any, ...] | None:
@@ -109,8 +115,8 @@ def differing(configs: Sequence[Config]) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-_PLAIN: dict[str, Any] = {"save": None, "save_every": 1, "keep": None, "resume": None,
-                          "patience": None, "min_delta": 0.0, "monitor": "test_loss"}
+_PLAIN: dict[str, Any] = {name: Config.__dataclass_fields__[name].default
+                          for name in BEYOND_TRAINING if name != "validation"}
 
 
 def without_keeping(config: Config) -> Config:

@@ -20,8 +20,8 @@ from rawnn.many.sessions import MemberSessions, MemberState
 
 
 def main(number: int, file: int) -> None:
-    """Serve the other end of the connection that the descriptor `number` is, of members of the
-    group in `file`, a descriptor, too."""
+    """Train what the connection asks for. `number` and `file` are descriptors: of the connection,
+    and of the file with the group."""
     # Ctrl-C reaches all processes of a terminal; the one that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection = Connection(number)

@@ -196,6 +196,7 @@ def test_a_member_of_a_fold_names_no_test_set(rawnn: Rawnn, table: Path, tmp_pat
     (("--folds", "1"), "folds = 1"), (("--folds", "2", "--validation", "0.3"), "leave --val"),
     (("--repeats", "2"), "plays no part"), (("--monitor", "loss"), "monitor = 'loss'"),
     (("--halving", "0.5"), "halving = 0.5"),
+    (("--vary", "lr=1e-4..1e-1:2000", "--seeds", "2000"), "are 4,000,000 members"),
 ])
 def test_bad_options_are_one_sentence(rawnn: Rawnn, table: Path, more: tuple[str, ...],
                                       said: str) -> None:

@@ -74,6 +74,8 @@ def test_search_is_deterministic_and_counts_rungs() -> None:
     assert np.array_equal(first["lr"], second["lr"])
     assert np.array_equal(first["test_loss"], second["test_loss"])
     assert set(first["layers"]) == {"6-8-3", "6-16-3"}
+    assert first.dtype.names[1:4] == ("lr", "layers", "weight_decay")
+    assert runs[0].stored.settings["varied"] == list(space)
     assert np.bincount(first["rung"]).tolist() == [6, 2, 1]
     assert first["epochs"][first["rung"].argmax()] == 4
     winner = runs[0][int(first["rung"].argmax())]
@@ -90,6 +92,10 @@ def test_search_is_deterministic_and_counts_rungs() -> None:
     ({"space": {"lr": [0.1]}}, "give budget=200"),
     ({"space": {"lr": rawnn.uniform(0, 1)}, "grid": True}, "there is no end"),
     ({"space": {"lr": [0.1, 0.2]}, "grid": True, "budget": 1}, "2 combinations"),
+    ({"space": {"lr": [0.1] * 10**5, "momentum": [0] * 10**5, "beta1": [0] * 10**5}, "grid": True,
+      "budget": 10}, "the grid has 1,000,000,000,000,000 combinations"),
+    ({"space": {"lr": [0.1] * 10**4, "eps": [1e-8] * 10**4}, "grid": True},
+     "10000 lr x 10000 eps are 100,000,000 members"),
     ({"space": {"lr": [0.1]}, "budget": 1, "lr": 0.1}, "given twice"),
     ({"space": {"epochs": [1, 2]}, "budget": 1}, "epochs cannot be searched with halving"),
     ({"space": {"lr": [0.1]}, "budget": 1, "seed": -1}, "seed = -1"),

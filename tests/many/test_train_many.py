@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.common.errors import CheckpointError, ConfigError
+from rawnn.common.errors import CheckpointError, ConfigError, MissingLibrary
 from rawnn.many.progress import ManyReport
 from tests import requires
 
@@ -357,6 +357,13 @@ def test_json_and_pandas_hold_the_table(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "m.json").read_text())
     assert found["table"]["test_loss"] == many.table()["test_loss"].tolist()
     assert found["history"]["train_loss"] == many.scores("train_loss").tolist()
+
+
+def test_a_data_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 1})
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingLibrary, match="pip install pandas"):
+        many.to_pandas()
 
 
 @pytest.mark.parametrize(("options", "said"), [
