@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.dtypes import numpy_dtype
-from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Command
 from rawnn.engine.machine import Opened
@@ -114,20 +113,9 @@ class GpuMembers:
         kind, part = name.removeprefix(TEST), "test" if name.startswith(TEST) else "train"
         assert kind in OF_DATA
         if kind == "targets" and group.exact_targets is not None:
-            return np.concatenate([self._targets(part, i) for i in folds])
+            values = [group.targets_of(part, i, slice(None)) for i in folds]
+            return np.concatenate([each for each in values if each is not None])
         return contents(replace(data, normalisation=group.normalisations[0]), tensor, part)
-
-    def _targets(self, part: str, fold: int) -> NDArray[np.float32]:
-        """All target values of a part as the members of a list have them."""
-        group, data = self._group, self._group.dataset
-        own = group.target_normalisations[fold]
-        assert group.exact_targets is not None
-        assert own is not None
-        if part == "train":
-            return own.apply(group.exact_targets)
-        assert data.test_targets is not None
-        before = data.target_normalisation
-        return own.apply(data.test_targets if before is None else before.undo(data.test_targets))
 
     def _lowered(self, plan: Plan) -> list[Command]:
         return [command for op in plan.ops
@@ -155,21 +143,14 @@ class GpuMembers:
 
     def run(self, active: Rows, epochs: int) -> None:
         """Enqueue `epochs` more epochs of the members `active`."""
-        if not len(active):
-            self._skip(epochs)
-            return
-        self._activate(active)
-        commands = self._of_epoch(len(active))
+        commands: list[Command] = []
+        if len(active):
+            self._activate(active)
+            commands = self._of_epoch(len(active))
         for _ in range(epochs):
             column = self._column()
             for command in commands:
                 command.run(column)
-            self._epochs += 1
-
-    def _skip(self, epochs: int) -> None:
-        """Columns of epochs in which no member is active."""
-        for _ in range(epochs):
-            self._column()
             self._epochs += 1
 
     def _column(self) -> int:
@@ -234,10 +215,6 @@ class GpuMembers:
             whole = stack[..., :tensor.shape[-1]] if len(tensor.shape) > 1 else stack
             whole[members] = state[name]
             self._device.to_device(self._addresses[name], np.ascontiguousarray(stack), name)
-
-    @property
-    def device(self) -> Device:
-        return self._device
 
     def close(self) -> None:
         self._closing.close()

@@ -66,7 +66,7 @@ class ManyLoop:
         self.best = best
         self._columns = [0] * len(trainers)
         self._own = np.array([config.epochs for config in members.configs])
-        self._steps = np.array([_steps(group) for group in members.groups])[members.group]
+        self._steps = np.array([group.steps for group in members.groups])[members.group]
         self._chunk, self._rate = 1, 0.0
         self.seconds, self.steps = 0.0, 0
         self._saved = -1
@@ -250,8 +250,3 @@ class ManyLoop:
     def _store(self) -> None:
         self._save()
         self._saved = int(self.progress.epoch.sum())
-
-
-def _steps(group: Any) -> int:
-    """Training steps of an epoch of a member."""
-    return int(group.config.recipe().updates(group.examples))

@@ -12,7 +12,7 @@ from rawnn.many.members import Group
 from rawnn.model.layers import Network
 from rawnn.model.schedules import Schedule, parse
 from rawnn.opts import TOGGLES, Selection, select
-from rawnn.opts.persistent import sharding_of
+from rawnn.opts.persistent import is_full_sharding, sharding_of
 from rawnn.persistent.chip import NEEDED, chip_of
 from rawnn.persistent.choose_members import MemberChoice, choose_members, exact_members
 from rawnn.persistent.layout import Layout
@@ -23,7 +23,7 @@ from rawnn.persistent.sharding import Members
 from rawnn.plan.build import CLOCK, evaluation_step, training_step
 from rawnn.plan.epoch_plans import rounded
 from rawnn.plan.op import Op
-from rawnn.plan.ops.members import EVALUATE, SETTINGS_WORD, TRAIN
+from rawnn.plan.ops.members import EVALUATE, TRAIN, word_count
 from rawnn.plan.ops.train_steps import role_of
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import DataSpec, Recipe
@@ -37,10 +37,12 @@ OF_DATA = ("images", "labels", "targets")
 @dataclass(frozen=True)
 class MemberPlans:
     """start: draws the initial weights, and rounds the data set's inputs where steps read them so.
-    schedule: the learning rates of an epoch; without ops where they are always the same.
+    rates: the learning rates of an epoch's steps.
     train, evaluate: one op each, for an epoch of all members and for their scores behind it.
     choice: how a member is shared by thread blocks.
     settings: names of the optimizer's settings in which members may differ, in the words' order.
+    constant: whether the rates are always the same, so that they are computed once and no epoch
+        runs `rates`.
     """
 
     start: Plan
@@ -61,8 +63,7 @@ def schedule_of(group: Group, member: int) -> Schedule:
     """The learning rates of a member's run."""
     config = group.members[member]
     recipe = config.recipe()
-    return parse(config.schedule).resolve(recipe.optimizer.lr, recipe.updates(group.examples),
-                                          config.epochs)
+    return parse(config.schedule).resolve(recipe.optimizer.lr, group.steps, config.epochs)
 
 
 def member_plans(group: Group, machine: Machine, sharding: str, epochs: int) -> MemberPlans:
@@ -148,7 +149,8 @@ class _Builder:
                           single=replace(single, ordered=self.shuffled))
         own = training_problem(problem, members, left > 0)
         chip = chip_of(self.machine.target)
-        asked = sharding or group.config.sharding or (self.asked if ":" in self.asked else "")
+        asked = sharding or group.config.sharding or \
+            (self.asked if is_full_sharding(self.asked) else "")
         choice = exact_members(own, chip, members, len(group), sharding_of(problem, asked)) \
             if asked else choose_members(own, chip, members, len(group))
         first = next(op for op in step.ops if "dw" in op.operands and "w" in op.operands)
@@ -189,7 +191,7 @@ class _Builder:
         for role in ("mean", "inverse_std"):
             if role in gather.operands:
                 add(role, replace(plan[role], shape=(self.folds, *plan[role].shape)))
-        words = -(-(SETTINGS_WORD + 2 * len(self.settings)) // 4) * 4
+        words = word_count(len(self.settings))
         add("active", Tensor("active", (networks,), "int32", Role.DATA))
         add("members", Tensor("members", (networks, words), "int32", Role.DATA))
         return tensors, operands
@@ -220,10 +222,9 @@ class _Builder:
         if self.listed:
             tensors["rows"] = Tensor("rows", (self.folds * group.examples,), "int32", Role.DATA)
             operands["rows"] = "rows"
-        steps = self.recipe.updates(group.examples)
+        steps = group.steps
         kept = {t.name: t for op in step.ops for t in map(step.__getitem__, op.tensors)
-                if t.role in (Role.PARAMETER, Role.STATE) or t.symbol == "overflow"
-                or t.name == "overflow"}
+                if t.role in (Role.PARAMETER, Role.STATE) or role_of(t) == "overflow"}
         kept["clock"] = CLOCK
         for tensor in kept.values():
             tensors[tensor.name] = self._stack(tensor)

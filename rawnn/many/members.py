@@ -96,6 +96,11 @@ class Group:
         return len(self.rows[0]) if self.rows else len(self.dataset.train_images)
 
     @cached_property
+    def steps(self) -> int:
+        """Training steps of an epoch of each member."""
+        return self.config.recipe().updates(self.examples)
+
+    @cached_property
     def is_foldless(self) -> bool:
         """Whether all members train on all rows and are scored on the data set's test part."""
         return not self.rows and not self.held_out
@@ -115,32 +120,41 @@ class Group:
         rows, the rows that it is scored on, and its normalisation. Copies the rows."""
         if self.is_foldless:
             return self.dataset
-        data, targets = self.dataset, self.target_normalisations[fold]
+        data = self.dataset
         train = self.rows[fold] if self.rows else slice(None)
         changed: dict[str, Any] = {"train_images": data.train_images[train]}
         if data.train_labels is not None:
             changed["train_labels"] = data.train_labels[train]
-        if (values := self._targets(targets, train)) is not None:
+        if (values := self.targets_of("train", fold, train)) is not None:
             changed["train_targets"] = values
         if self.held_out:
             held = self.held_out[fold]
             changed["test_images"] = data.train_images[held]
             if data.train_labels is not None:
                 changed["test_labels"] = data.train_labels[held]
-            if (values := self._targets(targets, held)) is not None:
+            if (values := self.targets_of("train", fold, held)) is not None:
                 changed["test_targets"] = values
-        elif data.test_targets is not None and targets is not data.target_normalisation:
-            before = data.target_normalisation
-            exact = data.test_targets if before is None else before.undo(data.test_targets)
-            changed["test_targets"] = exact if targets is None else targets.apply(exact)
+        elif (values := self.targets_of("test", fold, slice(None))) is not None:
+            changed["test_targets"] = values
         return replace(data, **changed, normalisation=self.normalisations[fold],
-                       target_normalisation=targets, resident={}, split=None, notes=())
+                       target_normalisation=self.target_normalisations[fold], resident={},
+                       split=None, notes=())
 
-    def _targets(self, normalisation: TargetNormalisation | None,
-                 rows: Rows | slice) -> NDArray[np.float32] | None:
-        if self.exact_targets is not None and normalisation is not None:
-            return normalisation.apply(self.exact_targets[rows])
-        return None if self.dataset.train_targets is None else self.dataset.train_targets[rows]
+    def targets_of(self, part: str, fold: int, rows: Rows | slice) -> NDArray[Any] | None:
+        """The target values of these rows of a part of the data set ("train" or "test"), [rows,
+        outputs], as the members of list `fold` have them; None where there are none."""
+        data, own = self.dataset, self.target_normalisations[fold]
+        if part == "train":
+            if self.exact_targets is not None and own is not None:
+                return own.apply(self.exact_targets[rows])
+            return None if data.train_targets is None else data.train_targets[rows]
+        if data.test_targets is None:
+            return None
+        values, before = data.test_targets[rows], data.target_normalisation
+        if own is before:
+            return values
+        exact = values if before is None else before.undo(values)
+        return exact if own is None else own.apply(exact)
 
 
 @dataclass(frozen=True, eq=False)

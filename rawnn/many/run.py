@@ -127,8 +127,7 @@ class ManyRun:
                     self.best[member] = state
             arrays = stacked(states)
             if "clock" not in arrays:  # runs that have no use for it keep none
-                steps = self.members.groups[number].config.recipe().updates(
-                    self.members.groups[number].examples)
+                steps = self.members.groups[number].steps
                 arrays["clock"] = np.array([[epoch, count_after(epoch * steps)] for epoch in
                                             self.progress.epoch[chosen].tolist()], np.int32)
             trainer.load(self.members.place[chosen],

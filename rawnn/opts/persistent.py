@@ -109,8 +109,8 @@ def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
 def sharding_of(problem: Problem, text: str) -> Sharding:
     """The sharding that a text names in full. Raises ConfigError for another text."""
     found = _SYNTAX.fullmatch(text)
-    if found is None or found[6] is None:
-        raise ConfigError(f"sharding = {text}: give blocks of a cluster by clusters, threads and "
+    if found is None or not is_full_sharding(text):
+        raise ConfigError(f"sharding = {text}: give tp_size x dp_size blocks, threads and "
                           f"boundaries, as in 1x1:128:FFFF")
     tp_size, dp_size, transport, threads, resident, boundaries, micro_batches = found.groups("")
     return Sharding(problem, int(tp_size), int(dp_size), int(threads), boundaries,

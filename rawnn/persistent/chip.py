@@ -33,10 +33,6 @@ class Chip:
     registers: int = 65536
     threads: int = 2048
 
-    def most_registers(self, threads: int, resident: int) -> int:
-        """Registers of a thread, in eights, where so many blocks share a multiprocessor."""
-        return min(self.registers // (threads * max(resident, 1)) // 8 * 8, 255)
-
     def most_groups(self, tp_size: int, transport: str = DSMEM) -> int:
         """Tensor-parallel groups of a size that run at once; 0 where there are none."""
         if transport == DSMEM:

@@ -29,10 +29,10 @@ RULE_BYTES = 64
 PERMUTATION_BYTES = 48
 """At least those of a Permutation (primitives/random.cuh)."""
 REGISTERS = 65536
-"""Of a multiprocessor, of every GPU that has asynchronous copies."""
+"""Of a multiprocessor, on every GPU with asynchronous copies."""
 WORKING_REGISTERS = {"float32": 124, "tf32": 96, "bfloat16": 78, "float16": 84}
-"""Of a thread, for everything but what is held of weights from step to step: what the kernels of
-20-64-64-3 take without it, and a few more."""
+"""Of a thread, for everything but the weights that it holds from step to step: what the kernels of
+20-64-64-3 need without these, and a few more."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,11 @@ def tallies(d: Sharding) -> int:
     return d.columns if p.labelled else min(d.threads, most)
 
 
+ORDERED_AT_ONCE, ORDERS_OF_A_THREAD = 256, 4
+"""Most examples whose order is computed at once, if that is several micro-batches: in all, and per
+thread."""
+
+
 def orders_at_once(d: Sharding) -> int:
     """Micro-batches whose order a kernel of members computes at once, a power of two; 1 where
     nothing is computed."""
@@ -191,13 +196,8 @@ def orders_at_once(d: Sharding) -> int:
     return found
 
 
-ORDERED_AT_ONCE, ORDERS_OF_A_THREAD = 256, 4
-"""Examples that are put in order at once, if there are several micro-batches, at most; and of each
-thread."""
-
-
 def beyond(features: int, step: int) -> int:
-    """Floats behind the last row that a tile of 16 features reads, though nobody wants them."""
+    """Floats behind the last row that a tile of 16 features reads, whose values are not used."""
     return max(up(features, 16) - step, 0)
 
 

@@ -38,11 +38,17 @@ SCORES = ("train_loss", "validation_loss", "validation_score")
 """float64 [networks, epochs]: an epoch's column is the op's `offset`."""
 
 
+def word_count(settings: int) -> int:
+    """The words of a member with so many settings: a multiple of four, as rows begin at 16 bytes.
+    """
+    return -(-(SETTINGS_WORD + 2 * settings) // 4) * 4
+
+
 def member_words(seed: int, fold: int, schedule: Schedule,
                  settings: Sequence[float]) -> NDArray[np.int32]:
-    """The words of a member, in multiples of four: rows begin at 16 bytes."""
+    """The words of a member, int32 [word_count(len(settings))]."""
     numbers = np.asarray(settings, np.float64).view(np.int32)
-    words = np.zeros(-(-(SETTINGS_WORD + numbers.size) // 4) * 4, np.int32)
+    words = np.zeros(word_count(len(settings)), np.int32)
     words[:2] = np.array([seed], np.uint64).view(np.int32)
     words[FOLD_WORD] = fold
     words[SCHEDULE_WORD:SCHEDULE_WORD + 2] = np.array([schedule.lr, schedule.value],
