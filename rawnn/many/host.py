@@ -14,21 +14,26 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any, cast
 
+from numpy.typing import NDArray
+
 from rawnn.common.errors import RawnnError
 from rawnn.engine.machine import Opened
-from rawnn.many.members import Group
-from rawnn.many.sessions import MemberState, SessionMembers
+from rawnn.many.members import Arrays, Group, Rows, Scores
+from rawnn.many.sessions import Figures, MemberState, SessionMembers
 
 WORTH_SECONDS = 4.0
-"""Seconds of training below which no processes are started: each takes about one to be ready."""
+"""Seconds of training of a run below which no processes are started: each takes about one to be
+ready."""
 _STEP_SECONDS, _FLOP_SECONDS = 1.5e-4, 1e-10
 """Of a step on one core, about: what it costs however small, and a floating-point operation."""
 
@@ -49,52 +54,69 @@ def seconds_of(group: Group) -> float:
     """About how long one core takes to train all members of a group."""
     sizes, batch = group.config.layers, group.config.batch or 1
     flops = 6 * batch * sum(a * b for a, b in pairwise(sizes))
-    steps = sum(config.epochs for config in group.members) * -(-group.examples // batch)
+    steps = sum(config.epochs for config in group.members) * group.steps
     return steps * (_STEP_SECONDS + flops * _FLOP_SECONDS)
 
 
 class HostMembers(SessionMembers):
     """A MemberTrainer on the host. Bits are those of `rawnn.train(..., device="host")`, whatever
-    the number of workers: 0 trains in this process, None decides by cores and work."""
+    the number of workers: those of the pool that all groups of a run share, or so many of its own
+    (0 trains in this process, None decides by cores and work). `close` closes the pool, too."""
 
     def __init__(self, group: Group, opened: Opened, notify: Callable[[str], None],
-                 workers: int | None = None) -> None:
+                 workers: WorkerPool | int | None = None) -> None:
         super().__init__(group, opened, notify)
-        if workers is None:
-            cores = min(core_count(), len(group))
-            workers = cores if cores > 1 and seconds_of(group) > WORTH_SECONDS else 0
-        self.workers = workers
-        self._pool: _Pool | None = None
+        self._pool = workers if isinstance(workers, WorkerPool) else WorkerPool(workers)
+        self._number = self._pool.register(group)
 
     def _train(self, active: list[int], epochs: int, first: int) -> None:
-        if not self.workers:
+        if not self._pool.count:
             super()._train(active, epochs, first)
             return
-        if self._pool is None:
-            self._pool = _Pool(self._group, self.workers)
-        try:
-            self._pool.train(active, epochs, self._states,
-                             lambda member, *found: self._done(member, first, *found))
-        except BaseException:
-            self._pool.close()  # workers are in the midst of epochs
-            self._pool = None
-            raise
+        keys = [(self._number, member) for member in active]
+        if self._pool.is_pending(keys):  # their states are not known yet
+            self._pool.finish()
+        self._pool.enqueue([_Job(key, epochs, self._states[key[1]],
+                                 partial(self._done, key[1], first)) for key in keys])
+
+    def scores(self) -> Scores:
+        self._pool.finish()
+        return super().scores()
+
+    def state(self, members: Rows) -> Arrays:
+        self._pool.finish()
+        return super().state(members)
+
+    def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
+        self._pool.finish()
+        super().load(members, state)
 
     def _forget(self, members: list[int]) -> None:
         super()._forget(members)
-        if self._pool is not None:
-            for member in members:
-                self._pool.owner.pop(member, None)
+        for member in members:
+            self._pool.owner.pop((self._number, member), None)
 
     def close(self) -> None:
         super().close()
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        self._pool.close()
+
+
+Key = tuple[int, int]
+"""The number of a group in its pool, and a member's place in the group."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """So many epochs of a member from the state `before`; `done` gets its figures and state."""
+
+    key: Key
+    epochs: int
+    before: MemberState
+    done: Callable[[Figures, MemberState], None]
 
 
 class _Worker:
-    """One process, and what it has in hand."""
+    """One process."""
 
     def __init__(self, file: int, environment: dict[str, str]) -> None:
         self.connection, other = Pipe()
@@ -103,14 +125,14 @@ class _Worker:
                 [sys.executable, "-m", "rawnn.many.worker", str(other.fileno()), str(file)],
                 pass_fds=(other.fileno(), file), env=environment, stdin=subprocess.DEVNULL)
 
-    def ended(self) -> RawnnError:
-        """Why it does not answer."""
+    def ended(self, count: int) -> RawnnError:
+        """Why it, one of `count`, does not answer."""
         try:
             status: Any = self._process.wait(5)
         except subprocess.TimeoutExpired:
             status = "it does not answer"
         return RawnnError(f"a worker process that trained members ended ({status}): is there "
-                          f"memory for {os.cpu_count()} of them? RAWNN_WORKERS=1 starts one")
+                          f"memory for {count} of them? RAWNN_WORKERS=1 trains without any")
 
     def close(self) -> None:
         self.connection.close()
@@ -118,77 +140,125 @@ class _Worker:
         self._process.wait()
 
 
-class _Pool:
-    """Workers that have the group, and `owner`, which of them last trained each member and so has
-    its session, perhaps."""
+class WorkerPool:
+    """Worker processes that the groups of a run share, so that members of all groups train at once.
+    They start with the first jobs. `owner` says which of them last trained each member, and so may
+    have its session."""
 
-    def __init__(self, group: Group, count: int) -> None:
-        self.owner: dict[int, int] = {}
+    def __init__(self, count: int | None = None) -> None:
+        self.owner: dict[Key, int] = {}
+        self._asked = count
+        self._cores = core_count() if count is None else count
+        self._groups: list[Group] = []
+        self._jobs: list[_Job] = []
+        self._workers: list[_Worker] = []
+        self._closing = ExitStack()
+
+    def register(self, group: Group) -> int:
+        """The number of the group; all are registered before any trains."""
+        self._groups.append(group)
+        return len(self._groups) - 1
+
+    @cached_property
+    def count(self) -> int:
+        """The workers, 0 where this process trains."""
+        if self._asked is not None:
+            return self._asked
+        count = min(self._cores, sum(len(group) for group in self._groups))
+        is_worth = sum(seconds_of(group) for group in self._groups) > WORTH_SECONDS
+        return count if count > 1 and is_worth else 0
+
+    def is_pending(self, keys: Iterable[Key]) -> bool:
+        """Whether one of these members has a job that is not done."""
+        return not {job.key for job in self._jobs}.isdisjoint(keys)
+
+    def enqueue(self, jobs: Iterable[_Job]) -> None:
+        """Add jobs, of members that have none, for `finish` to do."""
+        self._jobs.extend(jobs)
+
+    def finish(self) -> None:
+        """Do all jobs. Raises what a worker raises, and RawnnError for one that ends; whatever it
+        raises, the jobs that were not done are dropped."""
+        if not self._jobs:
+            return
+        jobs, self._jobs = self._jobs, []
+        try:
+            if not self._workers:
+                self._start()
+            self._train(jobs)
+        except BaseException:
+            self.close()  # workers are in the midst of epochs
+            raise
+
+    def _start(self) -> None:
         # Gone with the last process that has it.
-        self._file = tempfile.TemporaryFile(prefix="rawnn-many-")  # noqa: SIM115
-        _write(group, self._file)
+        file: IO[bytes] = self._closing.enter_context(
+            tempfile.TemporaryFile(prefix="rawnn-many-"))  # noqa: SIM115
+        _write(self._groups, file)
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, **single, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        self._workers = [_Worker(self._file.fileno(), environment) for _ in range(count)]
+        for _ in range(self.count):
+            worker = _Worker(file.fileno(), environment)
+            self._closing.callback(worker.close)
+            self._workers.append(worker)
 
-    def train(self, active: list[int], epochs: int, states: list[MemberState],
-              done: Callable[..., None]) -> None:
-        """Train each member and hand figures and state to `done`. Raises what a worker raises, and
-        RawnnError for one that ends."""
-        queues: list[deque[int]] = [deque() for _ in self._workers]
-        homeless = [member for member in active if member not in self.owner]
-        for member in active:
-            if member in self.owner:
-                queues[self.owner[member]].append(member)
-        for member in homeless:
-            min(queues, key=len).append(member)
-        busy: dict[Connection[Any, Any], tuple[int, int]] = {}
+    def _train(self, jobs: list[_Job]) -> None:
+        queues: list[deque[_Job]] = [deque() for _ in self._workers]
+        homeless = [job for job in jobs if job.key not in self.owner]
+        for job in jobs:
+            if job.key in self.owner:
+                queues[self.owner[job.key]].append(job)
+        for job in homeless:
+            min(queues, key=len).append(job)
+        busy: dict[Connection[Any, Any], tuple[int, _Job]] = {}
         for number in range(len(self._workers)):
-            self._hand_out(number, queues, epochs, states, busy)
+            self._hand_out(number, queues, busy)
         while busy:
             for connection in cast("list[Connection[Any, Any]]", wait(list(busy))):
-                number, member = busy.pop(connection)
+                number, job = busy.pop(connection)
                 try:
                     found = connection.recv()
                 except (EOFError, OSError):
-                    raise self._workers[number].ended() from None
+                    raise self._workers[number].ended(self.count) from None
                 if isinstance(found, BaseException):
                     raise found
-                done(member, *found)
-                self._hand_out(number, queues, epochs, states, busy)
+                job.done(*found)
+                self._hand_out(number, queues, busy)
 
-    def _hand_out(self, number: int, queues: list[deque[int]], epochs: int,
-                  states: list[MemberState], busy: dict[Any, tuple[int, int]]) -> None:
-        """Give a worker its next member, or the last of the longest queue."""
+    def _hand_out(self, number: int, queues: list[deque[_Job]],
+                  busy: dict[Any, tuple[int, _Job]]) -> None:
+        """Give a worker its next job, or the last of the longest queue."""
         longest = max(queues, key=len)
         if queues[number]:
-            member = queues[number].popleft()
+            job = queues[number].popleft()
         elif longest:
-            member = longest.pop()
+            job = longest.pop()
         else:
             return
-        state = states[member]
-        known = self.owner.get(member) == number
-        self.owner[member] = number
+        known = self.owner.get(job.key) == number
+        self.owner[job.key] = number
         worker = self._workers[number]
         try:
-            worker.connection.send((member, epochs, state.epoch, None if known else state.arrays))
+            worker.connection.send((job.key, job.epochs, job.before.epoch,
+                                    None if known else job.before.arrays))
         except OSError:
-            raise worker.ended() from None
-        busy[worker.connection] = number, member
+            raise worker.ended(self.count) from None
+        busy[worker.connection] = number, job
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
-        self._file.close()
+        """End all workers; jobs that come later start new ones."""
+        self._jobs.clear()
+        self.owner.clear()
+        self._workers.clear()
+        self._closing.close()
 
 
-def _write(group: Group, out: IO[bytes]) -> None:
-    """The group in a file whose arrays workers map, so that all share one copy of the data."""
-    group = replace(group, dataset=replace(group.dataset, resident={}))
+def _write(groups: Sequence[Group], out: IO[bytes]) -> None:
+    """The groups in a file whose arrays workers map, so that all share one copy of the data."""
+    groups = [replace(group, dataset=replace(group.dataset, resident={})) for group in groups]
     buffers: list[pickle.PickleBuffer] = []
-    content = pickle.dumps(group, protocol=5, buffer_callback=buffers.append)
+    content = pickle.dumps(groups, protocol=5, buffer_callback=buffers.append)
     head = pickle.dumps((content, [buffer.raw().nbytes for buffer in buffers]))
     out.write(len(head).to_bytes(8, "little") + head)
     for buffer in buffers:
@@ -197,8 +267,8 @@ def _write(group: Group, out: IO[bytes]) -> None:
     out.flush()
 
 
-def read(file: int) -> Group:
-    """The group in the file of this descriptor, which `_write` wrote, its arrays mapped and
+def read(file: int) -> list[Group]:
+    """The groups in the file of this descriptor, which `_write` wrote, its arrays mapped and
     read-only."""
     content = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
     start = 8 + int.from_bytes(content[:8], "little")
@@ -208,5 +278,5 @@ def read(file: int) -> Group:
         start += -start % 64
         buffers.append(content[start : start + size])
         start += size
-    group: Group = pickle.loads(pickled, buffers=buffers)
-    return group
+    groups: list[Group] = pickle.loads(pickled, buffers=buffers)
+    return groups

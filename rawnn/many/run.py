@@ -30,6 +30,7 @@ from rawnn.engine.result import environment
 from rawnn.engine.resumption import record_of
 from rawnn.many.folds import Folds
 from rawnn.many.grouping import Members
+from rawnn.many.host import WorkerPool
 from rawnn.many.loop import ManyLoop, Rules
 from rawnn.many.members import Arrays, MemberTrainer, stacked
 from rawnn.many.progress import Progress, Status
@@ -103,8 +104,9 @@ class ManyRun:
                                       for group in members.groups):
             if sentence:
                 self.notify(sentence)
+        pool = WorkerPool() if self.opened.device is None else None
         for group in members.groups:
-            trainer = trainer_of(group, self.opened, self.notify)
+            trainer = trainer_of(group, self.opened, self.notify, pool)
             self._closing.callback(trainer.close)
             self._trainers.append(trainer)
         if before is not None:

@@ -39,18 +39,19 @@ class MemberState:
 
 
 class MemberSessions:
-    """Sessions of members of one group, of which the last that were used stay open."""
+    """Sessions of members of one group, of which the last that were used stay open, as far as they
+    take no more than `nbytes` of the host's memory."""
 
-    def __init__(self, group: Group, opened: Opened) -> None:
+    def __init__(self, group: Group, opened: Opened, nbytes: int = SESSION_BYTES) -> None:
         self._group, self._opened = group, opened
         self._sessions: OrderedDict[int, tuple[Session, int]] = OrderedDict()
         self._datasets: dict[int, Dataset] = {}
-        self._most_datasets = max(1, SESSION_BYTES // max(1, group.dataset.train_images.nbytes))
+        self._most_datasets = max(1, nbytes // max(1, group.dataset.train_images.nbytes))
         self._closing = ExitStack()
         if opened.device is None:
             # Runners set the threads of BLAS back as they found them, in whatever order they close.
             self._closing.enter_context(threadpool_limits(1, "blas"))
-        self._most = 1 if opened.device else max(1, SESSION_BYTES // _session_bytes(group))
+        self._most = 1 if opened.device else max(1, nbytes // _session_bytes(group))
         self.sharding = ""
 
     def train(self, member: int, before: MemberState, epochs: int) -> tuple[Figures, MemberState]:

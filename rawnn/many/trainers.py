@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rawnn.engine.machine import Opened
-from rawnn.many.host import HostMembers
+from rawnn.many.host import HostMembers, WorkerPool
 from rawnn.many.members import Group, MemberTrainer
 from rawnn.many.sessions import SessionMembers
 from rawnn.persistent.problem import Unsupported
 
 
-def trainer_of(group: Group, opened: Opened, notify: Callable[[str], None]) -> MemberTrainer:
-    """The trainer of a group on what is `opened`. `notify` gets a sentence where a GPU trains its
-    members one after the other, and why."""
+def trainer_of(group: Group, opened: Opened, notify: Callable[[str], None],
+               pool: WorkerPool | None = None) -> MemberTrainer:
+    """The trainer of a group on what is `opened`; on the host with the workers of `pool`. `notify`
+    gets a sentence where a GPU trains its members one after the other, and why."""
     if opened.device is None:
-        return HostMembers(group, opened, notify)
+        return HostMembers(group, opened, notify, pool)
     # Imported only for a GPU: generating its kernels takes more modules than the host needs.
     from rawnn.many.gpu import GpuMembers
 

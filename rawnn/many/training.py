@@ -73,8 +73,8 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     each epoch all groups are given to the device before it waits for any. On a GPU a group is one
     kernel, where one fits; otherwise its members train one after the other, launch by launch, and
     the listener gets the reason. Without a GPU, or with device="host", members train on the host,
-    by processes over its cores (RAWNN_WORKERS says how many); a RuntimeWarning says so where
-    device is "auto".
+    by processes over its cores, which all groups share (RAWNN_WORKERS says how many, 1 trains
+    without any); a RuntimeWarning says so where device is "auto".
 
     A member whose loss becomes NaN or infinite stops, marked "diverged"; others go on. Ctrl-C,
     SIGTERM and SIGHUP end the run as they end `rawnn.train`, with all that members have reached.

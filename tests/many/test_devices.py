@@ -98,9 +98,33 @@ def test_results_do_not_depend_on_the_number_of_workers(workers: str,
     assert same(alone, several)
 
 
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_groups_share_the_workers(seeds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "WORTH_SECONDS", 0.0)
+    options = {**OPTIONS, "layers": [(6, 12, 3), (6, 8, 3), (6, 3)], "seed": seeds,
+               "device": "host", "patience": 2}
+    monkeypatch.setenv("RAWNN_WORKERS", "1")
+    alone = rawnn.train_many(**options)
+    monkeypatch.setenv("RAWNN_WORKERS", "2")
+    processes = []
+    original = host._Worker.__init__
+
+    def noted(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
+        processes.append(self._process)
+
+    monkeypatch.setattr(host._Worker, "__init__", noted)
+    several = rawnn.train_many(**options)
+    assert len(alone.stored.groups) == 3
+    assert np.array_equal(alone.scores(), several.scores(), equal_nan=True)
+    assert same(alone, several)
+    assert len(processes) == 2
+    assert all(process.poll() is not None for process in processes)
+
+
 def test_a_worker_that_is_killed_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "WORTH_SECONDS", 0.0)
-    monkeypatch.setenv("RAWNN_WORKERS", "2")
+    monkeypatch.setenv("RAWNN_WORKERS", "3")
     started = []
     original = host._Worker.__init__
 
@@ -114,7 +138,9 @@ def test_a_worker_that_is_killed_is_one_clear_sentence(monkeypatch: pytest.Monke
         def reported(self, report: Any) -> None:
             os.kill(started[0], signal.SIGKILL)
 
-    with pytest.raises(RawnnError, match="a worker process that trained members ended"):
+    with pytest.raises(RawnnError, match=r"a worker process that trained members ended \(-9\): is "
+                                         r"there memory for 3 of them\? RAWNN_WORKERS=1 trains "
+                                         r"without any"):
         rawnn.train_many(**{**OPTIONS, "epochs": 50}, lr=[0.1, 0.02, 0.3], device="host",
                          listener=Kill())
 
