@@ -32,18 +32,20 @@ from rawnn.ptx.kernels import kernel_for
 from tests.calls import untraced
 from tests.engine import CAPABLE, VALUES, form_for
 
-OPEN = ("max", "auto", "TPxDP[[@l2]:THREADS:BOUNDARIES[:MICRO_BATCHES]]")
-"""Words for what a run finds out, and for the blocks of `persistent`."""
+OPEN = ("max", "auto")
+"""Words for what a run finds out."""
 LIBRARIES = ("cublas", "cudnn")
 
 
 def forms(name: str) -> list[str]:
     """Every way to write a toggle: bare where that means something, and with each of its words (a
-    count being one that tests can afford), but for those that only some networks fit."""
+    count being one that tests can afford), but for those that only some networks fit, such as the
+    blocks of `persistent`, whose word is a pattern of names in capitals."""
     parameter = TOGGLES[name].parameter
     if parameter is None or TOGGLES[name].group == "scale":  # of one rank, which it does not change
         return [name]
-    words = [w for w in parameter.syntax.split("|") if w not in OPEN and w[0] != "-"]
+    words = [w for w in parameter.syntax.split("|") if w not in OPEN and w[0] != "-"
+             and not (len(w) > 1 and w[0].isupper())]
     return [f"{name}={VALUES.get(name, '3') if word == 'N' else word}" for word in words] or [name]
 
 

@@ -23,6 +23,7 @@ from rawnn.opts import measured as table
 from rawnn.opts import persistent_payoff, select
 from rawnn.persistent.choose import choose
 from rawnn.persistent.problem import Unsupported
+from rawnn.persistent.sharding import L2
 from rawnn.persistent.spelling import exactly
 from rawnn.ptx.kernels import kernel_for
 from tests.engine import CAPABLE, LADDER, random_dataset, same_parameters
@@ -221,7 +222,7 @@ def test_a_choice_can_be_asked_for_again(name: str) -> None:
     ((2, 1, 256, "FFF"), "there are 4"), ((1, 1, 256, "FSFF"), "one block has all in full"),
     ((2, 1, 256, "FSSF"), "behind a sliced one there must be a full one"),
     ((2, 1, 256, "GSFF"), "the first is F or S, the last F or S or G here"),
-    ((2, 1, 256, "FSFF", 2), "micro-batches in several clusters without a loss scale only"),
+    ((2, 1, 256, "FSFF", 2, L2), "one group that exchanges through L2 takes none"),
 ])
 def test_a_choice_that_cannot_be(asked: Any, words: str) -> None:
     with pytest.raises(Unsupported, match=words) as caught:
