@@ -35,7 +35,8 @@ def assumed(name: str) -> Machine:
     """A machine with the GPU of a name, and everything else that toggles may need. Raises
     ConfigError."""
     target = gpu_named(name)
-    return Machine(None, target.capability, 13000, lambda package: True, measure=lambda: target)
+    return Machine(None, target.capability, 13000, lambda package: True, name=target.name,
+                   measure=lambda: target)
 
 
 ASSUMED = assumed(EVERYTHING_RUNS)

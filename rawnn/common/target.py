@@ -7,6 +7,7 @@ are only displayed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -137,14 +138,33 @@ sheets. An H100 (SXM) has the multiprocessors of an H200."""
 
 def gpu_named(name: str) -> Target:
     """The GPU of a name, ignoring case, spaces, signs and words that are not needed to tell GPUs
-    apart: "h100", "rtx-4090", "4090", "NVIDIA H200". Raises ConfigError."""
+    apart: "h100", "rtx-4090", "4090", "NVIDIA H100 80GB HBM3". Raises ConfigError."""
     plain = {_plain(target.name): target for target in NAMED}
-    wanted = _plain(name).removeprefix("nvidia").removeprefix("tesla").removeprefix("geforce")
+    wanted = _model(name)
     found = [wanted] if wanted in plain else \
         [each for each in plain if wanted and each.endswith(wanted)]
     if len(found) != 1:
         raise unknown("GPU", name, [target.name for target in NAMED])
     return plain[found[0]]
+
+
+def is_called(driver_name: str, name: str) -> bool:
+    """Whether the GPU that the driver calls `driver_name` is the one called `name`: the same name,
+    or, if `name` is in NAMED, what `driver_name` abbreviates to ("H100" for "NVIDIA H100 80GB
+    HBM3")."""
+    return driver_name == name or (_model(driver_name) == _plain(name) and any(
+        target.name == name for target in NAMED))
+
+
+_SUFFIXES = re.compile(r"[ -](SXM\d?|\d+GB|HBM\w+|Blackwell (Server|Workstation) Edition)\b", re.I)
+"""What the driver adds to the names of GPUs that launches do not depend on. "PCIe" and "NVL" are
+none: those have fewer multiprocessors or lower clocks."""
+
+
+def _model(name: str) -> str:
+    """The plain name of a GPU without its maker, brand, memory and socket."""
+    return _plain(_SUFFIXES.sub("", name)).removeprefix("nvidia").removeprefix("tesla") \
+        .removeprefix("geforce")
 
 
 def _plain(name: str) -> str:
@@ -164,7 +184,8 @@ def known(capability: tuple[int, int]) -> Target:
 class Machine:
     """What toggles need to know of the machine: whether there is a GPU, its compute capability,
     the CUDA version its driver supports (12090 for 12.9), which packages can be imported,
-    whether the driver can allocate in the order of a stream, and what the GPU is called.
+    whether the driver can allocate in the order of a stream, and what the GPU is called: by its
+    driver, or as in NAMED if a plan is only displayed.
     `no_gpu` says in a sentence why there is no GPU, None where there is one. `measure` asks an open
     device for its target."""
 

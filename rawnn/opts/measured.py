@@ -11,6 +11,7 @@ import msgspec
 
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import cache_directory
+from rawnn.common.target import is_called
 
 PACKAGED = Path(__file__).with_name("best.json")
 ENVIRONMENT = "RAWNN_BEST"
@@ -73,11 +74,12 @@ def _key(e: Entry) -> tuple[object, ...]:
 
 
 def exact(gpu: str, layers: Sequence[int], batch: int, precision: str) -> Entry | None:
-    """The entry of this network, batch and precision on this GPU; the user's own table comes before
-    the package's. None without a measurement: what is fastest for a similar network may be slow for
-    this one. Raises ConfigError for a broken table."""
+    """The entry of this network, batch and precision on this GPU, by its driver's name or one of
+    NAMED; the user's own table comes before the package's. None without a measurement: what is
+    fastest for a similar network may be slow for this one. Raises ConfigError for a broken table.
+    """
     for path in (user_file(), PACKAGED):
         for entry in read(path):
-            if _key(entry) == (gpu, tuple(layers), batch, precision):
+            if _key(entry)[1:] == (tuple(layers), batch, precision) and is_called(entry.gpu, gpu):
                 return entry
     return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -103,7 +105,9 @@ def test_the_parts_of_a_toggle_say_what_became_of_them(rawnn: Rawnn) -> None:
 @pytest.mark.parametrize(("name", "message"), [
     ("h100", "H100"), ("H100", "H100"), ("NVIDIA H200", "H200"), ("rtx-4090", "RTX 4090"),
     ("4090", "RTX 4090"), ("RTX_PRO_6000", "RTX PRO 6000"), ("pro 6000", "RTX PRO 6000"),
-    ("Tesla T4", "T4")])
+    ("Tesla T4", "T4"), ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"),
+    ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000")])
 def test_gpus_have_short_names(rawnn: Rawnn, name: str, message: str) -> None:
     out = rawnn("plan", "--opt", "none", "--gpu", name)
     assert out.status == 0, out.err
@@ -111,6 +115,7 @@ def test_gpus_have_short_names(rawnn: Rawnn, name: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), [
+    ("NVIDIA H100 PCIe", "unknown GPU 'NVIDIA H100 PCIe'"),  # it has 114 multiprocessors
     ("h300", "unknown GPU 'h300'; did you mean 'H200'"), ("tpu", "unknown GPU 'tpu'; there are T4"),
     ("", "unknown GPU ''; there are T4, A100")])
 def test_what_is_no_gpu(rawnn: Rawnn, name: str, message: str) -> None:
@@ -128,3 +133,22 @@ def test_a_plan_is_for_a_gpu_that_can_be_named(rawnn: Rawnn) -> None:
     refused = rawnn("plan", "--gpu", "T4", "--opt", "bf16,mma")
     assert refused.status == 2
     assert "from compute capability 8.0 on" in refused.err
+
+
+@pytest.mark.parametrize("gpu", ["h100", "NVIDIA H100 80GB HBM3"])
+def test_best_takes_what_a_run_on_that_gpu_would_take_from_the_table(
+        rawnn: Rawnn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str) -> None:
+    table = tmp_path / "best.json"
+    monkeypatch.setenv("RAWNN_BEST", str(table))
+    arguments = ("plan", "--opt", "best,-persistent", "--layers", "77-33-5", "--batch", "32")
+    assert "measured on" not in rawnn(*arguments, "--gpu", gpu).out
+    table.write_text(json.dumps([{
+        "gpu": "NVIDIA H100 80GB HBM3", "layers": [77, 33, 5], "batch": 32, "numbers": "",
+        "toggles": "tiled,fuse", "us": 12.5, "others": {"mma,fuse": 13.5}, "driver": "d",
+        "commit": "c", "date": "t"}]))
+    found = rawnn(*arguments, "--gpu", gpu).out
+    assert "best takes tiled, fuse: measured on NVIDIA H100 80GB HBM3 for 77-33-5 at batch 32: " \
+        "12.5 us a step, mma + fuse 13.5" in found
+    assert "tiled" in found.splitlines()[0]
+    assert "measured on" not in rawnn(*arguments, "--gpu", "h200").out
+    assert "measured on" not in rawnn(*arguments, "--gpu", gpu, "--opt", "best,bf16").out

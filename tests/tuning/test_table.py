@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rawnn.common.errors import ConfigError
+from rawnn.common.target import NAMED
 from rawnn.opts import measured as table
 from rawnn.opts.measured import Entry
 
@@ -67,3 +68,20 @@ def test_a_table_that_was_written_with_the_key_numbers_is_read(tmp_path: Path) -
     assert (found.precision, found.toggles, found.us) == ("bf16", "mma", 2.5)
     table.write(path, [found])
     assert '"numbers":"bf16"' in path.read_text().replace(" ", "")
+
+
+def test_a_displayed_gpu_finds_the_entries_of_the_gpus_it_names(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(table.ENVIRONMENT, str(tmp_path / "best.json"))
+    monkeypatch.setattr(table, "PACKAGED", tmp_path / "packaged.json")
+
+    def finds(gpu: str) -> bool:
+        return table.exact(gpu, (784, 128, 10), 64, "") is not None
+
+    for driver_name, names in (("NVIDIA H100 80GB HBM3", {"H100"}), ("NVIDIA H100 PCIe", set()),
+                               ("NVIDIA A100-SXM4-40GB", {"A100"}), ("NVIDIA A10G", set()),
+                               ("Tesla T4", {"T4"}), ("NVIDIA GeForce RTX 4090 Laptop GPU", set())):
+        table.write(tmp_path / "best.json", [entry(gpu=driver_name)])
+        assert {target.name for target in NAMED if finds(target.name)} == names
+        assert finds(driver_name)
+        assert not finds("NVIDIA H100")  # a driver's name is matched as a whole
