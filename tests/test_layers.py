@@ -6,6 +6,7 @@ What is imported within a function, or for a type checker alone, loads nothing a
 from __future__ import annotations
 
 import ast
+import dataclasses
 import graphlib
 import re
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import rawnn
+from rawnn.plan.policy import Policy
 
 ROOT = Path(rawnn.__file__).parent
 LAYERS = (
@@ -100,11 +102,45 @@ def test_what_is_not_loaded(module: str, unloaded: tuple[str, ...]) -> None:
     assert not [m for m in loaded if f"{m}.".startswith(folders)]
 
 
-def test_pdl_acts_where_kernels_are_lowered_and_is_shown_elsewhere() -> None:
-    reading = {module for module, path in MODULES.items() if re.search(r"\.pdl\b", re.sub(
-        r'""".*?"""', "", path.read_text(), flags=re.DOTALL))}
-    assert reading == {"rawnn.engine.runners.lowering",  # acts; the others show and predict
-                       "rawnn.plan.policy", "rawnn.cli.plan", "rawnn.bench.costing"}
+TOGGLES_OF_FIELDS = {
+    "sync": ["nosync"], "report": ["report"], "allocator": ["arena", "pool", "stream_ordered"],
+    "pinned": ["pinned"], "streams": ["streams"], "pdl": ["pdl"], "graph": ["graphs"],
+    "graph_steps": ["graphs"], "tune": ["tune"]}
+"""Fields of Policy -> the files of rawnn/opts/ that set them."""
+
+
+def reading(text: str) -> set[str]:
+    """The fields that a source reads of a policy."""
+    return {node.attr for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("policy")}
+
+
+def test_the_file_of_a_runtime_toggle_names_every_file_that_reads_its_field() -> None:
+    assert set(TOGGLES_OF_FIELDS) == {field.name for field in dataclasses.fields(Policy)}
+    readers: dict[str, set[str]] = {field: set() for field in TOGGLES_OF_FIELDS}
+    for path in MODULES.values():
+        for field in reading(path.read_text()) & readers.keys():
+            readers[field].add(str(path.relative_to(ROOT)))
+    assert all(readers.values())
+    for field, files in TOGGLES_OF_FIELDS.items():
+        for file in files:
+            text = (ROOT / "opts" / f"{file}.py").read_text()
+            assert f"{field}=" in text
+            named = set(re.findall(r"[\w/]+/\w+\.\w+", ast.get_docstring(ast.parse(text)) or ""))
+            assert readers[field] <= named, f"name the readers of {field} in opts/{file}.py"
+            assert all((ROOT / name).exists() for name in named), f"opts/{file}.py"
+
+
+def test_reads_of_a_policy_are_seen() -> None:
+    assert reading("a = self._work.policy.pdl and policy.sync == x.report") == {"pdl", "sync"}
+
+
+def test_pdl_names_the_kernels_that_differ_with_it() -> None:
+    text = (ROOT / "opts" / "pdl.py").read_text()
+    kernels = [path for path in (ROOT / "ptx").rglob("*.cu*")
+               if "kProgrammatic" in path.read_text()]
+    assert len(kernels) > 2
+    assert all(str(path.relative_to(ROOT)) in text for path in kernels)
 
 
 def test_kernel_files_tell_one_story_each() -> None:

@@ -55,7 +55,7 @@ EXCERPTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "report": (("rawnn/opts/report.py", "apply"), ("rawnn/plan/plan.py", "_only_gradient")),
     "fuse": (("rawnn/ptx/losses/loss.cu", "softmax_loss_gradient"),),
     "cudnn": (("rawnn/opts/cudnn.py", "apply"),),
-    "graphs": (("rawnn/graphs/programs.py", "fill"),),
+    "graphs": (("rawnn/graphs/graph_programs.py", "fill"),),
     "streams": (("rawnn/graphs/unrolling.py", "GraphPlan.edges"),),
     "epoch": (("rawnn/graphs/unrolling.py", "graph_plans"),),
     "best": (("rawnn/ptx/fused/linear.cu", ""),),

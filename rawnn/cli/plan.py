@@ -13,7 +13,6 @@ from rawnn.cli.screen import sentences, table_console
 from rawnn.common.errors import ConfigError
 from rawnn.common.target import NAMED, gpu_named
 from rawnn.common.words import counted
-from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.engine.runners.prepared_run import row_by_row_operands, with_unaligned_rows
 from rawnn.graphs.unrolling import GraphPlan, epoch_graphs
 from rawnn.opts import select
@@ -111,16 +110,16 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
         click.echo(describe(op.attributes["chosen"]))
     for graph in graphs:
         click.echo()
-        early = _programmatic(graph, policy) if policy.graph and policy.pdl else None
+        early = _early_edges(graph, policy) if policy.graph and policy.pdl else None
         click.echo(_describe(graph, bool(policy.graph), show_all, early))
 
 
-def _programmatic(graph: GraphPlan, policy: Policy) -> list[tuple[int, ...]]:
+def _early_edges(graph: GraphPlan, policy: Policy) -> list[tuple[int, ...]]:
     """For each op the edges that are programmatic, as far as the kernels' sources say; a run proves
     it from their PTX."""
     from rawnn.cuda.device import Device
     from rawnn.engine.runners.lowering import Lowering
-    from rawnn.graphs.programmatic_edges import programmatic_edges
+    from rawnn.graphs.early_starts import early_edges
     from rawnn.sim import Simulation
 
     target = graph.plan.target
@@ -128,13 +127,7 @@ def _programmatic(graph: GraphPlan, policy: Policy) -> list[tuple[int, ...]]:
     lowering = Lowering(device, policy)
     try:
         lowering.compile([graph.plan])
-        ops = graph.plan.ops
-        proofs: dict[tuple[object, ...], Proof | None] = {}
-        keys = [(op.kind, op.impl, *op.operands.items()) for op in ops]
-        for key, op in zip(keys, ops, strict=True):
-            if key not in proofs:
-                proofs[key] = lowering.proof(op, graph.plan)
-        return programmatic_edges(ops, graph.edges(), [proofs[key] for key in keys])
+        return early_edges(graph.plan, graph.edges(), lowering)
     finally:
         lowering.close()
         device.close()

@@ -122,21 +122,19 @@ def edges_of(nodes: Sequence[Node], derive: bool) -> list[Edges]:
                 covered |= below[i]
         below.append(covered | 1 << index)
         early = tuple(i for i in sorted(direct)
-                      if node.programmatic and _may_overtake(node, nodes[i], found[i]))
+                      if node.programmatic and _may_start_before(node, nodes[i], found[i]))
         found.append(Edges(tuple(i for i in sorted(direct) if i not in early), early))
     return found
 
 
-def _may_overtake(node: Node, before: Node, edges: Edges) -> bool:
+def _may_start_before(node: Node, before: Node, edges: Edges) -> bool:
     """Whether a kernel that waits by itself may begin before the node ahead has ended: as
-    rawnn.graphs.programmatic_edges decides for the engine."""
+    rawnn.graphs.early_starts decides for the engine."""
     if before.kind != "kernel":
         return False
-    if not node.early:
-        return True
-    if edges.programmatic and not before.proof.ordered:
-        return False
-    return not any(a.overlaps(b) for a in node.early for b in before.writes)
+    return not node.early or (
+        before.proof.allows_early_reads(bool(edges.programmatic))
+        and not any(a.overlaps(b) for a in node.early for b in before.writes))
 
 
 def every(nodes: Sequence[Node]) -> Iterator[Node]:

@@ -1,4 +1,8 @@
-"""`arena`: all tensors are placed once, before training starts."""
+"""`arena`: all tensors are placed once, before training starts.
+
+`Policy.allocator` is read by engine/runners/arenas.py, and by opts/shards.py: copy engines
+move gradients between ranks only with `arena`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""`graphs`: the step, several steps or the whole epoch as one explicit CUDA graph."""
+"""`graphs`: the step, several steps or the whole epoch as one explicit CUDA graph.
+
+`Policy.graph` and `Policy.graph_steps` are read by graphs/unrolling.py, which makes the graphs'
+plans, by engine/runners/gpu.py, which builds graphs or launches, and by
+engine/runners/prepared_run.py, which counts their memory and lets an epoch of one kernel be one
+launch. cli/plan.py displays them; bench/driver_calls.py, bench/costing.py and
+bench/profiling.py follow them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`nosync`: losses stay on the device until a report is due."""
+"""`nosync`: losses stay on the device until a report is due.
+
+`Policy.sync` is read by engine/runners/gpu.py, which waits after each step or not, and by
+engine/runners/prepared_run.py: only with `nosync` can an epoch be one launch.
+"""
 
 from __future__ import annotations
 

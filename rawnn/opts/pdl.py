@@ -1,8 +1,15 @@
-"""`pdl`: programmatic dependent launch. A kernel begins before its predecessor has ended.
+"""`pdl`: programmatic dependent launch. A kernel starts before its predecessor has ended.
 
-It sets `Policy.pdl`, which acts in engine/runners/lowering.py: kernels are compiled to wait and
-trigger, and on a stream launched before those ahead have ended. In a graph graphs/programs.py makes
-the edges programmatic that graphs/programmatic_edges.py allows.
+Four files say how:
+- cuda/compiling/launch_proof.py: what is proved from the PTX of a kernel compiled for this;
+- graphs/early_starts.py: which kernels may start early, in a graph and on a stream;
+- engine/runners/lowering.py reads `Policy.pdl`: kernels are compiled to wait and trigger
+  (RAWNN_PDL, ptx/primitives/pdl.cuh), and launched early on a stream;
+- graphs/graph_programs.py gives a graph the programmatic edges.
+
+It is displayed by cli/plan.py, costed by bench/costing.py, added by opts/presets.py beside `mma`,
+and tried by tuning/search.py. ptx/fused/narrow.cu and ptx/fused/narrow_inner.cu load inputs ahead
+of their wait only with it (kProgrammatic).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`pinned`: batches are copied from page-locked host memory."""
+"""`pinned`: batches are copied from page-locked host memory.
+
+`Policy.pinned` is read by engine/runners/arenas.py, which places the host's arrays.
+"""
 
 from __future__ import annotations
 

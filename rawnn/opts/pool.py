@@ -1,4 +1,8 @@
-"""`pool`: a caching allocator reuses freed memory."""
+"""`pool`: a caching allocator reuses freed memory.
+
+`Policy.allocator` is read by engine/runners/arenas.py, and by opts/shards.py: copy engines
+move gradients between ranks only with `arena`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`report=N`: loss and accuracy are computed and shown every N epochs only."""
+"""`report=N`: loss and accuracy are computed and shown every N epochs only.
+
+`Policy.report` is read by engine/runners/prepared_run.py, which makes a step without metrics for
+the other epochs, and by engine/loop.py; bench/cases/check.py follows it.
+"""
 
 from __future__ import annotations
 

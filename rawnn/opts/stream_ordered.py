@@ -1,4 +1,8 @@
-"""`async`: the driver's stream-ordered memory pool, which keeps freed memory."""
+"""`async`: the driver's stream-ordered memory pool, which keeps freed memory.
+
+`Policy.allocator` is read by engine/runners/arenas.py, and by opts/shards.py: copy engines
+move gradients between ranks only with `arena`.
+"""
 
 from __future__ import annotations
 

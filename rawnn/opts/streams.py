@@ -4,6 +4,10 @@ Launch by launch, a second stream fetches the next batch while the current step 
 graph, ops are ordered by their reads and writes alone, so that independent ones (a layer's weight
 gradient, the gradient for the layer below, the next batch) get branches of their own. Without
 `streams` they form one chain.
+
+`Policy.streams` is read by engine/runners/gpu.py (the second stream is engine/runners/overlap.py),
+by graphs/unrolling.py (the chain), by engine/runners/arenas.py, which places batches once for the
+second stream, and by engine/runners/prepared_run.py, which counts both buffers of a batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """`tune`: each kernel is launched in the variant that was fastest in the step itself.
 
 Without stored choices for this GPU, driver and source, the variants of every launch are measured
-before training (rawnn/tuning/launch_tuning.py). Later runs read the stored choices.
+before training (tuning/launch_tuning.py). Later runs read the stored choices.
+
+`Policy.tune` is read by engine/runners/gpu.py, and cleared by engine/run_planner.py where a resumed
+run has its choices.
 """
 
 from __future__ import annotations

@@ -100,6 +100,12 @@ class Op:
         """Its name in the plan of one step."""
         return self.origin or self.name
 
+    @cached_property
+    def recurrence(self) -> tuple[str, ...]:
+        """What the copies of this op in an unrolled plan have in common if their commands differ in
+        the offset alone: the name in the plan of one step, and the tensors."""
+        return self.own_name, *self.operands.values()
+
     @property
     def spec(self) -> OpSpec:
         spec = OPS[self.kind]

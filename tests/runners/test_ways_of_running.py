@@ -16,10 +16,10 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.stream import OrderingEvent, Stream
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.overlap import buffer_plans, fetching
-from rawnn.graphs.programmatic_edges import (
-    OVERTAKEN,
+from rawnn.graphs.early_starts import (
+    MIN_INDEPENDENT_SUCCESSORS,
     independent_successors,
-    may_overtake_any,
+    may_start_early_on_stream,
     programmatic_edges,
 )
 from rawnn.model.layers import Network
@@ -223,7 +223,7 @@ def test_edges_between_kernels_that_wait_are_programmatic_but_behind_time_to_spa
     ops = unrolled()
     edges = dependencies(ops)
     at_leisure = {op.name for op, time in zip(ops, independent_successors(edges), strict=True)
-                  if time >= OVERTAKEN}
+                  if time >= MIN_INDEPENDENT_SUCCESSORS}
     assert edges_of(lambda kind: WAITS) == [
         (ops[i].name, op.name) for op, before in zip(ops, edges, strict=True)
         if op.name not in at_leisure for i in before]
@@ -237,7 +237,7 @@ def test_what_is_waited_for_soon_begins_early() -> None:
     times = dict(zip((op.name for op in ops), independent_successors(dependencies(ops)),
                      strict=True))
     middle = {name.removesuffix("@1"): time for name, time in times.items() if name.endswith("@1")}
-    assert {name for name, time in middle.items() if time >= OVERTAKEN} \
+    assert {name for name, time in middle.items() if time >= MIN_INDEPENDENT_SUCCESSORS} \
         == {name for name in middle if name.startswith(("gather", "fc3.weight", "fc4.weight"))}
     assert not any(independent_successors([(), (0,), (1,), (2,)]))
     assert independent_successors([(), (), (0,), (2,), (1, 3)]) == [0, 2, 0, 0, 0]
@@ -251,7 +251,7 @@ def test_copies_and_library_calls_have_full_edges_on_both_sides() -> None:
     assert "matmul" not in {kinds[name] for edge in found for name in edge}
 
 
-def test_a_kernel_that_reads_early_does_not_overtake_who_writes_that() -> None:
+def test_a_kernel_that_reads_early_does_not_start_before_who_writes_that() -> None:
     """The gradient is written just ahead of sgd; the weights by the sgd of the step before, with
     products in between that have waited for it."""
     kinds = {op.name: op.kind for op in unrolled()}
@@ -273,13 +273,14 @@ def test_on_a_stream_only_the_data_set_may_be_read_early() -> None:
     plan = make_work("preload,arena", ONE, DATA).train
     gather, = plan.find(kind="gather")
     update = plan.find(kind="sgd")[0]
-    assert may_overtake_any(gather, plan, Proof(True, True, False, ("images", "labels"), ""))
+    data = Proof(True, True, False, ("images", "labels"), "")
+    assert may_start_early_on_stream(gather, plan, data)
     cursor = Proof(True, True, True, ("cursor",), "")
-    assert may_overtake_any(gather, plan, cursor)
-    assert not may_overtake_any(gather, plan.advancing(), cursor)
-    assert not may_overtake_any(update, plan, EARLY)
-    assert may_overtake_any(update, plan, WAITS)
-    assert not may_overtake_any(update, plan, NOT)
+    assert may_start_early_on_stream(gather, plan, cursor)
+    assert not may_start_early_on_stream(gather, plan.advancing(), cursor)
+    assert not may_start_early_on_stream(update, plan, EARLY)
+    assert may_start_early_on_stream(update, plan, WAITS)
+    assert not may_start_early_on_stream(update, plan, NOT)
 
 
 def test_kernels_that_do_not_wait_are_launched_in_full_order() -> None:

@@ -57,6 +57,12 @@ class Proof:
     early: tuple[str, ...] = ()
     reason: str = "its PTX was not examined"
 
+    def allows_early_reads(self, starts_early: bool) -> bool:
+        """Whether a kernel that starts before this one ends may read, before its own wait, what
+        kernels before this one wrote: they have ended when this one triggers, or, unless this one
+        `starts_early` itself, when it starts."""
+        return self.ordered or not starts_early
+
 
 @dataclass(frozen=True)
 class _Place:

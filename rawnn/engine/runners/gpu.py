@@ -35,7 +35,7 @@ from rawnn.engine.runners.programs import (
     make_program,
 )
 from rawnn.engine.runners.times import EpochTimes, microseconds
-from rawnn.graphs.programs import GraphProgram, RepeatProgram
+from rawnn.graphs.graph_programs import GraphProgram, RepeatProgram
 from rawnn.graphs.unrolling import epoch_graphs, graph_plans, includes_boundary, is_single_kernel
 from rawnn.model.layers import Parameters
 from rawnn.plan.build import used_tensors

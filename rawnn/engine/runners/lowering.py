@@ -17,7 +17,7 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, Command, HostToDevice, KernelLaunch
 from rawnn.cuda.stream import Stream
 from rawnn.engine.runners.arguments import kernel_arguments, kernel_maps
-from rawnn.graphs.programmatic_edges import may_overtake_any
+from rawnn.graphs.early_starts import may_start_early_on_stream
 from rawnn.plan.op import Op
 from rawnn.plan.ops.collectives import ORDERING_TOKEN, pairs, wholes
 from rawnn.plan.plan import Plan
@@ -138,7 +138,8 @@ class Lowering:
         return KernelLaunch(self.device.driver, stream, function.handle, label, grid, block,
                             arguments, impl.shared(scalars),
                             (blocks, 1, 1) if blocks > 1 else None,
-                            self._programmatic and may_overtake_any(op, plan, function.proof),
+                            self._programmatic and may_start_early_on_stream(
+                                op, plan, function.proof),
                             impl.cooperative,
                             self._high_priority_stream().priority if op.attributes.get("urgent")
                             else 0, impl.carveout)

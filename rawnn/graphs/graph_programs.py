@@ -9,11 +9,10 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Command, KernelLaunch
+from rawnn.graphs.early_starts import Prover, early_edges
 from rawnn.graphs.graph import ExecutableGraph, Graph
-from rawnn.graphs.programmatic_edges import programmatic_edges
 from rawnn.graphs.unrolling import GraphPlan
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
@@ -22,16 +21,13 @@ Addresses = Mapping[str, int]
 HostArrays = Mapping[str, NDArray[Any]]
 
 
-class Lowers(Protocol):
+class Lowers(Prover, Protocol):
     """Lowers an op to commands (rawnn.engine.runners.lowering)."""
 
     device: Device
 
     def commands(self, op: Op, plan: Plan, addresses: Addresses,
                  host: HostArrays) -> list[Command]: ...
-
-    def proof(self, op: Op, plan: Plan) -> Proof | None: ...
-
 
 class GraphProgram:
     """An epoch as launches of executable graphs, with the cursor in device memory. If the graphs
@@ -125,25 +121,23 @@ def fill(graph: Graph, lowering: Lowers, part: GraphPlan, addresses: Addresses,
     with each offset baked in (the 936 nodes of `best` in 30 ms). Edges are programmatic where
     allowed.
     """
-    made: dict[tuple[str, tuple[str, ...]], tuple[list[Command], Proof | None]] = {}
-    keys = [(op.own_name, tuple(op.operands.values())) for op in part.plan.ops]
-    for key, op in zip(keys, part.plan.ops, strict=True):
-        if key not in made:
-            wanted = _with_condition(op, condition)
-            made[key] = (lowering.commands(wanted, part.plan, addresses, host),
-                         lowering.proof(op, part.plan))
+    made: dict[tuple[str, ...], list[Command]] = {}
+    for op in part.plan.ops:
+        if op.recurrence not in made:
+            made[op.recurrence] = lowering.commands(_with_condition(op, condition), part.plan,
+                                                    addresses, host)
     edges = part.edges()
-    early = programmatic_edges(part.plan.ops, edges, [made[key][1] for key in keys])
+    early = early_edges(part.plan, edges, lowering)
     tails: list[list[object]] = []
-    for index, (op, key) in enumerate(zip(part.plan.ops, keys, strict=True)):
+    for index, op in enumerate(part.plan.ops):
         after = [node for i in edges[index] if i not in early[index] for node in tails[i]]
-        overtaken = [node for i in early[index] for node in tails[i]]
-        commands, _ = made[key]
+        programmatic_after = [node for i in early[index] for node in tails[i]]
+        commands = made[op.recurrence]
         tail: list[object] = []
-        if overtaken:
+        if programmatic_after:
             kernel, = commands
             assert isinstance(kernel, KernelLaunch)
-            tail = kernel.add_to(graph, after, op.offset, overtaken)
+            tail = kernel.add_to(graph, after, op.offset, programmatic_after)
         elif op.kind == "upload":  # its copies are independent of each other
             for command in commands:
                 tail += command.add_to(graph, after, op.offset)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rawnn.cuda.compiling.launch_proof import Proof
-from rawnn.graphs.programmatic_edges import programmatic_edges
+from rawnn.graphs.early_starts import programmatic_edges
 from rawnn.plan.op import AFTER
 
 
