@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -127,57 +127,98 @@ class Session:
 
     def _prepare(self, data: Dataset | None, opened: Opened | None,
                  log_allocations: TextSink | None, stand_in: bool) -> None:
-        config, notify = self.config, self.listener.notify
-        self.stopped = ""
-        self.signal = 0
-        before = resumption_of(config, self._resumption, self._new_data)
+        """All that happens before the first epoch, in order."""
+        self.stopped, self.signal, self.resumed = "", 0, 0
+        self.facts: dict[str, Any] = {}  # what listeners store in checkpoints
+        self.unsaved: CheckpointError | None = None
+        self.lineage: Lineage = ((uuid4().hex[:16], 0),)
+        self._scaling_facts: dict[str, float] = {}
+        before = self._resumed_run()
+        opened, reading = self._open(opened, data, before)
+        started = perf_counter()
+        self._read_data(data, reading, before, stand_in)
+        self._data_ms = (perf_counter() - started) * 1e3
+        if log_allocations is not None:
+            self._log_allocations(log_allocations)
+        started = perf_counter()
+        planner = RunPlanner(self.config, self.data, opened, self.team, self.listener.notify)
+        self.selection, self.work = planner.plan(
+            (before.path, before.checkpoint) if before else None)
+        self._notify_of_plan()
+        self._build_runner(opened)
+        self._resolved_options = resolve_options(self.config.opt, self.selection, self.work,
+                                                 opened.machine)
+        if before is not None:
+            self._resume(before.path, before.checkpoint)
+        if self._is_other_data and self.facts.pop(EARLY_STOPPING, None):
+            self.listener.notify("early stopping starts anew: its best value was measured on other "
+                                 "data")
+        self._predict_scaling(opened, planner)
+        self._setup_ms = (perf_counter() - started) * 1e3
+
+    def _notify_of_each(self, sentences: Iterable[str]) -> None:
+        for sentence in filter(None, sentences):
+            self.listener.notify(sentence)
+
+    def _resumed_run(self) -> Resumption | None:
+        """The run that `config.resume` names; None for a new one."""
+        before = resumption_of(self.config, self._resumption, self._new_data)
         self.unknown = before.unknown if before else ""
-        for sentence in filter(None, (*before.messages, self.unknown) if before else ()):
-            notify(sentence)
-        instead = before.loading(config) if before else {}
-        reading = None
-        if opened is None:  # before the data: a missing GPU is reported before a download
+        if before is not None:
+            self._notify_of_each((*before.messages, self.unknown))
+        return before
+
+    def _open(self, opened: Opened | None, data: Dataset | None, before: Resumption | None
+              ) -> tuple[Opened, ReadAhead | None]:
+        """The device, and the data that are read while it opens. A missing GPU is reported before
+        a download."""
+        config, reading = self.config, None
+        if opened is None:
             if data is None and config.device != "host":
-                reading = ReadAhead(config, **instead)
-            opened = open_device(config.device, notify,
+                reading = ReadAhead(config, **(before.loading(config) if before else {}))
+            opened = open_device(config.device, self.listener.notify,
                                  parallel.ordinal(config, self.team) if self.team else 0)
             if opened.device:
                 self._closing.callback(opened.device.close)
                 opened.device.target()  # loads NVRTC at a first run, while data are read
         self.device, self._driver_ms = opened.device, opened.milliseconds
         self.no_gpu = opened.machine.no_gpu or ""  # why the run is on the host, if it is
-        started = perf_counter()
+        return opened, reading
+
+    def _read_data(self, data: Dataset | None, reading: ReadAhead | None,
+                   before: Resumption | None, stand_in: bool) -> None:
+        """Set `data`, as the network takes them, and what `config` leaves to them."""
+        config, notify = self.config, self.listener.notify
         self._is_callers_data = data is not None
         self.data = data or (reading and reading.result(notify)) or \
-            named(config, notify, stand_in, **instead)
-        for note in data.notes if data else ():
-            notify(note)
+            named(config, notify, stand_in, **(before.loading(config) if before else {}))
+        self._notify_of_each(data.notes if data else ())
         if config.autoencoder:
             self.data = self.data.reconstructing()
         if before is not None:
             self.data = with_targets_of(before.relabelled(self.data),
                                         before.checkpoint.target_normalisation, before.path)
         check_fit(config, self.data)
-        other = before is not None and before.differs(self.data, self._new_data)
+        self._is_other_data = before is not None and before.differs(self.data, self._new_data)
         self.config, message = settled(config, self.data)
-        config, self.spare = self.config, spare_outputs(self.config, self.data)
-        for sentence in filter(None, (message, self.spare)):
-            notify(sentence)
+        self.spare = spare_outputs(self.config, self.data)
+        self._notify_of_each((message, self.spare))
         if self.team is not None:
             if self.team.place.is_open:
                 notify(parallel.OPEN_JOB)
             self.team.compare("the data", parallel.data_facts(self.data))
-        self._data_ms = (perf_counter() - started) * 1e3
-        if log_allocations is not None and self.device is None:
-            notify("no allocations are logged: the host has no device memory")
-        elif log_allocations is not None and self.device is not None:
-            from rawnn.cuda.allocators.log import logged
 
-            self._closing.enter_context(logged(self.device.memory, log_allocations))
-        started = perf_counter()
-        planner = RunPlanner(config, self.data, opened, self.team, notify)
-        self.selection, self.work = planner.plan(
-            (before.path, before.checkpoint) if before else None)
+    def _log_allocations(self, sink: TextSink) -> None:
+        if self.device is None:
+            self.listener.notify("no allocations are logged: the host has no device memory")
+            return
+        from rawnn.cuda.allocators.log import logged
+
+        self._closing.enter_context(logged(self.device.memory, sink))
+
+    def _notify_of_plan(self) -> None:
+        """Compare the toggles of all ranks, and say what of the options has no effect."""
+        config, notify = self.config, self.listener.notify
         if self.team is not None:
             self.team.compare("the toggles", {
                 "the device": "the host" if self.device is None else "a GPU",
@@ -195,9 +236,12 @@ class Session:
         self.left_out = left_out(self.work.recipe, len(self.data.train_images))
         if self.left_out:
             logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
+
+    def _build_runner(self, opened: Opened) -> None:
+        """Set `runner`, and `work` as it is executed."""
         if opened.device is None:
-            if config.device == "auto":
-                notify(f"running on the host: {opened.machine.no_gpu}")
+            if self.config.device == "auto":
+                self.listener.notify(f"running on the host: {opened.machine.no_gpu}")
             self.runner: Runner = HostRunner(self.work, team=self.team)
         else:
             from rawnn.engine.runners.gpu import GpuRunner
@@ -205,29 +249,23 @@ class Session:
             self.runner = runner = GpuRunner(opened.device, self.work, self.team)
             self.work = runner.work
         self._closing.callback(self.runner.close)
-        self._resolved_options = resolve_options(config.opt, self.selection, self.work,
-                                                 opened.machine)
-        self.resumed = 0
-        self.facts: dict[str, Any] = {}  # what listeners store in checkpoints
-        self.unsaved: CheckpointError | None = None
-        self.lineage: Lineage = ((uuid4().hex[:16], 0),)
-        if before is not None:
-            self._resume(before.path, before.checkpoint)
-        if other and self.facts.pop(EARLY_STOPPING, None):
-            notify("early stopping starts anew: its best value was measured on other data")
-        self._scaling_facts: dict[str, float] = {}
-        if self.team is not None and opened.device and not opened.device.backend.caution:
-            message, self._scaling_facts = parallel.predict_scaling(
-                self.team, *runner.time_without_collectives())
-            notify(message)
-            if self._scaling_facts["compute_us"] < parallel.SHORT_US:
-                message, found = parallel.compare_with_one_rank(self.team, runner.timed(), lambda: (
-                    parallel.time_one_rank(opened,
-                                           planner.for_one_rank(self.selection, self.work))))
-                self._scaling_facts |= found
-                if message:
-                    notify(message)
-        self._setup_ms = (perf_counter() - started) * 1e3
+
+    def _predict_scaling(self, opened: Opened, planner: RunPlanner) -> None:
+        """Measure how a run of several GPUs scales, before it trains."""
+        team, runner = self.team, self.runner
+        if team is None or opened.device is None or opened.device.backend.caution:
+            return
+        from rawnn.engine.runners.gpu import GpuRunner
+
+        assert isinstance(runner, GpuRunner)
+        message, self._scaling_facts = parallel.predict_scaling(
+            team, *runner.time_without_collectives())
+        self.listener.notify(message)
+        if self._scaling_facts["compute_us"] < parallel.SHORT_US:
+            message, found = parallel.compare_with_one_rank(team, runner.timed(), lambda: (
+                parallel.time_one_rank(opened, planner.for_one_rank(self.selection, self.work))))
+            self._scaling_facts |= found
+            self._notify_of_each([message])
 
     def _resume(self, file: Path, found: Checkpoint) -> None:
         self.load(found, os.fspath(file))
