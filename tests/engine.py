@@ -128,11 +128,11 @@ def run_on(device: Device, work: PreparedRun, epochs: int = 2) -> SimpleNamespac
 
 
 def outcome(runner: Runner) -> SimpleNamespace:
-    """Three epochs, the middle one unmeasured, and all that can be compared of them."""
+    """Three epochs, the middle one not reported, and all that can be compared of them."""
     losses, correct = [], []
-    for measured in (True, False, True):
-        runner.epoch(measured)
-        if measured:
+    for reported in (True, False, True):
+        runner.epoch(reported)
+        if reported:
             found = runner.metrics()
             losses.append(found[0].copy())
             correct.append(found[1].copy())

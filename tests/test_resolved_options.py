@@ -19,7 +19,7 @@ from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.engine.session import Session
 from rawnn.model.layers import Network
-from rawnn.opts import measured as table
+from rawnn.opts import best_table as table
 from rawnn.opts import persistent_payoff, select
 from rawnn.persistent.choose import choose
 from rawnn.persistent.problem import Unsupported

@@ -105,7 +105,7 @@ class Sample:
             work = self.case.work(self.opt, **self.options)
         except ConfigError as error:
             raise NotSampled(str(error)) from None
-        for plan in (work.train, work.unmeasured, *(part.plan for part in work.evaluate)):
+        for plan in (work.train, work.unreported, *(part.plan for part in work.evaluate)):
             plan.check()
         found = on_simulated_gpu(work, self.case.seed)
         words = self.opt.split(",")

@@ -91,11 +91,11 @@ def driver_calls(toggles: str, layers: Sequence[int] = (784, 10), batch: int = 1
         runner = session.runner
         assert isinstance(runner, GpuRunner)
         work = runner.work
-        plan = work.train if is_reported else work.unmeasured
+        plan = work.train if is_reported else work.unreported
         before = 0
         for _ in range(2):
             before = len(simulation.calls)
-            runner.epoch(measured=is_reported)
+            runner.epoch(reported=is_reported)
             runner.metrics()
         calls = tuple(call for call in simulation.calls[before:] if call not in TIMING)
         graphs = [] if not work.policy.graph or is_single_kernel(plan, work.policy) \

@@ -69,7 +69,7 @@ def host_accuracy(config: Config, data: Dataset, seeds: Sequence[int] = SEEDS,
         runner = HostRunner(work, "float64")
         try:
             for _ in range(config.epochs):
-                runner.epoch(measured=False)
+                runner.epoch(reported=False)
             evaluation = runner.evaluate()
         finally:
             runner.close()

@@ -19,7 +19,7 @@ from rawnn.engine.data_source import named, settled
 from rawnn.engine.launch_choices import remembered
 from rawnn.engine.machine import open_device
 from rawnn.engine.result import environment
-from rawnn.opts.measured import PACKAGED, Entry, read, remember, user_file
+from rawnn.opts.best_table import PACKAGED, Entry, read, remember, user_file
 from rawnn.opts.precision_names import precision_of
 from rawnn.tuning.launch_tuning import described
 from rawnn.tuning.search import Measured, Search, Task, fits

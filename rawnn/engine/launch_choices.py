@@ -121,7 +121,7 @@ def applied(work: PreparedRun, choices: Mapping[str, Changes]) -> PreparedRun:
 
     return replace(
         work, train=change(work.train),
-        unmeasured=change(work.train if work.unmeasured is work.train else work.unmeasured),
+        unreported=change(work.train if work.unreported is work.train else work.unreported),
         partial=work.partial and change(work.partial),
         evaluate=tuple(replace(part, plan=change(part.plan)) for part in work.evaluate))
 
@@ -134,7 +134,7 @@ def chosen(plan: Plan) -> dict[str, Changes]:
 
 def choices_of(work: PreparedRun) -> dict[str, Changes]:
     """The choices in all plans of a run, in the format of `applied`."""
-    plans = [work.train, work.unmeasured, *([work.partial] if work.partial else []),
+    plans = [work.train, work.unreported, *([work.partial] if work.partial else []),
              *(part.plan for part in work.evaluate)]
     return {key_of(op, plan): {n: op.attributes[n] for n in ("choice", "slices")
                                if n in op.attributes}

@@ -114,7 +114,7 @@ class Loop:
                 self._is_complete = False
                 signals.inside = True
                 begun = perf_counter()
-                self._runner.epoch(measured=due)
+                self._runner.epoch(due)
                 seconds = perf_counter() - begun
                 signals.inside = False
                 self._epoch += 1

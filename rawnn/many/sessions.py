@@ -73,7 +73,7 @@ class MemberSessions:
         done = 0
         for row in figures:
             done += 1
-            session.runner.epoch(measured=True)
+            session.runner.epoch(reported=True)
             losses, _ = session.runner.metrics()
             mean = float(np.average(losses.astype(np.float64), weights=examples))
             row[0] = units.train_loss(mean, session.runner)

@@ -77,10 +77,10 @@ class Verdict:
 
 
 def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str,
-                    machine: Machine, measured: float | None = None) -> Verdict:
+                    machine: Machine, launch_us: float | None = None) -> Verdict:
     """Predict whether the kernel is faster than launches, and whether over the run's steps it gains
-    more than its compilation costs. `measured` is the known time of launches in microseconds a
-    step."""
+    more than its compilation costs. `launch_us` is the measured time of a step by launches in
+    microseconds."""
     if precision not in LAUNCH_COSTS or TOGGLES["persistent"].needs(machine):
         return Verdict(False)
     plan = _step(network, recipe, data_spec, precision)
@@ -95,7 +95,7 @@ def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, preci
                               f"longer than launches in all networks that were timed; "
                               f"{chosen.us:.0f} us a step are expected of it")
     clock = machine.target.clock or FITTED_AT  # measured times scale with the clock, as predictions
-    launches = measured or predict_launches_us(plan, precision) * FITTED_AT / clock
+    launches = launch_us or predict_launches_us(plan, precision) * FITTED_AT / clock
     chosen = chosen.launched(recipe.updates(data_spec.examples))
     if chosen.us >= launches:
         return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step are expected "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rawnn.common.errors import ConfigError
 from rawnn.model.layers import Network
-from rawnn.opts.measured import Entry, exact
+from rawnn.opts.best_table import Entry, exact
 from rawnn.opts.persistent_payoff import Verdict, default_data_spec, evaluate_payoff
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.opts.user_kernel_toggles import why_not_persistent
@@ -76,7 +76,7 @@ def best(setting: Setting, precision: str = "",
         return {"preload": None, "fuse": None}, []
     values: Values = {"preload": None, "arena": None, "nosync": None}
     entry, notes = _lookup(setting, precision)
-    taken, why = measured(entry, machine) if entry else (None, [])
+    taken, why = from_table(entry, machine) if entry else (None, [])
     notes += why
     us = entry.us if entry and taken is not None else None
     if taken is None:
@@ -101,14 +101,14 @@ def best(setting: Setting, precision: str = "",
     return values, notes
 
 
-def _payoff(setting: Setting, precision: str, measured: float | None) -> Verdict:
+def _payoff(setting: Setting, precision: str, launch_us: float | None) -> Verdict:
     # Without a recipe the number of steps is unknown.
     if setting.recipe is None or setting.recipe.world_size > 1:
         return Verdict(False)
     data_spec = setting.data_spec or default_data_spec(setting.network, setting.batch
                                                        * setting.steps)
     return evaluate_payoff(setting.network, setting.recipe, data_spec, precision, setting.machine,
-                           measured)
+                           launch_us)
 
 
 def _lookup(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:
@@ -119,7 +119,7 @@ def _lookup(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:
         return None, [f"best goes by rule: {error}"]
 
 
-def measured(entry: Entry, machine: Machine) -> tuple[Values | None, list[str]]:
+def from_table(entry: Entry, machine: Machine) -> tuple[Values | None, list[str]]:
     """The toggles of an entry of the table, None if one of them cannot run here; and why."""
     sizes = f"{'-'.join(map(str, entry.layers))} at batch {entry.batch}"
     taken: Values = {}

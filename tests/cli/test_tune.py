@@ -9,7 +9,7 @@ import pytest
 from rawnn.cuda.device import DeviceInfo
 from rawnn.engine import launch_choices as choices
 from rawnn.engine.launch_choices import TunedLaunch
-from rawnn.opts import measured as table
+from rawnn.opts import best_table as table
 from rawnn.tuning import search
 from tests.cli.conftest import Rawnn
 

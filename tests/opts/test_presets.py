@@ -10,8 +10,8 @@ import pytest
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, Selection, presets, select
-from rawnn.opts import measured as table
-from rawnn.opts.measured import Entry
+from rawnn.opts import best_table as table
+from rawnn.opts.best_table import Entry
 from rawnn.opts.persistent_payoff import Verdict
 from rawnn.opts.precision_names import PRECISIONS, precision_of
 from rawnn.opts.registry import Machine

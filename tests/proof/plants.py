@@ -114,7 +114,7 @@ def _freed(work: PreparedRun, number: int) -> str | None:
     device, runner = _opened(work)
     device.driver.cuMemFree(list(device.memory._live)[number])
     try:
-        if work.unmeasured is not work.train:
+        if work.unreported is not work.train:
             runner.epoch(False)
         runner.epoch(True)
         runner.evaluate()
@@ -258,7 +258,7 @@ def applies(name: str, work: PreparedRun) -> bool:
     without graphs, in an arena."""
     policy = work.policy
     return name != "event wait dropped" or (not policy.graph and (policy.streams or (
-        policy.allocator == "arena" and policy.sync != "step" and work.unmeasured is work.train)))
+        policy.allocator == "arena" and policy.sync != "step" and work.unreported is work.train)))
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def train(simulation: Simulation, made: PreparedRun) -> dict[str, Any]:
         closing.callback(device.close)
         runner = GpuRunner(device, made)
         closing.callback(runner.close)
-        if made.unmeasured is not made.train:
+        if made.unreported is not made.train:
             runner.epoch(False)
         runner.epoch(True)
         loss, correct = runner.metrics()

@@ -39,7 +39,7 @@ def instances() -> dict[str, tuple[str, ...]]:
         for opt in OPTS:
             for optimizer in OPTIMIZERS:
                 work = make_work(opt, layers, data, 32, optimizer=optimizer, shuffle=True)
-                plans = [work.train, work.unmeasured, work.start, work.refresh, work.epoch_begin,
+                plans = [work.train, work.unreported, work.start, work.refresh, work.epoch_begin,
                          work.epoch_end,
                          work.epoch_boundary, *(part.plan for part in work.evaluate)]
                 for plan in plans:

@@ -179,9 +179,9 @@ def test_an_epoch_that_is_not_reported_measures_nothing() -> None:
     measuring = {"cross_entropy", "accuracy"}
     rare, every = work("preload,report=2"), work("preload")
     assert measuring <= {op.kind for op in rare.train.ops}
-    assert not measuring & {op.kind for op in rare.unmeasured.ops}
-    assert [op for op in rare.train.ops if op.kind not in measuring] == list(rare.unmeasured.ops)
-    assert every.unmeasured is every.train
+    assert not measuring & {op.kind for op in rare.unreported.ops}
+    assert [op for op in rare.train.ops if op.kind not in measuring] == list(rare.unreported.ops)
+    assert every.unreported is every.train
 
 
 @pytest.mark.parametrize("opt", ["preload,nosync", "preload,streams,graphs=epoch", "nosync"])

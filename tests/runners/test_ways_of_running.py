@@ -130,7 +130,7 @@ def test_an_order_changed_under_a_copy_is_seen(monkeypatch: pytest.MonkeyPatch) 
     runner = GpuRunner(device, make_work("nosync,arena,pinned,report=9", ONE, DATA, shuffle=True))
     monkeypatch.setattr(Stream, "synchronize", lambda self, context="": None)
     for _ in range(2):
-        runner.epoch(measured=False)
+        runner.epoch(reported=False)
     with pytest.raises(SimulationError, match=r"page-locked memory .* were changed"):
         device.driver.cuCtxSynchronize()
 

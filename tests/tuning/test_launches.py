@@ -176,7 +176,7 @@ def test_all_plans_of_a_run_are_changed() -> None:
                      partial=True)
     key = key_of(work.train.find(kind="matmul")[0], work.train)
     changed = choices.applied(work, {key: {"choice": 1}})
-    assert chosen(changed.train) == chosen(changed.unmeasured) == {"fc1.forward": {"choice": 1}}
+    assert chosen(changed.train) == chosen(changed.unreported) == {"fc1.forward": {"choice": 1}}
     assert chosen(with_choices(work.train, {})) == {}
     assert changed.partial is not None
     assert chosen(changed.partial) == {}  # a smaller batch is another shape

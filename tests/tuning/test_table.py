@@ -8,8 +8,8 @@ import pytest
 
 from rawnn.common.errors import ConfigError
 from rawnn.common.target import NAMED
-from rawnn.opts import measured as table
-from rawnn.opts.measured import Entry
+from rawnn.opts import best_table as table
+from rawnn.opts.best_table import Entry
 
 
 def entry(layers: tuple[int, ...] = (784, 128, 10), batch: int = 64, precision: str = "",

@@ -75,7 +75,7 @@ def trace_phases(harness: Harness, opened: Opened, problem: Problem, opt: str) -
         raise ConfigError(f"--opt {opt} comes to {selection}: what is traced is persistent with "
                           f"graphs=epoch")
     stamped, chosen = with_stamps(work, problem.steps)
-    with closing(GpuRunner(device, replace(work, unmeasured=work.train))) as runner:
+    with closing(GpuRunner(device, replace(work, unreported=work.train))) as runner:
         plain_us = _microseconds(runner, problem.steps)
     with closing(GpuRunner(device, stamped)) as runner:
         traced_us = _microseconds(runner, problem.steps)
@@ -102,17 +102,17 @@ def with_stamps(work: PreparedRun, steps: int) -> tuple[PreparedRun, Choice]:
     stamped = replace(op, operands={**op.operands, TRACE: workspace.name},
                       attributes={**op.attributes, "chosen": chosen})
     train = work.train.with_tensors(workspace).substitute([op], [stamped])
-    return replace(work, train=train, unmeasured=train), chosen
+    return replace(work, train=train, unreported=train), chosen
 
 
 def _microseconds(runner: GpuRunner, steps: int) -> float:
     """Of a step, in the median of the timed epochs, which follow each other."""
     begun = perf_counter()
     while perf_counter() - begun < WARMED:
-        runner.epoch(measured=True)
+        runner.epoch(reported=True)
         runner.metrics()
     for _ in range(TIMED):
-        runner.epoch(measured=True)
+        runner.epoch(reported=True)
     runner.metrics()
     return float(np.median(runner.epoch_milliseconds()[-TIMED:])) * 1e3 / steps
 

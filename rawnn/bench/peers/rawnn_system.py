@@ -61,7 +61,7 @@ class Training:
 
     def block(self, epochs: int) -> float:
         for _ in range(epochs):
-            self._runner.epoch(measured=True)
+            self._runner.epoch(reported=True)
         self._losses = self._runner.metrics()[0]
         return float(np.mean(self._runner.epoch_milliseconds()[-epochs:]))
 

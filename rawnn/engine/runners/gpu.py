@@ -90,14 +90,14 @@ class GpuRunner:
         graphs = [] if not work.policy.graph or is_single_kernel(work.train, work.policy) else \
             [epoch_graphs(p, work.policy, work.steps, work.epoch_begin, work.epoch_end,
                           work.partial is not None)
-             for p in (work.train, work.unmeasured)]
+             for p in (work.train, work.unreported)]
         between = replace(work.epoch_boundary, ops=()) if work.merged_boundary or includes_boundary(
             work.train, work.policy, work.epoch_end, work.partial
             is not None) else work.epoch_boundary
         around = [work.start, work.refresh, work.epoch_begin, between, work.assemble]
         steps = work.step_plans
         if work.policy.streams and not graphs:
-            steps += [buffer_plans(p)[1] for p in (work.train, work.unmeasured)]
+            steps += [buffer_plans(p)[1] for p in (work.train, work.unreported)]
         plans = [*(g.plan for group in graphs for g in group), *steps, *around]
         tests = [part.plan.advancing() if work.policy.graph else part.plan
                  for part in work.evaluate]
@@ -116,13 +116,13 @@ class GpuRunner:
         self._begun = False  # whether the data that the next epoch begins with are ready
         self._is_sharded = False  # whether state was updated since ranks last gathered it
         if graphs:
-            self._train = self._graph(graphs[0], "measured epoch")
-            self._unmeasured = self._train if work.unmeasured is work.train \
-                else self._graph(graphs[1], "unmeasured epoch")
+            self._train = self._graph(graphs[0], "reported epoch")
+            self._unreported = self._train if work.unreported is work.train \
+                else self._graph(graphs[1], "unreported epoch")
         else:
             self._train = self._steps(work.train)
-            self._unmeasured = self._train if work.unmeasured is work.train \
-                else self._steps(work.unmeasured)
+            self._unreported = self._train if work.unreported is work.train \
+                else self._steps(work.unreported)
         self._moves = isinstance(self._train, GraphProgram) and self._train.moves
         self._rest = self._stream(work.partial) if work.partial is not None else None
         start, self._refresh, self._begin, self._between, self._assemble = \
@@ -247,23 +247,23 @@ class GpuRunner:
         return self._read(name)
 
     # -- running ----------------------------------------------------------------------------------
-    def epoch(self, measured: bool) -> None:
+    def epoch(self, reported: bool) -> None:
         """The data that an epoch begins with are made at the end of the epoch before, so that few
         launches separate the two. Metrics stay on the device until they are asked for."""
         log = self._device.memory.log
-        if not measured and self._metrics.unfetched:
+        if not reported and self._metrics.unfetched:
             self._pause()
         if log is not None:
             log.begin_epoch(self._epochs + 1)
         self._times.begin()
-        program = self._train if measured else self._unmeasured
+        program = self._train if reported else self._unreported
         if self._order:
             self._device.stream.synchronize("the copies of the last epoch")
             self._order.shuffle(self._epochs)
         if not self._begun:
             self._begin.run(1)
         self._begun = False
-        if self._work.policy.sync == "step" and measured:
+        if self._work.policy.sync == "step" and reported:
             self._epoch_with_waits(program)
         else:
             program.run(self._work.steps)
@@ -271,7 +271,7 @@ class GpuRunner:
                 if self._moves:
                     self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
                 self._rest.step(self._work.steps)
-            self._metrics.unfetched = measured
+            self._metrics.unfetched = reported
         self._epochs += 1
         self._is_sharded = bool(self._work.assemble.ops)
         self._between.step(self._epochs)
@@ -302,7 +302,7 @@ class GpuRunner:
 
     def evaluate(self) -> Evaluation:
         self._pause()
-        measured = []
+        parts = []
         for part, program, addresses in self._tests:
             program.run(part.steps)
             loss = np.zeros(part.steps, np.float32)
@@ -310,8 +310,8 @@ class GpuRunner:
             self._device.to_host(loss, addresses["loss"], "test losses")
             if "correct" in addresses:
                 self._device.to_host(correct, addresses["correct"], "test counts")
-            measured.append((part, loss, correct))
-        return evaluation_of(self._work, measured)
+            parts.append((part, loss, correct))
+        return evaluation_of(self._work, parts)
 
     def assemble(self) -> None:
         if self._is_sharded:

@@ -41,14 +41,14 @@ class HostRunner:
         self._matmul = ThreadedMatmul()
         self._dtype = np.dtype(dtype)
         around = (work.start, work.refresh, work.epoch_begin, work.epoch_end, work.assemble)
-        steps = [p for p in (work.train, work.unmeasured, work.partial) if p is not None]
+        steps = [p for p in (work.train, work.unreported, work.partial) if p is not None]
         self._arrays = self._place((*around, *steps), "train")
         self._tensors = used_tensors((*around, *steps))
         hosted = {n: a for n, a in self._arrays.items() if self._tensors[n].role is Role.HOST}
         self._order = HostBatches(hosted, work.recipe.seed) if work.shuffles_host else None
         self._start, self._refresh, self._begin, self._end, self._assemble = \
             map(self._program, around)
-        self._train, self._unmeasured = self._program(work.train), self._program(work.unmeasured)
+        self._train, self._unreported = self._program(work.train), self._program(work.unreported)
         self._rest = self._program(work.partial) if work.partial is not None else None
         for name, value in initial_state(work.train).items():
             self._arrays[name][...] = value
@@ -87,13 +87,13 @@ class HostRunner:
                                         else tensor.dtype)
         return arrays
 
-    def epoch(self, measured: bool) -> None:
+    def epoch(self, reported: bool) -> None:
         started = perf_counter()
         work = self._work
         if self._order:
             self._order.shuffle(int(self._arrays["clock"][0]))
         self._begin.run(range(1))
-        program = self._train if measured else self._unmeasured
+        program = self._train if reported else self._unreported
         for step in range(work.steps):
             with self._matmul.step():
                 program.run(range(step, step + 1))

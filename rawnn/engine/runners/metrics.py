@@ -15,7 +15,7 @@ from rawnn.plan.tensor import Tensor
 
 
 class Metrics:
-    """The metrics of the last measured epoch, with a page-locked host buffer for each.
+    """The metrics of the last reported epoch, with a page-locked host buffer for each.
 
     From pageable memory the host would wait for the epoch before it could launch the next. A copy
     to the host, with the waits of the stream before and after it, takes 5 to 15 us on an H200: a

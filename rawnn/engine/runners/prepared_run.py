@@ -53,7 +53,7 @@ class Part:
 class PreparedRun:
     """A run that is ready to execute: the rewritten plans, the policy and the data.
 
-    `train` is the step with metrics, `unmeasured` the step without the ops that only measure, for
+    `train` is the step with metrics, `unreported` the step without the ops that only measure, for
     epochs that are not reported. `partial` is the step on the last, smaller batch of an epoch, if
     it is used. `start` initialises parameters and `refresh` updates their copies. `epoch_begin`
     and `epoch_end` enclose each epoch; `epoch_boundary` is an end and the next beginning, for
@@ -67,7 +67,7 @@ class PreparedRun:
     recipe: Recipe
     policy: Policy
     train: Plan
-    unmeasured: Plan
+    unreported: Plan
     partial: Plan | None
     start: Plan
     refresh: Plan
@@ -81,21 +81,21 @@ class PreparedRun:
 
     @cached_property
     def merged_boundary(self) -> tuple[Plan, ...]:
-        """`train` and `unmeasured`, each as one op that includes the epoch boundary, so that an
+        """`train` and `unreported`, each as one op that includes the epoch boundary, so that an
         epoch is one launch; () if their kernel cannot."""
         alike = self.policy.sync == "report" and (
             not self.policy.graph or is_single_kernel(self.train, self.policy))
         if not self.steps or self.partial is not None or not alike or not spans(self.train):
             return ()
         found = [with_epoch_boundary(plan, self.epoch_boundary) for plan
-                 in (self.train, self.unmeasured)]
+                 in (self.train, self.unreported)]
         plans = tuple(plan for plan in found if plan is not None)
         return plans if len(plans) == len(found) else ()
 
     @property
     def step_plans(self) -> list[Plan]:
         """The plans of an epoch's steps."""
-        plans = self.merged_boundary or (self.train, self.unmeasured)
+        plans = self.merged_boundary or (self.train, self.unreported)
         return [plan for plan in (*plans, self.partial) if plan is not None]
 
     @property
@@ -106,7 +106,7 @@ class PreparedRun:
 
     def device_bytes(self) -> int:
         """Bytes of device memory of all tensors of the run, each counted once."""
-        plans = [p for p in (self.train, self.unmeasured, self.partial) if p is not None]
+        plans = [p for p in (self.train, self.unreported, self.partial) if p is not None]
         placed = used_tensors([*plans, self.start, self.epoch_begin, self.epoch_end,
                                self.assemble]).values()
         tests = [t for part in self.evaluate for t in used_tensors([part.plan]).values()
@@ -160,13 +160,13 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
              steps)
         for size, first, steps in parts
     )
-    unmeasured = train.without_metrics() if policy.report > 1 else train
+    unreported = train.without_metrics() if policy.report > 1 else train
     updates = recipe.updates(data_spec.examples)
     start, refresh, begin, end = (
         with_user_kernels(replace(plan, user_kernels=train.user_kernels)) for plan in (
             epoch_plans.start(train, network, recipe.seed), epoch_plans.refresh(train),
             epoch_plans.begin(train, recipe, data_spec.examples), epoch_plans.end(train, updates)))
-    return PreparedRun(network, data, recipe, policy, train, unmeasured, rest, start, refresh,
+    return PreparedRun(network, data, recipe, policy, train, unreported, rest, start, refresh,
                        begin, end, epoch_plans.boundary(begin, end), epoch_plans.assemble(train),
                        evaluate, steps, updates)
 
@@ -190,11 +190,11 @@ def with_unaligned_rows(plan: Plan, names: Collection[str]) -> Plan:
 class Runner(Protocol):
     """Executes a PreparedRun. `epoch` only enqueues if the device is asynchronous."""
 
-    def epoch(self, measured: bool) -> None:
-        """Train one epoch; `measured` says that its loss and accuracy will be asked for."""
+    def epoch(self, reported: bool) -> None:
+        """Train one epoch; `reported` says that its loss and accuracy will be asked for."""
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Mean loss and correct count of every step of the last measured epoch; waits for it."""
+        """Mean loss and correct count of every step of the last reported epoch; waits for it."""
 
     def evaluate(self) -> Evaluation:
         """Loss and accuracy on the test set with the current parameters."""
