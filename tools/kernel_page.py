@@ -40,6 +40,8 @@ TYPES = {"float": "float32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3
 HEAD = """\
 # The kernels
 
+They are CUDA C++: the folder is called after the PTX that NVRTC makes of them.
+
 Written by `python tools/kernel_table.py` from [results/kernels.json](../../results/kernels.json);
 not edited by hand.
 

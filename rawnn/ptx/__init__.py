@@ -1,4 +1,5 @@
-"""CUDA kernels: their C++ sources, and beside each a Python module that says how they are launched.
+"""The kernels, in CUDA C++ (PTX is what NVRTC makes of them), and beside each source a Python
+module that says how it is launched.
 
 Importing this package is cheap: it locates the sources and registers no kernel.
 """
