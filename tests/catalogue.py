@@ -149,6 +149,8 @@ KINDS = {Optimizer(name, 1e-3).kind: Optimizer(name, 1e-3) for name in OPTIMIZER
 """A registered optimizer for each op of a step."""
 WITH_CODE = {kind: optimizer for kind, optimizer in KINDS.items() if STEPS[kind].code}
 """Those whose kernels are made of the functor that they bring."""
+MORE_ACTIVATIONS = tuple(name for name in ACTIVATIONS if name not in ("relu", "tanh", "gelu"))
+"""Activations that no case made by hand has."""
 LARGE += [Variant((32, 512, 256), 128, {}, {"optimizer": optimizer})
           for kind, optimizer in KINDS.items() if kind != "sgd"]
 LARGE += [Variant((32, 512, 256), 128, {"loss": loss}) for loss in ("mse", "bce")]

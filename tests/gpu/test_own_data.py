@@ -16,9 +16,11 @@ from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened
 from rawnn.engine.session import Session
 from rawnn.engine.training import train
+from rawnn.model.activations import ACTIVATIONS
 from rawnn.opts.registry import Machine
 from tests import requires
 from tests.engine import random_dataset, same_parameters
+from tests.runners import torch_formulas
 
 pytestmark = pytest.mark.gpu
 
@@ -67,7 +69,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(tmp_path: Path, changed: d
     same_parameters(rest, whole)
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_models_predict_as_on_the_host_and_as_pytorch(activation: str) -> None:
     torch = requires.module("torch")
     result = train(layers=(64, 48, 10), epochs=2, device="gpu", data=DATA, activation=activation,
@@ -78,7 +80,14 @@ def test_models_predict_as_on_the_host_and_as_pytorch(activation: str) -> None:
                                rtol=1e-4, atol=1e-4)
     assert model.score(DATA.test_images, DATA.test_labels).loss == pytest.approx(
         result.test_loss, rel=1e-4)
-    between = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "gelu": torch.nn.GELU}[activation]
+
+    class ByFormula(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, z: Any) -> Any:
+            a = torch_formulas.ACTIVATIONS[activation][0](z.detach().numpy().astype(np.float64))
+            return torch.from_numpy(a).float()
+
+    named = {name.lower(): getattr(torch.nn, name) for name in dir(torch.nn)}
+    between = named.get(activation.replace("_", ""), ByFormula)
     net = torch.nn.Sequential(torch.nn.Linear(64, 48), between(), torch.nn.Linear(48, 10))
     net.load_state_dict({n: torch.from_numpy(a) for n, a in model.state_dict().items()})
     x = torch.from_numpy(model.normalisation.apply(DATA.test_images))

@@ -16,6 +16,7 @@ from rawnn.model.optimizers import Optimizer
 from rawnn.persistent.choose import Choice, choose
 from rawnn.persistent.problem import problem_of
 from rawnn.plan.plan import Plan
+from tests.catalogue import MORE_ACTIVATIONS
 from tests.persistent.arithmetic import Arithmetic
 from tests.persistent.problems import HOPPER, prepared
 
@@ -64,7 +65,7 @@ def draw(seed: int) -> Draw:
 
     layers = tuple(size(WIDTHS) for _ in range(int(rng.integers(2, 6))))
     network = Network(layers, loss=str(rng.choice(["cross_entropy", "mse", "bce"])),
-                      activation=str(rng.choice(["relu", "tanh", "gelu"])))
+                      activation=str(rng.choice(["relu", "tanh", "gelu", *MORE_ACTIVATIONS])))
     return Draw(seed, network, size(BATCHES), OPTIMIZERS[int(rng.integers(len(OPTIMIZERS)))])
 
 

@@ -13,7 +13,7 @@ from rawnn.persistent.problem import Problem, problem_of
 from rawnn.persistent.rounding import with_rounded_inputs
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
-from tests.catalogue import WITH_CODE
+from tests.catalogue import MORE_ACTIVATIONS, WITH_CODE
 from tests.engine import step_plan
 
 HOPPER = chip_of(known((9, 0)))
@@ -90,5 +90,6 @@ VARIETY: dict[str, dict[str, Any]] = {
     "clusters share sums": {"layers": (20, 300), "batch": 11},
     "five layers": {"layers": (21, 40, 24, 40, 40, 7)},
     **{f"softmax, {kind}": {"optimizer": optimizer} for kind, optimizer in WITH_CODE.items()},
+    **{f"softmax, {name}": {"network": {"activation": name}} for name in MORE_ACTIVATIONS},
 }
 """Kinds of problems, by what is special about them: keywords of `problem`."""

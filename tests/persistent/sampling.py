@@ -24,6 +24,7 @@ from rawnn.persistent.sharding import (
     layer_kinds,
     output_boundaries,
 )
+from tests.catalogue import MORE_ACTIVATIONS
 from tests.persistent.problems import HOPPER, problem
 
 ADAM = Optimizer("adam", 1e-3)
@@ -64,7 +65,7 @@ def _sampled(draw: random.Random) -> Sharding | None:
 def sampled_problem(draw: random.Random) -> Problem:
     """A network of one to five layers."""
     loss = draw.choice(("cross_entropy", "cross_entropy", "mse", "bce"))
-    activation = draw.choice(("relu", "tanh", "gelu"))
+    activation = draw.choice(("relu", "tanh", "gelu", *MORE_ACTIVATIONS))
     layers = tuple(draw.choice(WIDTHS) for _ in range(draw.randint(2, 6)))
     reconstruct = loss == "mse" and draw.random() < 0.3
     form = dict(draw.choice(FORMS))

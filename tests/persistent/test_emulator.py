@@ -36,7 +36,7 @@ from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx import SOURCES
 from rawnn.ptx.kernels import KernelImpl, kernel_for
 from tests import requires
-from tests.catalogue import WITH_CODE
+from tests.catalogue import MORE_ACTIVATIONS, WITH_CODE
 from tests.persistent.problems import HOPPER, VARIETY, prepared
 from tests.ptx.emulator.emulator import EmulatedLibrary, EmulatorError, Kernels
 from tests.slices import sliced
@@ -53,7 +53,7 @@ CHOSEN = [
     ("stochastic rounding, Adam", 4, 3), ("float16", 1, 1), ("float16", 2, 2),
     ("float16, Adam, tanh", 8, 1), ("float16, mean squares", 1, 3),
     ("tf32, one layer", 4, 1), ("long rows", 2, 2), ("more outputs than a register file", 4, 1),
-    *((f"softmax, {kind}", 1, 3) for kind in WITH_CODE),
+    *((f"softmax, {name}", 1, 3) for name in (*WITH_CODE, *MORE_ACTIVATIONS)),
 ]
 """Kinds of problems, and the blocks and clusters that share them as the cost model says."""
 

@@ -126,6 +126,14 @@ def activation64(functor: str, z: np.ndarray) -> np.ndarray:
     return z if functor == "None" else torch_formulas.ACTIVATIONS[FUNCTORS[functor]][0](z)
 
 
+def steepest(functor: str) -> float:
+    """The greatest slope of an activation."""
+    if functor == "None":
+        return 1.0
+    slope = torch_formulas.ACTIVATIONS[FUNCTORS[functor]][1]
+    return float(np.abs(slope(np.linspace(-8, 8, 1601))).max())
+
+
 def slope64(functor: str, saved: np.ndarray) -> np.ndarray:
     """Its slope, from what the forward pass saves: tests/plan/test_reference.py compares it with
     its closed form."""

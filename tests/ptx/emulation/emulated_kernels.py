@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,21 +21,27 @@ from rawnn.sim.griddepcontrol import waits
 from tests.ptx.emulator.emulator import EmulatedLibrary, Kernels, signature_of, with_headers
 
 SMALL = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
+MATMULS = (
+    "matmul_nt<float,float,float,false,None>",
+    "matmul_nt<float,float,float,true,Relu>",
+    "matmul_nt<bfloat16,bfloat16,bfloat16,true,Gelu>",
+    "matmul_nt<float16,float16,float16,true,Tanh,None,float16,float16>",
+    "matmul_nt<float8_e4m3,float8_e4m3,float,false,None,Relu,bfloat16>",
+    "matmul_nn<float,float,float>",
+    "matmul_nn<float,float,float,Relu>",
+    "matmul_nn<bfloat16,bfloat16,bfloat16,Gelu>",
+    "matmul_nn<float16,float16,float16,Tanh>",
+    "matmul_nn<float8_e5m2,float8_e4m3,float8_e5m2,Relu,float8_e4m3>",
+    "matmul_tn<float,float,float>",
+    "matmul_tn<bfloat16,bfloat16,float>",
+    "matmul_tn<float16,float16,float16,float16>",
+)
+MORE = tuple(act for act in FUNCTORS if not re.search(rf"\b{act}\b", " ".join(MATMULS)))
+"""Activations that none of these has."""
 SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "gemm/matmul": (
-        "matmul_nt<float,float,float,false,None>",
-        "matmul_nt<float,float,float,true,Relu>",
-        "matmul_nt<bfloat16,bfloat16,bfloat16,true,Gelu>",
-        "matmul_nt<float16,float16,float16,true,Tanh,None,float16,float16>",
-        "matmul_nt<float8_e4m3,float8_e4m3,float,false,None,Relu,bfloat16>",
-        "matmul_nn<float,float,float>",
-        "matmul_nn<float,float,float,Relu>",
-        "matmul_nn<bfloat16,bfloat16,bfloat16,Gelu>",
-        "matmul_nn<float16,float16,float16,Tanh>",
-        "matmul_nn<float8_e5m2,float8_e4m3,float8_e5m2,Relu,float8_e4m3>",
-        "matmul_tn<float,float,float>",
-        "matmul_tn<bfloat16,bfloat16,float>",
-        "matmul_tn<float16,float16,float16,float16>",
+        *MATMULS, *(f"matmul_nt<float,float,float,true,{act}>" for act in MORE),
+        *(f"matmul_nn<float,float,float,{act}>" for act in MORE),
     ),
     "optimizers/weight_update": (
         "weight_update<float,float,float>",
@@ -47,6 +54,7 @@ SOURCES_AND_EXPRESSIONS: dict[str, tuple[str, ...]] = {
         "sum_slices<float,float,false,None>",
         "sum_slices<float,float,true,Relu>",
         "sum_slices<float,bfloat16,true,Gelu>",
+        *(f"sum_slices<float,float,true,{act}>" for act in MORE),
         "slices_sgd<float>",
         "slices_sgd<bfloat16,bfloat16>",
     ),
