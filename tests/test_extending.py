@@ -287,6 +287,34 @@ def test_the_activation_is_in_the_text_of_kernels_that_use_it_alone(leaky: Activ
     assert _with_declarations("elementwise/activation.cu", ["activate<float,float,Relu>"]) == ""
 
 
+WITH_LEAKY = """
+import numpy as np
+from rawnn.model.activations import Activation, register
+from tests.runners.torch_formulas import ACTIVATIONS
+
+leaky = lambda z: np.maximum(z, 3 * z)
+register(Activation("leaky", "Leaky", "output", leaky, lambda a: np.where(a > 0, 3.0, 1.0), "..."))
+ACTIVATIONS["leaky"] = (leaky, lambda z: np.where(z > 0, 3.0, 1.0))
+
+from emulated_arrays import steepest
+from emulated_kernels import SOURCES_AND_EXPRESSIONS
+from tests.persistent.test_emulator import CHOSEN
+from tests.persistent.problems import VARIETY
+
+assert steepest("Leaky") == 3
+for source, count in (("elementwise/activation", 7), ("gemm/matmul", 2), ("gemm/slices", 1)):
+    assert sum("Leaky" in text for text in SOURCES_AND_EXPRESSIONS[source]) == count, source
+named = [name for name, *_ in CHOSEN if "leaky" in name]
+assert named and all(VARIETY[name]["network"] == {"activation": "leaky"} for name in named)
+"""
+
+
+def test_the_cases_of_kernels_include_a_new_activation() -> None:
+    paths = (str(ROOT), str(ROOT / "tests" / "ptx" / "emulation"))
+    subprocess.run([sys.executable, "-c", WITH_LEAKY], cwd=ROOT, check=True,
+                   env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+
+
 def test_settings_of_its_own_have_a_range_of_their_own(signs: Path) -> None:
     with pytest.raises(ConfigError, match="bound = 0: it must be above 0"):
         Optimizer("signs", 0.1, {"bound": 0.0})
