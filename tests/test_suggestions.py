@@ -100,6 +100,35 @@ def test_every_word_of_the_tables_is_of_one_of_ours_and_is_none_itself() -> None
                 f"; did you mean '--{ours}'?"
 
 
+def registry_of(anchor: str) -> set[str]:
+    """The names that a sentence about an anchor is about."""
+    return next(set(names) for names in (Config.known(), LOSSES, ACTIVATIONS, OPTIMIZERS, TOGGLES,
+                                         ("host",)) if anchor in names)
+
+
+def test_what_is_said_to_be_missing_is_not_registered() -> None:
+    """Give the entry of what rawnn has by now away."""
+    for anchor, rows in MISSING.items():
+        words = {word for text in rows for word in text.split()}
+        assert not words & registry_of(anchor), anchor
+    of_values = {name for name, loss in LOSSES.items() if loss.unit_power}
+    assert ("rawnn's only loss for values is mse" in MISSING["mse"].values()) == (
+        of_values == {"mse"})
+
+
+@pytest.mark.parametrize(("registry", "anchor"), [
+    (ACTIVATIONS, "relu"), (OPTIMIZERS, "adam"), (LOSSES, "mse")])
+def test_what_a_user_registers_is_not_said_to_be_missing(registry: Iterable[str],
+                                                         anchor: str) -> None:
+    words = [word for text in MISSING[anchor] for word in text.split()]
+    assert len(words) > 10
+    for word in words:
+        spelled = word.replace("_", "-").upper()
+        assert "did you mean" not in nearest(spelled, registry)
+        assert nearest(spelled, [*registry, word]) == f"; did you mean '{word}'?"
+    assert ", prelu, " in nearest("swish", [*ACTIVATIONS, "prelu"])  # the rest of the sentence, too
+
+
 def test_a_column_of_a_table_is_no_option() -> None:
     """Aliases count only where ours is among the names that are known."""
     assert nearest("batch_size", ["height", "width"]) == ""
