@@ -132,7 +132,7 @@ def test_the_file_of_a_runtime_toggle_names_every_file_that_reads_its_field() ->
 
 
 def test_reads_of_a_policy_are_seen() -> None:
-    assert reading("a = self._work.policy.pdl and policy.sync == x.report") == {"pdl", "sync"}
+    assert reading("a = self._prepared.policy.pdl and policy.sync == x.report") == {"pdl", "sync"}
 
 
 def test_pdl_names_the_kernels_that_differ_with_it() -> None:

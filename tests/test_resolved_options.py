@@ -169,7 +169,7 @@ def tunable(opt: str = "preload,tiled,tune") -> Session:
 def test_launches_that_were_measured_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """And applied again, though another run of `tune` has found others since."""
     with tunable() as session:
-        plan = session.work.train
+        plan = session.prepared.train
         op = next(op for op in plan.ops if op.impl == "tiled" and variants(op, plan))
         found = {key_of(op, plan): variants(op, plan)[0]}
 
@@ -178,7 +178,7 @@ def test_launches_that_were_measured_are_kept(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("rawnn.tuning.launch_tuning.tuned", tuned)
     with tunable() as session:
-        assert choices_of(session.work) == found
+        assert choices_of(session.prepared) == choices_of(session.work) == found
         checkpoint = session.checkpoint(1)
     assert checkpoint.taken["choices"] == found
     monkeypatch.setattr("rawnn.tuning.launch_tuning.tuned", None)  # nobody measures again

@@ -90,7 +90,7 @@ def driver_calls(toggles: str, layers: Sequence[int] = (784, 10), batch: int = 1
             Session(config, Listener(), data=data, opened=opened) as session:
         runner = session.runner
         assert isinstance(runner, GpuRunner)
-        work = runner.work
+        work = runner.prepared
         plan = work.train if is_reported else work.unreported
         before = 0
         for _ in range(2):

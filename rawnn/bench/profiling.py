@@ -116,7 +116,7 @@ def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
     with program.session as session:
         runner = session.runner
         assert isinstance(runner, GpuRunner)
-        work = runner.work
+        work = runner.prepared
         whole = [program.block(1)] if sim else timed(program).milliseconds
         if chosen == "cupti":
             seen = cupti.activities(lambda: (program.block(1), None)[1])

@@ -49,7 +49,7 @@ def ours(request: Request) -> Answer | None:
         result = session.run()
     if team is not None and team.rank:
         return None
-    steps, later = session.work.updates, result.epoch_ms[int(len(result.epoch_ms) * WARM):]
+    steps, later = session.prepared.updates, result.epoch_ms[int(len(result.epoch_ms) * WARM):]
     return Answer([1e3 * ms / steps for ms in later], [r.train_loss for r in result.history],
                   str(session.selection), result.facts.get("ranks", []),
                   result.environment.libraries, result.environment.gpu)

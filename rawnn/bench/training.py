@@ -87,7 +87,7 @@ def trained(config: Config, data: Dataset, opened: Opened, watch: Watch,
         with Session(config, listener or Listener(), data=data, opened=opened) as session:
             with watch.during() as seen:
                 result = session.run()
-            facts = footprint(session.work, result.facts, opened)
+            facts = footprint(session.prepared, result.facts, opened)
     except RawnnError:
         with suppress(RawnnError):  # the first failure is the one that counts
             _reset_peak(opened)

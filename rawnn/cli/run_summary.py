@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rawnn.engine.runners.prepared_run import PreparedRun
 
 
-def network_text(work: PreparedRun, config: Config) -> str:
+def network_text(prepared: PreparedRun, config: Config) -> str:
     """The network and its training; settings are named if they are not the default."""
-    network, recipe, plain = work.network, work.recipe, Config()
+    network, recipe, plain = prepared.network, prepared.recipe, Config()
     hidden = network.depth > 1
     words = ["-".join(map(str, network.layers))]
     if not network.bias:

@@ -157,7 +157,7 @@ class _Screen(Listener):
             _summary(self.console, result)
 
     def started(self, session: Session) -> None:
-        self._counts = session.work.targets_per_example > 0
+        self._counts = session.prepared.targets_per_example > 0
         if self._quiet:
             return
         data = session.data
@@ -179,7 +179,7 @@ class _Screen(Listener):
                    f"{len(data.test_images):,} examples, from {data.source}")
         if session.left_out:
             self._line(f"          {session.left_out}")
-        self._line(f"network   {network_text(session.work, session.config)}")
+        self._line(f"network   {network_text(session.prepared, session.config)}")
         self._line(f"toggles   {session.selection}")
         for note in session.selection.notes:
             self._line(f"          {note}")

@@ -113,17 +113,18 @@ def with_choices(plan: Plan, choices: Mapping[str, Changes]) -> Plan:
     return replace(plan, ops=tuple(change(op, c) if c or slices else op for op, c in keyed))
 
 
-def applied(work: PreparedRun, choices: Mapping[str, Changes]) -> PreparedRun:
+def applied(prepared: PreparedRun, choices: Mapping[str, Changes]) -> PreparedRun:
     """The run with the choices applied to all its plans."""
 
     def change(plan: Plan) -> Plan:
         return with_choices(plan, choices)
 
     return replace(
-        work, train=change(work.train),
-        unreported=change(work.train if work.unreported is work.train else work.unreported),
-        partial=work.partial and change(work.partial),
-        evaluate=tuple(replace(part, plan=change(part.plan)) for part in work.evaluate))
+        prepared, train=change(prepared.train),
+        unreported=change(prepared.train if prepared.unreported is prepared.train
+                          else prepared.unreported),
+        partial=prepared.partial and change(prepared.partial),
+        evaluate=tuple(replace(part, plan=change(part.plan)) for part in prepared.evaluate))
 
 
 def chosen(plan: Plan) -> dict[str, Changes]:
@@ -132,10 +133,10 @@ def chosen(plan: Plan) -> dict[str, Changes]:
             for op in plan.ops if "choice" in op.attributes}
 
 
-def choices_of(work: PreparedRun) -> dict[str, Changes]:
+def choices_of(prepared: PreparedRun) -> dict[str, Changes]:
     """The choices in all plans of a run, in the format of `applied`."""
-    plans = [work.train, work.unreported, *([work.partial] if work.partial else []),
-             *(part.plan for part in work.evaluate)]
+    plans = [prepared.train, prepared.unreported, *([prepared.partial] if prepared.partial else []),
+             *(part.plan for part in prepared.evaluate)]
     return {key_of(op, plan): {n: op.attributes[n] for n in ("choice", "slices")
                                if n in op.attributes}
             for plan in plans for op in plan.ops if "choice" in op.attributes}

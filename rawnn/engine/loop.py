@@ -57,8 +57,8 @@ class Loop:
     def __init__(self, session: Session) -> None:
         self._session, self._runner = session, session.runner
         self._config, self._listener = session.config, session.listener
-        self._interval = session.work.policy.report
-        self._units = LossUnits(session.work.network, session.data)
+        self._interval = session.prepared.policy.report
+        self._units = LossUnits(session.prepared.network, session.data)
         self.history: list[Report] = []
         self.reached = Evaluation(math.nan, math.nan)
         self.evaluation_ms = 0.0
@@ -105,7 +105,7 @@ class Loop:
         self._reached = -1  # the epoch after which the test set was measured
         if session.resumed and signals.installed:
             self._snapshot()
-        parted = session.team if session.work.assemble.ops else None
+        parted = session.team if session.prepared.assemble.ops else None
         read = bool(parted and parted.any("what is read", self._listener.reads * "state"))
         self._watch.start()
         try:
@@ -199,19 +199,19 @@ class Loop:
         losses, correct = self._runner.metrics()
         team, ranks = self._session.team, list[int]()
         if team is not None:
-            losses, correct, ranks = metrics(team, self._session.work, losses, correct)
+            losses, correct, ranks = metrics(team, self._session.prepared, losses, correct)
         self._watch.stop()
         elapsed = self._watch.lap()
         self._check_losses(losses, epoch, ranks)
-        work = self._session.work
-        examples = np.array([work.examples_of(s) for s in range(work.updates)])
+        prepared = self._session.prepared
+        examples = np.array([prepared.examples_of(s) for s in range(prepared.updates)])
         begun = perf_counter()
         mean = float(np.average(losses.astype(np.float64), weights=examples))
         self.reached = test = self._units.evaluation(self._runner)
         self._reached = epoch
         train_loss = self._units.train_loss(mean, self._runner)
         self.evaluation_ms += (perf_counter() - begun) * 1e3
-        answers = int(examples.sum()) * work.targets_per_example
+        answers = int(examples.sum()) * prepared.targets_per_example
         report = Report(
             epoch=epoch,
             train_loss=train_loss,
@@ -247,7 +247,7 @@ class Loop:
         """The advice for targets far from the initial outputs of networks, else ""."""
         data = self._session.data
         if data.train_targets is None or data.target_normalisation is not None \
-                or not self._session.work.network.loss_spec.unit_power:
+                or not self._session.prepared.network.loss_spec.unit_power:
             return ""
         low, high = float(data.train_targets.min()), float(data.train_targets.max())
         if max(abs(low), abs(high)) <= LARGE_TARGETS:

@@ -147,14 +147,14 @@ def predict_scaling(team: Team, inside_us: float, together_us: float) -> tuple[s
     return message, found
 
 
-def time_one_rank(opened: Opened, work: PreparedRun) -> float | None:
+def time_one_rank(opened: Opened, prepared: PreparedRun) -> float | None:
     """Microseconds of a step on one GPU; None if it lacks the memory, or if these toggles need
     several ranks."""
     from rawnn.engine.runners.gpu import GpuRunner
 
     assert opened.device is not None
     try:
-        runner = GpuRunner(opened.device, work)
+        runner = GpuRunner(opened.device, prepared)
     except (ConfigError, OutOfMemory):
         return None
     try:
@@ -182,13 +182,13 @@ def compare_with_one_rank(team: Team, together_us: float, alone: Callable[[], fl
     return message, {"step_us": together, "alone_us": one}
 
 
-def metrics(team: Team, work: PreparedRun, losses: NDArray[np.float32],
+def metrics(team: Team, prepared: PreparedRun, losses: NDArray[np.float32],
             correct: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.int32], list[int]]:
     """Losses and counts of every step over all ranks. Also the ranks with a non-finite loss in the
     first step that has one."""
-    weights = np.array([(work.train if s < work.steps or work.partial is None
-                         else work.partial).weight
-                        for s in range(work.updates)])
+    weights = np.array([(prepared.train if s < prepared.steps or prepared.partial is None
+                         else prepared.partial).weight
+                        for s in range(prepared.updates)])
     counted = correct * (weights > 0)
     own = losses.astype(np.float64) * weights
     bad = np.flatnonzero(~np.isfinite(losses))

@@ -50,14 +50,14 @@ class ResolvedOptions:
         return asdict(self)
 
 
-def resolve_options(asked: str, selection: Selection, work: PreparedRun,
+def resolve_options(asked: str, selection: Selection, prepared: PreparedRun,
                     machine: Machine) -> ResolvedOptions:
-    """The options of the run `work`, which includes the launches that `tune` found."""
-    values = {name: toggle(name).resolved_value(value, work.train)
+    """The options of the run `prepared`, which includes the launches that `tune` found."""
+    values = {name: toggle(name).resolved_value(value, prepared.train)
               for name, value in selection.values.items()}
     words = (name if value is None else f"{name}={value}" for name, value in values.items())
     return ResolvedOptions(asked, ",".join(words), machine_name(machine),
-                           choices_of(work) if "tune" in values else None)
+                           choices_of(prepared) if "tune" in values else None)
 
 
 def machine_name(machine: Machine) -> str:

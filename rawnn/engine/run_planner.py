@@ -86,16 +86,17 @@ class RunPlanner:
             batch=recipe.share(recipe.batch).rows, lenient=self.config.device == "auto",
             recipe=recipe, data_spec=data_spec_of(self.data, "train"))
         recipe = self._with_batch(network, recipe, selection)
-        work = prepare(network, self.data, selection, recipe)
+        prepared = prepare(network, self.data, selection, recipe)
         if stored is not None and stored.choices is not None:
-            work = applied(replace(work, policy=replace(work.policy, tune=False)), stored.choices)
-        return selection, work
+            untuned = replace(prepared, policy=replace(prepared.policy, tune=False))
+            prepared = applied(untuned, stored.choices)
+        return selection, prepared
 
-    def for_one_rank(self, selection: Selection, work: PreparedRun) -> PreparedRun:
+    def for_one_rank(self, selection: Selection, prepared: PreparedRun) -> PreparedRun:
         """The same run on a single rank: undivided batches, and without the toggle `nccl`."""
         values = {name: v for name, v in selection.values.items() if name != "nccl"}
         return prepare(self.config.network(), self.data, replace(selection, values=values),
-                       replace(work.recipe, world_size=1, rank=0))
+                       replace(prepared.recipe, world_size=1, rank=0))
 
     def _with_batch(self, network: Network, recipe: Recipe, selection: Selection) -> Recipe:
         """The recipe with the batch size of the toggle `batch`."""

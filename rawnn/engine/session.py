@@ -57,7 +57,7 @@ from rawnn.engine.resumption import (
 )
 from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.prepared_run import Runner, State
+from rawnn.engine.runners.prepared_run import PreparedRun, Runner, State
 from rawnn.engine.units import LossUnits
 
 OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiverged)
@@ -142,11 +142,11 @@ class Session:
             self._log_allocations(log_allocations)
         started = perf_counter()
         planner = RunPlanner(self.config, self.data, opened, self.team, self.listener.notify)
-        self.selection, self.work = planner.plan(
+        self.selection, self.prepared = planner.plan(
             (before.path, before.checkpoint) if before else None)
         self._notify_of_plan()
         self._build_runner(opened)
-        self._resolved_options = resolve_options(self.config.opt, self.selection, self.work,
+        self._resolved_options = resolve_options(self.config.opt, self.selection, self.prepared,
                                                  opened.machine)
         if before is not None:
             self._resume(before.path, before.checkpoint)
@@ -230,24 +230,24 @@ class Session:
             features, outputs = config.layers
             notify(f"activation = {config.activation} plays no part: {features}-{outputs} has no "
                    f"hidden layer; give one, as in --layers {features},128,{outputs}")
-        if not LossUnits(self.work.network, self.data).by_factor:
+        if not LossUnits(self.prepared.network, self.data).by_factor:
             notify("the targets have different standard deviations: both losses are measured on "
                    "the host after each report's epoch; --opt report=10 makes reports fewer")
-        self.left_out = left_out(self.work.recipe, len(self.data.train_images))
+        self.left_out = left_out(self.prepared.recipe, len(self.data.train_images))
         if self.left_out:
             logging.getLogger("rawnn").info(f"of {self.data.name}'s examples {self.left_out}")
 
     def _build_runner(self, opened: Opened) -> None:
-        """Set `runner`, and `work` as it is executed."""
+        """Set `runner`, and `prepared` as it is executed."""
         if opened.device is None:
             if self.config.device == "auto":
                 self.listener.notify(f"running on the host: {opened.machine.no_gpu}")
-            self.runner: Runner = HostRunner(self.work, team=self.team)
+            self.runner: Runner = HostRunner(self.prepared, team=self.team)
         else:
             from rawnn.engine.runners.gpu import GpuRunner
 
-            self.runner = runner = GpuRunner(opened.device, self.work, self.team)
-            self.work = runner.work
+            self.runner = runner = GpuRunner(opened.device, self.prepared, self.team)
+            self.prepared = runner.prepared
         self._closing.callback(self.runner.close)
 
     def _predict_scaling(self, opened: Opened, planner: RunPlanner) -> None:
@@ -262,8 +262,9 @@ class Session:
             team, *runner.time_without_collectives())
         self.listener.notify(message)
         if self._scaling_facts["compute_us"] < parallel.SHORT_US:
-            message, found = parallel.compare_with_one_rank(team, runner.timed(), lambda: (
-                parallel.time_one_rank(opened, planner.for_one_rank(self.selection, self.work))))
+            message, found = parallel.compare_with_one_rank(
+                team, runner.timed(), lambda: parallel.time_one_rank(
+                    opened, planner.for_one_rank(self.selection, self.prepared)))
             self._scaling_facts |= found
             self._notify_of_each([message])
 
@@ -277,6 +278,11 @@ class Session:
             self.listener.notify(sentence)
 
     # -- for listeners ----------------------------------------------------------------------------
+    @property
+    def work(self) -> PreparedRun:
+        """The former name of `prepared`."""
+        return self.prepared
+
     def lock(self, directory: str | os.PathLike[str]) -> bool:
         """Lock a directory against other runs until this one is closed, and return whether that
         worked. A second call for it does nothing; rank 0 locks for all ranks. Raises ConfigError if
@@ -303,7 +309,7 @@ class Session:
 
     def checkpoint(self, epoch: int) -> Checkpoint:
         """The state needed to continue from here, after `epoch` epochs."""
-        state, network = self.runner.state(), self.work.network
+        state, network = self.runner.state(), self.prepared.network
         names = [tensor.name for tensor in network.parameters()]
         config = msgspec.to_builtins(replace(self.config, resume=None))
         if self._is_callers_data:  # these options do not load the caller's arrays
@@ -333,8 +339,8 @@ class Session:
     def load(self, checkpoint: Checkpoint, where: str) -> None:
         """Replace parameters and state by a checkpoint's. Raises CheckpointError if it is of
         another network or optimizer."""
-        self.runner.load(state_of(checkpoint, self.work.network, self.runner.state(),
-                                  self.work.updates, self.config.optimizer, where))
+        self.runner.load(state_of(checkpoint, self.prepared.network, self.runner.state(),
+                                  self.prepared.updates, self.config.optimizer, where))
 
     # -- running ----------------------------------------------------------------------------------
     def run(self) -> Result:
@@ -370,7 +376,7 @@ class Session:
                 "device": self.device.info.name if self.device else "host"})
         facts["normalisation"] = str(self.data.normalisation)
         if self.left_out:
-            recipe = self.work.recipe
+            recipe = self.prepared.recipe
             facts["examples_left_out"] = len(self.data.train_images) % recipe.batch
         epochs = self.runner.epoch_milliseconds()[: loop.epochs]
         later = epochs[len(epochs) // 2 :]

@@ -40,7 +40,7 @@ SCREENED, CONFIRMED = 3, 7
 """Samples of each variant; and alternating samples of it and its predecessor if it looks faster."""
 
 
-def tuned(device: Device, work: PreparedRun) -> PreparedRun:
+def tuned(device: Device, prepared: PreparedRun) -> PreparedRun:
     """The run with the stored launches of this GPU; if none are stored, they are measured first.
     Interrupted, it stores what was found so far. A simulated device has no meaningful times and
     uses the defaults.
@@ -48,15 +48,15 @@ def tuned(device: Device, work: PreparedRun) -> PreparedRun:
     Raises what the construction of a runner raises; a variant that cannot run is left out.
     """
     if not has_clock(device):
-        return work
+        return prepared
     path = file_of(device.info)
     known = read(path, device.notify)
-    plan = work.train
+    plan = prepared.train
     missing = {key_of(op, plan): variants(op, plan) for op in plan.ops
                if key_of(op, plan) not in known}
     if missing:
         started, now = perf_counter(), _changes_of(known)
-        with _StepTimer.on(device, work) as trial:
+        with _StepTimer.on(device, prepared) as trial:
             first = trial.us(trial.current(plan, now), SCREENED)
             for key, others in missing.items():
                 known[key] = trial.best(plan, _changes_of(known), key, others)
@@ -68,7 +68,7 @@ def tuned(device: Device, work: PreparedRun) -> PreparedRun:
         for key in missing:
             if known[key].changes:
                 device.notify(f"tune: {described(key, known[key])}")
-    return applied(work, _changes_of(known))
+    return applied(prepared, _changes_of(known))
 
 
 def has_clock(device: Device) -> bool:
@@ -89,21 +89,21 @@ def described(key: str, found: TunedLaunch) -> str:
 class _StepTimer:
     """A runner whose step can be timed in other variants."""
 
-    def __init__(self, device: Device, work: PreparedRun) -> None:
+    def __init__(self, device: Device, prepared: PreparedRun) -> None:
         from rawnn.engine.runners.gpu import GpuRunner
 
         self._device = device
-        policy = replace(work.policy, tune=False)
-        self._steps = min(STEPS, work.steps)
-        self._runner = GpuRunner(device, replace(work, policy=policy))
+        policy = replace(prepared.policy, tune=False)
+        self._steps = min(STEPS, prepared.steps)
+        self._runner = GpuRunner(device, replace(prepared, policy=policy))
         self._program: Program | None = None
         self._choices: dict[str, Changes] | None = None
 
     @classmethod
     @contextmanager
-    def on(cls, device: Device, work: PreparedRun) -> Iterator[_StepTimer]:
+    def on(cls, device: Device, prepared: PreparedRun) -> Iterator[_StepTimer]:
         """A timer whose orders, rates and parameters are those of a started epoch."""
-        trial = cls(device, work)
+        trial = cls(device, prepared)
         try:
             trial._runner.epoch(False)
             yield trial

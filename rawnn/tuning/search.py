@@ -82,7 +82,7 @@ class Task:
         data = shortened(data, count) if data is not None else random_data(network, count)
         return cls(network, replace(recipe, partial=False), precision, data, machine)
 
-    def work(self, toggles: str) -> PreparedRun:
+    def prepare(self, toggles: str) -> PreparedRun:
         """A run with these toggles, prepared. Raises ConfigError if they do not fit together."""
         graphs = ["graphs=epoch"] if TOGGLES["graphs"].needs(self.machine) is None else []
         words = ["preload", "arena", "nosync", *toggles.split(","), self.precision, *graphs]
@@ -160,32 +160,32 @@ class Search:
 
     def _measured(self, toggles: str) -> Measured:
         try:
-            work = self._task.work(toggles)
-            key = (str(work.train), str(work.policy))
+            prepared = self._task.prepare(toggles)
+            key = (str(prepared.train), str(prepared.policy))
             if key in self._plans:
                 return Measured(toggles, same_as=self._plans[key])
             self._plans[key] = toggles
-            times = self._times(work)
+            times = self._times(prepared)
         except CallFailed:
             raise  # the device may be unusable after it
         except RawnnError as error:
             return Measured(toggles, refusal=str(error))
         return Measured(toggles, statistics.median(times), min(times), max(times))
 
-    def _times(self, work: PreparedRun) -> list[float]:
+    def _times(self, prepared: PreparedRun) -> list[float]:
         """Microseconds of a step in each of several epochs, after one to warm up."""
-        runner = GpuRunner(self._device, work)
+        runner = GpuRunner(self._device, prepared)
         try:
             runner.time_each_epoch()
             runner.epoch(True)
             first = runner.epoch_milliseconds()[-1]
             fastest = min((m.us for m in self.fastest()), default=0.0)
-            if fastest and first * 1e3 / work.steps > SLOWDOWN_LIMIT * fastest:
-                return [first * 1e3 / work.steps]
+            if fastest and first * 1e3 / prepared.steps > SLOWDOWN_LIMIT * fastest:
+                return [first * 1e3 / prepared.steps]
             epochs = int(min(max(MEASURED_MS / max(first, 1e-3), MIN_EPOCHS), MAX_EPOCHS))
             for _ in range(epochs):
                 runner.epoch(True)
-            return [ms * 1e3 / work.steps for ms in runner.epoch_milliseconds()[1:]]
+            return [ms * 1e3 / prepared.steps for ms in runner.epoch_milliseconds()[1:]]
         finally:
             runner.close()
 
@@ -199,7 +199,7 @@ class Search:
         times: dict[str, list[float]] = {m.toggles: [] for m in best}
         for _ in range(ROUNDS):
             for toggles, found in times.items():
-                found.append(statistics.median(self._times(self._task.work(toggles))))
+                found.append(statistics.median(self._times(self._task.prepare(toggles))))
         for m in best:
             low, high = min(times[m.toggles]), max(times[m.toggles])
             self.found[m.toggles] = replace(m, us=statistics.median(times[m.toggles]), low=low,

@@ -49,13 +49,13 @@ def planted(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float]) -> None:
             raise MissingLibrary("not installed")
         return [total - 1, total, total + 2]
 
-    work = Task.work
+    prepare = Task.prepare
 
     def remembered(self: Task, toggles: str) -> PreparedRun:
         Search._task_words = toggles  # type: ignore[attr-defined]
-        return work(self, toggles)
+        return prepare(self, toggles)
 
-    monkeypatch.setattr(Task, "work", remembered)
+    monkeypatch.setattr(Task, "prepare", remembered)
     monkeypatch.setattr(Search, "_times", times)
 
 
@@ -136,7 +136,7 @@ def test_a_hopeless_set_is_measured_once(device: Device, task: Task,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = Search(device, task)
     tuned.found["x"] = search.Measured("x", us=1e-6)
-    assert len(tuned._times(task.work("fuse"))) == 1
+    assert len(tuned._times(task.prepare("fuse"))) == 1
 
 
 def test_data_are_as_long_as_a_measurement_needs() -> None:

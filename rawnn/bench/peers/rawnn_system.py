@@ -53,7 +53,7 @@ class Training:
     def __init__(self, config: Config, data: Dataset, opened: Opened) -> None:
         self.session = Session(config, Listener(), data=data, opened=opened)
         self._runner = self.session.runner
-        self.footprint = footprint(self.session.work, self._runner.describe(), opened)
+        self.footprint = footprint(self.session.prepared, self._runner.describe(), opened)
         self._losses: NDArray[np.floating[Any]] = np.zeros(0)
 
     def reorder(self, order: NDArray[np.int32]) -> None:

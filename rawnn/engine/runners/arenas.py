@@ -33,11 +33,12 @@ class TensorMemory:
     """Memory for the tensors of a PreparedRun. `allocator` places temporaries at each use; it is
     None if they are placed once. Closing `closing` frees everything."""
 
-    def __init__(self, device: Device, work: PreparedRun, lowering: Lowering,
+    def __init__(self, device: Device, prepared: PreparedRun, lowering: Lowering,
                  closing: ExitStack) -> None:
-        self._device, self._work, self._lowering, self._closing = device, work, lowering, closing
+        self._device, self._prepared = device, prepared
+        self._lowering, self._closing = lowering, closing
         self._trained: dict[str, int] = {}
-        self.allocator = self._allocator(work.policy.allocator)
+        self.allocator = self._allocator(prepared.policy.allocator)
         self.pinned = PinnedMemory(device.driver)
         closing.callback(self.pinned.close)
 
@@ -62,10 +63,11 @@ class TensorMemory:
         temporaries at each use, they get no address here, except batches that a second stream
         fills.
         """
-        work, allocator = self._work, self.allocator
-        placed_once = [Role.BATCH] if work.policy.streams else []
+        prepared, allocator = self._prepared, self.allocator
+        placed_once = [Role.BATCH] if prepared.policy.streams else []
         addresses = {n: self._trained[n] for n in tensors if n in self._trained}
-        resident_addresses = resident(work.data, tensors, part, first, self._device.info.ordinal)
+        resident_addresses = resident(prepared.data, tensors, part, first,
+                                      self._device.info.ordinal)
         addresses |= resident_addresses
         wanted = [t for n, t in tensors.items()
                   if n not in addresses and t.role not in (Role.HOST, Role.VIEW)
@@ -86,13 +88,13 @@ class TensorMemory:
             if name in resident_addresses:
                 continue
             if tensor.role is Role.DATA:
-                array = contents(work.data, tensor, part, first)
+                array = contents(prepared.data, tensor, part, first)
                 fill(self._device, tensor, addresses[name], array)
             elif tensor.role is Role.HOST:
-                array = contents(work.data, tensor, part, first, work.shuffles_host)
+                array = contents(prepared.data, tensor, part, first, prepared.shuffles_host)
                 laid_out = padded(array, tensor.padded_shape, tensor.dtype)
                 host[name] = self.pinned.copy_of(laid_out, name) \
-                    if work.policy.pinned else laid_out
+                    if prepared.policy.pinned else laid_out
             elif tensor.role.zeroed and tensor in wanted:
                 self._device.fill(addresses[name], 0, tensor.nbytes, name)
         return addresses, host

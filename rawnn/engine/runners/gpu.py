@@ -59,12 +59,13 @@ class GpuRunner:
     constructor had allocated.
     """
 
-    def __init__(self, device: Device, work: PreparedRun, team: RankGroup | None = None) -> None:
-        if work.policy.tune:
+    def __init__(self, device: Device, prepared: PreparedRun, team: RankGroup | None = None
+                 ) -> None:
+        if prepared.policy.tune:
             from rawnn.tuning.launch_tuning import tuned
 
-            work = tuned(device, work)
-        self._device, self._work, self._team = device, work, team
+            prepared = tuned(device, prepared)
+        self._device, self._prepared, self._team = device, prepared, team
         self._closing = ExitStack()
         self._times = EpochTimes(device.driver, device.stream)
         self._closing.callback(self._times.close)
@@ -75,32 +76,35 @@ class GpuRunner:
             raise
 
     @property
-    def work(self) -> PreparedRun:
+    def prepared(self) -> PreparedRun:
         """The run as executed: with the launch variants that `tune` found."""
-        return self._work
+        return self._prepared
 
     # -- construction -----------------------------------------------------------------------------
     def _build(self) -> None:
-        device, work = self._device, self._work
+        device, prepared = self._device, self._prepared
         device.memory.reset_peak()
-        self._lowering = Lowering(device, work.policy, self._team)
+        self._lowering = Lowering(device, prepared.policy, self._team)
         self._closing.callback(self._lowering.close)
-        self._memory = TensorMemory(device, work, self._lowering, self._closing)
+        self._memory = TensorMemory(device, prepared, self._lowering, self._closing)
         self._allocator = self._memory.allocator
-        graphs = [] if not work.policy.graph or is_single_kernel(work.train, work.policy) else \
-            [epoch_graphs(p, work.policy, work.steps, work.epoch_begin, work.epoch_end,
-                          work.partial is not None)
-             for p in (work.train, work.unreported)]
-        between = replace(work.epoch_boundary, ops=()) if work.merged_boundary or includes_boundary(
-            work.train, work.policy, work.epoch_end, work.partial
-            is not None) else work.epoch_boundary
-        around = [work.start, work.refresh, work.epoch_begin, between, work.assemble]
-        steps = work.step_plans
-        if work.policy.streams and not graphs:
-            steps += [buffer_plans(p)[1] for p in (work.train, work.unreported)]
+        policy, partial = prepared.policy, prepared.partial is not None
+        graphs = [] if not policy.graph or is_single_kernel(prepared.train, policy) else \
+            [epoch_graphs(p, policy, prepared.steps, prepared.epoch_begin, prepared.epoch_end,
+                          partial)
+             for p in (prepared.train, prepared.unreported)]
+        between = prepared.epoch_boundary
+        if prepared.merged_boundary or includes_boundary(prepared.train, policy,
+                                                         prepared.epoch_end, partial):
+            between = replace(between, ops=())
+        around = [prepared.start, prepared.refresh, prepared.epoch_begin, between,
+                  prepared.assemble]
+        steps = prepared.step_plans
+        if policy.streams and not graphs:
+            steps += [buffer_plans(p)[1] for p in (prepared.train, prepared.unreported)]
         plans = [*(g.plan for group in graphs for g in group), *steps, *around]
-        tests = [part.plan.advancing() if work.policy.graph else part.plan
-                 for part in work.evaluate]
+        tests = [part.plan.advancing() if policy.graph else part.plan
+                 for part in prepared.evaluate]
         compiling = self._lowering.begin([*plans, *tests])
         self._closing.callback(compiling.close)
         self._tensors = used_tensors(plans)
@@ -109,28 +113,29 @@ class GpuRunner:
                                                          shared)
         self._lowering.prepare([*plans, *tests])
         device.finish(compiling)
-        self._order = HostBatches(self._host, work.recipe.seed) if work.shuffles_host else None
+        self._order = HostBatches(self._host, prepared.recipe.seed) \
+            if prepared.shuffles_host else None
         self._metrics = Metrics(device, self._memory.pinned, self._tensors, self._addresses,
-                                work.updates)
+                                prepared.updates)
         self._epochs = 0
         self._begun = False  # whether the data that the next epoch begins with are ready
         self._is_sharded = False  # whether state was updated since ranks last gathered it
         if graphs:
             self._train = self._graph(graphs[0], "reported epoch")
-            self._unreported = self._train if work.unreported is work.train \
+            self._unreported = self._train if prepared.unreported is prepared.train \
                 else self._graph(graphs[1], "unreported epoch")
         else:
-            self._train = self._steps(work.train)
-            self._unreported = self._train if work.unreported is work.train \
-                else self._steps(work.unreported)
+            self._train = self._steps(prepared.train)
+            self._unreported = self._train if prepared.unreported is prepared.train \
+                else self._steps(prepared.unreported)
         self._moves = isinstance(self._train, GraphProgram) and self._train.moves
-        self._rest = self._stream(work.partial) if work.partial is not None else None
+        self._rest = self._stream(prepared.partial) if prepared.partial is not None else None
         start, self._refresh, self._begin, self._between, self._assemble = \
             map(self._stream, around)
         self._tests: list[tuple[Part, Program, dict[str, int]]] = [
-            self._test(part, plan) for part, plan in zip(work.evaluate, tests, strict=True)
+            self._test(part, plan) for part, plan in zip(prepared.evaluate, tests, strict=True)
         ]
-        for name, value in initial_state(work.train).items():
+        for name, value in initial_state(prepared.train).items():
             self._write(name, value)
         start.run(1)
         self._refresh.run(1)
@@ -145,7 +150,7 @@ class GpuRunner:
         """A program of `steps` steps of another plan of the same tensors, which the caller times
         and closes. Running it trains this runner's parameters."""
         self._pause()
-        policy = self._work.policy
+        policy = self._prepared.policy
         if not policy.graph:
             self._lowering.compile([plan])
             return make_program(self._lowering, plan, self._addresses, self._host, self._allocator)
@@ -169,19 +174,19 @@ class GpuRunner:
 
     def timed(self) -> float:
         """Microseconds of a step. All ranks call it; parameters and state are restored."""
-        before, steps = self.state(), min(self._work.steps, MAX_TIMED_STEPS)
+        before, steps = self.state(), min(self._prepared.steps, MAX_TIMED_STEPS)
         try:
-            return microseconds(self._device, self.trial(self._work.train, steps), steps)
+            return microseconds(self._device, self.trial(self._prepared.train, steps), steps)
         finally:
             self.load(before)
 
     def time_without_collectives(self) -> tuple[float, float]:
         """Microseconds of a step without its collectives, and of the collectives by themselves.
         All ranks call it; parameters and state are restored."""
-        before, work = self.state(), self._work
-        steps = min(work.steps, MAX_TIMED_STEPS)
-        inside, together = (replace(work.train, ops=tuple(
-            op for op in work.train.ops if (op.impl == "nccl") is shared))
+        before, prepared = self.state(), self._prepared
+        steps = min(prepared.steps, MAX_TIMED_STEPS)
+        inside, together = (replace(prepared.train, ops=tuple(
+            op for op in prepared.train.ops if (op.impl == "nccl") is shared))
             for shared in (False, True))
         try:
             return (microseconds(self._device, self.trial(inside, steps), steps),
@@ -199,23 +204,23 @@ class GpuRunner:
     def _steps(self, plan: Plan) -> Program:
         """A program of the epoch's steps: one launch if one op does all of them. If the policy says
         so, ops that only fetch batches run on a second stream."""
-        work = self._work
-        if work.merged_boundary:
-            merged = work.merged_boundary[plan is not work.train]
-            epochs = EpochProgram(self._lowering, merged.unrolled(work.steps), self._addresses,
+        prepared = self._prepared
+        if prepared.merged_boundary:
+            merged = prepared.merged_boundary[plan is not prepared.train]
+            epochs = EpochProgram(self._lowering, merged.unrolled(prepared.steps), self._addresses,
                                    self._host, lambda: self._epochs + 1)
             self._closing.callback(epochs.close)
             return epochs
-        if work.steps and spans(plan) and work.policy.sync == "report":
-            whole = WholeProgram(self._lowering, plan.unrolled(work.steps), self._addresses,
+        if prepared.steps and spans(plan) and prepared.policy.sync == "report":
+            whole = WholeProgram(self._lowering, plan.unrolled(prepared.steps), self._addresses,
                                  self._host)
             self._closing.callback(whole.close)
             return whole
-        if not work.policy.streams or not fetching(plan):
+        if not prepared.policy.streams or not fetching(plan):
             return self._stream(plan)
         addresses, host = self._addresses, self._host
         program = OverlappedProgram(
-            self._lowering, plan, addresses, host, self._work.steps,
+            self._lowering, plan, addresses, host, self._prepared.steps,
             lambda rest: make_program(self._lowering, rest, addresses, host, self._allocator))
         self._closing.callback(program.close)
         return program
@@ -223,9 +228,9 @@ class GpuRunner:
     def _test(self, part: Part, plan: Plan) -> tuple[Part, Program, dict[str, int]]:
         addresses, host = self._memory.place("evaluation", used_tensors([plan]), "test", part.first)
         program: Program
-        if self._work.policy.graph and not plan.find(kind="upload"):
+        if self._prepared.policy.graph and not plan.find(kind="upload"):
             program = RepeatProgram(self._lowering, part.plan, part.steps, addresses,
-                                    not self._work.policy.streams)
+                                    not self._prepared.policy.streams)
         else:
             program = make_program(self._lowering, part.plan, addresses, host, self._allocator)
         self._closing.callback(program.close)
@@ -263,17 +268,17 @@ class GpuRunner:
         if not self._begun:
             self._begin.run(1)
         self._begun = False
-        if self._work.policy.sync == "step" and reported:
+        if self._prepared.policy.sync == "step" and reported:
             self._epoch_with_waits(program)
         else:
-            program.run(self._work.steps)
+            program.run(self._prepared.steps)
             if self._rest:
                 if self._moves:
                     self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
-                self._rest.step(self._work.steps)
+                self._rest.step(self._prepared.steps)
             self._metrics.unfetched = reported
         self._epochs += 1
-        self._is_sharded = bool(self._work.assemble.ops)
+        self._is_sharded = bool(self._prepared.assemble.ops)
         self._between.step(self._epochs)
         self._begun = True
         if log is not None:
@@ -283,8 +288,8 @@ class GpuRunner:
     def _epoch_with_waits(self, program: Any) -> None:
         """An epoch of the baseline: loss and accuracy are copied and waited for after every
         step."""
-        for index in range(self._work.updates):
-            (self._rest if self._rest and index == self._work.steps else program).step(index)
+        for index in range(self._prepared.updates):
+            (self._rest if self._rest and index == self._prepared.steps else program).step(index)
             self._metrics.fetch_step(index)
 
     def _pause(self) -> None:
@@ -311,7 +316,7 @@ class GpuRunner:
             if "correct" in addresses:
                 self._device.to_host(correct, addresses["correct"], "test counts")
             parts.append((part, loss, correct))
-        return evaluation_of(self._work, parts)
+        return evaluation_of(self._prepared, parts)
 
     def assemble(self) -> None:
         if self._is_sharded:
@@ -325,11 +330,11 @@ class GpuRunner:
     def parameters(self) -> Parameters:
         self.assemble()
         return {t.name: self._read(t.name).astype(np.float32)
-                for t in self._work.network.parameters()}
+                for t in self._prepared.network.parameters()}
 
     def state(self) -> dict[str, NDArray[Any]]:
         self.assemble()
-        return {name: self._read(name) for name in self._work.state if name in self._addresses}
+        return {name: self._read(name) for name in self._prepared.state if name in self._addresses}
 
     def load(self, state: State) -> None:
         self._pause()
@@ -362,16 +367,16 @@ class GpuRunner:
             "compile_ms": self._device.compile_ms,
             "libraries": dict(self._lowering.libraries),
         }
-        if self._work.policy.tune:
+        if self._prepared.policy.tune:
             from rawnn.engine.launch_choices import chosen
 
-            facts["choices"] = chosen(self._work.train)
+            facts["choices"] = chosen(self._prepared.train)
         if self._allocator is not None:
             statistics = self._allocator.statistics()
             facts["memory"] = {**asdict(statistics), "fragmentation": statistics.fragmentation}
         if isinstance(self._train, GraphProgram):
             facts["graph_nodes"], facts["graph_edges"] = self._train.nodes, self._train.edges
-        elif self._work.policy.graph:
+        elif self._prepared.policy.graph:
             facts["graph_nodes"], facts["graph_edges"] = 1, 0
         return facts
 

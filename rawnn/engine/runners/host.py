@@ -36,26 +36,30 @@ class HostRunner:
     each op that writes them. With `dtype` "float64" nothing is rounded: that is the oracle for
     accuracy."""
 
-    def __init__(self, work: PreparedRun, dtype: str = "float32", team: Team | None = None) -> None:
-        self._work, self._team = work, team
+    def __init__(self, prepared: PreparedRun, dtype: str = "float32", team: Team | None = None
+                 ) -> None:
+        self._prepared, self._team = prepared, team
         self._matmul = ThreadedMatmul()
         self._dtype = np.dtype(dtype)
-        around = (work.start, work.refresh, work.epoch_begin, work.epoch_end, work.assemble)
-        steps = [p for p in (work.train, work.unreported, work.partial) if p is not None]
+        around = (prepared.start, prepared.refresh, prepared.epoch_begin, prepared.epoch_end,
+                  prepared.assemble)
+        steps = [plan for plan in (prepared.train, prepared.unreported, prepared.partial)
+                 if plan is not None]
         self._arrays = self._place((*around, *steps), "train")
         self._tensors = used_tensors((*around, *steps))
         hosted = {n: a for n, a in self._arrays.items() if self._tensors[n].role is Role.HOST}
-        self._order = HostBatches(hosted, work.recipe.seed) if work.shuffles_host else None
+        self._order = HostBatches(hosted, prepared.recipe.seed) if prepared.shuffles_host else None
         self._start, self._refresh, self._begin, self._end, self._assemble = \
             map(self._program, around)
-        self._train, self._unreported = self._program(work.train), self._program(work.unreported)
-        self._rest = self._program(work.partial) if work.partial is not None else None
-        for name, value in initial_state(work.train).items():
+        self._train = self._program(prepared.train)
+        self._unreported = self._program(prepared.unreported)
+        self._rest = self._program(prepared.partial) if prepared.partial is not None else None
+        for name, value in initial_state(prepared.train).items():
             self._arrays[name][...] = value
         for program in (self._start, self._refresh):
             program.run(range(1))
         self._tests: list[tuple[Part, _Program, Arrays]] = []
-        for part in work.evaluate:
+        for part in prepared.evaluate:
             arrays = self._place((part.plan,), "test", part.first)
             self._tests.append((part, _Program(part.plan, arrays, self._matmul), arrays))
         self._milliseconds: list[float] = []
@@ -68,7 +72,7 @@ class HostRunner:
         """An array for every tensor of the plans; parameters are shared and the data set is filled
         in."""
         arrays: Arrays = {}
-        data = self._work.data
+        data = self._prepared.data
         tensors = used_tensors(plans)
         for name, tensor in sorted(tensors.items(), key=lambda item: item[1].role is Role.VIEW):
             if tensor.role is Role.VIEW:
@@ -79,7 +83,7 @@ class HostRunner:
                 arrays[name] = self._arrays[name]
             elif tensor.role in (Role.DATA, Role.HOST):
                 array = contents(data, tensor, part, first,
-                                 tensor.role is Role.HOST and self._work.shuffles_host)
+                                 tensor.role is Role.HOST and self._prepared.shuffles_host)
                 arrays[name] = array.astype(self._dtype) if tensor.role is Role.HOST \
                     and tensor.floating else array
             else:
@@ -89,22 +93,22 @@ class HostRunner:
 
     def epoch(self, reported: bool) -> None:
         started = perf_counter()
-        work = self._work
+        prepared = self._prepared
         if self._order:
             self._order.shuffle(int(self._arrays["clock"][0]))
         self._begin.run(range(1))
         program = self._train if reported else self._unreported
-        for step in range(work.steps):
+        for step in range(prepared.steps):
             with self._matmul.step():
                 program.run(range(step, step + 1))
         if self._rest is not None:
-            self._rest.run(range(work.steps, work.steps + 1))
+            self._rest.run(range(prepared.steps, prepared.steps + 1))
         self._end.run(range(1))
         self._assemble.run(range(1))
         self._milliseconds.append((perf_counter() - started) * 1e3)
 
     def metrics(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        updates = self._work.updates
+        updates = self._prepared.updates
         correct = self._arrays.get("correct")
         return (self._arrays["loss"].astype(np.float32),
                 np.zeros(updates, np.int32) if correct is None else correct.copy())
@@ -112,8 +116,9 @@ class HostRunner:
     def evaluate(self) -> Evaluation:
         for part, program, _ in self._tests:
             program.run(range(part.steps))
-        return evaluation_of(self._work, ((part, a["loss"], a.get("correct", np.zeros(part.steps)))
-                                          for part, _, a in self._tests))
+        return evaluation_of(self._prepared, (
+            (part, a["loss"], a.get("correct", np.zeros(part.steps)))
+            for part, _, a in self._tests))
 
     def assemble(self) -> None:
         """Nothing to do: the host runner gathers at the end of every epoch."""
@@ -123,11 +128,11 @@ class HostRunner:
 
     def parameters(self) -> Parameters:
         return {t.name: self._arrays[t.name].astype(np.float32)
-                for t in self._work.network.parameters()}
+                for t in self._prepared.network.parameters()}
 
     def state(self) -> dict[str, NDArray[Any]]:
         return {name: self._arrays[name].astype(numpy_dtype(self._tensors[name].dtype))
-                for name in self._work.state if name in self._arrays}
+                for name in self._prepared.state if name in self._arrays}
 
     def load(self, state: State) -> None:
         for name, value in state.items():

@@ -16,15 +16,15 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 
 
-def precompile(device: Device, works: Iterable[PreparedRun]) -> None:
+def precompile(device: Device, prepared_runs: Iterable[PreparedRun]) -> None:
     """Compile and load the kernels of the runs' steps, evaluations and epoch boundaries, each once,
     on all cores. The runs themselves compile what graphs need in addition and what `tune` tries.
     Does nothing on a simulated device. Raises CompileError."""
     if not device.backend.parallel:
         return
     plans_of: dict[Policy, list[Plan]] = {}
-    for work in works:
-        plans_of.setdefault(compilation_of(work.policy), []).extend(_plans(work))
+    for prepared in prepared_runs:
+        plans_of.setdefault(compilation_of(prepared.policy), []).extend(_plans(prepared))
     for policy, plans in plans_of.items():
         lowering = Lowering(device, policy)
         try:
@@ -33,8 +33,8 @@ def precompile(device: Device, works: Iterable[PreparedRun]) -> None:
             lowering.close()
 
 
-def _plans(work: PreparedRun) -> Iterator[Plan]:
-    yield from work.step_plans
-    yield from (work.start, work.refresh, work.epoch_begin, work.epoch_end, work.epoch_boundary,
-                work.assemble)
-    yield from (part.plan for part in work.evaluate)
+def _plans(prepared: PreparedRun) -> Iterator[Plan]:
+    yield from prepared.step_plans
+    yield from (prepared.start, prepared.refresh, prepared.epoch_begin, prepared.epoch_end,
+                prepared.epoch_boundary, prepared.assemble)
+    yield from (part.plan for part in prepared.evaluate)

@@ -230,7 +230,7 @@ class Runner(Protocol):
         """Release everything; a second call is harmless."""
 
 
-def evaluation_of(work: PreparedRun, parts: Iterable[tuple[Part, NDArray[Any], NDArray[Any]]]
+def evaluation_of(prepared: PreparedRun, parts: Iterable[tuple[Part, NDArray[Any], NDArray[Any]]]
                   ) -> Evaluation:
     """Combine the losses and counts of each part, batch by batch, into means over all examples."""
     total = right = 0
@@ -240,7 +240,7 @@ def evaluation_of(work: PreparedRun, parts: Iterable[tuple[Part, NDArray[Any], N
         loss += float(losses[: part.steps].astype(np.float64).mean()) * examples
         right += int(correct[: part.steps].sum())
         total += examples
-    per_example = work.targets_per_example
+    per_example = prepared.targets_per_example
     accuracy = right / (total * per_example) if per_example else float("nan")
     return Evaluation(loss / total, accuracy)
 
