@@ -100,8 +100,8 @@ class Variant:
             return
         yield from [g.plan for g in graph_plans(train, policy, steps)] if policy.graph else [train]
         yield train.without_metrics()
-        if recipe.rest(examples):
-            yield selection.apply(rest)[0].with_own_temporaries("rest.")
+        if recipe.partial_size(examples):
+            yield selection.apply(rest)[0].with_own_temporaries("partial.")
         yield selection.apply(evaluate)[0]
         yield epoch_plans.start(train, network, 0)
         yield epoch_plans.refresh(train)
@@ -114,7 +114,8 @@ class Variant:
         recipe = Recipe(self.batch, partial=True, **self.recipe)
         form = form_for(network, 3 * self.batch + max(self.batch // 2, 1), **self.form)
         return (network, recipe, form.examples, training_step(network, recipe, form),
-                training_step(network, recipe, form, rest=bool(recipe.rest(form.examples))),
+                training_step(network, recipe, form,
+                              partial=bool(recipe.partial_size(form.examples))),
                 evaluation_step(network, self.batch, form))
 
 

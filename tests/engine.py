@@ -91,7 +91,7 @@ def step_plan(network: Network, batch: int, examples: int, lr: float = 0.1,
               rest: bool = False, **recipe: Any) -> Plan:
     """The baseline plan of a step; `form` goes to DataSpec, `recipe` to Recipe."""
     return training_step(network, Recipe(batch, optimizer or Optimizer(lr=lr), **recipe),
-                         form_for(network, examples, **(form or {})), rest=rest)
+                         form_for(network, examples, **(form or {})), partial=rest)
 
 
 def measuring_plan(network: Network, batch: int, examples: int) -> Plan:

@@ -25,7 +25,7 @@ from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.device import Device
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.engine.runners.host import HostRunner
-from rawnn.engine.runners.lowering import _with_declarations
+from rawnn.engine.runners.lowering import _instance_source
 from rawnn.model import activations, losses, optimizers
 from rawnn.model.activations import ACTIVATIONS, Activation
 from rawnn.model.layers import Network
@@ -281,10 +281,10 @@ def test_the_simulated_gpu_goes_by_the_table_as_it_is_now(
 
 
 def test_the_activation_is_in_the_text_of_kernels_that_use_it_alone(leaky: Activation) -> None:
-    used = _with_declarations("elementwise/activation.cu", ["activate<float,float,Leaky>"])
+    used = _instance_source("elementwise/activation.cu", ["activate<float,float,Leaky>"])
     assert used.startswith(source_path("elementwise/activation.cu").read_text())
     assert used.rstrip().endswith(LEAKY.rstrip())
-    assert _with_declarations("elementwise/activation.cu", ["activate<float,float,Relu>"]) == ""
+    assert _instance_source("elementwise/activation.cu", ["activate<float,float,Relu>"]) == ""
 
 
 WITH_LEAKY = """
@@ -326,7 +326,7 @@ def test_nvrtc_compiles_them(leaky: Activation, signs: Path) -> None:
         Nvrtc()
     except MissingLibrary as error:
         pytest.skip(str(error))
-    text = _with_declarations("elementwise/activation.cu", ["activate<float,bfloat16,Leaky>"])
+    text = _instance_source("elementwise/activation.cu", ["activate<float,bfloat16,Leaky>"])
     for source, name, expression in ((text, "elementwise/activation.cu",
                                       "activate<float,bfloat16,Leaky>"),
                                      (SIGN, str(signs), "signs<float,float,bfloat16>")):

@@ -84,8 +84,8 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
     step = with_unaligned_rows(step, row_by_row_operands(step))
     graphs = epoch_graphs(
         step, policy, steps, epoch_plans.begin(step, recipe, examples),
-        epoch_plans.end(step, max(recipe.updates(examples), 1)), bool(recipe.rest(examples))) \
-        if policy.graph else [GraphPlan(step, steps)]
+        epoch_plans.end(step, max(recipe.updates(examples), 1)),
+        bool(recipe.partial_size(examples))) if policy.graph else [GraphPlan(step, steps)]
     if dot:
         click.echo(_dot(graphs))
         return

@@ -126,7 +126,7 @@ class _Builder:
 
     def _step(self, *, rest: bool = False) -> Plan:
         spec = replace(data_spec_of(self.dataset, "train"), examples=self.group.examples)
-        plan, _ = self.selection.apply(training_step(self.network, self.recipe, spec, rest=rest))
+        plan, _ = self.selection.apply(training_step(self.network, self.recipe, spec, partial=rest))
         return self._rounded(plan)
 
     @property
@@ -143,7 +143,7 @@ class _Builder:
         group, recipe = self.group, self.recipe
         step = self._step()
         problem = problem_of(step)
-        left = recipe.rest(group.examples)
+        left = recipe.partial_size(group.examples)
         single = problem_of(with_rounded_inputs(step) if self.inputs_differ else step)
         members = Members(self.listed, self.shuffled,
                           single=replace(single, ordered=self.shuffled))

@@ -69,10 +69,10 @@ def _workspaces(plan: Plan, chosen: Choice) -> tuple[Tensor, ...]:
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     """Evaluations are other plans and do not change. Nor does the partial batch that ends an epoch,
     unless there are full ones: then rawnn/plan/merging.py merges it into the op."""
-    if plan.name not in ("train", "rest"):
+    if plan.name not in ("train", "partial"):
         return plan, policy
     plan = with_rounded_inputs(plan)
-    if plan.name == "rest":
+    if plan.name == "partial":
         return plan, policy
     found = _SYNTAX.fullmatch(str(value))
     tp_size, dp_size, transport, threads, resident, boundaries, micro_batches \

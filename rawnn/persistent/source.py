@@ -5,9 +5,9 @@ is not in the schedule."""
 
 from __future__ import annotations
 
-from rawnn.model.activations import declarations as activations
 from rawnn.model.activations import functor
-from rawnn.model.optimizers import declarations as optimizers
+from rawnn.model.activations import functor_text as activations
+from rawnn.model.optimizers import functor_text as optimizers
 from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.inputs import InputEmitter
 from rawnn.persistent.layout import (

@@ -25,14 +25,14 @@ METRIC_WORKSPACE = 1025
 """Words: a count of blocks, and two sums each of up to 512 blocks."""
 
 
-def training_step(network: Network, recipe: Recipe, data_spec: DataSpec, *, rest: bool
+def training_step(network: Network, recipe: Recipe, data_spec: DataSpec, *, partial: bool
                   = False) -> Plan:
     """The plan of one optimizer step on a batch of the training examples.
 
-    With `rest` it is the step on the partial batch that ends an epoch. Metrics have one element per
-    step of the epoch.
+    With `partial` it is the step on the partial batch that ends an epoch. Metrics have one element
+    per step of the epoch.
     """
-    share = recipe.share(recipe.rest(data_spec.examples) if rest else recipe.batch)
+    share = recipe.share(recipe.partial_size(data_spec.examples) if partial else recipe.batch)
     builder = Builder(network, share.rows, data_spec, max(recipe.updates(data_spec.examples), 1),
                       recipe.batch, shuffled=recipe.shuffle)
     if recipe.world_size > 1:
@@ -41,7 +41,7 @@ def training_step(network: Network, recipe: Recipe, data_spec: DataSpec, *, rest
     builders(network.loss_spec)[0](builder)
     builder.backward()
     builder.update(recipe)
-    return builder.plan("rest" if rest else "train")
+    return builder.plan("partial" if partial else "train")
 
 
 def evaluation_step(network: Network, batch: int, data_spec: DataSpec) -> Plan:

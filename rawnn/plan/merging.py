@@ -40,9 +40,9 @@ def spans(plan: Plan) -> bool:
     return len(plan.ops) == 1 and plan.ops[0].kind in SPANS
 
 
-def with_partial_batch(plan: Plan, rest: Plan, whole: int) -> Plan:
-    """The plan of one op that does complete steps; it also does `rest` after `whole` of them."""
-    return replace(plan, ops=(PARTIAL_BATCHES[plan.ops[0].kind](plan.ops[0], rest, whole),))
+def with_partial_batch(plan: Plan, partial: Plan, whole: int) -> Plan:
+    """The plan of one op that does complete steps; it also does `partial` after `whole` of them."""
+    return replace(plan, ops=(PARTIAL_BATCHES[plan.ops[0].kind](plan.ops[0], partial, whole),))
 
 
 def with_epoch_boundary(plan: Plan, between: Plan) -> Plan | None:

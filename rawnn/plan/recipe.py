@@ -68,10 +68,10 @@ class Recipe:
         """Full batches in an epoch."""
         return examples // self.batch
 
-    def rest(self, examples: int) -> int:
+    def partial_size(self, examples: int) -> int:
         """Examples of the partial batch, 0 for none."""
         return examples % self.batch if self.partial else 0
 
     def updates(self, examples: int) -> int:
         """Optimizer steps in an epoch."""
-        return self.steps(examples) + (self.rest(examples) > 0)
+        return self.steps(examples) + (self.partial_size(examples) > 0)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from rawnn.model.activations import declarations as activations
+from rawnn.model.activations import functor_text as activations
 from rawnn.model.optimizers import STEPS, Step
-from rawnn.model.optimizers import declarations as optimizers
+from rawnn.model.optimizers import functor_text as optimizers
 from rawnn.ptx import SOURCES
 
 GEMMS = "gemm/gemm_kernels.cuh"

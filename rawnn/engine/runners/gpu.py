@@ -129,7 +129,7 @@ class GpuRunner:
             self._unreported = self._train if prepared.unreported is prepared.train \
                 else self._steps(prepared.unreported)
         self._moves = isinstance(self._train, GraphProgram) and self._train.moves
-        self._rest = self._stream(prepared.partial) if prepared.partial is not None else None
+        self._partial = self._stream(prepared.partial) if prepared.partial is not None else None
         start, self._refresh, self._begin, self._between, self._assemble = \
             map(self._stream, around)
         self._tests: list[tuple[Part, Program, dict[str, int]]] = [
@@ -221,7 +221,8 @@ class GpuRunner:
         addresses, host = self._addresses, self._host
         program = OverlappedProgram(
             self._lowering, plan, addresses, host, self._prepared.steps,
-            lambda rest: make_program(self._lowering, rest, addresses, host, self._allocator))
+            lambda others: make_program(self._lowering, others, addresses, host,
+                                        self._allocator))
         self._closing.callback(program.close)
         return program
 
@@ -272,10 +273,10 @@ class GpuRunner:
             self._epoch_with_waits(program)
         else:
             program.run(self._prepared.steps)
-            if self._rest:
+            if self._partial:
                 if self._moves:
                     self._device.fill(self._addresses["cursor"], 0, 4, "cursor")
-                self._rest.step(self._prepared.steps)
+                self._partial.step(self._prepared.steps)
             self._metrics.unfetched = reported
         self._epochs += 1
         self._is_sharded = bool(self._prepared.assemble.ops)
@@ -289,7 +290,8 @@ class GpuRunner:
         """An epoch of the baseline: loss and accuracy are copied and waited for after every
         step."""
         for index in range(self._prepared.updates):
-            (self._rest if self._rest and index == self._prepared.steps else program).step(index)
+            partial = self._partial if index == self._prepared.steps else None
+            (partial or program).step(index)
             self._metrics.fetch_step(index)
 
     def _pause(self) -> None:

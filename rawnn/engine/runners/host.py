@@ -53,7 +53,7 @@ class HostRunner:
             map(self._program, around)
         self._train = self._program(prepared.train)
         self._unreported = self._program(prepared.unreported)
-        self._rest = self._program(prepared.partial) if prepared.partial is not None else None
+        self._partial = self._program(prepared.partial) if prepared.partial is not None else None
         for name, value in initial_state(prepared.train).items():
             self._arrays[name][...] = value
         for program in (self._start, self._refresh):
@@ -101,8 +101,8 @@ class HostRunner:
         for step in range(prepared.steps):
             with self._matmul.step():
                 program.run(range(step, step + 1))
-        if self._rest is not None:
-            self._rest.run(range(prepared.steps, prepared.steps + 1))
+        if self._partial is not None:
+            self._partial.run(range(prepared.steps, prepared.steps + 1))
         self._end.run(range(1))
         self._assemble.run(range(1))
         self._milliseconds.append((perf_counter() - started) * 1e3)

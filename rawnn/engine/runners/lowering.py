@@ -90,7 +90,7 @@ class Lowering:
                     key = impl.source, impl.relocatable, impl.specific
                     wanted.setdefault(key, {})[expression] = None
         jobs = [Job(source, tuple(expressions), relocatable, self._programmatic, specific,
-                    CudaText(text) if (text := _with_declarations(source, expressions)) else None)
+                    CudaText(text) if (text := _instance_source(source, expressions)) else None)
                 for (source, relocatable, specific), expressions in wanted.items()]
         return jobs + [self._written(impl, tuple(expressions))
                        for impl, expressions in written.values()]
@@ -279,9 +279,8 @@ class Lowering:
         self._closing.close()
 
 
-def _with_declarations(source: str, expressions: Collection[str]) -> str:
-    """The text of a source with what instances of it need that its headers do not declare; "" where
-    there is nothing."""
+def _instance_source(source: str, expressions: Collection[str]) -> str:
+    """The text of a source with the text that its instances add; "" where they add none."""
     if not instance_text(expressions):
         return ""
     return with_instance_text(source_path(source).read_text(), expressions)

@@ -120,7 +120,7 @@ class PreparedRun:
         """Examples in a step of the epoch, over all ranks."""
         examples = len(self.data.train_images)
         is_full = step < self.recipe.steps(examples)
-        return self.recipe.batch if is_full else self.recipe.rest(examples)
+        return self.recipe.batch if is_full else self.recipe.partial_size(examples)
 
     @property
     def shuffles_host(self) -> bool:
@@ -142,14 +142,14 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
     train = with_unaligned_rows(train, near)
     steps = recipe.steps(data_spec.examples)
     # A kernel of whole steps does the partial batch as it does others: no later toggle changes it.
-    merged = bool(recipe.rest(data_spec.examples) and steps and spans(train))
+    left_over = recipe.partial_size(data_spec.examples)
+    merged = bool(left_over and steps and spans(train))
     deciding = selection.through(train.ops[0].impl) if merged else selection
-    rest = with_unaligned_rows(deciding.apply(training_step(network, recipe, data_spec,
-                                                            rest=True))[0],
-                               near).with_own_temporaries("rest.") \
-        if recipe.rest(data_spec.examples) else None
-    if rest is not None and merged:
-        train, rest, steps = with_partial_batch(train, rest, steps), None, steps + 1
+    partial = with_unaligned_rows(deciding.apply(training_step(network, recipe, data_spec,
+                                                               partial=True))[0],
+                                  near).with_own_temporaries("partial.") if left_over else None
+    if partial is not None and merged:
+        train, partial, steps = with_partial_batch(train, partial, steps), None, steps + 1
     tests = data_spec_of(data, "test").examples
     batch = min(evaluation_batch, tests)
     left = tests % batch
@@ -166,7 +166,7 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
         with_user_kernels(replace(plan, user_kernels=train.user_kernels)) for plan in (
             epoch_plans.start(train, network, recipe.seed), epoch_plans.refresh(train),
             epoch_plans.begin(train, recipe, data_spec.examples), epoch_plans.end(train, updates)))
-    return PreparedRun(network, data, recipe, policy, train, unreported, rest, start, refresh,
+    return PreparedRun(network, data, recipe, policy, train, unreported, partial, start, refresh,
                        begin, end, epoch_plans.boundary(begin, end), epoch_plans.assemble(train),
                        evaluate, steps, updates)
 

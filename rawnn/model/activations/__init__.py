@@ -61,7 +61,7 @@ def activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def declarations(expressions: Iterable[str]) -> str:
+def functor_text(expressions: Iterable[str]) -> str:
     """CUDA C that declares the functors that instances of kernels name ("activate<float,Silu>"),
     where activations.cuh does not."""
     words = {word for text in expressions for word in re.findall(r"\w+", text)}

@@ -55,7 +55,7 @@ def register_step(step: Step) -> Step:
     return step
 
 
-def declarations(functors: Iterable[str]) -> str:
+def functor_text(functors: Iterable[str]) -> str:
     """CUDA C that declares those of the functors that step_functors.cuh does not."""
     wanted = set(functors)
     return "\n".join(step.code for step in STEPS.values() if step.code and step.functor in wanted)

@@ -54,10 +54,10 @@ def spanning(op: Op, steps: int) -> Op:
               {**op.attributes, "span": steps}, op.impl, op.own_name)
 
 
-def with_partial(op: Op, rest: Plan, whole: int) -> Op:
-    """The op that also does the step `rest`, on the partial batch after `whole` full ones."""
-    return replace(op, attributes={**op.attributes, "rest": rest, "whole": whole,
-                                   "left": rest.batch})
+def with_partial(op: Op, partial: Plan, whole: int) -> Op:
+    """The op that also does the step `partial`, on the partial batch after `whole` full ones."""
+    return replace(op, attributes={**op.attributes, "rest": partial, "whole": whole,
+                                   "left": partial.batch})
 
 
 def with_boundary(op: Op, boundary: Op) -> Op:
