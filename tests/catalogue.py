@@ -16,7 +16,7 @@ from rawnn.graphs.unrolling import graph_plans
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import OPTIMIZER_SPECS, STEPS, Optimizer
+from rawnn.model.optimizers import OPTIMIZER_SPECS, UPDATE_RULES, Optimizer
 from rawnn.model.schedules import SCHEDULE_SPECS
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
@@ -148,7 +148,7 @@ LARGE = [Variant((32, 512, 256), 128, {}, {"optimizer": Optimizer("sgd", 0.1, gi
          for given in ({}, {"momentum": 0.9})]
 KINDS = {Optimizer(name, 1e-3).kind: Optimizer(name, 1e-3) for name in OPTIMIZER_SPECS}
 """A registered optimizer for each op of a step."""
-WITH_CODE = {kind: optimizer for kind, optimizer in KINDS.items() if STEPS[kind].code}
+WITH_CODE = {kind: optimizer for kind, optimizer in KINDS.items() if UPDATE_RULES[kind].code}
 """Those whose kernels are made of the functor that they bring."""
 MORE_ACTIVATIONS = tuple(name for name in ACTIVATIONS if name not in ("relu", "tanh", "gelu"))
 """Activations that no case made by hand has."""

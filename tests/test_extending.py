@@ -348,7 +348,7 @@ def test_an_optimizer_is_one_file_fused_and_in_a_whole_step(tmp_path: Path) -> N
 
 def test_a_functor_that_takes_other_settings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole steps construct it by position."""
-    monkeypatch.setitem(optimizers.STEPS, "swapped", optimizers.Step(
+    monkeypatch.setitem(optimizers.UPDATE_RULES, "swapped", optimizers.Step(
         "swapped", "Swapped", lambda w, g, state, a, rate, t: w, code="struct Swapped {};",
         settings={"beta2": "float", "beta1": "float"}))
     with pytest.raises(ConfigError, match="attributes beta1, beta2, and its functor takes beta2, "):

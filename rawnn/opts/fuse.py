@@ -13,7 +13,7 @@ from functools import partial
 
 from rawnn.model.activations import activation
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import STEPS
+from rawnn.model.optimizers import UPDATE_RULES
 from rawnn.opts.cublas import sliced, slices_of
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import (
@@ -139,7 +139,7 @@ def _update(plan: Plan) -> Plan:
         change: Change | None = None
         if update.kind != "sgd":
             if gradient.kind == "matmul" and MAIN_LOOPS.get(gradient.impl) \
-                    and update.kind in STEPS and STEPS[update.kind].is_fused:
+                    and update.kind in UPDATE_RULES and UPDATE_RULES[update.kind].is_fused:
                 change = _weight_update(plan, gradient, update)
         elif gradient.kind == "matmul" and gradient.impl == "cublas":
             change, slices = _library_update(plan, gradient, update)
@@ -183,10 +183,10 @@ def _weight_update(plan: Plan, gradient: Op, update: Op) -> Change:
     if biases:
         operands["bias"] = biases[1].operands["w"]
         operands |= {f"bias_{role}": name for role, name in biases[1].operands.items()
-                     if role in STEPS[update.kind].keeps}
+                     if role in UPDATE_RULES[update.kind].keeps}
         gone += biases
     attributes = {**update.attributes, "compute": gradient.attributes["compute"]}
-    kind, impl = STEPS[update.kind].fused_kind, gradient.impl
+    kind, impl = UPDATE_RULES[update.kind].fused_kind, gradient.impl
     if update.kind == "sgd" and any(op.impl == "skinny" and op.operands["b"] == operands[role]
                                     for role in ("w", "copy") if role in operands
                                     for op in plan.consumers(operands[role], "matmul")):

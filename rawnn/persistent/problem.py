@@ -8,7 +8,7 @@ from rawnn.common.dtypes import c_type, itemsize
 from rawnn.common.errors import RawnnError
 from rawnn.model.activations import activation
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import STEPS
+from rawnn.model.optimizers import UPDATE_RULES
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 
@@ -148,7 +148,7 @@ def problem_of(plan: Plan) -> Problem:
         raise Unsupported("takes its batches from the host", "add preload")
     _check_numbers(plan)
     gather, first = gathers[0], updates[0]
-    if first.kind not in STEPS:
+    if first.kind not in UPDATE_RULES:
         raise Unsupported(f"updates by '{first.kind}', of which no CUDA functor is known")
     depth, bias = len(forward), bool(plan.find(kind="bias_add"))
     loss = next((entry for entry in LOSSES.values() if plan.find(kind=entry.parts[-1])), None)
@@ -166,7 +166,7 @@ def problem_of(plan: Plan) -> Problem:
         layers=(forward[0].attributes["k"], *(op.attributes["n"] for op in forward)),
         batch=plan.batch, stride=gather.attributes["stride"], bias=bias,
         activation=activations.pop() if activations else "", loss=loss.functor,
-        rule=STEPS[first.kind].functor, lr=first.attributes["lr"],
+        rule=UPDATE_RULES[first.kind].functor, lr=first.attributes["lr"],
         settings=tuple(settings.values()),
         states=tuple(r for r in first.operands if r not in known), timed="clock" in first.operands,
         numbers=_numbers(plan, forward[0]), inputs=plan[gather.operands["images"]].dtype,

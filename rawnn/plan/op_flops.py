@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rawnn.model.optimizers import STEPS
+from rawnn.model.optimizers import UPDATE_RULES
 from rawnn.plan.op import Op
 from rawnn.plan.ops.train_steps import KIND
 from rawnn.plan.plan import Plan
@@ -55,7 +55,7 @@ def _of_steps(op: Op, plan: Plan) -> Iterator[Sizes]:
 
 GEMMS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
     **dict.fromkeys(("matmul", "matmul_slices", "matmul_loss"), _of_attributes),
-    **dict.fromkeys((*(step.fused_kind for step in STEPS.values()), "linear_forward",
+    **dict.fromkeys((*(rule.fused_kind for rule in UPDATE_RULES.values()), "linear_forward",
                      "linear_update"), _of_weights(1)),
     "layer_backward": _of_weights(2), "softmax_head": _of_weights(3),
     "narrow_input": _of_layers(1, 1), "narrow_inner": _of_layers(2, 2),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from rawnn.model.activations import functor_text as activations
-from rawnn.model.optimizers import STEPS, Step
+from rawnn.model.optimizers import UPDATE_RULES, UpdateRule
 from rawnn.model.optimizers import functor_text as optimizers
 from rawnn.ptx import SOURCES
 
@@ -23,12 +23,12 @@ def instance_text(expressions: Collection[str]) -> str:
     """CUDA C that instances ("activate<float,float,Silu>", "lion<float,float,float>") need and no
     file has; "" where there is nothing."""
     names = {expression.partition("<")[0] for expression in expressions}
-    own = [step for step in STEPS.values()
-           if step.code and names & {step.kind, f"gemm_{step.kind}"}]
-    parts = [activations(expressions), optimizers(step.functor for step in own)]
-    for step in own:
-        parts += [_update(step)] if step.kind in names else []
-        parts += [_gemm_update(step)] if f"gemm_{step.kind}" in names else []
+    own = [rule for rule in UPDATE_RULES.values()
+           if rule.code and names & {rule.kind, f"gemm_{rule.kind}"}]
+    parts = [activations(expressions), optimizers(rule.functor for rule in own)]
+    for rule in own:
+        parts += [_update(rule)] if rule.kind in names else []
+        parts += [_gemm_update(rule)] if f"gemm_{rule.kind}" in names else []
     return "\n".join(filter(None, parts))
 
 
@@ -54,13 +54,13 @@ def _joined(parts: Iterable[str]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _settings(step: Step) -> str:
-    return _joined(["float lr, float decay", *(f"{kind} {n}" for n, kind in step.settings.items())])
+def _settings(rule: UpdateRule) -> str:
+    return _joined(["float lr, float decay", *(f"{kind} {n}" for n, kind in rule.settings.items())])
 
 
-def _update(step: Step) -> str:
-    """The kernel of a step alone, as adam.cu."""
-    keeps = step.keeps
+def _update(rule: UpdateRule) -> str:
+    """The kernel of a rule alone, as adam.cu."""
+    keeps = rule.keeps
     each = list(enumerate(keeps))
     aligned = " && ".join(["true", *(f"vector_aligned<N>({n}, ld{n})" for n in keeps)])
     loads = " ".join(f"load_part<N>(kept[{i}], at({n}, ld{n}, row, column), whole, count);"
@@ -68,7 +68,7 @@ def _update(step: Step) -> str:
     stores = " ".join(f"store_part<N>(at({n}, ld{n}, row, column), kept[{i}], whole, count);"
                       for i, n in each)
     states = "".join(f"float* __restrict__ {n}, int ld{n}, " for n in keeps)
-    values = _joined(["rate", "total_step(cursor, offset, clock) + 1", "decay", *step.settings])
+    values = _joined(["rate", "total_step(cursor, offset, clock) + 1", "decay", *rule.settings])
     kept, body = "", "return optimizer(weight, gradient, nullptr);"
     if keeps:
         kept = f"constexpr int N = update_length<TW>(); float kept[{len(keeps)}][N];"
@@ -78,17 +78,17 @@ def _update(step: Step) -> str:
             f"weight = optimizer(weight, gradient, state); {given} return weight;"
     return f"""\
 template <typename TW, typename TG, typename TC>
-__global__ void {step.kind}(
+__global__ void {rule.kind}(
     TW* __restrict__ w, int ldw, const TG* __restrict__ dw, int lddw,
     const TG* __restrict__ other, int ldother, {states}TC* __restrict__ copy, int ldcopy,
     {_CONTEXT}, int rows, int cols,
-    float share, float other_share, {_settings(step)}, {_ROUNDING}) {{
+    float share, float other_share, {_settings(rule)}, {_ROUNDING}) {{
   pdl_wait();
   pdl_trigger();
   if (left_out(overflow)) return;
   const float rate = learning_rate(lr, rates, cursor, offset);
   const Rounding how = rounding(stochastic, seed, stream, cursor, offset, clock);
-  const {step.functor} optimizer({values});
+  const {rule.functor} optimizer({values});
   {kept}
   update_matrix(
       w, ldw, dw, lddw, other, ldother, share, other_share, copy, ldcopy, copy_scale, {aligned},
@@ -99,15 +99,15 @@ __global__ void {step.kind}(
 }}"""
 
 
-def _gemm_update(step: Step) -> str:
-    """The kernel of a step with the weight gradient's GEMM, as gemm_adam of gemm_kernels.cuh."""
-    keeps, functor = step.keeps, step.functor
+def _gemm_update(rule: UpdateRule) -> str:
+    """The kernel of a rule with the weight gradient's GEMM, as gemm_adam of gemm_kernels.cuh."""
+    keeps, functor = rule.keeps, rule.functor
     states = "".join(f"float* {n}, int ld{n}, " for n in keeps)
     of_bias = "".join(f"float* bias_{n}, " for n in keeps)
     kept = f"{{{_joined(keeps)}}}, {{{_joined(f'ld{n}' for n in keeps)}}}, " \
         f"{{{_joined(f'bias_{n}' for n in keeps)}}}" if keeps else ""
-    members = " ".join(f"{kind} {n};" for n, kind in step.settings.items())
-    values = _joined(["decay", *step.settings])
+    members = " ".join(f"{kind} {n};" for n, kind in rule.settings.items())
+    values = _joined(["decay", *rule.settings])
     return f"""\
 template <>
 struct Settings<{functor}> {{
@@ -119,10 +119,10 @@ struct Settings<{functor}> {{
 template <typename LOOP, typename TD, typename TX, typename TW, typename TC, bool BIAS,
           typename SUM, int BM, int BN, int WM, int WN, int WK, int STAGES, int CLUSTER, int BYTES,
           bool ALIGNED, bool EARLY = false>
-__global__ void GEMM_BOUNDS gemm_{step.kind}(
+__global__ void GEMM_BOUNDS gemm_{rule.kind}(
     const TD* __restrict__ dz, int lddz, const TX* __restrict__ x, int ldx, TW* w, int ldw,
     {states}float* bias, {of_bias}TC* copy, int ldcopy, {_CONTEXT}, int batch, int rows, int cols,
-    {_settings(step)}, {_ROUNDING}) {{
+    {_settings(rule)}, {_ROUNDING}) {{
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
   const UpdateEpilogue<TW, TC, {functor}> epilogue{{
       w, ldw, copy, ldcopy, bias, {{{kept}}},

@@ -12,7 +12,7 @@ import pytest
 
 from rawnn.common.dtypes import rounded
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import STEPS
+from rawnn.model.optimizers import UPDATE_RULES
 from rawnn.plan import OPS
 from rawnn.plan.ops.metrics import report
 from tests.plan.calculus import DIFFERENCE, numeric
@@ -201,11 +201,11 @@ def test_in_float64_nothing_is_rounded_at_random(kind: str) -> None:
     np.testing.assert_array_equal(update(kind, {"stochastic": True}).w, update(kind).w)
 
 
-@pytest.mark.parametrize("kind", [s.fused_kind for s in STEPS.values() if s.is_fused])
+@pytest.mark.parametrize("kind", [s.fused_kind for s in UPDATE_RULES.values() if s.is_fused])
 def test_a_fused_update_rounds_weights_at_random_and_no_biases(kind: str) -> None:
     """Weights are stored in bfloat16, biases in float32: here a hundredth of a unit of bfloat16 is
     taken from each, of which biases lose no bit."""
-    step = next(s for s in STEPS.values() if s.fused_kind == kind)
+    step = next(s for s in UPDATE_RULES.values() if s.fused_kind == kind)
     rows, cols, unit = 64, 32, 2.0**-8
     attributes = {**COMMON, **EXTRA[step.kind], "lr": 1.0, "decay": 0.0, "stochastic": True,
                   "momentum": 0.0, "eps": 1e-8}

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rawnn.model.optimizers import STEPS, Step
+from rawnn.model.optimizers import UPDATE_RULES, UpdateRule
 from rawnn.ptx import SOURCES
 from rawnn.ptx.instance_text import instance_text, with_instance_text
 from tests import requires
@@ -26,13 +26,13 @@ FUSED = {"sgd": ("gemm_update", "Sgd"), "momentum": ("gemm_momentum", "Momentum"
 
 
 @pytest.fixture
-def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Step:
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> UpdateRule:
     """The step of a kind as one that brings its functor."""
-    step = STEPS[request.param]
+    step = UPDATE_RULES[request.param]
     found = replace(step, kind=f"made_{step.kind}", functor="Made", settings=SETTINGS[step.kind],
                     code=f"struct Made : {step.functor} {{ using {step.functor}::"
                          f"{'AdamBy' if step.functor == 'Adam' else step.functor}; }};")
-    monkeypatch.setitem(STEPS, found.kind, found)
+    monkeypatch.setitem(UPDATE_RULES, found.kind, found)
     return found
 
 
@@ -40,8 +40,8 @@ def tokens(text: str) -> str:
     return re.sub(r"\s*(\W)\s*", r"\1", " ".join(text.split()))
 
 
-@pytest.mark.parametrize("made", STEPS, indirect=True)
-def test_the_kernel_with_the_gemm_is_that_of_gemm_kernels(made: Step) -> None:
+@pytest.mark.parametrize("made", UPDATE_RULES, indirect=True)
+def test_the_kernel_with_the_gemm_is_that_of_gemm_kernels(made: UpdateRule) -> None:
     name, functor = FUSED[made.kind.removeprefix("made_")]
     text = (SOURCES / "gemm" / "gemm_kernels.cuh").read_text()
     by_hand = re.search(rf"template [^;{{}}]*\b{name}\(.*?\n}}\n", text, re.DOTALL)
@@ -54,8 +54,8 @@ def test_the_kernel_with_the_gemm_is_that_of_gemm_kernels(made: Step) -> None:
 
 
 @requires.GXX
-@pytest.mark.parametrize("made", STEPS, indirect=True)
-def test_the_kernel_of_a_step_leaves_the_bits_of_that_by_hand(made: Step) -> None:
+@pytest.mark.parametrize("made", UPDATE_RULES, indirect=True)
+def test_the_kernel_of_a_step_leaves_the_bits_of_that_by_hand(made: UpdateRule) -> None:
     kind = made.kind.removeprefix("made_")
     expressions = tuple(f"{name}<float,float,bfloat16>" for name in (kind, made.kind))
     library = Kernels((f"optimizers/{kind}.cu",), expressions).build()

@@ -17,15 +17,16 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step of an optimizer: what the op `kind` computes, from which rawnn.plan.ops.updates makes
-    the op of that name, and the one that does the weight gradient's product as well.
+class UpdateRule:
+    """How an optimizer changes a parameter in a step: what the op `kind` computes, from which
+    rawnn.plan.ops.updates makes the op of that name, and the one that does the weight gradient's
+    GEMM as well.
 
     `formula(w, g, state, a, rate, t)` returns the new parameter: `w` and its gradient `g` are
     arrays of one shape, `state` the arrays of the names in `keeps`, which it changes in place, `a`
     the op's attributes (Python numbers: what multiplies an array is converted to its dtype first),
     `rate` the step's learning rate in w's dtype, `t` the step's number from 1 on. `counts_steps`
-    says that it needs `t`. `functor` is the CUDA functor of the step, `code` the text that declares
+    says that it needs `t`. `functor` is the CUDA functor of the rule, `code` the text that declares
     it where ptx/optimizers/step_functors.cuh does not; its kernels are then made of it
     (ptx/instance_text.py), and `settings` are the C types of the op's attributes beside lr and
     decay, in the order of the functor's constructor. `is_fused` says that there is a kernel
@@ -43,22 +44,27 @@ class Step:
 
     @property
     def fused_kind(self) -> str:
-        """The op that is this step with the weight gradient's product, never storing a gradient."""
+        """The op that is this rule with the weight gradient's GEMM, never storing a gradient."""
         return "weight_update" if self.kind == "sgd" else f"weight_{self.kind}"
 
 
-STEPS: dict[str, Step] = {}
+UPDATE_RULES: dict[str, UpdateRule] = {}
 
 
-def register_step(step: Step) -> Step:
-    STEPS[step.kind] = step
-    return step
+def register_rule(rule: UpdateRule) -> UpdateRule:
+    UPDATE_RULES[rule.kind] = rule
+    return rule
+
+
+Step, STEPS, register_step = UpdateRule, UPDATE_RULES, register_rule
+"""Their former names, for files of users."""
 
 
 def functor_text(functors: Iterable[str]) -> str:
     """CUDA C that declares those of the functors that step_functors.cuh does not."""
     wanted = set(functors)
-    return "\n".join(step.code for step in STEPS.values() if step.code and step.functor in wanted)
+    return "\n".join(rule.code for rule in UPDATE_RULES.values()
+                     if rule.code and rule.functor in wanted)
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,9 @@ OPTIMIZER_SPECS: dict[str, OptimizerSpec] = {}
 def register(spec: OptimizerSpec) -> OptimizerSpec:
     """Raises ConfigError where the step brings a functor whose constructor takes others than the
     attributes, or in another order."""
-    step = STEPS.get(spec.kind(spec.settings))
-    if step is not None and step.code:
-        given, taken = [*spec.attributes(spec.settings)], [*step.settings]
+    rule = UPDATE_RULES.get(spec.kind(spec.settings))
+    if rule is not None and rule.code:
+        given, taken = [*spec.attributes(spec.settings)], [*rule.settings]
         if given != taken:
             raise ConfigError(f"the optimizer '{spec.name}' has the attributes {', '.join(given)}, "
                               f"and its functor takes {', '.join(taken)}: give both the same, in "

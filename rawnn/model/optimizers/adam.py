@@ -11,9 +11,9 @@ from rawnn.model.optimizers import (
     Array,
     OptimizerSpec,
     Settings,
-    Step,
+    UpdateRule,
     register,
-    register_step,
+    register_rule,
 )
 
 
@@ -46,6 +46,6 @@ def _adam(name: str, decay: float, decoupled: bool) -> OptimizerSpec:
                          counts_steps=True)
 
 
-register_step(Step("adam", "Adam", _step, keeps=("m", "v"), counts_steps=True))
+register_rule(UpdateRule("adam", "Adam", _step, keeps=("m", "v"), counts_steps=True))
 register(_adam("adam", 0.0, decoupled=False))
 register(_adam("adamw", 0.01, decoupled=True))

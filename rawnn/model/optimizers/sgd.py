@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rawnn.model.optimizers import Array, OptimizerSpec, Step, register, register_step
+from rawnn.model.optimizers import Array, OptimizerSpec, UpdateRule, register, register_rule
 
 
 def _sgd(w: Array, g: Array, state: Mapping[str, Array], a: Mapping[str, Any], rate: Any,
@@ -26,8 +26,8 @@ def _momentum(w: Array, g: Array, state: Mapping[str, Array], a: Mapping[str, An
     return result
 
 
-register_step(Step("sgd", "Sgd", _sgd))
-register_step(Step("momentum", "Momentum", _momentum, keeps=("v",)))
+register_rule(UpdateRule("sgd", "Sgd", _sgd))
+register_rule(UpdateRule("momentum", "Momentum", _momentum, keeps=("v",)))
 register(OptimizerSpec(
     "sgd", {"momentum": 0.0, "nesterov": 0.0, "decay": 0.0},
     kind=lambda s: "momentum" if s["momentum"] else "sgd",

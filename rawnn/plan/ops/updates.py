@@ -9,7 +9,7 @@ import numpy as np
 
 from rawnn.common import random
 from rawnn.common.dtypes import rounded
-from rawnn.model.optimizers import STEPS, Step
+from rawnn.model.optimizers import UPDATE_RULES, UpdateRule
 from rawnn.plan.op import Attributes, Reference, define
 from rawnn.plan.ops.common import Array, matrix_view, multiply, step_of
 
@@ -56,55 +56,55 @@ def _store(t: SimpleNamespace, a: Attributes, w: Array, value: Array) -> None:
         t.copy[...] = w * w.dtype.type(a["copy_scale"])
 
 
-def _updates(step: Step) -> Reference:
+def _updates(rule: UpdateRule) -> Reference:
     """The op of a step: w, its state and its copy, from dw."""
 
     def update(t: SimpleNamespace, a: Attributes) -> None:
         if _skipped(t):
             return
         number = t.w.dtype.type
-        count = _global_step(t, a) + 1 if step.counts_steps else 0
-        state = {name: getattr(t, name) for name in step.keeps}
-        _store(t, a, t.w, step.formula(t.w, _gradient(t, t.dw, a), state, a, number(_rate(t, a)),
+        count = _global_step(t, a) + 1 if rule.counts_steps else 0
+        state = {name: getattr(t, name) for name in rule.keeps}
+        _store(t, a, t.w, rule.formula(t.w, _gradient(t, t.dw, a), state, a, number(_rate(t, a)),
                                        count))
 
-    update.__doc__ = step.formula.__doc__
+    update.__doc__ = rule.formula.__doc__
     return update
 
 
-def _updates_from_gemm(step: Step) -> Reference:
+def _updates_from_gemm(rule: UpdateRule) -> Reference:
     """The same with the gradient dz^T x, which is never stored, and for the bias the column sums of
     dz."""
-    update = _updates(step)
+    update = _updates(rule)
 
     def update_both(t: SimpleNamespace, a: Attributes) -> None:
         bias = SimpleNamespace(**{name: getattr(t, name) for name in _CONTEXT if hasattr(t, name)})
         update(SimpleNamespace(**vars(t), dw=multiply(a, t.dz.T, t.x)), a)
         if hasattr(t, "bias"):
             bias.w, bias.dw = t.bias, t.dz.sum(axis=0)
-            for name in step.keeps:
+            for name in rule.keeps:
                 setattr(bias, name, getattr(t, f"bias_{name}"))
             update(bias, {**a, "stochastic": False})
 
-    update_both.__doc__ = f"{step.kind} with the gradient dz^T x, and the bias likewise."
+    update_both.__doc__ = f"{rule.kind} with the gradient dz^T x, and the bias likewise."
     return update_both
 
 
-def define_ops(step: Step) -> None:
+def define_ops(rule: UpdateRule) -> None:
     """Define the ops of an optimizer's step: `kind`, and `fused_kind`, which includes the GEMM."""
     context = tuple(name for name in _CONTEXT
-                    if not (step.counts_steps and name in ("cursor", "clock")))
-    define(step.kind, reads=("w", "dw", "other", *step.keeps, *_CONTEXT),
-           writes=("w", *step.keeps, "copy"), optional=("other", "copy", *context))(_updates(step))
-    if step.is_fused:
-        biases = ("bias", *(f"bias_{name}" for name in step.keeps))
-        define(step.fused_kind, reads=("dz", "x", "w", *step.keeps, *biases, *_CONTEXT),
-               writes=("w", *step.keeps, *biases, "copy"),
-               optional=(*biases, "copy", *context))(_updates_from_gemm(step))
+                    if not (rule.counts_steps and name in ("cursor", "clock")))
+    define(rule.kind, reads=("w", "dw", "other", *rule.keeps, *_CONTEXT),
+           writes=("w", *rule.keeps, "copy"), optional=("other", "copy", *context))(_updates(rule))
+    if rule.is_fused:
+        biases = ("bias", *(f"bias_{name}" for name in rule.keeps))
+        define(rule.fused_kind, reads=("dz", "x", "w", *rule.keeps, *biases, *_CONTEXT),
+               writes=("w", *rule.keeps, *biases, "copy"),
+               optional=(*biases, "copy", *context))(_updates_from_gemm(rule))
 
 
-for _step in STEPS.values():
-    define_ops(_step)
+for _rule in UPDATE_RULES.values():
+    define_ops(_rule)
 
 
 @define("bias_sgd", reads=("dz", "bias", "rates", "cursor", "loss_scale", "overflow"),

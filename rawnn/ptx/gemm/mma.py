@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product as combinations
 
 from rawnn.common.target import Target
-from rawnn.model.optimizers import STEPS
+from rawnn.model.optimizers import UPDATE_RULES
 from rawnn.ptx.family import Family
 from rawnn.ptx.gemm.tile_cost import (
     SCALED_STAGE_CYCLES,
@@ -76,7 +76,8 @@ TUNE_TILES = (
 CLUSTER_TUNE_TILES = (Tile(64, 64, 2, 2, 2, 4, 2, bytes=128),
                       Tile(64, 64, 2, 2, 2, 4, 4, bytes=128))
 """Further tiles that `tune` tries on GPUs with clusters."""
-UPDATES = {**{step.fused_kind: f"gemm_{step.kind}" for step in STEPS.values() if step.is_fused},
+UPDATES = {**{rule.fused_kind: f"gemm_{rule.kind}" for rule in UPDATE_RULES.values()
+              if rule.is_fused},
            **UPDATE}
 
 register_family(SYNC, "mma", "gemm/mma.cu", "Mma", choose, _shared, others=TUNE_TILES

@@ -14,7 +14,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.common.target import Target
 from rawnn.model.activations import functor
 from rawnn.model.losses import LOSSES
-from rawnn.model.optimizers import STEPS
+from rawnn.model.optimizers import UPDATE_RULES
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role
@@ -162,7 +162,7 @@ _LOSS_SHAPES: dict[str, Shape] = {
     "a": ("m", "k"), "b": ("n", "k"), "bias": ("n",), "t": _MATRIX, "y": ("m",), "cursor": ("1",),
     "dz": _MATRIX, "loss_scale": ("2",), "overflow": ("1",), **PART_SHAPES}
 _WEIGHTS: Shape = ("rows", "cols")
-_STATES = sorted({name for step in STEPS.values() for name in step.keeps})
+_STATES = sorted({name for rule in UPDATE_RULES.values() for name in rule.keeps})
 _UPDATE_SHAPES: dict[str, Shape] = {
     "dz": ("batch", "rows"), "x": ("batch", "cols"), **CONTEXT,
     **dict.fromkeys(("w", *_STATES, "copy"), _WEIGHTS),

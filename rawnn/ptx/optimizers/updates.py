@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rawnn.model.optimizers import STEPS
+from rawnn.model.optimizers import UPDATE_RULES
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx.family import Family
@@ -41,9 +41,9 @@ def register_update(family: Family, name: str, source: str, *state: str) -> None
         source, name, typed("w", "dw", "copy"), _updated, vectors("w"), {**shapes, **CONTEXT}))
 
 
-for _step in STEPS.values():
-    _source = UPDATES_SOURCE if _step.code else f"optimizers/{_step.kind}.cu"
-    register_update(FAMILY, _step.kind, _source, *_step.keeps)
+for _rule in UPDATE_RULES.values():
+    _source = UPDATES_SOURCE if _rule.code else f"optimizers/{_rule.kind}.cu"
+    register_update(FAMILY, _rule.kind, _source, *_rule.keeps)
 
 
 def gemm_sizes(op: Op, plan: Plan) -> Scalars:
