@@ -15,7 +15,7 @@ from rawnn.lab.candidate_runner import Runner
 from rawnn.lab.comparison import Comparison, Values, allowed, compare, is_nothing, sensitivity
 from rawnn.lab.integrity import Integrity
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.kernel_problem import Launching, Operand, Problem, Trial
+from rawnn.lab.kernel_problem import KernelProblem, Launching, Operand, Trial
 from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.red_zones import Contents, Image, place
 from rawnn.lab.reference_run import NOTE, ReferenceRun
@@ -214,7 +214,7 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     return Checked(problem.label, tuple(tried), len(every), notes)
 
 
-def _with_other_inputs(problem: Problem, tried: list[TrialResult], runner: Runner,
+def _with_other_inputs(problem: KernelProblem, tried: list[TrialResult], runner: Runner,
                        generator: np.random.Generator, special: bool) -> None:
     """Repeat the last set of sizes with other inputs, if all were right: every earlier set has
     different sizes, with which a candidate that caches results by size or address is right."""
@@ -227,7 +227,7 @@ def _with_other_inputs(problem: Problem, tried: list[TrialResult], runner: Runne
             "does it keep results, or inputs, from one launch to the next?")))
 
 
-def try_sizes(problem: Problem, sizes: Sizes, runner: Runner, generator: np.random.Generator,
+def try_sizes(problem: KernelProblem, sizes: Sizes, runner: Runner, generator: np.random.Generator,
               special: bool = False) -> tuple[TrialResult, bool]:
     """One set of sizes, and whether further launches are possible."""
     trial = problem.trial(sizes, generator, special)
@@ -340,7 +340,7 @@ def invalid_writes(trial: Trial, images: Mapping[str, Image], contents: Contents
     return [*_out_of_bounds(problem, images, contents), *_changed(unwritten, images, contents)]
 
 
-def _out_of_bounds(problem: Problem, images: Mapping[str, Image], contents: Contents
+def _out_of_bounds(problem: KernelProblem, images: Mapping[str, Image], contents: Contents
                    ) -> list[Finding]:
     found = []
     for operand in problem.operands:
@@ -410,8 +410,8 @@ def _different(outputs: Sequence[Operand], images: Mapping[str, Image],
                                   images[o.name].inside(contents[1][o.name]))]
 
 
-def _nondeterminism(problem: Problem, images: Mapping[str, Image], contents: Sequence[Contents],
-                    repeated: Sequence[Sequence[Contents]],
+def _nondeterminism(problem: KernelProblem, images: Mapping[str, Image],
+                    contents: Sequence[Contents], repeated: Sequence[Sequence[Contents]],
                     different: Sequence[str]) -> list[Finding]:
     """The finding for launches that differ on the same input: nondeterminism, or a dependence on
     the bytes around and beneath the arrays."""

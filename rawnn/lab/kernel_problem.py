@@ -77,7 +77,7 @@ class Trial:
     """One set of sizes with its inputs: `arrays` has one for each operand, in its dtype (zeros
     without input), `numbers` the other parameters by name, in the kernel's order."""
 
-    problem: Problem
+    problem: KernelProblem
     sizes: Sizes
     launching: Launching | None
     arrays: dict[str, Host]
@@ -118,7 +118,7 @@ def _exactly(values: Host, perturb: np.random.Generator | None, by: float) -> Ho
 
 
 @dataclass(frozen=True)
-class Problem:
+class KernelProblem:
     """A kernel, or a function that launches several, with its work. `parameters` are its parameter
     names in order; `together` is the largest number of size names of one array."""
 

@@ -14,11 +14,11 @@ from rawnn.cuda.compiling.signature import Parameter
 from rawnn.lab.arguments import ELEMENTS
 from rawnn.lab.expressions import names_in
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.kernel_problem import Operand, Problem
+from rawnn.lab.kernel_problem import KernelProblem, Operand
 from rawnn.lab.work import Extents, Reference, Work, reference_of
 
 
-def problem_of(candidate: Kernel | Callable[..., Any], work: Work) -> Problem:
+def problem_of(candidate: Kernel | Callable[..., Any], work: Work) -> KernelProblem:
     """A candidate with its work. Raises ConfigError, with the fix, for what is missing or does not
     fit."""
     reference = reference_of(work.reference, work.folder)
@@ -29,7 +29,7 @@ def problem_of(candidate: Kernel | Callable[..., Any], work: Work) -> Problem:
     return _of_function(candidate, work, reference)
 
 
-def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> Problem:
+def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> KernelProblem:
     label, parameters = kernel.expression, kernel.signature.parameters
     work = work.of_parameters([p.name for p in parameters])
     for what in ("grid", "block"):
@@ -88,7 +88,7 @@ def _map(parameter: Parameter, kernel: Kernel, work: Work, label: str) -> None:
                           f"(64, 32), or {{\"box\": ..., \"swizzle\": ...}}")
 
 
-def _of_function(function: Callable[..., Any], work: Work, reference: Reference) -> Problem:
+def _of_function(function: Callable[..., Any], work: Work, reference: Reference) -> KernelProblem:
     label = getattr(function, "__name__", repr(function))
     names = list(inspect.signature(function).parameters)
     if not work.shapes:
@@ -111,7 +111,7 @@ def _of_function(function: Callable[..., Any], work: Work, reference: Reference)
 def _problem(candidate: Any, label: str, work: Work, reference: Reference,
              operands: Sequence[Operand], parameters: Sequence[str],
              scalars: Mapping[str, Parameter], automatic: Sequence[str],
-             macros: Mapping[str, Any]) -> Problem:
+             macros: Mapping[str, Any]) -> KernelProblem:
     if not any(o.written for o in operands):
         raise ConfigError(f"{label} writes nothing: all of its pointers are const"
                           + (" or left out of writes=" if work.writes is not None else ""))
@@ -127,8 +127,8 @@ def _problem(candidate: Any, label: str, work: Work, reference: Reference,
     for name in work.sizes:
         asked.setdefault(name)
     names = tuple(n for n in asked if n not in known)
-    return Problem(candidate, label, work, reference, tuple(operands), tuple(parameters),
-                   scalars, names, together, macros)
+    return KernelProblem(candidate, label, work, reference, tuple(operands), tuple(parameters),
+                         scalars, names, together, macros)
 
 
 def _check_mentioned(work: Work, parameters: Sequence[str], reference: Reference, label: str

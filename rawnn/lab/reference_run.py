@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.kernel_problem import Launching, Problem
+from rawnn.lab.kernel_problem import KernelProblem, Launching
 from rawnn.lab.measuring import Sample, Stopwatch
 from rawnn.lab.red_zones import Contents, Image, Images
 
@@ -20,7 +20,7 @@ NOTE = ("on the simulated GPU, with the reference in the kernel's place: this tr
         "description, the compiler and the launch, not what the kernel computes")
 
 
-def needed(problem: Problem) -> bool:
+def needed(problem: KernelProblem) -> bool:
     """Whether the candidate is a kernel on the simulated GPU without a reference."""
     kernel = problem.candidate
     if not isinstance(kernel, Kernel) or kernel.device.backend.name != "sim":
@@ -33,7 +33,7 @@ def needed(problem: Problem) -> bool:
 class ReferenceRun(Stopwatch):
     """Launches on the simulated GPU with the work's reference as the kernel's."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: KernelProblem) -> None:
         super().__init__(problem.candidate, problem.parameters)
         self._problem = problem
 

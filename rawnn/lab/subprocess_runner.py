@@ -14,7 +14,7 @@ from typing import Any
 from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.lab.arrays import default_device
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.kernel_problem import Launching, Problem
+from rawnn.lab.kernel_problem import KernelProblem, Launching
 from rawnn.lab.measuring import Sample, Stopwatch
 from rawnn.lab.red_zones import Contents, Images
 from rawnn.lab.reference_run import ReferenceRun, needed
@@ -27,7 +27,7 @@ class ProcessEnded(DeviceError):
     """A kernel's process did not answer in time, or died."""
 
 
-def runner_for(problem: Problem, limit: float | None, device: Any = None
+def runner_for(problem: KernelProblem, limit: float | None, device: Any = None
                ) -> Stopwatch | SeparateProcess:
     """The runner of the candidate: in this process, or with a `limit` in seconds in a separate one.
     Raises ConfigError for a function with a limit, which cannot be sent to another process;

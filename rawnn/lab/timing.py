@@ -27,7 +27,7 @@ from rawnn.lab.checking import (
 )
 from rawnn.lab.integrity import Integrity, Refused
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.kernel_problem import Launching, Problem, Trial
+from rawnn.lab.kernel_problem import KernelProblem, Launching, Trial
 from rawnn.lab.measuring import Sample, Stopwatch
 from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.red_zones import Contents, Image
@@ -223,7 +223,7 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
 class _Clock:
     """Measures batches of samples with fresh inputs, and compares the results."""
 
-    def __init__(self, problem: Problem, sizes: Sizes, runner: Stopwatch | SeparateProcess,
+    def __init__(self, problem: KernelProblem, sizes: Sizes, runner: Stopwatch | SeparateProcess,
                  generator: np.random.Generator, compared: bool) -> None:
         self._problem, self._sizes, self._runner = problem, sizes, runner
         self._generator, self._compared = generator, compared
@@ -310,7 +310,7 @@ def roofline_of(gpu: str) -> Roofline | None:
     return roofline(gpu)
 
 
-def number_class(problem: Problem) -> str:
+def number_class(problem: KernelProblem) -> str:
     """The precision of its arithmetic: tf32 if declared, else that of the smallest float input."""
     if problem.work.compute == "tf32":
         return "tf32"
@@ -333,7 +333,7 @@ def limits(roof: Roofline | None, moved: int, computed: int | None, kind: str
     return max(memory, arithmetic), "memory" if memory >= arithmetic else "arithmetic"
 
 
-def _refuse_too_fast(problem: Problem, trial: Trial, cold: Times, warm: Times,
+def _refuse_too_fast(problem: KernelProblem, trial: Trial, cold: Times, warm: Times,
                      roof: Roofline | None, device: Any) -> None:
     for least, times, what in _least(problem, trial, cold, warm, roof, device):
         if times.median < least:
@@ -343,7 +343,7 @@ def _refuse_too_fast(problem: Problem, trial: Trial, cold: Times, warm: Times,
                 f"fresh), or less is needed than was declared: say bytes= and flops=")
 
 
-def _least(problem: Problem, trial: Trial, cold: Times, warm: Times, roof: Roofline | None,
+def _least(problem: KernelProblem, trial: Trial, cold: Times, warm: Times, roof: Roofline | None,
            device: Any) -> Iterator[tuple[float, Times, str]]:
     """Lower bounds for a cold and a warm cache. Written data may still be in L2 when the clock
     stops."""

@@ -11,7 +11,7 @@ import numpy as np
 from rawnn.common.errors import ConfigError, MissingLibrary, nearest
 from rawnn.lab.checking import check as checked
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.kernel_problem import Operand, Problem
+from rawnn.lab.kernel_problem import KernelProblem, Operand
 from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.sampling import Sizes
 from rawnn.lab.work import Work
@@ -23,7 +23,7 @@ class TorchOp:
 
     def __init__(self, kernel: Kernel, work: Work) -> None:
         self.kernel = kernel
-        self.problem: Problem = problem_of(kernel, work)
+        self.problem: KernelProblem = problem_of(kernel, work)
         operands = {o.name: o for o in self.problem.operands}
         self.inputs = tuple(o for o in operands.values() if not o.written)
         self.outputs = tuple(o for o in operands.values() if o.written)

@@ -31,7 +31,7 @@ from rawnn.sim.order import Task
 from rawnn.sim.tensormap import check_maps
 
 if TYPE_CHECKING:
-    from rawnn.sim.kernels import Kernel
+    from rawnn.sim.kernels import LoadedKernel
 
 DTYPES: dict[str, Any] = {
     "float": np.float32, "double": np.float64,
@@ -100,7 +100,7 @@ class Binding:
     """A kernel with its arguments: the effect of its launches. What does not depend on the cursor
     is computed at the first run."""
 
-    def __init__(self, kernel: Kernel, values: dict[str, Any], entry: KernelReference,
+    def __init__(self, kernel: LoadedKernel, values: dict[str, Any], entry: KernelReference,
                  template: Mapping[str, str], memory: Memory, launcher: Launcher) -> None:
         self._kernel, self._memory, self._launcher = kernel, memory, launcher
         self._reference = entry.reference

@@ -11,7 +11,7 @@ from rawnn.sim.effects import Effects, Geometry, milliseconds
 from rawnn.sim.errors import Refused
 from rawnn.sim.faults import simulated_call
 from rawnn.sim.graphs import Executable, GraphData, Node, dependency_indices
-from rawnn.sim.kernels import Kernel
+from rawnn.sim.kernels import LoadedKernel
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import Capture, Simulation
 
@@ -19,7 +19,7 @@ _INVALID = "CUDA_ERROR_INVALID_VALUE"
 _USE_NODE_PRIORITY = 8
 
 
-def kernel_node(kernel: Kernel, effect: Binding, geometry: Geometry) -> Node:
+def kernel_node(kernel: LoadedKernel, effect: Binding, geometry: Geometry) -> Node:
     return Node("kernel", kernel.expression, (), effect, waits=kernel.waits,
                 triggers=kernel.triggers, kernel=kernel, geometry=geometry,
                 check_cluster=effect.check_cluster)

@@ -11,7 +11,7 @@ from rawnn.sim.effects import Effects
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.faults import simulated_call
 from rawnn.sim.image import Image, decode, instance, kernel_of, launch_bounds
-from rawnn.sim.kernels import Kernel
+from rawnn.sim.kernels import LoadedKernel
 
 
 class ModuleCalls(Effects):
@@ -48,7 +48,7 @@ class ModuleCalls(Effects):
             raise Refused("CUDA_ERROR_NOT_FOUND")
         base = kernel_of(expression)
         handle = self.simulation.new_handle()
-        self.functions[handle] = Kernel(
+        self.functions[handle] = LoadedKernel(
             self.simulation.memory, self.simulation.launcher, image.name, expression,
             instance(image.name, image.source, expression), launch_bounds(image.source, base),
             waits=griddepcontrol.waits(image.text, base, image.programmatic),

@@ -13,7 +13,7 @@ from rawnn.cuda.driver import Dim
 from rawnn.sim.bindings import Binding
 from rawnn.sim.errors import Refused, SimulationError
 from rawnn.sim.graphs import Effect
-from rawnn.sim.kernels import Kernel
+from rawnn.sim.kernels import LoadedKernel
 from rawnn.sim.memory import BASE, POISON
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import Simulation
@@ -40,7 +40,7 @@ class Effects:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.functions: dict[int, Kernel] = {}
+        self.functions: dict[int, LoadedKernel] = {}
 
     def memset_effect(self, address: int, value: int, nbytes: int) -> Effect:
         memory = self.simulation.memory
@@ -96,7 +96,7 @@ class Effects:
         """Make the bytes undefined until a copy to them is done."""
         ctypes.memset(address, POISON, nbytes)
 
-    def function(self, handle: Any) -> Kernel:
+    def function(self, handle: Any) -> LoadedKernel:
         kernel = self.functions.get(handle)
         if kernel is None:
             raise Refused("CUDA_ERROR_INVALID_HANDLE")
@@ -104,7 +104,7 @@ class Effects:
 
     def launch_effect(self, function: Any, grid: Dim, block: Dim, shared_bytes: int,
                       parameters: int, cluster: Dim | None = None,
-                      cooperative: bool = False) -> tuple[Kernel, Binding, Geometry]:
+                      cooperative: bool = False) -> tuple[LoadedKernel, Binding, Geometry]:
         """The common part of launches and kernel nodes: the driver's limits, then a copy of the
         arguments. Returns (kernel, effect, geometry)."""
         kernel = self.function(function)
@@ -121,7 +121,7 @@ class Effects:
             self.check_cooperative(kernel, geometry)
         return kernel, kernel.launch(grid, block, shared_bytes, parameters), geometry
 
-    def check_cluster(self, kernel: Kernel, grid: Dim, cluster: Dim | None) -> None:
+    def check_cluster(self, kernel: LoadedKernel, grid: Dim, cluster: Dim | None) -> None:
         """Refuse a cluster that is too large for the kernel or does not divide its grid."""
         if cluster is None:
             return
@@ -131,13 +131,13 @@ class Effects:
                 or any(blocks % size for blocks, size in zip(grid, cluster, strict=True)):
             raise Refused("CUDA_ERROR_INVALID_CLUSTER_SIZE")
 
-    def check_cooperative(self, kernel: Kernel, geometry: Geometry) -> None:
+    def check_cooperative(self, kernel: LoadedKernel, geometry: Geometry) -> None:
         """Refuse more blocks than can be resident on the GPU."""
         if prod(geometry.grid) > self.simulation.attributes["MULTIPROCESSOR_COUNT"] \
                 * self.blocks_at_once(kernel, prod(geometry.block), geometry.shared_bytes):
             raise Refused("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE")
 
-    def blocks_at_once(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
+    def blocks_at_once(self, kernel: LoadedKernel, threads: int, shared_bytes: int) -> int:
         """Blocks of a kernel that are resident on a multiprocessor."""
         major, minor = self.simulation.compute_capability
         return occupancy(f"sm_{major}{minor}", threads=threads, registers=kernel.registers,

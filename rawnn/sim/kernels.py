@@ -19,7 +19,7 @@ from rawnn.sim.kernel_references import KernelReference, reference_of
 from rawnn.sim.memory import Memory
 
 
-class Kernel:
+class LoadedKernel:
     """One kernel of a loaded module; `waits` and `triggers` describe its handling of programmatic
     edges, `static_shared` is the bytes that it declares. The first launch of a kernel without a
     reference raises SimulationError."""

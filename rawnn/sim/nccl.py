@@ -18,7 +18,7 @@ from rawnn.sim.errors import Race, Refused, SimulationError
 from rawnn.sim.faults import simulated_call
 from rawnn.sim.graphs import Node
 from rawnn.sim.memory import Region
-from rawnn.sim.nccl_rendezvous import ABORTED, STORED, Part, Rendezvous
+from rawnn.sim.nccl_rendezvous import ABORTED, STORED, GroupCall, Rendezvous
 from rawnn.sim.order import Task
 from rawnn.sim.simulation import Simulation
 
@@ -38,7 +38,7 @@ class _Communicator:
     windows: dict[int, _Window] = field(default_factory=dict)
     registered: int = 0
 
-    def words(self, part: Part) -> str:
+    def words(self, part: GroupCall) -> str:
         """A description of a call that must be the same on all ranks, with the offset in its window
         of each buffer that other ranks access."""
         address = part.send if part.reduction == "scattered sum" else part.receive
@@ -64,7 +64,7 @@ class SimNccl:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.path = "simulated NCCL"
-        self._group: list[tuple[_Communicator, int, Part]] | None = None
+        self._group: list[tuple[_Communicator, int, GroupCall]] | None = None
 
     def error_text(self, code: Any) -> tuple[str, str]:
         return describe("nccl", int(code))
@@ -186,8 +186,8 @@ class SimNccl:
         if datatype not in _NAMES or count < 1 or not sendbuff or not recvbuff \
                 or op not in (SUM, MAX, *found.sums):
             raise Refused(_INVALID)
-        self._add(found, stream, Part(sendbuff, recvbuff, count, _NAMES[datatype],
-                                       "max" if op == MAX else "sum", found.sums.get(op, 1.0)))
+        self._add(found, stream, GroupCall(sendbuff, recvbuff, count, _NAMES[datatype],
+                                           "max" if op == MAX else "sum", found.sums.get(op, 1.0)))
         return (0,)
 
     @simulated_call()
@@ -197,8 +197,8 @@ class SimNccl:
         if _NAMES.get(datatype) not in STORED or recvcount < 1 or not sendbuff or not recvbuff \
                 or op not in (SUM, *found.sums):
             raise Refused(_INVALID)
-        self._add(found, stream, Part(sendbuff, recvbuff, recvcount, _NAMES[datatype],
-                                       "scattered sum", found.sums.get(op, 1.0)))
+        self._add(found, stream, GroupCall(sendbuff, recvbuff, recvcount, _NAMES[datatype],
+                                           "scattered sum", found.sums.get(op, 1.0)))
         return (0,)
 
     @simulated_call()
@@ -207,11 +207,11 @@ class SimNccl:
         found = self._communicator(comm)
         if datatype not in _NAMES or sendcount < 1 or not sendbuff or not recvbuff:
             raise Refused(_INVALID)
-        self._add(found, stream, Part(sendbuff, recvbuff, sendcount, _NAMES[datatype], "gathering",
-                                       1.0))
+        self._add(found, stream, GroupCall(sendbuff, recvbuff, sendcount, _NAMES[datatype],
+                                           "gathering", 1.0))
         return (0,)
 
-    def _add(self, found: _Communicator, stream: int, part: Part) -> None:
+    def _add(self, found: _Communicator, stream: int, part: GroupCall) -> None:
         if self._group is None:
             self._enqueue(found, stream, [part])
         else:
@@ -229,7 +229,7 @@ class SimNccl:
             self._enqueue(group[0][0], group[0][1], [part for _, _, part in group])
         return (0,)
 
-    def _enqueue(self, found: _Communicator, stream: int, parts: list[Part]) -> None:
+    def _enqueue(self, found: _Communicator, stream: int, parts: list[GroupCall]) -> None:
         capture = self.simulation.stream(stream).capture
         if capture is not None and not capture.owns_graph:
             capture.invalid = True  # as NCCL 2.28 does: "dependency created on uncaptured work"

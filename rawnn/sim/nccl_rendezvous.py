@@ -30,7 +30,7 @@ STORED = {"float32": "R_32F", "float16": "R_16F", "bfloat16": "R_16BF"}
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupCall:
     """One call of a group: `weight` is the factor of this rank's values."""
 
     send: int
@@ -114,7 +114,7 @@ class Rendezvous:
             self.gone[rank] = how
             self.changed.notify_all()
 
-    def reduce(self, rank: int, number: int, label: str, words: str, parts: list[Part],
+    def reduce(self, rank: int, number: int, label: str, words: str, parts: list[GroupCall],
                contributions: list[NDArray[Any]], meanwhile: Callable[[], bool] = lambda: False
                ) -> list[NDArray[Any]]:
         """The result of collective `number` of this rank, once all ranks have reached it; `words`
@@ -170,7 +170,7 @@ class Rendezvous:
                 self.changed.wait(0.05)
 
 
-def _combined(part: Part, values: list[NDArray[Any]]) -> NDArray[Any]:
+def _combined(part: GroupCall, values: list[NDArray[Any]]) -> NDArray[Any]:
     """The reduction in the order of the ranks, in float32."""
     if part.reduction == "gathering":
         return np.concatenate(values)

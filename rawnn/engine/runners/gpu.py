@@ -21,7 +21,7 @@ from rawnn.engine.runners.overlap import OverlappedProgram, buffer_plans, fetchi
 from rawnn.engine.runners.plan_data import HostBatches
 from rawnn.engine.runners.prepared_run import (
     Evaluation,
-    Part,
+    EvaluationPart,
     PreparedRun,
     State,
     evaluation_of,
@@ -132,7 +132,7 @@ class GpuRunner:
         self._partial = self._stream(prepared.partial) if prepared.partial is not None else None
         start, self._refresh, self._begin, self._between, self._assemble = \
             map(self._stream, around)
-        self._tests: list[tuple[Part, Program, dict[str, int]]] = [
+        self._tests: list[tuple[EvaluationPart, Program, dict[str, int]]] = [
             self._test(part, plan) for part, plan in zip(prepared.evaluate, tests, strict=True)
         ]
         for name, value in initial_state(prepared.train).items():
@@ -226,7 +226,8 @@ class GpuRunner:
         self._closing.callback(program.close)
         return program
 
-    def _test(self, part: Part, plan: Plan) -> tuple[Part, Program, dict[str, int]]:
+    def _test(self, part: EvaluationPart, plan: Plan
+              ) -> tuple[EvaluationPart, Program, dict[str, int]]:
         addresses, host = self._memory.place("evaluation", used_tensors([plan]), "test", part.first)
         program: Program
         if self._prepared.policy.graph and not plan.find(kind="upload"):

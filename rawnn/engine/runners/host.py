@@ -15,7 +15,7 @@ from rawnn.distributed import Team
 from rawnn.engine.runners.plan_data import HostBatches, contents
 from rawnn.engine.runners.prepared_run import (
     Evaluation,
-    Part,
+    EvaluationPart,
     PreparedRun,
     State,
     evaluation_of,
@@ -58,7 +58,7 @@ class HostRunner:
             self._arrays[name][...] = value
         for program in (self._start, self._refresh):
             program.run(range(1))
-        self._tests: list[tuple[Part, _Program, Arrays]] = []
+        self._tests: list[tuple[EvaluationPart, _Program, Arrays]] = []
         for part in prepared.evaluate:
             arrays = self._place((part.plan,), "test", part.first)
             self._tests.append((part, _Program(part.plan, arrays, self._matmul), arrays))

@@ -41,7 +41,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Part:
+class EvaluationPart:
     """`steps` batches of the test set, beginning at example `first`."""
 
     plan: Plan
@@ -75,7 +75,7 @@ class PreparedRun:
     epoch_end: Plan
     epoch_boundary: Plan
     assemble: Plan
-    evaluate: tuple[Part, ...]
+    evaluate: tuple[EvaluationPart, ...]
     steps: int
     updates: int
 
@@ -155,9 +155,9 @@ def prepare(network: Network, data: Dataset, selection: Selection, recipe: Recip
     left = tests % batch
     parts = [(batch, 0, tests // batch)] + ([(left, tests - left, 1)] if left else [])
     evaluate = tuple(
-        Part(with_unaligned_rows(selection.apply(
-            evaluation_step(network, size, data_spec_of(data, "test", first)))[0], near), first,
-             steps)
+        EvaluationPart(with_unaligned_rows(selection.apply(
+            evaluation_step(network, size, data_spec_of(data, "test", first)))[0], near),
+                       first, steps)
         for size, first, steps in parts
     )
     unreported = train.without_metrics() if policy.report > 1 else train
@@ -230,8 +230,8 @@ class Runner(Protocol):
         """Release everything; a second call is harmless."""
 
 
-def evaluation_of(prepared: PreparedRun, parts: Iterable[tuple[Part, NDArray[Any], NDArray[Any]]]
-                  ) -> Evaluation:
+def evaluation_of(prepared: PreparedRun, parts: Iterable[
+        tuple[EvaluationPart, NDArray[Any], NDArray[Any]]]) -> Evaluation:
     """Combine the losses and counts of each part, batch by batch, into means over all examples."""
     total = right = 0
     loss = 0.0
