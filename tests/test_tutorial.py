@@ -17,7 +17,7 @@ from rawnn.bench.render.schedule_chart import LANE_OF, choice_of, schedule_chart
 from rawnn.bench.render.timeline import PYTHON, WAIT, boxes, calls_of, timeline
 from rawnn.bench.render.training import rungs
 from rawnn.common.errors import ConfigError
-from rawnn.persistent.schedule import Gemm, Phase
+from rawnn.persistent.phases import Gemm, Phase
 from tests import requires
 from tools import site, tutorial
 

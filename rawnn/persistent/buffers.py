@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rawnn.persistent.schedule import REDUCE_SCATTER, Exchange, Schedule
+from rawnn.persistent.phases import REDUCE_SCATTER, Exchange
+from rawnn.persistent.schedule import Schedule
 from rawnn.persistent.sharding import Sharding, up
 
 LINE = 32

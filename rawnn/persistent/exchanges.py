@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from rawnn.persistent import buffers
 from rawnn.persistent.buffers import Slot
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     ALL_GATHER,
     ALL_REDUCE,
     OVERFLOW,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rawnn.persistent.exchanges import ExchangeEmitter, rows_of_block
 from rawnn.persistent.layout import ALL
 from rawnn.persistent.loss import LossEmitter
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     ACCUMULATE,
     ACTIVATE,
     ACTIVATE_BACKWARD,

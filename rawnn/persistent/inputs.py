@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.layout import AT_ONCE, orders_at_once, tallies
-from rawnn.persistent.schedule import Phase, Prefetch
+from rawnn.persistent.phases import Phase, Prefetch
 from rawnn.persistent.sharding import SHARDED, WARP, up
 from rawnn.persistent.writer import Emitter, Kernel, literal
 

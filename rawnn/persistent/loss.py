@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.layout import tallies
-from rawnn.persistent.schedule import STATISTICS, Exchange, Softmax, stores_tallies
+from rawnn.persistent.phases import STATISTICS, Exchange, Softmax
+from rawnn.persistent.schedule import stores_tallies
 from rawnn.persistent.sharding import ALL_GATHERED, SHARDED
 from rawnn.persistent.tiles import softmax_of, statistics_floats
 from rawnn.persistent.writer import Emitter, Kernel, literal

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rawnn.persistent import cost
 from rawnn.persistent.choose import Choice
 from rawnn.persistent.layout import Layout
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     ACTIVATE,
     ACTIVATE_BACKWARD,
     LOSS,

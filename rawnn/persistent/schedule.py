@@ -6,20 +6,57 @@ what a step does.
 
 - A GEMM whose epilogue sends stands where it runs. An `Exchange` stands where its data is received.
   What lies between the two runs while the data is on its way.
-- An `Epilogue` is what happens to finished sums in registers: bias, activation, loss, update.
-- Phases name buffers of a block: `x` (inputs), `w1`, `b1` (weights, biases), `a1` (activations of
-  boundary 1), `z1` (pre-activations, then their gradients), `logits`, `y` (labels or targets),
-  `statistics` (of a softmax). They hold no addresses (layout.py) and no C++ (the emitters).
+- Barriers of a block are not written down: `with_barriers` puts one between two phases if they read
+  and write the same buffer.
 
-A new kind of phase is a dataclass here, a template in ptx/persistent/*.cuh that an emitter calls,
-and a line in cost.py.
+phases.py has the vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from rawnn.persistent.phases import (
+    ACCUMULATE,
+    ACTIVATE,
+    ACTIVATE_BACKWARD,
+    ALL_GATHER,
+    ALL_REDUCE,
+    BACKWARD,
+    BETWEEN,
+    FORWARD,
+    GRADIENT,
+    IDENTITY,
+    INPUT,
+    LOSS,
+    OVERFLOW,
+    PUBLISH,
+    REDUCE_SCATTER,
+    SOFTMAX,
+    STATISTICS,
+    SUM_ALL,
+    SUM_SHARES,
+    UPDATE,
+    AdjustLossScale,
+    AgreeOnStep,
+    Barrier,
+    CheckOverflow,
+    ClearInput,
+    ConvertInput,
+    Epilogue,
+    Exchange,
+    Gemm,
+    GradientAllReduce,
+    LoadRate,
+    Phase,
+    Prefetch,
+    Softmax,
+    StoreTallies,
+    SumLoss,
+    WaitForInput,
+    WeightAllGather,
+)
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     COLUMN_PARALLEL,
@@ -29,195 +66,10 @@ from rawnn.persistent.sharding import (
     Sharding,
     ceil,
 )
-from rawnn.persistent.tiles import Tiling, softmax_of, tiling
-
-FORWARD, BACKWARD, GRADIENT = "forward", "backward", "gradient"
-"""Kinds of GEMMs. GRADIENT is that of weights and biases."""
-ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all-gather", "reduce-scatter", "all-reduce"
-IDENTITY, ACTIVATE, ACTIVATE_BACKWARD, LOSS = "identity", "activate", "activate_backward", "loss"
-UPDATE, PUBLISH, ACCUMULATE = "update", "publish", "accumulate"
-"""What becomes of a weight gradient: the optimizer step, a store for the other groups, or an
-addition to what earlier micro-batches stored for them."""
-
-INPUT, SOFTMAX, STATISTICS, OVERFLOW = "input", "softmax", "exchange of softmax", "overflow"
-BETWEEN = "begin and end"
-SUM_ALL, SUM_SHARES = "all clusters sum", "clusters sum and share"
-"""Names of phases in cost tables and traces."""
+from rawnn.persistent.tiles import softmax_of
 
 ROWS_OF_A_WARP = 4
 """Rows of the next input that an idle warp fetches while the other warps run a GEMM."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of the step. `name` is its line in the cost table and in a trace; phases may share
-    one."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What happens to finished sums in registers.
-
-    Adds the buffer `bias`, applies `function`, stores to the buffer `to`, and sends to the blocks
-    of the group. ACTIVATE_BACKWARD reads `saved`; ACTIVATE writes it where the slope needs the
-    input of the activation. With `own_rows` the block keeps its shard of the rows only.
-    """
-
-    function: str
-    to: str = ""
-    bias: str = ""
-    saved: str = ""
-    own_rows: bool = False
-    send: Exchange | None = None
-
-
-@dataclass(frozen=True)
-class Gemm(Phase):
-    """`m` x `n` sums over `k` of the buffers `left` and `right`, on the tensor cores of a block.
-
-    layer: 0 .. depth - 1.
-    conditional: it runs only if the step counts (fp16 without overflow).
-    """
-
-    kind: str
-    layer: int
-    left: str
-    right: str
-    m: int
-    n: int
-    k: int
-    epilogue: Epilogue
-    conditional: bool = False
-
-    def tiling(self, d: Sharding) -> Tiling:
-        """How the warps share it. The layout may choose another one for a GRADIENT."""
-        return tiling(ceil(self.m, 16), ceil(self.n, 8), ceil(self.k, 8), d.warps,
-                      d.problem.numbers, may_split=self.kind != GRADIENT)
-
-
-@dataclass(frozen=True)
-class Exchange(Phase):
-    """The receiving end of an exchange in a tensor-parallel group. An earlier epilogue sends.
-
-    kind: ALL_GATHER (each block gets the features of all), REDUCE_SCATTER (each block gets all
-        partial sums of its shard and adds them) or ALL_REDUCE (each block gets all partial sums of
-        all features and adds them: one-shot).
-    boundary: 0 .. depth.
-    features: of all blocks together.
-    rows: rows of `Sharding.sent` floats in a receive buffer.
-    parts: partial sums of each row; 1 of an all-gather.
-    idle: the last blocks, which have no features of the boundary. They still take part: a block
-        without data sends or receives flags, so that no block runs ahead of another.
-    flags: single numbers behind the rows of a receive buffer.
-    second: it follows the reduce-scatter of a two-shot all-reduce.
-    scratch_busy: the sending GEMM may still read its scratch memory, which the reduction needs.
-    """
-
-    kind: str
-    boundary: int
-    features: int
-    rows: int
-    epilogue: Epilogue
-    parts: int = 1
-    idle: int = 0
-    flags: int = 0
-    second: bool = False
-    scratch_busy: bool = False
-
-
-@dataclass(frozen=True)
-class Barrier(Phase):
-    """The threads of a block wait for each other: what phases ahead wrote, phases behind read.
-    `part` is what a trace calls the time since the last stamp; "" if there is no stamp."""
-
-    part: str = "work"
-
-
-@dataclass(frozen=True)
-class ConvertInput(Phase):
-    """Rows as the data set stores them become the operand `x` of layer 1."""
-
-
-@dataclass(frozen=True)
-class ClearInput(Phase):
-    """A partial batch clears the rows of `x` that it has no examples for."""
-
-
-@dataclass(frozen=True)
-class Prefetch(Phase):
-    """Threads from `first_thread` on start to copy the input of the next micro-batch."""
-
-    first_thread: int = 0
-
-
-@dataclass(frozen=True)
-class LoadRate(Phase):
-    """One thread reads the learning rate of the next step."""
-
-
-@dataclass(frozen=True)
-class Softmax(Phase):
-    """Cross-entropy with labels: the gradient of `logits` goes to the buffer `to`.
-
-    If warps or blocks share an example, a phase with `statistics` comes first: each finds the
-    maximum and the sum of exponentials of its logits, and may send them.
-    """
-
-    logits: str
-    to: str
-    statistics: bool = False
-    send: Exchange | None = None
-
-
-@dataclass(frozen=True)
-class StoreTallies(Phase):
-    """Each thread stores what its elements contribute to a loss in an epilogue."""
-
-
-@dataclass(frozen=True)
-class SumLoss(Phase):
-    """The last warp adds up what the examples of the step contribute to the loss."""
-
-
-@dataclass(frozen=True)
-class CheckOverflow(Phase):
-    """fp16: a block knows whether its gradients overflowed, and may send that to its group."""
-
-    send: Exchange | None = None
-
-
-@dataclass(frozen=True)
-class AgreeOnStep(Phase):
-    """fp16: the step counts if no block of any group saw an overflow."""
-
-
-@dataclass(frozen=True)
-class AdjustLossScale(Phase):
-    """fp16: one thread doubles or halves the loss scale."""
-
-
-@dataclass(frozen=True)
-class GradientAllReduce(Phase):
-    """Sums the published gradients of all data-parallel groups via L2, in the order of the groups,
-    and updates the weights: all `tiles` of a block, or if `sharded` the share of this group, whose
-    changes it publishes."""
-
-    tiles: int
-    sharded: bool = False
-
-
-@dataclass(frozen=True)
-class WeightAllGather(Phase):
-    """Adds the changes of weights that the other groups published."""
-
-    tiles: int
-
-
-@dataclass(frozen=True)
-class WaitForInput(Phase):
-    """The input of the next micro-batch is complete, and all threads of the block are here."""
 
 
 @dataclass(frozen=True)
@@ -259,8 +111,8 @@ def forward(d: Sharding, layer: int) -> list[Phase]:
         gather = Exchange(f"gather {n}", ALL_GATHER, n, p.layers[n], p.layers[n],
                           Epilogue(IDENTITY, to), idle=d.idle(n), flags=d.idle(n))
         sent = Epilogue(function, "", last.bias, last.saved, send=gather)
-        return [gemm(sent), gather, Barrier(gather.name)]
-    return [gemm(last), Barrier(f"forward {n}", "barrier")]
+        return [gemm(sent), gather]
+    return [gemm(last)]
 
 
 def backward(d: Sharding, layer: int) -> list[Phase]:
@@ -275,11 +127,11 @@ def backward(d: Sharding, layer: int) -> list[Phase]:
                     d.outs(layer), epilogue)
 
     if d.layer_kinds[layer] != COLUMN_PARALLEL:
-        return [gemm(last), Barrier(f"backward {n}", "barrier")]
+        return [gemm(last)]
     if gathered:
         scatter = Exchange(name, REDUCE_SCATTER, layer, p.layers[layer],
                            d.shards[layer] * d.tp_size, last, d.tp_size, d.idle(layer))
-        return [*sending(d, gemm, scatter), Barrier(name)]
+        return sending(d, gemm, scatter)
     return all_reduce(d, gemm, name, layer, last)
 
 
@@ -303,11 +155,11 @@ def all_reduce(d: Sharding, gemm: GemmOf, name: str, boundary: int, last: Epilog
     if d.is_one_shot(n):
         rows = n * d.tp_size
         one_shot = Exchange(name, ALL_REDUCE, boundary, rows, rows, last, d.tp_size)
-        return [*sending(d, gemm, one_shot), Barrier(name)]
+        return sending(d, gemm, one_shot)
     gather = Exchange(name, ALL_GATHER, boundary, n, n, last, second=True)
     scatter = Exchange(name, REDUCE_SCATTER, boundary, n, ceil(n, d.tp_size) * d.tp_size,
                        Epilogue(IDENTITY, send=gather), d.tp_size)
-    return [*sending(d, gemm, scatter), gather, Barrier(name)]
+    return [*sending(d, gemm, scatter), gather]
 
 
 def sending(d: Sharding, gemm: GemmOf, exchange: Exchange) -> list[Phase]:
@@ -324,14 +176,13 @@ def loss(d: Sharding) -> list[Phase]:
         return []
     depth = d.problem.depth
     end = Softmax(SOFTMAX, "logits" if separates_logits(d) else f"z{depth}", f"z{depth}")
-    found: list[Phase] = [end, Barrier(SOFTMAX)]
     if d.shards_softmax:
         sums = Exchange(STATISTICS, ALL_GATHER, depth, 4 * d.tp_size, 4 * d.tp_size,
                         Epilogue(IDENTITY, "statistics"))
-        return [replace(end, statistics=True, send=sums), sums, *found]
+        return [replace(end, statistics=True, send=sums), sums, end]
     if softmax_of(d).warps > 1:
-        return [replace(end, statistics=True), Barrier(SOFTMAX, ""), *found]
-    return found
+        return [replace(end, statistics=True), end]
+    return [end]
 
 
 def separates_logits(d: Sharding) -> bool:
@@ -375,17 +226,18 @@ def data_parallel(d: Sharding) -> list[Phase]:
 
 # -- the step --------------------------------------------------------------------------------------
 def build(d: Sharding) -> Schedule:
-    """The schedule of one training step."""
+    """The schedule of one training step; of a kernel that evaluates, its forward phases."""
     p = d.problem
-    if d.evaluates:
-        return Schedule(d, evaluation(d), (WaitForInput(BETWEEN),))
     hides = d.dp_size > 1 and d.micro_batches == 1  # the all-reduce hides Prefetch and SumLoss
     head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]
-    head[-1:-1] = [StoreTallies(BETWEEN)] * (not p.labelled)
-    head += [*[LoadRate(BETWEEN)] * p.scheduled, *loss(d)]
-    micro_batch = [*prepare_input(d), *(head if hides else with_prefetch(d, head)),
-                   *[SumLoss(BETWEEN)] * (not hides and not stores_tallies(d)),
-                   *backward_pass(d)]
+    head += [*[StoreTallies(BETWEEN)] * (not p.labelled), *[LoadRate(BETWEEN)] * p.scheduled,
+             *loss(d)]
+    micro_batch = with_barriers(d, [
+        *[ConvertInput(INPUT)] * p.converted,
+        *[ClearInput(INPUT)] * (p.partial and d.micro_batches == 1),
+        *(head if hides else with_prefetch(d, head)),
+        *[SumLoss(BETWEEN)] * (not hides and not stores_tallies(d)),
+        *(() if d.evaluates else backward_pass(d))])
     reduce = data_parallel(d)
     if d.micro_batches > 1:
         ends = [*reduce, Barrier(BETWEEN, "next step")] if reduce else []
@@ -394,21 +246,6 @@ def build(d: Sharding) -> Schedule:
         reduce = [Prefetch(BETWEEN), *reduce[:-1], SumLoss(BETWEEN), *reduce[-1:]]
     return Schedule(d, tuple(micro_batch), (*reduce, *[AdjustLossScale(BETWEEN)] * p.scaled,
                                             WaitForInput(BETWEEN)))
-
-
-def evaluation(d: Sharding) -> tuple[Phase, ...]:
-    """The forward phases of a step, and its loss."""
-    p = d.problem
-    head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]
-    head[-1:-1] = [StoreTallies(BETWEEN)] * (not p.labelled)
-    return (*prepare_input(d), *with_prefetch(d, [*head, *loss(d)]), SumLoss(BETWEEN))
-
-
-def prepare_input(d: Sharding) -> list[Phase]:
-    """What stands ahead of the first GEMM."""
-    p = d.problem
-    found: list[Phase] = [ConvertInput(INPUT), Barrier(INPUT)] if p.converted else []
-    return [*found, *[ClearInput(INPUT)] * (p.partial and d.micro_batches == 1)]
 
 
 def backward_pass(d: Sharding) -> list[Phase]:
@@ -445,3 +282,39 @@ def with_prefetch(d: Sharding, head: list[Phase]) -> list[Phase]:
     if idle * ROWS_OF_A_WARP >= d.columns:
         return [Prefetch(BETWEEN, d.threads - WARP * idle), *head]
     return [first, Prefetch(BETWEEN), *head[1:]]
+
+
+# -- barriers --------------------------------------------------------------------------------------
+def with_barriers(d: Sharding, phases: Iterable[Phase]) -> list[Phase]:
+    """The phases with a barrier ahead of each that must wait for an earlier one, unless there is a
+    barrier between the two already."""
+    found: list[Phase] = []
+    begin = 0  # behind the last barrier
+    for phase in phases:
+        if any(must_wait(d, phase, earlier) for earlier in found[begin:]):
+            at = len(found)
+            while found[at - 1].runs_beside_next:
+                at -= 1
+            found.insert(at, barrier_behind(found[begin:at]))
+            begin = at + 1
+        found.append(phase)
+    return found
+
+
+def must_wait(d: Sharding, phase: Phase, earlier: Phase) -> bool:
+    """Whether one of the two phases writes a buffer that the other one reads or writes."""
+    before, now = earlier.writes(d), phase.writes(d)
+    if isinstance(phase, Softmax) and isinstance(earlier, Softmax):
+        return "statistics" in before  # each warp has the same logits in both halves
+    return bool(before & phase.reads(d) or now & (before | earlier.reads(d)))
+
+
+def barrier_behind(phases: list[Phase]) -> Barrier:
+    """A barrier has the name of the phase that it ends. GEMMs stamp the end of their work in a
+    trace, and the first half of a softmax does; other phases end with the barrier."""
+    last = next(phase for phase in reversed(phases)
+                if isinstance(phase, (ConvertInput, Exchange, Softmax))
+                or (isinstance(phase, Gemm) and phase.kind != GRADIENT))
+    if isinstance(last, Softmax):
+        return Barrier(last.name, "" if last.statistics else "work")
+    return Barrier(last.name, "barrier" if isinstance(last, Gemm) else "work")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     GRADIENT,
     OVERFLOW,
     STATISTICS,
@@ -16,12 +16,12 @@ from rawnn.persistent.schedule import (
     GradientAllReduce,
     Phase,
     Prefetch,
-    Schedule,
     Softmax,
     SumLoss,
     WaitForInput,
     WeightAllGather,
 )
+from rawnn.persistent.schedule import Schedule
 from rawnn.persistent.sharding import Sharding
 
 

@@ -6,7 +6,7 @@ from rawnn.persistent.gemms import GemmEmitter
 from rawnn.persistent.inputs import InputEmitter
 from rawnn.persistent.layout import Layout
 from rawnn.persistent.loss import LossEmitter
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     BACKWARD,
     GRADIENT,
     AdjustLossScale,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rawnn.persistent.block_memory import LayerLayout
 from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.layout import ALL
-from rawnn.persistent.schedule import CheckOverflow, GradientAllReduce, Phase, WeightAllGather
+from rawnn.persistent.phases import CheckOverflow, GradientAllReduce, Phase, WeightAllGather
 from rawnn.persistent.sharding import TILE
 from rawnn.persistent.writer import Emitter, Kernel, literal
 

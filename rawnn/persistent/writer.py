@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rawnn.persistent.layout import Layout
-from rawnn.persistent.schedule import Exchange, Gemm, separates_logits
+from rawnn.persistent.phases import Exchange, Gemm
+from rawnn.persistent.schedule import separates_logits
 from rawnn.persistent.sharding import REPLICATED, TILE, ceil
 from rawnn.persistent.stamps import Stamp, stamps_of
 

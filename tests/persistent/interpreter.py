@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.dtypes import overflows
 from rawnn.model.activations import activation
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     ACTIVATE,
     ACTIVATE_BACKWARD,
     ALL_GATHER,
@@ -39,11 +39,11 @@ from rawnn.persistent.schedule import (
     GradientAllReduce,
     Phase,
     Prefetch,
-    Schedule,
     Softmax,
     WaitForInput,
     WeightAllGather,
 )
+from rawnn.persistent.schedule import Schedule
 from rawnn.persistent.sharding import ALL_GATHERED, COLUMN_PARALLEL, REPLICATED, ROW_PARALLEL
 from rawnn.plan.op import Op
 from rawnn.plan.ops.train_steps import role_of
@@ -292,7 +292,7 @@ class Interpreter:
         self.finish(block, exchange.epilogue, v, exchange.boundary)
 
     def softmax(self, block: Block, phase: Softmax) -> None:
-        z, y, depth = block.at[phase.logits], block.at["y"], self.p.depth
+        z, depth = block.at[phase.logits], self.p.depth
         mine = z.max(axis=0, initial=-np.inf)
         most = np.where(np.isfinite(mine), mine, 0)  # of a block without outputs
         if phase.statistics:
@@ -300,7 +300,7 @@ class Interpreter:
             if phase.send:
                 self.send(block, phase.send, block.at.pop("statistics"))
             return
-        found = block.at.pop("statistics", None)
+        y, found = block.at["y"], block.at.pop("statistics", None)
         if found is None:
             assert not self.d.shards_softmax
             found = np.stack([most, np.exp(z - most).sum(axis=0)])[None]

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     ALL_GATHER,
     ALL_REDUCE,
     GRADIENT,
     IDENTITY,
     REDUCE_SCATTER,
+    STATISTICS,
     AgreeOnStep,
     CheckOverflow,
     ConvertInput,
@@ -24,14 +25,14 @@ from rawnn.persistent.schedule import (
     GradientAllReduce,
     Phase,
     Prefetch,
-    Schedule,
     Softmax,
     WeightAllGather,
-    build,
 )
+from rawnn.persistent.schedule import Schedule, build
 from rawnn.persistent.sharding import L2
 from rawnn.plan.tensor import Role
-from tests.persistent.interpreter import Interpreter
+from tests.persistent import test_interpreter
+from tests.persistent.interpreter import Block, Interpreter
 from tests.persistent.test_emulator import (
     FAR,
     FAR_STEPS,
@@ -94,6 +95,68 @@ def test_a_schedule_trains_as_the_plan_does(case: dict[str, Any]) -> None:
     assert {role for role in launch.op.spec.writes if role[0] in "wb" and role[1].isdigit()} \
         <= set(found)
     assert worst(launch, found) < 1e-6
+
+
+class Log(dict[str, np.ndarray]):
+    """Buffers of a block, with the names of those that are read and written."""
+
+    def __init__(self, buffers: dict[str, np.ndarray]) -> None:
+        super().__init__(buffers)
+        self.read: set[str] = set()
+        self.written: set[str] = set()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def __setitem__(self, name: str, value: np.ndarray) -> None:
+        self.written.add(name)
+        super().__setitem__(name, value)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.read.add(name)
+        return super().pop(name, *default)
+
+
+class CheckedInterpreter(Interpreter):
+    """Raises AssertionError if a phase reads or writes a buffer that it does not name."""
+
+    def run_phase(self, block: Block, phase: Phase) -> None:
+        before = {*block.at} - {"raw", "overflow"}
+        block.at = log = Log(block.at)
+        super().run_phase(block, phase)
+        block.at = dict(log)
+        if phase.name == STATISTICS:
+            return  # all threads wait in the exchange
+        written = phase.writes(self.d)
+        read = {name.partition("_")[0] for name in log.read & before}  # w1_m is updated with w1
+        assert read <= phase.reads(self.d) | written, phase
+        assert log.written & {*block.at} - {"overflow"} <= written, phase
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_a_phase_names_the_buffers_that_it_reads_and_writes(
+        case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From these follow the barriers of a block."""
+    monkeypatch.setattr(test_interpreter, "Interpreter", CheckedInterpreter)
+    interpreted(launched(case))
+
+
+@pytest.mark.parametrize(("kind", "method"), [
+    (Gemm, "reads"), (Gemm, "writes"), (Exchange, "writes"), (Softmax, "reads"),
+    (Softmax, "writes"), (ConvertInput, "writes"), (GradientAllReduce, "writes")])
+def test_a_buffer_that_a_phase_does_not_name_is_found(
+        kind: type[Phase], method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_interpreter, "Interpreter", CheckedInterpreter)
+    monkeypatch.setattr(kind, method, lambda self, d: set())
+    found = 0
+    for case in CASES[::3]:
+        try:
+            interpreted(launched(case))
+        except AssertionError:
+            found += 1
+            break
+    assert found
 
 
 Fault = Callable[[tuple[Phase, ...]], tuple[Phase, ...]]

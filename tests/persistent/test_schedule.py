@@ -13,7 +13,7 @@ import pytest
 from rawnn.persistent import cost
 from rawnn.persistent.buffers import LINE, dsmem_floats, group_floats, l2_slots
 from rawnn.persistent.layout import layout_of
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     ALL_GATHER,
     GRADIENT,
     OVERFLOW,
@@ -22,10 +22,9 @@ from rawnn.persistent.schedule import (
     Exchange,
     Gemm,
     Prefetch,
-    Schedule,
     WaitForInput,
-    build,
 )
+from rawnn.persistent.schedule import Schedule, build
 from rawnn.persistent.stamps import stamps
 from tests.persistent.hazards import hazards
 from tests.persistent.problems import HOPPER

@@ -11,9 +11,9 @@ from rawnn.common.words import counted
 from rawnn.engine.config import Config
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.persistent import schedule as phases
+from rawnn.persistent import phases
 from rawnn.persistent.choose import Choice
-from rawnn.persistent.schedule import Phase
+from rawnn.persistent.phases import Phase
 from rawnn.plan.build import training_step
 from rawnn.plan.recipe import DataSpec
 
