@@ -113,7 +113,7 @@ def of_floors(found: Limits, blocks: Collection[int] = (4, 8, 16)) -> dict[str, 
         values |= {"exchange": float(np.median(begins)), "exchange_bytes": float(np.median(rates))}
     barrier = found.value("grid_barrier")
     if barrier is not None:
-        values["decision_between"] = barrier * clock
+        values["group_overflow_check"] = barrier * clock
     return values
 
 
@@ -254,6 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         floors = read_limits(given.floors) if given.floors else None
         fixed = of_floors(floors) if floors else {}
         names = asdict(cost.FITTED)
+        given.fit, given.stay = ([cost.RENAMED.get(name, name) for name in each]
+                                 for each in (given.fit, given.stay))
         if unknown := [name for name in (*given.fit, *given.stay) if name not in names]:
             raise ConfigError(f"no constant is called {', '.join(unknown)}: {', '.join(names)}")
         measured = [m for path in given.steps for m in read_steps(path, given.gpu)]

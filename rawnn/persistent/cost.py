@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from rawnn.common.errors import ConfigError
 from rawnn.common.target import Target
 from rawnn.persistent.layout import Layout
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     BETWEEN,
     GRADIENT,
     LOSS,
@@ -26,15 +26,10 @@ from rawnn.persistent.schedule import (
     Gemm,
     GradientAllReduce,
     Phase,
-    Schedule,
     Softmax,
     WaitForInput,
-    backward,
-    build,
-    forward,
-    loss,
-    weight_gradient,
 )
+from rawnn.persistent.schedule import Schedule, backward, build, forward, loss, weight_gradient
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     COLUMN_PARALLEL,
@@ -53,31 +48,32 @@ class Costs:
     """Constants of the cost model, in cycles where nothing else is said. Files that
     `tools/fit_costs.py --keep` writes have them under these names.
 
-    product, product_begin: a factor of what tiles.py expects of a forward or backward GEMM, and
-        what each takes besides.
+    gemm, gemm_begin: a factor of what tiles.py expects of a forward or backward GEMM, and what each
+        takes besides.
     gradient, published: the same factor of weight gradients with their update, and of those that
         are published for other groups.
     overlapped: a factor of weight gradients above the first layer besides: warps that are done
         continue with the first layer's.
-    exchange, second: an exchange through DSMEM, and one that follows a reduce-scatter.
+    exchange, second_exchange: an exchange through DSMEM, and one that follows a reduce-scatter.
     exchange_bytes: bytes of it in a cycle.
-    far, far_rank: an exchange via L2, and for each block of the group.
-    far_bytes, far_parts: bytes in a cycle of what all blocks get, and of partial sums.
-    far_rest: a factor of everything else in a kernel with exchanges via L2.
-    far_step: what a step with exchanges via L2 takes besides.
+    via_l2, via_l2_block: an exchange via L2, and for each block of the group.
+    via_l2_bytes, via_l2_sums: bytes in a cycle of what all blocks get, and of partial sums.
+    via_l2_rest: a factor of everything else in a kernel with exchanges via L2.
+    via_l2_step: what a step with exchanges via L2 takes besides.
     softmax, softmax_rows: a softmax, and a factor of what tiles.py expects of its outputs.
     elementwise_round: each round of a block's threads in an elementwise loss.
     convert, convert_round: a conversion of the input, and each round of threads in it.
-    meeting, far_meeting: the latency of a gradient all-reduce, and the same in a kernel with
-        exchanges via L2.
-    summed_bytes, shared_bytes: bytes of gradients in a cycle, summed by every group or in shares.
-    halves: a factor of these rates for gradients in 16 bits.
+    all_reduce, via_l2_all_reduce: the latency of a gradient all-reduce, and the same in a kernel
+        with exchanges via L2.
+    summed_bytes, sharded_bytes: bytes of gradients in a cycle, if every group sums all of them, or
+        its share.
+    bf16: a factor of these rates for gradients in bfloat16.
     state_bytes: bytes of gradients in a cycle whose optimizer state is updated.
-    step, while_meeting: the begin and end of a step, and how much of it the all-reduce hides.
-    far_tile: a tile whose optimizer state lies in global memory.
-    turn: a factor of micro-batches in clusters, relative to batches of their size.
-    decision, decision_between: agreeing on an fp16 step, in a block and between groups.
-    draws: stochastic rounding of a tile on one of four sub-cores, four random numbers a lane.
+    step, hidden_step: the begin and end of a step, and how much of it the all-reduce hides.
+    global_state: a tile whose optimizer state lies in global memory.
+    micro_batch: a factor of micro-batches in clusters, relative to batches of their size.
+    overflow_check, group_overflow_check: agreeing on an fp16 step, in a block and between groups.
+    rounding: stochastic rounding of a tile on one of four sub-cores, four random numbers a lane.
     launch, launch_bytes: a launch besides its steps, and bytes of weights and optimizer state that
         it loads and stores in a cycle.
     clock: cycles in a microsecond.
@@ -86,38 +82,38 @@ class Costs:
     results/forms.csv (docs/notes/persistent.md says how well).
     """
 
-    product: float = 1.46
-    product_begin: float = 15.9
+    gemm: float = 1.46
+    gemm_begin: float = 15.9
     gradient: float = 1.61
     published: float = 1.39
     overlapped: float = 1.46
     exchange: float = 409.0
-    second: float = 940.0
+    second_exchange: float = 940.0
     exchange_bytes: float = 12.1
-    far: float = 968.0
-    far_rank: float = 0.580
-    far_bytes: float = 30.6
-    far_parts: float = 8.46
-    far_rest: float = 0.997
-    far_step: float = 51.7
+    via_l2: float = 968.0
+    via_l2_block: float = 0.580
+    via_l2_bytes: float = 30.6
+    via_l2_sums: float = 8.46
+    via_l2_rest: float = 0.997
+    via_l2_step: float = 51.7
     softmax: float = 248.0
     softmax_rows: float = 1.39
     elementwise_round: float = 397.0
     convert: float = 112.0
     convert_round: float = 40.5
-    meeting: float = 1540.0
-    far_meeting: float = 1820.0
+    all_reduce: float = 1540.0
+    via_l2_all_reduce: float = 1820.0
     summed_bytes: float = 39.4
-    shared_bytes: float = 23.0
+    sharded_bytes: float = 23.0
     state_bytes: float = 96.2
-    halves: float = 1.31
+    bf16: float = 1.31
     step: float = 45.6
-    while_meeting: float = 279.0
-    far_tile: float = 57.3
-    turn: float = 1.30
-    decision: float = 900.0
-    decision_between: float = 1500.0
-    draws: float = 300.0
+    hidden_step: float = 279.0
+    global_state: float = 57.3
+    micro_batch: float = 1.30
+    overflow_check: float = 900.0
+    group_overflow_check: float = 1500.0
+    rounding: float = 300.0
     launch: float = 20000.0
     launch_bytes: float = 8.00
     clock: float = 1760.0
@@ -125,6 +121,29 @@ class Costs:
     def __hash__(self) -> int:  # the search looks it up for each layer of each candidate
         return hash((self.clock, self.exchange))
 
+
+RENAMED = {
+    "product": "gemm",
+    "product_begin": "gemm_begin",
+    "second": "second_exchange",
+    "far": "via_l2",
+    "far_rank": "via_l2_block",
+    "far_bytes": "via_l2_bytes",
+    "far_parts": "via_l2_sums",
+    "far_rest": "via_l2_rest",
+    "far_step": "via_l2_step",
+    "meeting": "all_reduce",
+    "far_meeting": "via_l2_all_reduce",
+    "shared_bytes": "sharded_bytes",
+    "halves": "bf16",
+    "while_meeting": "hidden_step",
+    "far_tile": "global_state",
+    "turn": "micro_batch",
+    "decision": "overflow_check",
+    "decision_between": "group_overflow_check",
+    "draws": "rounding",
+}
+"""Constants in files of earlier versions, and what they are called now."""
 
 FITTED = Costs()
 FITTED_AT = 1980.0
@@ -137,12 +156,13 @@ LAUNCHED = 64
 def costs_of(target: Target) -> Costs:
     """The constants of a GPU: those fitted to it (`tools/fit_costs.py --keep`), or else the
     H200's with this GPU's clock. Raises ConfigError for an unknown constant."""
+    fitted = {RENAMED.get(name, name): value for name, value in target.costs.items()}
     known = {each.name for each in fields(Costs)}
-    if unknown := sorted(set(target.costs) - known):
+    if unknown := sorted(set(fitted) - known):
         raise ConfigError(f"constants kept of {target.name}: none is called {', '.join(unknown)}; "
                           f"fit them anew")
     slower = {"clock": FITTED.clock * target.clock / FITTED_AT} if target.clock else {}
-    return replace(FITTED, **(target.costs or slower))
+    return replace(FITTED, **(fitted or slower))
 
 
 @dataclass(frozen=True)
@@ -159,7 +179,7 @@ class CostModel:
     def __init__(self, d: Sharding, costs: Costs, rest: float | None = None) -> None:
         self.d, self.p, self.costs = d, d.problem, costs
         self.exchanges_via_l2 = d.via_l2 and d.has_exchanges
-        self.rest = rest or (costs.far_rest if self.exchanges_via_l2 else 1.0)
+        self.rest = rest or (costs.via_l2_rest if self.exchanges_via_l2 else 1.0)
 
     def cycles(self, phase: Phase) -> float:
         return sum(line.cycles for line in self.lines(phase))
@@ -171,7 +191,7 @@ class CostModel:
             case Gemm(kind=kind) if kind == GRADIENT:
                 yield from self.weight_gradient(phase)
             case Gemm():
-                cycles = self.costs.product_begin + self.costs.product * phase.tiling(self.d).cycles
+                cycles = self.costs.gemm_begin + self.costs.gemm * phase.tiling(self.d).cycles
                 yield Line(phase.name, self.rest * cycles + self.epilogue(phase.epilogue))
             case Exchange():
                 rest = self.rest if phase.name == OVERFLOW else 1.0
@@ -182,16 +202,16 @@ class CostModel:
                 cycles = self.costs.softmax + self.costs.softmax_rows * softmax_of(self.d).cycles
                 yield Line(phase.name, self.rest * cycles)
             case AgreeOnStep():
-                between = self.costs.decision_between if self.d.dp_size > 1 else 0.0
-                yield Line(phase.name, self.rest * (self.costs.decision + between))
+                between = self.costs.group_overflow_check if self.d.dp_size > 1 else 0.0
+                yield Line(phase.name, self.rest * (self.costs.overflow_check + between))
             case GradientAllReduce():
                 yield Line(phase.name, self.rest * self.all_reduce(phase))
             case WaitForInput():
                 hidden = self.d.dp_size > 1 and self.d.micro_batches == 1
-                step = self.costs.step - (self.costs.while_meeting if hidden else 0.0)
+                step = self.costs.step - (self.costs.hidden_step if hidden else 0.0)
                 yield Line(BETWEEN, self.rest * step)
                 if self.exchanges_via_l2:
-                    yield Line("exchanges begin", self.costs.far_step)
+                    yield Line("exchanges begin", self.costs.via_l2_step)
 
     def weight_gradient(self, phase: Gemm) -> Iterator[Line]:
         d, costs = self.d, self.costs
@@ -200,7 +220,7 @@ class CostModel:
         yield Line(phase.name, self.rest * phase.tiling(d).cycles * factor)
         if self.p.streams:  # stochastic rounding of the updated weights
             tiles = ceil(ceil(phase.m, 16) * ceil(phase.n, 8), d.dp_size)
-            yield Line(f"rounding {phase.layer + 1}", self.rest * costs.draws * ceil(tiles, 4))
+            yield Line(f"rounding {phase.layer + 1}", self.rest * costs.rounding * ceil(tiles, 4))
 
     def epilogue(self, epilogue: Epilogue) -> float:
         """An elementwise loss, which was fitted by itself. Other epilogues are part of the rest."""
@@ -212,10 +232,10 @@ class CostModel:
     def exchange(self, phase: Exchange) -> float:
         d, costs = self.d, self.costs
         if d.via_l2:
-            rate = costs.far_parts if phase.kind == REDUCE_SCATTER else costs.far_bytes
-            return costs.far + costs.far_rank * d.tp_size + phase.rows * d.sent * 4 / rate
-        latency = costs.second if phase.second else costs.exchange
-        latency += costs.second if phase.name == STATISTICS else 0.0
+            rate = costs.via_l2_sums if phase.kind == REDUCE_SCATTER else costs.via_l2_bytes
+            return costs.via_l2 + costs.via_l2_block * d.tp_size + phase.rows * d.sent * 4 / rate
+        latency = costs.second_exchange if phase.second else costs.exchange
+        latency += costs.second_exchange if phase.name == STATISTICS else 0.0
         return latency + phase.features * d.sent * 4 / costs.exchange_bytes
 
     def conversion(self) -> float:
@@ -224,7 +244,7 @@ class CostModel:
         return self.costs.convert + self.costs.convert_round * ceil(quads, self.d.threads)
 
     def all_reduce(self, phase: GradientAllReduce) -> float:
-        latency = self.costs.far_meeting if self.exchanges_via_l2 else self.costs.meeting
+        latency = self.costs.via_l2_all_reduce if self.exchanges_via_l2 else self.costs.all_reduce
         if phase.sharded:
             return 2 * latency + self.summed_in_shares(phase.tiles)
         return latency + self.summed_by_all(phase.tiles)
@@ -238,12 +258,12 @@ class CostModel:
     def summed_in_shares(self, tiles: int) -> float:
         """The same for a group that updates its share, and takes in the others' changes."""
         nbytes = tiles * TILE * self.d.published_bytes
-        return nbytes / self.costs.shared_bytes / self._dtype_factor \
+        return nbytes / self.costs.sharded_bytes / self._dtype_factor \
             + self._state(nbytes / self.d.dp_size)
 
     @property
     def _dtype_factor(self) -> float:
-        return self.costs.halves if self.d.publishes_bf16 else 1.0
+        return self.costs.bf16 if self.d.publishes_bf16 else 1.0
 
     def _state(self, nbytes: float) -> float:
         """The optimizer state of gradients that are published in so many bytes."""
@@ -255,7 +275,8 @@ def table(schedule: Schedule, costs: Costs = FITTED) -> list[tuple[Phase, Line]]
     """The cycles of a step in program order, by phase and line. All micro-batches together."""
     d = schedule.sharding
     model = CostModel(d, costs)
-    repeated = d.micro_batches * (costs.turn if d.micro_batches > 1 and not d.via_l2 else 1.0)
+    in_clusters = d.micro_batches > 1 and not d.via_l2
+    repeated = d.micro_batches * (costs.micro_batch if in_clusters else 1.0)
     return [(phase, Line(line.name, times * line.cycles))
             for phases, times in ((schedule.micro_batch, repeated), (schedule.step, 1.0))
             for phase in phases for line in model.lines(phase)]
@@ -289,7 +310,7 @@ def launch_cycles(d: Sharding, costs: Costs = FITTED) -> float:
 
 def state_microseconds(found: Layout, costs: Costs = FITTED) -> float:
     """What optimizer state in global memory takes besides."""
-    return found.far_tiles * costs.far_tile / costs.clock
+    return found.far_tiles * costs.global_state / costs.clock
 
 
 # -- a layer, for the search -----------------------------------------------------------------------
@@ -297,8 +318,8 @@ def layer_cycles(d: Sharding, layer: int, costs: Costs = FITTED) -> float:
     """What one layer adds to a step: its phases, the loss of the last layer, and its part of the
     gradient all-reduce.
 
-    Unlike the table, the search applies `far_rest` neither to the loss nor to the all-reduce, and
-    to everything where a group via L2 exchanges nothing."""
+    Unlike the table, the search applies `via_l2_rest` neither to the loss nor to the all-reduce,
+    and to everything where a group via L2 exchanges nothing."""
     model = CostModel(d, costs)
     found = sum(model.cycles(phase) for phase in (
         *forward(d, layer), *(backward(d, layer) if layer else ()), weight_gradient(d, layer)))
@@ -308,7 +329,7 @@ def layer_cycles(d: Sharding, layer: int, costs: Costs = FITTED) -> float:
     if layer == d.problem.depth - 1:
         unscaled = CostModel(d, costs, rest=1.0)
         found += sum(unscaled.cycles(phase) for phase in loss(d))
-    return found * costs.far_rest if d.via_l2 and not d.has_exchanges else found
+    return found * costs.via_l2_rest if d.via_l2 and not d.has_exchanges else found
 
 
 def layer_bytes(d: Sharding, layer: int) -> int:

@@ -64,6 +64,8 @@ def test_costs_are_those_fitted_or_else_scaled_by_the_clock() -> None:
     assert costs_of(replace(target, clock=0.0)) == FITTED
     fitted = replace(target, clock=990.0, costs={"clock": 1500.0, "exchange": 20.0})
     assert costs_of(fitted) == replace(FITTED, clock=1500.0, exchange=20.0)
+    earlier = replace(target, costs={"product": 2.0, "far_meeting": 9.0})  # names of a file of then
+    assert costs_of(earlier) == replace(FITTED, gemm=2.0, via_l2_all_reduce=9.0)
     with pytest.raises(ConfigError, match="of H200: none is called nothing"):
         costs_of(replace(target, costs={"nothing": 1.0}))
 

@@ -59,24 +59,24 @@ def measured(costs: Costs, noise: float = 0.0) -> list[Measured]:
 def test_what_floors_say_is_taken_from_them() -> None:
     found = of_floors(floors())
     assert found == pytest.approx({"clock": CLOCK, "exchange": EXCHANGE, "exchange_bytes": RATE,
-                                   "decision_between": 1.1 * CLOCK})
+                                   "group_overflow_check": 1.1 * CLOCK})
     assert of_floors(floors("clock")) == {}
 
 
 def test_constants_that_made_the_times_are_found_again_and_say_where_they_are_from() -> None:
     fixed = {k: v for k, v in of_floors(floors()).items() if k in asdict(cost.FITTED)}
-    true = replace(cost.FITTED, **fixed, product=2.0, gradient=2.2, second=2500.0)
+    true = replace(cost.FITTED, **fixed, gemm=2.0, gradient=2.2, second_exchange=2500.0)
     networks = measured(true, noise=0.01)
     assert len(networks) > 15
     found = {c.name: c for c in fitted(networks, cost.FITTED, fixed)}
     assert {name for name, c in found.items() if c.source == "floors"} == set(fixed)
-    for name in ("product", "gradient", "second"):
+    for name in ("gemm", "gradient", "second_exchange"):
         c = found[name]
         assert c.source == "fit"
         assert c.before == getattr(cost.FITTED, name)
         assert c.value == pytest.approx(getattr(true, name), rel=0.15), name
     # No network here has a scaled loss or stochastic rounding: nothing is learned of these.
-    for name in ("decision", "draws"):
+    for name in ("overflow_check", "rounding"):
         assert found[name].source == "kept"
         assert found[name].value == pytest.approx(getattr(cost.FITTED, name))
     after = Costs(**{c.name: c.value for c in found.values()})
@@ -139,4 +139,4 @@ def test_what_is_to_stay_stays_whatever_floors_say() -> None:
     for fixed in ({}, {"clock": 2 * cost.FITTED.clock}):
         found = {c.name: c for c in fitted(networks, cost.FITTED, fixed, ["clock"])}
         assert (found["clock"].value, found["clock"].source) == (cost.FITTED.clock, "stays")
-        assert 0.8 < found["product"].value / cost.FITTED.product < 1.25  # at twice the clock 2
+        assert 0.8 < found["gemm"].value / cost.FITTED.gemm < 1.25  # at twice the clock 2
