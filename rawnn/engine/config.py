@@ -193,7 +193,7 @@ class Config:
         """Raise ConfigError for a sharding that is not one in full."""
         if self.sharding is None:
             return
-        from rawnn.opts.persistent import is_full_sharding
+        from rawnn.persistent.spelling import is_full_sharding
 
         if not is_full_sharding(self.sharding):
             raise ConfigError(f"sharding = '{self.sharding}': give it in full, as the result of a "

@@ -56,11 +56,11 @@ class GpuMembers:
         d = self._plans.choice.sharding
         notify(f"{len(group):,} members: each on {d.tp_size} thread block"
                f"{'s' if d.tp_size > 1 else ''} of {d.threads} threads, "
-               f"{self._plans.choice.resident} blocks a multiprocessor, {self.sharding}")
+               f"{d.blocks_per_multiprocessor} blocks a multiprocessor, {self.sharding}")
 
     @property
     def sharding(self) -> str:
-        return self._plans.choice.text
+        return self._plans.choice.sharding.text
 
     # -- making ready ------------------------------------------------------------------------------
     def _build(self) -> None:

@@ -12,14 +12,15 @@ from rawnn.many.members import Group
 from rawnn.model.layers import Network
 from rawnn.model.schedules import Schedule, parse
 from rawnn.opts import TOGGLES, Selection, select
-from rawnn.opts.persistent import is_full_sharding, sharding_of
 from rawnn.persistent.chip import NEEDED, chip_of
-from rawnn.persistent.choose_members import MemberChoice, choose_members, exact_members
+from rawnn.persistent.choose import Choice
+from rawnn.persistent.choose_members import choose_members, exact_members
 from rawnn.persistent.layout import Layout
 from rawnn.persistent.member_problem import evaluation_layout, training_problem
 from rawnn.persistent.problem import NOT_SETTINGS, Problem, Unsupported, problem_of
 from rawnn.persistent.rounding import with_rounded_inputs
 from rawnn.persistent.sharding import Members
+from rawnn.persistent.spelling import is_full_sharding, sharding_of
 from rawnn.plan.build import CLOCK, evaluation_step, training_step
 from rawnn.plan.epoch_plans import rounded
 from rawnn.plan.op import Op
@@ -49,7 +50,7 @@ class MemberPlans:
     rates: Plan
     train: Plan
     evaluate: Plan
-    choice: MemberChoice
+    choice: Choice
     settings: tuple[str, ...]
     constant: bool
 
@@ -245,7 +246,7 @@ class _Builder:
             "persistent")
         return Plan("train", tensors, (op,), step.batch, target=step.target).check()
 
-    def _evaluate(self, choice: MemberChoice, room: int, train: Plan) -> Plan:
+    def _evaluate(self, choice: Choice, room: int, train: Plan) -> Plan:
         group, part, networks = self.group, self.measured, len(self.group)
         d = choice.sharding
         examples = len(group.held_out[0]) if group.held_out else len(self.dataset.test_images)
@@ -279,7 +280,7 @@ class _Builder:
         return Plan("evaluate", tensors, (op,), batch, target=step.target).check()
 
     def _evaluation_layout(self, problem: Problem, step: Plan, batch: int, partial: bool,
-                           choice: MemberChoice, room: int) -> Layout:
+                           choice: Choice, room: int) -> Layout:
         gather = step.find(kind="gather")[0]
         changed = replace(
             problem, batch=batch, stride=batch, scale=gather.attributes["scale"],

@@ -6,17 +6,15 @@ chooses how thread blocks share layers and batch (rawnn/persistent).
 
 from __future__ import annotations
 
-import re
-
 from rawnn.common.errors import ConfigError
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.persistent.chip import NEEDED, chip_of
 from rawnn.persistent.choose import Choice, choose
 from rawnn.persistent.layout import COUNTS
-from rawnn.persistent.problem import Problem, Unsupported, problem_of
+from rawnn.persistent.problem import Unsupported, problem_of
 from rawnn.persistent.rounding import with_rounded_inputs
-from rawnn.persistent.sharding import DSMEM, Sharding
-from rawnn.persistent.spelling import exactly
+from rawnn.persistent.sharding import Sharding
+from rawnn.persistent.spelling import exactly, parse_sharding
 from rawnn.plan.ops.train_steps import KIND, WORKSPACE, train_steps
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
@@ -74,22 +72,14 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     plan = with_rounded_inputs(plan)
     if plan.name == "partial":
         return plan, policy
-    found = _SYNTAX.fullmatch(str(value))
-    tp_size, dp_size, transport, threads, resident, boundaries, micro_batches \
-        = found.groups("") if found else ("",) * 7
     try:
-        return rewrite(plan, int(tp_size or 0), int(dp_size or 0), int(threads or 0), boundaries,
-                       int(micro_batches or 1), transport, int(resident or 0)), policy
+        return rewrite(plan, *(parse_sharding(str(value)) or ())), policy
     except Unsupported as reason:
         raise ConfigError(f"the toggle 'persistent' cannot run so: the step {reason}") from None
 
 
-_SYNTAX = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
-                     r"(?:(?:@(l2|cluster))?:([1-9]\d{1,3})(?:x([1-8]))?:([FSG]{2,})(?::([1-9]\d?))?)?")
-
-
 def parse(text: str) -> str:
-    if text != "auto" and not _SYNTAX.fullmatch(text):
+    if text != "auto" and not parse_sharding(text):
         raise ConfigError(f"persistent={text}: give auto, or a sharding: tp_size x dp_size blocks "
                           f"as in 4x8, with threads of a block and a letter for each boundary of "
                           f"the layers as in 4x8:256:FSGF, exchanges via L2 as in "
@@ -104,23 +94,6 @@ def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
         d: Sharding = op.attributes["chosen"].sharding
         return d.text
     return value
-
-
-def sharding_of(problem: Problem, text: str) -> Sharding:
-    """The sharding that a text names in full. Raises ConfigError for another text."""
-    found = _SYNTAX.fullmatch(text)
-    if found is None or not is_full_sharding(text):
-        raise ConfigError(f"sharding = {text}: give tp_size x dp_size blocks, threads and "
-                          f"boundaries, as in 1x1:128:FFFF")
-    tp_size, dp_size, transport, threads, resident, boundaries, micro_batches = found.groups("")
-    return Sharding(problem, int(tp_size), int(dp_size), int(threads), boundaries,
-                    int(micro_batches or 1), transport or DSMEM, resident=int(resident or 0))
-
-
-def is_full_sharding(text: str) -> bool:
-    """Whether the text names one sharding, with its threads and boundaries."""
-    found = _SYNTAX.fullmatch(text)
-    return found is not None and found[6] is not None
 
 
 def needs(machine: Machine) -> str | None:

@@ -22,15 +22,14 @@ class Chip:
     clusters: (blocks, clusters) for each cluster size: how many clusters run at once, with one
         block a multiprocessor.
     costs: the constants of the cost model on this GPU.
-    shared_per_multiprocessor, registers, threads: bytes of shared memory, 32-bit registers and
-        threads of a multiprocessor, which several blocks of small networks share.
+    shared_per_multiprocessor, threads: bytes of shared memory and threads of a multiprocessor,
+        which several blocks of small networks share.
     """
 
     shared: int
     clusters: tuple[tuple[int, int], ...]
     costs: Costs = FITTED
     shared_per_multiprocessor: int = 228 << 10
-    registers: int = 65536
     threads: int = 2048
 
     def most_groups(self, tp_size: int, transport: str = DSMEM) -> int:
@@ -60,5 +59,4 @@ def chip_of(target: Target) -> Chip:
     """The chip of a target."""
     return Chip(target.shared_per_block,
                 tuple((size, blocks // size) for size, blocks in sorted(target.at_once.items())),
-                costs_of(target), target.shared_per_multiprocessor, target.registers,
-                target.threads)
+                costs_of(target), target.shared_per_multiprocessor, target.threads)

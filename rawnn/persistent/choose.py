@@ -66,10 +66,10 @@ def choose(problem: Problem, chip: Chip, tp_size: int = 0, dp_size: int = 0) -> 
     given. Raises Unsupported where nothing fits."""
     if dp_size:
         check_blocks(problem, chip, tp_size, dp_size, _groups(chip, tp_size)[0][0])
-    best, least = _cheapest(chip, _candidates(problem, chip, tp_size, dp_size))
+    best, least = _cheapest(chip, candidates(problem, chip, tp_size, dp_size))
     if best is None and not problem.scaled:
         best, _ = _cheapest(chip, (_with_threads(replace(d, micro_batches=n)) for n in MICRO_BATCHES
-                                   for d in _candidates(problem, chip, tp_size, dp_size, n)
+                                   for d in candidates(problem, chip, tp_size, dp_size, n)
                                    if d.dp_size > 1 and d.group_batch >= n))
     if best is None:
         least = least or least_bytes(problem, max(size for _, size in _groups(chip, tp_size)))
@@ -90,11 +90,11 @@ def check_blocks(problem: Problem, chip: Chip, tp_size: int, dp_size: int, trans
             f"a batch of {problem.batch}", FIX)
 
 
-def _cheapest(chip: Chip, candidates: Iterable[Sharding]) -> tuple[Choice | None, int]:
+def _cheapest(chip: Chip, tried: Iterable[Sharding]) -> tuple[Choice | None, int]:
     """The cheapest that fits; and where none does, the bytes that a block would need at least."""
     best: Choice | None = None
     least = 0
-    for d in candidates:
+    for d in tried:
         us = cost.microseconds(d, chip.costs)
         if best is not None and (us >= best.us or cost.most_bytes(d) > 2 * chip.shared):
             continue
@@ -108,7 +108,7 @@ def _cheapest(chip: Chip, candidates: Iterable[Sharding]) -> tuple[Choice | None
     return best, least
 
 
-def _candidates(problem: Problem, chip: Chip, tp_size: int, dp_size: int,
+def candidates(problem: Problem, chip: Chip, tp_size: int, dp_size: int,
                 micro_batches: int = 1) -> Iterator[Sharding]:
     """Shardings that may be cheapest, with one micro-batch each. Those of deep networks may fit
     with so many `micro_batches`."""

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from rawnn.persistent import cost
 from rawnn.persistent.block_memory import LayerLayout
 from rawnn.persistent.chip import Chip
-from rawnn.persistent.choose import MOST_WARPS, _candidates
+from rawnn.persistent.choose import MOST_WARPS, Choice, candidates
 from rawnn.persistent.layout import Layout, layout_of
 from rawnn.persistent.member_problem import check
+from rawnn.persistent.phases import Gemm
 from rawnn.persistent.problem import Problem, Unsupported
-from rawnn.persistent.schedule import Gemm
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
-    DSMEM,
+    MOST_REGISTERS,
     REPLICATED,
     SHARDED,
     WARP,
@@ -30,7 +30,7 @@ from rawnn.persistent.sharding import (
     Sharding,
     ceil,
 )
-from rawnn.persistent.spelling import exactly
+from rawnn.persistent.spelling import check_sharding, fitting_layout
 
 THREADS = (512, 256, 128, 64, 32)
 """Of a block. Of equal times, that of more threads is less (20-64-64-3 and 8-32-32-1)."""
@@ -38,7 +38,6 @@ MOST_RESIDENT = 8
 """Blocks of a multiprocessor that are tried."""
 LEAST_EXAMPLES = 8
 """Of a micro-batch."""
-MOST_REGISTERS = 255
 SUMS_OF_CLUSTER = 1.35
 """Registers of a sum of micro-batches in a kernel that also exchanges (784-128-10)."""
 LEAST_REGISTERS = {"float32": 92, "tf32": 92, "bfloat16": 76, "float16": 80}
@@ -71,39 +70,17 @@ HELD, FAR = 0.7, 1.2
 memory."""
 
 
-@dataclass(frozen=True)
-class MemberChoice:
-    """A layout for members, and the microseconds that a step of all of them is expected to take."""
-
-    layout: Layout
-    us: float
-
-    @property
-    def sharding(self) -> Sharding:
-        return self.layout.sharding
-
-    @property
-    def resident(self) -> int:
-        """Blocks of a multiprocessor."""
-        return max(self.sharding.resident, 1)
-
-    @property
-    def text(self) -> str:
-        """The sharding as users type it, which says all that the bits of a member depend on."""
-        return self.sharding.text
-
-
 @cache
-def choose_members(problem: Problem, chip: Chip, members: Members, networks: int) -> MemberChoice:
-    """The layout of the least expected time for so many networks. `problem` is that of members
-    (member_problem.py). Raises Unsupported where a member fits no block and no cluster."""
+def choose_members(problem: Problem, chip: Chip, members: Members, networks: int) -> Choice:
+    """The layout with the least expected time of a step of so many networks. `problem` is that of
+    members (member_problem.py). Raises Unsupported where a member fits no block and no cluster."""
     return min(member_candidates(problem, chip, members, networks), key=lambda found: found.us)
 
 
 def member_candidates(problem: Problem, chip: Chip, members: Members,
-                      networks: int) -> list[MemberChoice]:
+                      networks: int) -> list[Choice]:
     """All layouts that are tried. Raises Unsupported where there is none."""
-    found = [MemberChoice(layout, step_microseconds(layout, chip, networks))
+    found = [Choice(layout, step_microseconds(layout, chip, networks), chip.costs)
              for layout in _layouts(problem, chip, members, networks)]
     if not found:
         raise Unsupported("of one member fits neither a block nor a cluster of this GPU",
@@ -112,18 +89,19 @@ def member_candidates(problem: Problem, chip: Chip, members: Members,
 
 
 def exact_members(problem: Problem, chip: Chip, members: Members, networks: int,
-                  sharding: Sharding) -> MemberChoice:
+                  sharding: Sharding) -> Choice:
     """The layout of a sharding that a user names. Raises Unsupported where it does not fit."""
     check(sharding)
     if sharding.tp_size not in chip.sizes:
         raise Unsupported(f"needs clusters of {sharding.tp_size} blocks, which the GPU has not",
                           "let a cost model choose")
-    d = sharding
-    exactly(problem, chip, d.tp_size, 1, d.threads, d.boundaries, d.micro_batches, DSMEM,
-            d.resident)
-    for layout in _fitting(replace(d, problem=problem, members=members), chip):
-        return MemberChoice(layout, step_microseconds(layout, chip, networks))
-    raise Unsupported(f"does not fit the chip as {sharding}", "let a cost model choose")
+    d = replace(sharding, problem=problem, members=members)
+    check_sharding(d, chip)
+    layout = fitting_layout(d, chip)
+    if not has_registers(layout):
+        raise Unsupported(f"needs about {registers(layout)} registers a thread as {d}, and can "
+                          f"have {min(d.registers, MOST_REGISTERS)}", "let a cost model choose")
+    return Choice(layout, step_microseconds(layout, chip, networks), chip.costs)
 
 
 def _layouts(problem: Problem, chip: Chip, members: Members, networks: int) -> Iterator[Layout]:
@@ -139,7 +117,7 @@ def _layouts(problem: Problem, chip: Chip, members: Members, networks: int) -> I
         if tp_size == 1 or (fits and networks > chip.most_groups(tp_size)):
             continue
         seen = set()
-        for d in _candidates(problem, chip, tp_size, 1):
+        for d in candidates(problem, chip, tp_size, 1):
             boundaries = d.boundaries
             if problem.labelled and boundaries[-1] == SHARDED:
                 boundaries = boundaries[:-1] + ALL_GATHERED
@@ -168,8 +146,7 @@ def _fitting(d: Sharding, chip: Chip) -> Iterator[Layout]:
     """The layout of a sharding, if its blocks have the memory and the registers that it takes."""
     room = chip.room(d.resident)
     layout = layout_of(d, room)
-    most = min(chip.registers // (d.threads * max(d.resident, 1)), MOST_REGISTERS)
-    if layout.nbytes <= room and registers(layout) <= most:
+    if layout.nbytes <= room and has_registers(layout):
         yield layout
 
 
@@ -183,8 +160,15 @@ def _micro_batches(problem: Problem) -> Iterator[int]:
             yield n
 
 
+def has_registers(layout: Layout) -> bool:
+    """Whether a thread can have the registers that it is expected to need. These are estimated from
+    above, so that ptxas' rounding to eights does not matter."""
+    return registers(layout) <= min(layout.sharding.registers, MOST_REGISTERS)
+
+
 def registers(layout: Layout) -> int:
-    """Registers of a thread that a kernel needs, so that it spills nothing."""
+    """Registers of a thread that a kernel is expected to need at most, so that it spills nothing.
+    """
     d, states = layout.sharding, len(layout.sharding.problem.states)
     sums = 0.0
     if d.holds_tiles and d.micro_batches > 1:
@@ -222,7 +206,7 @@ def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:
     """Expected microseconds of a step of all networks, which come in rounds of as many as run at
     once. A block that has a multiprocessor for itself takes its latency; several share what the
     multiprocessor issues, and hide each other's latency in part."""
-    d, resident = layout.sharding, max(layout.sharding.resident, 1)
+    d, resident = layout.sharding, layout.sharding.blocks_per_multiprocessor
     latency = cost.microseconds(d, chip.costs) + update_cycles(layout) / chip.costs.clock
     if d.tp_size > 1:
         return ceil(networks, max(chip.most_groups(d.tp_size), 1)) * latency

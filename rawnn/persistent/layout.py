@@ -9,9 +9,19 @@ from itertools import pairwise
 
 from rawnn.persistent import buffers
 from rawnn.persistent.block_memory import FIXED_BYTES, LayerLayout, Memory
+from rawnn.persistent.phases import Gemm
 from rawnn.persistent.problem import Problem
-from rawnn.persistent.schedule import Gemm, Schedule, build, separates_logits, stores_tallies
-from rawnn.persistent.sharding import ALL_GATHERED, SHARDED, TILE, Sharding, ceil, pitch, up
+from rawnn.persistent.schedule import Schedule, build, separates_logits, stores_tallies
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    MOST_REGISTERS,
+    SHARDED,
+    TILE,
+    Sharding,
+    ceil,
+    pitch,
+    up,
+)
 from rawnn.persistent.tiles import Tiling, far_tiling, softmax_floats, tiling
 
 ALL, SHARE = "all", "share"
@@ -28,8 +38,6 @@ LAUNCH_STAMPS, NANOSECOND_WORDS = 4, 4
 RULE_BYTES = 64
 PERMUTATION_BYTES = 48
 """At least those of a Permutation (primitives/random.cuh)."""
-REGISTERS = 65536
-"""Of a multiprocessor, on every GPU with asynchronous copies."""
 WORKING_REGISTERS = {"float32": 124, "tf32": 96, "bfloat16": 78, "float16": 84}
 """Of a thread, for everything but the weights that it holds from step to step: what the kernels of
 20-64-64-3 need without these, and a few more."""
@@ -379,8 +387,7 @@ def _held(d: Sharding, layers: Sequence[LayerLayout], by_size: Sequence[int]) ->
     memory, none does: what is loaded of it for the tiles of a task takes these registers."""
     if not d.holds_tiles or not d.resident:
         return set()
-    left = min(REGISTERS // (d.threads * d.resident) // 8 * 8, 255)
-    left -= WORKING_REGISTERS[d.problem.numbers]
+    left = min(d.registers // 8 * 8, MOST_REGISTERS) - WORKING_REGISTERS[d.problem.numbers]
     if d.micro_batches > 1:
         left -= sum(part.registers(d.warps) for part in layers)
     found = set()

@@ -32,6 +32,8 @@ distributed shared memory; or it exchanges via L2, through global memory that st
 """
 REPLICATED_LAYER, COLUMN_PARALLEL, ROW_PARALLEL = "replicated", "column-parallel", "row-parallel"
 WARP = 32
+REGISTERS, MOST_REGISTERS = 65536, 255
+"""Of a multiprocessor, on every GPU with asynchronous copies; and of a thread, at most."""
 TILE = 128
 """Floats of a tile of gradients: 16 inputs x 8 outputs of a weight, or 128 biases."""
 LOADS_IN_FLIGHT = 8
@@ -122,6 +124,17 @@ class Sharding:
         micro = f":{self.micro_batches}" if self.micro_batches > 1 else ""
         return f"{self.tp_size}x{self.dp_size}{transport}:{self.threads}{resident}:" \
                f"{self.boundaries}{micro}"
+
+    @property
+    def blocks_per_multiprocessor(self) -> int:
+        """Blocks that share a multiprocessor. It is one if the sharding does not say."""
+        return max(self.resident, 1)
+
+    @property
+    def registers(self) -> int:
+        """Registers of a multiprocessor for each of its threads. ptxas grants a thread the largest
+        multiple of eight of these, and MOST_REGISTERS at most."""
+        return REGISTERS // (self.threads * self.blocks_per_multiprocessor)
 
     @property
     def holds_tiles(self) -> bool:

@@ -21,7 +21,8 @@ from rawnn.persistent.layout import (
     orders_at_once,
 )
 from rawnn.persistent.parameters import parameters
-from rawnn.persistent.schedule import GRADIENT, Gemm, stores_tallies
+from rawnn.persistent.phases import GRADIENT, Gemm
+from rawnn.persistent.schedule import stores_tallies
 from rawnn.persistent.sharding import (
     COLUMN_PARALLEL,
     REPLICATED_LAYER,
@@ -83,8 +84,8 @@ class KernelEmitter(Emitter):
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in self.parameters())
-        w(f"__global__ void __launch_bounds__({d.threads}, {self.resident}) {self.name}"
-          f"({arguments}) {{")
+        w(f"__global__ void __launch_bounds__({d.threads}, {d.blocks_per_multiprocessor}) "
+          f"{self.name}({arguments}) {{")
         self.begin()
         self.k.stamp_launch(1)
         self.begin_steps()
@@ -103,11 +104,6 @@ class KernelEmitter(Emitter):
 
     def parameters(self) -> list[tuple[str, str]]:
         return parameters(self.p, self.layout)
-
-    @property
-    def resident(self) -> int:
-        """Blocks of a multiprocessor that the registers leave room for."""
-        return max(self.d.resident, 1)
 
     def begin_steps(self) -> None:
         """The loop over steps. NVVM sees no loop in one that is entered in two places, which makes

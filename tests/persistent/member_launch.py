@@ -18,11 +18,11 @@ from rawnn.engine.config import Config
 from rawnn.many.gpu import OF_DATA, TEST
 from rawnn.many.member_plans import member_plans, schedule_of, words_of
 from rawnn.many.members import Group
-from rawnn.opts.persistent import sharding_of
 from rawnn.persistent.chip import chip_of
 from rawnn.persistent.layout import layout_of
 from rawnn.persistent.problem import problem_of
 from rawnn.persistent.source import source
+from rawnn.persistent.spelling import sharding_of
 from rawnn.plan.ops.members import member_words
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role

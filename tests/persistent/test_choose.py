@@ -11,7 +11,7 @@ from rawnn.common.target import HOST, known
 from rawnn.model.layers import Network
 from rawnn.persistent import cost
 from rawnn.persistent.chip import chip_of
-from rawnn.persistent.choose import MOST_WARPS, _candidates, _layer, _layers, choose
+from rawnn.persistent.choose import MOST_WARPS, _layer, _layers, candidates, choose
 from rawnn.persistent.layout import layout_of, least_bytes
 from rawnn.persistent.problem import Unsupported, problem_of
 from rawnn.persistent.report import describe
@@ -128,7 +128,7 @@ def test_what_a_layer_takes_follows_from_what_lies_next_to_it(variety: str) -> N
 def test_no_layout_takes_less_than_is_said_to_be_the_least(variety: str) -> None:
     p = problem(**VARIETY[variety])
     for chip in (HOPPER, AMPERE):
-        for d in _candidates(p, chip, 0, 0):
+        for d in candidates(p, chip, 0, 0):
             assert least_bytes(p, d.tp_size, d.columns) <= layout_of(d, chip.shared).nbytes
 
 

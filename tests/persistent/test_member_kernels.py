@@ -13,20 +13,20 @@ import pytest
 from rawnn.cuda.compiling import resources
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.model.optimizers import Optimizer
-from rawnn.opts.persistent import sharding_of
 from rawnn.persistent.choose import choose
 from rawnn.persistent.choose_members import (
-    MemberChoice,
     choose_members,
+    exact_members,
     member_candidates,
     step_microseconds,
 )
 from rawnn.persistent.layout import Layout, layout_of
 from rawnn.persistent.member_problem import evaluation_layout, training_problem
 from rawnn.persistent.member_source import member_source
-from rawnn.persistent.problem import Problem
+from rawnn.persistent.problem import Problem, Unsupported
 from rawnn.persistent.sharding import Members
 from rawnn.persistent.source import source
+from rawnn.persistent.spelling import sharding_of
 from rawnn.ptx.persistent.persistent import QUICK
 from tests.persistent.problems import AMPERE, HOPPER, VARIETY, problem
 from tests.ptx.architectures import installed_nvrtc
@@ -152,6 +152,18 @@ def test_a_batch_that_fits_no_block_is_taken_in_micro_batches() -> None:
     assert min(choice.sharding.micro_batches for choice in found) == 2
 
 
+@pytest.mark.parametrize(("text", "words"), [
+    ("1x1:128:FFFF", "a block would need 3[0-9]+ KiB of shared memory, and has 227 KiB"),
+    ("1x1:512x2:FFFF:16", "needs about [0-9]+ registers a thread .* and can have 64"),
+    ("3x1:128:FFSF", "needs clusters of 3 blocks, which the GPU has not"),
+    ("2x1:100:FFSF", "cannot have blocks of 100 threads"),
+    ("1x2:128:FFFF", "has data-parallel groups, but each member has one group")])
+def test_a_sharding_that_members_cannot_have_is_refused(text: str, words: str) -> None:
+    own, single = of_members("D", ""), single_of("D", "")
+    with pytest.raises(Unsupported, match=words):
+        exact_members(own, HOPPER, replace(SHUFFLED, single=single), 16, sharding_of(single, text))
+
+
 def test_what_fits_no_block_is_shared_by_clusters() -> None:
     wide = training_problem(problem((784, 128, 10), 128, form={"inputs": "float32", "scale": 1.0},
                                     shuffle=True), SHUFFLED, partial=False)
@@ -162,7 +174,7 @@ def test_what_fits_no_block_is_shared_by_clusters() -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_more_members_take_longer_and_waves_count(name: str) -> None:
     own = of_members(name, "bf16")
-    choice: MemberChoice = choose_members(own, HOPPER, SHUFFLED, 132)
+    choice = choose_members(own, HOPPER, SHUFFLED, 132)
     times = [step_microseconds(choice.layout, HOPPER, n) for n in (1, 132, 133, 264, 265)]
     assert times == sorted(times)
     assert times[2] > times[1]
@@ -171,7 +183,7 @@ def test_more_members_take_longer_and_waves_count(name: str) -> None:
 
 def test_the_blocks_of_a_multiprocessor_fit_its_memory_and_registers() -> None:
     for choice in member_candidates(of_members("B", "bf16"), HOPPER, SHUFFLED, 4096):
-        d, resident = choice.sharding, choice.resident
+        d, resident = choice.sharding, choice.sharding.blocks_per_multiprocessor
         assert resident * (choice.layout.nbytes + 1024) <= HOPPER.shared_per_multiprocessor
         assert resident * d.threads <= HOPPER.threads
 
@@ -188,7 +200,7 @@ def test_bits_depend_on_nothing_that_a_shardings_text_does_not_say(name: str,
     tilings = {}
     for networks in (1, 1056):
         for choice in member_candidates(own, HOPPER, members, networks):
-            tilings[choice.text] = tiled(choice.layout)
+            tilings[choice.sharding.text] = tiled(choice.layout)
     for text, found in tilings.items():
         d = sharding_of(single_of(name, numbers), text)
         assert found == tiled(layout_of(d, HOPPER.room(d.resident))), text
