@@ -102,7 +102,7 @@ class ExchangeEmitter(Emitter):
         if d.via_l2:
             floats, copies = buffers.group_floats(self.schedule), buffers.copies(self.schedule)
             w(f"ViaL2<Shape, {floats if copies > 1 else 0}ll> transport = {{"
-              f"parcels + group * {copies * floats}ll, rank, generations[blockIdx.x]}};")
+              f"receive_buffers + group * {copies * floats}ll, rank, generations[blockIdx.x]}};")
         else:
             w(f"Dsmem<Shape, {found.receive_floats}> transport = {{{self.k.at('exchange')}, "
               f"barriers + 16, rank, 0}};")

@@ -60,7 +60,7 @@ class GemmEmitter(Emitter):
         self.product(g, finish, limit)
 
     def product(self, g: Gemm, finish: str, limit: str) -> None:
-        """Product<...>::run(weights, right operand, first warp, what happens to the sums)."""
+        """Gemm<...>::run(weights, right operand, first warp, what happens to the sums)."""
         d, w, part, tiles = self.d, self.w, self.layout.layers[g.layer], g.tiling(self.d)
         sent, bias = g.epilogue.send is not None, self.biases(g.epilogue)
         if g.kind == FORWARD:
@@ -69,7 +69,7 @@ class GemmEmitter(Emitter):
         else:
             ways, right, pitch = "true, false", g.layer + 1, d.pitch
         type_, weights = self.k.weights_of(g.layer)
-        head = f"Product<Shape, {ways}, {ceil(g.m, 16)}, {d.columns // 8}, {ceil(g.k, 8)}, " \
+        head = f"Gemm<Shape, {ways}, {ceil(g.m, 16)}, {d.columns // 8}, {ceil(g.k, 8)}, " \
                f"{tiles.split}, {tiles.down}, {tiles.across}, {part.pitch}, {pitch}, false, " \
                f"{type_}, {self.k.type_of(right)}>::run({weights}, {self.k.buffer(g.right)}, 0, "
         if tiles.split == 1:
@@ -119,9 +119,9 @@ class GemmEmitter(Emitter):
             self.declare_publication(g)
         operands = f"{self.k.buffer(g.left)}, {self.k.buffer(g.right)}"
         if self.k.holds(g.layer):
-            part = "part" if self.d.micro_batches > 1 else "0"
-            sums = self.k.at(f"s{g.layer}") if part != "0" and self.p.bias else "nullptr"
-            w(f"held{n}.run({operands}, finish, {part}, {sums});")
+            micro_batch = "micro_batch" if self.d.micro_batches > 1 else "0"
+            sums = self.k.at(f"s{g.layer}") if micro_batch != "0" and self.p.bias else "nullptr"
+            w(f"held{n}.run({operands}, finish, {micro_batch}, {sums});")
         else:
             w(f"{self.k.weight_gradient_type(g)}::run({operands}, {first_warp}, finish);")
         w("}")
@@ -135,17 +135,17 @@ class GemmEmitter(Emitter):
         how = f", StochasticRounding<{p.layers[g.layer]}>" if p.streams else ""
         self.w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
                f"{part.state_tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
-               f"{self.k.states_at(g.layer)}{f', chance{n}' if p.streams else ''}}};")
+               f"{self.k.states_at(g.layer)}{f', rounding{n}' if p.streams else ''}}};")
 
     def declare_publication(self, g: Gemm) -> None:
         """The epilogue that stores tiles for the other groups, or adds to what earlier
         micro-batches stored. The others wait for the flag bit of the last micro-batch."""
         d, part = self.d, self.layout.layers[g.layer]
-        copy = "(meeting & 1)" if self.layout.sync == ALL else "0"
+        copy = "(all_reduce & 1)" if self.layout.sync == ALL else "0"
         way, adds = "PublishTiles", ""
         if g.epilogue.function == ACCUMULATE:
             way = "AccumulateTiles"
-            adds = f" ^ (part < {d.micro_batches - 1} ? 1u : 0u), part > 0"
+            adds = f" ^ (micro_batch < {d.micro_batches - 1} ? 1u : 0u), micro_batch > 0"
         published = self.k.published_type
         kind = f", {published}" if d.publishes_bf16 else ""
         self.w(f"const {way}<{part.across}, {part.tiles}{kind}> finish = {{"
@@ -186,14 +186,15 @@ class GemmEmitter(Emitter):
         if end.function != ACTIVATE:
             return self.store(to, "v0", "v1", row)
         saved = [self.store(self.k.buffer(end.saved), "v0", "v1", row)] if end.saved else []
-        return "\n".join([*saved, self.store(to, "Between::apply(v0)", "Between::apply(v1)", row)])
+        values = "Activation::apply(v0)", "Activation::apply(v1)"
+        return "\n".join([*saved, self.store(to, *values, row)])
 
     def activation_gradient(self, end: Epilogue, row: str, saved_row: str) -> str:
         to = self.k.buffer(end.to)
         saved = f"{to} + ({row}) * {self.d.pitch}" if end.saved == end.to \
             else f"{self.k.buffer(end.saved)} + ({saved_row}) * {self.d.pitch}"
         kept = f"const float2 kept = load_two<Shape>({saved} + e);\n"
-        slopes = "Between::backward(v0, kept.x)", "Between::backward(v1, kept.y)"
+        slopes = "Activation::backward(v0, kept.x)", "Activation::backward(v1, kept.y)"
         if not self.p.scaled:
             return kept + self.store(to, *slopes, row)
         return f"{kept}const float d0 = {slopes[0]}, d1 = {slopes[1]};\n" \
@@ -210,7 +211,7 @@ class GemmEmitter(Emitter):
             if end.saved:
                 saved = f"{self.k.buffer(end.saved)} + m * {self.d.pitch} + e"
                 lines.append(f"store_four<Shape>({saved}, v);")
-            applied = ", ".join(f"Between::apply(v.{c})" for c in "xyzw")
+            applied = ", ".join(f"Activation::apply(v.{c})" for c in "xyzw")
             lines.append(f"v = make_float4({applied});")
         assert end.send is not None
         return "\n".join([*lines, self.exchanges.send_row(end.send)])

@@ -28,7 +28,7 @@ ALL, SHARE = "all", "share"
 AT_ONCE, BY_FIRST, BY_LAST = "at once", "by the first block", "by the last block"
 STATE = "state of the optimizer"
 
-COUNTS = ("counters", "generations", "meetings", "trace")
+COUNTS = ("counters", "generations", "all_reduces", "trace")
 """Workspaces of integers."""
 
 LAUNCH_STAMPS, NANOSECOND_WORDS = 4, 4
@@ -60,7 +60,7 @@ class Layout:
     traced, stamps: steps of a launch that are traced, and stamps of each.
     copies, copied: the float where 16-bit copies of the first `copied` floats begin, which GEMMs
         read: weights, and biases among them. None where there are no copies.
-    turning: a launch is an epoch, and also does what stands between two.
+    has_epoch_boundary: a launch is an epoch, and also does what stands between two.
     """
 
     schedule: Schedule
@@ -81,7 +81,7 @@ class Layout:
     stamps: int = 0
     copies: int | None = None
     copied: int = 0
-    turning: bool = False
+    has_epoch_boundary: bool = False
 
     @property
     def sharding(self) -> Sharding:
@@ -153,16 +153,16 @@ class Layout:
             copies = 2 if self.sync == ALL else 1
             found["gradients"] = copies * d.blocks * self.tiles * TILE * d.published_bytes // 4
         if self.sync == SHARE:
-            found["fresh"] = d.tp_size * self.tiles * TILE * d.published_bytes // 4
+            found["weight_changes"] = d.tp_size * self.tiles * TILE * d.published_bytes // 4
         if self.sync and d.problem.scaled:
             found["overflows"] = 2 * d.blocks * 4
         if self.sync:
-            found["meetings"] = d.blocks
+            found["all_reduces"] = d.blocks
         if floats := buffers.group_floats(self.schedule):
             found["generations"] = d.blocks
-            found["parcels"] = buffers.copies(self.schedule) * d.dp_size * floats
+            found["receive_buffers"] = buffers.copies(self.schedule) * d.dp_size * floats
         if self.far_tiles:
-            found["far"] = d.blocks * self.far_tiles * len(d.problem.states) * TILE
+            found["optimizer_state"] = d.blocks * self.far_tiles * len(d.problem.states) * TILE
         if self.traced:
             of_warps = (self.traced * self.stamps + LAUNCH_STAMPS) * d.blocks * d.warps
             found["trace"] = of_warps + NANOSECOND_WORDS * d.blocks

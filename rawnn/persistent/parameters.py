@@ -14,11 +14,11 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
         found.append((f"const {c_type(p.labels)}*", "labels"))
     elif not p.reconstruct:
         found += [("const float*", "targets"), ("int", "ldtargets")]
-    made = "" if layout.turning else "const "
+    made = "" if layout.has_epoch_boundary else "const "
     found += [(f"{made}int*", "order")] if p.ordered else []
     found += [("const float*", "mean"), ("const float*", "inverse_std")] if p.normalised else []
     found += [("const float*", "rates")] if p.scheduled else []
-    found += [(f"{made}int*", "clock")] if p.timed or layout.turning else []
+    found += [(f"{made}int*", "clock")] if p.timed or layout.has_epoch_boundary else []
     found += [("float*", "loss_scale"), ("int*", "overflow")] if p.scaled else []
     found.append(("const int*", "cursor"))
     for layer in range(1, p.depth + 1):
@@ -36,7 +36,7 @@ def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     if p.measured:
         found.append(("int*", "correct"))
     found += [("unsigned long long", "seed")] if p.streams else []
-    found += [("unsigned long long", "turn_seed"), ("int", "count"), ("int", "steps")] \
-        if layout.turning else []
+    found += [("unsigned long long", "order_seed"), ("int", "count"), ("int", "steps")] \
+        if layout.has_epoch_boundary else []
     found += [("int", "whole"), ("int", "left")] if p.partial else []
     return [*found, ("int", "offset"), ("int", "span")]

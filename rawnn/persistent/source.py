@@ -37,7 +37,8 @@ from rawnn.persistent.writer import Emitter, Kernel, literal
 LONG_FROM = 3
 """Layers from which on a kernel takes a second and more to compile, and is emitted to take less:
 one function loads and stores all layers, and NVVM does not see the loop over steps."""
-NUMBERS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16", "float16": "kFloat16"}
+PRECISIONS = {"float32": "kFloat32", "tf32": "kTf32", "bfloat16": "kBfloat16",
+              "float16": "kFloat16"}
 
 
 def source(layout: Layout, name: str) -> str:
@@ -67,9 +68,9 @@ class KernelEmitter(Emitter):
         if self.layout.traced:
             w('#include "persistent/trace.cuh"')
         w("struct Shape {")
-        for constant, value in (("Threads", d.threads), ("Ranks", d.tp_size), ("Groups", d.dp_size),
-                                ("Columns", d.columns), ("Sent", d.sent), ("Pitch", d.pitch),
-                                ("Numbers", NUMBERS[p.numbers]),
+        for constant, value in (("Threads", d.threads), ("TpSize", d.tp_size),
+                                ("DpSize", d.dp_size), ("Columns", d.columns), ("Sent", d.sent),
+                                ("Pitch", d.pitch), ("Precision", PRECISIONS[p.numbers]),
                                 ("Copies", 2 * (self.layout.copies or 0))):
             w(f"static constexpr int k{constant} = {value};")
         w(f"static constexpr bool kCluster = {literal(d.cluster_size > 1)};")
@@ -78,7 +79,7 @@ class KernelEmitter(Emitter):
         own = activations([functor(p.activation)]), optimizers([p.rule])
         for line in "\n".join(own).strip().splitlines():
             w(line)
-        w(f"using Between = {functor(p.activation)};")
+        w(f"using Activation = {functor(p.activation)};")
         rule = f"OnChip<{p.rule}>::Rule"
         w(f"using Rule = {f'Unscaled<{rule}>' if p.scaled else rule};")
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
@@ -96,9 +97,9 @@ class KernelEmitter(Emitter):
         self.k.stamp_launch(3)
         w("}")
         if self.layout.traced:
-            turn, every = len(self.k.of_micro_batch), stamps(self.schedule)
+            stamps_of_micro_batch, every = len(self.k.of_micro_batch), stamps(self.schedule)
             w.lines[head:head] = [
-                f"constexpr int kStampsOfTurn = {turn};",
+                f"constexpr int kStampsOfMicroBatch = {stamps_of_micro_batch};",
                 f"using Stamps = Trace<Shape, {len(every)}, {self.layout.traced}>;"]
         return w.text()
 
@@ -133,11 +134,11 @@ class KernelEmitter(Emitter):
         self.k.stamp_launch(0)  # no sooner: the launch ahead may still write its own
         self.declare_member()
         if self.layout.sync:
-            w("const unsigned int meetings_before = meetings[blockIdx.x];")
+            w("const unsigned int all_reduces_before = all_reduces[blockIdx.x];")
         if p.timed:
             w("const int steps_of_epochs = clock[1];")
         if d.micro_batches > 1:
-            w(f"const int turns = span * {d.micro_batches};")
+            w(f"const int micro_batches = span * {d.micro_batches};")
             self.examples_of_micro_batches()
         elif p.partial:
             w("// The step behind the whole ones has the examples that are left.")
@@ -201,7 +202,8 @@ class KernelEmitter(Emitter):
         self.w(f"const int group = static_cast<int>(blockIdx.x) / {self.d.tp_size};")
 
     def declare_cursor(self) -> None:
-        self.w("const int cursor_now = *cursor" + (";" if self.layout.turning else " + offset;"))
+        offset = "" if self.layout.has_epoch_boundary else " + offset"
+        self.w(f"const int cursor_now = *cursor{offset};")
 
     def declare_member(self) -> None:
         """Declares what a member has for itself; nothing in the kernel of one network."""
@@ -241,33 +243,33 @@ class KernelEmitter(Emitter):
         if p.partial:
             w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
               f" : left; }};")
-            batch = f"batch_of(turn / {d.micro_batches})"
-        w("const auto present_in = [=](int turn) {")
-        w(f"const int here = min({d.group_batch}, {batch} - group * {d.group_batch});")
-        w(f"return max(0, min({d.micro_batch}, here - turn % {d.micro_batches} * "
+            batch = f"batch_of(t / {d.micro_batches})"
+        w("const auto present_in = [=](int t) {")
+        w(f"const int of_group = min({d.group_batch}, {batch} - group * {d.group_batch});")
+        w(f"return max(0, min({d.micro_batch}, of_group - t % {d.micro_batches} * "
           f"{d.micro_batch}));")
         w("};")
-        w("const auto first_of = [=](int turn) {")
-        w(f"return static_cast<long long>(cursor_now + turn / {d.micro_batches}) * {p.stride} + "
-          f"group * {d.group_batch} + turn % {d.micro_batches} * {d.micro_batch};")
+        w("const auto first_of = [=](int t) {")
+        w(f"return static_cast<long long>(cursor_now + t / {d.micro_batches}) * {p.stride} + "
+          f"group * {d.group_batch} + t % {d.micro_batches} * {d.micro_batch};")
         w("};")
 
     def load_layer(self, layer: int) -> None:
         p, w, part = self.p, self.w, self.layout.layers[layer]
         n = layer + 1
-        w(f"const Part part{n} = {self.part_of(layer)};")
+        w(f"const Shard shard{n} = {self.shard_of(layer)};")
         w(f"[[maybe_unused]] float* const weights{n} = shared + {part.weights};")
         w(f"[[maybe_unused]] float* const biases{n} = shared + {part.bias};")
         if self.is_long:
             w(f"load_layer<Shape>({part.weights}, {part.pitch}, w{n}, ldw{n}, {part.bias}, "
-              f"{f'b{n}' if p.bias else 'nullptr'}, part{n});")
+              f"{f'b{n}' if p.bias else 'nullptr'}, shard{n});")
         else:
-            w(f"load_weights<Shape>(weights{n}, {part.pitch}, w{n}, ldw{n}, part{n});")
+            w(f"load_weights<Shape>(weights{n}, {part.pitch}, w{n}, ldw{n}, shard{n});")
             if p.bias:
-                w(f"load_biases<Shape>(biases{n}, b{n}, part{n});")
+                w(f"load_biases<Shape>(biases{n}, b{n}, shard{n});")
         self.move_states(layer, "load", far=False)
 
-    def part_of(self, layer: int) -> str:
+    def shard_of(self, layer: int) -> str:
         kind = self.d.layer_kinds[layer]
         below, above = self.d.shards[layer:layer + 2]
         outs, ins = self.p.layers[layer + 1], self.p.layers[layer]
@@ -292,7 +294,7 @@ class KernelEmitter(Emitter):
         states, bias = self.p.states, "static_cast<float*>(nullptr)"
         where = f"{part.across}, {tiles}, {tiles + part.bias_tiles}, {base if share else 0}, group"
         of_bias = [f"b{n}_{state}" if self.p.bias else bias for state in states]
-        last = f"part{n}"
+        last = f"shard{n}"
         if way == "store":
             last += f", {self.store_share(layer, own=share)}"
             if self.p.bias and self.d.layer_kinds[layer] == ROW_PARALLEL:  # all blocks have it
@@ -320,12 +322,12 @@ class KernelEmitter(Emitter):
                        f"{self.d.micro_batches}, {first}> held{n};")
                 self.w(f"held{n}.clear();")
                 for i, state in enumerate(self.p.states if held else ()):
-                    self.w(f"held{n}.load<{i}>(w{n}_{state}, ldw{n}_{state}, part{n});")
+                    self.w(f"held{n}.load<{i}>(w{n}_{state}, ldw{n}_{state}, shard{n});")
 
     def store_held(self, layer: int) -> None:
         n = layer + 1
         for i, state in enumerate(self.p.states if self.layout.layers[layer].held else ()):
-            self.w(f"held{n}.store<{i}>(w{n}_{state}, ldw{n}_{state}, part{n});")
+            self.w(f"held{n}.store<{i}>(w{n}_{state}, ldw{n}_{state}, shard{n});")
 
     def store_share(self, layer: int, own: bool = False) -> str:
         """C++: which part of a layer this block stores. Blocks that have the same values share the
@@ -347,18 +349,19 @@ class KernelEmitter(Emitter):
         w(f"[[maybe_unused]] const StoreShare of_blocks = {{group * {d.tp_size} + rank, "
           f"{d.blocks}}};")
         for layer in range(p.depth):
-            part, n, turn = found.layers[layer], layer + 1, self.store_share(layer)
+            part, n, share = found.layers[layer], layer + 1, self.store_share(layer)
             row_parallel = d.layer_kinds[layer] == ROW_PARALLEL
-            bias_turn = "of_blocks" if row_parallel else turn  # all blocks have them
+            bias_share = "of_blocks" if row_parallel else share  # all blocks have them
             for to in [f"w{n}, ldw{n}"] + [f"c{n}, ldc{n}"] * bool(p.copies):
                 if self.is_long:
                     bias = f"b{n}" if p.bias and to[0] == "w" else "nullptr"
                     w(f"store_layer<Shape>({to}, {part.weights}, {part.pitch}, {bias}, "
-                      f"{part.bias}, part{n}, {turn}, {bias_turn});")
+                      f"{part.bias}, shard{n}, {share}, {bias_share});")
                 else:
-                    w(f"store_weights_as<Shape>({to}, weights{n}, {part.pitch}, part{n}, {turn});")
+                    w(f"store_weights_as<Shape>({to}, weights{n}, {part.pitch}, shard{n}, "
+                      f"{share});")
             if p.bias and not self.is_long:
-                w(f"store_biases<Shape>(b{n}, biases{n}, part{n}, {bias_turn});")
+                w(f"store_biases<Shape>(b{n}, biases{n}, shard{n}, {bias_share});")
             self.move_states(layer, "store")
             self.store_held(layer)
         if p.scaled:
@@ -368,16 +371,16 @@ class KernelEmitter(Emitter):
             w("}")
         self.exchanges.store_micro_batch()
         if found.sync:
-            w("if (thread == 0) meetings[blockIdx.x] = meetings_before + span;")
-        if found.turning:
-            w("NextOrder<Shape> order_to_come(turn_seed, offset, count);")
+            w("if (thread == 0) all_reduces[blockIdx.x] = all_reduces_before + span;")
+        if found.has_epoch_boundary:
+            w("NextOrder<Shape> next_order(order_seed, offset, count);")
         if self.clustered:
             remark = "" if self.releases_at_end else "  // none has left sooner"
             w(f"cluster_wait<Shape>();{remark}")
-        if found.turning:  # all blocks have read this epoch's order
-            w("order_to_come.store(order);")
+        if found.has_epoch_boundary:  # all blocks have read this epoch's order
+            w("next_order.store(order);")
         self.report()
-        if found.turning and found.reports != BY_LAST:
+        if found.has_epoch_boundary and found.reports != BY_LAST:
             w("if (blockIdx.x == 0 && thread == 0) tick_clock(clock, steps);")
 
     @property
@@ -407,7 +410,7 @@ class KernelEmitter(Emitter):
         """Whether blocks of a cluster must see what the others wrote to memory."""
         found = self.layout
         return (found.reports == BY_FIRST and found.all_report) or (
-            found.turning and not found.receive_floats and not found.counters)
+            found.has_epoch_boundary and not found.receive_floats and not found.counters)
 
     def report_ahead(self) -> None:
         """Finds out which block is the last one while weights are stored."""
@@ -435,6 +438,6 @@ class KernelEmitter(Emitter):
         w("if (*last != 0) {")
         w(total)
         w(f"if (thread <= {found.counters}) counters[thread] = 0u;")
-        if found.turning:
+        if found.has_epoch_boundary:
             w("if (thread == 0) tick_clock(clock, steps);")
         w("}")

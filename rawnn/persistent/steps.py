@@ -63,12 +63,12 @@ class StepEmitter(Emitter):
         d, w = self.d, self.w
         for layer, stream in enumerate(() if d.evaluates else self.p.streams):
             n = layer + 1
-            w(f"const StochasticRounding<{self.p.layers[layer]}> chance{n} = {{seed, {stream}u, "
-              f"steps_before + u, part{n}.out, part{n}.in}};")
+            w(f"const StochasticRounding<{self.p.layers[layer]}> rounding{n} = {{seed, {stream}u, "
+              f"steps_before + u, shard{n}.out, shard{n}.in}};")
         self.updates.emit_flag_bit()
         if d.micro_batches > 1:
-            w(f"for (int part = 0; part < {d.micro_batches}; ++part) {{")
-            w(f"const int t = u * {d.micro_batches} + part;")
+            w(f"for (int micro_batch = 0; micro_batch < {d.micro_batches}; ++micro_batch) {{")
+            w(f"const int t = u * {d.micro_batches} + micro_batch;")
         self.micro_batch()
         if d.micro_batches > 1:
             w("}")
@@ -85,7 +85,7 @@ class StepEmitter(Emitter):
                 self.gemms.begin_forward()
             if conditional != (isinstance(phase, Gemm) and phase.conditional):
                 conditional = not conditional
-                self.w("if (!left_out) {" if conditional else "}")
+                self.w("if (!skipped) {" if conditional else "}")
             self.emit(phase, first_warp)
         if conditional:
             self.w("}")

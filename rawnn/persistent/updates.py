@@ -26,7 +26,7 @@ class UpdateEmitter(Emitter):
     @property
     def counts(self) -> str:
         """C++: whether the step counts."""
-        return "!left_out" if self.p.scaled else "true"
+        return "!skipped" if self.p.scaled else "true"
 
     # -- overflows ---------------------------------------------------------------------------------
     def check_overflow(self, phase: CheckOverflow) -> None:
@@ -45,11 +45,11 @@ class UpdateEmitter(Emitter):
         found = "*found != 0" if d.tp_size == 1 else \
             f"transport.any<{self.k.type_of_exchange(self.schedule.exchanges[-1])}>()"
         if d.dp_size == 1:
-            w(f"const bool left_out = {found};")
+            w(f"const bool skipped = {found};")
         else:
             w(f"const bool seen = {found};")
-            w("const unsigned int overflow_flag_bit = ~(meeting >> 1) & 1u;")
-            w("float4* const of_groups = reinterpret_cast<float4*>(overflows) + (meeting & 1) * "
+            w("const unsigned int overflow_flag_bit = ~(all_reduce >> 1) & 1u;")
+            w("float4* const of_groups = reinterpret_cast<float4*>(overflows) + (all_reduce & 1) * "
               f"{d.blocks} + rank;")
             w(f"if (thread == 0) send_flagged(of_groups + group * {d.tp_size}, "
               "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), overflow_flag_bit);")
@@ -64,20 +64,20 @@ class UpdateEmitter(Emitter):
         settings = "".join(f", {self.k.setting(i)}" for i in range(len(p.settings)))
         scale = "scaling->scale, " if p.scaled else ""
         rate = "rate" if p.scheduled else self.k.rate("")
-        first = "part == 0 && " if self.d.micro_batches > 1 else ""
+        first = "micro_batch == 0 && " if self.d.micro_batches > 1 else ""
         self.w(f"if ({first}thread == {self.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
                f"{time}{settings});")
 
     def adjust_loss_scale(self) -> None:
-        self.w(f"if (thread == 0) scaling->adjust(left_out, {self.p.growth}, (u + 1) & 1);")
+        self.w(f"if (thread == 0) scaling->adjust(skipped, {self.p.growth}, (u + 1) & 1);")
 
     # -- several groups ----------------------------------------------------------------------------
     def emit_flag_bit(self) -> None:
         """Emits the number of the step since the workspaces were made, and the flag bit of what
         data-parallel groups publish in it, which differs from the one in memory."""
         if self.layout.sync:
-            self.w("const unsigned int meeting = meetings_before + u;")
-            uses = "(meeting >> 1)" if self.layout.sync == ALL else "meeting"
+            self.w("const unsigned int all_reduce = all_reduces_before + u;")
+            uses = "(all_reduce >> 1)" if self.layout.sync == ALL else "all_reduce"
             self.w(f"const unsigned int flag_bit = ~{uses} & 1u;")
 
     def tile_places(self) -> None:
@@ -99,20 +99,20 @@ class UpdateEmitter(Emitter):
         """Opens the scope of the gradient all-reduce, with what its phases use."""
         d, w, found = self.d, self.w, self.layout
         if self.p.scaled:
-            w("bool left_out;")
+            w("bool skipped;")
         w("{")
         w("// gradients of all clusters")
         w("const auto place = [=](int tile) { return place_in(shared, places[tile]); };")
         if self.p.streams:
             w("const auto how = [=](int tile) {")
-            self.by_layer(lambda part, n: f"chance{n}.numbered<{part.across}, {part.tiles}>("
+            self.by_layer(lambda part, n: f"rounding{n}.numbered<{part.across}, {part.tiles}>("
                                           f"tile - {part.base})")
             w("};")
         w(f"float4* const states = {self.k.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(self.p.states) * QUADS}; }};")
         w("const Rule rule = *rule_of_step;")
-        copy = f"(meeting & 1) * {d.blocks}ll + " if found.sync == ALL else ""
+        copy = f"(all_reduce & 1) * {d.blocks}ll + " if found.sync == ALL else ""
         w(f"const {self.k.published_type}* const parts = reinterpret_cast<const "
           f"{self.k.published_type}*>(gradients) + ({copy}rank) * {found.tiles * QUADS};")
 
@@ -122,14 +122,14 @@ class UpdateEmitter(Emitter):
         far = literal(found.shared_state is None and bool(self.p.states))
         stride = f"{d.tp_size * many * QUADS}ll"
         if self.p.scaled:
-            w("left_out = any_group<Shape>(of_groups, overflow_flag_bit);")
+            w("skipped = any_group<Shape>(of_groups, overflow_flag_bit);")
         if not phase.sharded:
             w(f"update_all<Shape, Rule, {far}, {many}>(parts, {stride}, flag_bit, {self.counts}, "
               f"rule, place, state{how});")
         else:
             published = self.k.published_type
-            w(f"{published}* const changes = reinterpret_cast<{published}*>(fresh) + rank * "
-              f"{many * QUADS};")
+            w(f"{published}* const changes = reinterpret_cast<{published}*>(weight_changes) + "
+              f"rank * {many * QUADS};")
             w(f"update_share<Shape, Rule, {far}, {many}, {found.shares}>(parts, {stride}, "
               f"flag_bit, {self.counts}, rule, group, {self.k.at('scratch')}, changes, place, "
               f"state{how});")

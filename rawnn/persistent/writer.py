@@ -55,9 +55,9 @@ class Kernel:
         self.stamped[self.in_micro_batch] += 1
         expected = (self.of_micro_batch if self.in_micro_batch else self.of_step)[number]
         assert expected == Stamp(phase, part), f"{expected} is next in the schedule"
-        of_part = " + part * kStampsOfTurn" if self.d.micro_batches > 1 else ""
-        place = f"{number}{of_part}" if self.in_micro_batch else \
-            f"{self.d.micro_batches} * kStampsOfTurn + {number}"
+        of_micro_batch = " + micro_batch * kStampsOfMicroBatch" if self.d.micro_batches > 1 else ""
+        place = f"{number}{of_micro_batch}" if self.in_micro_batch else \
+            f"{self.d.micro_batches} * kStampsOfMicroBatch + {number}"
         self.w(f"stamps.stamp(u, {place});")
 
     def stamp_launch(self, number: int) -> None:
@@ -107,7 +107,7 @@ class Kernel:
         """C++ type of the GEMM of a weight gradient."""
         d, tiles = self.d, self.layout.layers[g.layer].update
         pitch = d.pitch if g.layer else self.layout.input_pitch
-        return f"Product<Shape, {literal(g.layer > 0)}, true, {ceil(g.m, 16)}, {ceil(g.n, 8)}, " \
+        return f"Gemm<Shape, {literal(g.layer > 0)}, true, {ceil(g.m, 16)}, {ceil(g.n, 8)}, " \
                f"{d.columns // 8}, 1, {tiles.down}, {tiles.across}, {pitch}, {d.pitch}, " \
                f"{literal(self.p.bias)}, {self.type_of(g.layer)}, {self.type_of(g.layer + 1)}>"
 
@@ -126,8 +126,8 @@ class Kernel:
         if not found.far_tiles:
             return "static_cast<float4*>(nullptr)"
         tile = 0 if found.sync else part.far
-        return f"(reinterpret_cast<float4*>(far) + (blockIdx.x * {found.far_tiles}ll + {tile}) * " \
-               f"{many})"
+        return f"(reinterpret_cast<float4*>(optimizer_state) + " \
+               f"(blockIdx.x * {found.far_tiles}ll + {tile}) * {many})"
 
     # -- variables and expressions of the kernel --------------------------------------------------
     def type_of_exchange(self, exchange: Exchange) -> str:
@@ -147,7 +147,7 @@ class Kernel:
     @property
     def count_of_launch(self) -> str:
         """C++ variable: micro-batches of a launch."""
-        return "turns" if self.d.micro_batches > 1 else "span"
+        return "micro_batches" if self.d.micro_batches > 1 else "span"
 
     def present(self, step: str) -> str:
         """C++: examples of this group in a micro-batch."""

@@ -60,7 +60,7 @@ def split(values: Array) -> tuple[Array, Array]:
 
 
 def product(a: Array, b: Array, tiles: int, parts: int = 1, nearest: bool = False) -> Array:
-    """a [m, k] times b [k, n] in float32 as Product of persistent/gemm.cuh, a task of which has so
+    """a [m, k] times b [k, n] in float32 as Gemm of persistent/gemm.cuh, a task of which has so
     many `tiles`, with the inner dimension in so many `parts`."""
     rounded = to_nearest if nearest else toward_zero
     chains = 3 if tiles <= 2 else 2 if tiles <= 4 else 1

@@ -196,7 +196,7 @@ class Launch:
 
     def _numbers(self) -> dict[str, int]:
         return {k: v for k, v in self.op.attributes.items()
-                if k in ("seed", "whole", "left", "turn_seed", "count", "steps")}
+                if k in ("seed", "whole", "left", "order_seed", "count", "steps")}
 
     def by_reference(self, number: type = np.float64) -> dict[str, np.ndarray]:
         """What NumPy leaves, in float64 (where nothing is rounded) or float32."""
@@ -276,8 +276,9 @@ def check(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> No
 
 def _check_counters(launch: Launch, found: dict[str, np.ndarray]) -> None:
     assert not found["counters"].any()
-    if "meetings" in found:
-        assert np.array_equal(found["meetings"].view(np.int32), launch.arrays["meetings"] + STEPS)
+    if "all_reduces" in found:
+        counted = launch.arrays["all_reduces"] + STEPS
+        assert np.array_equal(found["all_reduces"].view(np.int32), counted)
 
 
 def check_alike(launch: Launch, folder: Path, run: int, sources: Path = SOURCES) -> None:
@@ -609,8 +610,8 @@ def test_epochs_keep_losses_in_every_way_and_use_every_workspace() -> None:
     assert {found.reports for found in layouts} == {layout.AT_ONCE, layout.BY_FIRST,
                                                     layout.BY_LAST}
     assert {name for found in layouts for name in found.workspaces(STEPS)} >= {
-        "counters", "tally", "gradients", "fresh", "overflows", "meetings", "generations",
-        "parcels"}
+        "counters", "tally", "gradients", "weight_changes", "overflows", "all_reduces",
+        "generations", "receive_buffers"}
     assert any(found.sharding.micro_batches > 1 and found.reports == layout.BY_LAST
                for found in layouts)
 

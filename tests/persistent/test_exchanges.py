@@ -24,7 +24,7 @@ needs_emulator = requires.GXX
 
 FLAG_BITS = """
 #include "persistent/exchange_l2.cuh"
-struct Shape { static constexpr int kThreads = 32, kRanks = 2, kSent = 4; };
+struct Shape { static constexpr int kThreads = 32, kTpSize = 2, kSent = 4; };
 template <long long FLOATS, int USES, int NUMBER>
 __global__ void flag_bits(float* buffers, unsigned int* bit, long long* place, int n) {
   using E = Exchange<kAllGather, 4, 2, 1, 0, 0, 8, USES, NUMBER, 1>;
@@ -147,7 +147,8 @@ def test_micro_batches_have_each_example_once(name: str, ranks: int, groups: int
                                               turns: int, left: int) -> None:
     launch = Launch(name, ranks, groups, types, left=left, turns=turns)
     text, problem = launch.impl.code.text, launch.sharding.problem
-    present = re.fullmatch(r"const int here = (.*);\s*return (.*);", body_of("present_in", text))
+    present = re.fullmatch(r"const int of_group = (.*);\s*return (.*);",
+                           body_of("present_in", text))
     first = re.fullmatch(r"return (.*);", body_of("first_of", text), re.S)
     assert present
     assert first
@@ -155,9 +156,9 @@ def test_micro_batches_have_each_example_once(name: str, ranks: int, groups: int
     for step, size in enumerate([problem.batch, left or problem.batch]):
         examples: list[int] = []
         for group, part in itertools.product(range(groups), range(turns)):
-            names: dict[str, Any] = {"group": group, "turn": step * turns + part,
+            names: dict[str, Any] = {"group": group, "t": step * turns + part,
                                      "cursor_now": cursor, "batch_of": lambda _, size=size: size}
-            count = evaluated(present[2], here=evaluated(present[1], **names), **names)
+            count = evaluated(present[2], of_group=evaluated(present[1], **names), **names)
             begin = evaluated(first[1], **names)
             examples += range(begin, begin + count)
         assert sorted(examples) == [(cursor + step) * problem.stride + i for i in range(size)]
@@ -171,8 +172,8 @@ def test_what_clusters_say_of_overflows_changes_the_mark_of_its_place(
     (mark,) = re.findall(r"overflow_flag_bit = (.*);", text)
     (place,) = re.findall(r"\(overflows\) \+ ([^;]*?) \+ rank;", text)
     marks: dict[int, list[int]] = {}
-    for meeting in range(8):
-        at = evaluated(place, meeting=meeting)
-        marks.setdefault(at, []).append(evaluated(mark, meeting=meeting))
+    for number in range(8):
+        at = evaluated(place, all_reduce=number)
+        marks.setdefault(at, []).append(evaluated(mark, all_reduce=number))
     assert sorted(marks) == [0, ranks * groups]  # a slot for each block, twice
     assert all(map(alternates, marks.values()))

@@ -42,7 +42,7 @@ def test_clusters_meet_where_their_number_wraps_around(
     """Whose meetings are counted from shortly ahead of 2^32 on and not from 0: from a number at
     which the first mark is 1, as the slots hold zeros."""
     launch = Launch(name, ranks, groups, types)
-    launch.arrays["meetings"][:] = -4
+    launch.arrays["all_reduces"][:] = -4
     check(launch, tmp_path, 1)
 
 
@@ -55,7 +55,7 @@ def test_clusters_meet_in_the_next_launch(
     launch = Launch(name, ranks, groups, types)
     for run in (1, 3):
         left = launch.on_emulator(tmp_path, run)
-        for role in ("meetings", "gradients", "fresh", "overflows"):
+        for role in ("all_reduces", "gradients", "weight_changes", "overflows"):
             if role in left:
                 launch.arrays[role] = left[role].view(launch.arrays[role].dtype)
     check(launch, tmp_path, 0)
@@ -85,7 +85,7 @@ def test_exchanges_through_l2_where_their_count_wraps_around(
     launch = Launch(name, ranks, groups, types, exchange=L2)
     launch.arrays["generations"][:] = -AHEAD
     schedule = build(launch.sharding)
-    boxes = launch.arrays["parcels"].view(np.uint32).reshape(groups, copies(schedule), -1)
+    boxes = launch.arrays["receive_buffers"].view(np.uint32).reshape(groups, copies(schedule), -1)
     if copies(schedule) == 2:
         for turn in (-AHEAD, 1 - AHEAD):
             boxes[:, turn & 1] = turn >> 1 & 1
@@ -112,7 +112,7 @@ def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     launch = Launch("softmax, SGD", 2, 2, "FGSF", exchange=L2)
     left = launch.on_emulator(tmp_path, 1)
     assert left["generations"].any()
-    for role in ("generations", "parcels"):
+    for role in ("generations", "receive_buffers"):
         launch.arrays[role] = left[role].view(launch.arrays[role].dtype)
     check(launch, tmp_path, 3)
 

@@ -133,7 +133,7 @@ def test_state_that_finds_no_room_goes_to_a_workspace() -> None:
     near, far = layout_of(d, HOPPER.shared), layout_of(d, 30 << 10)
     assert near.far_tiles == 0
     assert far.far_tiles == near.tiles
-    assert "far" in far.workspaces(9)
+    assert "optimizer_state" in far.workspaces(9)
     assert far.nbytes < near.nbytes
 
 

@@ -62,7 +62,7 @@ def with_partial(op: Op, partial: Plan, whole: int) -> Op:
 
 def with_boundary(op: Op, boundary: Op) -> Op:
     """The op that also does the op `boundary` after its steps, which are all of an epoch."""
-    numbers = {"turn_seed": boundary.attributes["seed"], "count": boundary.attributes["count"],
+    numbers = {"order_seed": boundary.attributes["seed"], "count": boundary.attributes["count"],
                "steps": boundary.attributes["steps"]}
     return replace(op, operands={**op.operands, **boundary.operands},
                    attributes={**op.attributes, **numbers})
@@ -70,7 +70,7 @@ def with_boundary(op: Op, boundary: Op) -> Op:
 
 def has_boundary(op: Op) -> bool:
     """Whether the op is a result of `with_boundary`."""
-    return "turn_seed" in op.attributes
+    return "order_seed" in op.attributes
 
 
 def _spec(op: Op) -> OpSpec:
@@ -94,8 +94,8 @@ def _spec(op: Op) -> OpSpec:
         first, span = 0 if has_boundary(op) else int(a["offset"]), int(a["span"])
         _steps(t, a, first, span)
         if has_boundary(op):
-            OPS["epoch_boundary"].reference(t, {**op.attributes, "seed": op.attributes["turn_seed"],
-                                                "offset": a["offset"]})
+            OPS["epoch_boundary"].reference(t, {
+                **op.attributes, "seed": op.attributes["order_seed"], "offset": a["offset"]})
 
     def _steps(t: SimpleNamespace, a: Attributes, first: int, span: int) -> None:
         if "rest" not in op.attributes:

@@ -1,12 +1,12 @@
 // Constants of a generated kernel that all of persistent/*.cuh share, and the place of a block in its group.
 //
 // A SHAPE, the first template parameter of most templates, has
-//   kThreads  threads of a block              kRanks    tp_size: blocks of a group, which share the layers
-//   kGroups   dp_size: groups                 kColumns  examples of a micro-batch of a group, in eights
-//   kCluster  whether a group is a thread block cluster; else its blocks exchange via L2
-//   kSent     columns that blocks send to each other, in fours
-//   kPitch    floats from one feature of activations [features, examples] to the next
-//   kNumbers  precision of GEMMs: kFloat32 (three of tf32), kTf32, kBfloat16 or kFloat16
+//   kThreads    threads of a block              kTpSize   tp_size: blocks of a group, which share the layers
+//   kDpSize     dp_size: groups                 kColumns  examples of a micro-batch of a group, in eights
+//   kCluster    whether a group is a thread block cluster; else its blocks exchange via L2
+//   kSent       columns that blocks send to each other, in fours
+//   kPitch      floats from one feature of activations [features, examples] to the next
+//   kPrecision  of GEMMs: kFloat32 (three of tf32), kTf32, kBfloat16 or kFloat16
 //
 // A loop that each thread enters at most once, which follows from constants, ends in `if constexpr (...)
 // break;`. Otherwise it costs instructions, and compile time: with every loop that NVVM unrolls inside the
@@ -40,7 +40,7 @@ __device__ __forceinline__ int warp_index() {
 template <typename SHAPE>
 __device__ __forceinline__ int rank_of_block() {
   if constexpr (SHAPE::kCluster) return static_cast<int>(ptx::cluster_rank());
-  return static_cast<int>(blockIdx.x) % SHAPE::kRanks;
+  return static_cast<int>(blockIdx.x) % SHAPE::kTpSize;
 }
 
 template <typename SHAPE>

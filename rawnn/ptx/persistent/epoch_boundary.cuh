@@ -10,7 +10,7 @@
 // order of the epoch that ends.
 template <typename SHAPE>
 struct NextOrder {
-  static constexpr int kThreads = SHAPE::kThreads * SHAPE::kRanks * SHAPE::kGroups;
+  static constexpr int kThreads = SHAPE::kThreads * SHAPE::kTpSize * SHAPE::kDpSize;
   Permutation place;
   int count;
 

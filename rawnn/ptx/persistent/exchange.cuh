@@ -68,7 +68,7 @@ __device__ __forceinline__ void send_row(const T& transport, int m, int e, const
 // block sends one to each block that no row of a reduce-scatter belongs to.
 template <typename E, typename T>
 __device__ __forceinline__ void send_flags(const T& transport, int own) {
-  constexpr int first = T::Shape::kRanks - E::kIdle;
+  constexpr int first = T::Shape::kTpSize - E::kIdle;
   if constexpr (E::kKind == kReduceScatter) {
     if (thread_index() < E::kIdle) transport.template send_flag<E>(first + thread_index(), 0.0f);
   } else {

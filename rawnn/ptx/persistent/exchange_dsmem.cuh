@@ -29,7 +29,7 @@ struct Dsmem {
   // The block `i` behind this one, round the cluster. Unsigned: a remainder of what might be negative takes
   // more instructions.
   __device__ __forceinline__ int behind(int i) const {
-    return static_cast<int>(static_cast<unsigned int>(rank + i) % SHAPE::kRanks);
+    return static_cast<int>(static_cast<unsigned int>(rank + i) % SHAPE::kTpSize);
   }
 
   // All threads may call it.
@@ -37,7 +37,7 @@ struct Dsmem {
   __device__ __forceinline__ void expect(int own) const {
     int floats = E::kRows * SHAPE::kSent + E::kFlags;
     if constexpr (E::kKind == kReduceScatter) {
-      floats = E::kFlags > 0 && own == 0 ? E::kFlags : own * SHAPE::kSent * SHAPE::kRanks;
+      floats = E::kFlags > 0 && own == 0 ? E::kFlags : own * SHAPE::kSent * SHAPE::kTpSize;
     }
     if (threadIdx.x == 0) ptx::arrive_expecting(barrier(), floats * 4);
   }
@@ -48,12 +48,12 @@ struct Dsmem {
   template <typename E>
   __device__ __forceinline__ void publish(int place, const float4& v) const {
 #pragma unroll
-    for (int i = 0; i < SHAPE::kRanks; ++i) send<E>(behind(i), place, v);
+    for (int i = 0; i < SHAPE::kTpSize; ++i) send<E>(behind(i), place, v);
   }
   template <typename E, int LANES>
   __device__ __forceinline__ void publish_by_lanes(int part, int place, const float4& v) const {
 #pragma unroll 1
-    for (int i = part; i < SHAPE::kRanks; i += LANES) send<E>(behind(i), place, v);
+    for (int i = part; i < SHAPE::kTpSize; i += LANES) send<E>(behind(i), place, v);
   }
   // The receiver must read it.
   __device__ __forceinline__ void send_one(int to, int place, float value) const {
@@ -67,7 +67,7 @@ struct Dsmem {
   template <typename E>
   __device__ __forceinline__ void publish_flag(int index, float value) const {
     const int to = thread_index();
-    if (to < SHAPE::kRanks) send_one(to, first_flag<SHAPE, E>() + index, value);
+    if (to < SHAPE::kTpSize) send_one(to, first_flag<SHAPE, E>() + index, value);
   }
   // The buffer may be read until the next barrier of the block.
   template <typename E>

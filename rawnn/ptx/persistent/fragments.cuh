@@ -11,8 +11,8 @@ struct Fragments {
   static constexpr int kTiles = MT * NT;
   static constexpr int kUnrolled = 6;
   // Independent sums of a tile.
-  static constexpr int kChains = SHAPE::kNumbers == kFloat32 ? (kTiles <= 2 ? 3 : kTiles <= 4 ? 2 : 1)
-                                 : SHAPE::kNumbers == kTf32 && kTiles <= 2 ? 2 : 1;
+  static constexpr int kChains = SHAPE::kPrecision == kFloat32 ? (kTiles <= 2 ? 3 : kTiles <= 4 ? 2 : 1)
+                                 : SHAPE::kPrecision == kTf32 && kTiles <= 2 ? 2 : 1;
 
   struct Step {
     float a[MT][4];
@@ -98,7 +98,7 @@ struct Fragments {
       return;
     }
     unsigned int high_a[MT][4], high_b[NT][2];
-    if constexpr (SHAPE::kNumbers == kFloat32) {
+    if constexpr (SHAPE::kPrecision == kFloat32) {
       unsigned int low_a[MT][4], low_b[NT][2];
 #pragma unroll
       for (int i = 0; i < MT; ++i) ptx::split_tf32(step.a[i], high_a[i], low_a[i]);
@@ -130,12 +130,12 @@ struct Fragments {
         for (int q = 0; q < 2; ++q) high_b[j][q] = ptx::near_tf32(step.b[j][q]);
       }
     }
-    constexpr int chain = SHAPE::kNumbers == kTf32 && ODD && kChains > 1 ? 1 : 0;
+    constexpr int chain = SHAPE::kPrecision == kTf32 && ODD && kChains > 1 ? 1 : 0;
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
-        if constexpr (SHAPE::kNumbers == kFloat32 && !(BEGINS && kChains > 1)) {
+        if constexpr (SHAPE::kPrecision == kFloat32 && !(BEGINS && kChains > 1)) {
           add_rounded(sum[chain][i][j], high_a[i], high_b[j]);
         } else {
           add_to<BEGINS>(sum[chain][i][j], high_a[i], high_b[j]);

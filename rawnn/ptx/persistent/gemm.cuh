@@ -2,7 +2,7 @@
 //
 // sum[m][n] = sum over k of a[m][k] b[k][n], in tiles of 16 x 8, k in eights. An operand is `deep` if
 // neighbours along k are contiguous, else wide; LDA and LDB are floats from one row to the next.
-// SHAPE::kNumbers is the precision. An operand may be stored as Half (pairs_16bit.cuh):
+// SHAPE::kPrecision is the precision. An operand may be stored as Half (pairs_16bit.cuh):
 //   kFloat32   each factor is split into two tf32 numbers, and the smallest of their four products is
 //              left out: the error is that of float32 sums
 //   kTf32      factors are rounded to tf32;   kBfloat16, kFloat16   to these; what overflows float16
@@ -31,7 +31,7 @@ struct TaskOf<false, SHAPE, float, float, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA
 
 template <typename SHAPE, bool DEEP_A, bool DEEP_B, int M16, int N8, int K8, int SPLIT, int MT,
           int NT, int LDA, int LDB, bool SUMS = false, typename TA = float, typename TB = float>
-struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil_div(K8, SPLIT), MT,
+struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil_div(K8, SPLIT), MT,
                         NT, LDA, LDB>::Type {
   using Base = typename TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil_div(K8, SPLIT),
                                MT, NT, LDA, LDB>::Type;
@@ -63,8 +63,8 @@ struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, c
     static_assert(!SUMS || DEEP_B, "rows of b");
     const int g = lane_index() / 4;
     const int t = lane_index() % 4;
-    constexpr unsigned int unit = SHAPE::kNumbers == kBfloat16  ? 0x3f803f80u
-                                  : SHAPE::kNumbers == kFloat16 ? 0x3c003c00u
+    constexpr unsigned int unit = SHAPE::kPrecision == kBfloat16  ? 0x3f803f80u
+                                  : SHAPE::kPrecision == kFloat16 ? 0x3c003c00u
                                                                 : 0x3f800000u;
     const unsigned int ones[4] = {unit, unit, unit, unit};
     float high_sum[NT][4], low_sum[NT][4];
@@ -147,7 +147,7 @@ struct Product : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, c
     const int part = task % SPLIT;
     const int down = task / SPLIT % kDown * MT;
     const int across = task / SPLIT / kDown * NT;
-    Product p;
+    Gemm p;
     typename FINISH::Early early[MT][NT];
     p.begin_task(left, right, down, across);
 #pragma unroll

@@ -25,7 +25,7 @@ struct HalfFragments {
 
   static __device__ __forceinline__ void mma(float (&to)[4], const unsigned int (&x)[4],
                                              const unsigned int (&y)[2]) {
-    if constexpr (SHAPE::kNumbers == kBfloat16) {
+    if constexpr (SHAPE::kPrecision == kBfloat16) {
       ptx::multiply<bfloat16>(to, x, y[0], y[1]);
     } else {
       ptx::multiply<float16>(to, x, y[0], y[1]);
@@ -34,7 +34,7 @@ struct HalfFragments {
   // The same for half a step.
   static __device__ __forceinline__ void mma(float (&to)[4], const unsigned int (&x)[2],
                                              const unsigned int (&y)[2]) {
-    if constexpr (SHAPE::kNumbers == kBfloat16) {
+    if constexpr (SHAPE::kPrecision == kBfloat16) {
       ptx::multiply_half<bfloat16>(to, x, y[0]);
     } else {
       ptx::multiply_half<float16>(to, x, y[0]);

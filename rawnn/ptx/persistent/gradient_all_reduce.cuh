@@ -133,7 +133,7 @@ __device__ __forceinline__ void update_all(const V* parts, long long stride, uns
                                            bool counts, const RULE& rule, P place, Q state,
                                            H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int many = tiles_at_once(ceil_div(TILES, warps), SHAPE::kGroups, FAR);
+  constexpr int many = tiles_at_once(ceil_div(TILES, warps), SHAPE::kDpSize, FAR);
   const int lane = lane_index();
 #pragma unroll 1
   for (int first = warp_index(); first < TILES; first += many * warps) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void update_all(const V* parts, long long stride, uns
       if constexpr (FAR) kept[t].load(state(tile) + lane);
     }
     float sums[many][4];
-    sum_tiles<SHAPE::kGroups>(sums, of, stride, flag_bit);
+    sum_tiles<SHAPE::kDpSize>(sums, of, stride, flag_bit);
 #pragma unroll
     for (int t = 0; t < many; ++t) {
       const int tile = first + t * warps;
@@ -183,29 +183,29 @@ __device__ __forceinline__ void apply_change(const Place& at, const float (&w)[4
   write_weights<SHAPE>(next, at.first, at.below);
 }
 
-// Each group updates every kGroups-th tile and publishes the changes in `fresh`. In a step that does not
-// count it publishes zeros, which say that it has read all gradients. SHARES warps share the groups of a
+// Each group updates every kDpSize-th tile and publishes the changes in `weight_changes`. In a step that does
+// not count it publishes zeros, which say that it has read all gradients. SHARES warps share the groups of a
 // tile; if there are several, `scratch` holds their sums, kTileFloats each.
 template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename V, typename P, typename Q,
           typename H = NoRoundingOfTiles>
 __device__ __forceinline__ void update_share(const V* parts, long long stride,
                                              unsigned int flag_bit, bool counts, const RULE& rule,
-                                             int group, float* scratch, V* fresh, P place,
+                                             int group, float* scratch, V* weight_changes, P place,
                                              Q state, H how = {}) {
-  constexpr int mine = ceil_div(TILES, SHAPE::kGroups);
-  constexpr int each = ceil_div(SHAPE::kGroups, SHARES);
+  constexpr int mine = ceil_div(TILES, SHAPE::kDpSize);
+  constexpr int each = ceil_div(SHAPE::kDpSize, SHARES);
   const int lane = lane_index();
   const int warp = warp_index();
   constexpr int warps = SHAPE::kThreads / 32;
   if constexpr (SHARES > 1) {
 #pragma unroll 1
     for (int item = warp; item < mine * SHARES; item += warps) {
-      const int tile = group + item / SHARES * SHAPE::kGroups;
+      const int tile = group + item / SHARES * SHAPE::kDpSize;
       if (tile < TILES) {
         const int first = item % SHARES * each;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         sum_groups<each>(sum, part_of(parts, tile, place(tile)), stride, flag_bit, first,
-                         min(SHAPE::kGroups, first + each));
+                         min(SHAPE::kDpSize, first + each));
         *reinterpret_cast<float4*>(scratch + item * kTileFloats + lane * 4) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
       }
@@ -213,8 +213,8 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
     }
     __syncthreads();
   }
-  constexpr int many = SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kGroups, FAR);
-  const auto tile_of = [=](int slot) { return group + slot * SHAPE::kGroups; };
+  constexpr int many = SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kDpSize, FAR);
+  const auto tile_of = [=](int slot) { return group + slot * SHAPE::kDpSize; };
 #pragma unroll 1
   for (int first = warp; tile_of(first) < TILES; first += many * warps) {
     Place at[many];
@@ -229,7 +229,7 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
     }
     float sums[many][4];
     if constexpr (SHARES == 1) {
-      sum_tiles<SHAPE::kGroups>(sums, of, stride, flag_bit);
+      sum_tiles<SHAPE::kDpSize>(sums, of, stride, flag_bit);
     } else {
       sums[0][0] = sums[0][1] = sums[0][2] = sums[0][3] = 0.0f;
 #pragma unroll
@@ -255,7 +255,7 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
         own.store(state(slot) + lane);
         change = encode<V>(change_of(w, next, way));
       }
-      ptx::store_flagged(fresh + tile * kTileQuads + lane, change, flag_bit);
+      ptx::store_flagged(weight_changes + tile * kTileQuads + lane, change, flag_bit);
       if (counts) apply_change<SHAPE>(at[t], w, decode(change), way);
     }
     if constexpr (mine <= many * warps) break;
@@ -264,17 +264,17 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
 
 // Receives the changes of the other groups and applies them.
 template <typename SHAPE, int TILES, typename V, typename P, typename H = NoRoundingOfTiles>
-__device__ __forceinline__ void receive_changes(const V* fresh, unsigned int flag_bit, bool counts,
+__device__ __forceinline__ void receive_changes(const V* weight_changes, unsigned int flag_bit, bool counts,
                                                 int group, P place, H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int others = SHAPE::kGroups - 1;
-  constexpr int most = TILES / SHAPE::kGroups * others + smaller(TILES % SHAPE::kGroups, others);
+  constexpr int others = SHAPE::kDpSize - 1;
+  constexpr int most = TILES / SHAPE::kDpSize * others + smaller(TILES % SHAPE::kDpSize, others);
   constexpr int many = ceil_div(ceil_div(most, warps), ceil_div(ceil_div(most, warps), 8));
-  const V* const from = fresh + lane_index();
+  const V* const from = weight_changes + lane_index();
   // Tiles of the other groups in their order. A warp that has fewer loads its first tile again.
   const auto tile_of = [=](int item) {
     const int owner = item % others;
-    return item / others * SHAPE::kGroups + owner + (owner >= group ? 1 : 0);
+    return item / others * SHAPE::kDpSize + owner + (owner >= group ? 1 : 0);
   };
 #pragma unroll 1
   for (int first = warp_index() * many; tile_of(first) < TILES; first += many * warps) {

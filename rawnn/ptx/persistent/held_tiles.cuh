@@ -1,21 +1,21 @@
 // Weight gradients whose tiles belong to one warp for a whole launch. What is kept of them then lies in the
 // warp's registers: the optimizer state of the weights (STATE), and the sums over the micro-batches of a step,
-// of which there are PARTS. So shared memory is left to weights and activations.
+// of which there are MICRO_BATCHES. So shared memory is left to weights and activations.
 #pragma once
 #include "persistent/gemm.cuh"
 #include "persistent/weights.cuh"
 
-// The tiles of a PRODUCT whose first task is that of warp FIRST.
-template <typename PRODUCT, typename RULE, bool STATE, int PARTS, int FIRST>
+// The tiles of a GEMM whose first task is that of warp FIRST.
+template <typename GEMM, typename RULE, bool STATE, int MICRO_BATCHES, int FIRST>
 struct HeldTiles {
-  static constexpr int kWarps = PRODUCT::kWarps;
-  static constexpr int kRounds = ceil_div(PRODUCT::kTasks, kWarps);
-  static constexpr int kAllRounds = ceil_div(PRODUCT::kAllTasks, kWarps);
-  static constexpr int kDown = PRODUCT::kTilesDown;
-  static constexpr int kAcross = PRODUCT::kTilesAcross;
+  static constexpr int kWarps = GEMM::kWarps;
+  static constexpr int kRounds = ceil_div(GEMM::kTasks, kWarps);
+  static constexpr int kAllRounds = ceil_div(GEMM::kAllTasks, kWarps);
+  static constexpr int kDown = GEMM::kTilesDown;
+  static constexpr int kAcross = GEMM::kTilesAcross;
 
   TileState<RULE, false> state[STATE ? kRounds : 1][kDown][kAcross];
-  float sum[PARTS > 1 ? kRounds : 1][kDown][kAcross][4];
+  float sum[MICRO_BATCHES > 1 ? kRounds : 1][kDown][kAcross][4];
 
   // The warp's task of a round; and whether there is one, which the compiler knows of most rounds.
   static __device__ __forceinline__ int task_of(int round) {
@@ -23,22 +23,22 @@ struct HeldTiles {
     return (warp < FIRST ? warp - FIRST + kWarps : warp - FIRST) + round * kWarps;
   }
   static __device__ __forceinline__ bool is_task(int round, int task) {
-    return (round + 1) * kWarps <= PRODUCT::kTasks || (round < kRounds && task < PRODUCT::kTasks);
+    return (round + 1) * kWarps <= GEMM::kTasks || (round < kRounds && task < GEMM::kTasks);
   }
   static __device__ __forceinline__ bool is_tile(int mt, int nt) {
-    return (PRODUCT::kRows % kDown == 0 || mt < PRODUCT::kRows) &&
-           (PRODUCT::kColumns % kAcross == 0 || nt < PRODUCT::kColumns);
+    return (GEMM::kRows % kDown == 0 || mt < GEMM::kRows) &&
+           (GEMM::kColumns % kAcross == 0 || nt < GEMM::kColumns);
   }
 
   // body(state, input, output, q) for the lane's elements that the shard has.
   template <typename F>
-  __device__ __forceinline__ void for_elements(const Part& part, F body) {
+  __device__ __forceinline__ void for_elements(const Shard& shard, F body) {
     const int lane = lane_index();
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       const int task = task_of(r);
       if (is_task(r, task)) {
-        const int down = task % PRODUCT::kDown * kDown, across = task / PRODUCT::kDown * kAcross;
+        const int down = task % GEMM::kDown * kDown, across = task / GEMM::kDown * kAcross;
 #pragma unroll
         for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -47,7 +47,7 @@ struct HeldTiles {
             for (int q = 0; q < 4; ++q) {
               const int in = (down + i) * 16 + lane / 4 + q / 2 * 8;
               const int out = (across + j) * 8 + lane % 4 * 2 + q % 2;
-              if (in < part.ins && out < part.outs) body(state[r][i][j], in, out, q);
+              if (in < shard.ins && out < shard.outs) body(state[r][i][j], in, out, q);
             }
           }
         }
@@ -65,22 +65,22 @@ struct HeldTiles {
         for (int j = 0; j < kAcross; ++j) {
           if constexpr (STATE) state[r][i][j] = {};
 #pragma unroll
-          for (int q = 0; q < 4; ++q) sum[PARTS > 1 ? r : 0][i][j][q] = 0.0f;
+          for (int q = 0; q < 4; ++q) sum[MICRO_BATCHES > 1 ? r : 0][i][j][q] = 0.0f;
         }
       }
     }
   }
   // One of the optimizer's tensors, a matrix [outputs, inputs] with rows `ld` apart.
   template <int WHICH>
-  __device__ __forceinline__ void load(const float* __restrict__ from, int ld, const Part& part) {
-    for_elements(part, [=](TileState<RULE, false>& kept, int in, int out, int q) {
-      kept.of[WHICH][q] = from[static_cast<long long>(part.out + out) * ld + part.in + in];
+  __device__ __forceinline__ void load(const float* __restrict__ from, int ld, const Shard& shard) {
+    for_elements(shard, [=](TileState<RULE, false>& kept, int in, int out, int q) {
+      kept.of[WHICH][q] = from[static_cast<long long>(shard.out + out) * ld + shard.in + in];
     });
   }
   template <int WHICH>
-  __device__ __forceinline__ void store(float* __restrict__ to, int ld, const Part& part) {
-    for_elements(part, [=](TileState<RULE, false>& kept, int in, int out, int q) {
-      to[static_cast<long long>(part.out + out) * ld + part.in + in] = kept.of[WHICH][q];
+  __device__ __forceinline__ void store(float* __restrict__ to, int ld, const Shard& shard) {
+    for_elements(shard, [=](TileState<RULE, false>& kept, int in, int out, int q) {
+      to[static_cast<long long>(shard.out + out) * ld + shard.in + in] = kept.of[WHICH][q];
     });
   }
 
@@ -89,13 +89,13 @@ struct HeldTiles {
   struct BiasSums {
     const FINISH& finish;
     float* earlier;
-    int part;
+    int micro_batch;
 
     __device__ __forceinline__ void sums(int nt, float first, float second) const {
-      if constexpr (PARTS > 1) {
+      if constexpr (MICRO_BATCHES > 1) {
         float2* const at = reinterpret_cast<float2*>(earlier + nt * 8 + lane_index() % 4 * 2);
-        if (part > 0) first += at->x, second += at->y;
-        if (part < PARTS - 1) {
+        if (micro_batch > 0) first += at->x, second += at->y;
+        if (micro_batch < MICRO_BATCHES - 1) {
           *at = make_float2(first, second);
           return;
         }
@@ -104,17 +104,17 @@ struct HeldTiles {
     }
   };
 
-  // Micro-batch `part` of a step; the last one updates the weights.
+  // The last micro-batch of a step updates the weights.
   template <typename FINISH>
-  __device__ __forceinline__ void run(const typename PRODUCT::LeftType* left,
-                                      const typename PRODUCT::RightType* right, const FINISH& finish,
-                                      int part, float* bias_sums) {
-    const bool last = PARTS == 1 || part == PARTS - 1;
+  __device__ __forceinline__ void run(const typename GEMM::LeftType* left,
+                                      const typename GEMM::RightType* right, const FINISH& finish,
+                                      int micro_batch, float* bias_sums) {
+    const bool last = MICRO_BATCHES == 1 || micro_batch == MICRO_BATCHES - 1;
 #pragma unroll
     for (int r = 0; r < kAllRounds; ++r) {
       const int task = task_of(r);
       if (is_task(r, task)) {
-        const int down = task % PRODUCT::kDown * kDown, across = task / PRODUCT::kDown * kAcross;
+        const int down = task % GEMM::kDown * kDown, across = task / GEMM::kDown * kAcross;
         typename FINISH::Early early[STATE ? 1 : kDown][STATE ? 1 : kAcross];
         if constexpr (!STATE) {
 #pragma unroll
@@ -123,13 +123,13 @@ struct HeldTiles {
             for (int j = 0; j < kAcross; ++j) {
               early[i][j] = {};
               if (last) {
-                early[i][j] = finish.early(min(down + i, PRODUCT::kRows - 1),
-                                           min(across + j, PRODUCT::kColumns - 1));
+                early[i][j] = finish.early(min(down + i, GEMM::kRows - 1),
+                                           min(across + j, GEMM::kColumns - 1));
               }
             }
           }
         }
-        PRODUCT p;
+        GEMM p;
         p.begin_task(left, right, down, across);
         p.template add_part<true>(0);
 #pragma unroll
@@ -138,7 +138,7 @@ struct HeldTiles {
           for (int j = 0; j < kAcross; ++j) {
             float total[4];
             p.total_of(total, i, j);
-            if constexpr (PARTS > 1) {
+            if constexpr (MICRO_BATCHES > 1) {
 #pragma unroll
               for (int q = 0; q < 4; ++q) {
                 float& earlier = sum[r < kRounds ? r : 0][i][j][q];
@@ -155,9 +155,9 @@ struct HeldTiles {
             }
           }
         }
-      } else if (task >= PRODUCT::kTasks && task < PRODUCT::kAllTasks) {
-        PRODUCT::sum_rows(right, (task - PRODUCT::kTasks) * kAcross,
-                          BiasSums<FINISH>{finish, bias_sums, part});
+      } else if (task >= GEMM::kTasks && task < GEMM::kAllTasks) {
+        GEMM::sum_rows(right, (task - GEMM::kTasks) * kAcross,
+                          BiasSums<FINISH>{finish, bias_sums, micro_batch});
       }
     }
   }

@@ -17,9 +17,9 @@ struct LossScale {
 
   // After a step, by one thread: as adjust_scale (loss_scale.cu). `next` is 0 or 1, the parity of the next
   // step.
-  __device__ __forceinline__ void adjust(bool left_out, int growth, int next) {
+  __device__ __forceinline__ void adjust(bool skipped, int growth, int next) {
     good += 1.0f;
-    if (left_out) {
+    if (skipped) {
       scale = scale > 2.0f ? 0.5f * scale : 1.0f;
       good = 0.0f;
     } else if (good >= static_cast<float>(growth)) {
@@ -58,13 +58,13 @@ struct Unscaled {
 };
 
 // Whether any data-parallel group saw an overflow. The blocks of this tp_rank have published 1 or 0 in
-// `overflows`, kRanks quads apart. All threads of the block call it, and all get the answer.
+// `overflows`, kTpSize quads apart. All threads of the block call it, and all get the answer.
 template <typename SHAPE>
 __device__ __forceinline__ bool any_group(const float4* overflows, unsigned int flag_bit) {
   bool any = false;
-  for (int group = thread_index(); group < SHAPE::kGroups; group += SHAPE::kThreads) {
+  for (int group = thread_index(); group < SHAPE::kDpSize; group += SHAPE::kThreads) {
     float4 v[1];
-    receive_flagged(v, [=](int) { return overflows + group * SHAPE::kRanks; }, flag_bit, kOverflows);
+    receive_flagged(v, [=](int) { return overflows + group * SHAPE::kTpSize; }, flag_bit, kOverflows);
     any = any || v[0].x != 0.0f;
   }
   return __syncthreads_or(any ? 1 : 0) != 0;

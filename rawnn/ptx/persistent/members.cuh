@@ -79,11 +79,11 @@ __device__ __forceinline__ void order_ahead(int* ring, const MemberOrder<true, L
     if (!walks) {
       item += threads;
       if (item >= items) break;
-      const int turn = first + item / SHAPE::kColumns;
+      const int micro_batch = first + item / SHAPE::kColumns;
       const int row = item % SHAPE::kColumns;
-      walks = turn < count && row < present_in(turn);
-      at = static_cast<unsigned int>(first_of(turn)) + row;
-      to = ring + turn % (MICRO + 1) * SHAPE::kColumns + row;
+      walks = micro_batch < count && row < present_in(micro_batch);
+      at = static_cast<unsigned int>(first_of(micro_batch)) + row;
+      to = ring + micro_batch % (MICRO + 1) * SHAPE::kColumns + row;
     }
     if (walks) {
       at = order.place->next(at);

@@ -36,8 +36,8 @@ def _shapes(op: Op, layout: Layout) -> dict[str, Shape]:
         **dict.fromkeys(SCORES, ("networks", "epochs"))}
     if "tally" in words:
         known["tally"] = (f"{words['tally']}*networks*span",)
-    if "far" in words:
-        known["far"] = (f"{words['far']}*networks",)
+    if "optimizer_state" in words:
+        known["optimizer_state"] = (f"{words['optimizer_state']}*networks",)
     if "parts" in words:
         known["parts"] = (f"{words['parts'] // 2}*networks",)
     for layer in range(1, p.depth + 1):

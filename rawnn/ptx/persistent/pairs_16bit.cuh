@@ -1,5 +1,5 @@
 // Operands in shared memory of GEMMs in 16 bits on tensor cores. An operand is stored as bfloat16 or float16,
-// as SHAPE::kNumbers says, and a warp loads four 8 x 8 matrices by one instruction (ldmatrix). Or it is
+// as SHAPE::kPrecision says, and a warp loads four 8 x 8 matrices by one instruction (ldmatrix). Or it is
 // stored as float32, and rounded after the load.
 //
 // A step is 16 along k: the elements 2t and 2t + 1 of its first and of its second eight, for both operands. A
@@ -13,12 +13,12 @@ using Half = unsigned short;
 
 template <typename SHAPE>
 __device__ __forceinline__ constexpr bool in_halves() {
-  return SHAPE::kNumbers == kBfloat16 || SHAPE::kNumbers == kFloat16;
+  return SHAPE::kPrecision == kBfloat16 || SHAPE::kPrecision == kFloat16;
 }
 
 template <typename SHAPE>
 __device__ __forceinline__ unsigned int pack_halves(float low, float high) {
-  if constexpr (SHAPE::kNumbers == kFloat16) return ptx::pack_f16(low, high);
+  if constexpr (SHAPE::kPrecision == kFloat16) return ptx::pack_f16(low, high);
   return ptx::pack_bf16(low, high);
 }
 
@@ -62,7 +62,7 @@ __device__ __forceinline__ float2 load_two(const float* from) {
 template <typename SHAPE>
 __device__ __forceinline__ float2 load_two(const Half* from) {
   const unsigned int both = *reinterpret_cast<const unsigned int*>(from);
-  if constexpr (SHAPE::kNumbers == kFloat16) {
+  if constexpr (SHAPE::kPrecision == kFloat16) {
     return make_float2(ptx::from_f16(static_cast<Half>(both)),
                        ptx::from_f16(static_cast<Half>(both >> 16)));
   }

@@ -47,7 +47,7 @@ def _impl(op: Op) -> KernelImpl:
     if "rest" in op.attributes:
         layout = layout.with_partial_batch()
     if has_boundary(op):
-        layout = replace(layout, turning=True)
+        layout = replace(layout, has_epoch_boundary=True)
     d = layout.sharding
     name, text = _written(layout)
     return KernelImpl(

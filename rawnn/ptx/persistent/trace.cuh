@@ -12,7 +12,7 @@
 template <typename SHAPE, int STAMPS, int STEPS>
 struct Trace {
   static constexpr int kWarps = SHAPE::kThreads / 32;
-  static constexpr int kBlocks = SHAPE::kRanks * SHAPE::kGroups;
+  static constexpr int kBlocks = SHAPE::kTpSize * SHAPE::kDpSize;
   static constexpr int kOfLaunch = 4;  // begun, loaded, trained, stored
   unsigned int* words;
 

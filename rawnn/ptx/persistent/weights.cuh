@@ -5,7 +5,7 @@
 
 // The shard of a layer that this block holds: `outs` outputs from `out` on, and `ins` inputs from `in` on, of
 // a matrix [outputs, inputs] with rows `ld` apart.
-struct Part {
+struct Shard {
   int out, outs, in, ins;
 };
 
@@ -18,10 +18,10 @@ constexpr StoreShare kStoresAll = {0, 1};
 // Calls body(output, input) for the elements of a shard, or for this block's share of them. A warp takes 4
 // outputs x 8 inputs, so that it accesses whole sectors of the matrix, and all banks of shared memory.
 template <typename SHAPE, typename F>
-__device__ __forceinline__ void for_weights(Part part, StoreShare stores, F body) {
+__device__ __forceinline__ void for_weights(Shard shard, StoreShare stores, F body) {
   const int warps = SHAPE::kThreads / 32 * stores.of;
-  const int across = ceil_div(part.ins, 8);
-  const int down = ceil_div(part.outs, 4);
+  const int across = ceil_div(shard.ins, 8);
+  const int down = ceil_div(shard.outs, 4);
   if (across == 0) return;
   const int lane = lane_index();
   const int first = stores.number * (SHAPE::kThreads / 32) + warp_index();
@@ -31,7 +31,7 @@ __device__ __forceinline__ void for_weights(Part part, StoreShare stores, F body
   while (row < down) {
     const int out = row * 4 + lane / 8;
     const int in = column * 8 + lane % 8;
-    if (out < part.outs && in < part.ins) body(out, in);
+    if (out < shard.outs && in < shard.ins) body(out, in);
     row += warps / across, column += warps % across;
     if (column >= across) ++row, column -= across;
   }
@@ -41,9 +41,9 @@ __device__ __forceinline__ void for_weights(Part part, StoreShare stores, F body
 // round trips of all layers overlap.
 template <typename SHAPE, typename T>
 __device__ __forceinline__ void load_weights(float* image, int pitch, const T* __restrict__ w,
-                                             int ld, Part part) {
-  for_weights<SHAPE>(part, kStoresAll, [=](int out, int in) {
-    const T* const from = w + static_cast<long long>(part.out + out) * ld + part.in + in;
+                                             int ld, Shard shard) {
+  for_weights<SHAPE>(shard, kStoresAll, [=](int out, int in) {
+    const T* const from = w + static_cast<long long>(shard.out + out) * ld + shard.in + in;
     float* const to = image + in * pitch + out;
     if constexpr (sizeof(T) == sizeof(float)) {
       ptx::copy_async<4>(ptx::shared_address(to), from);
@@ -72,25 +72,25 @@ __device__ __forceinline__ void load_floats(float* to, const float* __restrict__
 }
 
 template <typename SHAPE>
-__device__ __forceinline__ void load_biases(float* to, const float* __restrict__ b, Part part) {
-  load_floats<SHAPE>(to, b + part.out, part.outs);
+__device__ __forceinline__ void load_biases(float* to, const float* __restrict__ b, Shard shard) {
+  load_floats<SHAPE>(to, b + shard.out, shard.outs);
 }
 
 template <typename SHAPE>
-__device__ __forceinline__ void store_biases(float* __restrict__ b, const float* from, Part part,
+__device__ __forceinline__ void store_biases(float* __restrict__ b, const float* from, Shard shard,
                                              StoreShare stores) {
 #pragma unroll 1
-  for (int i = stores.number * SHAPE::kThreads + thread_index(); i < part.outs;
+  for (int i = stores.number * SHAPE::kThreads + thread_index(); i < shard.outs;
        i += SHAPE::kThreads * stores.of) {
-    b[part.out + i] = from[i];
+    b[shard.out + i] = from[i];
   }
 }
 
 template <typename SHAPE, typename T>
 __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, const float* image,
-                                                 int pitch, Part part, StoreShare stores) {
-  for_weights<SHAPE>(part, stores, [=](int out, int in) {
-    w[static_cast<long long>(part.out + out) * ld + part.in + in] =
+                                                 int pitch, Shard shard, StoreShare stores) {
+  for_weights<SHAPE>(shard, stores, [=](int out, int in) {
+    w[static_cast<long long>(shard.out + out) * ld + shard.in + in] =
         from_float<T>(image[in * pitch + out]);
   });
 }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, cons
 // padding.
 template <typename SHAPE, int STATES, int SHARES, typename F>
 __device__ __forceinline__ void for_states(int across, int of_weights, int tiles, int base,
-                                           int share, int state, int ld, Part part, StoreShare stores,
+                                           int share, int state, int ld, Shard shard, StoreShare stores,
                                            F body) {
   constexpr int warps = SHAPE::kThreads / 32;
   const int lane = lane_index();
@@ -116,13 +116,13 @@ __device__ __forceinline__ void for_states(int across, int of_weights, int tiles
     const int out = of_bias ? (tile - of_weights) * kTileFloats + lane * 4
                             : tile % across * 8 + lane % 4 * 2;
     const long long first =
-        of_bias ? part.out + out : static_cast<long long>(part.out + out) * ld + part.in + in;
+        of_bias ? shard.out + out : static_cast<long long>(shard.out + out) * ld + shard.in + in;
     int behind[4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       // A block without inputs of its own has all biases, too.
-      const bool there = of_bias ? out + q < part.outs
-                                 : out + q % 2 < part.outs && in + q / 2 * 8 < part.ins;
+      const bool there = of_bias ? out + q < shard.outs
+                                 : out + q % 2 < shard.outs && in + q / 2 * 8 < shard.ins;
       behind[q] = !there ? -1 : of_bias ? q : q % 2 * ld + q / 2 * 8;
     }
     const int slot = SHARES > 1 ? (base + tile) / SHARES : tile;
@@ -136,9 +136,9 @@ template <typename SHAPE, bool FAR, int STATES, int SHARES>
 __device__ __forceinline__ void load_states(float* kept, int across, int of_weights, int tiles,
                                             int base, int share, int state,
                                             const float* __restrict__ w, int ld,
-                                            const float* __restrict__ bias, Part part) {
+                                            const float* __restrict__ bias, Shard shard) {
   for_states<SHAPE, STATES, SHARES>(
-      across, of_weights, tiles, base, share, state, ld, part, kStoresAll,
+      across, of_weights, tiles, base, share, state, ld, shard, kStoresAll,
       [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
         const float* const from = (of_bias ? bias : w) + first;
         float values[4];
@@ -162,10 +162,10 @@ template <typename SHAPE, int STATES, int SHARES>
 __device__ __forceinline__ void store_states(const float* kept, int across, int of_weights,
                                              int tiles, int base, int share, int state,
                                              float* __restrict__ w, int ld,
-                                             float* __restrict__ bias, Part part,
+                                             float* __restrict__ bias, Shard shard,
                                              StoreShare stores) {
   for_states<SHAPE, STATES, SHARES>(
-      across, of_weights, tiles, base, share, state, ld, part, stores,
+      across, of_weights, tiles, base, share, state, ld, shard, stores,
       [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
         float* const to = of_bias ? bias : w;
         float values[4];
@@ -183,17 +183,17 @@ __device__ __forceinline__ void store_states(const float* kept, int across, int 
 // biases.
 template <typename SHAPE, typename T>
 __device__ __noinline__ void load_layer(int image, int pitch, const T* __restrict__ w, int ld, int biases,
-                                        const float* __restrict__ b, Part part) {
-  load_weights<SHAPE>(ptx::dynamic_shared<float>() + image, pitch, w, ld, part);
-  if (b != nullptr) load_biases<SHAPE>(ptx::dynamic_shared<float>() + biases, b, part);
+                                        const float* __restrict__ b, Shard shard) {
+  load_weights<SHAPE>(ptx::dynamic_shared<float>() + image, pitch, w, ld, shard);
+  if (b != nullptr) load_biases<SHAPE>(ptx::dynamic_shared<float>() + biases, b, shard);
 }
 
 template <typename SHAPE, typename T>
 __device__ __noinline__ void store_layer(T* __restrict__ w, int ld, int image, int pitch,
-                                         float* __restrict__ b, int biases, Part part, StoreShare stores,
+                                         float* __restrict__ b, int biases, Shard shard, StoreShare stores,
                                          StoreShare bias_stores) {
-  store_weights_as<SHAPE>(w, ld, ptx::dynamic_shared<float>() + image, pitch, part, stores);
-  if (b != nullptr) store_biases<SHAPE>(b, ptx::dynamic_shared<float>() + biases, part, bias_stores);
+  store_weights_as<SHAPE>(w, ld, ptx::dynamic_shared<float>() + image, pitch, shard, stores);
+  if (b != nullptr) store_biases<SHAPE>(b, ptx::dynamic_shared<float>() + biases, shard, bias_stores);
 }
 
 // The STATES tensors of a layer's optimizer state: of its weights, and of its biases.
@@ -206,23 +206,23 @@ struct StateTensors {
 
 template <typename SHAPE, bool FAR, int SHARES, int STATES>
 __device__ __noinline__ void load_state(float* far, int near, int across, int of_weights, int tiles,
-                                        int base, int share, StateTensors<STATES> state, Part part) {
+                                        int base, int share, StateTensors<STATES> state, Shard shard) {
 #pragma unroll
   for (int i = 0; i < STATES; ++i) {
     load_states<SHAPE, FAR, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
                                             of_weights, tiles, base, share, i, state.w[i], state.ld[i],
-                                            state.b[i], part);
+                                            state.b[i], shard);
   }
 }
 
 template <typename SHAPE, bool FAR, int SHARES, int STATES>
 __device__ __noinline__ void store_state(float* far, int near, int across, int of_weights, int tiles,
-                                         int base, int share, StateTensors<STATES> state, Part part,
+                                         int base, int share, StateTensors<STATES> state, Shard shard,
                                          StoreShare stores) {
 #pragma unroll
   for (int i = 0; i < STATES; ++i) {
     store_states<SHAPE, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across, of_weights,
-                                        tiles, base, share, i, state.w[i], state.ld[i], state.b[i], part,
+                                        tiles, base, share, i, state.w[i], state.ld[i], state.b[i], shard,
                                         stores);
   }
 }

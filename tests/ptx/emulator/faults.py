@@ -81,7 +81,7 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("generation", rf"\+\+exchanges;|transport\.end_micro_batch\(\);(?={_VIA_L2})", ";"),
     ("exchange", rf"transport\.wait<E\d+>\(\)(?!{_VIA_L2})", "transport.buffer()"),
     ("exchange", r"(?<![\w.])wait<E>\(\)(?=;| \+)", "buffer()"),
-    ("exchange", r"i < SHAPE::kRanks\b", "i < SHAPE::kRanks - 1"),
+    ("exchange", r"i < SHAPE::kTpSize\b", "i < SHAPE::kTpSize - 1"),
     ("turn", r"\((\w+) & 1\)", "0"),
     ("turn", r">> 1 & 1", "& 1"),
     ("turn", r"(?<=micro_batch) (?:>> 1|\* E::kUses)(?= [:+])", ""),
@@ -90,9 +90,9 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("mark", r"(unsigned int (?:overflow_)?flag_bit = )[^;]*;", r"\g<1>1u;"),
     ("mark", r"ptx::check_flag_bit\([^;]*;", ";"),
     ("mark", r"(?<!float4 )\b(?:without_flag_bit|round_for_flag_bit)\(", "("),
-    ("mark", r" \^ \(part < \d+ \? 1u : 0u\)", ""),
+    ("mark", r" \^ \(micro_batch < \d+ \? 1u : 0u\)", ""),
     ("mark", r"(?<=next\[\d\]) - w\[\d\]", ""),
-    ("generation", r"meetings_before \+ (?:span|u)\b", "meetings_before"),
+    ("generation", r"all_reduces_before \+ (?:span|u)\b", "all_reduces_before"),
     ("reset", r"(?:\*ticket|counters\[(?:i|thread)\]) = 0u;", ";"),
     ("fence", r"__threadfence\(\);|ptx::fence_\w+\(\);|ptx::publish_barriers\(\);", ";"),
     ("wait", r"(?<!void )pdl_wait\(\);|(?:ptx::)?wait_for_\w+(?:<[^;]*>)?\([^;{]*\);"
@@ -229,7 +229,7 @@ ARGUED: tuple[tuple[str, str], ...] = (
      "blocks exchange nothing, and rows are too short for the copy engine"),
     (r"slot \* 0;", "there is no state"),
     (r"(?<=[0-9][0-9]\);\n  )__syncthreads\(\);\n(?:  [^\n]*\n){0,4}  (?:for \()?int u = 0;"
-     r"(?:(?!Product<)[\s\S])*convert_rows<",
+     r"(?:(?!Gemm<)[\s\S])*convert_rows<",
      "nobody reads the copies of weights in 16 bits ahead of the barrier behind the inputs, which "
      "become floats first; where they are floats it is caught"),
 )

@@ -6,7 +6,7 @@ struct Small {
   static constexpr int kThreads = 128;
   static constexpr int kColumns = 16;
   static constexpr int kPitch = 20;
-  static constexpr int kNumbers = kFloat32;
+  static constexpr int kPrecision = kFloat32;
 };
 
 // `dz` [examples, OUTPUTS] of `logits`. `probability` and `right` [BLOCKS, examples] are the tallies of each

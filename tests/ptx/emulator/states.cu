@@ -27,7 +27,7 @@ __global__ void store_kept(const float* kept, int ldkept, float* w, int ldw, flo
 // `image` [inputs, outputs] and `biases` of each block.
 __global__ void load_images(float* image, int ldimage, float* biases, int ldbiases, const float* w, int ldw,
                             const float* bias, int out, int outs, int in, int ins) {
-  const Part part = {out, outs, in, ins};
+  const Shard part = {out, outs, in, ins};
   float* const shared = ptx::dynamic_shared<float>();
   clear_shared<Small>(shared, (ins * ldimage + ldbiases + 3) / 4 * 4);
   __syncthreads();
@@ -42,7 +42,7 @@ __global__ void load_images(float* image, int ldimage, float* biases, int ldbias
 
 __global__ void store_images(const float* image, int ldimage, const float* biases, float* w, int ldw, float* bias,
                              int out, int outs, int in, int ins) {
-  const Part part = {out, outs, in, ins};
+  const Shard part = {out, outs, in, ins};
   const StoreShare stores = {static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)};
   store_weights_as<Small>(w, ldw, image, ldimage, part, stores);
   store_biases<Small>(bias, biases, part, stores);
