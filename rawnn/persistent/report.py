@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rawnn.persistent import cost
+from rawnn.persistent import cost, phases
 from rawnn.persistent.choose import Choice
 from rawnn.persistent.layout import Layout
-from rawnn.persistent.phases import (
-    ACTIVATE,
-    ACTIVATE_BACKWARD,
-    LOSS,
-    UPDATE,
-    Epilogue,
-    Exchange,
-    Gemm,
-    GradientAllReduce,
-    Phase,
-)
+from rawnn.persistent.phases import Epilogue, Phase
 from rawnn.persistent.sharding import ALL_GATHERED, COLUMN_PARALLEL, ROW_PARALLEL, Sharding
 
 
@@ -46,7 +36,7 @@ def _lines(choice: Choice) -> Iterator[str]:
     for name, size in layout.workspaces(1).items():
         if name == "tally":
             continue
-        yield f"  workspace {name:<14} {4 * size:>9,} (global memory)"
+        yield f"  {name:<24} {4 * size:>9,} (global memory)"
     yield from _phases(choice)
 
 
@@ -66,13 +56,13 @@ def _phases(choice: Choice) -> Iterator[str]:
 def _what(d: Sharding, phase: Phase) -> str:
     """What a phase does, in a few words."""
     match phase:
-        case Gemm():
+        case phases.Gemm():
             return f"{phase.m} x {phase.n} over {phase.k}{_epilogue(d, phase.epilogue)}"
-        case Exchange():
+        case phases.Exchange():
             nbytes = phase.rows * d.sent * 4
             return f"{phase.kind}, {nbytes:,} bytes a block{_epilogue(d, phase.epilogue)}" \
                 if nbytes else phase.kind
-        case GradientAllReduce():
+        case phases.GradientAllReduce():
             group = "group" if d.via_l2 else "cluster"
             return f"each {group} sums and updates its share of {phase.tiles} tiles" \
                 if phase.sharded else f"every {group} sums and updates all {phase.tiles} tiles"
@@ -81,9 +71,9 @@ def _what(d: Sharding, phase: Phase) -> str:
 
 def _epilogue(d: Sharding, end: Epilogue) -> str:
     words = [word for word, said in (
-        ("bias", bool(end.bias)), (d.problem.activation, end.function == ACTIVATE),
-        (f"gradient of {d.problem.activation}", end.function == ACTIVATE_BACKWARD),
-        ("loss", end.function == LOSS), ("update", end.function == UPDATE),
+        ("bias", bool(end.bias)), (d.problem.activation, end.function == phases.ACTIVATE),
+        (f"gradient of {d.problem.activation}", end.function == phases.ACTIVATE_BACKWARD),
+        ("loss", end.function == phases.LOSS), ("update", end.function == phases.UPDATE),
         ("send", end.send is not None)) if said]
     return f", {', '.join(words)}" if words else ""
 

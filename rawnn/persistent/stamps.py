@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rawnn.persistent.phases import (
-    GRADIENT,
-    OVERFLOW,
-    STATISTICS,
-    AgreeOnStep,
-    Barrier,
-    CheckOverflow,
-    Exchange,
-    Gemm,
-    GradientAllReduce,
-    Phase,
-    Prefetch,
-    Softmax,
-    SumLoss,
-    WaitForInput,
-    WeightAllGather,
-)
+from rawnn.persistent import phases
+from rawnn.persistent.phases import Phase
 from rawnn.persistent.schedule import Schedule
 from rawnn.persistent.sharding import Sharding
 
@@ -40,35 +25,35 @@ def stamps(schedule: Schedule) -> list[Stamp]:
             *stamps_of(schedule.sharding, schedule.step)]
 
 
-def stamps_of(d: Sharding, phases: tuple[Phase, ...]) -> list[Stamp]:
+def stamps_of(d: Sharding, listed: tuple[Phase, ...]) -> list[Stamp]:
     """The stamps of some phases. The barrier behind a phase often stamps in its place."""
-    return [Stamp(phase.name, part) for phase in phases for part in _parts(d, phase)]
+    return [Stamp(phase.name, part) for phase in listed for part in _parts(d, phase)]
 
 
 def _parts(d: Sharding, phase: Phase) -> list[str]:
     match phase:
-        case Gemm(kind=kind):
-            return ["work", "parts"] if kind != GRADIENT and phase.tiling(d).split > 1 else ["work"]
-        case Barrier(part=part):
-            return [part] if part else []
-        case Exchange(name=name) if name == OVERFLOW:
-            return []
-        case Exchange(name=name) if name == STATISTICS:
-            return ["wait"]
-        case Exchange():  # via L2, waiting and reducing interleave
-            return [*["wait"] * (not d.via_l2), *["share"] * bool(phase.epilogue.send)]
-        case Softmax():
-            return ["slice"] if phase.statistics else []
-        case CheckOverflow():
-            return ["send"] if d.dp_size > 1 else []
-        case AgreeOnStep() | GradientAllReduce():
+        case phases.Gemm(kind=kind) if kind != phases.GRADIENT and phase.tiling(d).split > 1:
+            return ["work", "parts"]
+        case phases.Gemm() | phases.AgreeOnStep() | phases.GradientAllReduce():
             return ["work"]
-        case Prefetch():
+        case phases.Barrier(part=part):
+            return [part] if part else []
+        case phases.Exchange(name=phases.OVERFLOW):
+            return []
+        case phases.Exchange(name=phases.STATISTICS):
+            return ["wait"]
+        case phases.Exchange():  # via L2, waiting and reducing interleave
+            return [*["wait"] * (not d.via_l2), *["share"] * bool(phase.epilogue.send)]
+        case phases.Softmax():
+            return ["slice"] if phase.statistics else []
+        case phases.CheckOverflow():
+            return ["send"] if d.dp_size > 1 else []
+        case phases.Prefetch():
             return ["fetch"]
-        case SumLoss():
+        case phases.SumLoss():
             return ["tally"]
-        case WeightAllGather():
+        case phases.WeightAllGather():
             return ["changes"]
-        case WaitForInput():
+        case phases.WaitForInput():
             return ["next input"]
     return []

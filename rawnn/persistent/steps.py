@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
+from rawnn.persistent import phases
 from rawnn.persistent.gemms import GemmEmitter
 from rawnn.persistent.inputs import InputEmitter
 from rawnn.persistent.layout import Layout
 from rawnn.persistent.loss import LossEmitter
-from rawnn.persistent.phases import (
-    BACKWARD,
-    GRADIENT,
-    AdjustLossScale,
-    AgreeOnStep,
-    Barrier,
-    CheckOverflow,
-    ClearInput,
-    ConvertInput,
-    Exchange,
-    Gemm,
-    GradientAllReduce,
-    LoadRate,
-    Phase,
-    Prefetch,
-    Softmax,
-    StoreTallies,
-    SumLoss,
-    WaitForInput,
-    WeightAllGather,
-)
+from rawnn.persistent.phases import Phase
 from rawnn.persistent.sharding import ceil
 from rawnn.persistent.updates import UpdateEmitter
 from rawnn.persistent.writer import Emitter, Kernel
@@ -38,15 +19,15 @@ def first_warps(layout: Layout) -> list[int]:
     d, first, found = layout.sharding, 0, []
     for phase in layout.schedule.micro_batch:
         found.append(first)
-        if isinstance(phase, Gemm) and phase.kind == GRADIENT:
+        if isinstance(phase, phases.Gemm) and phase.kind == phases.GRADIENT:
             tiles = layout.layers[phase.layer].update
             sums = ceil(ceil(phase.n, 8), tiles.across) if d.problem.bias else 0
             first = (first + tiles.tasks + sums) % d.warps
-        elif isinstance(phase, Gemm):
+        elif isinstance(phase, phases.Gemm):
             tiles = phase.tiling(d)
-            alone = phase.kind == BACKWARD and not phase.epilogue.send and tiles.split == 1
+            alone = phase.kind == phases.BACKWARD and not phase.epilogue.send and tiles.split == 1
             first = tiles.tasks % d.warps if alone else 0
-        elif isinstance(phase, Barrier):
+        elif isinstance(phase, phases.Barrier):
             first = 0
     return found
 
@@ -77,13 +58,13 @@ class StepEmitter(Emitter):
     def micro_batch(self) -> None:
         self.k.in_micro_batch = True
         self.inputs.begin_micro_batch()
-        phases = self.schedule.micro_batch
-        begin = next(i for i, phase in enumerate(phases) if isinstance(phase, (Gemm, Prefetch)))
+        listed = self.schedule.micro_batch
+        begin = next(phase for phase in listed if isinstance(phase, (phases.Gemm, phases.Prefetch)))
         conditional = False
-        for i, (phase, first_warp) in enumerate(zip(phases, first_warps(self.layout), strict=True)):
-            if i == begin:
+        for phase, first_warp in zip(listed, first_warps(self.layout), strict=True):
+            if phase is begin:
                 self.gemms.begin_forward()
-            if conditional != (isinstance(phase, Gemm) and phase.conditional):
+            if conditional != (isinstance(phase, phases.Gemm) and phase.conditional):
                 conditional = not conditional
                 self.w("if (!skipped) {" if conditional else "}")
             self.emit(phase, first_warp)
@@ -93,7 +74,7 @@ class StepEmitter(Emitter):
 
     def behind_micro_batches(self) -> None:
         reduction = [phase for phase in self.schedule.step
-                     if isinstance(phase, (GradientAllReduce, WeightAllGather))]
+                     if isinstance(phase, (phases.GradientAllReduce, phases.WeightAllGather))]
         if reduction:
             self.updates.begin_all_reduce()
         for phase in self.schedule.step:
@@ -103,44 +84,44 @@ class StepEmitter(Emitter):
 
     def emit(self, phase: Phase, first_warp: int = 0) -> None:
         match phase:
-            case Gemm(kind=kind) if kind == GRADIENT:
+            case phases.Gemm(kind=phases.GRADIENT):
                 self.gemms.weight_gradient(phase, first_warp)
-            case Gemm():
+            case phases.Gemm():
                 self.gemms.gemm(phase)
-            case Exchange():
+            case phases.Exchange():
                 self.gemms.exchange(phase)
-            case Barrier():
+            case phases.Barrier():
                 self.barrier(phase)
-            case ConvertInput():
+            case phases.ConvertInput():
                 self.inputs.convert_input()
-            case ClearInput():
+            case phases.ClearInput():
                 self.inputs.clear_input()
-            case Prefetch():
+            case phases.Prefetch():
                 self.inputs.prefetch(phase)
-            case WaitForInput():
+            case phases.WaitForInput():
                 self.inputs.wait_for_next_input(phase)
-            case Softmax():
+            case phases.Softmax():
                 self.loss.softmax(phase)
-            case StoreTallies():
+            case phases.StoreTallies():
                 self.loss.store_tallies()
-            case LoadRate():
+            case phases.LoadRate():
                 self.loss.load_rate()
-            case SumLoss():
+            case phases.SumLoss():
                 self.inputs.sum_loss(phase)
-            case CheckOverflow():
+            case phases.CheckOverflow():
                 self.updates.check_overflow(phase)
-            case AgreeOnStep():
+            case phases.AgreeOnStep():
                 self.updates.agree_on_step(phase)
-            case AdjustLossScale():
+            case phases.AdjustLossScale():
                 self.updates.adjust_loss_scale()
-            case GradientAllReduce():
+            case phases.GradientAllReduce():
                 self.updates.all_reduce(phase)
-            case WeightAllGather():
+            case phases.WeightAllGather():
                 self.updates.all_gather(phase)
             case _:
                 raise TypeError(f"no emitter for the phase {type(phase).__name__}")
 
-    def barrier(self, phase: Barrier) -> None:
+    def barrier(self, phase: phases.Barrier) -> None:
         self.w("__syncthreads();")
         if phase.part:
             self.k.stamp(phase.name, phase.part)
