@@ -210,7 +210,7 @@ def _choice(layers: str, batch: int, opt: str, gpu: str, options: Mapping[str, A
     ops = plan.find(kind=KIND)
     if not ops:
         raise LeftOut(f"no persistent kernel comes of {opt} ({selection})")
-    found: Choice = ops[0].attributes["chosen"]
+    found: Choice = ops[0].attributes["choice"]
     return found
 
 

@@ -113,7 +113,7 @@ def _op_cost(op: Op, plan: Plan, policy: Policy, limits: Limits | None,
     if limits is None:
         return plain
     if op.kind == KIND:
-        us = float(op.attributes["chosen"].us) * int(op.attributes["span"])
+        us = float(op.attributes["choice"].us) * int(op.attributes["span"])
         return OpCost(op, plain.nbytes, plain.operations, plain.numbers, us=us, bound=OWN)
     memory = _memory_us(op, plan, limits, resident)
     rate, word = _rate(op, plan, limits)

@@ -107,7 +107,7 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
     click.echo(step)
     for op in step.find(kind="train_steps"):
         click.echo()
-        click.echo(describe(op.attributes["chosen"]))
+        click.echo(describe(op.attributes["choice"]))
     for graph in graphs:
         click.echo()
         early = _early_edges(graph, policy) if policy.graph and policy.pdl else None

@@ -242,7 +242,7 @@ class _Builder:
         op = Op(TRAIN, TRAIN, operands, {
             **numbers, "step": step, **({"rest": rest} if rest is not None else {}),
             "layout": layout, "settings": self.settings, "ordered": self.recipe.shuffle,
-            "shuffled": self.shuffled, "made": tuple(n for n in made if n != "rates")},
+            "shuffled": self.shuffled, "outputs": tuple(n for n in made if n != "rates")},
             "persistent")
         return Plan("train", tensors, (op,), step.batch, target=step.target).check()
 
@@ -276,7 +276,7 @@ class _Builder:
         op = Op(EVALUATE, EVALUATE, operands, {
             **numbers, "answers": spec_of_loss.counts(self.network.outputs), "step": step,
             **({"rest": self._measuring(left, spec)} if left else {}), "layout": layout,
-            "made": tuple(made)}, "persistent")
+            "outputs": tuple(made)}, "persistent")
         return Plan("evaluate", tensors, (op,), batch, target=step.target).check()
 
     def _evaluation_layout(self, problem: Problem, step: Plan, batch: int, partial: bool,

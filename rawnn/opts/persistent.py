@@ -45,7 +45,7 @@ def as_one_op(plan: Plan, chosen: Choice) -> Plan:
     """`plan`, a training step, as one op whose kernel has the sharding that was chosen."""
     workspaces = _workspaces(plan, chosen)
     threads = chosen.sharding.blocks * chosen.sharding.threads
-    op = train_steps(plan, workspaces, "persistent", chosen=chosen, sharding=str(
+    op = train_steps(plan, workspaces, "persistent", choice=chosen, sharding=str(
         chosen.sharding), expected=f"{chosen.us:.1f} us", max_shuffled=min(
         MAX_SHUFFLED, MAX_SHUFFLED_PER_THREAD * threads), **_seed(plan))
     return plan.with_tensors(*workspaces).substitute(plan.ops, [op])
@@ -91,7 +91,7 @@ def parse(text: str) -> str:
 def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
     """The sharding of the kernel, in full."""
     for op in plan.find(kind=KIND):
-        d: Sharding = op.attributes["chosen"].sharding
+        d: Sharding = op.attributes["choice"].sharding
         return d.text
     return value
 

@@ -21,11 +21,11 @@ class LayerLayout:
         biases' gradient.
     base: the number of the layer's first tile. Tiles are numbered in the order in which their
         gradients are computed, from the last layer on.
-    near, far: the float where optimizer state begins in shared memory, or None and its first tile
-        in global memory.
+    state, global_tile: the float where optimizer state begins in shared memory, or None and its
+        first tile in global memory.
     forward, backward, update: the tilings of the GEMMs.
-    held: whether the optimizer state of its weights lies in registers (held_tiles.cuh), and that of
-        its biases alone from `near` on.
+    in_registers: whether the optimizer state of its weights lies in registers (held_tiles.cuh), and
+        that of its biases alone from `state` on.
     """
 
     rows: int
@@ -35,13 +35,13 @@ class LayerLayout:
     across: int
     tiles: int
     bias_tiles: int
-    base: int
-    near: int | None
-    far: int
     forward: Tiling
     backward: Tiling | None
     update: Tiling
-    held: bool = False
+    base: int = 0
+    state: int | None = None
+    global_tile: int = 0
+    in_registers: bool = False
 
     @property
     def all_tiles(self) -> int:
@@ -50,12 +50,12 @@ class LayerLayout:
     @property
     def state_tiles(self) -> int:
         """Tiles of weights whose optimizer state lies in memory."""
-        return 0 if self.held else self.tiles
+        return 0 if self.in_registers else self.tiles
 
     @property
-    def is_far(self) -> bool:
+    def is_state_global(self) -> bool:
         """Whether optimizer state, if there is any, lies in global memory."""
-        return self.near is None and not self.held
+        return self.state is None and not self.in_registers
 
     def registers(self, warps: int) -> int:
         """Registers of a thread for one number of each of its weights."""
@@ -68,10 +68,10 @@ class Memory:
     def __init__(self) -> None:
         self.cursor = 0
         self.places: dict[str, int] = {}
-        self.held: dict[str, str] = {}
+        self.contents: dict[str, str] = {}
 
     def take(self, name: str, floats: int, what: str) -> int:
-        self.held[name] = what
+        self.contents[name] = what
         self.places[name] = place = up(self.cursor, 4)
         self.cursor = place + floats
         return place

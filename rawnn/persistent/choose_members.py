@@ -65,7 +65,7 @@ TILE_CYCLES = {0: 0.0, 1: 140.0, 2: 280.0}
 """Cycles of a warp for the update of a tile, by the optimizer's state of a weight. cost.py leaves
 it out: there, many warps share the tiles. (The same times: with 1 to 16 warps, 20-64-64-3 takes
 1.5 to 9.5 us more than expected without.)"""
-HELD, FAR = 0.7, 1.2
+IN_REGISTERS, IN_GLOBAL_MEMORY = 0.7, 1.2
 """Factors of these cycles and instructions where state lies in registers (estimated), and in global
 memory."""
 
@@ -174,7 +174,7 @@ def registers(layout: Layout) -> int:
     if d.holds_tiles and d.micro_batches > 1:
         sums = 1.0 if d.tp_size == 1 else SUMS_OF_CLUSTER
     return LEAST_REGISTERS[d.problem.numbers] + math.ceil(sum(
-        part.registers(d.warps) * (sums + states * part.held) for part in layout.layers))
+        part.registers(d.warps) * (sums + states * part.in_registers) for part in layout.layers))
 
 
 # -- expected time ---------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def update_cycles(layout: Layout) -> float:
 
 
 def _of_state(part: LayerLayout) -> float:
-    return HELD if part.held else FAR if part.is_far else 1.0
+    return IN_REGISTERS if part.in_registers else IN_GLOBAL_MEMORY if part.is_state_global else 1.0
 
 
 def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:

@@ -130,7 +130,7 @@ class GemmEmitter(Emitter):
     def declare_update(self, g: Gemm) -> None:
         """The epilogue that updates weights and biases."""
         n, part, p = g.layer + 1, self.layout.layers[g.layer], self.p
-        far = literal(part.is_far and bool(p.states))
+        far = literal(part.is_state_global and bool(p.states))
         self.w("const Rule rule = *rule_of_step;")
         how = f", StochasticRounding<{p.layers[g.layer]}>" if p.streams else ""
         self.w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "

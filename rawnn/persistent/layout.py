@@ -9,9 +9,15 @@ from itertools import pairwise
 
 from rawnn.persistent import buffers
 from rawnn.persistent.block_memory import FIXED_BYTES, LayerLayout, Memory
-from rawnn.persistent.phases import Gemm
+from rawnn.persistent.phases import BACKWARD, FORWARD, Gemm
 from rawnn.persistent.problem import Problem
-from rawnn.persistent.schedule import Schedule, build, separates_logits, stores_tallies
+from rawnn.persistent.schedule import (
+    Schedule,
+    build,
+    separates_logits,
+    stores_tallies,
+    weight_gradient,
+)
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     MOST_REGISTERS,
@@ -22,7 +28,7 @@ from rawnn.persistent.sharding import (
     pitch,
     up,
 )
-from rawnn.persistent.tiles import Tiling, far_tiling, softmax_floats, tiling
+from rawnn.persistent.tiles import Tiling, global_state_tiling, softmax_floats, tiling
 
 ALL, SHARE = "all", "share"
 AT_ONCE, BY_FIRST, BY_LAST = "at once", "by the first block", "by the last block"
@@ -47,8 +53,8 @@ WORKING_REGISTERS = {"float32": 124, "tf32": 96, "bfloat16": 78, "float16": 84}
 class Layout:
     """The memory of a schedule.
 
-    places, held: floats from the start of a block's shared memory by name, and a description of
-        what lies at each.
+    places, contents: floats from the start of a block's shared memory by name, and what lies at
+        each, in words.
     nbytes: shared memory of a block.
     shares: warps that share the sum of a tile in a sharded update.
     input_pitch, input_floats: values of a row of the input, and floats of a micro-batch of it.
@@ -56,7 +62,7 @@ class Layout:
     target_pitch, target_width: the same of targets.
     receive_floats: floats of a receive buffer; 0 without exchanges.
     shared_state: the float where the optimizer state of all layers begins, with several groups.
-    far_tiles: tiles whose optimizer state lies in global memory.
+    global_tiles: tiles whose optimizer state lies in global memory.
     traced, stamps: steps of a launch that are traced, and stamps of each.
     copies, copied: the float where 16-bit copies of the first `copied` floats begin, which GEMMs
         read: weights, and biases among them. None where there are no copies.
@@ -66,7 +72,7 @@ class Layout:
     schedule: Schedule
     layers: tuple[LayerLayout, ...]
     places: dict[str, int] = field(hash=False)
-    held: dict[str, str] = field(hash=False)
+    contents: dict[str, str] = field(hash=False)
     nbytes: int
     shares: int
     input_pitch: int
@@ -76,7 +82,7 @@ class Layout:
     target_width: int
     receive_floats: int
     shared_state: int | None
-    far_tiles: int
+    global_tiles: int
     traced: int = 0
     stamps: int = 0
     copies: int | None = None
@@ -161,8 +167,8 @@ class Layout:
         if floats := buffers.group_floats(self.schedule):
             found["generations"] = d.blocks
             found["receive_buffers"] = buffers.copies(self.schedule) * d.dp_size * floats
-        if self.far_tiles:
-            found["optimizer_state"] = d.blocks * self.far_tiles * len(d.problem.states) * TILE
+        if self.global_tiles:
+            found["optimizer_state"] = d.blocks * self.global_tiles * len(d.problem.states) * TILE
         if self.traced:
             of_warps = (self.traced * self.stamps + LAUNCH_STAMPS) * d.blocks * d.warps
             found["trace"] = of_warps + NANOSECOND_WORDS * d.blocks
@@ -234,14 +240,14 @@ def layout_of(d: Sharding, room: int) -> Layout:
     found = _layout(schedule, room, False)
     if d.problem.halved and found.nbytes < room:
         copied = _layout(schedule, room, True)
-        if copied.nbytes <= room and copied.far_tiles == found.far_tiles:
+        if copied.nbytes <= room and copied.global_tiles == found.global_tiles:
             return copied
     return found
 
 
 def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     d, p, memory = schedule.sharding, schedule.sharding.problem, Memory()
-    layers = [_take_weights(d, layer, memory, copied) for layer in range(p.depth)]
+    layers = [_take_weights(schedule, layer, memory, copied) for layer in range(p.depth)]
     base = 0
     for layer in reversed(range(p.depth)):  # tiles are numbered from the last layer on
         layers[layer] = replace(layers[layer], base=base)
@@ -284,17 +290,20 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     if d.micro_batches > 1 and d.holds_tiles and p.bias:
         for layer in range(p.depth):
             memory.take(f"s{layer}", up(d.outs(layer), 8), "sums of gradients of biases")
-    layers, shared_state, far_tiles = _with_state(schedule, layers, memory, room)
+    layers, shared_state, global_tiles = _with_state(schedule, layers, memory, room)
     return Layout(
-        schedule, tuple(layers), memory.places, memory.held, memory.cursor * 4 + FIXED_BYTES,
-        shares, input_pitch, input_floats, raw_pitch, target_pitch, target_width, receive_floats,
-        shared_state, far_tiles, copies=copies, copied=weights)
+        schedule, tuple(layers), memory.places, memory.contents,
+        nbytes=memory.cursor * 4 + FIXED_BYTES, shares=shares, input_pitch=input_pitch,
+        input_floats=input_floats, raw_pitch=raw_pitch, target_pitch=target_pitch,
+        target_width=target_width, receive_floats=receive_floats, shared_state=shared_state,
+        global_tiles=global_tiles, copies=copies, copied=weights)
 
 
-def _take_weights(d: Sharding, layer: int, memory: Memory, copied: bool) -> LayerLayout:
+def _take_weights(schedule: Schedule, layer: int, memory: Memory, copied: bool) -> LayerLayout:
     """Weights and biases of a layer, and the default tilings of its GEMMs."""
-    p, ins, outs = d.problem, d.ins(layer), d.outs(layer)
-    wide, eighths = up(outs, 8), d.columns // 8
+    d, p = schedule.sharding, schedule.sharding.problem
+    ins, outs = d.ins(layer), d.outs(layer)
+    wide = up(outs, 8)
     # The first layer's inputs lie by examples, so that pairs of rows are read. A pitch of 4 more
     # than a multiple of 16 then uses all 32 banks.
     step = pitch(wide) if layer or copied else wide + (4 - wide) % 16
@@ -302,11 +311,11 @@ def _take_weights(d: Sharding, layer: int, memory: Memory, copied: bool) -> Laye
     tiles, bias_tiles = ceil(ins, 16) * ceil(outs, 8), ceil(outs, TILE) if p.bias else 0
     weights = memory.take(f"w{layer}", rows * step + beyond(outs, step), "weights")
     bias = memory.take(f"b{layer}", bias_tiles * TILE, "biases")
-    forward = tiling(ceil(outs, 16), eighths, ceil(ins, 8), d.warps, p.numbers)
-    backward = tiling(ceil(ins, 16), eighths, ceil(outs, 8), d.warps, p.numbers) if layer else None
-    update = tiling(ceil(ins, 16), ceil(outs, 8), eighths, d.warps, p.numbers, may_split=False)
-    return LayerLayout(rows, step, weights, bias, ceil(outs, 8), tiles, bias_tiles, 0, None, 0,
-                       forward, backward, update)
+    tilings = {phase.kind: phase.tiling(d) for phase in schedule.micro_batch
+               if isinstance(phase, Gemm) and phase.layer == layer}
+    return LayerLayout(rows=rows, pitch=step, weights=weights, bias=bias, across=ceil(outs, 8),
+                       tiles=tiles, bias_tiles=bias_tiles, forward=tilings[FORWARD],
+                       backward=tilings.get(BACKWARD), update=weight_gradient(d, layer).tiling(d))
 
 
 def _take_values(d: Sharding, memory: Memory) -> None:
@@ -348,7 +357,7 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: Memor
     State of the largest layers lies in shared memory as far as there is room. In global memory it
     costs round trips to the L2 cache."""
     d, p, found = schedule.sharding, schedule.sharding.problem, list(layers)
-    states, far_tiles = len(p.states), 0
+    states, global_tiles = len(p.states), 0
     tiles = sum(layer.all_tiles for layer in layers)
     if schedule.all_reduce and states:
         owned = ceil(tiles, d.dp_size) if schedule.all_reduce.sharded else tiles
@@ -356,7 +365,7 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: Memor
             return found, memory.take("state", owned * states * TILE, STATE), 0
         return found, None, owned
     by_size = sorted(range(p.depth), key=lambda i: -layers[i].all_tiles) if states else []
-    held = _held(d, layers, by_size)
+    held = _held_in_registers(d, layers, by_size)
     floats = {layer: (layers[layer].bias_tiles if layer in held else layers[layer].all_tiles)
               * states * TILE for layer in by_size}
     if held and not memory.has(sum(up(each, 4) for each in floats.values()), room):
@@ -364,24 +373,25 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: Memor
     tilings = _tilings_of_single(d, room)
     for layer in by_size:
         part, rows = layers[layer], ceil(d.ins(layer), 16)
-        near = memory.take(f"m{layer}", floats[layer], STATE) \
+        state = memory.take(f"m{layer}", floats[layer], STATE) \
             if memory.has(floats[layer], room) else None
         if d.holds_tiles:
             update = part.update
         elif tilings:
             update = tilings[layer]
-        elif near is not None:
+        elif state is not None:
             update = tiling(rows, part.across, d.columns // 8, d.warps, p.numbers, may_split=False,
                             most_tiles=1 if states > 1 else 8)
         else:
-            update = far_tiling(rows, part.across, d.warps)
-        found[layer] = replace(part, near=near, update=update, held=layer in held,
-                               far=0 if near is not None else far_tiles)
-        far_tiles += part.all_tiles if near is None else 0
-    return found, None, far_tiles
+            update = global_state_tiling(rows, part.across, d.warps)
+        found[layer] = replace(part, state=state, update=update, in_registers=layer in held,
+                               global_tile=0 if state is not None else global_tiles)
+        global_tiles += part.all_tiles if state is None else 0
+    return found, None, global_tiles
 
 
-def _held(d: Sharding, layers: Sequence[LayerLayout], by_size: Sequence[int]) -> set[int]:
+def _held_in_registers(d: Sharding, layers: Sequence[LayerLayout],
+                       by_size: Sequence[int]) -> set[int]:
     """The layers whose optimizer state may lie in registers, the largest ones first: as far as
     those of a thread go, besides the sums of micro-batches. Where some layer's lies in global
     memory, none does: what is loaded of it for the tiles of a task takes these registers."""

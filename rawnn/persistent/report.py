@@ -93,6 +93,6 @@ def _places(layout: Layout) -> dict[str, int]:
     starts = sorted((start, name) for name, start in layout.places.items())
     ends = [*(start for start, _ in starts[1:]), layout.dynamic_bytes // 4]
     for (start, name), end in zip(starts, ends, strict=True):
-        words = layout.held[name]
+        words = layout.contents[name]
         found[words] = found.get(words, 0) + 4 * (end - start)
     return {words: nbytes for words, nbytes in found.items() if nbytes}

@@ -227,17 +227,22 @@ def data_parallel(d: Sharding) -> list[Phase]:
 # -- the step --------------------------------------------------------------------------------------
 def build(d: Sharding) -> Schedule:
     """The schedule of one training step; of a kernel that evaluates, its forward phases."""
+    found = without_barriers(d)
+    return replace(found, micro_batch=tuple(with_barriers(d, found.micro_batch)))
+
+
+def without_barriers(d: Sharding) -> Schedule:
+    """The same for the cost model, to which barriers cost nothing, so that the search is fast."""
     p = d.problem
     hides = d.dp_size > 1 and d.micro_batches == 1  # the all-reduce hides Prefetch and SumLoss
     head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]
     head += [*[StoreTallies(BETWEEN)] * (not p.labelled), *[LoadRate(BETWEEN)] * p.scheduled,
              *loss(d)]
-    micro_batch = with_barriers(d, [
-        *[ConvertInput(INPUT)] * p.converted,
-        *[ClearInput(INPUT)] * (p.partial and d.micro_batches == 1),
-        *(head if hides else with_prefetch(d, head)),
-        *[SumLoss(BETWEEN)] * (not hides and not stores_tallies(d)),
-        *(() if d.evaluates else backward_pass(d))])
+    micro_batch = [*[ConvertInput(INPUT)] * p.converted,
+                   *[ClearInput(INPUT)] * (p.partial and d.micro_batches == 1),
+                   *(head if hides else with_prefetch(d, head)),
+                   *[SumLoss(BETWEEN)] * (not hides and not stores_tallies(d)),
+                   *(() if d.evaluates else backward_pass(d))]
     reduce = data_parallel(d)
     if d.micro_batches > 1:
         ends = [*reduce, Barrier(BETWEEN, "next step")] if reduce else []
@@ -286,27 +291,32 @@ def with_prefetch(d: Sharding, head: list[Phase]) -> list[Phase]:
 
 # -- barriers --------------------------------------------------------------------------------------
 def with_barriers(d: Sharding, phases: Iterable[Phase]) -> list[Phase]:
-    """The phases with a barrier ahead of each that must wait for an earlier one, unless there is a
-    barrier between the two already."""
+    """The phases with a barrier ahead of each that must wait for an earlier one: if one of the two
+    writes a buffer that the other one reads or writes, and there is no barrier between them."""
     found: list[Phase] = []
     begin = 0  # behind the last barrier
+    read: set[str] = set()  # since then
+    written: set[str] = set()
     for phase in phases:
-        if any(must_wait(d, phase, earlier) for earlier in found[begin:]):
+        reads, writes = phase.reads(d), phase.writes(d)
+        conflict = written & reads or writes & (written | read)
+        if conflict and isinstance(phase, Softmax) and has_statistics(found[begin:]):
+            conflict -= {phase.logits, phase.to}  # each warp has the same logits in both halves
+        if conflict:
             at = len(found)
             while found[at - 1].runs_beside_next:
                 at -= 1
             found.insert(at, barrier_behind(found[begin:at]))
-            begin = at + 1
+            begin, read, written = at + 1, set(), set()
         found.append(phase)
+        read |= reads
+        written |= writes
     return found
 
 
-def must_wait(d: Sharding, phase: Phase, earlier: Phase) -> bool:
-    """Whether one of the two phases writes a buffer that the other one reads or writes."""
-    before, now = earlier.writes(d), phase.writes(d)
-    if isinstance(phase, Softmax) and isinstance(earlier, Softmax):
-        return "statistics" in before  # each warp has the same logits in both halves
-    return bool(before & phase.reads(d) or now & (before | earlier.reads(d)))
+def has_statistics(phases: list[Phase]) -> bool:
+    """Whether the first half of a softmax is among some phases."""
+    return any(isinstance(phase, Softmax) and phase.statistics for phase in phases)
 
 
 def barrier_behind(phases: list[Phase]) -> Barrier:

@@ -159,7 +159,7 @@ class KernelEmitter(Emitter):
             self.load_layer(layer)
         self.load_first_input()
         for layer in range(p.depth):
-            self.move_states(layer, "load", far=True)
+            self.move_states(layer, "load", in_global=True)
         self.hold_tiles()
         self.steps.updates.tile_places()
         if not d.evaluates:
@@ -267,7 +267,7 @@ class KernelEmitter(Emitter):
             w(f"load_weights<Shape>(weights{n}, {part.pitch}, w{n}, ldw{n}, shard{n});")
             if p.bias:
                 w(f"load_biases<Shape>(biases{n}, b{n}, shard{n});")
-        self.move_states(layer, "load", far=False)
+        self.move_states(layer, "load", in_global=False)
 
     def shard_of(self, layer: int) -> str:
         kind = self.d.layer_kinds[layer]
@@ -279,14 +279,14 @@ class KernelEmitter(Emitter):
             return f"{{0, {outs}, rank * {below}, n{layer}}}"
         return f"{{0, {outs}, 0, {ins}}}"
 
-    def move_states(self, layer: int, way: str, far: bool | None = None) -> None:
-        """Loads or stores the optimizer state of a layer, if it lies in global memory (`far`) or in
-        shared memory."""
+    def move_states(self, layer: int, way: str, in_global: bool | None = None) -> None:
+        """Loads or stores the optimizer state of a layer, if it lies in global memory (`in_global`)
+        or in shared memory; wherever it lies if `in_global` is None."""
         found, part, n = self.layout, self.layout.layers[layer], layer + 1
         share = found.sync == SHARE
         base = part.base if found.sync else 0
-        near = found.shared_state if found.sync else part.near
-        if far not in (None, near is None) or (part.held and not part.bias_tiles):
+        near = found.shared_state if found.sync else part.state
+        if in_global not in (None, near is None) or (part.in_registers and not part.bias_tiles):
             return
         tiles = part.state_tiles
         ahead = base * len(self.p.states) * TILE if found.sync == ALL else 0
@@ -299,15 +299,15 @@ class KernelEmitter(Emitter):
             last += f", {self.store_share(layer, own=share)}"
             if self.p.bias and self.d.layer_kinds[layer] == ROW_PARALLEL:  # all blocks have it
                 of_bias = [f"rank == 0 ? {b} : nullptr" for b in of_bias]
-        is_far, shares = literal(near is None), self.d.dp_size if share else 1
+        is_state_global, shares = literal(near is None), self.d.dp_size if share else 1
         if self.is_long and states:
             at = f"{place}, 0" if near is None else f"nullptr, {near + ahead}"
             tensors = ", ".join(f"{{{', '.join(column)}}}" for column in (
                 [f"w{n}_{s}" for s in states], [f"ldw{n}_{s}" for s in states], of_bias))
-            self.w(f"{way}_state<Shape, {is_far}, {shares}, {len(states)}>({at}, {where}, "
+            self.w(f"{way}_state<Shape, {is_state_global}, {shares}, {len(states)}>({at}, {where}, "
                    f"{{{tensors}}}, {last});")
             return
-        kinds = f"{is_far}, {len(states)}" if way == "load" else str(len(states))
+        kinds = f"{is_state_global}, {len(states)}" if way == "load" else str(len(states))
         for number, state in enumerate(states):
             self.w(f"{way}_states<Shape, {kinds}, {shares}>({place}, {where}, {number}, "
                    f"w{n}_{state}, ldw{n}_{state}, {of_bias[number]}, {last});")
@@ -317,7 +317,7 @@ class KernelEmitter(Emitter):
         phases = self.schedule.micro_batch
         for phase, first in zip(phases, first_warps(self.layout), strict=True):
             if isinstance(phase, Gemm) and phase.kind == GRADIENT and self.k.holds(phase.layer):
-                n, held = phase.layer + 1, self.layout.layers[phase.layer].held
+                n, held = phase.layer + 1, self.layout.layers[phase.layer].in_registers
                 self.w(f"HeldTiles<{self.k.weight_gradient_type(phase)}, Rule, {literal(held)}, "
                        f"{self.d.micro_batches}, {first}> held{n};")
                 self.w(f"held{n}.clear();")
@@ -326,7 +326,7 @@ class KernelEmitter(Emitter):
 
     def store_held(self, layer: int) -> None:
         n = layer + 1
-        for i, state in enumerate(self.p.states if self.layout.layers[layer].held else ()):
+        for i, state in enumerate(self.p.states if self.layout.layers[layer].in_registers else ()):
             self.w(f"held{n}.store<{i}>(w{n}_{state}, ldw{n}_{state}, shard{n});")
 
     def store_share(self, layer: int, own: bool = False) -> str:

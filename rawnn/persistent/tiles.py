@@ -95,18 +95,18 @@ def _tiling(costs: ProductCosts, rows: int, columns: int, steps: int, warps: int
     return Tiling(down, across, split, tasks, cycles)
 
 
-def far_tiling(rows: int, columns: int, warps: int) -> Tiling:
+def global_state_tiling(rows: int, columns: int, warps: int) -> Tiling:
     """The same for gradients whose optimizer state is loaded from L2 ahead of the GEMM: with more
     tiles a task, more loads are in flight."""
     found = [Tiling(down, across, 1, tasks,
-                    ceil(tasks, warps) * (FAR_ROUND + FAR_TILE * down * across))
+                    ceil(tasks, warps) * (GLOBAL_ROUND + GLOBAL_TILE * down * across))
              for down in (1, 2) for across in (1, 2, 4)
              if down <= rows and across <= columns
              for tasks in (ceil(rows, down) * ceil(columns, across),)]
     return min(found, key=lambda tiling: tiling.cycles)
 
 
-FAR_ROUND, FAR_TILE = 600.0, 150.0
+GLOBAL_ROUND, GLOBAL_TILE = 600.0, 150.0
 """Cycles of a round of tasks, and more for each of a task's tiles (H200)."""
 
 

@@ -113,21 +113,22 @@ class Kernel:
 
     def holds(self, layer: int) -> bool:
         """Whether registers hold state or sums of the layer's weights."""
-        return self.layout.layers[layer].held or (self.d.holds_tiles and self.d.micro_batches > 1)
+        sums = self.d.holds_tiles and self.d.micro_batches > 1
+        return sums or self.layout.layers[layer].in_registers
 
     def states_at(self, layer: int) -> str:
         """C++ float4 pointer to the layer's optimizer state; to that of all layers with several
         groups."""
         found, part = self.layout, self.layout.layers[layer]
         many = len(self.p.states) * TILE // 4
-        near = found.shared_state if found.sync else part.near
-        if near is not None:
-            return f"reinterpret_cast<float4*>(shared + {near})"
-        if not found.far_tiles:
+        state = found.shared_state if found.sync else part.state
+        if state is not None:
+            return f"reinterpret_cast<float4*>(shared + {state})"
+        if not found.global_tiles:
             return "static_cast<float4*>(nullptr)"
-        tile = 0 if found.sync else part.far
+        tile = 0 if found.sync else part.global_tile
         return f"(reinterpret_cast<float4*>(optimizer_state) + " \
-               f"(blockIdx.x * {found.far_tiles}ll + {tile}) * {many})"
+               f"(blockIdx.x * {found.global_tiles}ll + {tile}) * {many})"
 
     # -- variables and expressions of the kernel --------------------------------------------------
     def type_of_exchange(self, exchange: Exchange) -> str:

@@ -87,7 +87,7 @@ def test_without_limits_there_are_bytes_and_operations_alone() -> None:
 def test_a_whole_step_kernel_has_a_model_of_its_own() -> None:
     plan, policy = planned((784, 128, 10), 64, "persistent")
     (cost,) = op_costs(plan, policy, LIMITS)
-    assert (cost.bound, cost.us) == (OWN, plan.ops[0].attributes["chosen"].us)
+    assert (cost.bound, cost.us) == (OWN, plan.ops[0].attributes["choice"].us)
     assert cost.operations == 2 * 64 * (2 * 784 * 128 + 3 * 128 * 10)
 
 

@@ -116,7 +116,7 @@ class Launch:
                 {"seed": 7, "count": count, "offset": 0,
                  "steps": STEPS if whole_epoch else STEPS_OF_EPOCH}))
         self.impl: KernelImpl = kernel_for(self.op)
-        self.sharding: Sharding = self.op.attributes["chosen"].sharding
+        self.sharding: Sharding = self.op.attributes["choice"].sharding
         self.arrays = self._arrays(np.random.default_rng(0), scale)
         self.library: EmulatedLibrary | None = None
 
@@ -328,7 +328,7 @@ def test_clusters_share_few_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Some clusters receive one tile more than others."""
     monkeypatch.setattr(schedule, "is_summed_by_all", lambda *_: False)
     launch = Launch(name, ranks, groups, types)
-    found = launch.op.attributes["chosen"].layout
+    found = launch.op.attributes["choice"].layout
     assert found.sync == layout.SHARE
     assert found.tiles % groups or groups == 2
     check(launch, tmp_path, 1)
@@ -480,7 +480,7 @@ def test_each_thread_with_a_part_of_a_narrow_layers_loss_has_a_tally(tmp_path: P
     """Sums of a product whose factors warps share, which threads add up pair by pair: twice as
     many threads as have sums of one that a warp has to itself, and fewer than a block has."""
     launch = Launch("narrow outputs, mean squares", 1, 1, "FF")
-    found, d = launch.op.attributes["chosen"].layout, launch.sharding
+    found, d = launch.op.attributes["choice"].layout, launch.sharding
     assert found.layers[-1].forward.split > 1
     assert layout.tallies(d) == 16 * 16 // 2 < d.threads
     check(launch, tmp_path, 1)
@@ -577,7 +577,7 @@ HELD = [
 def test_blocks_that_share_a_multiprocessor(tmp_path: Path, name: str, ranks: int, resident: int,
                                             types: str, turns: int, left: int) -> None:
     launch = Launch(name, ranks, 1, types, left=left, turns=turns, resident=resident)
-    held = [part.held for part in launch.op.attributes["chosen"].layout.layers]
+    held = [part.in_registers for part in launch.op.attributes["choice"].layout.layers]
     assert any(held) != name.endswith(STATE_FAR)
     check(launch, tmp_path, 2)
 
@@ -605,7 +605,7 @@ def test_a_whole_epoch_uses_its_workspaces_to_the_end(tmp_path: Path,
 
 
 def test_epochs_keep_losses_in_every_way_and_use_every_workspace() -> None:
-    layouts = [Launch(*how[:4], (64.0, 0.0), *how[4:]).op.attributes["chosen"].layout
+    layouts = [Launch(*how[:4], (64.0, 0.0), *how[4:]).op.attributes["choice"].layout
                for how in EPOCHS]
     assert {found.reports for found in layouts} == {layout.AT_ONCE, layout.BY_FIRST,
                                                     layout.BY_LAST}

@@ -112,7 +112,7 @@ def test_a_first_block_that_reports_has_heard_of_all_parts_of_the_loss() -> None
     block says that the parts of the others are in memory."""
     reported = set()
     for launch in far_launches():
-        found = launch.op.attributes["chosen"].layout
+        found = launch.op.attributes["choice"].layout
         parts_of_others = found.sharding.blocks > 1 and "S" in launch.sharding.boundaries[-1]
         reported.add((found.sharding.dp_size > 1, parts_of_others, found.reports))
         assert not (parts_of_others and found.reports == BY_FIRST), launch.sharding

@@ -48,7 +48,7 @@ def test_the_model_is_the_kernels_arithmetic(tmp_path: Path, how: tuple[Any, ...
         t.name: launch.arrays[role_of(t)].copy() if role_of(t) in launch.arrays
         else np.zeros(t.shape, numpy_dtype(t.dtype)) for t in step.tensors.values()}
     for offset in range(1, 1 + STEPS):
-        Arithmetic(launch.op.attributes["chosen"], nearest=True).step(step, arrays, offset)
+        Arithmetic(launch.op.attributes["choice"], nearest=True).step(step, arrays, offset)
     trained = [role for role in launch.op.spec.writes if role[0] in "wb" and role[1].isdigit()]
     assert len(trained) >= 4
     for role in trained:

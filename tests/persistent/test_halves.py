@@ -29,8 +29,8 @@ def test_copies_of_weights_in_16_bits_change_no_bit(tmp_path: Path, name: str, r
     d = copied.sharding
     room = layout._layout(build(d), HOPPER.shared, False).nbytes
     plain = Launch(name, ranks, groups, types, room=room)
-    assert copied.op.attributes["chosen"].layout.copies is not None
-    assert plain.op.attributes["chosen"].layout.copies is None
+    assert copied.op.attributes["choice"].layout.copies is not None
+    assert plain.op.attributes["choice"].layout.copies is None
     found, wanted = (launch.on_emulator(tmp_path, 1) for launch in (copied, plain))
     for role in copied.op.spec.writes:
         if copied.plan[copied.op.operands[role]].role is not Role.SCRATCH:

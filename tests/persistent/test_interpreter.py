@@ -66,7 +66,7 @@ def launched(case: dict[str, Any]) -> Launch:
 def interpreted(launch: Launch, change: Callable[[Schedule], Schedule] = lambda s: s
                 ) -> dict[str, np.ndarray]:
     """What the interpreter leaves in float64, by the roles of the op."""
-    layout = launch.op.attributes["chosen"].layout
+    layout = launch.op.attributes["choice"].layout
     rest = launch.op.attributes.get("rest")
     layout = layout.with_partial_batch() if rest else layout
     step = launch.op.attributes["step"]
@@ -266,7 +266,7 @@ def test_a_fault_in_a_schedule_is_found(fault: str) -> None:
         len(case["args"]) > 4 and case["args"][4][0] > 2**16)]
     for case in cases:
         launch = launched(case)
-        schedule = build(launch.op.attributes["chosen"].sharding)
+        schedule = build(launch.op.attributes["choice"].sharding)
         if plant(schedule) == schedule:
             continue
         planted += 1

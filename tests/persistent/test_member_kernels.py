@@ -119,7 +119,7 @@ def test_a_member_computes_with_the_instructions_of_one_network(numbers: str, te
         assert found - wanted == Counter({"fma.rn.f32": 2})
         assert not wanted - found
         return
-    assert layout_of(own, nbytes).far_tiles
+    assert layout_of(own, nbytes).global_tiles
     other = layout_of(replace(own, members=SHUFFLED), nbytes)
     assert sums_of(arithmetic(member_source(other, "train_members"), "train_members")) \
         != sums_of(wanted)
@@ -216,7 +216,7 @@ def test_with_blocks_of_a_multiprocessor_tilings_are_the_same_in_any_memory() ->
     for text in ("1x1:128x2:FFFF", "1x1:256x1:FFFF", "1x1:512x1:FFFF:2"):
         d = sharding_of(single_of("D", ""), text)
         assert len({str(tiled(layout_of(d, room))) for room in (0, 100_000, 10**6)}) == 1
-        far = {layout_of(d, room).far_tiles for room in (0, 10**6)}
+        far = {layout_of(d, room).global_tiles for room in (0, 10**6)}
         assert len(far) == 2
     legacy = sharding_of(single_of("A", ""), "1x1:128:FFFF")
     assert tiled(layout_of(legacy, 0)) != tiled(layout_of(legacy, 10**6))
@@ -230,8 +230,8 @@ def test_members_tile_as_one_network_does_though_less_of_their_state_fits() -> N
     room = layout_of(d, HOPPER.shared).nbytes
     members = replace(SHUFFLED, single=single)
     own = replace(d, problem=training_problem(single, members, partial=True), members=members)
-    assert not layout_of(d, room).far_tiles
-    assert layout_of(own, room).far_tiles
+    assert not layout_of(d, room).global_tiles
+    assert layout_of(own, room).global_tiles
     assert tiled(layout_of(own, room)) == tiled(layout_of(d, room))
     without, wanted = (layout_of(each, room).layers[2].update
                        for each in (replace(own, members=SHUFFLED), d))

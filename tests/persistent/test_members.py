@@ -88,9 +88,9 @@ def test_bits_do_not_depend_on_where_state_lies(tmp_path: Path, monkeypatch: pyt
                         lambda d, room: tilings_of_single(d, ROOM.shared))
     monkeypatch.setattr(layout, "_with_state", far)
     launch = MemberLaunch(group, sharding)
-    assert launch.plans.choice.layout.far_tiles
-    assert not near.plans.choice.layout.far_tiles
-    assert any(part.held for part in near.plans.choice.layout.layers) == in_registers
+    assert launch.plans.choice.layout.global_tiles
+    assert not near.plans.choice.layout.global_tiles
+    assert any(part.in_registers for part in near.plans.choice.layout.layers) == in_registers
     launch.launch(launch.plans.train, np.array([2]), 0, tmp_path, run=1)
     check_member(launch, wanted, 2, 0)
 

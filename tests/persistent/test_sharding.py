@@ -131,8 +131,8 @@ def test_state_that_finds_no_room_goes_to_a_workspace() -> None:
     p = problem(**VARIETY["Adam in an order"])
     d = Sharding(p, 1, 1, 256, "F" * (p.depth + 1))
     near, far = layout_of(d, HOPPER.shared), layout_of(d, 30 << 10)
-    assert near.far_tiles == 0
-    assert far.far_tiles == near.tiles
+    assert near.global_tiles == 0
+    assert far.global_tiles == near.tiles
     assert "optimizer_state" in far.workspaces(9)
     assert far.nbytes < near.nbytes
 

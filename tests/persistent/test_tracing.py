@@ -53,7 +53,7 @@ def test_each_phase_is_stamped_once_a_step_and_in_order(
                         lambda plan, chosen: whole(plan, traced(chosen, STEPS)))
     name, ranks, groups, types, turns, exchange = kind
     launch = Launch(name, ranks, groups, types, turns=turns, exchange=exchange)
-    layout = launch.op.attributes["chosen"].layout
+    layout = launch.op.attributes["choice"].layout
     words = launch.on_emulator(tmp_path, 2)["trace"]
     d = layout.sharding
     of_warps = words[: -4 * d.blocks]
@@ -65,7 +65,7 @@ def test_each_phase_is_stamped_once_a_step_and_in_order(
     assert trace.own.min() > 0
     assert (trace.load > 0).all()
     assert (trace.store > 0).all()
-    found = of_phases(launch.op.attributes["chosen"], trace)
+    found = of_phases(launch.op.attributes["choice"], trace)
     for stamp in trace.stamps:
         part = f"{stamp.phase}/{stamp.part}"
         assert found[part if part in found else stamp.phase]["cycles"] > 0

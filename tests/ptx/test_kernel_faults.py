@@ -58,12 +58,12 @@ def test_a_fault_in_a_whole_step_is_caught(kind: str) -> None:
 
 def test_kernels_that_are_written_take_every_way() -> None:
     """What none of them does, no fault could show."""
-    layouts = [Launch(*how).op.attributes["chosen"].layout for how in faults.WRITTEN]
+    layouts = [Launch(*how).op.attributes["choice"].layout for how in faults.WRITTEN]
     problems = [found.sharding.problem for found in layouts]
     assert {found.sync for found in layouts} == {"", ALL, SHARE}
     assert {found.shares > 1 for found in layouts if found.sync == SHARE} == {True, False}
-    assert {bool(found.far_tiles) for found in layouts if found.sync} == {True, False}
-    assert any(found.far_tiles and not found.sync for found in layouts)
+    assert {bool(found.global_tiles) for found in layouts if found.sync} == {True, False}
+    assert any(found.global_tiles and not found.sync for found in layouts)
     assert any(layer.forward.split > 1 for found in layouts for layer in found.layers)
     assert {"float32", "bfloat16"} <= {p.numbers for p in problems}
     for what in ("labelled", "ordered", "scheduled", "normalised", "converted"):

@@ -96,11 +96,11 @@ def trace_phases(harness: Harness, opened: Opened, problem: Problem, opt: str) -
 def with_stamps(work: PreparedRun, steps: int) -> tuple[PreparedRun, Choice]:
     """The same work, whose kernel stamps the phases of so many steps; how it shares the work."""
     op = work.train.find(kind=KIND)[0]
-    chosen = traced(op.attributes["chosen"], steps)
+    chosen = traced(op.attributes["choice"], steps)
     words = chosen.layout.workspaces(steps)[TRACE]
     workspace = Tensor(WORKSPACE + TRACE, (words,), "int32", Role.SCRATCH, symbol=TRACE)
     stamped = replace(op, operands={**op.operands, TRACE: workspace.name},
-                      attributes={**op.attributes, "chosen": chosen})
+                      attributes={**op.attributes, "choice": chosen})
     train = work.train.with_tensors(workspace).substitute([op], [stamped])
     return replace(work, train=train, unreported=train), chosen
 

@@ -47,7 +47,7 @@ def choice_of(layers: Sequence[int], batch: int = 128, opt: str = "persistent",
                        data_spec=spec)
     plan, _ = selection.apply(training_step(network, recipe, spec))
     (op,) = plan.find(kind="train_steps")
-    chosen = op.attributes["chosen"]
+    chosen = op.attributes["choice"]
     assert isinstance(chosen, Choice)
     return chosen
 

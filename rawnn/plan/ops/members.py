@@ -179,10 +179,10 @@ def _spec(op: Op) -> OpSpec:
     if "step" not in op.attributes:
         return OPS[op.kind]
     run = _train if op.kind == TRAIN else _evaluate
-    made = op.attributes["made"]  # written, and never read
-    reads = tuple(role for role in op.operands if role not in made)
+    outputs = op.attributes["outputs"]  # written, and never read
+    reads = tuple(role for role in op.operands if role not in outputs)
     trained = tuple(role for role in reads if role not in (*SHARED, "rates"))
-    written = (*(trained if op.kind == TRAIN else ()), *made)
+    written = (*(trained if op.kind == TRAIN else ()), *outputs)
 
     def reference(t: SimpleNamespace, a: Attributes) -> None:
         for member in t.active[:int(a["launched"])]:

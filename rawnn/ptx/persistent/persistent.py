@@ -33,7 +33,7 @@ def _written(layout: Layout) -> tuple[str, str]:
 
 def _shapes(op: Op) -> dict[str, Shape]:
     step: Plan = op.attributes["step"]
-    chosen: Choice = op.attributes["chosen"]
+    chosen: Choice = op.attributes["choice"]
     words = chosen.layout.workspaces(step["loss"].shape[0])
     sizes: dict[str, Shape] = {name: (str(count),) for name, count in words.items()}
     if has_boundary(op):
@@ -43,7 +43,7 @@ def _shapes(op: Op) -> dict[str, Shape]:
 
 
 def _impl(op: Op) -> KernelImpl:
-    layout: Layout = op.attributes["chosen"].layout
+    layout: Layout = op.attributes["choice"].layout
     if "rest" in op.attributes:
         layout = layout.with_partial_batch()
     if has_boundary(op):

@@ -251,7 +251,7 @@ def _check_written(how: tuple[Any, ...], launch: Launch, run: int,
         try:
             checked = check_stochastic_rounding if how[0] == DECAY else check_written
             checked(launch, Path(folder), run, sources)
-            if launch.op.attributes["chosen"].layout.sync == SHARE:
+            if launch.op.attributes["choice"].layout.sync == SHARE:
                 check_alike(launch, Path(folder), run, sources)
         finally:
             if launch.library is not None:
