@@ -323,8 +323,8 @@ def barrier_behind(phases: list[Phase]) -> Barrier:
     """A barrier has the name of the phase that it ends. GEMMs stamp the end of their work in a
     trace, and the first half of a softmax does; other phases end with the barrier."""
     last = next(phase for phase in reversed(phases)
-                if isinstance(phase, (ConvertInput, Exchange, Softmax))
-                or (isinstance(phase, Gemm) and phase.kind != GRADIENT))
+                if not isinstance(phase, (Prefetch, LoadRate, StoreTallies, SumLoss))
+                and not (isinstance(phase, Gemm) and phase.kind == GRADIENT))
     if isinstance(last, Softmax):
         return Barrier(last.name, "" if last.statistics else "work")
     return Barrier(last.name, "barrier" if isinstance(last, Gemm) else "work")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,12 +19,16 @@ from rawnn.persistent.phases import (
     OVERFLOW,
     REDUCE_SCATTER,
     Barrier,
+    ConvertInput,
     Exchange,
     Gemm,
+    LoadRate,
+    Phase,
     Prefetch,
     WaitForInput,
 )
-from rawnn.persistent.schedule import Schedule, build
+from rawnn.persistent.schedule import Schedule, build, with_barriers
+from rawnn.persistent.sharding import Sharding
 from rawnn.persistent.stamps import stamps
 from tests.persistent.hazards import hazards
 from tests.persistent.problems import HOPPER
@@ -41,6 +45,26 @@ def test_barriers_stand_where_one_phase_needs_what_another_wrote(seed: int) -> N
     # Behind the step of micro-batches there is one, though converted inputs have one as well.
     assert len(missing) <= (schedule.sharding.micro_batches > 1 and
                             schedule.sharding.problem.converted)
+
+
+@dataclass(frozen=True)
+class Whiten(Phase):
+    """A kind of phase that the schedule does not know."""
+
+    def reads(self, d: Sharding) -> set[str]:
+        return {"x"}
+
+    def writes(self, d: Sharding) -> set[str]:
+        return {"x"}
+
+
+def test_a_new_kind_of_phase_gets_its_barriers() -> None:
+    d = sampled(0)
+    gemm = next(phase for phase in build(d).micro_batch if isinstance(phase, Gemm))
+    listed = with_barriers(d, [ConvertInput("input"), Whiten("whiten"), LoadRate("rate"), gemm])
+    assert listed == [ConvertInput("input"), Barrier("input"), Whiten("whiten"), Barrier("whiten"),
+                      LoadRate("rate"), gemm]
+    assert with_barriers(d, [LoadRate("rate"), gemm]) == [LoadRate("rate"), gemm]
 
 
 def leaving_barriers_out(schedule: Schedule) -> Iterator[Schedule]:
