@@ -15,6 +15,7 @@ from rawnn.data.normalise import Normalisation
 from rawnn.engine.model import Model
 from rawnn.engine.result import Result
 from rawnn.engine.training import train
+from rawnn.many.ensemble import Ensemble
 from rawnn.model.activations import ACTIVATIONS, activation
 from rawnn.model.layers import Network
 from tests import requires
@@ -298,3 +299,56 @@ def test_answers_of_binary_cross_entropy_lie_between_0_and_1() -> None:
     model = trained(data=from_arrays((DATA.train_images, y)), layers=(12, 2), loss="bce").model
     with pytest.raises(DataError, match="the answers reach from -1 to -1, but the loss bce"):
         model.score(DATA.test_images, np.full((13, 2), -1.0))
+
+
+def test_columns_are_found_by_the_names_of_training(tmp_path: Path) -> None:
+    x = RNG.normal(size=(60, 3)) * [1, 10, 100]
+    named = dict(zip("abc", x.T, strict=True))
+    y = (x[:, 0] > 0).astype(int)
+    model = train(data=(named, y), layers=(3, 2), epochs=3, device="host",
+                  normalise="learned").model
+    model.save(tmp_path / "m.safetensors")
+    inputs = (x - model.normalisation.mean) / model.normalisation.std
+    exact = inputs @ model.parameters["fc1.weight"].astype(float).T + model.parameters["fc1.bias"]
+    for each in (model, Model.load(tmp_path / "m.safetensors"), Ensemble([model])):
+        right = exact.argmax(axis=1)
+        moved = {"c": x[:, 2], "other": x[:, 0], "a": x[:, 0], "b": x[:, 1]}
+        structured = np.array([tuple(row) for row in x[:, ::-1]], [(n, "f8") for n in "cba"])
+        for given in (x, named, moved, structured):
+            np.testing.assert_array_equal(each.predict(given), right)
+        with pytest.raises(DataError, match=r"no column 'b', which the network was trained on; "
+                                            r"did you mean 'B'\?; an array"):
+            each.predict({"a": x[:, 0], "B": x[:, 1], "c": x[:, 2]})
+    assert model.score(moved, y).accuracy == np.mean(right == y)
+
+
+def test_answers_are_found_by_the_names_of_training() -> None:
+    x = RNG.normal(size=(40, 3)).astype(np.float32)
+    y = x[:, :2] * np.float32([1, 5])
+    model = train(data=(x, {"u": y[:, 0], "v": y[:, 1]}), layers=(3, 2), loss="mse", epochs=2,
+                  device="host").model
+    exact = np.mean((model.predict(x).astype(float) - y) ** 2)
+    for answers in (y, {"u": y[:, 0], "v": y[:, 1]}, {"v": y[:, 1], "u": y[:, 0]}):
+        assert model.score(x, answers).loss == pytest.approx(exact, rel=1e-5)
+    with pytest.raises(DataError, match="the answers have no column 'u'"):
+        model.score(x, {"v": y[:, 1], "w": y[:, 0]})
+
+
+def test_a_name_that_occurs_twice_has_no_order() -> None:
+    pandas = requires.module("pandas")
+    x = RNG.normal(size=(40, 3)).astype(np.float32)
+    frame = pandas.DataFrame(x, columns=["a", "a", "b"])
+    model = train(data=(frame, x[:, 0] > 0), layers=(3, 2), epochs=1, device="host").model
+    np.testing.assert_array_equal(model.predict(frame), model.predict(x))
+    with pytest.raises(DataError, match="several columns 'a'"):
+        model.predict(frame[["b"]].assign(a=x[:, 0], c=x[:, 1]))
+
+
+@pytest.mark.parametrize(("loss", "what"), [("cross_entropy", "class labels"),
+                                            ("mse", "target values")])
+def test_a_score_needs_answers(loss: str, what: str) -> None:
+    x = RNG.normal(size=(40, 3)).astype(np.float32)
+    y: Any = (x[:, 0] > 0).astype(int) if loss == "cross_entropy" else x[:, :2]
+    model = train(data=(x, y), layers=(3, 2), loss=loss, epochs=1, device="host").model
+    with pytest.raises(DataError, match=f"trained on {what}: give them as the answers"):
+        model.score(x)

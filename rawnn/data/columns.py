@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.errors import DataError
+from rawnn.common.errors import DataError, nearest
 from rawnn.data.dlpack import DeviceArray, read
 
 DENSE_LIMIT = 4 << 30
@@ -41,6 +41,25 @@ def read_inputs(data: Any, name: str) -> NamedColumns:
 def read_answers(data: Any, name: str) -> NamedColumns:
     """`data` as labels or values. A single column may hold words. Raises as `read_inputs`."""
     return _read(data, name, of_inputs=False)
+
+
+def in_order(columns: NamedColumns, wanted: Sequence[str], name: str) -> NDArray[Any] | DeviceArray:
+    """The array of `columns` [N, C] with the columns that training had, `wanted`, found by their
+    names and in their order; others are left out. Without names on either side the array is
+    unchanged. `name` begins the sentence of a DataError for a column that is missing, or whose
+    name occurs twice."""
+    given, array = columns.names, columns.array
+    if not given or not wanted or tuple(given) == tuple(wanted) or isinstance(array, DeviceArray):
+        return array
+    for column in wanted:
+        if given.count(column) > 1 or wanted.count(column) > 1:
+            raise DataError(f"{name} have several columns '{column}', so that the order of training "
+                            f"cannot be found: give them as in training, or as an array")
+        if column not in given:
+            raise DataError(f"{name} have no column '{column}', which the network was trained "
+                            f"on{nearest(column, given)}; an array, such as frame.to_numpy(), "
+                            f"goes by position")
+    return array[:, [given.index(column) for column in wanted]]
 
 
 def is_missing(value: object) -> bool:

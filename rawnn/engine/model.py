@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import CheckpointError, ConfigError, DataError
 from rawnn.data.arrays import check_fractions
-from rawnn.data.columns import fix_of, read_answers, read_inputs
+from rawnn.data.columns import fix_of, in_order, read_answers, read_inputs
 from rawnn.data.dlpack import DeviceArray
 from rawnn.data.labels import (
     are_whole,
@@ -62,7 +62,9 @@ class Model:
     `target_normalisation` where they were normalised for training; `target_names` are those of
     their columns in a table.
     `label_dtype` is the NumPy type of labels that were numbers in training; an `autoencoder`
-    reproduces its inputs. Raises CheckpointError where shapes do not fit."""
+    reproduces its inputs. `feature_names` are those of the columns that it was trained on, where
+    they had any: frames, dictionaries of columns and structured arrays are then read by these
+    names. Raises CheckpointError where shapes do not fit."""
 
     network: Network
     parameters: Parameters
@@ -72,6 +74,7 @@ class Model:
     target_names: tuple[str, ...] = ()
     label_dtype: str = ""
     autoencoder: bool = False
+    feature_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         wanted = {t.name: t.shape for t in self.network.parameters()}
@@ -133,7 +136,7 @@ class Model:
 
     def _inputs(self, inputs: Any) -> NDArray[Any]:
         columns = read_inputs(inputs, "the inputs")
-        found = columns.array
+        found = in_order(columns, self.feature_names, "the inputs")
         host = found.numpy() if isinstance(found, DeviceArray) else found
         if host.ndim < 2 or 0 in host.shape[1:]:
             raise DataError(f"the inputs are of shape {list(host.shape)}, but must be [examples, "
@@ -231,8 +234,12 @@ class Model:
         by batch, whatever computed them. Raises DataError."""
         flat = self._inputs(inputs)
         targets = self.target_normalisation
-        if answers is None and targets is not None:
-            raise DataError("this network was trained on target values: give them as the answers")
+        network = self.network
+        reproduces = not network.loss_spec.labelled and network.layers[0] == network.outputs
+        if answers is None and (targets is not None or not (self.autoencoder or reproduces)):
+            what = "class labels" if network.loss_spec.labelled else "target values"
+            raise DataError(f"this network was trained on {what}: give them as the answers, as in "
+                            f"model.score(X, y)")
         wanted = None if answers is None else self._answers(answers, len(flat))
         if not len(flat):
             raise DataError("there are no examples to score")
@@ -251,7 +258,8 @@ class Model:
 
     def _answers(self, answers: Any, count: int) -> NDArray[Any]:
         columns = read_answers(answers, "the answers")
-        found = columns.array
+        several = not self.network.loss_spec.labelled and len(self.target_names) > 1
+        found = in_order(columns, self.target_names if several else (), "the answers")
         host = found.numpy() if isinstance(found, DeviceArray) else found
         if not host.shape or len(host) != count:
             raise DataError(f"there are {count:,} inputs, but the answers are of shape "
@@ -291,10 +299,11 @@ class Model:
     # -- storage -----------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint file without training state, atomically. Raises CheckpointError."""
+        names = {"features": self.feature_names, "targets": self.target_names}
         checkpoint.write(path, checkpoint.Checkpoint(
             self.network, self.parameters, normalisation=self.normalisation,
             label_names=self.label_names, target_normalisation=self.target_normalisation,
-            facts={"targets": self.target_names} if self.target_names else {},
+            facts={name: found for name, found in names.items() if found},
             label_dtype=self.label_dtype, autoencoder=self.autoencoder))
 
     @classmethod
@@ -309,7 +318,8 @@ class Model:
         """The model in a checkpoint."""
         return cls(found.network, found.parameters, found.normalisation, found.label_names,
                    found.target_normalisation, tuple(map(str, found.facts.get("targets", ()))),
-                   found.label_dtype, found.autoencoder)
+                   found.label_dtype, found.autoencoder,
+                   tuple(map(str, found.facts.get("features", ()))))
 
     # -- PyTorch -----------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -145,7 +145,7 @@ class Result:
         of `to_dict` and `write_json`
     test_accuracy, test_loss
         of the parameters as the run ended
-    label_names, target_names, label_dtype
+    label_names, target_names, label_dtype, feature_names
         of the data
     autoencoder
         whether the network reproduces its inputs
@@ -181,6 +181,7 @@ class Result:
     target_names: tuple[str, ...] = ()
     label_dtype: str = ""
     autoencoder: bool = False
+    feature_names: tuple[str, ...] = ()
     sharding: str = ""
     normalisation: Normalisation = field(default_factory=Normalisation, repr=False, compare=False)
     target_normalisation: TargetNormalisation | None = field(default=None, repr=False,
@@ -208,7 +209,7 @@ class Result:
 
         return Model(self.config.network(), self.parameters, self.normalisation, self.label_names,
                      self.target_normalisation, self.target_names, self.label_dtype,
-                     self.autoencoder)
+                     self.autoencoder, self.feature_names)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to JSON; the parameters are left out."""

@@ -418,6 +418,7 @@ class Session:
             broken_epoch=loop.broken_epoch,
             label_names=self.data.label_names,
             target_names=self.data.target_names,
+            feature_names=self.data.feature_names,
             target_normalisation=self.data.target_normalisation,
             label_dtype=self.data.label_dtype,
             autoencoder=self.data.autoencoder,
