@@ -12,10 +12,11 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.csvformat import CsvFormat
+from rawnn.common.csvformat import CsvFormat, joined_columns
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import load_dataset
 from rawnn.data.catalog import is_table
+from rawnn.data.columns import NamedColumns
 from rawnn.data.dataset_types import Kind
 from rawnn.data.precision import check_finite
 from rawnn.data.tables import Table, read_table
@@ -94,7 +95,9 @@ def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
     if answers is not None and answers.dtype.kind in "iu" and found.label_names \
             and not path.lower().endswith(".npz"):
         answers = answers.astype(str)  # numbers that are names of classes
-    return Examples(inputs, answers, path)
+    names = table.target_names  # several values are found by them, in the order of training
+    return Examples(inputs, NamedColumns(answers, names) if answers is not None and len(names) > 1
+                    else answers, path)
 
 
 def _table(found: Checkpoint, path: str, target: str | None,
@@ -109,10 +112,16 @@ def _table(found: Checkpoint, path: str, target: str | None,
     as_trained = CsvFormat(**_format(found, asked))
     whole = as_trained if asked.get("skip") else replace(as_trained, skip=None)
     before = found.config.get("target") if target is None else target
-    for columns, csv_format in ((before, as_trained), (target, as_trained), (before, whole)):
-        with contextlib.suppress(ConfigError):
+    names = found.facts.get("targets") if target is None else None
+    named = joined_columns(names) if names else before
+    for columns, csv_format in ((named, as_trained), (before, as_trained), (target, as_trained),
+                                (named, whole), (before, whole)):
+        # An index of training means another column here, if there are names: its errors, too.
+        by_index = columns != named and columns != target
+        with contextlib.suppress(*(ConfigError, DataError)[: 1 + by_index]):
             table = read_table(path, columns, kind, features, csv_format, True, exact=True)
-            if table.inputs.shape[1] == found.network.layers[0]:
+            if table.inputs.shape[1] == found.network.layers[0] \
+                    and not (by_index and table.feature_names):
                 return table
     return read_table(path, target, kind, features, whole, True, exact=True)
 

@@ -53,8 +53,8 @@ def in_order(columns: NamedColumns, wanted: Sequence[str], name: str) -> NDArray
         return array
     for column in wanted:
         if given.count(column) > 1 or wanted.count(column) > 1:
-            raise DataError(f"{name} have several columns '{column}', so that the order of training "
-                            f"cannot be found: give them as in training, or as an array")
+            raise DataError(f"{name} have several columns '{column}', so that names do not say "
+                            f"their order: give them as in training, or as an array")
         if column not in given:
             raise DataError(f"{name} have no column '{column}', which the network was trained "
                             f"on{nearest(column, given)}; an array, such as frame.to_numpy(), "

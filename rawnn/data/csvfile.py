@@ -128,11 +128,7 @@ class Sheet:
                                   f"--skip leaves it out")
         self.features = [i for i in range(self.width) if i not in {*self.targets, *skipped}]
         if self._named and self.header:
-            for name in self._named:
-                if name not in self.header:
-                    raise ConfigError(f"{self.path} has no column '{name}', which the network was "
-                                      f"trained on" + nearest(name, self.header))
-            self.features = [self.header.index(name) for name in self._named]
+            self.features = self._trained_on()
             for column in self.features:
                 if column in skipped:
                     raise ConfigError(f"--skip leaves column '{self.name(column)}' out, which the "
@@ -142,6 +138,20 @@ class Sheet:
             raise ConfigError(f"{self.path}: {takers} all {self.width} columns, so that no input "
                               f"is left")
         self._cells = [[] for _ in self.targets]
+
+    def _trained_on(self) -> list[int]:
+        """The columns that the network was trained on, by their names. Raises ConfigError."""
+        if [self.header[column] for column in self.features] == list(self._named):
+            return self.features
+        for name in self._named:
+            if name not in self.header:
+                raise ConfigError(f"{self.path} has no column '{name}', which the network was "
+                                  f"trained on" + nearest(name, self.header))
+            if self.header.count(name) > 1 or self._named.count(name) > 1:
+                raise ConfigError(f"several columns named '{name}' are in {self.path} or were "
+                                  f"trained on, so that names do not say their order: give the "
+                                  f"columns in the order {joined_columns(self._named)}")
+        return [self.header.index(name) for name in self._named]
 
     def _places(self, asked: Sequence[str], what: str) -> list[int]:
         found: list[int] = []

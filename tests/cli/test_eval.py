@@ -412,3 +412,66 @@ def test_what_keeps_a_table_from_being_read_names_the_option(
     assert last.startswith("rawnn: error: ")
     for word in words:
         assert word in last
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_an_index_of_training_is_not_another_column_of_another_file(
+        rawnn: Rawnn, tmp_path: Path, loss: str) -> None:
+    rows = RNG.normal(size=(60, 2)).round(3).tolist()
+    answers = [("up", "down")[a > b] if loss == "cross_entropy" else round(2 * a - b, 3)
+               for a, b in rows]
+    files = {name: tmp_path / f"{name}.csv" for name in ("trained", "plain", "moved", "bare")}
+    tables = {"trained": ["a,b,y"], "plain": ["a,b"], "moved": ["y,note,b,a"], "bare": []}
+    for (a, b), y in zip(rows, answers, strict=True):
+        for name, cells in (("trained", (a, b, y)), ("plain", (a, b)), ("moved", (y, 7, b, a)),
+                            ("bare", (a, b, y))):
+            tables[name].append(",".join(map(str, cells)))
+    for name, lines in tables.items():
+        files[name].write_text("\n".join(lines) + "\n")
+    outputs = "2" if loss == "cross_entropy" else "1"
+    done = rawnn(*FAST, "--data", str(files["trained"]), "--target", "-1", "--layers",
+                 f"2-{outputs}", "--loss", loss, "--lr", "0.05", "--save", str(tmp_path / "kept"))
+    assert done.status == 0, done.err
+    shown = {name: rawnn("predict", str(tmp_path / "kept"), "--data", str(file))
+             for name, file in files.items()}
+    assert {done.status for done in shown.values()} == {0}, shown
+    assert len({done.out for done in shown.values()}) == 1
+    figures = {name: [line.split()[1] for line in done.err.splitlines()
+                      if line.startswith("loss")] for name, done in shown.items()}
+    assert figures.pop("plain") == []
+    assert len({tuple(each) for each in figures.values()}) == 1
+
+
+def test_columns_of_one_name_keep_their_places(rawnn: Rawnn, tmp_path: Path) -> None:
+    x = RNG.normal(size=(60, 3)).round(3)
+    y = np.where(x[:, 1] > 0, "up", "down")
+    file, kept = tmp_path / "twice.csv", str(tmp_path / "kept")
+    lines = [",".join([*map(str, row), word]) for row, word in zip(x.tolist(), y, strict=True)]
+    file.write_text("\n".join(["f,f,g,y", *lines]) + "\n")
+    done = rawnn(*FAST, "--data", str(file), "--target", "y", "--layers", "3-2", "--save", kept)
+    assert done.status == 0, done.err
+    done = rawnn("predict", kept, "--data", str(file))
+    assert done.status == 0, done.err
+    assert done.out.split()[1:] == Model.load(kept).predict(x, "labels").tolist()
+    other = tmp_path / "other.csv"
+    other.write_text("g,f,f\n1,2,3\n")
+    done = rawnn("predict", kept, "--data", str(other))
+    assert done.status == 2
+    assert "several columns named 'f' are in" in done.err
+    assert "in the order f,f,g" in done.err
+
+
+def test_targets_in_another_order_are_compared_by_name(rawnn: Rawnn, tmp_path: Path) -> None:
+    a = RNG.normal(size=60).round(3)
+    file, kept = tmp_path / "two.csv", str(tmp_path / "kept")
+    file.write_text("a,u,v\n" + "".join(f"{n},{2 * n},{9 - n}\n" for n in a.tolist()))
+    done = rawnn(*FAST, "--data", str(file), "--target", "u,v", "--layers", "1-2", "--loss", "mse",
+                 "--save", kept)
+    assert done.status == 0, done.err
+    shown = [rawnn("predict", kept, "--data", str(file), "--target", target)
+             for target in ("u,v", "v,u", "2,1")]
+    assert [done.status for done in shown] == [0, 0, 0]
+    exact = np.mean((Model.load(kept).predict(a[:, None]) - np.stack([2 * a, 9 - a], 1)) ** 2)
+    for done in shown:
+        line = next(line for line in done.err.splitlines() if line.startswith("loss"))
+        assert float(line.split()[1]) == pytest.approx(exact, rel=1e-3, abs=1e-6)
