@@ -172,3 +172,15 @@ def test_any_safetensors_file_can_be_read(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is truncated"):
         read_state_dict(file)
+
+
+@pytest.mark.parametrize("names", [("fc1", "fc2", "out"), ("net.0", "net.2", "head"),
+                                   ("block1.fc", "block2.fc", "head.0")])
+def test_a_last_layer_with_another_name_stays_the_last(names: tuple[str, ...]) -> None:
+    equal(from_torch(named(names), NETWORK))
+    assert layers_of(named(names)) == ((6, 5, 4, 3), True)
+    square = Network((2, 2, 2, 2))  # whose shapes do not say the order
+    wanted = square.initial(3)
+    state = {f"{new}.{part}": wanted[f"fc{i}.{part}"] for i, new in enumerate(names, 1)
+             for part in ("weight", "bias")}
+    equal(from_torch(state, square), wanted)

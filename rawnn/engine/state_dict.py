@@ -18,6 +18,7 @@ from rawnn.common.errors import CheckpointError, DataError
 from rawnn.data.dlpack import DeviceArray, read
 from rawnn.model.layers import Network, Parameters
 
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _KEY = re.compile(r"(?P<layer>.*?)\.?(?P<part>weight|bias)")
 
 
@@ -35,8 +36,8 @@ def to_torch(parameters: Parameters, network: Network) -> dict[str, NDArray[Any]
 def from_torch(state: Mapping[str, Any], network: Network) -> Parameters:
     """The network's parameters, float32, from a state dict of the same layers.
 
-    Layers are ordered by the numbers in their names, whatever surrounds these ("0", "2", ... or
-    "fc1", "fc2", ... or "net.0", ...), or, without numbers, as in the dict. Values may be NumPy
+    Layers whose names differ by numbers alone ("0", "2", ... or "fc1", "fc2", ... or "net.0", ...)
+    are ordered by these, others ("fc1", "fc2", "out") as in the dict. Values may be NumPy
     arrays or tensors of any library with `__dlpack__` or `__array__` (float64, float32, float16 or
     bfloat16). Raises CheckpointError.
     """
@@ -102,10 +103,9 @@ def _layers(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
             raise CheckpointError(f"the state dict has '{key}', which is neither the weight nor "
                                   f"the bias of a linear layer")
         found.setdefault(match["layer"], {})[match["part"]] = key
-    numbers = {layer: tuple(int(n) for n in re.findall(r"[0-9]{1,9}", layer)) for layer in found}
-    if len(set(numbers.values())) == len(found):
-        return dict(sorted(found.items(), key=lambda item: numbers[item[0]]))
-    return found
+    if len({_NUMBER.sub("#", layer) for layer in found}) > 1:
+        return found  # "fc1", "fc2", "out": a number does not say where the last one stands
+    return dict(sorted(found.items(), key=lambda item: [int(n) for n in _NUMBER.findall(item[0])]))
 
 
 def _values(value: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
