@@ -86,6 +86,8 @@ def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
         return Examples(data.test_images, labels,
                         f"the test set of {data.name}, from {data.source}")
     table = _table(found, path, target, csv_options)
+    for note in table.notes:
+        say(note)
     inputs, answers = (table.inputs, table.answers) if table.test is None else table.test
     if inputs.ndim < 2 or not len(inputs):
         raise DataError(f"{path}: the inputs are of shape {list(inputs.shape)}, but must be "

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.errors import ConfigError, DataError
+from rawnn.common.errors import ConfigError, DataError, nearest
 from rawnn.common.random import permutation
 from rawnn.data.columns import NamedColumns, column_text, fix_of, read_answers, read_inputs
 from rawnn.data.dataset_types import (
@@ -97,6 +97,9 @@ def from_arrays(
 
     Raises DataError for unusable data, ConfigError for unusable arguments.
     """
+    if isinstance(validation, str | bool):
+        raise ConfigError(f"validation = {validation!r}: give a fraction between 0 and 1, or the "
+                          f"arrays (X, y)")
     train = _pair(data, "data")
     notes: list[str] = []
     split = isinstance(validation, int | float) and not isinstance(validation, bool)
@@ -238,7 +241,8 @@ class _Reader:
         host = found
         if host.ndim < 2:
             raise DataError(f"{name} are of shape {list(host.shape)}, but must be [examples, "
-                            f"features], or [examples, ...] to be flattened")
+                            f"features], or [examples, ...] to be flattened"
+                            + ("; x.reshape(-1, 1) makes one feature of it" * host.ndim))
         if 0 in host.shape:
             raise DataError(f"{name} are empty: their shape is {list(host.shape)}")
         flat = host.reshape(len(host), -1)
@@ -335,6 +339,9 @@ class _Reader:
                                 f"{len(host):,}")
             found.append((given, host, name, part))
             columns.append(answers.names or self._answer_names)
+        if kind not in (None, *get_args(Kind)):
+            raise ConfigError(f"kind = {kind!r}" + (nearest(str(kind), get_args(Kind))
+                                                    or ": use labels or values"))
         exact = normalise_targets not in (None, "none")
         as_labels = not exact and _has_labels(found[0][1]) if kind is None else kind == "labels"
         if not as_labels:
@@ -358,6 +365,10 @@ class _Reader:
             self.notes.append("the training y is one-hot, and taken by argmax: its columns are the "
                               "classes")
         wanted = tuple(map(str, label_names))
+        twice = next((name for name in wanted if wanted.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"label_names has '{twice}' twice: every class needs a name of its "
+                              f"own")
         for label, (_, _, name, _) in zip(labels, found, strict=True):
             check_words(label, wanted, f"{name} labels", self._places(name))
         names = class_names(labels[:known], wanted, classes, outputs)

@@ -23,6 +23,10 @@ DENSE_LIMIT = 4 << 30
 """Largest dense size in bytes of a sparse matrix."""
 
 
+_EXACT = 2**53
+"""float64 holds every integer up to this one."""
+
+
 @dataclass(frozen=True, eq=False)
 class NamedColumns:
     """An array [N, ...], and the names of its columns if they have any."""
@@ -96,7 +100,24 @@ def _read(data: Any, name: str, of_inputs: bool) -> NamedColumns:
         if len(array) != len(arrays[0]):
             raise DataError(f"{name}: column '{column}' has {len(array):,} rows, but '{names[0]}' "
                             f"has {len(arrays[0]):,}")
-    return NamedColumns(np.column_stack(arrays), known)
+    found = np.column_stack(arrays)
+    return NamedColumns(found, known, _lost_integers(name, names, arrays, found))
+
+
+def _lost_integers(name: str, names: Sequence[str], arrays: Sequence[NDArray[Any]],
+                   found: NDArray[Any]) -> tuple[str, ...]:
+    """A note for each column of integers whose distinct values became equal in the float64 of
+    `found`, which holds all columns."""
+    notes = []
+    for place, array in enumerate(arrays):
+        if array.dtype.kind in "iu" and found.dtype.kind == "f" and len(array) \
+                and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT:
+            before, after = len(np.unique(array)), len(np.unique(found[:, place]))
+            if after < before:
+                notes.append(f"{name}: distinct integers become equal in {found.dtype}, in column "
+                             f"'{names[place]}' {before:,} become {after:,}: subtract the lowest "
+                             f"value first")
+    return tuple(notes)
 
 
 def _columns(data: Any) -> list[tuple[Any, Any]] | None:

@@ -10,10 +10,12 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import re
 import shlex
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +26,10 @@ from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_o
 from rawnn.common.errors import ConfigError, DataError, nearest
 from rawnn.data.dataset_types import Kind
 from rawnn.data.labels import MISSING
+from rawnn.data.precision import merged_counts, merged_text
 
+_EXACT = 2**53
+"""float64 holds every integer up to this one."""
 _DELIMITERS = ",;\t|"
 _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
           codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -75,18 +80,11 @@ class Sheet:
         self._cells: list[list[str]] = []  # per target, row by row
         self._numbers = array("d")
         self._lines: list[int] = []  # line numbers in the file, per row
+        self._is_plain = True  # whether no line since the last row has an underscore
+        self.notes: list[str] = []
 
     def read(self, file: IO[str]) -> None:
-        start = file.tell()
-        if file.read(1) == "\ufeff":  # of an encoding with an explicit byte order
-            start = file.tell()
-        file.seek(start)
-        first = file.readline()
-        file.seek(start)
-        if "\0" in first:
-            raise not_decodable(self.path, self._format, "it holds characters of value 0")
-        reader = csv.reader(file, delimiter=self._delimiter(first.rstrip("\r\n")),
-                            skipinitialspace=True, strict=True)
+        reader = self._reader(file)
         for row in reader:
             if not row:  # a blank line
                 continue
@@ -101,6 +99,25 @@ class Sheet:
             self._row(row)
         if not self._lines:
             raise DataError(f"{self.path} is empty: it has no row of data")
+
+    def _reader(self, file: IO[str]) -> Any:
+        """The rows of the file, as the csv module reads them. Raises DataError."""
+        start = file.tell()
+        if file.read(1) == "\ufeff":  # of an encoding with an explicit byte order
+            start = file.tell()
+        file.seek(start)
+        first = file.readline()
+        file.seek(start)
+        if "\0" in first:
+            raise not_decodable(self.path, self._format, "it holds characters of value 0")
+        return csv.reader(self._watched(file), delimiter=self._delimiter(first.rstrip("\r\n")),
+                          skipinitialspace=True, strict=True)
+
+    def _watched(self, lines: IO[str]) -> Iterator[str]:
+        for line in lines:
+            if "_" in line:  # a check of each cell would cost as much as its conversion
+                self._is_plain = False
+            yield line
 
     def _delimiter(self, first: str) -> str:
         """The separator of columns, from the first line."""
@@ -120,6 +137,10 @@ class Sheet:
         named = any(cell in names and self.number(cell) is None for cell in row)
         if named or all(self.number(cell) is None for cell in row):
             self.header = row
+        elif [cell for cell in row if cell] == [str(i) for i in range(sum(map(bool, row)))]:
+            self.notes.append(f"{self.path}: line 1 is read as a row of data ({', '.join(row[:4])}"
+                              f"{', ...' if len(row) > 4 else ''}); if these are names of columns, "
+                              f"as pandas writes them, delete the line")
         self.targets = self._places(self._asked, "the target")
         skipped = self._places(self._skip, "--skip")
         for column in skipped:
@@ -168,8 +189,9 @@ class Sheet:
         if len(self.features) < self.width or self._named:
             row = [row[column] for column in self.features]
         try:
-            self._numbers.extend(map(float, row) if self._format.decimal == "." else
-                                 map(self._with_comma, row))
+            self._numbers.extend(map(self._with_comma if self._format.decimal == "," else
+                                     float if self._is_plain else _with_point, row))
+            self._is_plain = True
         except ValueError:
             place = next(i for i, cell in enumerate(row) if self.number(cell) is None)
             raise self._bad(len(self._lines) - 1, self.features[place], row[place]) from None
@@ -178,7 +200,7 @@ class Sheet:
         """A number whose decimal mark is the comma. Raises ValueError."""
         if "." in cell:  # it separates thousands there
             raise ValueError
-        return float(cell.replace(",", "."))
+        return _with_point(cell.replace(",", "."))
 
     def number(self, cell: str) -> float | None:
         """The number in a cell, None for other text."""
@@ -251,6 +273,30 @@ class Sheet:
             raise self._bad(int(row), self.features[place], str(values[row, place] * np.inf))
         return values
 
+    @property
+    def has_large_numbers(self) -> bool:
+        """Whether an input exceeds the integers that float64 holds exactly."""
+        values = np.frombuffer(self._numbers, np.float64)
+        return max(float(values.max()), -float(values.min())) > _EXACT
+
+    def note_merged(self, file: IO[str]) -> None:
+        """Note the columns of inputs of which distinct numbers became equal in float64, from the
+        same file, read again: their text is not kept."""
+        values = np.frombuffer(self._numbers, np.float64).reshape(-1, len(self.features))
+        places = np.flatnonzero(np.abs(values).max(axis=0) > _EXACT).tolist()
+        texts: list[set[Decimal]] = [set() for _ in places]
+        rows = (row for row in self._reader(file) if row)
+        for row in itertools.islice(rows, int(bool(self.header)), None):
+            for found, place in zip(texts, places, strict=True):
+                found.add(Decimal(row[self.features[place]].strip().replace(",", ".")))
+        before = np.array([len(found) for found in texts])
+        after = np.array([len(np.unique(values[:, place])) for place in places])
+        merged = merged_counts(before, after, places)
+        if merged:
+            self.notes.append(merged_text(
+                f"{self.path}", merged, [self.name(column) for column in self.features],
+                "write them less their lowest value", "float64"))
+
     def numbers(self, target: int) -> NDArray[np.float64]:
         """A target column as float64 [rows], each finite in float32."""
         cells, column = self._cells[target], self.targets[target]
@@ -261,6 +307,16 @@ class Sheet:
         if bad.size:
             raise self._bad(int(bad[0]), column, cells[bad[0]])
         return values
+
+    def _check_spellings(self, target: int, numbers: NDArray[np.int64]) -> None:
+        """Raise DataError if two labels of the column, such as 1 and 01, are the same number."""
+        cells, first = self._cells[target], dict[int, str]()
+        for row, (cell, number) in enumerate(zip(cells, numbers.tolist(), strict=True)):
+            if first.setdefault(number, cell) != cell:
+                raise DataError(f"{self._where(row, self.targets[target])} holds '{cell}', and a "
+                                f"line before it '{first[number]}', which is the same whole "
+                                f"number: write the labels of one class alike, and those of two "
+                                f"classes as words")
 
     def answers(self, target: int, kind: Kind | None, known: bool = False) -> NDArray[Any]:
         """A target column: whole numbers as int64, others as float64, words as strings [rows].
@@ -273,7 +329,9 @@ class Sheet:
             if cell.lower() in MISSING:
                 raise self._bad(row, column, cell)
         with contextlib.suppress(ValueError, OverflowError):
-            return np.array([int(cell) for cell in cells], np.int64)
+            whole = np.array([_whole(cell) for cell in cells], np.int64)
+            self._check_spellings(target, whole)
+            return whole
         comma = [row for row, cell in enumerate(cells) if self._of_another_mark(cell)]
         if len(comma) > len(cells) // 2 and not known:
             raise self._bad(comma[0], column, cells[comma[0]])
@@ -292,7 +350,21 @@ class Sheet:
         return self.numbers(target)
 
 
-def _float(cell: str, convert: Any = float) -> float | None:
+def _with_point(cell: str) -> float:
+    """A number as CSV files write it. Python alone reads 1_000 as 1000. Raises ValueError."""
+    if "_" in cell:
+        raise ValueError
+    return float(cell)
+
+
+def _whole(cell: str) -> int:
+    """A whole number as CSV files write it. Raises ValueError."""
+    if "_" in cell:
+        raise ValueError
+    return int(cell)
+
+
+def _float(cell: str, convert: Any = _with_point) -> float | None:
     try:
         number: float = convert(cell)
     except ValueError:

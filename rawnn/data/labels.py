@@ -50,8 +50,7 @@ def given_labels(array: NDArray[Any], name: str, rows: Rows = None,
         raise _of_other_shape(array, name)
     flat = array.reshape(-1)
     if flat.dtype.kind in "SUTO":
-        return GivenLabels(np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v)
-                                     for v in flat.tolist()], dtype=np.str_))
+        return GivenLabels(np.array(_texts(flat.tolist(), name, rows), dtype=np.str_))
     if flat.dtype.kind in "biu":
         return GivenLabels(flat.view(np.uint8) if flat.dtype.kind == "b" else flat,
                            dtype=flat.dtype.name)
@@ -66,7 +65,31 @@ def given_labels(array: NDArray[Any], name: str, rows: Rows = None,
                             f"the row out")
         raise DataError(f"{name} label in row {row} is {value:g}, but labels are whole numbers, or "
                         f"words")
+    bad = np.flatnonzero((flat < -(2.0**63)) | (flat >= 2.0**63))
+    if bad.size:
+        raise DataError(f"{name} label in row {place_of(bad[0], rows)} is {float(flat[bad[0]]):g}, "
+                        f"beyond the whole numbers of int64: give such labels as words")
     return GivenLabels(flat.astype(np.int64), dtype=flat.dtype.name)
+
+
+def _texts(values: Sequence[Any], name: str, rows: Rows) -> list[str]:
+    """Words as text. Raises DataError for bytes that are not UTF-8, and for a word and a number
+    that are spelt alike."""
+    found: list[str] = []
+    kinds: dict[str, bool] = {}  # whether the label of this text is a word
+    for row, value in enumerate(values):
+        try:
+            text = value.decode() if isinstance(value, bytes) else str(value)
+        except UnicodeDecodeError:
+            raise DataError(f"{name} label in row {place_of(row, rows)} is {value!r}, which is no "
+                            f"text in UTF-8: decode such labels first, as numpy.char.decode(y, "
+                            f"'latin-1') does") from None
+        is_word = isinstance(value, str | bytes)
+        if kinds.setdefault(text, is_word) != is_word:
+            raise DataError(f"{name} labels hold {text} as a number and '{text}' as a word (row "
+                            f"{place_of(row, rows)}): give all labels one type")
+        found.append(text)
+    return found
 
 
 def _of_other_shape(array: NDArray[Any], name: str, row: int | None = None) -> DataError:

@@ -74,8 +74,15 @@ def merged_columns(values: NDArray[Any], rounded: Callable[[NDArray[Any]], NDArr
     if len(values) > rows:
         values = values[np.sort(np.random.default_rng(0).choice(len(values), rows, replace=False))]
     before, after = (_distinct(array) for array in (values, rounded(values)))
-    return [(int(column), int(before[column]), int(after[column]))
-            for column in np.flatnonzero(before - after > _SHARE * before)]
+    return merged_counts(before, after, range(values.shape[1]))
+
+
+def merged_counts(before: NDArray[Any], after: NDArray[Any], columns: Sequence[int]
+                  ) -> list[tuple[int, int, int]]:
+    """Those `columns` of which too many values became equal, with the numbers of distinct values
+    `before` and `after`."""
+    return [(columns[place], int(before[place]), int(after[place]))
+            for place in np.flatnonzero(before - after > _SHARE * before).tolist()]
 
 
 def _distinct(values: NDArray[Any]) -> NDArray[np.int64]:
@@ -86,9 +93,9 @@ def _distinct(values: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def merged_text(what: str, found: Sequence[tuple[int, int, int]], names: Sequence[str],
-                fix: str) -> str:
-    """A sentence on the result of `merged_columns`."""
+                fix: str, dtype: str = "float32") -> str:
+    """A sentence on the result of `merged_columns`, where values became `dtype`."""
     column, before, after = found[0]
     more = f", and so in {len(found) - 1:,} other columns" if len(found) > 1 else ""
-    return (f"{what}: distinct values become equal in float32, in {column_text(column, names)} "
+    return (f"{what}: distinct values become equal in {dtype}, in {column_text(column, names)} "
             f"{before:,} become {after:,}{more}: {fix}")

@@ -30,13 +30,14 @@ _SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 class Table:
     """The content of a file: `inputs` [N, F], and `answers` [N] or [N, C], or None without a
     target: values of a CSV file are float64. `test` is the file's own test part. Names are empty if
-    the file has none."""
+    the file has none. `notes` are messages for the user."""
 
     inputs: NDArray[Any]
     answers: NDArray[Any] | None
     test: Pair | None = None
     feature_names: tuple[str, ...] = ()
     target_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def load_table(
@@ -67,7 +68,7 @@ def load_table(
     table = read_table(path, target, kind, (), csv_format, bool(label_names), exact=True)
     is_text = Path(path).suffix.lower() != ".npz"
     test: Any = fraction if table.test is None else table.test
-    inputs = NamedColumns(table.inputs, table.feature_names)
+    inputs = NamedColumns(table.inputs, table.feature_names, table.notes)
     answers = None if table.answers is None else NamedColumns(table.answers, table.target_names)
     made = from_arrays(Pair(inputs, answers), test, normalise=normalise,
                        normalise_targets=normalise_targets, kind=kind, seed=seed,
@@ -192,6 +193,10 @@ def _read_csv(path: Path, target: Columns, kind: Kind | None, features: Sequence
     elif sheet.targets:
         answers = np.stack([sheet.numbers(i) for i in range(len(sheet.targets))], axis=1)
     inputs = sheet.inputs()
+    if sheet.has_large_numbers and path.is_file():  # a pipe cannot be read twice
+        with open_text(path, csv_format.encoding) as file:
+            sheet.note_merged(file)
     return Table(inputs if exact else inputs.astype(np.float32), answers, None,
                  tuple(sheet.header[c] for c in sheet.features) if sheet.header else (),
-                 tuple(sheet.header[c] for c in sheet.targets) if sheet.header else ())
+                 tuple(sheet.header[c] for c in sheet.targets) if sheet.header else (),
+                 tuple(sheet.notes))

@@ -155,3 +155,16 @@ def test_columns_in_another_order_are_refused() -> None:
 def test_a_number_that_is_not_finite_is_named_by_its_column() -> None:
     with pytest.raises(DataError, match=r"hold inf \(row 1, column 'b'\)"):
         from_arrays(({"a": [1, 2], "b": [1, np.inf]}, [0, 1]))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_integers_that_become_equal_beside_floats_are_noted(dtype: str) -> None:
+    first = 2**60 + np.arange(40, dtype=dtype)
+    assert len(np.unique(first.astype(np.float64))) == 1
+    data = from_arrays(({"id": first, "x": np.linspace(0, 1, 40)}, np.arange(40) % 2),
+                       normalise="learned")
+    assert data.notes[0] == ("X: distinct integers become equal in float64, in column 'id' 40 "
+                             "become 1: subtract the lowest value first")
+    exact = from_arrays(({"id": first - first[0], "x": np.linspace(0, 1, 40)}, np.arange(40) % 2),
+                        normalise="learned")
+    assert not any("become equal" in note for note in exact.notes)

@@ -191,3 +191,51 @@ def test_names_of_classes_may_have_decimals_where_they_are_known(tmp_path: Path)
     assert data.label_names == ("1.0", "2.5")
     words = load_table(write(tmp_path, "a,y\n1,v1.0\n2,v2.5\n3,v1.0\n"), "y", kind="labels")
     assert words.label_names == ("v1.0", "v2.5")
+
+
+@pytest.mark.parametrize("rows", [["1_0,1,u", "3,2,v"], ["3,1,u", "3,2_0,v"]])
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_an_underscore_is_no_part_of_a_number(tmp_path: Path, rows: list[str], decimal: str
+                                              ) -> None:
+    text = "\n".join(["a_1,b,y_1", *rows, "5,6,w_1", ""]).replace(",", ";")
+    file = write(tmp_path, text)
+    with pytest.raises(DataError, match="_0', which is no number"):
+        read_table(file, "y_1", csv_format=CsvFormat(decimal=decimal))
+    plain = write(tmp_path, text.replace("1_0", "10").replace("2_0", "20"))
+    found = read_table(plain, "y_1", csv_format=CsvFormat(decimal=decimal))
+    assert found.inputs.sum() == sum(float(n) for row in rows for n in row.replace(
+        "_", "").split(",")[:2]) + 11
+
+
+def test_numbers_of_one_class_are_spelt_alike(tmp_path: Path) -> None:
+    file = write(tmp_path, "a,code\n1,01\n2,2\n3,1\n4,2\n")
+    with pytest.raises(DataError, match="line 4, column 'code' holds '1', and a line before it "
+                                        "'01', which is the same whole number"):
+        load_table(file, "code")
+    assert load_table(write(tmp_path, "a,code\n1,01\n2,02\n3,01\n4,02\n"), "code").classes == 2
+    words = load_table(write(tmp_path, "a,y\n1,1_0\n2,5\n3,10\n"), "y", kind="labels")
+    assert words.label_names == ("10", "1_0", "5")
+
+
+def test_a_first_row_that_counts_is_noted(tmp_path: Path) -> None:
+    noted = load_table(write(tmp_path, "0,1,2\n.5,.25,1\n.1,.5,0\n.3,.9,2\n"), "2")
+    assert "line 1 is read as a row of data (0, 1, 2); if these are names" in noted.notes[0]
+    assert len(noted.train_images) + len(noted.test_images) == 4
+    for text in ("0,1,3\n.5,.25,1\n.1,.5,0\n", "1,0,2\n.5,.25,1\n.1,.5,0\n"):
+        assert load_table(write(tmp_path, text), "2").notes == ()
+
+
+def test_numbers_beyond_float64_that_become_equal_are_noted(tmp_path: Path) -> None:
+    ids = [2**60 + i for i in range(40)]
+    big = [10**20 + i * 10**6 for i in range(40)]
+    text, small = ("id,b,big,y\n" + "".join(
+        f"{n},{n % 7},{m},{n % 2}\n" for n, m in zip(each, big, strict=True))
+        for each in (ids, range(40)))
+    data = load_table(write(tmp_path, text), "y", normalise="learned")
+    assert (len({float(n) for n in ids}), len({float(n) for n in big})) == (1, 40)
+    assert data.notes == (f"{tmp_path}/t.csv: distinct values become equal in float64, in column "
+                          f"'id' 40 become 1: write them less their lowest value",)
+    assert load_table(write(tmp_path, small), "y", normalise="learned").notes == ()
+    zipped = tmp_path / "t.csv.gz"
+    zipped.write_bytes(gzip.compress(text.encode()))
+    assert "40 become 1" in load_table(zipped, "y").notes[0]

@@ -172,3 +172,39 @@ def test_a_class_may_be_named_so() -> None:
     model = train(data=data, layers=(3, 2), epochs=1, batch=4, device="host").model
     assert set(model.predict(X, "labels")) <= {"none", "mild"}
     assert model.score(X, y).loss > 0
+
+
+# -- labels that would become one class, or none --------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [1e19, -1e19, 2.0**63, 1e300])
+def test_numbers_beyond_int64_are_refused(value: float) -> None:
+    with pytest.raises(DataError, match="beyond the whole numbers of int64"):
+        trained(np.where(PLACES == 1, value, PLACES))
+    largest = np.nextafter(2.0**63, 0)
+    model = trained(np.where(PLACES == 1, largest, -(2.0**63)), outputs=2).model
+    assert model.labels.tolist() == [-(2.0**63), largest]
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    assert trained(np.array(["ä".encode(), b"b", b"c"])[PLACES]).label_names == ("b", "c", "ä")
+    with pytest.raises(DataError, match=r"is b'\\xff', which is no text in UTF-8"):
+        trained(np.array([b"\xff", b"\xfe", b"c"])[PLACES])
+
+
+def test_a_number_and_a_word_of_one_spelling_are_refused() -> None:
+    y = np.array([1, 2, "three"], object)[PLACES]
+    assert trained(y).label_names == ("1", "2", "three")
+    y[41] = "1"
+    with pytest.raises(DataError, match=r"hold 1 as a number and '1' as a word"):
+        trained(y)
+
+
+def test_names_and_kinds_that_cannot_be_meant_are_refused() -> None:
+    with pytest.raises(ConfigError, match="label_names has 'b' twice"):
+        from_arrays((X, PLACES), label_names=["a", "b", "b"])
+    with pytest.raises(ConfigError, match="kind = 'label'; did you mean 'labels'"):
+        from_arrays((X, PLACES), kind="label")  # type: ignore[arg-type]
+    for validation in ("0.2", True):
+        with pytest.raises(ConfigError, match=r"validation = .*: give a fraction"):
+            from_arrays((X, PLACES), validation)
