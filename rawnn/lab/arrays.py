@@ -120,7 +120,7 @@ class Array:
 
 def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None) -> Array:
     """Copy host values to a device (the first GPU by default). Raises ConfigError for values that
-    are no numbers, DeviceError, OutOfMemory.
+    are no numbers or that the dtype cannot hold, DeviceError, OutOfMemory.
 
     Parameters
     ----------
@@ -131,10 +131,35 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
     device
         a device, such as `rawnn.lab.simulated()`; None: the first GPU
     """
-    host = np.asarray(values, dtype=dtype, order="C")
+    try:
+        given = np.asarray(values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            host = np.asarray(values, dtype=dtype, order="C")
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ConfigError(f"an array on a GPU cannot be made of these values: {error}") from None
+    _check_held(given, host)
     result = Array(host.shape, host.dtype, device or default_device())
     result.device.to_device(result.address, host, repr(result))
     return result
+
+
+def _check_held(given: NDArray[Any], host: NDArray[Any]) -> None:
+    """Raise ConfigError for the first value that the conversion to the dtype of `host` changed:
+    fractions and numbers out of range of whole numbers, numbers out of range of floats. Rounding
+    to a float is no change."""
+    if given.dtype == host.dtype or given.dtype.kind not in "iubf":
+        return
+    if host.dtype.kind in "iub":
+        bad = host != given
+    elif host.dtype.kind in "fV" and host.dtype.type is not np.void:  # ml_dtypes are of kind V
+        bad = np.isfinite(given) & ~np.isfinite(host)
+    else:
+        return
+    if bad.any():
+        place = np.unravel_index(int(bad.argmax()), bad.shape)
+        at = ", ".join(map(str, place))
+        raise ConfigError(f"an array of {host.dtype} cannot hold {given[place]} (element [{at}]): "
+                          f"round or clip the values first, or give another dtype")
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,

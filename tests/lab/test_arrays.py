@@ -5,11 +5,12 @@ import gc
 import pickle
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import rawnn
-from rawnn.common.errors import DeviceError, OutOfMemory
+from rawnn.common.errors import ConfigError, DeviceError, OutOfMemory
 from rawnn.cuda.device import Device
 from rawnn.lab import Array
 from rawnn.lab.arrays import default_device
@@ -32,6 +33,35 @@ def test_values_come_back_as_they_went(device: Device, dtype: str, shape: tuple[
 def test_what_numpy_takes_can_be_copied(device: Device, values: Any) -> None:
     np.testing.assert_array_equal(rawnn.array(values, device=device).numpy(), np.array(values))
     assert rawnn.array(values, np.float32, device=device).dtype == np.float32
+
+
+@pytest.mark.parametrize(("values", "dtype", "shown"), [
+    ([0.0, 1.7], "int32", r"cannot hold 1.7 \(element \[1\]\)"),
+    (np.array([[3, 300]]), "uint8", r"cannot hold 300 \(element \[0, 1\]\)"),
+    (np.array([-1]), "uint64", "cannot hold -1"),
+    (np.array([2**64 - 1], np.uint64), "int64", "cannot hold 18446744073709551615"),
+    (np.array([2.0**31]), "int32", "cannot hold 2147483648"),
+    (np.array([np.nan]), "int32", "cannot hold nan"),
+    ([2], "bool", "cannot hold 2"),
+    ([70000.0], "float16", "cannot hold 70000"),
+    ([1e40], "float32", "cannot hold 1e[+]40"),
+    (np.array([1e39]), ml_dtypes.bfloat16, "cannot hold 1e[+]39"),
+    (np.array([1e4]), ml_dtypes.float8_e4m3fn, "cannot hold 10000"),
+    ([2**40], "int32", "cannot be made of these values"),
+    (["a"], "float32", "cannot be made of these values"),
+    ([[1], [2, 3]], None, "cannot be made of these values"),
+])
+def test_values_that_the_dtype_cannot_hold_are_refused(device: Device, values: Any, dtype: Any,
+                                                       shown: str) -> None:
+    with pytest.raises(ConfigError, match=shown):
+        rawnn.array(values, dtype, device=device)
+
+
+def test_rounding_to_a_float_is_no_refusal(device: Device) -> None:
+    for values, dtype in (([0.1, np.inf, np.nan, 2**24 + 1], "float32"), ([True, False], "int8"),
+                          ([3.0, -2.0], "int16"), ([65504.0], "float16")):
+        np.testing.assert_array_equal(rawnn.array(values, dtype, device=device).numpy(),
+                                      np.array(values).astype(dtype))
 
 
 def test_strided_values_are_made_contiguous(device: Device) -> None:
