@@ -109,6 +109,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_layers_from_text() -> None:
     assert parse_layers("784-128-10") == parse_layers("784,128,10") == (784, 128, 10)
+    with pytest.raises(ConfigError, match="such as 784-128-10"):
+        parse_layers("784-128-10,784-10")
     for text in ("", "784-", "784x10", "a-b", "1--2", "9" * 5000 + "-1"):
         with pytest.raises(ConfigError, match="give sizes from inputs to classes"):
             parse_layers(text)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 
 from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.data.normalise import Normalisation
-from rawnn.engine.export import export_onnx, onnx_model
+from rawnn.engine.export import export_onnx, lost_in_float32, onnx_model
 from rawnn.engine.model import Model
+from rawnn.engine.training import train
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
 from tests import requires
@@ -126,3 +128,22 @@ def test_what_cannot_be_exported_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(MissingLibrary, match=r"rawnn\[export\]"):
         export_onnx(model_of(), tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
+
+
+@pytest.mark.parametrize("first", [0.0, 1e9])
+def test_inputs_that_float32_cannot_tell_apart_are_said(first: float) -> None:
+    inputs = first + np.random.default_rng(2).integers(0, 9, (60, 2)).astype(np.float64)
+    model = train(data=({"a": inputs[:, 0] - first, "time": inputs[:, 1]}, np.arange(60) % 2),
+                  layers=(2, 2), epochs=1, device="host", normalise="learned").model
+    expected = model.predict(inputs - [first, 0], "logits")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exact = run(onnx_model(model, "float64"), inputs - [first, 0])["logits"]
+    np.testing.assert_allclose(exact, expected, atol=1e-6)
+    if not first:
+        assert lost_in_float32(model) == ""
+        return
+    with pytest.warns(RuntimeWarning, match=r"values of column 'time', which are around 1e\+09"):
+        rounded = onnx_model(model)
+    off = run(rounded, (inputs - [first, 0]).astype(np.float32))["logits"]
+    assert np.abs(off - expected).max() > 0.1

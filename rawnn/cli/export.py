@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import click
 
 from rawnn.cli.screen import say
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output
 from rawnn.engine.checkpoint import find_model
-from rawnn.engine.export import INPUT_TYPES, InputType, export_onnx
+from rawnn.engine.export import INPUT_TYPES, InputType, export_onnx, lost_in_float32
 from rawnn.engine.model import Model
 
 
@@ -30,8 +32,13 @@ def export(checkpoint: str, file: str, input_type: InputType) -> None:
     check_output("export", file)
     _, found = find_model(checkpoint, say)
     model = Model.of(found)
-    export_onnx(model, file, input_type)
-    if model.normalisation.is_double and input_type == "float32":
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # said below in terms of the command
+        export_onnx(model, file, input_type)
+    lost = lost_in_float32(model) if input_type == "float32" else ""
+    if lost:
+        say(f"WARNING: {lost}: export with --input-type float64")
+    elif model.normalisation.is_double and input_type == "float32":
         say("its inputs are normalised in float64: --input-type float64 takes numbers that float32 "
             "cannot tell apart")
     say(f"{model.network} is in {file}")

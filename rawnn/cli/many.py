@@ -27,13 +27,13 @@ from rawnn.cli.run_summary import loss_text
 from rawnn.cli.screen import Heartbeat, duration, say
 from rawnn.cli.tables import print_table
 from rawnn.cli.varying import varied
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, TrainingDiverged
 from rawnn.common.files import check_output
 from rawnn.common.listener import Listener
 from rawnn.engine.config import Config
 from rawnn.many.progress import FIGURES, HIGHER_IS_BETTER, ManyReport
 from rawnn.many.result import Many
-from rawnn.many.tables import cell
+from rawnn.many.tables import cell, final_epochs
 from rawnn.many.training import continue_from, start
 from rawnn.many.variation import differing, product_of
 
@@ -112,6 +112,9 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
         found.to_json(json_file)
     if not quiet:
         _summary(found, best)
+    if not found.interrupted and not final_epochs(found).any():
+        raise TrainingDiverged("every network's loss became NaN or infinite: use smaller learning "
+                               "rates, or --normalise learned where inputs are large")
     if plot_file and not found.interrupted:
         from rawnn.bench.render.variation import chart_of
 

@@ -24,7 +24,7 @@ PIXEL_SCALE = 1.0 / 255.0
 _CHUNK = 1 << 22
 """Elements per chunk of sums in float64: 32 MB, whatever the size of the set."""
 
-_SHIFT = 2.0**-10
+SHIFT = 2.0**-10
 """Fraction of a standard deviation by which rounding the mean to float32 may shift it."""
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
@@ -201,7 +201,7 @@ def _stored(mean: NDArray[np.float64], std: NDArray[np.float64],
     hold, and if float32 would shift its own inputs by a fraction of their spread."""
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = mean.astype(np.float32)
-        shifted = dtype == np.float32 and np.any(np.abs(rounded - mean) > _SHIFT * std)
+        shifted = dtype == np.float32 and np.any(np.abs(rounded - mean) > SHIFT * std)
         if shifted or not np.can_cast(dtype, np.float32):
             return mean, std
         return rounded, std.astype(np.float32)

@@ -366,6 +366,8 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 def parse_layers(text: str) -> tuple[int, ...]:
     """Layer sizes from "784-128-10" or "784,128,10"."""
     try:
+        if "-" in text and "," in text:  # more likely two networks than one
+            raise ValueError
         return tuple(int(part) for part in re.split(r"[-,]", text))
     except ValueError:
         raise ConfigError(

@@ -155,8 +155,8 @@ def settled(config: Config, data: Dataset) -> tuple[Config, str]:
     examples, batch, message = len(data.train_images), config.batch or DEFAULT_BATCH, ""
     if config.batch is None and data.own and examples < LEAST_STEPS * batch:
         batch = 1 << max(examples // LEAST_STEPS, 1).bit_length() - 1
-        message = f"batch {batch}, since the training set has {examples:,} examples; --batch " \
-                  f"sets another"
+        message = f"batch {batch}, since the training set has {examples:,} " \
+                  f"example{'s' * (examples != 1)}; --batch sets another"
     partial = data.own if config.partial is None else config.partial
     return replace(config, batch=batch, partial=partial), message
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.common.files import write_atomically
+from rawnn.data.columns import column_text
+from rawnn.data.normalise import SHIFT
 from rawnn.engine.model import Model
 from rawnn.model.losses import Link
 from rawnn.version import __version__
@@ -57,7 +60,9 @@ class _Graph:
 def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
     """The `onnx.ModelProto` of a model. `input_type` is what the graph takes; values are the same.
 
-    Raises MissingLibrary without the package `onnx`, ConfigError for another input type.
+    A RuntimeWarning names an input whose values float32 cannot tell apart, as the normalisation in
+    float64 would. Raises MissingLibrary without the package `onnx`, ConfigError for another input
+    type.
     """
     if input_type not in INPUT_TYPES:
         raise ConfigError(f"input type '{input_type}': the graph can take "
@@ -68,6 +73,8 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
     except ModuleNotFoundError:
         raise MissingLibrary("exporting needs the package onnx: pip install 'rawnn[export]'"
                              ) from None
+    if input_type == "float32" and (lost := lost_in_float32(model)):
+        warnings.warn(f"{lost}: export with input_type='float64'", RuntimeWarning, stacklevel=2)
     graph = _Graph(helper, numpy_helper)
     link = model.network.loss_spec.link
     network, features, outputs = model.network, model.network.layers[0], model.network.outputs
@@ -113,6 +120,21 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
     if found.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
         checker.check_model(found, full_check=True)
     return found
+
+
+def lost_in_float32(model: Model) -> str:
+    """A sentence on the first input whose values lie so far from 0 that float32 would round them by
+    more than a small part of their spread; "" for none."""
+    normalisation = model.normalisation
+    if normalisation.mean is None or normalisation.std is None or not normalisation.is_double:
+        return ""
+    with np.errstate(over="ignore"):
+        apart = np.spacing(np.abs(normalisation.mean).astype(np.float32))
+    bad = np.flatnonzero(~(apart <= SHIFT * normalisation.std))
+    return "" if not bad.size else \
+        f"the model's inputs of float32 cannot tell apart the values of " \
+        f"{column_text(int(bad[0]), model.feature_names)}, which are around " \
+        f"{normalisation.mean[bad[0]]:g} with a standard deviation of {normalisation.std[bad[0]]:g}"
 
 
 def export_onnx(model: Model, path: str | os.PathLike[str],

@@ -55,7 +55,13 @@ def folds_of(folds: Any, repeats: int, rows: Any, data: Dataset, seed: int) -> F
         return _k_folds(int(folds), int(repeats), data, seed)
     if hasattr(folds, "split") and not isinstance(folds, str):  # a cross-validator of scikit-learn
         labels = data.train_labels if data.train_labels is not None else data.train_targets
-        folds = folds.split(data.train_images, labels)
+        name = type(folds).__name__
+        try:
+            folds = list(folds.split(data.train_images, labels))
+        except (TypeError, ValueError) as error:  # it needs groups, or has too many folds
+            raise ConfigError(f"folds: {name} cannot split these data: {error}; folds may also be "
+                              f"a list of (training rows, scored rows), such as "
+                              f"list(splitter.split(X, y, groups))") from None
     pairs = _listed(folds, "folds")
     for place, pair in enumerate(pairs):
         if not isinstance(pair, Sequence) or len(pair) != 2:

@@ -227,3 +227,13 @@ def test_a_signal_ends_it_with_a_checkpoint_and_says_how_to_go_on(table: Path, t
     many = package.Many.load(file)
     assert {member.status for member in many} == {"active"}
     assert many[1].epochs >= 2
+
+
+def test_a_run_whose_networks_all_diverge_has_failed(rawnn: Rawnn, table: Path, tmp_path: Path
+                                                     ) -> None:
+    lost = arguments(table, "--optimizer", "sgd", "--json", str(tmp_path / "m.json"))
+    done = rawnn(*lost, "--vary", "lr=1e30,1e31")
+    assert done.status == 1
+    assert "every network's loss became NaN or infinite" in done.err
+    assert json.loads((tmp_path / "m.json").read_text())["table"]["status"] == ["diverged"] * 2
+    assert rawnn(*lost, "--vary", "lr=1e30,1e-3").status == 0

@@ -307,6 +307,17 @@ def test_a_diverged_member_is_marked_and_others_go_on() -> None:
     assert len(many.ensemble()) == 1
 
 
+def test_a_splitter_that_cannot_split_is_one_sentence() -> None:
+    class Grouped:
+        def split(self, x: object, y: object) -> object:
+            raise ValueError("The 'groups' parameter should not be None.")
+            yield
+
+    with pytest.raises(ConfigError, match=r"folds: Grouped cannot split these data: The 'groups' "
+                                          r"parameter.*such as list\(splitter.split"):
+        rawnn.train_many(**OPTIONS, folds=Grouped())
+
+
 def test_what_diverges_behind_its_best_epoch_keeps_that() -> None:
     options = {**OPTIONS, "optimizer": "sgd", "epochs": 12}
     many = rawnn.train_many(**options, lr=[1e5], schedule="warmup:5000", patience=12)
