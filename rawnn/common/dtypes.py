@@ -42,6 +42,22 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return found
 
 
+def first_unheld(given: NDArray[Any], held: NDArray[Any]) -> tuple[int, ...] | None:
+    """The place of the first number of `given` that its conversion `held`, of the same shape,
+    changed: fractions and numbers out of range of whole numbers, numbers out of range of floats.
+    Rounding to a float is no change. None where there is none, or where `given` holds no numbers.
+    """
+    if given.dtype == held.dtype or given.dtype.kind not in "iubf":
+        return None
+    if held.dtype.kind in "iub":
+        bad = np.asarray(held != given)
+    elif held.dtype.kind in "fV" and held.dtype.type is not np.void:  # ml_dtypes are of kind V
+        bad = np.asarray(np.isfinite(given) & ~np.isfinite(held))
+    else:
+        return None
+    return tuple(map(int, np.unravel_index(int(bad.argmax()), bad.shape))) if bad.any() else None
+
+
 def c_type(name: str) -> str:
     """The dtype's name in CUDA C (types.cuh has those that C lacks)."""
     return _C_TYPES.get(name, name)

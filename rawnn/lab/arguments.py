@@ -164,6 +164,8 @@ def _map(parameter: Parameter, argument: Any, streams: Streams) -> Value:
 
 def _record(parameter: Parameter, argument: Any) -> Any:
     """A struct's value on the host, of any kind."""
+    if isinstance(argument, list):  # as TOML and JSON have its members
+        return tuple(argument)
     if isinstance(argument, bytes | tuple | complex | np.generic | np.ndarray):
         return argument
     return _scalar(parameter, argument)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rawnn.common.dtypes import first_unheld
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import open_gpu
@@ -137,29 +138,13 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
             host = np.asarray(values, dtype=dtype, order="C")
     except (OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"an array on a GPU cannot be made of these values: {error}") from None
-    _check_held(given, host)
+    place = first_unheld(given, host)
+    if place is not None:
+        raise ConfigError(f"an array of {host.dtype} cannot hold {given[place]} (element "
+                          f"{list(place)}): round or clip the values first, or give another dtype")
     result = Array(host.shape, host.dtype, device or default_device())
     result.device.to_device(result.address, host, repr(result))
     return result
-
-
-def _check_held(given: NDArray[Any], host: NDArray[Any]) -> None:
-    """Raise ConfigError for the first value that the conversion to the dtype of `host` changed:
-    fractions and numbers out of range of whole numbers, numbers out of range of floats. Rounding
-    to a float is no change."""
-    if given.dtype == host.dtype or given.dtype.kind not in "iubf":
-        return
-    if host.dtype.kind in "iub":
-        bad = host != given
-    elif host.dtype.kind in "fV" and host.dtype.type is not np.void:  # ml_dtypes are of kind V
-        bad = np.isfinite(given) & ~np.isfinite(host)
-    else:
-        return
-    if bad.any():
-        place = np.unravel_index(int(bad.argmax()), bad.shape)
-        at = ", ".join(map(str, place))
-        raise ConfigError(f"an array of {host.dtype} cannot hold {given[place]} (element [{at}]): "
-                          f"round or clip the values first, or give another dtype")
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,

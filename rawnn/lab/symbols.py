@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rawnn.common.dtypes import first_unheld
 from rawnn.common.errors import ConfigError, nearest
 from rawnn.cuda.compiling.symbols import SymbolType, symbols
 from rawnn.cuda.device import Device, Function
@@ -40,8 +41,11 @@ class Symbol:
         host = np.empty(self.shape, self.dtype) if whole else self.numpy()
         given = np.asarray(values)
         whole_numbers = given.dtype.kind in "iub" and self.dtype.kind in "iub"
-        if (bool((given.astype(self.dtype) != given).any()) if whole_numbers else
-                not np.can_cast(given.dtype, self.dtype, "same_kind")):
+        fits = whole_numbers or np.can_cast(given.dtype, self.dtype, "same_kind")
+        with np.errstate(over="ignore"):
+            if fits and given.dtype.kind in "iubf":
+                fits = first_unheld(given, given.astype(self.dtype)) is None
+        if not fits:
             raise ConfigError(f"{self!r} cannot hold these values of {given.dtype}: convert them "
                               f"first")
         try:

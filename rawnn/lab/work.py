@@ -146,7 +146,8 @@ def reference_of(given: Callable[..., Any] | str | Mapping[str, str] | None,
     """A reference from a function or text. Raises ConfigError if it cannot be called by names."""
     if given is None:
         raise ConfigError("a check needs a reference: a NumPy function of the kernel's parameters "
-                          "that returns what it writes, such as lambda x, y, a: a * x + y")
+                          "that returns what it writes, such as lambda x, y, a: a * x + y; in a "
+                          ".cu file reference = \"a * x + y\", in a comment that begins with rawnn")
     if isinstance(given, Mapping):
         parts = {name: _expression(text) for name, text in given.items()}
         asked = frozenset().union(*(p.wants or () for p in parts.values()))

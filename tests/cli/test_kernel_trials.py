@@ -177,3 +177,30 @@ def test_a_macro_of_a_header_is_one(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["kernel", "compile", "own.cu", "-D", macro]) == 0
     assert run(["kernel", "compile", "own.cu", "-D", "WIDTH=3"]) == 2
     assert "mentions no 'WIDTH'" in capsys.readouterr().err
+
+
+def test_a_file_without_a_reference_is_told_where_it_stands(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bare.cu"
+    file.write_text("__global__ void bare(float* x, int n) { if (threadIdx.x < n) x[0] = 1; }")
+    assert run(["kernel", "check", "--device", "sim", str(file)]) == 2
+    assert 'in a .cu file reference = "a * x + y", in a comment that begins with rawnn' in \
+        capsys.readouterr().err
+
+
+def test_a_struct_is_a_list_in_the_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]
+                                          ) -> None:
+    file = tmp_path / "struct.cu"
+    file.write_text("""/* rawnn
+grid = 1
+block = 64
+shapes = {x = ["n"]}
+sizes = {n = [64]}
+values = {p = [2.0, 64]}
+reference = "x * p[0]"
+*/
+struct Scale { float a; int n; };
+__global__ void lab_scale(float* x, Scale p) { if (threadIdx.x < p.n) x[threadIdx.x] *= p.a; }
+""")
+    assert run(["kernel", "check", "--device", "sim", str(file)]) == 0
+    assert "right with all of 1 set" in capsys.readouterr().out

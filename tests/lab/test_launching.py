@@ -153,6 +153,7 @@ def test_symbols(symbols: rawnn.Kernel) -> None:
 
 @pytest.mark.parametrize(("values", "sentence"), [
     (np.zeros(3), "does not take values of shape (3,)"), (np.zeros(4, complex), "cannot hold"),
+    (np.full(4, 1e40), "cannot hold"),
 ])
 def test_values_that_a_symbol_cannot_take(symbols: rawnn.Kernel, values: Any,
                                           sentence: str) -> None:
@@ -193,6 +194,25 @@ def test_small_floats_vectors_and_structs(device: Device) -> None:
     other = rawnn.array(np.zeros(3, [("a", "f4"), ("b", "i8", 2)]), device=device)
     with pytest.raises(ConfigError, match="member 'b' of the struct 'Pair'"):
         kernel[1, 1](1, 1, 1, vector, np.zeros((), pair), other, wide)
+
+
+def test_members_of_a_struct_that_it_cannot_hold_are_refused(device: Device) -> None:
+    kernel = rawnn.Kernel("""struct Inner { unsigned char c; bool on; };
+        struct Outer { float a; int b[2]; Inner in; };
+        __global__ void nested(Outer o, dim3 d) {}""", "nested", device=device)
+    dtype = np.dtype([("a", "f4"), ("b", "i4", 2), ("in", [("c", "u1"), ("on", "?")])], align=True)
+    wanted = np.array((0.1, (3, 4), (5, True)), dtype).tobytes()
+    for value in ((0.1, (3, 4), (5, True)), [0.1, [3.0, 4.0], (5, 1)]):
+        assert kernel[1, 1]._values((value, (1, 2, 3)), [])[0] == wanted
+    for value, shown in (((0.1, (3, 4.7), (5, True)), "cannot hold 4.7 in its member 'b'"),
+                         ((1e39, (3, 4), (5, True)), r"cannot hold 1e\+39 in its member 'a'"),
+                         ((0.1, (3, 4), (5.5, True)), "cannot hold 5.5 in its member 'c'"),
+                         ((0.1, (3, 4), (5, 2)), "cannot hold 2 in its member 'on'"),
+                         ((0.1, (3, 2**40), (5, True)), "which cannot hold")):
+        with pytest.raises(ConfigError, match=shown):
+            kernel[1, 1](value, (1, 2, 3))
+    with pytest.raises(ConfigError, match=r"cannot hold 2\.5 in its member 'y'"):
+        kernel[1, 1]((0.1, (3, 4), (5, True)), (1, 2.5, 3))
 
 
 def test_a_cluster_that_does_not_divide_the_grid(kernel: rawnn.Kernel) -> None:

@@ -95,11 +95,15 @@ class Struct:
             converted = number.type(value)
         elif isinstance(value, tuple) and self.members:
             try:
-                converted = np.array(value, self.dtype)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    converted = np.array(value, self.dtype)
             except (TypeError, ValueError, OverflowError) as error:
                 raise ConfigError(f"the struct '{self.name}' has the members "
                                   f"{', '.join(m.name for m in self.members)}, which cannot hold "
                                   f"{value!r}: {error}") from None
+            unheld = _unheld(value, converted)
+            if unheld:
+                raise ConfigError(f"the struct '{self.name}' cannot hold {unheld}")
         if isinstance(converted, np.generic | np.ndarray):
             if converted.shape == () and converted.dtype.names and self.members:
                 self.check(converted.dtype)
@@ -132,6 +136,26 @@ class Struct:
         if given.itemsize != self.size:
             raise ConfigError(f"the struct '{self.name}' has {self.size} bytes, and the value "
                               f"{given.itemsize}")
+
+
+def _unheld(value: tuple[Any, ...], held: Any) -> str:
+    """The first member of a structured value whose number `held` changed, "" for none."""
+    import numpy as np
+
+    from rawnn.common.dtypes import first_unheld
+
+    for part, name in zip(value, held.dtype.names, strict=True):
+        found = np.asarray(held[name])
+        if found.dtype.names:
+            inner = _unheld(part, found) if isinstance(part, tuple) and not found.shape else ""
+            if inner:
+                return inner
+            continue
+        given = np.broadcast_to(np.asarray(part), found.shape)
+        place = first_unheld(given, found)
+        if place is not None:
+            return f"{given[place]} in its member '{name}', of {found.dtype}"
+    return ""
 
 
 _VECTOR = re.compile(r"((?:u?(?:char|short|int)|u?longlong|u?long|float|double))([1-4])")
