@@ -154,6 +154,8 @@ def test_numbers_of_numpy_texts_and_lists_are_taken() -> None:
 
 @pytest.mark.parametrize(("values", "message"), [
     ({"epochs": np.float64(2.5)}, "epochs = 2.5"), ({"layers": np.zeros((2, 2))}, "layers = "),
+    ({"save": ""}, "save = '' names no directory"), ({"target": ""}, "target = '' names no column"),
+    ({"resume": ""}, "resume = '' names no checkpoint"),
     ({"layers": "8-x"}, "layers = '8-x': give sizes"), ({"opt": ["best", 3]}, "a list of strings"),
     ({"seed": np.int64(-1)}, "seed = -1"), ({"layers": np.array([8.5, 3.0])}, "layers = "),
 ])

@@ -209,7 +209,7 @@ def config_options(*left_out: str) -> Callable[[F], F]:
 
 def make_config(config_file: str | None, options: dict[str, Any]) -> Config:
     """The Config of a TOML file and the other options. Raises ConfigError."""
-    values = read_toml(config_file) if config_file else {}
+    values = read_toml(config_file) if config_file is not None else {}
     given = {name: value for name, value in options.items() if value is not None}
     if "layers" in given:
         given["layers"] = parse_layers(given["layers"])

@@ -180,6 +180,9 @@ class Config:
             raise ConfigError(f"validation = {self.validation}: give a fraction between 0 and 1")
         if not 0 <= self.min_delta < math.inf:
             raise ConfigError(f"min_delta = {self.min_delta}: it must be a finite number >= 0")
+        for name, what in (("save", "directory"), ("resume", "checkpoint"), ("target", "column")):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} = '' names no {what}: give one, or leave it out")
         CsvFormat(self.encoding, self.decimal, self.skip)
         self._check_company()
         self._check_targets()
@@ -257,7 +260,8 @@ class Config:
         The key `workload` names a set of values to start from (rawnn.model.workloads).
         """
         values = dict(values)
-        defaults = workload(values.pop("workload")) if values.get("workload") else {}
+        base = values.pop("workload", None)
+        defaults = {} if base is None else workload(base)
         for key in values:
             if key not in cls.known():
                 raise ConfigError(f"{source}: unknown key '{key}'"

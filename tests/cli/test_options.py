@@ -165,3 +165,14 @@ def test_a_configuration_refuses_what_plays_no_part() -> None:
     with pytest.raises(ConfigError, match="monitor = test_accuracy has no effect without patience"):
         train(data=(np.zeros((8, 2)), np.arange(8) % 2), layers=(2, 2), monitor="test_accuracy")
     assert Config(save="runs", keep=2, save_every=3, patience=2, min_delta=0.1).keep == 2
+
+
+@pytest.mark.parametrize(("option", "sentence"), [
+    ("--config", "cannot read the configuration"), ("--save", "save = '' names no directory"),
+    ("--workload", "unknown workload ''"), ("--resume", ""), ("--target", "names no column"),
+])
+def test_an_empty_name_is_not_left_out(option: str, sentence: str,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--dataset", "synthetic", "--device", "host", "--epochs", "1", "--quiet"]
+    assert run([*given, option, ""]) in (1, 2)
+    assert sentence in capsys.readouterr().err
