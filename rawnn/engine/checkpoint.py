@@ -82,6 +82,10 @@ class Checkpoint:
     autoencoder: bool = False
 
 
+class SeveralNetworks(CheckpointError):
+    """A valid file of many networks, of which none is named."""
+
+
 # -- content ---------------------------------------------------------------------------------------
 
 
@@ -123,7 +127,7 @@ def decode(content: bytes, where: str) -> Checkpoint:
     """The checkpoint in a file's content. Raises CheckpointError, starting with `where`."""
     metadata, tensors = unpack(content, where)
     if "rawnn_many" in metadata:
-        raise CheckpointError(f"{where} holds {metadata.get('members', 'many')} networks: name one "
+        raise SeveralNetworks(f"{where} holds {metadata.get('members', 'many')} networks: name one "
                               f"of them by its number, as in {where}#0")
     try:
         newest = int(metadata["rawnn_format"])
@@ -294,6 +298,8 @@ def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, Checkpoint
     for _, file in reversed(listed(path)):
         try:
             return file, read(file)
+        except SeveralNetworks:
+            raise
         except CheckpointError as error:
             notify(f"{error}; looking for an older one")
             reason = f"; the last that was tried: {error}"

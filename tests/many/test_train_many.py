@@ -14,6 +14,7 @@ import pytest
 
 import rawnn
 from rawnn.common.errors import CheckpointError, ConfigError, MissingLibrary
+from rawnn.engine.checkpoint import find
 from rawnn.many.progress import ManyReport
 from tests import requires
 
@@ -275,6 +276,10 @@ def test_a_member_of_a_file_is_taken_wherever_a_checkpoint_is(tmp_path: Path) ->
         rawnn.Model.load(f"{file}#4")
     with pytest.raises(CheckpointError, match="holds 4 networks: name one of them"):
         rawnn.Model.load(file)
+    messages: list[str] = []
+    with pytest.raises(CheckpointError, match=r"rawnn-000004.safetensors holds 4 networks: name"):
+        find(tmp_path / "a", messages.append)
+    assert messages == []  # older ones hold as many
     single = tmp_path / "one.safetensors"
     many[0].model.save(single)
     with pytest.raises(CheckpointError, match="no checkpoint of many networks"):
