@@ -59,6 +59,7 @@ from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.host import HostRunner
 from rawnn.engine.runners.prepared_run import PreparedRun, Runner, State
 from rawnn.engine.units import LossUnits
+from rawnn.opts.user_kernel_toggles import is_op
 
 OF_ALL_RANKS = (CheckpointError, ConfigError, DataError, RanksError, TrainingDiverged)
 """Errors of a run rather than of a call: every rank finds them by itself."""
@@ -226,6 +227,11 @@ class Session:
         elif "nccl" in self.selection.values:
             notify("nccl changes nothing in a run of one process: python -m rawnn launch -n 2 "
                    "starts two")
+        own = [f"{name}={value}" for name, value in self.selection.values.items() if is_op(name)]
+        if own and self.device is not None and self.device.backend.name == "sim":
+            notify(f"{', '.join(own)} is not compiled for the simulated GPU, which computes what "
+                   f"its op means: python -m rawnn kernel try FILE.cu compiles a kernel, and "
+                   f"rawnn.Kernel does in Python")
         if config.activation != Config.activation and len(config.layers) == 2:
             features, outputs = config.layers
             notify(f"activation = {config.activation} plays no part: {features}-{outputs} has no "

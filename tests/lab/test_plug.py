@@ -331,3 +331,16 @@ def test_one_that_waits_for_the_grid_says_that_it_is_cooperative() -> None:
     with pytest.raises(ConfigError, match=r"grid\.sync\(\).*say cooperative = true"):
         rawnn.impl("bias_relu", text, name="meets", grid=4, block=32)
     assert rawnn.impl("bias_relu", text, name="meets", grid=4, block=32, cooperative=True)
+
+
+def test_the_simulated_gpu_says_that_it_compiles_no_kernel(mine: Path,
+                                                           capsys: pytest.CaptureFixture[str]
+                                                           ) -> None:
+    mine.write_text(MINE.replace("fmaxf", "no_such_function"))
+    words = ["train", "--device", "sim", "--dataset", "synthetic", "--layers", "784-16-10",
+             "--epochs", "1", "--batch", "1000", "--quiet"]
+    assert run([*words, "--opt", f"best,bias_relu={mine}"]) == 0
+    said = f"bias_relu={mine} is not compiled for the simulated GPU"
+    assert said in capsys.readouterr().err
+    assert run(words) == 0
+    assert "is not compiled" not in capsys.readouterr().err
