@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +21,8 @@ from rawnn.ptx import INCLUDE
 from rawnn.ptx.kernel_registry import KERNELS, NEUTRAL, Geometry, KernelImpl, Scalars
 from rawnn.ptx.user_kernels import REPLACES, UserKernel, base_of, shapes_of
 
+MOST_THREADS = 1024
+"""Threads that a block may have on any GPU (CUDA C++ Programming Guide, compute capabilities)."""
 _WITHOUT = {"seed", "stream", "offset", *NEUTRAL}
 """Parameters of an op that a kernel may lack: those of stochastic rounding and of the step, which
 other checks cover, and those whose value changes nothing."""
@@ -154,7 +157,12 @@ class Implementation:
         return x, y, z
 
     def geometry(self, s: Scalars) -> Geometry:
-        return self._extents("grid", s), self._extents("block", s)
+        grid, block = self._extents("grid", s), self._extents("block", s)
+        if math.prod(block) > MOST_THREADS:
+            raise ConfigError(f"{self._what}: a block {block} has {math.prod(block):,} threads, and"
+                              f" it can have at most {MOST_THREADS:,}: take smaller blocks and "
+                              f"more of them")
+        return grid, block
 
     def shared(self, s: Scalars) -> int:
         return whole(self.how.get("shared", 0), s, f"{self._what}: shared", least=0)

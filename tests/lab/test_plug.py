@@ -288,6 +288,8 @@ SGD = "__global__ void f(float* w, int ldw, const float* dw, int lddw, int rows,
      r"bias_relu=mine has nothing to do: none of the ops .*cols > 99 does not hold: cols = 7"),
     ("bias_relu", RELU, {"grid": "cdiv(row, 2)"}, "asks for 'row', which is not known; did you "
                                                   "mean 'rows'"),
+    ("bias_relu", RELU, {"block": 2048}, r"a block \(2048, 1, 1\) has 2,048 threads, and it can "
+                                         r"have at most 1,024"),
     ("bias_relu", RELU, {"grid": "rows / 3"}, "it has to be a whole number of at least 1"),
     ("activate", "__global__ void f(const float* z, int ldz, float* a, int lda, int rows) {}", {},
      "activation is 'relu', which the kernel does not get: .*where = .*activation == 'relu'"),
