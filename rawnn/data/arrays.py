@@ -132,7 +132,8 @@ def from_arrays(
                                normalise_targets=normalise_targets)
     elif normalise_targets not in (None, "none"):
         made.with_targets(normalise_targets)  # raises the error with the reason
-    return replace(made, notes=tuple(notes), resident=reader.resident)
+    return replace(made, notes=tuple(notes), cautions=tuple(reader.cautions),
+                   resident=reader.resident)
 
 
 def _check_scales(x: NDArray[Any], xt: NDArray[Any]) -> None:
@@ -180,6 +181,7 @@ class _Reader:
     device: Device | None
     notes: list[str]
     is_text: bool = False
+    cautions: list[str] = field(default_factory=list)  # of the notes
     names: tuple[str, ...] = ()  # of the features
     resident: dict[str, DeviceArray] = field(default_factory=dict)
     rows: dict[str, NDArray[np.int32]] = field(default_factory=dict)
@@ -218,6 +220,7 @@ class _Reader:
 
     def _noted(self, columns: NamedColumns) -> NamedColumns:
         self.notes += columns.notes
+        self.cautions += columns.cautions
         return columns
 
     def _places(self, name: str) -> Rows:
@@ -300,7 +303,8 @@ class _Reader:
                      name: str, names: Sequence[str], fix: str) -> None:
         merged = merged_columns(flat, rounded)
         if merged:
-            self.notes.append(merged_text(name, merged, names, fix))
+            self.cautions.append(merged_text(name, merged, names, fix))
+            self.notes.append(self.cautions[-1])
 
     def _check_range(self, flat: NDArray[Any], normalisation: Normalisation, name: str) -> None:
         """Check that float32 can hold the normalised inputs."""

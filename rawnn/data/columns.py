@@ -29,11 +29,13 @@ _EXACT = 2**53
 
 @dataclass(frozen=True, eq=False)
 class NamedColumns:
-    """An array [N, ...], and the names of its columns if they have any."""
+    """An array [N, ...], the names of its columns if they have any, and messages for the user.
+    `cautions` are those of the `notes` that tell of values which became equal."""
 
     array: NDArray[Any] | DeviceArray
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
 
 
 def read_inputs(data: Any, name: str) -> NamedColumns:
@@ -101,7 +103,8 @@ def _read(data: Any, name: str, of_inputs: bool) -> NamedColumns:
             raise DataError(f"{name}: column '{column}' has {len(array):,} rows, but '{names[0]}' "
                             f"has {len(arrays[0]):,}")
     found = np.column_stack(arrays)
-    return NamedColumns(found, known, _lost_integers(name, names, arrays, found))
+    lost = _lost_integers(name, names, arrays, found)
+    return NamedColumns(found, known, lost, lost)
 
 
 def _lost_integers(name: str, names: Sequence[str], arrays: Sequence[NDArray[Any]],

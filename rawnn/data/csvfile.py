@@ -82,6 +82,7 @@ class Sheet:
         self._lines: list[int] = []  # line numbers in the file, per row
         self._is_plain = True  # whether no line since the last row has an underscore
         self.notes: list[str] = []
+        self.cautions: list[str] = []  # of the notes
 
     def read(self, file: IO[str]) -> None:
         reader = self._reader(file)
@@ -293,9 +294,10 @@ class Sheet:
         after = np.array([len(np.unique(values[:, place])) for place in places])
         merged = merged_counts(before, after, places)
         if merged:
-            self.notes.append(merged_text(
+            self.cautions.append(merged_text(
                 f"{self.path}", merged, [self.name(column) for column in self.features],
                 "write them less their lowest value", "float64"))
+            self.notes.append(self.cautions[-1])
 
     def numbers(self, target: int) -> NDArray[np.float64]:
         """A target column as float64 [rows], each finite in float32."""

@@ -43,6 +43,7 @@ class Dataset:
     source: where it came from, in words.
     synthetic: whether it is generated digits.
     notes: messages for the user on what was converted or copied.
+    cautions: those of the notes on columns whose distinct values become equal.
     own: whether it is the user's, and no built-in set: then no example is left out by default.
     resident: the arrays ("train_images", ...) that are also on a GPU, and where.
     split: fraction and seed with which the test part was split off; None if it was given
@@ -89,6 +90,7 @@ class Dataset:
     split: tuple[float, int] | None = None
     given_types: Mapping[str, str] = field(default_factory=dict)
     label_dtype: str = ""
+    cautions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.normalisation is None:

@@ -30,7 +30,8 @@ _SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 class Table:
     """The content of a file: `inputs` [N, F], and `answers` [N] or [N, C], or None without a
     target: values of a CSV file are float64. `test` is the file's own test part. Names are empty if
-    the file has none. `notes` are messages for the user."""
+    the file has none. `notes` are messages for the user, some of them
+    `cautions`, as of a Dataset."""
 
     inputs: NDArray[Any]
     answers: NDArray[Any] | None
@@ -38,6 +39,7 @@ class Table:
     feature_names: tuple[str, ...] = ()
     target_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
 
 
 def load_table(
@@ -68,7 +70,7 @@ def load_table(
     table = read_table(path, target, kind, (), csv_format, bool(label_names), exact=True)
     is_text = Path(path).suffix.lower() != ".npz"
     test: Any = fraction if table.test is None else table.test
-    inputs = NamedColumns(table.inputs, table.feature_names, table.notes)
+    inputs = NamedColumns(table.inputs, table.feature_names, table.notes, table.cautions)
     answers = None if table.answers is None else NamedColumns(table.answers, table.target_names)
     made = from_arrays(Pair(inputs, answers), test, normalise=normalise,
                        normalise_targets=normalise_targets, kind=kind, seed=seed,
@@ -199,4 +201,4 @@ def _read_csv(path: Path, target: Columns, kind: Kind | None, features: Sequence
     return Table(inputs if exact else inputs.astype(np.float32), answers, None,
                  tuple(sheet.header[c] for c in sheet.features) if sheet.header else (),
                  tuple(sheet.header[c] for c in sheet.targets) if sheet.header else (),
-                 tuple(sheet.notes))
+                 tuple(sheet.notes), tuple(sheet.cautions))

@@ -34,7 +34,7 @@ def train(config: Config | None = None, *, listener: object = (),
     and normalisation (mean and deviation of its training) are used. Labels refer to the network's
     classes by name. Arrays have to be passed again. Data whose shape, dtype or content differs from
     the checkpoint's record are refused unless `new_data` is true. A RuntimeWarning names what an
-    older checkpoint does not record of them.
+    older checkpoint does not record of them, and columns whose distinct values become equal.
 
     A missing data set is an error: generated digits are used only for `dataset="synthetic"`. If
     `device` is "auto" and there is no GPU, a RuntimeWarning says that training runs on the host.
@@ -83,7 +83,7 @@ def train(config: Config | None = None, *, listener: object = (),
         if session.device is None and config.device == "auto":
             warnings.warn(f"training on the host, not on a GPU: {session.no_gpu}", RuntimeWarning,
                           stacklevel=2)
-        for sentence in filter(None, (session.spare, session.unknown)):
+        for sentence in filter(None, (session.spare, session.unknown, *session.data.cautions)):
             warnings.warn(sentence, RuntimeWarning, stacklevel=2)
         result = session.run()
     if session.unsaved is not None:

@@ -3,6 +3,7 @@ values become equal in float32."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,19 @@ def test_other_bytes_are_scaled_and_that_is_said(tmp_path: Path) -> None:
     file = tmp_path / "bits.npz"
     np.savez(file, X=bits, y=y)
     assert load_dataset(path=file, notify=lambda message: None).normalisation.trivial
+
+
+def test_a_program_is_warned_of_values_that_become_equal(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("id,y\n" + "".join(f"{2**60 + i},{i % 2}\n" for i in range(40)))
+    run: dict[str, Any] = {"layers": (1, 2), "epochs": 1, "batch": 8, "device": "host"}
+    cases: list[dict[str, Any]] = [
+        {"data": (1e9 + np.arange(40.0)[:, None], np.arange(40) % 2), "lr": 0.0},
+        {"data": ({"id": 2**60 + np.arange(40)}, np.arange(40) % 2), "normalise": "learned"},
+        {"data": str(file), "target": "y", "normalise": "learned"}]
+    for case in cases:
+        with pytest.warns(RuntimeWarning, match="become equal in float"):
+            train(**run, **case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(**run, data=(np.arange(40.0)[:, None], np.arange(40) % 2), lr=0.0)
