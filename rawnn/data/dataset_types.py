@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.data.dlpack import DeviceArray
+from rawnn.data.labels import check_labels
 from rawnn.data.normalise import (
     Normalisation,
     NormaliseTargets,
     TargetNormalisation,
     default_scale,
 )
+from rawnn.data.precision import as_float32
 
 DEFAULT_FRACTION = 0.2
 """Fraction that is split off for testing from a set without a test part."""
@@ -111,6 +113,41 @@ class Dataset:
             return self.features
         return self.classes if self.train_targets is None else self.train_targets.shape[1]
 
+    def checked(self) -> Dataset:
+        """The same set with arrays of the types that the engine reads. Raises DataError for arrays
+        that do not fit each other: a set that was built by its constructor, or changed by
+        dataclasses.replace, may have any."""
+        changed: dict[str, Any] = {}
+        for part, title in (("train", "training"), ("test", "test")):
+            inputs, labels, targets = (getattr(self, f"{part}_{kind}")
+                                       for kind in ("images", "labels", "targets"))
+            what = f"the {title} inputs of {self.name}"
+            _check_numbers(inputs, what, self.features)
+            if inputs.dtype.name not in INPUT_TYPES and not self.normalisation.is_double:
+                changed[f"{part}_images"] = as_float32(inputs, what)
+            count = len(inputs)
+            if targets is not None:
+                what = f"the {title} targets of {self.name}"
+                shape = np.shape(self.train_targets) if self.train_targets is not None else ()
+                _check_numbers(targets, what, shape[1] if len(shape) == 2 else 1)
+                if len(targets) != count:
+                    raise DataError(f"{what} have {len(targets):,} rows, but the inputs {count:,}")
+                if targets.dtype != np.float32:
+                    changed[f"{part}_targets"] = as_float32(targets, what)
+            elif labels is not None:
+                what = f"the {title} labels of {self.name}"
+                if not isinstance(labels, np.ndarray) or labels.shape != (count,):
+                    raise DataError(f"{what} are of shape {list(np.shape(labels))}, but must be an "
+                                    f"array {[count]}: one for each example")
+                check_labels(labels, self.classes, what)
+                if labels.dtype.name not in LABEL_TYPES:
+                    changed[f"{part}_labels"] = labels.astype(
+                        np.uint8 if self.classes <= 256 else np.int32)
+        if self.label_names and len(self.label_names) != self.classes:
+            raise DataError(f"{self.name} has {len(self.label_names)} label names, but "
+                            f"{self.classes} classes")
+        return replace(self, **changed) if changed else self
+
     def reconstructing(self) -> Dataset:
         """The same inputs with themselves, normalised, as targets: for an autoencoder."""
         return replace(self, train_labels=None, test_labels=None, train_targets=None,
@@ -175,6 +212,16 @@ class Dataset:
 
     def _resident_inputs(self) -> dict[str, DeviceArray]:
         return {k: v for k, v in self.resident.items() if k in ("train_images", "test_images")}
+
+
+def _check_numbers(array: Any, what: str, width: int) -> None:
+    """Raise DataError unless `array` is [examples, width] of numbers."""
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or not array.size \
+            or array.shape[1] != width:
+        raise DataError(f"{what} are of shape {list(np.shape(array))}, but must be an array "
+                        f"[examples, {width}], as rawnn.from_arrays((X, y)) makes it")
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{what} are of type {array.dtype}, but must be numbers")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -92,7 +92,7 @@ def given(data: Any, config: Config, validation: Any, normalise: Any,
     if isinstance(data, Dataset):
         if validation is not None or normalise is not None:
             raise ConfigError("a Dataset has its own validation data and normalisation")
-        found = _with_named_labels(data, config.layers[-1])
+        found = _with_named_labels(data.checked(), config.layers[-1])
         if config.normalise_targets != "learned" or found.target_normalisation is not None:
             return found
         return found.with_targets("learned")
@@ -153,7 +153,7 @@ def settled(config: Config, data: Dataset) -> tuple[Config, str]:
     """The Config with a batch size and `partial` chosen by the data if not given, and a sentence
     on the batch size if it was reduced."""
     examples, batch, message = len(data.train_images), config.batch or DEFAULT_BATCH, ""
-    if config.batch is None and data.own and examples < LEAST_STEPS * batch:
+    if config.batch is None and examples < (LEAST_STEPS * batch if data.own else batch):
         batch = 1 << max(examples // LEAST_STEPS, 1).bit_length() - 1
         message = f"batch {batch}, since the training set has {examples:,} " \
                   f"example{'s' * (examples != 1)}; --batch sets another"

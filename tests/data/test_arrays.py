@@ -19,6 +19,7 @@ from rawnn.data.tables import load_table
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.session import Session
+from rawnn.engine.training import train
 from tests.data.foreign import BFLOAT16, Foreign, Interface
 
 RNG = np.random.default_rng(1)
@@ -403,3 +404,59 @@ def test_masks_are_not_ignored() -> None:
         from_arrays((np.ma.array(x, mask=np.eye(8, 3)), y))
     with pytest.raises(DataError, match="y: 4 values are masked"):
         from_arrays((x, np.ma.array(y, mask=y > 0)))
+
+
+# -- data sets that a program built itself --------------------------------------------------------
+
+
+def built(**changed: Any) -> Dataset:
+    """One that fits the network (4, 2) or, with targets, (4, 1)."""
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.uint8)
+    arrays = {"train_images": x, "train_labels": y, "test_images": x[:9], "test_labels": y[:9],
+              "classes": 2}
+    if "train_targets" in changed or "test_targets" in changed:
+        arrays |= {"train_labels": None, "test_labels": None, "classes": 0,
+                   "train_targets": x[:, :1], "test_targets": x[:9, :1]}
+    return Dataset(**{"name": "mine", "image_shape": (4,), "source": "me", "synthetic": False,
+                      **arrays, **changed})
+
+
+@pytest.mark.parametrize("device", ["host", "sim"])
+def test_a_data_set_built_by_hand_is_trained_on(device: str) -> None:
+    run: dict[str, Any] = {"layers": (4, 2), "epochs": 2, "device": device}
+    given = built()
+    wanted = train(data=given, **run)
+    assert wanted.config.batch == 4  # fewer than 128 examples fill no batch of 128
+    wide = {f"{part}_{kind}": getattr(given, f"{part}_{kind}").astype(dtype)
+            for part in ("train", "test") for kind, dtype in (("images", "f8"), ("labels", "i8"))}
+    found = train(data=built(**wide), **run)
+    for name, array in wanted.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], array)
+    assert (found.test_loss, found.test_accuracy) == (wanted.test_loss, wanted.test_accuracy)
+
+
+_X = np.zeros((40, 4), np.float32)
+
+
+@pytest.mark.parametrize(("changed", "sentence"), [
+    ({"train_labels": np.full(40, -1, np.int32)}, "row 0 has the label -1, but labels run from 0"),
+    ({"test_labels": np.full(9, 2, np.int32)}, "test labels of mine: row 0 has the label 2"),
+    ({"train_labels": np.full(40, 0.5)}, "labels are whole numbers from 0"),
+    ({"train_labels": np.zeros(39, np.uint8)}, r"labels of mine are of shape \[39\].*\[40\]"),
+    ({"test_images": _X[:9, :3]}, r"test inputs of mine are of shape \[9, 3\].*\[examples, 4\]"),
+    ({"test_images": _X[:0]}, r"test inputs of mine are of shape \[0, 4\]"),
+    ({"train_images": _X.astype(str)}, "must be numbers"),
+    ({"train_images": _X.reshape(40, 2, 2)}, r"of shape \[40, 2, 2\]"),
+    ({"label_names": ("a",)}, "mine has 1 label names, but 2 classes"),
+    ({"train_targets": _X[:, 0]}, r"training targets of mine are of shape \[40\]"),
+    ({"test_targets": _X[:9, :2]}, r"test targets of mine are of shape \[9, 2\]"),
+    ({"train_targets": _X[:30, :1]}, "targets of mine have 30 rows, but the inputs 40"),
+])
+def test_a_data_set_whose_arrays_do_not_fit_is_refused(changed: dict[str, Any], sentence: str
+                                                       ) -> None:
+    data = built(**changed)
+    loss, outputs = ("cross_entropy", 2) if data.train_targets is None else ("mse", 1)
+    for device in ("host", "sim"):
+        with pytest.raises(DataError, match=sentence):
+            train(data=data, layers=(4, outputs), loss=loss, epochs=1, device=device)
