@@ -138,3 +138,18 @@ def test_the_baseline_allocates_at_each_use_and_the_arena_does_not(
     steps = 2 * (70 // 8)
     assert placed == 3  # training, two parts of the test set
     assert device.memory.calls - placed > 7 * steps
+
+
+@pytest.mark.parametrize("opt", [
+    "preload,arena", "preload,arena,bf16", "preload,arena,nosync,streams",
+    "preload,arena,nosync,graphs=step", "preload,arena,nosync,graphs=3",
+    "preload,arena,nosync,graphs=while", "preload,arena,nosync,streams,graphs=epoch",
+])
+def test_the_memory_that_a_run_is_expected_to_need_is_what_it_needs(device: Device,
+                                                                     opt: str) -> None:
+    """batch=max leaves a tenth of the free memory for what no plan knows of."""
+    work = make_work(opt, (64, 32, 10), random_dataset(64, 10, 2000, 300), batch=700, partial=True)
+    runner = GpuRunner(device, work)
+    held = device.memory.current
+    assert 0.95 * held < work.device_bytes() < 1.3 * held
+    runner.close()

@@ -111,8 +111,11 @@ class PreparedRun:
                                self.assemble]).values()
         tests = [t for part in self.evaluate for t in used_tensors([part.plan]).values()
                  if t.role not in (Role.PARAMETER, Role.COPY)]
-        twice = {*self.train.alternating()} if self.policy.graph else set()
-        doubled = [t for t in placed if t.name in twice or (t.role is Role.BATCH and twice)]
+        batches = {t.name for t in self.train.tensors.values() if t.role is Role.BATCH}
+        twice = {*self.train.alternating()} if self.policy.graph else \
+            batches if self.policy.streams else set()
+        doubled = [t for t in placed if t.name in twice
+                   or (t.role is Role.BATCH and self.policy.graph)]
         return sum(t.nbytes for t in (*placed, *tests, *doubled)
                    if t.role not in (Role.HOST, Role.VIEW))
 
