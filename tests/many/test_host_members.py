@@ -14,7 +14,7 @@ from rawnn.many.folds import folds_of
 from rawnn.many.grouping import load, members_of
 from rawnn.many.host import HostMembers
 from rawnn.many.members import Group
-from rawnn.many.sessions import SessionMembers
+from rawnn.many.sessions import MemberSessions, MemberState, SessionMembers
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(90, 5)).astype(np.float32) * 3 + 1
@@ -70,6 +70,21 @@ def test_members_are_single_runs_bit_for_bit(workers: int) -> None:
         assert np.isfinite(scores.train_loss[:, 0]).all()
     finally:
         trainer.close()
+
+
+def test_an_open_session_of_an_older_state_is_not_gone_on_with() -> None:
+    """A worker may get a member back that another has trained meanwhile."""
+    group, opened = group_of([Config(**OPTIONS, lr=0.02)]), open_device("host", silent)
+    first, second = MemberSessions(group, opened), MemberSessions(group, opened)
+    _, one = first.train(0, MemberState(), 1)
+    _, two = second.train(0, one, 1)
+    figures, three = first.train(0, two, 1)
+    wanted, again = second.train(0, two, 1)
+    assert np.array_equal(figures, wanted)
+    assert three.epoch == again.epoch == 3
+    assert all(np.array_equal(array, again.arrays[name]) for name, array in three.arrays.items())
+    first.close()
+    second.close()
 
 
 def test_a_state_loaded_elsewhere_goes_on_bit_for_bit() -> None:

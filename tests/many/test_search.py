@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import signal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,22 @@ def test_survivors_are_the_best_by_mean_with_nan_last() -> None:
     kept = survivors(candidate, values, 3, higher=True)
     assert sorted(set(candidate[kept])) == [1, 5]
     assert survivors(candidate, np.full(12, np.nan), 100, False).sum() == 2
+
+
+@pytest.mark.parametrize("halving", range(2, 12))
+def test_a_power_of_the_factor_ends_with_one_candidate(halving: int) -> None:
+    """Whatever logarithms in floating point say of 243 to the base of 3."""
+    for power in range(1, 6):
+        count = halving ** power
+        assert rungs_of(count, count, halving, None) == tuple(halving ** i for i in range(power))
+
+
+@pytest.mark.parametrize("halving", [1.5, 2, 2.5, 3, 4])
+def test_of_any_number_of_candidates_the_part_is_rounded_down(halving: float) -> None:
+    for count in range(1, 40):
+        kept = survivors(np.arange(count, dtype=np.int32), np.arange(float(count)), halving, False)
+        part = max(1, math.floor(Fraction(count) / Fraction(halving)))
+        assert np.flatnonzero(kept).tolist() == list(range(part))
 
 
 def test_search_is_deterministic_and_counts_rungs() -> None:
@@ -200,3 +218,28 @@ def test_cv_results_have_the_keys_and_figures_of_a_grid_search() -> None:
         else:
             assert ours[key].tolist() == value.tolist(), key
             assert ours[key].dtype == value.dtype, key
+
+
+def test_equal_scores_share_the_best_rank() -> None:
+    """As in scikit-learn, whose ranks are scipy's of the kind "min"."""
+    stats = requires.module("scipy.stats")
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 1}, lr=[0.01, 0.05, 0.01, 0.01], folds=2)
+    found = many.cv_results()
+    mean = found["mean_test_score"]
+    assert mean[0] == mean[2] == mean[3] != mean[1]
+    assert found["rank_test_score"].tolist() == stats.rankdata(-mean, "min").tolist()
+
+
+def test_configurations_sum_up_the_table_of_members() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 30, "lr": [0.3, 0.02]}, folds=3, patience=1)
+    table, found = many.table(), many.configurations()
+    assert found["configuration"].tolist() == [0, 1]
+    assert found["member"].tolist() == [0, 3]
+    assert found["members"].tolist() == [3, 3]
+    assert found["lr"].tolist() == [0.3, 0.02]
+    assert len(set(table["epochs"][:3])) > 1  # folds stop at epochs of their own
+    for row, members in zip(found, (table[:3], table[3:]), strict=True):
+        assert row["epochs"] == max(members["epochs"])
+        for name in ("train_loss", "test_loss", "test_accuracy"):
+            assert row[f"mean_{name}"] == pytest.approx(np.mean(members[name]))
+            assert row[f"std_{name}"] == pytest.approx(np.std(members[name]))

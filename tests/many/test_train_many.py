@@ -333,6 +333,22 @@ def test_what_diverges_behind_its_best_epoch_keeps_that() -> None:
     assert many.table()["test_loss"][0] == shorter.test_loss
 
 
+def test_a_member_that_stopped_early_and_goes_on_has_all_of_its_patience() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 30, "lr": [0.3], "patience": 2})
+    assert many[0].status == "stopped early"
+    before = many[0].epochs
+    more = many.resume(epochs=before + 20, members=[0])
+    whole = rawnn.train_many(**{**OPTIONS, "epochs": before + 20, "lr": [0.3]})
+    losses = whole.scores()[0, before:]  # the stop changes no bits
+    best, waited, epoch = float(many.progress.best[0]), 0, before
+    for loss in losses:
+        epoch, waited = epoch + 1, 0 if loss < best else waited + 1
+        best = min(best, float(loss))
+        if waited == 2:
+            break
+    assert more[0].epochs == epoch > before + 1
+
+
 def test_best_and_ensemble() -> None:
     many = rawnn.train_many(**{**OPTIONS, "epochs": 6}, lr=[0.02, 0.002, 0.05], seed=range(3))
     last = many.scores("test_accuracy")[:, -1]
@@ -361,6 +377,25 @@ def test_an_ensemble_of_values_is_in_their_units() -> None:
     for member in many:
         assert member.history[-1].test_loss == pytest.approx(member.model.score(
             X[many.stored.held_out[member.fold]], t[many.stored.held_out[member.fold]]).loss)
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_an_ensemble_of_autoencoders_is_scored_as_one_network_is(loss: str) -> None:
+    x = (X * 40 + 120).clip(0, 255).astype(np.uint8)
+    many = rawnn.train_many(**{**OPTIONS, "data": x, "layers": (6, 4, 6), "epochs": 2,
+                               "autoencoder": True, "loss": loss}, seed=[0, 1])
+    models = [member.model for member in many]
+    assert models[0].normalisation.scale != 1
+    mean = np.mean([m.predict(x, "values").astype(np.float64) for m in models], axis=0)
+    ensemble = many.ensemble()
+    assert np.allclose(ensemble.predict(x, "values"), mean, rtol=1e-5)
+    t, y = x / 255.0, mean / 255.0  # the units of training
+    wanted = ((y - t) ** 2).mean() if loss == "mse" else \
+        -(t * np.log(y) + (1 - t) * np.log(1 - y)).mean()
+    assert ensemble.evaluate(x).loss == pytest.approx(wanted, rel=1e-4)
+    for model in models:  # an ensemble of one is that one
+        assert rawnn.Ensemble([model]).evaluate(x).loss == pytest.approx(model.score(x).loss,
+                                                                         rel=1e-5)
 
 
 def test_json_and_pandas_hold_the_table(tmp_path: Path) -> None:
@@ -393,6 +428,8 @@ def test_a_data_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"folds": 3, "rows": [[0]]}, "either folds or rows"),
     ({"repeats": 2}, "plays no part without"),
     ({"rows": [[0, 500]], "validation": (X, Y)}, "the row 500"),
+    ({"rows": [[0, 120]], "validation": (X, Y)}, "the row 120"),
+    ({"rows": [[-1, 1]], "validation": (X, Y)}, "the row -1"),
     ({"rows": [[0, 1]]}, "give validation=(X, y)"),
     ({"folds": [[[0, 1]]]}, "must be a pair"),
     ({"halving": 1}, "halving = 1"), ({"min_epochs": 2}, "plays no part without halving"),
