@@ -231,6 +231,7 @@ def test_folders_of_an_older_rawnn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("saved", "epoch", "lineage", "wanted"), [
     ((("a", 0),), 7, (("a", 0),), True), ((("a", 0),), 3, (("a", 0), ("b", 5)), True),
+    ((("a", 0),), 5, (("a", 0), ("b", 5)), True), ((("a", 0),), 6, (("a", 0), ("b", 5)), False),
     ((("a", 0),), 7, (("a", 0), ("b", 5)), False), ((("c", 0),), 3, (("a", 0), ("b", 5)), False),
     ((), 3, (("a", 0),), False), ((), 3, (("a", 4),), True), ((), 3, (), True),
     ((("a", 0), ("b", 5)), 6, (("a", 0),), False)])

@@ -63,6 +63,12 @@ def test_raw_prices_diverge_and_the_message_names_the_fix(lr: float) -> None:
     assert found.test_loss < (0.2 if lr > 0.001 else 0.9) * spread
 
 
+def test_targets_far_below_zero_are_as_far_away() -> None:
+    with pytest.raises(TrainingDiverged, match=r"the targets reach from -.* to -1\d\d,\d+.*"
+                                               r"standardises"):
+        go(-PRICE, normalise_targets=None, lr=0.1, epochs=30)
+
+
 def test_small_targets_that_diverge_are_no_matter_of_normalisation() -> None:
     with pytest.raises(TrainingDiverged, match=r"of epoch \d: use a smaller"):
         go(ROOMS, normalise_targets=None, lr=1e4)

@@ -47,6 +47,19 @@ def test_step_takes_parts_of_an_epoch():
     assert rates[100] == np.float32(0.125)
 
 
+@given(st.integers(1, 60), st.integers(1, 200))
+@settings(max_examples=80, deadline=None)
+def test_parts_of_an_epoch_are_the_nearest_whole_steps(steps, hundredths):
+    epochs = hundredths / 100
+    nearest = max(1, round(epochs * steps))
+    rates = whole_run(f"step:{epochs}:0.5", steps=steps, epochs=3)
+    assert (rates[:nearest] == np.float32(0.5)).all()
+    assert (rates[nearest : 2 * nearest] == np.float32(0.25)).all()
+    rates = whole_run(f"warmup:{epochs}", steps=steps, epochs=3)
+    assert (rates[: nearest - 1] < np.float32(0.5)).all()
+    assert (rates[nearest - 1 :] == np.float32(0.5)).all()
+
+
 def test_cosine_falls_from_the_rate_to_the_final_one():
     for text, final in (("cosine", 0.0), ("cosine:0.001", 0.001)):
         rates = whole_run(text)

@@ -130,6 +130,8 @@ def test_an_interval_needs_eight_samples_a_side() -> None:
         assert not ratio(*sides).is_interval
     assert ratio(eight, eight[:-1]).high == 30.0 / 9.8
     assert median_interval(eight[:3]) == (9.9, 10.1)
+    assert median_interval(eight[1:]) == (9.8, 30.0)
+    assert median_interval(eight)[1] < 11
 
 
 @pytest.mark.parametrize(("a", "b", "is_noise"), [

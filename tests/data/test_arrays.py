@@ -170,7 +170,8 @@ def test_one_hot() -> None:
 
 
 @pytest.mark.parametrize(("count", "fraction", "size"), [(10, 0.2, 2), (7, 0.5, 4), (2, 0.01, 1),
-                                                         (3, 0.99, 2), (1000, 0.1, 100)])
+                                                         (3, 0.99, 2), (1000, 0.1, 100),
+                                                         (10, 0.17, 2), (10, 0.14, 1)])
 def test_a_split_takes_every_row_once(count: int, fraction: float, size: int) -> None:
     first, second = split_rows(count, fraction, 3)
     assert len(second) == size

@@ -60,6 +60,25 @@ def test_a_constant_feature_becomes_zero() -> None:
     np.testing.assert_allclose(out[:, [0, 2]], 0, atol=1e-7)
 
 
+@pytest.mark.parametrize("spread", [1e-45, 1e-40, 1e-38])
+def test_a_spread_that_float32_cannot_divide_by_is_left_alone(spread: float) -> None:
+    x = np.column_stack([np.arange(50) % 2 * spread, RNG.random(50)]).astype(np.float32)
+    made = learned(x)
+    assert made.std is not None
+    assert made.std[0] == 1
+    assert np.isfinite(made.apply(x)).all()
+
+
+@pytest.mark.parametrize(("mean", "spread"), [(1.0, 1e-6), (-100.0, 1e-4), (1e4, 0.01),
+                                              (1e6, 1e3), (0.1, 0.3), (-3e-5, 1e-9)])
+def test_a_mean_is_stored_as_exactly_as_the_spread_needs(mean: float, spread: float) -> None:
+    x = (mean + spread * RNG.normal(size=(3000, 2))).astype(np.float32)
+    made = learned(x)
+    found = made.apply(x).astype(np.float64)
+    np.testing.assert_allclose(found.mean(axis=0), 0, atol=1.5e-3)
+    np.testing.assert_allclose(found.std(axis=0), 1, atol=1e-3)
+
+
 def test_large_means_do_not_cancel() -> None:
     """The mean of squares less the squared mean would lose every digit here."""
     x = (1e4 + RNG.normal(size=(4000, 3)) * 0.01).astype(np.float32)

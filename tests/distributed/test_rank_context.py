@@ -41,6 +41,9 @@ MPICH = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRA
     ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "5"},
      RankContext(1, 2, 1, 1, "mpirun", "a", 5, 60.0)),
     (SLURM, RankContext(5, 8, 1, 4, "srun", "gpu03", 31234, 60.0)),
+    *(({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1,3(x2)", "SLURM_NODEID": str(node)},
+       RankContext(5, 8, 1, count, "srun", "gpu03", 31234, 60.0))
+      for node, count in enumerate((2, 2, 2, 1, 3, 3))),
     ({**SLURM, "SLURM_STEP_ID": "2"}, RankContext(5, 8, 1, 4, "srun", "gpu03", 33252, 60.0)),
     (MPICH, RankContext(0, 4, 0, 2, "mpirun", "", 0, 60.0)),
     ({**TORCHRUN, "RAWNN_JOIN_SECONDS": "2.5"},

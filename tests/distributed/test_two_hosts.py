@@ -212,7 +212,7 @@ def test_ranks_reduce_to_sums_and_to_the_largest() -> None:
     def act(team: Team) -> tuple[list[float], list[int]]:
         total, most = np.array([1.0, 2.0]) * (team.rank + 1), np.array([5, -team.rank, team.rank])
         team.reduce([total], 0.5)
-        team.reduce([most], 1.0, "max")
+        team.reduce([most], 0.5, "max")  # whose weights play no part
         return total.tolist(), most.tolist()
 
     assert on_two_hosts(3, act) == [([3.0, 6.0], [5, 0, 2])] * 3

@@ -37,6 +37,9 @@ def chosen(text: str, network: Network = DEEP, steps: int = 468, machine: Machin
               "streams", "graphs=auto"]),
     ("seed,-cudnn,report=5", ["preload", "arena", "nosync", "report=5", "cublas", "fuse",
                               "streams", "graphs=auto"]),
+    ("seed,-arena,arena,-nosync,nosync", [
+        "preload", "arena", "nosync", "report=10", "cublas", "cudnn", "fuse", "streams",
+        "graphs=auto"]),  # which graphs implies
     ("best,-fuse,fuse", ["preload", "arena", "nosync", "mma=wgmma", "fuse", "streams", "pdl",
                          "graphs=epoch"]),
 ])
