@@ -93,6 +93,19 @@ def test_without_a_normalisation_it_is_said() -> None:
         trained(x.astype(np.int64), normalise=None)
 
 
+@pytest.mark.parametrize(("value", "dtype"), [
+    (2**24, "int32"), (-(2**24), "int32"), (2**24 + 1, "int32"), (-(2**24) - 1, "int32"),
+    (-(2**24), "int64"), (2**40, "int64"), (-(2**40), "int64"), (2**24 + 1, "uint32")])
+def test_integers_that_float32_skips_are_refused_on_either_side_of_zero(value: int,
+                                                                        dtype: str) -> None:
+    x = np.where(PLACES == 3, value, PLACES).astype(dtype).reshape(-1, 1)
+    if abs(value) <= 2**24:
+        assert from_arrays((x, PLACES)).train_images.min() == min(value, 0)
+        return
+    with pytest.raises(DataError, match="hold integers beyond 16,777,216"):
+        from_arrays((x, PLACES))
+
+
 @pytest.mark.parametrize("x", [
     np.where(PLACES == 3, 1e30, PLACES).reshape(-1, 1), 10**18 + PLACES.reshape(-1, 1),
     np.where(PLACES == 3, 1e30, PLACES).reshape(-1, 1).astype(np.float32),
