@@ -203,7 +203,8 @@ class Results(msgspec.Struct, kw_only=True):
         self.records = [*others[:place], *records, *others[place:]]
 
     def merge(self, other: Results, what: str = "the other file") -> None:
-        """Add what another file has. Raises ConfigError for a variant that both have measured."""
+        """Add what another file has, but not that its machine could not run what this one has.
+        Raises ConfigError for a variant that both have measured."""
         mine = {entry.records[0].program: entry for entry in self.entries()}
         waiting: list[Record] = []
         for entry in other.entries():
@@ -211,12 +212,12 @@ class Results(msgspec.Struct, kw_only=True):
             if entry.status == "not measured":
                 if before is None and not any(map(entry.records[0].is_reached_by, self.records)):
                     waiting += entry.records
-            elif before is not None and before.status not in ("not measured", "unavailable"):
+            elif before is None or before.status in ("not measured", "unavailable"):
+                waiting += entry.records
+            elif entry.status != "unavailable":
                 raise ConfigError(
                     f"{what} has {entry.case}, {entry.variant} ({entry.precision}) a second time: "
                     f"measure parts of a sample with --part, or from seeds that are apart")
-            else:
-                waiting += entry.records
         for asked in [r for r in self.records if r.status == "not measured"]:
             if reached := [r for r in waiting if asked.is_reached_by(r)]:
                 self.replace(asked.program, reached)

@@ -99,6 +99,22 @@ def test_ctrl_c_keeps_what_there_is_and_a_resumed_file_gets_what_it_lacks(tmp_pa
     assert whole.is_whole("made-up")
 
 
+def test_progress_of_what_is_resumed_counts_what_is_left() -> None:
+    """A variant that is refused counts for nothing; one that has more samples takes none back."""
+    with standing() as harness:
+        measure(harness, [variant(name, float) for name in "ab"], 2)
+    received: list[tuple[int, ...]] = []
+    refused = variant("d", float)
+    refused.refuse("unavailable", "it cannot run here")
+    with standing(earlier=harness.results,
+                  progress=lambda done, total, rounds, last: received.append((done, total))
+                  ) as harness:
+        harness.ask([*(both := [variant(name, float) for name in "abc"]), refused])
+        harness.interleave([*both, refused], 3)
+        harness.interleave(both, 1)
+    assert received == [(done, 5) for done in range(1, 6)]
+
+
 def test_what_failed_before_is_tried_again() -> None:
     with standing() as harness:
         measure(harness, [variant("a", raising(RawnnError("a fault"), 0))], 2)

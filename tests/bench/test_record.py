@@ -70,6 +70,26 @@ def test_files_are_merged_unless_both_have_measured_the_same() -> None:
         one.merge(results(record("a", [3.0])), "two.json")
 
 
+@pytest.mark.parametrize("first", ["unavailable", "measured"])
+def test_what_one_machine_could_not_run_is_what_the_other_measured(first: str) -> None:
+    """Whichever file is merged into the other."""
+    lacking = results(record("a", status="unavailable", reason="needs a newer GPU"),
+                      record("b", [5.0]))
+    able = results(record("a", [2.0, 3.0]), where=place(date="2026-02-02"))
+    one, other = (lacking, able) if first == "unavailable" else (able, lacking)
+    one.merge(other)
+    assert {r.variant: (r.status, r.samples, r.reason) for r in one.records} == {
+        "a": ("measured", [2.0, 3.0], ""), "b": ("measured", [5.0], "")}
+    assert one.is_whole("toggles")
+
+
+@pytest.mark.parametrize("status", ["measured", "failed", "wrong"])
+def test_what_both_machines_ran_is_refused(status: Any) -> None:
+    one = results(record("a", [2.0] if status == "measured" else [], status=status))
+    with pytest.raises(ConfigError, match="a second time"):
+        one.merge(results(record("a", [1.0])))
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     found = results(
