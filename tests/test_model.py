@@ -101,6 +101,17 @@ def test_outputs_of_multi_label_networks() -> None:
         model.predict(x, "labels")
 
 
+@pytest.mark.parametrize("device", ["host", "sim"])
+def test_an_answer_between_0_and_1_is_the_nearer_of_the_two(device: str) -> None:
+    x = RNG.normal(size=(60, 12)).astype(np.float32)
+    y = RNG.random((60, 4)).astype(np.float32)
+    result = trained(data=from_arrays((x, y), (x, y)), loss="bce", epochs=2, device=device)
+    right = ((result.model.predict(x, "probabilities") > 0.5) == (y > 0.5)).mean()
+    assert 0.2 < right < 0.9
+    assert result.model.score(x, y).accuracy == pytest.approx(right)
+    assert result.test_accuracy == pytest.approx(right)
+
+
 def test_outputs_of_regression_and_autoencoders() -> None:
     x = RNG.normal(size=(40, 12)).astype(np.float32)
     result = trained(data=from_arrays((x, x[:, :4]), (x, x[:, :4])), loss="mse")

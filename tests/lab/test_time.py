@@ -351,6 +351,22 @@ def test_what_no_cache_can_beat(device: Device) -> None:
     assert least(1 << 20)[0][0] == pytest.approx(12_000 / (20 * 1.15) * 1e-3)
 
 
+@pytest.mark.parametrize("cache", [0, 10_000, 1 << 20])
+@pytest.mark.parametrize(("declared", "least"), [
+    ("n", 3000), ("4 * n", 12_000), ("5 * n", 15_000), ("100 * n", 300_000)])
+def test_a_kernel_is_held_to_the_bytes_that_it_declares(device: Device, declared: str, least: int,
+                                                        cache: int) -> None:
+    """It may read a part of its inputs of 12,000 bytes; what is more than these is written."""
+    problem = problem_of(HONEST.simulated(device), Work(**{**HONEST.given, "bytes": declared}))
+    trial = problem.trial({"n": 3000}, np.random.default_rng(0))
+    gpu = SimpleNamespace(attribute={"L2_CACHE_SIZE": cache}.get)
+    (us, _, words), = timing._least(
+        problem, trial, object(), object(), roof(20.0, 1e-3), gpu)  # type: ignore[arg-type]
+    wanted = least if least <= 12_000 else max(12_000, least - cache)
+    assert us == pytest.approx(wanted / (20 * 1.15) * 1e-3)
+    assert f"moving {wanted:,} bytes" in words
+
+
 @pytest.mark.parametrize(("types", "compute", "kind"), [
     (("float", "float"), "float32", "float32"), (("half", "float"), "float32", "float16"),
     (("float", "half"), "float32", "float16"), (("float", "float"), "tf32", "tf32"),

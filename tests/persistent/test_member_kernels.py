@@ -181,6 +181,17 @@ def test_more_members_take_longer_and_waves_count(name: str) -> None:
     assert choose_members(own, HOPPER, SHUFFLED, 132).us <= times[1]
 
 
+def test_clusters_train_as_many_members_at_once_as_run_at_once() -> None:
+    found = [choice for choice in member_candidates(of_members("A", ""), HOPPER, SHUFFLED, 1)
+             if choice.sharding.tp_size > 1]
+    assert {choice.sharding.tp_size for choice in found} >= {2, 4}
+    for choice in found:
+        most = HOPPER.most_groups(choice.sharding.tp_size)
+        one = step_microseconds(choice.layout, HOPPER, 1)
+        for networks, rounds in ((most, 1), (most + 1, 2), (2 * most, 2), (2 * most + 1, 3)):
+            assert step_microseconds(choice.layout, HOPPER, networks) == pytest.approx(rounds * one)
+
+
 def test_the_blocks_of_a_multiprocessor_fit_its_memory_and_registers() -> None:
     for choice in member_candidates(of_members("B", "bf16"), HOPPER, SHUFFLED, 4096):
         d, resident = choice.sharding, choice.sharding.blocks_per_multiprocessor

@@ -143,4 +143,8 @@ def test_clusters_share_sums_where_each_would_take_in_much() -> None:
     assert not is_summed_by_all(2, 40_000, 2)
     assert not is_summed_by_all(2, 80_000, 0)
     assert is_summed_by_all(16, 3_000, 0)
+    # 7 * 4,000 / 53 cycles to load what others publish, and as much state again / 8 / 47 each.
+    assert is_summed_by_all(8, 4_000, 2)
+    assert is_summed_by_all(8, 7_000, 1)
+    assert not is_summed_by_all(8, 7_000, 2)
     assert not is_summed_by_all(16, 6_000, 0)
