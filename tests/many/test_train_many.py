@@ -333,20 +333,25 @@ def test_what_diverges_behind_its_best_epoch_keeps_that() -> None:
     assert many.table()["test_loss"][0] == shorter.test_loss
 
 
-def test_a_member_that_stopped_early_and_goes_on_has_all_of_its_patience() -> None:
-    many = rawnn.train_many(**{**OPTIONS, "epochs": 30, "lr": [0.3], "patience": 2})
-    assert many[0].status == "stopped early"
-    before = many[0].epochs
-    more = many.resume(epochs=before + 20, members=[0])
-    whole = rawnn.train_many(**{**OPTIONS, "epochs": before + 20, "lr": [0.3]})
-    losses = whole.scores()[0, before:]  # the stop changes no bits
-    best, waited, epoch = float(many.progress.best[0]), 0, before
-    for loss in losses:
-        epoch, waited = epoch + 1, 0 if loss < best else waited + 1
-        best = min(best, float(loss))
-        if waited == 2:
-            break
-    assert more[0].epochs == epoch > before + 1
+def test_members_that_stopped_early_and_go_on_have_all_of_their_patience() -> None:
+    options = {**OPTIONS, "lr": [0.3, 0.1], "seed": [0, 1]}
+    many = rawnn.train_many(**{**options, "epochs": 30, "patience": 2})
+    stopped = [member.index for member in many if member.status == "stopped early"]
+    assert len(stopped) > 2
+    more = many.resume(epochs=40, members=stopped)
+    whole = rawnn.train_many(**{**options, "epochs": 40})  # a stop changes no bits
+    none_better = 0
+    for member in stopped:
+        before = epoch = many[member].epochs
+        best, waited = float(many.progress.best[member]), 0
+        for loss in whole.scores()[member, before:]:
+            epoch, waited = epoch + 1, 0 if loss < best else waited + 1
+            best = min(best, float(loss))
+            if waited == 2:
+                break
+        assert more[member].epochs == epoch
+        none_better += epoch == before + 2
+    assert none_better
 
 
 def test_best_and_ensemble() -> None:
