@@ -92,6 +92,8 @@ def test_no_two_modules_import_each_other() -> None:
     ("rawnn.ptx.kernels", ("cuda", "graphs", "opts", "engine")),
     ("rawnn.plan", ("opts", "ptx", "cuda")),
     ("rawnn.lab", ("engine.training", "engine.session", "engine.runners", "opts", "plan", "sim")),
+    *((f"rawnn.cli.{command}", ("bench", "sim")) for command in (
+        "train", "many", "launch", "tune", "eval", "predict", "export")),
 ])
 def test_what_is_not_loaded(module: str, unloaded: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print(*(m for m in sys.modules if m.startswith('rawnn.')))"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 
-from rawnn.bench.record import Results
-from rawnn.bench.render.grid import Grid
 from rawnn.cli.screen import sentences, table_console
+
+if TYPE_CHECKING:
+    from rawnn.bench.record import Results
+    from rawnn.bench.render.grid import Grid
 
 NARROW = 14
 """Least characters of a column of words; shorter columns, as of figures, keep their width."""
