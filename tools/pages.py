@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -39,7 +40,6 @@ from rawnn.bench.render.grid import Grid  # noqa: E402
 from rawnn.bench.render.networks import NAMES, networks, peers_of, system  # noqa: E402
 from rawnn.bench.render.suites import SUITES  # noqa: E402
 from rawnn.bench.render.tables import unequal  # noqa: E402
-from rawnn.bench.render.texts import milliseconds  # noqa: E402
 from rawnn.bench.render.view import Grids  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
@@ -126,17 +126,15 @@ def about_the_sample(results: Results) -> str:
     place, several = results.place(found[0].entries[0]), len(random_networks.samples_of(results))
     names = " and ".join(NAMES[p] for p in peers_of(found))
     in_samples = f" in {several} random samples" if several > 1 else ""
-    left = len(random_networks.asked(results)) - len(found)
-    missing = random_networks.not_reached(left, "network", results.ended.get("sample", ""))
     together = first_kept(MANY)
-    at_once = f"{ensembles.headline(results_of(together))}\n" if together else ""
-    return (f"Time of the faster of {names}, each in its fastest variant (a CUDA graph of an "
-            f"epoch, `lax.scan`), over\nthat of `best`, the toggles expected to be fastest: "
-            f"**above 1 rawnn is faster**. {len(found)} random networks{in_samples},\n"
-            f"{DEPTHS[0]} to {DEPTHS[1]} layers of {WIDTHS[0]} to {WIDTHS[1]} units, "
-            f"batch {BATCHES[0]} to {BATCHES[1]} "
-            f"({place.machine.partition(',')[0]}, {place.date[:10]}, commit {place.commit[:7]})."
-            f"{missing}\n{at_once}")
+    at_once = f"\n{ensembles.headline(results_of(together))}\n" if together else ""
+    return textwrap.fill(
+        f"Time of the faster of {names}, each in its fastest variant (a CUDA graph of an epoch, "
+        f"`lax.scan`), over that of `best`, the toggles expected to be fastest: **above 1 rawnn is "
+        f"faster**. {len(found)} random networks{in_samples}, {DEPTHS[0]} to {DEPTHS[1]} layers of "
+        f"{WIDTHS[0]} to {WIDTHS[1]} units, batch {BATCHES[0]} to {BATCHES[1]} "
+        f"({place.machine.partition(',')[0]}, {place.date[:10]}, commit {place.commit[:7]}).",
+        120) + f"\n{at_once}"
 
 
 def against_the_best(results: Results) -> list[Grid]:
@@ -217,25 +215,11 @@ def slower() -> str:
     steps = random_networks.break_even_steps(found)
     seconds = ", ".join(f"{NAMES[name]} {value:.1f} s"
                         for name, value in random_networks.setup_medians(found).items())
-    return "\n".join([
+    return "\n".join([*(textwrap.fill(line, 120, subsequent_indent="  ") for line in (
         *lines,
-        f"- **Compilation takes seconds**: {seconds} in the median of the random",
-        "  networks. With it, rawnn is ahead of the fastest peer after "
-        f"{round(median(steps), -3):,.0f} steps in the median, "
-        f"{round(max(steps), -3):,.0f} at most.", ""])
-
-
-def expected() -> str:
-    """What `bench ladder` gave, for those who repeat it."""
-    rungs = training.rungs(results := results_of("ladder-h200"))
-    gpu = results.place(rungs[0]).machine.partition(",")[0]
-    words = []
-    for rung in (rungs[0], rungs[-1]):
-        times = rung.samples("epoch_ms")
-        low, mid, high = map(milliseconds, (min(times), median(times), max(times)))
-        words.append(f"`{rung.variant}` {mid} ms ({low}-{high})")
-    return (f"Expected on one {gpu}, the median of {len(rungs[0].samples('epoch_ms'))} runs and "
-            f"their spread: an epoch of {', of '.join(words)}.\n")
+        f"- **Compilation takes seconds**: {seconds} in the median of the random networks. With "
+        f"it, rawnn is ahead of the fastest peer after {round(median(steps), -3):,.0f} steps in "
+        f"the median, {round(max(steps), -3):,.0f} at most.")), ""])
 
 
 def about_the_peers(results: Results) -> str:
@@ -365,7 +349,7 @@ def float32_error() -> str:
 
 GUIDE = "docs/guides/many-networks.md"
 OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"slower": slower, "expected": expected},
+    "README.md": {"slower": slower},
     tutorial.PAGE: tutorial.BLOCKS,
     RESULTS_PAGE: {"earlier": other_samples,
                    "grid": partial(where_kept, "grid", GRID, "../../results")},

@@ -76,16 +76,17 @@ def test_the_summary_of_random_ensembles_has_mean_worst_and_losses() -> None:
     assert rows[1]["tf32 against tf32"] == "0.50 x (4.00, 8.00 jax)"
 
 
-def test_the_headline_says_how_many_ensembles_were_not_reached() -> None:
-    assert "not reached" not in ensembles.headline(kept())
+def test_a_table_says_how_many_of_its_ensembles_were_reached_and_the_headline_does_not() -> None:
     left = [entry(f"many/B/{n}", "rawnn", {"step_us": []}, status="not measured", layers=[8, 1],
                   members=n) for n in (16, 132)]
     task = entry("many/table", "rawnn many", {"shell_s": []}, status="not measured", members=1000)
-    found = results(ensemble("A/16", 16), *left, task, ended={"many": "the budget was spent"})
-    assert ensembles.headline(found).endswith(
-        " 2 more ensembles were not reached: the budget was spent.")
-    found.ended.clear()
-    assert ensembles.headline(found).endswith(" 2 more ensembles were not reached.")
+    found = results(ensemble("A/16", 16), ensemble("sampled/3", 100), *left, task,
+                    ended={"many": "the budget was spent"})
+    random, named, *_ = SUITES["many"].grids(found)
+    assert "; 1 of 1 ensemble, " in random.source
+    assert "; 1 of 3 ensembles, " in named.source
+    assert "ended early: the budget was spent" in named.source
+    assert "budget" not in ensembles.headline(found)
 
 
 def test_whole_tasks_have_a_row_each() -> None:

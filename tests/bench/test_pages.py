@@ -279,8 +279,12 @@ def test_the_first_page_has_many_networks_where_they_were_measured(
     monkeypatch.setattr(tools.pages, "first_kept", lambda names: "many-x")
     monkeypatch.setattr(tools.pages, "results_of", lambda name: kept())
     assert tools.pages.about_the_sample(found) == before + (
-        "[Many small networks at once](docs/guides/many-networks.md), against the best peer: 1.58 "
-        "x as the geometric mean of 2 random ensembles in tf32, at worst 0.50 x; 5.00 x as the "
-        "geometric mean of 2 named ensembles in tf32, at worst 5.00 x; up to 132 million "
-        "network-steps a second (20-64-64-3, 1,056 at once, bf16) (NVIDIA Test GPU, 2026-01-01, "
-        "commit abc1234).\n")
+        "\n[Many small networks at once](docs/guides/many-networks.md) in tf32, geometric means "
+        "over the best peer: **1.58 x** on 2\nrandom ensembles (at worst 0.50 x) and **5.00 x** on 2 "
+        "named ensembles (at worst 5.00 x); up to 132 million\nnetwork-steps a second in bf16 "
+        "(NVIDIA Test GPU, 2026-01-01, commit abc1234).\n")
+
+
+def test_lines_of_the_first_page_that_a_tool_writes_are_at_most_120_characters_long(
+        made: dict[str, str]) -> None:
+    assert not [line for line in made["README.md"].splitlines() if len(line) > 120]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from statistics import median
 
@@ -21,7 +22,7 @@ from rawnn.bench.render.networks import (
     program,
     system,
 )
-from rawnn.bench.render.random_networks import SUMMARY, not_reached, pair, speedup, summaries_of
+from rawnn.bench.render.random_networks import SUMMARY, pair, speedup, summaries_of
 from rawnn.bench.render.tables import compared, interval, provenance, remarks, time_of, workload
 from rawnn.bench.render.texts import factor, three_digits
 from rawnn.bench.render.training import subtitle
@@ -34,6 +35,8 @@ SHOWN = ("float32 against true float32", "float32 against tf32", "tf32 against t
 NAMED = ("ensemble", "members", "class", "rawnn", "best peer", "program", "ratio",
          "95 % interval", "s to result", "peer's s")
 TASK = ("task", "seconds", "of one run", "ratio")
+RANDOM = "sampled/"
+"""How the names of random ensembles begin."""
 TASK_NAMES = {"table": "from shell to table", "seeds": "seeds of MNIST against one run"}
 
 
@@ -43,7 +46,7 @@ def measured(results: Results) -> list[Network]:
 
 
 def is_random(network: Network) -> bool:
-    return network.name.startswith("sampled/")
+    return network.name.startswith(RANDOM)
 
 
 def title(network: Network) -> str:
@@ -99,8 +102,12 @@ def tables(results: Results) -> list[Grid]:
 
 
 def source(results: Results, found: Sequence[Network]) -> str:
-    entries = [e for n in found for e in n.entries]
-    return provenance(results, entries, counted(len(found), "ensemble") + ", {runs}")
+    """Where some ensembles, all named or all random, were measured, and how many were asked for."""
+    kind = is_random(found[0])
+    asked = {e.case for e in results.entries("many") if "layers" in e.conditions
+             and workload(e).startswith(RANDOM) is kind}
+    return provenance(results, [e for n in found for e in n.entries],
+                      f"{len(found)} of {counted(len(asked), 'ensemble')}, {{runs}}")
 
 
 def slower(found: Sequence[Network]) -> str:
@@ -113,31 +120,24 @@ def slower(found: Sequence[Network]) -> str:
 
 
 def headline(results: Results) -> str:
-    """Sentences for the first page: the random ensembles against the best peer in tf32, the
-    throughput of the named ensemble that has the highest, and how many ensembles were not reached.
-    """
+    """A paragraph for the first page: the best peer's time over that of rawnn in tf32, and the
+    highest throughput of an ensemble."""
     found = measured(results)
-    random = [n for n in found if is_random(n)]
     place = results.place(found[0].entries[0])
-    left = len({e.case for e in results.entries("many")
-                if "layers" in e.conditions and e.status == "not measured"})
-    ended = results.ended.get("many", "")
-    parts = []
-    for some, what in ((random, "random ensembles"), ([n for n in found if n not in random],
-                                                       "named ensembles")):
-        values = [v for n in some if (v := speedup(n, "tf32 against tf32")) is not None]
+    means = []
+    for what in ("random", "named"):
+        values = [v for n in found if is_random(n) is (what == "random")
+                  and (v := speedup(n, "tf32 against tf32")) is not None]
         if values:
-            parts.append(f"{geometric_mean(values)[0]:.2f} x as the geometric mean of "
-                         f"{len(values)} {what} in tf32, at worst {min(values):.2f} x")
-    best = max((e for n in found for e in n.of((OURS,), PRECISIONS)), key=rate, default=None)
-    if best is not None:
-        sizes = best.conditions.get("layers")
-        layers = "-".join(map(str, sizes)) if isinstance(sizes, list) else ""
-        parts.append(f"up to {three_digits(rate(best))} million network-steps a second ({layers}, "
-                     f"{members(best):,} at once, {best.precision})")
-    return (f"[Many small networks at once](docs/guides/many-networks.md), against the best peer: "
-            f"{'; '.join(parts)} ({place.machine.partition(',')[0]}, {place.date[:10]}, commit "
-            f"{place.commit[:7]}).{not_reached(left, 'ensemble', ended)}")
+            means.append(f"**{geometric_mean(values)[0]:.2f} x** on {len(values)} {what} ensembles "
+                         f"(at worst {min(values):.2f} x)")
+    fastest = max((e for n in found for e in n.of((OURS,), PRECISIONS)), key=rate)
+    return textwrap.fill(
+        f"[Many small networks at once](docs/guides/many-networks.md) in tf32, geometric means "
+        f"over the best peer: {' and '.join(means)}; up to {three_digits(rate(fastest))} million "
+        f"network-steps a second in {fastest.precision} ({place.machine.partition(',')[0]}, "
+        f"{place.date[:10]}, commit {place.commit[:7]}).", 120, break_long_words=False,
+        break_on_hyphens=False)
 
 
 def named_rows(network: Network, classes: Sequence[str]) -> list[list[str]]:

@@ -28,7 +28,6 @@ from rawnn.bench.render.tables import compared, multiple, remarks, time_of, work
 from rawnn.bench.render.texts import factor
 from rawnn.bench.render.training import subtitle
 from rawnn.bench.statistics import geometric_mean
-from rawnn.common.words import counted
 
 CLASSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "float32 against true float32": (("float32",), ("float32",)),
@@ -97,14 +96,6 @@ def speedup(network: Network, name: str, peers: Sequence[str] = ()) -> float | N
     """The peer's time over ours in a class of precisions; None where either is missing."""
     mine, other = pair(network, name, peers)
     return median(time_of(other)) / median(time_of(mine)) if mine and other else None
-
-
-def not_reached(count: int, what: str, reason: str) -> str:
-    """A sentence about networks or ensembles (`what`, in the singular) that were asked for and not
-    measured, and why; "" where all were."""
-    verb = "was" if count == 1 else "were"
-    return f" {counted(count, f'more {what}')} {verb} not reached{reason and ': '}{reason}." \
-        if count else ""
 
 
 def summarized(found: Sequence[Network], name: str, against: str,
