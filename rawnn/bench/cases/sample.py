@@ -27,9 +27,8 @@ from rawnn.common.errors import ConfigError
 
 THOROUGH = 5
 """Networks of a sample for which PyTorch has inductor's kernels as well, and JAX true float32. Both
-are slow to make and neither was ever the fastest: in 32 networks on an H200 JAX's true float32 took
-two thirds of the seconds in which JAX compiled, and its tf32 or bf16 was faster in each; inductor's
-kernels were behind JAX in all eight that had them."""
+are slow to compile, and neither was the fastest of any of 32 networks on an H200 (commit
+f97225a)."""
 
 
 class SampleSuite(Settings, frozen=True, kw_only=True):

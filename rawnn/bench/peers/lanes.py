@@ -23,10 +23,9 @@ from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import Made, Prepare, Timed
 
 SHARES = {"jax": 9, "torch": 3, "rawnn": 4}
-"""How the cores are shared out, so that all are through at about the same time. Getting 30 drawn
-networks ready, five of them with inductor's kernels and JAX's true float32, kept JAX's lanes busy
-for 1,790 s, ours for 745 and PyTorch's for 423, with as many lanes as cores. JAX compiles with
-several threads, so that it uses what the others leave."""
+"""How the cores are divided among systems, so that all end at about the same time: the share of
+the seconds that each took to prepare 30 random networks (commit c4bfd71). JAX gets less than its
+share: it compiles with several threads, which use what the others leave."""
 GRACE_S = 30.0
 """A program that was begun in time may be finished: seconds beyond a problem's patience."""
 
