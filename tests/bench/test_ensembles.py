@@ -56,7 +56,7 @@ def losses_of_each(whole: Ensemble) -> NDArray[np.float64]:
         problem = member(whole, index)
         loop = Loop(problem)
         loop._x = loop._x.astype(np.float64)
-        loop._parameters = [a.astype(np.float64) for a in loop._parameters]
+        loop.parameters = [a.astype(np.float64) for a in loop.parameters]
         loop._moments = [(m.astype(np.float64), v.astype(np.float64)) for m, v in loop._moments]
         found.append([np.mean([loop.step(order[i * whole.batch:(i + 1) * whole.batch])
                                for i in range(whole.steps)])

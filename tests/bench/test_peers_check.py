@@ -11,7 +11,7 @@ import pytest
 
 from rawnn.bench.peers import rounding
 from rawnn.bench.peers.loss_check import Reference, reference, windows
-from rawnn.bench.peers.numpy_system import Loop, as_it_is
+from rawnn.bench.peers.numpy_system import Loop, unchanged
 from rawnn.bench.peers.process import SystemProcess, missing
 from rawnn.bench.peers.rawnn_system import Training, dataset
 from rawnn.bench.peers.training_problem import Problem
@@ -39,7 +39,7 @@ by_tf32 = rounding.stochastically_rounded(10, 30)
 
 class NoLastBias(Loop):
     def step(self, rows: Any) -> float:
-        self._parameters[-1][:] = 0
+        self.parameters[-1][:] = 0
         return super().step(rows)
 
 
@@ -90,7 +90,7 @@ def test_a_peer_sees_the_same_losses(system: str) -> None:
 def test_a_coarse_class_may_be_as_far_away_as_rounding_explains() -> None:
     chaotic = tiny(loss="mse", optimizer="adam", lr=3e-3, layers=(60, 120, 80, 20, 12), batch=2,
                    steps=64)
-    truth = rounding.losses(chaotic, as_it_is)
+    truth = rounding.losses(chaotic, unchanged)
     right = Reference(truth, np.zeros(len(windows(truth))))
 
     def used(losses: Any, numbers: str = "tf32", problem: Problem = chaotic) -> float:
@@ -112,7 +112,7 @@ def test_a_coarse_class_may_be_as_far_away_as_rounding_explains() -> None:
 
 def test_what_rounding_hardly_moves_is_forgiven_nothing() -> None:
     calm = tiny(loss="mse")
-    truth = rounding.losses(calm, as_it_is)
+    truth = rounding.losses(calm, unchanged)
     right = Reference(truth, np.zeros(len(windows(truth))))
     astray = truth + 1.5 * 0.03 * (truth - truth[0]) + 1.5e-3 * truth[0]
     assert 1 < rounding.share(right, calm, made_of(astray, "tf32")) < 2

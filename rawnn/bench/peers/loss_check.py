@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.worker import TRUTH, Made
+from rawnn.bench.peers.worker import TRUTH, WINDOW, Losses, Made
 
-WINDOW = 16
 TOLERANCES = {"float32": (0.01, 1e-4), "tf32": (0.03, 1e-3), "bf16": (0.1, 1e-2)}
 """Number class -> the shares of the loss's movement and of the loss that windows may differ by."""
 SLACK = 8.0
@@ -38,20 +37,30 @@ class Reference:
     losses: NDArray[np.float64]
     cost: NDArray[np.float64]
 
-    def share(self, losses: Sequence[float | None], numbers: str,
-              more: NDArray[np.float64] | float = 0.0) -> float:
+    def share(self, losses: Losses, numbers: str, more: NDArray[np.float64] | float = 0.0) -> float:
         """The largest share of the tolerance that a window used up; above 1 is wrong, and so are
         losses that are not finite. `more` is what the class costs this very run, by windows, where
         that is known."""
-        mine, theirs = windows(_numbers(losses)), windows(self.losses[:len(losses)])
-        if not len(mine) or len(mine) != len(theirs) or not np.isfinite(mine).all():
-            return math.inf
-        moved, own = TOLERANCES.get(numbers, TOLERANCES["bf16"])
-        start = self.losses[0]
-        movement = np.maximum.accumulate(np.abs(theirs - start))
-        cost = np.maximum(SLACK * self.cost, more)[:len(theirs)]
-        allowed = moved * movement + own * abs(start) + cost
-        return float((np.abs(mine - theirs) / allowed).max())
+        mine, right = windows(as_array(losses)), windows(self.losses[:len(losses)])
+        return share_of_tolerance(mine, right, self.losses[0], np.maximum(
+            SLACK * self.cost, more)[:len(right)], numbers)
+
+    def distance(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How far losses are away, by windows."""
+        return np.abs(windows(losses) - windows(self.losses))
+
+
+def share_of_tolerance(mine: NDArray[np.float64], right: NDArray[np.float64],
+                       start: NDArray[np.float64], cost: NDArray[np.float64],
+                       numbers: str) -> float:
+    """The largest share of the tolerance that losses [windows, ...] used up, of which the first
+    ones are `start` [...] and precision costs `cost`; infinity for losses that are not finite or
+    not as many as those that are `right`."""
+    if not len(mine) or mine.shape != right.shape or not np.isfinite(mine).all():
+        return math.inf
+    moved, own = TOLERANCES.get(numbers, TOLERANCES["bf16"])
+    movement = np.maximum.accumulate(np.abs(right - start))
+    return float((np.abs(mine - right) / (moved * movement + own * np.abs(start) + cost)).max())
 
 
 def reference(made: Sequence[tuple[str, Made]]) -> Reference | None:
@@ -69,8 +78,8 @@ def reference(made: Sequence[tuple[str, Made]]) -> Reference | None:
     if len(first) < 2:
         return None
     longest = max(len(losses) for losses in first.values())
-    whole = [_numbers(losses) for losses in first.values() if len(losses) == longest]
-    right = _numbers(truth)
+    whole = [as_array(losses) for losses in first.values() if len(losses) == longest]
+    right = as_array(truth)
     if len(right) == longest and np.isfinite(right).all():
         costs = [np.maximum.accumulate(np.abs(windows(w) - windows(right))) for w in whole]
         usual = np.median(costs, axis=0)
@@ -81,7 +90,8 @@ def reference(made: Sequence[tuple[str, Made]]) -> Reference | None:
     return Reference(right, np.zeros(len(windows(right))))
 
 
-def _numbers(losses: Sequence[float | None]) -> NDArray[np.float64]:
+def as_array(losses: Losses) -> NDArray[np.float64]:
+    """Losses [steps], NaN for None."""
     return np.array([math.nan if v is None else v for v in losses], np.float64)
 
 

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.loss_check import Reference, windows
-from rawnn.bench.peers.numpy_system import Loop
+from rawnn.bench.peers.ensemble import Ensemble
+from rawnn.bench.peers.numpy_many import Stacked
+from rawnn.bench.peers.numpy_system import Loop, Tensor
 from rawnn.bench.peers.training_problem import Problem
-from rawnn.bench.peers.worker import CHECKED_EPOCHS, Made
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, Losses, Made
 
 BITS = {"tf32": 10, "bf16": 7}
 """Number class -> fraction bits of its operands; float32's own cost is known from the systems."""
@@ -29,27 +30,34 @@ WAYS = 8
 TIMES = 2.0
 """In 629-387-675-36-49 at batch 2 with Adam, whose losses in tf32 such runs move by up to 3.3 times
 the fixed shares, rounding to the nearest uses up 0.34 of this, a run without the last bias 6.1, one
-on other batches 9.6."""
+on other batches 9.6 (results/trials/peers.toml)."""
 MOST_WORK = 1e11
 """Operations of a run up to which it is measured: all ways take some seconds. A larger one has
 batches over which rounding averages out, and only the fixed shares."""
 
 
+class Reference(Protocol):
+    """What losses are compared with: of one network (loss_check.py) or of members
+    (many_check.py)."""
+
+    def share(self, losses: Losses, numbers: str, more: NDArray[np.float64] | float = 0.0) -> float:
+        """The largest share of the tolerance that losses used up, above 1 is wrong; `more` is what
+        the number class costs."""
+
+    def distance(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How far the losses of all steps that are checked are away."""
+
+
 def share(right: Reference, problem: Problem, made: Made) -> float:
     """The largest share of the tolerance that a program's losses used up; above 1 is wrong."""
     found = right.share(made.losses, made.numbers)
+    networks = len(problem.checked) if isinstance(problem, Ensemble) else 1
     if not 1 < found < np.inf or made.numbers not in BITS \
-            or problem.flops * CHECKED_EPOCHS * problem.steps > MOST_WORK:
+            or problem.flops * CHECKED_EPOCHS * problem.steps * networks > MOST_WORK:
         return found
-    return right.share(made.losses, made.numbers, TIMES * cost(right, problem, made.numbers))
-
-
-def cost(right: Reference, problem: Problem, numbers: str) -> NDArray[np.float64]:
-    """How far rounding the operands of a class moves the losses, the furthest of WAYS, by windows;
-    it never falls, because two errors may cancel in a later window."""
-    truth = windows(right.losses)
-    away = [np.abs(windows(way) - truth) for way in _ways(problem, numbers)]
-    return np.maximum.accumulate(np.nan_to_num(np.max(away, axis=0), nan=0.0, posinf=0.0))
+    away = [right.distance(way) for way in _ways(problem, made.numbers)]
+    cost = np.maximum.accumulate(np.nan_to_num(np.max(away, axis=0), nan=0.0, posinf=0.0))
+    return right.share(made.losses, made.numbers, TIMES * cost)  # two errors may cancel later
 
 
 @lru_cache(8)
@@ -58,24 +66,23 @@ def _ways(problem: Problem, numbers: str) -> list[NDArray[np.float64]]:
     return [losses(problem, stochastically_rounded(BITS[numbers], way)) for way in range(WAYS)]
 
 
-def losses(problem: Problem, operand: Callable[[NDArray[Any]], NDArray[Any]],
+def losses(problem: Problem, operand: Callable[[Tensor], Tensor],
            system: type[Loop] = Loop) -> NDArray[np.float64]:
     """The loss of each step of the epochs that are checked, with such operands of products."""
-    loop, batch = system(problem, operand), problem.batch
-    return np.array([loop.step(order[step * batch:(step + 1) * batch])
-                     for order in map(problem.order, range(CHECKED_EPOCHS))
-                     for step in range(problem.steps)], np.float64)
+    loop = Stacked(problem, problem.checked, operand=operand) if isinstance(problem, Ensemble) \
+        else system(problem, operand)
+    return loop.checked_losses()
 
 
-def stochastically_rounded(bits: int, seed: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def stochastically_rounded(bits: int, seed: int) -> Callable[[Tensor], Tensor]:
     """Rounds float32 to so many fraction bits, up or down: in the mean to what it was."""
     generator, dropped = np.random.default_rng([seed, bits]), 23 - bits
-    kept = np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
+    mask = np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
 
-    def rounded(array: NDArray[Any]) -> NDArray[Any]:
+    def rounded(array: Tensor) -> Tensor:
         words = np.ascontiguousarray(array, np.float32).view(np.uint32)
         added = generator.integers(0, 1 << dropped, words.shape, np.uint32)
-        found: NDArray[Any] = ((words + added) & kept).view(np.float32)
+        found: Tensor = ((words + added) & mask).view(np.float32)
         return found
 
     return rounded

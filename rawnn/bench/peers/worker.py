@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, TextIO
@@ -28,6 +28,8 @@ TRUTH = "float64"
 """The number class of a program that is only there to say what the losses ought to be."""
 CHECKED_EPOCHS = 2
 """Epochs whose losses are compared."""
+WINDOW = 16
+"""Steps whose mean loss is compared (loss_check.py)."""
 BLOCK_MS = 10.0
 """A sample is the mean of as many consecutive epochs as take this long."""
 MOST_EPOCHS = 200
@@ -40,6 +42,10 @@ WARM_S, PATIENCE_S = 0.05, 0.4
 STEADY = 1.02
 """Warm-up ends once it has taken WARM_S and the last three samples lie within 2 %, or after
 PATIENCE_S."""
+
+
+Losses = Sequence[float | None]
+"""Of steps; None is not finite."""
 
 
 class Program(Protocol):
