@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rawnn.bench.cases.sample import part_of, random_networks, samples_of, thorough
-from rawnn.bench.peers.lanes import Lane, Lanes, most
+from rawnn.bench.peers.lanes import Lane, Lanes, Prepared, most
 from rawnn.bench.peers.process import SystemProcess
 from rawnn.bench.peers.system_comparison import Rules, Task, compare, failures, task_of
 from rawnn.bench.peers.training_problem import Problem, sampled, smaller
@@ -88,6 +88,27 @@ def test_ctrl_c_leaves_the_networks_that_are_done(monkeypatch: pytest.MonkeyPatc
     assert found.ended == {"sample": "it was interrupted"}
     assert {e.case: e.status for e in found.entries()} == {"sample/0": "measured",
                                                            "sample/1": "not measured"}
+
+
+def test_ctrl_c_while_a_network_is_timed_prepares_no_other(monkeypatch: pytest.MonkeyPatch
+                                                           ) -> None:
+    groups, prepare, time = list[int](), Lanes.prepare, Prepared.time
+
+    def counted(lanes: Lanes, problems: Sequence[Problem], *more: Any) -> Any:
+        groups.append(len(problems))
+        return prepare(lanes, problems, *more)
+
+    def interrupted(prepared: Prepared, *more: Any) -> Any:
+        if prepared.problem.name == "seed 1":
+            raise KeyboardInterrupt
+        return time(prepared, *more)
+
+    monkeypatch.setattr(Lanes, "prepare", counted)
+    monkeypatch.setattr(Prepared, "time", interrupted)
+    found = compared(small(3))
+    assert groups == [3]
+    assert {e.case: e.status for e in found.entries()} == {
+        "sample/0": "measured", "sample/1": "not measured", "sample/2": "not measured"}
 
 
 def test_parts_are_measured_apart_and_merged() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from rawnn.bench.cases.curves import _finite
 from rawnn.bench.peers.lanes import Prepared
+from rawnn.bench.peers.system_comparison import finite_losses
 from rawnn.bench.peers.worker import Timed
 from rawnn.bench.record import read_results
 from tests.bench import built
@@ -131,8 +131,8 @@ def test_curves_that_are_there_outlive_sigterm(tmp_path: Path,
 
 
 def test_a_loss_that_is_not_finite_ends_its_curve() -> None:
-    assert _finite([2.0, 1.0, None, 3.0]) == [2.0, 1.0]
-    assert _finite([2.0, float("nan"), 1.0]) == [2.0]
+    assert finite_losses([2.0, 1.0, None, 3.0]) == [2.0, 1.0]
+    assert finite_losses([2.0, float("nan"), 1.0]) == [2.0]
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

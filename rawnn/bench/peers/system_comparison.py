@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from time import monotonic
 from typing import Any
 
@@ -23,7 +23,7 @@ from rawnn.bench.peers.loss_check import reference
 from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.training_problem import RUN_STEPS, Problem
-from rawnn.bench.peers.worker import TRUTH, Made, Prepare
+from rawnn.bench.peers.worker import TRUTH, Losses, Made, Prepare
 from rawnn.bench.record import Entry, Record, Results, Value
 from rawnn.bench.render.networks import OURS, PRECISIONS, Network, peers_of, system
 from rawnn.bench.render.tables import compared
@@ -67,7 +67,8 @@ class Rules:
     """How systems are compared: which, the device of ours and of the others, the forms that each is
     asked for, turns of each program, seconds for making a problem's programs ready, problems at a
     time, what checks losses, and which problems are too large for their programs to lie on the
-    device side by side: those are made ready alone, and each program is made again for its time."""
+    device side by side: those are made ready alone, and each program is made again for its time.
+    With `records_losses` losses are what is measured, those of float64 included."""
 
     systems: tuple[str, ...]
     device: str
@@ -77,6 +78,7 @@ class Rules:
     at_once: int = 48
     checker: Checker = against_each_other
     is_large: Callable[[Problem], bool] = lambda problem: False
+    records_losses: bool = False
 
     def group(self, problems: Sequence[Problem]) -> list[Problem]:
         """The first of some problems that are made ready together."""
@@ -158,7 +160,8 @@ def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str]) -> 
 
 
 def compare_systems(harness: Harness, tasks: Sequence[Task], peers: Sequence[str],
-                    usual: Sequence[str], device: str, forms: Forms,
+                    usual: Sequence[str], device: str,
+                    forms: Forms = lambda problem, system: [],
                     part: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks,
                     **more: Any) -> None:
     """Compare ours with the peers that are named, or with the usual ones, on every task; `more` are
@@ -222,6 +225,8 @@ def _compared(problems: Sequence[Problem], rules: Rules, harness: Harness,
                 done.add(problem.name)
                 yield problem, variants
             left = [p for p in left if p.name not in done]
+            if harness.interrupted:
+                return
             if left and not (done and _suffices(harness, 0, lanes.usual())):
                 harness.notify(f"the budget is spent: {len(left)} of {len(problems)} networks are "
                                f"left")
@@ -239,7 +244,7 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
     """Make the programs of some problems ready side by side, then time one problem after the
     other; as many as the time suffices for."""
     begun, is_first = monotonic(), True
-    ready, total = [0], len(group) * len(rules.systems)
+    ready, total = list[Prepared](), len(group) * len(rules.systems)
     patience = min(rules.patience, harness.left)
 
     def command(problem: Problem, system: str) -> Prepare:
@@ -247,11 +252,20 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
                        rules.is_large(problem))
 
     def done(prepared: Prepared) -> None:
-        ready[0] += 1
-        harness.notify(f"{prepared.problem.name} is ready in {prepared.system} ({ready[0]} of "
+        ready.append(prepared)
+        harness.notify(f"{prepared.problem.name} is ready in {prepared.system} ({len(ready)} of "
                        f"{total}, {monotonic() - begun:.0f} s)")
 
-    everything = lanes.prepare(group, command, done, partial(_suffices, harness))
+    try:
+        everything = lanes.prepare(group, command, done, partial(_suffices, harness))
+    except KeyboardInterrupt:
+        if not rules.records_losses:
+            raise
+        harness.interrupted = True
+        everything = {problem.name: [p for s in rules.systems for p in ready
+                                     if (p.problem.name, p.system) == (problem.name, s)]
+                      for problem in group}
+        everything = {name: p for name, p in everything.items() if len(p) == len(rules.systems)}
     harness.environment.libraries.update(lanes.versions)  # a renewed lane no longer has them
     for problem in group:
         prepared = everything.get(problem.name, [])
@@ -262,7 +276,7 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
             each.forget()
             if rules.is_large(problem):  # a system's allocator may keep what it once had
                 each.lane.renew()
-        if harness.interrupted:
+        if harness.interrupted and not rules.records_losses:
             return
         is_first = False
         yield problem, variants
@@ -279,17 +293,21 @@ def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
             variants.append(program(task, p.system, None, harness))
             variants[-1].refuse("failed", p.reason or "it made nothing ready")
         for index, made in enumerate(p.made):
-            if made.numbers == TRUTH:
+            if made.numbers == TRUTH and not rules.records_losses:
                 continue
             variant = program(task, p.system, made, harness, partial(_turn, p, index, harness))
+            if rules.records_losses:
+                variant.metric, variant.status = "loss", "measured"
+                variant.samples["loss"] = finite_losses(made.losses)
             if made.reason:
                 variant.refuse("failed", made.reason)
-            elif share_of is not None and (reason := check(variant, share_of(made))):
+            elif reason := check(variant, made, share_of):
                 wrong[len(variants)] = reason
             variants.append(variant)
-    harness.interleave(variants, rules.rounds, is_budgeted=False,
+    timed = [variant for variant in variants if variant.precision != TRUTH]
+    harness.interleave(timed, 0 if harness.interrupted else rules.rounds, is_budgeted=False,
                        on_sample=lambda *turn: None,
-                       is_hopeless=lambda variant: _is_hopeless(variant, variants))
+                       is_hopeless=lambda variant: _is_hopeless(variant, timed))
     for place, reason in wrong.items():
         if variants[place].is_usable:
             variants[place].refuse("wrong", reason)
@@ -310,13 +328,24 @@ def program(task: Task, system: str, made: Made | None, harness: Harness,
     return variant
 
 
-def check(variant: Variant, error: float) -> str:
+def check(variant: Variant, made: Made, share_of: Callable[[Made], float] | None) -> str:
     """Keep the share of the tolerance that a program's losses used up; why it is wrong, if it
     is."""
+    steps = len(finite_losses(made.losses))
+    if steps < len(made.losses):
+        return f"its loss is not finite at step {steps + 1}"
+    if share_of is None:
+        return ""
+    error = share_of(made)
     if not isfinite(error):
-        return "its losses are not finite"
+        return "its losses cannot be compared"
     variant.facts["loss_error"] = error
     return "" if error <= 1 else f"its losses are off by {error:.3g} times the tolerance"
+
+
+def finite_losses(losses: Losses) -> list[float]:
+    """Losses ahead of the first that is not finite."""
+    return list(takewhile(isfinite, (nan if v is None else v for v in losses)))
 
 
 def _turn(prepared: Prepared, index: int, harness: Harness, number: int) -> Sample:

@@ -39,7 +39,7 @@ def last_loss(entry: Entry) -> float | None:
 
 def curves(results: Results) -> list[Grid]:
     """Where each curve begins and ends."""
-    entries = [e for e in results.entries("curves") if workload(e)]
+    entries = [e for e in results.entries("curves") if workload(e) and e.status != "not measured"]
     rows = []
     for e in entries:
         losses, last, error = e.samples("loss"), last_loss(e), e.median("loss_error")
