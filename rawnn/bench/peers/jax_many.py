@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from time import perf_counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from numpy.typing import NDArray
 
 from rawnn.bench.peers.ensemble import Ensemble
-from rawnn.bench.peers.jax_system import PRECISION, is_wanted, loss_of, updated, versions
+from rawnn.bench.peers.jax_system import (
+    PRECISION,
+    Scan,
+    State,
+    is_wanted,
+    scanned,
+    step_of,
+    versions,
+)
 from rawnn.bench.peers.worker import Offer
 
-__all__ = ["Scan", "offers", "versions"]
+__all__ = ["offers", "versions"]
 
 PADDED = 8
 """Sizes of layers are rounded up to a multiple of this in padded forms: what tensor cores take."""
@@ -37,8 +43,6 @@ FORMS = {"scan": Form(), "scan, unrolled 8": Form(8), "scan, unrolled 4": Form(4
          "scan, padded": Form(is_padded=True), "scan, padded, unrolled 4": Form(4, True),
          "scan, members last": Form(axis=-1)}
 
-State = Any
-
 
 def offers(problem: Ensemble, device: str, forms: list[str]) -> Iterator[Offer]:
     """Every form in every precision that `forms` asks for."""
@@ -49,37 +53,16 @@ def offers(problem: Ensemble, device: str, forms: list[str]) -> Iterator[Offer]:
         for name, form in FORMS.items():
             if is_wanted(numbers, name, forms, FORMS):
                 yield Offer(numbers, name, "wall",
-                            partial(Scan, problem, numbers, form, x, y, target))
+                            partial(scan_of, problem, numbers, form, x, y, target))
 
 
-class Scan:
-    """A compiled epoch of all members, and the state that it trains on."""
-
-    def __init__(self, problem: Ensemble, numbers: str, form: Form, x: jax.Array, y: jax.Array,
-                 target: Any) -> None:
-        self._problem, self._target = problem, target
-        given = [_placed(a, form) for a in problem.initial()]
-        moments = tuple([np.zeros_like(a) for a in given] for _ in "mv") \
-            if problem.optimizer == "adam" else ()
-        self._state: State = jax.device_put((given, moments, np.float32(0)), target)
-        self._x = x if not form.is_padded else _padded_columns(x, _rounded(problem.layers[0]))
-        self._y = y
-        self._losses: jax.Array = jnp.zeros(0)
-        self._run = compiled(problem, numbers, form)
-        self.reorder(problem.order(0))
-
-    def reorder(self, order: NDArray[np.int32]) -> None:
-        self._order = jax.device_put(self._problem.by_step(order), self._target)
-
-    def losses(self) -> NDArray[np.floating[Any]]:
-        return np.asarray(self._losses)
-
-    def block(self, epochs: int) -> float:
-        begun = perf_counter()
-        for _ in range(epochs):
-            self._state, self._losses = self._run(self._state, self._x, self._y, self._order)
-        self._losses.block_until_ready()
-        return (perf_counter() - begun) * 1e3 / epochs
+def scan_of(problem: Ensemble, numbers: str, form: Form, x: jax.Array, y: jax.Array,
+            target: Any) -> Scan:
+    """An epoch of all members; where sizes are padded, on padded examples."""
+    if form.is_padded:
+        x = jnp.pad(x, ((0, 0), (0, _rounded(problem.layers[0]) - problem.layers[0])))
+    return Scan(problem, compiled(problem, numbers, form),
+                [_placed(a, form) for a in problem.initial()], x, y, target)
 
 
 @lru_cache(64)
@@ -92,25 +75,11 @@ def epoch(problem: Ensemble, numbers: str, form: Form, state: State, x: jax.Arra
           order: jax.Array) -> tuple[State, jax.Array]:
     """All steps of an epoch: the new state, and the mean loss of each member [members]. `order` is
     [steps, members, batch]."""
-    outputs = problem.layers[-1]
-
-    def one(parameters: list[jax.Array], moments: Any, count: jax.Array, rows: jax.Array
-            ) -> tuple[State, jax.Array]:
-        xb, yb = (a.at[rows].get(mode="promise_in_bounds", unique_indices=True) for a in (x, y))
-        value, gradients = jax.value_and_grad(
-            lambda p: loss_of(problem, numbers, p, xb, yb, outputs))(parameters)
-        return updated(problem, parameters, moments, count + 1, gradients), value
-
     axes = (form.axis, form.axis, None)
-    step = jax.vmap(one, in_axes=(*axes, 0), out_axes=(axes, 0))
-
-    def body(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
-        after, value = step(*state, rows)
-        return after, value
-
-    with jax.default_matmul_precision(PRECISION[numbers]):
-        after, losses = lax.scan(body, state, order, unroll=form.unroll)
-        return after, losses.mean(axis=0)
+    step = jax.vmap(step_of(problem, numbers, x, y, problem.layers[-1]), in_axes=(*axes, 0),
+                    out_axes=(axes, 0))
+    after, losses = scanned(step, numbers, form.unroll, state, order)
+    return after, losses.mean(axis=0)
 
 
 def _rounded(size: int) -> int:
@@ -123,7 +92,3 @@ def _placed(array: NDArray[np.float32], form: Form) -> NDArray[np.float32]:
     if form.is_padded:
         array = np.pad(array, [(0, 0), *((0, _rounded(n) - n) for n in array.shape[1:])])
     return np.moveaxis(array, 0, form.axis).copy(order="C")  # as donated buffers are written
-
-
-def _padded_columns(x: jax.Array, columns: int) -> jax.Array:
-    return jnp.pad(x, ((0, 0), (0, columns - x.shape[1])))

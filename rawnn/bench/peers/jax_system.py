@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any
@@ -36,7 +36,7 @@ def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
         for numbers in ("float32",) if device == "host" else PRECISION:
             if is_wanted(numbers, form, forms, FORMS):
                 yield Offer(numbers, form, "wall",
-                            partial(Scan, problem, numbers, unroll, x, y, target))
+                            partial(scan_of, problem, numbers, unroll, x, y, target))
 
 
 def is_wanted(numbers: str, form: str, forms: Collection[str], known: Collection[str]) -> bool:
@@ -51,22 +51,19 @@ def is_wanted(numbers: str, form: str, forms: Collection[str], known: Collection
 
 
 class Scan:
-    """A compiled epoch, and the state that it trains on."""
+    """A compiled epoch, and the state that it trains on, from the parameters `given` on."""
 
-    def __init__(self, problem: Problem, numbers: str, unroll: int, x: jax.Array, y: jax.Array,
+    def __init__(self, problem: Problem, run: Any, given: Sequence[Any], x: jax.Array, y: jax.Array,
                  target: Any) -> None:
-        given = [jax.device_put(a, target) for a in problem.initial()]
-        zeros = [jnp.zeros_like(a) for a in given]
-        adam = problem.optimizer == "adam"
-        moments = (zeros, [jnp.zeros_like(a) for a in given]) if adam else ()
-        self._state: State = jax.device_put((given, moments, jnp.zeros((), jnp.float32)), target)
-        self._x, self._y, self._target = x, y, target
-        self._order: jax.Array = jax.device_put(problem.order(0), target)
+        moments = tuple([np.zeros_like(a) for a in given] for _ in "mv") \
+            if problem.optimizer == "adam" else ()
+        self._state: State = jax.device_put(([*given], moments, np.float32(0)), target)
+        self._problem, self._run, self._x, self._y, self._target = problem, run, x, y, target
         self._losses: jax.Array = jnp.zeros(0)
-        self._run = compiled(problem, numbers, unroll)
+        self.reorder(problem.order(0))
 
     def reorder(self, order: NDArray[np.int32]) -> None:
-        self._order = jax.device_put(order, self._target)
+        self._order = jax.device_put(self._problem.by_step(order), self._target)
 
     def losses(self) -> NDArray[np.floating[Any]]:
         return np.asarray(self._losses)
@@ -79,6 +76,11 @@ class Scan:
         return (perf_counter() - begun) * 1e3 / epochs
 
 
+def scan_of(problem: Problem, numbers: str, unroll: int, x: jax.Array, y: jax.Array,
+            target: Any) -> Scan:
+    return Scan(problem, compiled(problem, numbers, unroll), problem.initial(), x, y, target)
+
+
 @lru_cache(64)
 def compiled(problem: Problem, numbers: str, unroll: int) -> Any:
     """The epoch, which compiles once, however often a program of it is made."""
@@ -87,19 +89,36 @@ def compiled(problem: Problem, numbers: str, unroll: int) -> Any:
 
 def epoch(problem: Problem, numbers: str, unroll: int, state: State, x: jax.Array, y: jax.Array,
           order: jax.Array) -> tuple[State, jax.Array]:
-    """All steps of an epoch: the new state, and the loss of each step."""
+    """All steps of an epoch: the new state, and the loss of each step. `order` is
+    [steps, batch]."""
+    return scanned(step_of(problem, numbers, x, y), numbers, unroll, state, order)
 
-    def step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
-        parameters, moments, count = state
-        xb, yb = (a.at[rows].get(mode="promise_in_bounds", unique_indices=True) for a in (x, y))
-        value, gradients = jax.value_and_grad(partial(loss_of, problem, numbers))(
-            parameters, xb, yb)
-        return updated(problem, parameters, moments, count + 1, gradients), value
 
+Step = Callable[..., tuple[State, jax.Array]]
+"""Parameters, moments, count of steps and rows [batch] -> the new state and the loss."""
+
+
+def scanned(step: Step, numbers: str, unroll: int, state: State,
+            order: jax.Array) -> tuple[State, jax.Array]:
+    """A step for each of the rows of an order: the last state, and all losses."""
     with jax.default_matmul_precision(PRECISION[numbers]):
         found: tuple[State, jax.Array] = lax.scan(
-            step, state, order.reshape(problem.steps, problem.batch), unroll=unroll)
+            lambda state, rows: step(*state, rows), state, order, unroll=unroll)
         return found
+
+
+def step_of(problem: Problem, numbers: str, x: jax.Array, y: jax.Array,
+            outputs: int | None = None) -> Step:
+    """A step of one network on rows of the examples."""
+
+    def step(parameters: list[jax.Array], moments: Any, count: jax.Array,
+             rows: jax.Array) -> tuple[State, jax.Array]:
+        xb, yb = (a.at[rows].get(mode="promise_in_bounds", unique_indices=True) for a in (x, y))
+        value, gradients = jax.value_and_grad(
+            lambda p: loss_of(problem, numbers, p, xb, yb, outputs))(parameters)
+        return updated(problem, parameters, moments, count + 1, gradients), value
+
+    return step
 
 
 def loss_of(problem: Problem, numbers: str, parameters: list[jax.Array], x: jax.Array,

@@ -130,6 +130,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag="network"):
             return np.arange(self.examples, dtype=np.int32)
         return permutation(self.seed, epoch, self.examples)
 
+    def by_step(self, order: NDArray[np.int32]) -> NDArray[np.int32]:
+        """An epoch's order [examples] as [steps, batch]."""
+        return order.reshape(self.steps, self.batch)
+
     def compared(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
         """What of the losses of an epoch is compared: all of them."""
         return losses
