@@ -5,8 +5,7 @@ became of them in results/full-walk.json, of which docs/testing.md has its table
     python tools/full_walk.py [--jobs N] [--only PATTERN] [--again] [--list]
 
 A part is a test file with all its cases, or a file of property tests once for each slice. A part
-whose outcome is kept of this commit is left out unless --again asks for it; a walk that is stopped
-in a part goes on behind the last test that ended. --only takes the parts whose name matches a
+whose outcome is kept of this commit is left out unless --again asks for it. --only takes the parts whose name matches a
 regular expression; --list prints the parts and what is kept of each. The code and the tests have to
 be committed. Then `python tools/pages.py` writes the table. Exits with 1 where a test failed.
 """
@@ -15,16 +14,17 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 
@@ -36,15 +36,12 @@ from tests.slices import SLICES
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "results" / "full-walk.json"
-PROGRESS = ROOT / ".full-walk"
-"""A folder for the tests of a part that have ended, by commit and part."""
 WRITTEN = ("results/full-walk.json", "results/false-alarms.json", "docs/testing.md")
 """Files that a walk, or tools/false_alarms.py, changes itself."""
 SEEDED = "tests.properties.profile"
 """The module of the tests that a slice gives a seed, of which there is no list of all cases."""
 LEFT_OUT = ("RAWNN_FULL", "RAWNN_SLICE", "PYTEST_ADDOPTS")
 """Variables that would change which cases run, or what pytest prints of them."""
-OUTCOMES = ("passed", "skipped", "failed")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,69 +108,23 @@ def steps() -> list[Step]:
     return found
 
 
-class Log:
-    """A plugin of pytest that writes what becomes of each test as it ends."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a")
-
-    def pytest_runtest_logreport(self, report: object) -> None:
-        outcome, when = report.outcome, report.when  # type: ignore[attr-defined]
-        if when == "call" or outcome != "passed":
-            line = {"test": report.nodeid, "outcome": outcome,  # type: ignore[attr-defined]
-                    "seconds": round(report.duration, 2)}  # type: ignore[attr-defined]
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
-
-
-def ended(log: Path) -> dict[str, tuple[str, float]]:
-    """Outcome and seconds of each test of a log, whose last line may be cut off."""
-    found: dict[str, tuple[str, float]] = {}
-    for line in log.read_text().splitlines() if log.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        before, seconds = found.get(row["test"], ("passed", 0.0))
-        outcome = max(before, row["outcome"], key=OUTCOMES.index)
-        found[row["test"]] = outcome, seconds + row["seconds"]
-    return found
-
-
-def collected(step: Step) -> list[str]:
-    """The tests of a part. Raises CalledProcessError where pytest cannot collect them."""
-    said = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider",
-         step.file], cwd=ROOT, env=step.environment, check=True, capture_output=True, text=True)
-    return [line for line in said.stdout.splitlines() if line.startswith(f"{step.file}::")]
-
-
 def walk(step: Step, commit: str, jobs: int) -> Part:
-    """Run the tests of a part that have not ended yet."""
-    log = PROGRESS / commit / f"{step.name.replace('/', '-')}.jsonl"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    every, known = collected(step), ended(log)
-    left = [test for test in every if test not in known]
-    while left:
-        some, left = left[:MOST_NAMES], left[MOST_NAMES:]
-        code = ("import sys, pytest\nfrom pathlib import Path\nfrom tools.full_walk import Log\n"
-                "sys.exit(pytest.main(sys.argv[2:], plugins=[Log(Path(sys.argv[1]))]))")
+    """Run the tests of a part."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
         status = subprocess.run(
-            [sys.executable, "-c", code, str(log), "-q", "-p", "no:cacheprovider", "-n", str(jobs),
-             *some], cwd=ROOT, env=step.environment, check=False).returncode
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs),
+             f"--junitxml={report}", step.file], cwd=ROOT, env=step.environment,
+            check=False).returncode
         if status not in (0, 1):  # neither all passed nor some failed
             sys.exit(f"{step.name}: pytest ended with {status}; the same command goes on there")
-    known = ended(log)
-    found = {test: known.get(test, ("failed", 0.0)) for test in every}  # a process that crashed
-    outcomes = [outcome for outcome, _ in found.values()]
-    return Part(name=step.name, commit=commit, passed=outcomes.count("passed"),
-                skipped=outcomes.count("skipped"),
-                failed=[test for test, (outcome, _) in found.items() if outcome == "failed"],
-                seconds=round(sum(seconds for _, seconds in found.values()), 1))
-
-
-MOST_NAMES = 1000
-"""Tests that one command names."""
+        tests = list(ElementTree.parse(report).iter("testcase"))
+    failed = [f"{step.file}::{test.get('name')}" for test in tests
+              if test.find("failure") is not None or test.find("error") is not None]
+    skipped = sum(test.find("skipped") is not None for test in tests)
+    return Part(name=step.name, commit=commit, passed=len(tests) - skipped - len(failed),
+                skipped=skipped, failed=failed,
+                seconds=round(sum(float(test.get("time", 0)) for test in tests), 1))
 
 
 def read_record() -> Record:
@@ -250,9 +201,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     commit = commit_of_code()
     for step in list(chosen(asked.only, asked.again, commit, record)):
-        if asked.again:
-            for log in PROGRESS.glob(f"{commit}/{step.name.replace('/', '-')}.jsonl"):
-                log.unlink()
         begin = time.monotonic()
         part = walk(step, commit, asked.jobs)
         record = kept(record, part, steps())

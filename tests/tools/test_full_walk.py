@@ -1,4 +1,4 @@
-"""tools/full_walk.py: all cases, part by part, goes on where it stopped, and keeps what failed."""
+"""tools/full_walk.py: all cases, part by part, and what failed is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tools import full_walk
-from tools.full_walk import Part, Record, Step, ended, kept, steps, table, walk
+from tools.full_walk import Part, Record, Step, kept, steps, table, walk
 
 TEST = """import pytest
 from tests.slices import sliced
@@ -34,34 +34,18 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "tests" / "test_other.py").write_text("def test_other():\n    pass\n")
     shutil.copy(full_walk.ROOT / "tests" / "slices.py", tmp_path / "tests" / "slices.py")
     monkeypatch.setattr(full_walk, "ROOT", tmp_path)
-    monkeypatch.setattr(full_walk, "PROGRESS", tmp_path / "progress")
     full_walk.imported.cache_clear()
     yield tmp_path
     full_walk.imported.cache_clear()
 
 
-def test_a_part_is_walked_whole_and_goes_on_where_it_stopped(tree: Path) -> None:
+def test_a_part_is_walked_whole(tree: Path) -> None:
     step, = steps()
     assert step == Step("tests/test_small.py")
-    log = tree / "progress" / "c" / "tests-test_small.py.jsonl"
-    log.parent.mkdir(parents=True)
-    # As if it had ended in the fifth test; what is known is not run again.
-    log.write_text("".join(f'{{"test": "{step.file}::test_small[{n}]", "outcome": "passed", '
-                           f'"seconds": 100}}\n' for n in range(4)))
     found = walk(step, "c", 1)
     assert (found.passed, found.skipped) == (18, 1)
     assert found.failed == ["tests/test_small.py::test_small[7]"]
-    assert 400 <= found.seconds < 420
-    assert walk(step, "c", 1) == found
-
-
-def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert ended(log) == {}
-    log.write_text('{"test": "a", "outcome": "passed", "seconds": 1}\n'
-                   '{"test": "a", "outcome": "failed", "seconds": 2}\n'
-                   '{"test": "b", "outcome": "passed", "seconds": 1}\n{"test": "c", "outc')
-    assert ended(log) == {"a": ("failed", 3), "b": ("passed", 1)}
+    assert 0 <= found.seconds < 20
 
 
 def test_a_part_takes_the_place_of_what_was_known_of_it() -> None:
