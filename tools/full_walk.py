@@ -5,9 +5,10 @@ became of them in results/full-walk.json, of which docs/testing.md has its table
     python tools/full_walk.py [--jobs N] [--only PATTERN] [--again] [--list]
 
 A part is a test file with all its cases, or a file of property tests once for each slice. A part
-whose outcome is kept of this commit is left out unless --again asks for it. --only takes the parts whose name matches a
-regular expression; --list prints the parts and what is kept of each. The code and the tests have to
-be committed. Then `python tools/pages.py` writes the table. Exits with 1 where a test failed.
+whose outcome is kept of this commit is left out unless --again asks for it. --only takes the parts
+whose name matches a regular expression; --list prints the parts and what is kept of each. The code
+and the tests have to be committed. Then `python tools/pages.py` writes the table. Exits with 1
+where a test failed.
 """
 
 from __future__ import annotations

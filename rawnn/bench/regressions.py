@@ -20,6 +20,7 @@ from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.rawnn_many import Members
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.rawnn_system import dataset as dataset_of
+from rawnn.bench.peers.system_comparison import problem_of
 from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.record import Entry, Results
@@ -253,10 +254,7 @@ def _training(entry: Entry, opened: Opened, harness: Harness) -> Callable[[int],
 
 
 def _program(entry: Entry, opened: Opened, harness: Harness) -> Callable[[int], Sample]:
-    kind = Ensemble if "members" in entry.conditions else Problem
-    known = kind.__struct_fields__
-    values: dict[str, Any] = {k: v for k, v in entry.conditions.items() if k in known}
-    problem = kind(**{**values, "name": entry.case, "layers": tuple(values["layers"])})
+    problem = problem_of(entry)
     form, device = str(entry.conditions["form"]), "gpu" if opened.device else "host"
     return partial(_timed, problem, form, device, opened, harness)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rawnn.bench.cases.network_grid import DATA_BYTES, JAX, cells_in, order_of, problem_of
+from rawnn.bench.cases.network_grid import DATA_BYTES, JAX, order_of, problem_of
 from rawnn.bench.peers.ensemble import is_large
-from rawnn.bench.peers.system_comparison import Rules, compare, task_of
+from rawnn.bench.peers.system_comparison import Rules, compare, task_of, tasks_in
 from rawnn.bench.record import read_results
 from rawnn.bench.suites import read_suites
 from tests import requires
@@ -75,7 +75,9 @@ def test_cells_on_the_simulated_gpu_are_merged_and_gone_on_with(tmp_path: Path) 
     assert first.exit_code == 0, first.output
     found = read_results(kept)
     assert Counter(e.status for e in found.entries("grid")) == {"measured": 4, "not measured": 1}
-    assert cells_in(found) == order_of(GRID, GRID.seed)[:2]
+    asked = [(c["width"], c["depth"], c["cell_batch"], c["optimizer"])
+             for c in (task.conditions for task in tasks_in(found, "grid"))]
+    assert asked == order_of(GRID, GRID.seed)[:2]
     assert "float32 against true float32" in (tmp_path / "g.md").read_text()
     second = invoke("grid", "--device", "sim", "--peer", "numpy", "--cells", "2", "--part", "2/2",
                     "--json", str(other))

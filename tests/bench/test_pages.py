@@ -280,8 +280,8 @@ def test_the_first_page_has_many_networks_where_they_were_measured(
     monkeypatch.setattr(tools.pages, "results_of", lambda name: kept())
     assert tools.pages.about_the_sample(found) == before + (
         "\n[Many small networks at once](docs/guides/many-networks.md) in tf32, geometric means "
-        "over the best peer: **1.58 x** on 2\nrandom ensembles (at worst 0.50 x) and **5.00 x** on 2 "
-        "named ensembles (at worst 5.00 x); up to 132 million\nnetwork-steps a second in bf16 "
+        "over the best peer: **1.58 x** on 2\nrandom ensembles (at worst 0.50 x) and **5.00 x** on "
+        "2 named ensembles (at worst 5.00 x); up to 132 million\nnetwork-steps a second in bf16 "
         "(NVIDIA Test GPU, 2026-01-01, commit abc1234).\n")
 
 

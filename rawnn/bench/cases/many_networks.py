@@ -35,6 +35,7 @@ from rawnn.bench.peers.system_comparison import (
     open_compared,
     part_of,
     task_of,
+    tasks_in,
 )
 from rawnn.bench.peers.training_problem import Loss, Problem, Rule
 from rawnn.bench.record import Results
@@ -114,10 +115,12 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members
     device, part = device_of(device), part or (1, 1)
     suite: ManySuite = suites.many
     is_new = not names and count is None and seed is None and not members
-    before = asked_in(harness.results, suite) if is_new else None
-    wanted = before if before and (before.ensembles or before.tasks) else wanted_of(
-        names, members or tuple(suite.members), count or suite.n,
-        suite.seed if seed is None else seed, suite)
+    cases = {e.case.partition("/")[2] for e in harness.results.entries("many")} - {""}
+    wanted = Wanted([t.problem for t in tasks_in(harness.results, "many")
+                     if isinstance(t.problem, Ensemble)],
+                    [name for name in TASKS if name in cases]) if is_new and cases else \
+        wanted_of(names, members or tuple(suite.members), count or suite.n,
+                  suite.seed if seed is None else seed, suite)
     ensembles = [reduced(p) for p in wanted.ensembles] if device in ("host", "sim") \
         else wanted.ensembles
     systems, absent = chosen(peers, suite.systems) if ensembles else ((OURS,), {})
@@ -167,19 +170,6 @@ def named(name: str, members: int, suite: ManySuite) -> Ensemble:
 
 def sampled_named(seed: int) -> Ensemble:
     return sampled_ensemble(seed, f"{SAMPLED}/{seed}")
-
-
-def asked_in(results: Results, suite: ManySuite) -> Wanted:
-    """What a file was asked for, by the cases of its records."""
-    cases = dict.fromkeys(e.case.partition("/")[2] for e in results.entries("many"))
-    known, made = {e.name for e in suite.ensembles}, []
-    for case in cases:
-        name, _, number = case.partition("/")
-        if name == SAMPLED:
-            made.append(sampled_named(int(number)))
-        elif name in known:
-            made.append(named(name, int(number), suite))
-    return Wanted(made, [name for name in TASKS if name in cases])
 
 
 def task_for(problem: Ensemble) -> Task:

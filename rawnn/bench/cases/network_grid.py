@@ -21,9 +21,9 @@ from rawnn.bench.peers.system_comparison import (
     failures,
     part_of,
     task_of,
+    tasks_in,
 )
 from rawnn.bench.peers.training_problem import LEARNING_RATES, STEPS, Problem, Rule, smaller
-from rawnn.bench.record import Results
 from rawnn.bench.render import heat as shown
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites
@@ -61,13 +61,14 @@ def measure(harness: Harness, suites: Suites, *, count: int | None, seed: int | 
     """
     device = device_of(device)
     suite: GridSuite = suites.grid
-    before = cells_in(harness.results) if count is None and seed is None else []
-    cells = before or order_of(suite, suite.seed if seed is None else seed)[:count or suite.cells]
-    problems = [problem_of(cell) for cell in cells]
-    if device in ("host", "sim"):
-        problems = [smaller(p, 24, 16, 4) for p in problems]
-    tasks = [task_of(p, f"grid/{p.name}", width=cell[0], depth=cell[1], cell_batch=cell[2])
-             for p, cell in zip(problems, cells, strict=True)]
+    tasks = tasks_in(harness.results, "grid") if count is None and seed is None else []
+    if not tasks:
+        cells = order_of(suite, suite.seed if seed is None else seed)[:count or suite.cells]
+        problems = [problem_of(cell) for cell in cells]
+        if device in ("host", "sim"):
+            problems = [smaller(p, 24, 16, 4) for p in problems]
+        tasks = [task_of(p, f"grid/{p.name}", width=cell[0], depth=cell[1], cell_batch=cell[2])
+                 for p, cell in zip(problems, cells, strict=True)]
     compare_systems(harness, tasks, peers, suite.systems, device, forms,
                     partial(part_of, part or (1, 1)), at_once=AT_ONCE, is_large=is_large)
 
@@ -109,16 +110,6 @@ def problem_of(cell: Cell) -> Problem:
                     loss="cross_entropy", optimizer=optimizer, lr=LEARNING_RATES[optimizer])
     most = min(DATA_BYTES // (4 * batch * width), int(FLOPS / plain.flops), STEPS)
     return msgspec.structs.replace(plain, steps=max(most, 2))
-
-
-def cells_in(results: Results) -> list[Cell]:
-    """The cells that a file was asked for."""
-    found: dict[Cell, None] = {}
-    for record in results.where("grid"):
-        c = record.conditions
-        if "width" in c:
-            found[(c["width"], c["depth"], c["cell_batch"], c["optimizer"])] = None  # type: ignore
-    return list(found)
 
 
 def forms(problem: Problem, system: str) -> list[str]:

@@ -11,7 +11,14 @@ from msgspec import Meta
 
 from rawnn.bench.case import BUDGET, DEVICE, Case, part_option, peer_option
 from rawnn.bench.harness import Harness
-from rawnn.bench.peers.system_comparison import Task, compare_systems, device_of, failures, task_of
+from rawnn.bench.peers.system_comparison import (
+    Task,
+    compare_systems,
+    device_of,
+    failures,
+    task_of,
+    tasks_in,
+)
 from rawnn.bench.peers.training_problem import (
     SAMPLE_VERSION,
     Problem,
@@ -19,7 +26,6 @@ from rawnn.bench.peers.training_problem import (
     samples_of,
     smaller,
 )
-from rawnn.bench.record import Results
 from rawnn.bench.render import random_networks as shown
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites
@@ -48,36 +54,26 @@ def measure(harness: Harness, suites: Suites, *, count: int | None, seeds: tuple
     """
     device = device_of(device)
     suite: SampleSuite = suites.sample
-    before = seeds_in(harness.results) if count is None and not seeds else []
-    problems = networks(before, device) if before else \
-        random_networks(seeds or (suite.seed,), count or suite.n, device)
-    tasks = [task_of(p, f"sample/{p.seed}", sample_version=SAMPLE_VERSION) for p in problems]
-    compare_systems(harness, tasks, peers, suite.systems, device, forms_of(problems),
+    tasks = tasks_in(harness.results, "sample") if count is None and not seeds else []
+    if not tasks:
+        tasks = [task_of(p, f"sample/{p.seed}", sample_version=SAMPLE_VERSION)
+                 for p in random_networks(seeds or (suite.seed,), count or suite.n, device)]
+    compare_systems(harness, tasks, peers, suite.systems, device,
+                    forms_of([task.problem for task in tasks]),
                     partial(part_of, part or (1, 1)))
 
 
 def random_networks(seeds: Sequence[int], count: int, device: str) -> list[Problem]:
-    """The networks of `count` seeds from each of `seeds` on, each such sample after the other.
-    Raises ConfigError for samples that have a network in common or touch, as nobody could tell them
-    apart."""
+    """The networks of `count` seeds from each of `seeds` on, each such sample after the other;
+    small ones without a GPU. Raises ConfigError for samples that have a network in common or touch,
+    as nobody could distinguish them."""
     first, *others = sorted(seeds)
     for before, seed in zip([first, *others], others, strict=False):
         if seed <= before + count:
             raise ConfigError(f"the samples of {count} networks from the seeds {before} and {seed} "
                               f"on are not apart: take seeds {count + 1} or more from each other")
-    return networks([n for seed in seeds for n in range(seed, seed + count)], device)
-
-
-def networks(seeds: Sequence[int], device: str) -> list[Problem]:
-    """The networks of some seeds; small ones without a GPU."""
-    made = [sampled(seed) for seed in seeds]
+    made = [sampled(n) for seed in seeds for n in range(seed, seed + count)]
     return made if device not in ("host", "sim") else [smaller(p) for p in made]
-
-
-def seeds_in(results: Results) -> list[int]:
-    """The seeds of the networks that a file was asked for, samples one after the other."""
-    found = [r.conditions["seed"] for r in results.where("sample") if "seed" in r.conditions]
-    return sorted({seed for seed in found if isinstance(seed, int)})
 
 
 def thorough(seeds: Sequence[int]) -> set[int]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from rawnn.bench.conditions import Watch
 from rawnn.bench.harness import CUT_OFF, Harness, Sample, Variant, place_of
+from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.loss_check import reference
 from rawnn.bench.peers.process import SYSTEMS, missing
@@ -25,7 +26,7 @@ from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.training_problem import RUN_STEPS, Problem
 from rawnn.bench.peers.worker import TRUTH, Losses, Made, Prepare
 from rawnn.bench.record import Entry, Record, Results, Value
-from rawnn.bench.render.networks import OURS, PRECISIONS, Network, peers_of, system
+from rawnn.bench.render.networks import OURS, PRECISIONS, Network, peers_of, system, title
 from rawnn.bench.render.tables import compared
 from rawnn.common.errors import ConfigError, RawnnError, unknown
 from rawnn.common.words import counted
@@ -117,6 +118,26 @@ def task_of(problem: Problem, case: str, **more: Value) -> Task:
         if getattr(problem, name) != getattr(plain, name):
             conditions[name] = getattr(problem, name)
     return Task(problem, case, {**conditions, **more})
+
+
+def problem_of(entry: Entry) -> Problem:
+    """The problem that an entry was measured on."""
+    kind = Ensemble if "members" in entry.conditions else Problem
+    values: dict[str, Any] = {name: value for name, value in entry.conditions.items()
+                              if name in kind.__struct_fields__}
+    name = entry.case.partition("/")[2]
+    return kind(**{**values, "name": title(name), "layers": tuple(values["layers"])})
+
+
+def tasks_in(results: Results, suite: str) -> list[Task]:
+    """What a file was asked for."""
+    found: dict[str, Task] = {}
+    for entry in results.entries(suite):
+        if "layers" in entry.conditions and entry.case not in found:
+            found[entry.case] = Task(problem_of(entry), entry.case, {
+                name: value for name, value in entry.conditions.items()
+                if name not in ("system", "form", "clock")})
+    return list(found.values())
 
 
 # -- who takes part --------------------------------------------------------------------------------
