@@ -30,7 +30,7 @@ HARMLESS = ("power limit",)
 
 @dataclass(frozen=True)
 class Conditions:
-    """What was seen during a measurement: of each quantity of record.CLOCK_METRICS that the GPU
+    """What was observed during a measurement: of each quantity of record.CLOCK_METRICS that the GPU
     reports its minimum, median and maximum; reasons for lower clocks that held at some sample; the
     joules that the GPU took in all; and for how many seconds it was watched."""
 
@@ -45,7 +45,7 @@ class Conditions:
         return [reason for reason in self.slowdowns if reason not in HARMLESS]
 
 
-class Seen:
+class Observation:
     """What `Watch.during` found; `conditions` once it has ended, None without NVML."""
 
     conditions: Conditions | None = None
@@ -82,11 +82,11 @@ class Watch:
         return self._handle is not None
 
     @contextmanager
-    def during(self) -> Iterator[Seen]:
+    def during(self) -> Iterator[Observation]:
         """Sample from now until the block ends."""
-        seen = Seen()
+        observed = Observation()
         if not self.observes:
-            yield seen
+            yield observed
             return
         readings: dict[str, list[float]] = {}
         reasons: set[str] = set()
@@ -103,13 +103,13 @@ class Watch:
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
         try:
-            yield seen
+            yield observed
         finally:
             done.set()
             thread.join()
             end = self._energy()
             used = None if energy is None or end is None else (end - energy) / 1e3
-            seen.conditions = Conditions(
+            observed.conditions = Conditions(
                 {name: [min(values), median(values), max(values)]
                  for name, values in readings.items()},
                 sorted(reasons), used, monotonic() - begun)

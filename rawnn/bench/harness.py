@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from rawnn.bench.conditions import Conditions, Watch
 from rawnn.bench.record import (
+    UNSTEADY,
     Record,
     Results,
     Status,
@@ -31,6 +33,9 @@ from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.result import Environment, environment
 from rawnn.opts.precision_names import precision_of
 
+if TYPE_CHECKING:
+    from rawnn.bench.peers.worker import Timed
+
 INTERRUPTED = "it was interrupted"
 CUT_OFF = "it was cut off while it measured"
 """What a file says of a suite whose process was killed."""
@@ -41,12 +46,12 @@ Notify = Callable[[str], None]
 @dataclass(frozen=True)
 class Sample:
     """What one turn of a variant gave: one value or several of each of `metrics`, values that are
-    the same in every turn (`facts`), sentences, and what NVML saw meanwhile."""
+    the same in every turn (`facts`), sentences, and what NVML read meanwhile (`conditions`)."""
 
     metrics: Mapping[str, float | Sequence[float]]
     facts: Mapping[str, float | None] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    seen: Conditions | None = None
+    conditions: Conditions | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -90,23 +95,23 @@ class Variant:
                 [float(value)] if isinstance(value, int | float) else map(float, value))
         self.facts |= {name: float(v) for name, v in sample.facts.items() if v is not None}
         self.notes += [note for note in sample.notes if note not in self.notes]
-        if sample.seen is not None:
-            self._add_clocks(sample.seen)
+        if sample.conditions is not None:
+            self._add_conditions(sample.conditions)
         self.turns += 1
         self.status = "measured"
 
-    def _add_clocks(self, seen: Conditions) -> None:
-        for name, now in seen.readings.items():
+    def _add_conditions(self, observed: Conditions) -> None:
+        for name, now in observed.readings.items():
             earlier = [self.samples[name]] if name in self.samples else []
             self.readings.setdefault(name, [*earlier]).append(now)
             low, middle, high = zip(*self.readings[name], strict=True)
             self.samples[name] = [min(low), median(middle), max(high)]
-        if seen.energy_j is not None:
-            self.samples.setdefault("energy_j", []).append(seen.energy_j)
-            self.samples.setdefault("seconds", []).append(seen.seconds)
-        if seen.throttled:
-            note = f"ran on a slowed-down GPU ({', '.join(seen.throttled)}), even when it was " \
-                   "run again"
+        if observed.energy_j is not None:
+            self.samples.setdefault("energy_j", []).append(observed.energy_j)
+            self.samples.setdefault("seconds", []).append(observed.seconds)
+        if observed.throttled:
+            note = f"ran on a slowed-down GPU ({', '.join(observed.throttled)}), even when it " \
+                   "was run again"
             self.notes += [note] * (note not in self.notes)
 
     def records(self) -> list[Record]:
@@ -246,8 +251,8 @@ class Harness:
         done = 0
         try:
             for number in range(rounds):
-                room = sum(v.seconds for v in variants if v.is_usable) if whole_rounds else 0.0
-                if number and is_budgeted and whole_rounds and self.left < room:
+                needed = sum(v.seconds for v in variants if v.is_usable) if whole_rounds else 0.0
+                if number and is_budgeted and whole_rounds and self.left < needed:
                     return
                 for variant in variants:
                     if not variant.is_usable or variant.turns > number:
@@ -271,7 +276,7 @@ class Harness:
         begun = monotonic()
         try:
             sample = variant.take(number)
-            if sample.seen is not None and sample.seen.throttled:
+            if sample.conditions is not None and sample.conditions.throttled:
                 sample = variant.take(number)
         except (ConfigError, MissingLibrary) as error:
             variant.refuse("unavailable", str(error))
@@ -281,6 +286,17 @@ class Harness:
             variant.add(sample)
             self.environment.libraries.update(sample.libraries)
         variant.seconds = monotonic() - begun
+
+
+def sample_of(timed: Timed, steps: int, conditions: Conditions | None, *metrics: str,
+              libraries: Mapping[str, str] | None = None) -> Sample:
+    """What timing a program gave: microseconds a step, of so many `steps` an epoch; and
+    milliseconds of an epoch where `metrics` names them."""
+    values = {"epoch_ms": timed.milliseconds,
+              "step_us": [ms * 1e3 / steps for ms in timed.milliseconds]}
+    return Sample({name: values[name] for name in (*metrics, "step_us")},
+                  notes=[] if timed.steady else [UNSTEADY], conditions=conditions,
+                  libraries=libraries or {})
 
 
 def place_of(opened: Opened, timer: Mapping[str, str] | None = None) -> Environment:

@@ -99,8 +99,8 @@ def _plan(print_: Json | None) -> dict[str, float | None]:
             "lower_bound_exchanges": bound.get("exchanges")}
 
 
-def _seen(conditions: Json | None) -> dict[str, Sequence[float] | float | None]:
-    """What NVML saw meanwhile: the least, the median and the most of each quantity."""
+def _readings(conditions: Json | None) -> dict[str, Sequence[float] | float | None]:
+    """What NVML read meanwhile: the least, the median and the most of each quantity."""
     if not conditions:
         return {}
     found: dict[str, Sequence[float] | float | None] = {
@@ -110,8 +110,8 @@ def _seen(conditions: Json | None) -> dict[str, Sequence[float] | float | None]:
             "seconds": conditions.get("seconds")}
 
 
-def _slowed(*seen: Json | None) -> list[str]:
-    reasons = sorted({word for each in seen if each for word in each.get("slowdowns", [])}
+def _slowed(*conditions: Json | None) -> list[str]:
+    reasons = sorted({word for each in conditions if each for word in each.get("slowdowns", [])}
                      - {"power limit"})
     return [f"ran on a slowed-down GPU ({', '.join(reasons)}), even when it was run again"] \
         if reasons else []
@@ -164,7 +164,7 @@ def _ladder(raw: Json) -> Iterator[Record]:
             "peak_memory_bytes": [r["peak_memory_bytes"] for r in runs],
             "step_us": [r["average_epoch_ms"] * 1e3 / steps for r in runs]
             if (steps := (rung.get("footprint") or {}).get("steps")) else [],
-            **_plan(rung.get("footprint")), **_seen(cond)}
+            **_plan(rung.get("footprint")), **_readings(cond)}
         yield from records_of("ladder", rung["name"], metrics,
                               precision=precision_name(rung["opt"]),
                               conditions=shared, status=status,
@@ -189,7 +189,7 @@ def _sets(raw: Json) -> Iterator[Record]:
             "evaluation_ms": restored(m["evaluation_ms"]) if m.get("evaluation_ms") else [],
             "accuracy": m.get("accuracies", []),
             "peak_memory_bytes": m.get("peak_memory_bytes") or None,
-            "steps": steps, **_plan(m.get("footprint")), **_seen(m.get("conditions"))}
+            "steps": steps, **_plan(m.get("footprint")), **_readings(m.get("conditions"))}
         if not m.get("conditions"):
             metrics.update({n: (s["min"], s["median"], s["max"])
                             for n, s in m.get("clocks", {}).items()})
@@ -234,7 +234,7 @@ def _contests(raw: Json) -> Iterator[Record]:
                 _network_case(suite, problem), f"{e['system']} {e['form']}".strip(), {
                     "step_us": e.get("us", []), "setup_s": e.get("setup_s") or None,
                     "loss_error": e.get("error"), "epochs": e.get("epochs") or None,
-                    **_plan(e.get("footprint")), **_seen(e.get("conditions"))},
+                    **_plan(e.get("footprint")), **_readings(e.get("conditions"))},
                 precision=e["numbers"], status=e["status"], reason=e.get("reason", ""),
                 notes=notes, conditions={
                     "system": e["system"], "form": e["form"] or None, **_problem(problem),
@@ -269,7 +269,7 @@ def _floors(raw: Json) -> Iterator[Record]:
     yield from records_of(
         "lower-bounds", "gpu", {"multiprocessors": raw.get("multiprocessors"),
                                 "l2_bytes": raw.get("l2_bytes") or None,
-                                **_seen(raw.get("conditions"))},
+                                **_readings(raw.get("conditions"))},
         notes=_slowed(raw.get("conditions")))
 
 

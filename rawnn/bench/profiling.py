@@ -119,8 +119,8 @@ def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
         work = runner.prepared
         whole = [program.block(1)] if sim else timed(program).milliseconds
         if chosen == "cupti":
-            seen = cupti.activities(lambda: (program.block(1), None)[1])
-            spans, empty = _spans_of(seen, work), 0.0
+            activities = cupti.activities(lambda: (program.block(1), None)[1])
+            spans, empty = _spans_of(activities, work), 0.0
         else:
             spans, empty = _between_events(opened, runner, work, steps)
         ops = _ops_of(spans, work, opened)
@@ -180,13 +180,13 @@ def _between_events(opened: Opened, runner: GpuRunner, work: PreparedRun,
 # -- by CUPTI --------------------------------------------------------------------------------------
 
 
-def _spans_of(seen: Sequence[Activity], work: PreparedRun) -> list[Span]:
+def _spans_of(activities: Sequence[Activity], work: PreparedRun) -> list[Span]:
     """What CUPTI saw of an epoch as spans, each by the name of its op."""
     enqueued = _in_order(work)
-    names = named(seen, [_kernel_name(op) for op, _ in enqueued])
-    origin = seen[0].start if seen else 0
+    names = named(activities, [_kernel_name(op) for op, _ in enqueued])
+    origin = activities[0].start if activities else 0
     spans = []
-    for activity, place in zip(seen, names, strict=True):
+    for activity, place in zip(activities, names, strict=True):
         op, step = enqueued[place] if place is not None else (None, 0)
         spans.append(Span(
             name=op.own_name if op else activity.name,
@@ -216,7 +216,7 @@ def _kernel_name(op: Op) -> str:
         return ""
 
 
-def named(seen: Sequence[Activity], kernels: Sequence[str]) -> list[int | None]:
+def named(activities: Sequence[Activity], kernels: Sequence[str]) -> list[int | None]:
     """Which of the kernels, in the order in which they were enqueued, each activity is, by its
     place; None for one that is none of them. Activities that overtake each other (branches of a
     graph) are found among the next few. "" stands for what has kernels of a library, or is a copy:
@@ -224,7 +224,7 @@ def named(seen: Sequence[Activity], kernels: Sequence[str]) -> list[int | None]:
     left = deque(enumerate(kernels))
     own = {kernel.name for kernel in KERNELS.values()}
     found: list[int | None] = []
-    for activity in seen:
+    for activity in activities:
         words = set(re.split(r"\W+", activity.name))
         match = next((n for n, (_, kernel) in enumerate(islice(left, REACH)) if kernel and (
             kernel in words or _mangled(kernel) in activity.name)), None)

@@ -32,6 +32,9 @@ UNITS = {"ms": "ms", "us": "us", "s": "s", "seconds": "s", "j": "J", "bytes": "B
          "tflops": "TFLOP/s", "mhz": "MHz", "c": "C", "w": "W", "cycles": "cycles"}
 """The unit of a metric by what its name ends with; others are counts and fractions."""
 
+UNSTEADY = "it never became steady"
+"""The note of an entry whose warm-up did not end in equal times."""
+
 CLOCK_METRICS = ("sm_mhz", "mem_mhz", "temperature_c", "power_w")
 """Metrics whose samples are the minimum, the median and the maximum of what was read."""
 

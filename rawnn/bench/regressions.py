@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from rawnn.bench.harness import Harness, Sample, Variant
+from rawnn.bench.harness import Harness, Sample, Variant, sample_of
 from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.rawnn_many import Members
 from rawnn.bench.peers.rawnn_system import Training
@@ -269,8 +269,6 @@ def _timed(problem: Problem, form: str, device: str, opened: Opened, harness: Ha
         else:
             program = Training(problem.config(form, device), dataset_of(problem), opened)
             closing.enter_context(program.session)
-        with harness.watch.during() as seen:
+        with harness.watch.during() as observed:
             found = timed(program)
-    return Sample({"step_us": [ms * 1e3 / problem.steps for ms in found.milliseconds]},
-                  seen=seen.conditions)
-
+    return sample_of(found, problem.steps, observed.conditions)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.bench.harness import Harness, Sample, Variant, precision_name
+from rawnn.bench.harness import Harness, Sample, Variant, precision_name, sample_of
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.record import Entry, Value
@@ -69,13 +69,10 @@ def _variant(opt: str, program: Any, config: Config, data: Dataset, harness: Har
 
 
 def _turn(program: Any, harness: Harness, number: int) -> Sample:
-    with harness.watch.during() as seen:
+    with harness.watch.during() as observed:
         found = timed(program)
     libraries: dict[str, str] = {}
     with suppress(RawnnError, KeyError):
         libraries = program.session.runner.describe()["libraries"]
-    steps = program.session.work.updates
-    return Sample({"epoch_ms": found.milliseconds,
-                   "step_us": [ms * 1e3 / steps for ms in found.milliseconds]},
-                  notes=[] if found.steady else ["it never became steady"], seen=seen.conditions,
-                  libraries=libraries)
+    return sample_of(found, program.session.work.updates, observed.conditions, "epoch_ms",
+                     libraries=libraries)

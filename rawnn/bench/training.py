@@ -85,7 +85,7 @@ def trained(config: Config, data: Dataset, opened: Opened, watch: Watch,
     """One run. Raises KeyboardInterrupt where it was ended early, and what a session raises."""
     try:
         with Session(config, listener or Listener(), data=data, opened=opened) as session:
-            with watch.during() as seen:
+            with watch.during() as observed:
                 result = session.run()
             facts = footprint(session.prepared, result.facts, opened)
     except RawnnError:
@@ -104,7 +104,7 @@ def trained(config: Config, data: Dataset, opened: Opened, watch: Watch,
          "total_device_ms": result.times.training_device,
          "evaluation_ms": result.times.evaluation / max(len(result.history), 1),
          "peak_memory_bytes": result.peak_memory_bytes},
-        facts, [f"toggles: {','.join(words)}", *result.notes], seen.conditions,
+        facts, [f"toggles: {','.join(words)}", *result.notes], observed.conditions,
         result.environment.libraries)
 
 

@@ -1,4 +1,4 @@
-"""What is seen of a GPU while something runs: warm-up, clocks, throttling."""
+"""What is observed of a GPU while something runs: warm-up, clocks, throttling."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class Library(SimpleNamespace):
 
 
 def seen_by(watch: Watch) -> Conditions | None:
-    with watch.during() as seen:
+    with watch.during() as observed:
         pass
-    return seen.conditions
+    return observed.conditions
 
 
 def test_conditions_are_sampled_while_something_runs() -> None:

@@ -195,7 +195,8 @@ COOL = Conditions({"sm_mhz": [1900.0, 1950.0, 2000.0]}, ["power limit"], energy_
 def test_a_sample_of_a_slowed_down_gpu_is_taken_once_more_and_said_if_that_does_not_help() -> None:
     seen = [HOT, COOL, HOT, HOT]
     with standing() as harness:
-        measure(harness, [variant("a", lambda n: Sample({"epoch_ms": 1.0}, seen=seen.pop(0)))], 2)
+        measure(harness, [variant("a", lambda n: Sample({"epoch_ms": 1.0},
+                                                        conditions=seen.pop(0)))], 2)
     entry, = harness.results.entries()
     assert not seen
     assert entry.samples("epoch_ms") == [1.0, 1.0]
@@ -206,7 +207,7 @@ def test_a_sample_of_a_slowed_down_gpu_is_taken_once_more_and_said_if_that_does_
 
 def test_a_gpu_that_stays_slow_is_said_once() -> None:
     with standing() as harness:
-        measure(harness, [variant("a", lambda n: Sample({"epoch_ms": 1.0}, seen=HOT))], 3)
+        measure(harness, [variant("a", lambda n: Sample({"epoch_ms": 1.0}, conditions=HOT))], 3)
     entry, = harness.results.entries()
     assert len(entry.notes) == 1
 

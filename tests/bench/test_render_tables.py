@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from rawnn.bench.harness import sample_of
+from rawnn.bench.peers.worker import Timed
 from rawnn.bench.record import Results
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.networks import networks
@@ -268,3 +270,12 @@ def test_a_grid_is_markdown_with_its_columns_set() -> None:
     (bound_multiple(1.0, None), "")])
 def test_figures_have_the_digits_that_a_reader_needs(made: str, text: str) -> None:
     assert made == text
+
+
+def test_a_time_that_never_became_steady_is_named_below_its_table() -> None:
+    timed = sample_of(Timed(milliseconds=[1.0], steady=False), 10, None, "epoch_ms")
+    assert timed.metrics == {"epoch_ms": [1.0], "step_us": [100.0]}
+    found = results(entry("workloads/mlp4", "best", {"epoch_ms": [1.0]}, notes=timed.notes,
+                          epochs=3))
+    assert "- mlp4 best: it never became steady" in markdown(found, "workloads")
+    assert not sample_of(Timed(milliseconds=[1.0]), 10, None).notes

@@ -89,7 +89,7 @@ def measure_limits(harness: Harness, opened: Opened, effort: Effort) -> None:
     """Measure all constants of an open GPU; Ctrl-C ends it early, with those there are. A constant
     that this GPU has not, or that could not be measured, keeps the reason."""
     device = require_gpu(opened, "limits can be measured")
-    with ProbeDevice(device) as probing, harness.watch.during() as seen:
+    with ProbeDevice(device) as probing, harness.watch.during() as observed:
         gpu = _variant(harness, GPU, "multiprocessors")
         gpu.add(Sample({"multiprocessors": probing.target.multiprocessors,
                         "l2_bytes": probing.device.attribute("L2_CACHE_SIZE")}))
@@ -104,8 +104,8 @@ def measure_limits(harness: Harness, opened: Opened, effort: Effort) -> None:
                 harness.progress(number, len(asked), 1, one.what)
         except KeyboardInterrupt:
             harness.interrupted = True
-    if seen.conditions:
-        gpu.add(Sample({}, seen=seen.conditions))
+    if observed.conditions:
+        gpu.add(Sample({}, conditions=observed.conditions))
     harness.keep(gpu.records())
     harness.end()
 

@@ -33,7 +33,7 @@ def measure(request: Request, keep: Callable[[Answer], object] = lambda found: N
     called with the answer.
 
     On GPUs the process group is left as it is, for the process to end by `leave`: to destroy it is
-    one more meeting of the ranks, at which a run that has its answer could wait.
+    one more collective, at which a run that has its answer could wait.
 
     Only cross-entropy and plain SGD, as the built-in workloads have them. Raises ConfigError.
     """

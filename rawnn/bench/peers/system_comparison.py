@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from rawnn.bench.conditions import Watch
-from rawnn.bench.harness import CUT_OFF, Harness, Sample, Variant, place_of
+from rawnn.bench.harness import CUT_OFF, Harness, Sample, Variant, place_of, sample_of
 from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.loss_check import reference
@@ -371,13 +371,11 @@ def finite_losses(losses: Losses) -> list[float]:
 
 def _turn(prepared: Prepared, index: int, harness: Harness, number: int) -> Sample:
     """Time a program once more."""
-    with harness.watch.during() as seen:
+    with harness.watch.during() as observed:
         found = prepared.time(index, TURN_S)
     if found.reason:
         raise RawnnError(found.reason)
-    steps = prepared.problem.steps
-    return Sample({"step_us": [ms * 1e3 / steps for ms in found.milliseconds]},
-                  notes=[] if found.steady else ["it never became steady"], seen=seen.conditions)
+    return sample_of(found, prepared.problem.steps, observed.conditions)
 
 
 def _is_hopeless(variant: Variant, variants: Sequence[Variant]) -> bool:

@@ -144,15 +144,15 @@ def timed(program: Program) -> Timed:
     begun = perf_counter()
     first = program.block(1)
     count = _epochs(max(first, (perf_counter() - begun) * 1e3))
-    seen = [first]
+    warmed_up = [first]
     while True:
-        took, last = perf_counter() - begun, seen[-3:]
+        took, last = perf_counter() - begun, warmed_up[-3:]
         steady = len(last) == 3 and max(last) <= STEADY * min(last)
         if (steady and took >= WARM_S) or took >= PATIENCE_S:
             break
         started = perf_counter()
-        seen.append(program.block(count))
-        count = _epochs(max(seen[-1], (perf_counter() - started) * 1e3 / count))
+        warmed_up.append(program.block(count))
+        count = _epochs(max(warmed_up[-1], (perf_counter() - started) * 1e3 / count))
     started = perf_counter()
     samples = [program.block(count)]
     several = FEW if perf_counter() - started > LONG_S else SAMPLES
