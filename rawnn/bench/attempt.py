@@ -184,8 +184,8 @@ def _microseconds(device: Device, lowering: Lowering, ops: Sequence[Op], plan: P
 def curves(config: Config, beside: str, opt: str, data: Dataset, opened: Opened) -> Curves:
     """The first epoch with `opt` and with `beside`, step by step; what is usual is the difference
     that computing it op by op makes."""
-    numbers = precision_of(beside.split(","))
-    plain = ",".join(filter(None, ["none", "preload", numbers]))
+    precision = precision_of(beside.split(","))
+    plain = ",".join(filter(None, ["none", "preload", precision]))
     losses: list[NDArray[np.float64]] = []
     for each in (beside, opt, plain):
         training = Training(replace(config, opt=each), data, opened)

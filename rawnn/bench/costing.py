@@ -8,7 +8,7 @@ launch and an exchange take, from `rawnn bench lower-bounds` (docs/floors.md).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -82,7 +82,7 @@ class OpCost:
     op: Op
     nbytes: int
     operations: int
-    numbers: str
+    precision: str
     memory_us: float | None = None
     arithmetic_us: float | None = None
     launch_us: float | None = None
@@ -114,7 +114,7 @@ def _op_cost(op: Op, plan: Plan, policy: Policy, limits: Limits | None,
         return plain
     if op.kind == KIND:
         us = float(op.attributes["choice"].us) * int(op.attributes["span"])
-        return OpCost(op, plain.nbytes, plain.operations, plain.numbers, us=us, bound=OWN)
+        return replace(plain, us=us, bound=OWN)
     memory = _memory_us(op, plan, limits, resident)
     rate, word = _rate(op, plan, limits)
     arithmetic = plain.operations / rate if rate else None
@@ -126,8 +126,8 @@ def _op_cost(op: Op, plan: Plan, policy: Policy, limits: Limits | None,
         return plain
     us = launch + max(memory, arithmetic or 0.0)
     bound = max(terms, key=lambda name: terms[name] or 0.0)
-    return OpCost(op, plain.nbytes, plain.operations, plain.numbers, memory, arithmetic, launch, us,
-                  bound)
+    return replace(plain, memory_us=memory, arithmetic_us=arithmetic, launch_us=launch, us=us,
+                   bound=bound)
 
 
 def _launch(policy: Policy) -> str:
@@ -167,7 +167,7 @@ def _rate(op: Op, plan: Plan, limits: Limits) -> tuple[float | None, str]:
 
 
 def _class_rate(number: str, limits: Limits, tensor: bool = False) -> float | None:
-    """TFLOP/s that a number class can be multiplied at; float32 by fused multiply-adds or by three
+    """TFLOP/s that a precision can be multiplied at; float32 by fused multiply-adds or by three
     products of tf32, whichever is faster, by the latter alone where `tensor`."""
     if number != "float32":
         return limits.value(f"tensor_{number}")
@@ -208,7 +208,7 @@ def least_time(plan: Plan, limits: Limits) -> Bound | None:
     - Memory: each step brings its examples and answers. Parameters and optimizer state move only
       where they do not fit the chip's shared memory and registers: then within the L2 cache, or,
       where they do not fit there either, read and written in device memory.
-    - Arithmetic: the products, each in its number class at the rate of the whole GPU; beside the
+    - Arithmetic: the products, each in its precision at the rate of the whole GPU; beside the
       memory's time, not behind it.
     - Waiting: a step of n layers is a chain of 2n products, forward, backward and the update that
       the next step's first reads. Between two of them values cross multiprocessors, by the cheapest

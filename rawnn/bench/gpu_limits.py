@@ -158,7 +158,7 @@ def missing(gpu: str) -> str:
 @dataclass(frozen=True)
 class Roofline:
     """What a kernel's bytes and operations are compared with: GB/s of a copy within device memory
-    (bytes read and written) and of reads from the L2 cache, operations a second by number class,
+    (bytes read and written) and of reads from the L2 cache, operations a second by precision,
     and where they were measured."""
 
     memory_gbps: float
@@ -169,7 +169,7 @@ class Roofline:
 
 CLASSES = {"float32": "fma", "tf32": "tensor_tf32", "bfloat16": "tensor_bf16",
            "float16": "tensor_fp16", "float8": "tensor_fp8"}
-"""Number classes by the constant that limits them."""
+"""Precisions by the constant that limits them."""
 
 
 def roofline(gpu: str) -> Roofline | None:

@@ -1,4 +1,4 @@
-"""Random specifications: a network, data, an optimizer, number formats and toggles."""
+"""Random specifications: a network, data, an optimizer, precisions and toggles."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _VALUES = {"graphs": ("auto", "step", "2", "epoch", "while"), "report": ("2",),
 @dataclass(frozen=True)
 class Specification:
     """A training run, all of which follows from `seed`, the limits and the machine. `words` are its
-    toggles without the number format `numbers`; with `forms` launches take other tiles and blocks
+    toggles without the precision; with `forms` launches take other tiles and blocks
     than by rule."""
 
     seed: int
@@ -71,7 +71,7 @@ class Specification:
     inputs: str
     normalised: bool
     autoencoder: bool
-    numbers: str
+    precision: str
     forms: bool = False
     words: tuple[str, ...] = field(default=())
 
@@ -81,8 +81,8 @@ class Specification:
                       self.seed, EPOCHS)
 
     def opt(self, *words: str) -> str:
-        """`words` and the number format as after --opt, and nothing else."""
-        return ",".join(["none", *(words or self.words), *filter(None, [self.numbers])])
+        """`words` and the precision as after --opt, and nothing else."""
+        return ",".join(["none", *(words or self.words), *filter(None, [self.precision])])
 
     def work(self, opt: str, data: Dataset, machine: Machine) -> PreparedRun:
         """The run made ready. Raises ConfigError for toggles that do not go together."""
@@ -160,7 +160,7 @@ def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
         shuffle=generator.random() < 0.4, partial=generator.random() < 0.5,
         inputs=_one(generator, ("uint8", "uint8", "float32", "float16")),
         normalised=generator.random() < 0.3, autoencoder=autoencoder,
-        numbers=_one(generator, _numbers(machine)),
+        precision=_one(generator, _precisions(machine)),
         forms=machine.has_gpu and generator.random() < 0.3)
     return _with_toggles(generator, spec, machine)
 
@@ -215,8 +215,8 @@ def _optimizer(generator: Generator) -> Optimizer:
     return Optimizer(name, 0.05, {**settings, "momentum": 0.9, **nesterov})
 
 
-def _numbers(machine: Machine) -> tuple[str, ...]:
-    """Number formats that the machine can run; float32 as often as all others together."""
+def _precisions(machine: Machine) -> tuple[str, ...]:
+    """Precisions that the machine can run; float32 as often as all others together."""
     there = tuple(word for word in PRECISIONS if _runs(word.partition("=")[0], machine))
     return ("",) * max(len(there), 1) + there
 

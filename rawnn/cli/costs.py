@@ -41,7 +41,7 @@ def _limits(gpu: str, file: str | None) -> tuple[Limits | None, str]:
 def _row(cost: OpCost) -> tuple[str, ...]:
     op = cost.op
     return (op.name, f"{op.kind}/{op.impl}", f"{cost.nbytes:,}", f"{cost.operations:,}",
-            cost.numbers, _us(cost.memory_us), _us(cost.arithmetic_us), _us(cost.launch_us),
+            cost.precision, _us(cost.memory_us), _us(cost.arithmetic_us), _us(cost.launch_us),
             _us(cost.us), cost.bound)
 
 

@@ -65,8 +65,8 @@ def tiny(**more: Any) -> Problem:
     return Problem(**values)
 
 
-def made_of(losses: Sequence[float], numbers: str = "float32", **more: Any) -> Made:
-    return Made(numbers=numbers, form="f", clock="wall", losses=list(losses), **more)
+def made_of(losses: Sequence[float], precision: str = "float32", **more: Any) -> Made:
+    return Made(precision=precision, form="f", clock="wall", losses=list(losses), **more)
 
 
 def invoke(*arguments: str) -> Result:

@@ -53,7 +53,7 @@ def test_specifications_keep_to_their_limits_and_vary() -> None:
         assert spec.recipe.steps(spec.examples) >= 1
     seen = {name for spec in specs for name in (
         spec.network.loss, spec.network.activation, spec.network.init, spec.optimizer.name,
-        spec.inputs, spec.numbers, spec.optimizer.kind)}
+        spec.inputs, spec.precision, spec.optimizer.kind)}
     assert {"cross_entropy", "mse", "bce", "relu", "tanh", "gelu", "he", "zeros", "sgd", "adam",
             "adamw", "momentum", "uint8", "float32", "float16", "bf16", "tf32", "sr"} <= seen
     toggles = {word.partition("=")[0] for spec in specs for word in spec.words}
@@ -98,10 +98,10 @@ def test_runs_on_the_host_are_right() -> None:
 
 @pytest.mark.parametrize("kind", ["bias_grad", "activate_backward", "softmax_backward", "matmul",
                                   "cross_entropy", "accuracy", "sgd"])
-@pytest.mark.parametrize("numbers", ["", "bf16"])
-def test_a_wrong_op_is_found(monkeypatch: pytest.MonkeyPatch, kind: str, numbers: str) -> None:
+@pytest.mark.parametrize("precision", ["", "bf16"])
+def test_a_wrong_op_is_found(monkeypatch: pytest.MonkeyPatch, kind: str, precision: str) -> None:
     """One op gives a little more than it should, in the run that stands for the device's."""
-    spec, right = plain(numbers), OPS[kind]
+    spec, right = plain(precision), OPS[kind]
     device = check._on_device
 
     def reference(t: SimpleNamespace, a: Attributes) -> None:
@@ -120,9 +120,9 @@ def test_a_wrong_op_is_found(monkeypatch: pytest.MonkeyPatch, kind: str, numbers
     assert check_run(spec, Opened(None, HOST, 0.0))[0].verdict == "wrong"
 
 
-def plain(numbers: str) -> Specification:
+def plain(precision: str) -> Specification:
     """A run of all ordinary ops."""
-    spec = replace(draw(1, SMALL, HOST), words=("none",), numbers=numbers, autoencoder=False,
+    spec = replace(draw(1, SMALL, HOST), words=("none",), precision=precision, autoencoder=False,
                    batch=16, examples=64, optimizer=Optimizer(lr=0.1), schedule="constant")
     return replace(spec, network=Network((20, 12, 7)))
 

@@ -32,17 +32,17 @@ def left(spec: Any, moved: float = 1.0, off: float = 0.0, **more: Any) -> _Found
     return _Found(**values)
 
 
-@pytest.mark.parametrize(("numbers", "optimizer", "allowed"), [
+@pytest.mark.parametrize(("precision", "optimizer", "allowed"), [
     ("", "sgd", 8 * 0.01 + FLOAT32), ("", "adam", 24 * 0.01 + FLOAT32),
     ("bf16", "sgd", 2 * 0.01 + 16 * 2.0**-9), ("fp16", "adam", 6 * 0.01 + 16 * 2.0**-11),
     ("sr", "sgd", 2 * 0.01 + 16 * 2.0**-8), ("fp8", "sgd", 2 * 0.01 + 16 * 2.0**-4),
     ("tf32", "sgd", 8 * 2**13 * 0.01 + 16 * 2.0**-11),
     ("fp16=acc16", "sgd", 8 * 2**13 * 0.01 + 4 * 2.0**-11 * math.sqrt(LONGEST))])
-def test_parameters(numbers: str, optimizer: str, allowed: float) -> None:
+def test_parameters(precision: str, optimizer: str, allowed: float) -> None:
     """The host is 1 % off the truth. Formats that are stored are compared with the host, others
     with the truth."""
-    spec = replace(plain(numbers), optimizer=Optimizer(optimizer, lr=0.1))
-    stored = numbers in ("bf16", "fp16", "sr", "fp8")
+    spec = replace(plain(precision), optimizer=Optimizer(optimizer, lr=0.1))
+    stored = precision in ("bf16", "fp16", "sr", "fp8")
     exact, host = left(spec), left(spec, off=0.01)
     for share in (0.5, 2.0):
         found = left(spec, off=share * allowed + (0.01 if stored else 0.0))

@@ -48,10 +48,10 @@ def test_an_op_is_expected_to_take_a_launch_and_what_takes_longer() -> None:
     assert forward.memory_us == pytest.approx(forward.nbytes / 8000e3)  # all of it fits the L2
     assert forward.launch_us == 1.25
     assert forward.us == pytest.approx(1.25 + forward.arithmetic_us)
-    assert (forward.bound, forward.numbers) == ("FMA", "float32")
+    assert (forward.bound, forward.precision) == ("FMA", "float32")
     assert rows["fc1.weight.sgd"].bound == "memory"
     assert rows["fc2.bias.sgd"].bound == "launch"
-    assert rows["fc2.bias.sgd"].numbers == ""
+    assert rows["fc2.bias.sgd"].precision == ""
     assert total(list(rows.values())) == pytest.approx(sum(c.us or 0 for c in rows.values()))
 
 

@@ -64,8 +64,8 @@ def losses_of_each(whole: Ensemble) -> NDArray[np.float64]:
     return np.array(found).T
 
 
-def made(losses: Sequence[float | None] | NDArray[np.float64], numbers: str = "float32") -> Made:
-    return Made(numbers=numbers, form="f", clock="wall", losses=list(losses))
+def made(losses: Sequence[float | None] | NDArray[np.float64], precision: str = "float32") -> Made:
+    return Made(precision=precision, form="f", clock="wall", losses=list(losses))
 
 
 def test_a_version_of_the_sample_never_has_other_ensembles() -> None:
@@ -174,7 +174,7 @@ def test_forms_of_an_ensemble_are_asked_for_with_their_precision() -> None:
     from rawnn.bench.peers import jax_many
 
     offers = jax_many.offers(tiny(), "host", ["float32:scan", "tf32:scan, padded"])
-    assert [(o.numbers, o.form) for o in offers] == [("float32", "scan")]
+    assert [(o.precision, o.form) for o in offers] == [("float32", "scan")]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -197,8 +197,8 @@ FAULTS = ["rate", "one member's order", "two members' weights", "decay", "a memb
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("numbers", ["float32", "tf32"])
-def test_the_check_finds_what_is_wrong(fault: str, numbers: str) -> None:
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_the_check_finds_what_is_wrong(fault: str, precision: str) -> None:
     whole = tiny("cross_entropy", "adam", 8, lr=0.01)
     wrong = Stacked(msgspec.structs.replace(whole, lr=0.012) if fault == "rate" else whole)
     if fault == "two members' weights":
@@ -220,7 +220,7 @@ def test_the_check_finds_what_is_wrong(fault: str, numbers: str) -> None:
             found[2] = np.nan
         losses.append(whole.compared(np.asarray(found, np.float64)))
     flat = [float(v) if np.isfinite(v) else None for v in np.concatenate(losses)]
-    assert share(whole, made(flat, numbers)) > 1
+    assert share(whole, made(flat, precision)) > 1
 
 
 def test_losses_of_too_few_epochs_are_wrong() -> None:

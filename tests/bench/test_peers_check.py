@@ -20,9 +20,9 @@ from rawnn.engine.machine import open_device
 from tests.bench.measuring import made_of, tiny
 
 
-def share(losses: Any, right: Any, numbers: str) -> float:
+def share(losses: Any, right: Any, precision: str) -> float:
     """Of the tolerance, where nobody knows what float32 costs."""
-    return Reference(np.asarray(right), np.zeros(len(right))).share(list(losses), numbers)
+    return Reference(np.asarray(right), np.zeros(len(right))).share(list(losses), precision)
 
 
 def losses_of(program: Program, problem: Problem) -> np.ndarray:
@@ -80,9 +80,9 @@ def test_a_peer_sees_the_same_losses(system: str) -> None:
             programs = process.prepare(Prepare(problem, "host", [], 60), 60)
             assert [m.reason for m in programs] == [""] * len(programs), process.lost
             for made in programs:
-                if made.numbers == TRUTH:
+                if made.precision == TRUTH:
                     continue
-                assert share(made.losses, ours(problem), made.numbers) < 0.1
+                assert share(made.losses, ours(problem), made.precision) < 0.1
         finally:
             process.close()
 
@@ -93,8 +93,8 @@ def test_a_coarse_class_may_be_as_far_away_as_rounding_explains() -> None:
     truth = rounding.losses(chaotic, unchanged)
     right = Reference(truth, np.zeros(len(windows(truth))))
 
-    def used(losses: Any, numbers: str = "tf32", problem: Problem = chaotic) -> float:
-        return rounding.share(right, problem, made_of(losses, numbers))
+    def used(losses: Any, precision: str = "tf32", problem: Problem = chaotic) -> float:
+        return rounding.share(right, problem, made_of(losses, precision))
 
     others = [rounding.losses(chaotic, rounding.stochastically_rounded(10, seed))
               for seed in (20, 21, 22)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.bench.cases.lower_bounds import NUMBERS, random_words
+from rawnn.bench.cases.lower_bounds import DTYPES, random_words
 from rawnn.bench.probing import ProbeDevice, Repeated
 from rawnn.cuda.device import Device
 from rawnn.ptx.limits import microbenchmarks as probes
@@ -51,11 +51,11 @@ def test_arithmetic_is_what_it_means(bed: ProbeDevice, probe: Probe) -> None:
         pytest.skip(lacking)
     values: dict[str, Any] = {"scale": 0.5, "shift": 1.0} if probe is probes.FMA else {}
     numbers = next((n for n, several in probes.TENSOR_CORE_PROBES.items() if probe in several), "")
-    words = random_words(12288 if probe.specific else 192, NUMBERS[numbers]) if numbers else None
+    words = random_words(12288 if probe.specific else 192, DTYPES[numbers]) if numbers else None
     with ExitStack() as stack:
         run = bed.kernel(stack, probe, 5, values, words=words)
         found = computed(bed, run, 3)
-    options = {"dtype": NUMBERS[numbers]} if numbers in ("bf16", "fp16", "fp8") else {}
+    options = {"dtype": DTYPES[numbers]} if numbers in ("bf16", "fp16", "fp8") else {}
     right = meant(probe, run, 3, words=words, **options)
     # Tensor cores keep about 14 bits of sums of 8-bit numbers.
     rough = 2e-2 if numbers == "fp8" else 1e-3

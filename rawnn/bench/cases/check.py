@@ -1,7 +1,7 @@
 """Random training runs on a device, each compared with NumPy on the host.
 
-The truth are the same steps in float64, without the number format. The host's distance from it, in
-float32 and with everything rounded that the number format stores, says how much rounding costs this
+The truth are the same steps in float64, without a lower precision. The host's distance from it, in
+float32 and with everything rounded as it is stored, says how much rounding costs this
 very run. The device adds up in other orders, and rounds the other way where a value lies between
 two. Where what is stored is rounded to less than float32, it must be as near to the host as two
 independent roundings are; otherwise it must be as near to the truth as the host is, within a factor
@@ -234,14 +234,14 @@ def _loss_scale(work: PreparedRun) -> float:
 def _compared(spec: Specification, found: _Found, host: _Found,
               exact: _Found) -> tuple[float, str]:
     """The largest share of a tolerance that was used up, and what by."""
-    unit = _UNIT[spec.numbers]
-    coarser = unit / _UNIT[""] if spec.numbers in _ARITHMETIC else 1.0
-    slack, other = (SLACK * coarser, exact) if spec.numbers in ("", *_ARITHMETIC) else \
+    unit = _UNIT[spec.precision]
+    coarser = unit / _UNIT[""] if spec.precision in _ARITHMETIC else 1.0
+    slack, other = (SLACK * coarser, exact) if spec.precision in ("", *_ARITHMETIC) else \
         (STORED_SLACK, host)
     if spec.optimizer.name != "sgd":
         slack *= NORMALISED
     longest = max(*spec.network.layers, spec.batch)
-    least = LEAST * unit * (math.sqrt(longest) if spec.numbers in _SUMS else LEAST)
+    least = LEAST * unit * (math.sqrt(longest) if spec.precision in _SUMS else LEAST)
     shares: list[tuple[float, str]] = []
 
     def compare(what: str, distance: float, cost: float, size: float) -> None:

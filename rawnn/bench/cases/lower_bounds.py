@@ -36,8 +36,8 @@ from rawnn.ptx.limits.microbenchmarks import Probe
 TIMER = dict.fromkeys(METRICS.values(), (
     "time between two events on the device, of many rounds less that of few, over the rounds "
     "between; warmed up until three samples in a row lie within 2 %"))
-NUMBERS = {"tf32": "float", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3"}
-"""Number classes by their type in the kernels."""
+DTYPES = {"tf32": "float", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3"}
+"""Precisions by their type in the kernels."""
 SCALE = {"GB/s": 1e3, "TFLOP/s": 1e6}
 """Operations or bytes a microsecond in one unit of a rate."""
 
@@ -282,15 +282,15 @@ def _arithmetic(probing: ProbeDevice) -> Iterator[Constant]:
                    partial(probing.kernel, probe=probes.FMA, blocks=blocks,
                            values={"scale": 0.5, "shift": 1.0}),
                    work=float(probes.FMA.operations * blocks))
-    for numbers, several in probes.TENSOR_CORE_PROBES.items():
+    for precision, several in probes.TENSOR_CORE_PROBES.items():
         for probe in several:
-            yield _product(probing, numbers, probe, whole if probe.specific else blocks)
+            yield _product(probing, precision, probe, whole if probe.specific else blocks)
 
 
-def _product(probing: ProbeDevice, numbers: str, probe: Probe, blocks: int) -> Constant:
+def _product(probing: ProbeDevice, precision: str, probe: Probe, blocks: int) -> Constant:
     way, lacking = "wgmma" if probe.specific else "mma.sync", probe.lacks(probing.target)
-    words = random_words(12288 if probe.specific else 192, NUMBERS[numbers])
-    return Constant(f"tensor_{numbers}", f"tensor cores, {numbers}", "TFLOP/s",
+    words = random_words(12288 if probe.specific else 192, DTYPES[precision])
+    return Constant(f"tensor_{precision}", f"tensor cores, {precision}", "TFLOP/s",
                     f"{way}, {blocks} blocks, normally distributed numbers",
                     None if lacking else partial(probing.kernel, probe=probe, blocks=blocks,
                                                  values={}, words=words),

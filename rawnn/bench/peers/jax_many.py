@@ -49,36 +49,36 @@ def offers(problem: Ensemble, device: str, forms: list[str]) -> Iterator[Offer]:
     target = jax.devices("cpu" if device == "host" else "gpu")[0]
     x, y = (jax.device_put(a, target) for a in problem.arrays())
     problem.initial(), problem.order(0)  # which no program's own time covers
-    for numbers in ("float32",) if device == "host" else PRECISION:
+    for precision in ("float32",) if device == "host" else PRECISION:
         for name, form in FORMS.items():
-            if is_wanted(numbers, name, forms, FORMS):
-                yield Offer(numbers, name, "wall",
-                            partial(scan_of, problem, numbers, form, x, y, target))
+            if is_wanted(precision, name, forms, FORMS):
+                yield Offer(precision, name, "wall",
+                            partial(scan_of, problem, precision, form, x, y, target))
 
 
-def scan_of(problem: Ensemble, numbers: str, form: Form, x: jax.Array, y: jax.Array,
+def scan_of(problem: Ensemble, precision: str, form: Form, x: jax.Array, y: jax.Array,
             target: Any) -> Scan:
     """An epoch of all members; where sizes are padded, on padded examples."""
     if form.is_padded:
         x = jnp.pad(x, ((0, 0), (0, _rounded(problem.layers[0]) - problem.layers[0])))
-    return Scan(problem, compiled(problem, numbers, form),
+    return Scan(problem, compiled(problem, precision, form),
                 [_placed(a, form) for a in problem.initial()], x, y, target)
 
 
 @lru_cache(64)
-def compiled(problem: Ensemble, numbers: str, form: Form) -> Any:
+def compiled(problem: Ensemble, precision: str, form: Form) -> Any:
     """The epoch, which compiles once, however often a program of it is made."""
-    return jax.jit(partial(epoch, problem, numbers, form), donate_argnums=0)
+    return jax.jit(partial(epoch, problem, precision, form), donate_argnums=0)
 
 
-def epoch(problem: Ensemble, numbers: str, form: Form, state: State, x: jax.Array, y: jax.Array,
+def epoch(problem: Ensemble, precision: str, form: Form, state: State, x: jax.Array, y: jax.Array,
           order: jax.Array) -> tuple[State, jax.Array]:
     """All steps of an epoch: the new state, and the mean loss of each member [members]. `order` is
     [steps, members, batch]."""
     axes = (form.axis, form.axis, None)
-    step = jax.vmap(step_of(problem, numbers, x, y, problem.layers[-1]), in_axes=(*axes, 0),
+    step = jax.vmap(step_of(problem, precision, x, y, problem.layers[-1]), in_axes=(*axes, 0),
                     out_axes=(axes, 0))
-    after, losses = scanned(step, numbers, form.unroll, state, order)
+    after, losses = scanned(step, precision, form.unroll, state, order)
     return after, losses.mean(axis=0)
 
 

@@ -29,25 +29,25 @@ def versions() -> dict[str, str]:
 
 
 def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
-    """Every form in every number class that `forms` asks for."""
+    """Every form in every precision that `forms` asks for."""
     target = jax.devices("cpu" if device == "host" else "gpu")[0]
     x, y = (jax.device_put(a, target) for a in problem.arrays())
     for form, unroll in FORMS.items():
-        for numbers in ("float32",) if device == "host" else PRECISION:
-            if is_wanted(numbers, form, forms, FORMS):
-                yield Offer(numbers, form, "wall",
-                            partial(scan_of, problem, numbers, unroll, x, y, target))
+        for precision in ("float32",) if device == "host" else PRECISION:
+            if is_wanted(precision, form, forms, FORMS):
+                yield Offer(precision, form, "wall",
+                            partial(scan_of, problem, precision, unroll, x, y, target))
 
 
-def is_wanted(numbers: str, form: str, forms: Collection[str], known: Collection[str]) -> bool:
+def is_wanted(precision: str, form: str, forms: Collection[str], known: Collection[str]) -> bool:
     """Whether `forms` asks for a form, of those that are `known`, in a precision: by both names
     ("tf32:scan"), or by names of either kind, which leave the others of that kind out."""
-    if f"{numbers}:{form}" in forms:
+    if f"{precision}:{form}" in forms:
         return True
     names = {name for name in forms if ":" not in name}
     return (not forms or bool(names)) and all(
         name in names or not names.intersection(kind)
-        for name, kind in ((numbers, PRECISION), (form, known)))
+        for name, kind in ((precision, PRECISION), (form, known)))
 
 
 class Scan:
@@ -76,38 +76,38 @@ class Scan:
         return (perf_counter() - begun) * 1e3 / epochs
 
 
-def scan_of(problem: Problem, numbers: str, unroll: int, x: jax.Array, y: jax.Array,
+def scan_of(problem: Problem, precision: str, unroll: int, x: jax.Array, y: jax.Array,
             target: Any) -> Scan:
-    return Scan(problem, compiled(problem, numbers, unroll), problem.initial(), x, y, target)
+    return Scan(problem, compiled(problem, precision, unroll), problem.initial(), x, y, target)
 
 
 @lru_cache(64)
-def compiled(problem: Problem, numbers: str, unroll: int) -> Any:
+def compiled(problem: Problem, precision: str, unroll: int) -> Any:
     """The epoch, which compiles once, however often a program of it is made."""
-    return jax.jit(partial(epoch, problem, numbers, unroll), donate_argnums=0)
+    return jax.jit(partial(epoch, problem, precision, unroll), donate_argnums=0)
 
 
-def epoch(problem: Problem, numbers: str, unroll: int, state: State, x: jax.Array, y: jax.Array,
+def epoch(problem: Problem, precision: str, unroll: int, state: State, x: jax.Array, y: jax.Array,
           order: jax.Array) -> tuple[State, jax.Array]:
     """All steps of an epoch: the new state, and the loss of each step. `order` is
     [steps, batch]."""
-    return scanned(step_of(problem, numbers, x, y), numbers, unroll, state, order)
+    return scanned(step_of(problem, precision, x, y), precision, unroll, state, order)
 
 
 Step = Callable[..., tuple[State, jax.Array]]
 """Parameters, moments, count of steps and rows [batch] -> the new state and the loss."""
 
 
-def scanned(step: Step, numbers: str, unroll: int, state: State,
+def scanned(step: Step, precision: str, unroll: int, state: State,
             order: jax.Array) -> tuple[State, jax.Array]:
     """A step for each of the rows of an order: the last state, and all losses."""
-    with jax.default_matmul_precision(PRECISION[numbers]):
+    with jax.default_matmul_precision(PRECISION[precision]):
         found: tuple[State, jax.Array] = lax.scan(
             lambda state, rows: step(*state, rows), state, order, unroll=unroll)
         return found
 
 
-def step_of(problem: Problem, numbers: str, x: jax.Array, y: jax.Array,
+def step_of(problem: Problem, precision: str, x: jax.Array, y: jax.Array,
             outputs: int | None = None) -> Step:
     """A step of one network on rows of the examples."""
 
@@ -115,16 +115,16 @@ def step_of(problem: Problem, numbers: str, x: jax.Array, y: jax.Array,
              rows: jax.Array) -> tuple[State, jax.Array]:
         xb, yb = (a.at[rows].get(mode="promise_in_bounds", unique_indices=True) for a in (x, y))
         value, gradients = jax.value_and_grad(
-            lambda p: loss_of(problem, numbers, p, xb, yb, outputs))(parameters)
+            lambda p: loss_of(problem, precision, p, xb, yb, outputs))(parameters)
         return updated(problem, parameters, moments, count + 1, gradients), value
 
     return step
 
 
-def loss_of(problem: Problem, numbers: str, parameters: list[jax.Array], x: jax.Array,
+def loss_of(problem: Problem, precision: str, parameters: list[jax.Array], x: jax.Array,
             y: jax.Array, outputs: int | None = None) -> jax.Array:
     """The mean loss of a batch, of the first `outputs` of the last layer."""
-    kind = jnp.bfloat16 if numbers == "bf16" else jnp.float32
+    kind = jnp.bfloat16 if precision == "bf16" else jnp.float32
     each = 2 if problem.bias else 1
     depth, h = len(parameters) // each, x.astype(kind)
     for layer in range(depth):

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.worker import TRUTH, WINDOW, Losses, Made
+from rawnn.bench.peers.worker import TRUTH, WINDOW, Cost, Losses, Made
 
 TOLERANCES = {"float32": (0.01, 1e-4), "tf32": (0.03, 1e-3), "bf16": (0.1, 1e-2)}
-"""Number class -> the shares of the loss's movement and of the loss that windows may differ by."""
+"""Precision -> the shares of the loss's movement and of the loss that windows may differ by."""
 SLACK = 8.0
 ALIKE = 4.0
 """Of two right runs in float32 one may be so many times as far from float64 as the other."""
@@ -37,13 +37,13 @@ class Reference:
     losses: NDArray[np.float64]
     cost: NDArray[np.float64]
 
-    def share(self, losses: Losses, numbers: str, more: NDArray[np.float64] | float = 0.0) -> float:
+    def share(self, losses: Losses, precision: str, more: Cost = 0.0) -> float:
         """The largest share of the tolerance that a window used up; above 1 is wrong, and so are
         losses that are not finite. `more` is what the class costs this very run, by windows, where
         that is known."""
         mine, right = windows(as_array(losses)), windows(self.losses[:len(losses)])
         return share_of_tolerance(mine, right, self.losses[0], np.maximum(
-            SLACK * self.cost, more)[:len(right)], numbers)
+            SLACK * self.cost, more)[:len(right)], precision)
 
     def distance(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
         """How far losses are away, by windows."""
@@ -52,13 +52,13 @@ class Reference:
 
 def share_of_tolerance(mine: NDArray[np.float64], right: NDArray[np.float64],
                        start: NDArray[np.float64], cost: NDArray[np.float64],
-                       numbers: str) -> float:
+                       precision: str) -> float:
     """The largest share of the tolerance that losses [windows, ...] used up, of which the first
     ones are `start` [...] and precision costs `cost`; infinity for losses that are not finite or
     not as many as those that are `right`."""
     if not len(mine) or mine.shape != right.shape or not np.isfinite(mine).all():
         return math.inf
-    moved, own = TOLERANCES.get(numbers, TOLERANCES["bf16"])
+    moved, own = TOLERANCES.get(precision, TOLERANCES["bf16"])
     movement = np.maximum.accumulate(np.abs(right - start))
     return float((np.abs(mine - right) / (moved * movement + own * np.abs(start) + cost)).max())
 
@@ -71,9 +71,9 @@ def reference(made: Sequence[tuple[str, Made]]) -> Reference | None:
     for system, program in made:
         if program.reason:
             continue
-        if program.numbers == TRUTH and len(program.losses) > len(truth):
+        if program.precision == TRUTH and len(program.losses) > len(truth):
             truth = program.losses
-        if program.numbers == "float32" and len(program.losses) > len(first.get(system, [])):
+        if program.precision == "float32" and len(program.losses) > len(first.get(system, [])):
             first[system] = program.losses
     if len(first) < 2:
         return None

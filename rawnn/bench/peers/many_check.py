@@ -21,7 +21,7 @@ from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.loss_check import SLACK, as_array, share_of_tolerance
 from rawnn.bench.peers.numpy_many import Stacked
 from rawnn.bench.peers.training_problem import Problem
-from rawnn.bench.peers.worker import CHECKED_EPOCHS, Losses, Made
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, Cost, Losses, Made
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Reference:
     epochs: NDArray[np.float64]
     cost: NDArray[np.float64]
 
-    def share(self, losses: Losses, numbers: str, more: NDArray[np.float64] | float = 0.0) -> float:
+    def share(self, losses: Losses, precision: str, more: Cost = 0.0) -> float:
         """As rounding.Reference has it."""
         mine = as_array(losses)
         if mine.size == self.epochs.size:
             mine = mine.reshape(self.epochs.shape)
         return share_of_tolerance(mine, self.epochs, self.first,
-                                  np.maximum(SLACK * self.cost, more), numbers)
+                                  np.maximum(SLACK * self.cost, more), precision)
 
     def distance(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
         """As rounding.Reference has it."""

@@ -35,9 +35,9 @@ def offers(problem: Ensemble, device: str, forms: list[str]) -> Iterator[Offer]:
     alone."""
     opened = open_device(device, lambda message: None)
     sets = [(n, o) for n, _, o in (f.partition(":") for f in forms)] or list(SETS.items())
-    for numbers, opt in sets:
-        if opened.device is not None or numbers == "float32":
-            yield Offer(numbers, opt, "wall", partial(Members, problem, opt, device, opened))
+    for precision, opt in sets:
+        if opened.device is not None or precision == "float32":
+            yield Offer(precision, opt, "wall", partial(Members, problem, opt, device, opened))
 
 
 def dataset(problem: Ensemble) -> Dataset:

@@ -1,4 +1,4 @@
-"""rawnn itself, beside the peers: `best` as a user gets it, in each class of numbers."""
+"""rawnn itself, as its peers are: `best` as a user gets it, in each precision."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
     opened = open_device(device, lambda message: None)
     data = dataset(problem)
     sets = [(n, o) for n, _, o in (f.partition(":") for f in forms)] or list(SETS.items())
-    for numbers, opt in sets:
-        if opened.device is None and numbers != "float32":
+    for precision, opt in sets:
+        if opened.device is None and precision != "float32":
             continue
-        yield Offer(numbers, opt, "events" if opened.device else "wall",
+        yield Offer(precision, opt, "events" if opened.device else "wall",
                     partial(Training, problem.config(opt, device), data, opened))
 
 

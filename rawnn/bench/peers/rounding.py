@@ -22,10 +22,10 @@ from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.numpy_many import Stacked
 from rawnn.bench.peers.numpy_system import Loop, Tensor
 from rawnn.bench.peers.training_problem import Problem
-from rawnn.bench.peers.worker import CHECKED_EPOCHS, Losses, Made
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, Cost, Losses, Made
 
 BITS = {"tf32": 10, "bf16": 7}
-"""Number class -> fraction bits of its operands; float32's own cost is known from the systems."""
+"""Precision -> fraction bits of its operands; float32's own cost is known from the systems."""
 WAYS = 8
 TIMES = 2.0
 """In 629-387-675-36-49 at batch 2 with Adam, whose losses in tf32 such runs move by up to 3.3 times
@@ -40,9 +40,9 @@ class Reference(Protocol):
     """What losses are compared with: of one network (loss_check.py) or of members
     (many_check.py)."""
 
-    def share(self, losses: Losses, numbers: str, more: NDArray[np.float64] | float = 0.0) -> float:
+    def share(self, losses: Losses, precision: str, more: Cost = 0.0) -> float:
         """The largest share of the tolerance that losses used up, above 1 is wrong; `more` is what
-        the number class costs."""
+        the precision costs."""
 
     def distance(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
         """How far the losses of all steps that are checked are away."""
@@ -50,20 +50,20 @@ class Reference(Protocol):
 
 def share(right: Reference, problem: Problem, made: Made) -> float:
     """The largest share of the tolerance that a program's losses used up; above 1 is wrong."""
-    found = right.share(made.losses, made.numbers)
+    found = right.share(made.losses, made.precision)
     networks = len(problem.checked) if isinstance(problem, Ensemble) else 1
-    if not 1 < found < np.inf or made.numbers not in BITS \
+    if not 1 < found < np.inf or made.precision not in BITS \
             or problem.flops * CHECKED_EPOCHS * problem.steps * networks > MOST_WORK:
         return found
-    away = [right.distance(way) for way in _ways(problem, made.numbers)]
+    away = [right.distance(way) for way in _ways(problem, made.precision)]
     cost = np.maximum.accumulate(np.nan_to_num(np.max(away, axis=0), nan=0.0, posinf=0.0))
-    return right.share(made.losses, made.numbers, TIMES * cost)  # two errors may cancel later
+    return right.share(made.losses, made.precision, TIMES * cost)  # two errors may cancel later
 
 
 @lru_cache(8)
-def _ways(problem: Problem, numbers: str) -> list[NDArray[np.float64]]:
+def _ways(problem: Problem, precision: str) -> list[NDArray[np.float64]]:
     """The losses of each way; once for all programs of a class."""
-    return [losses(problem, stochastically_rounded(BITS[numbers], way)) for way in range(WAYS)]
+    return [losses(problem, stochastically_rounded(BITS[precision], way)) for way in range(WAYS)]
 
 
 def losses(problem: Problem, operand: Callable[[Tensor], Tensor],

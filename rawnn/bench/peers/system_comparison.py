@@ -314,7 +314,7 @@ def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
             variants.append(program(task, p.system, None, harness))
             variants[-1].refuse("failed", p.reason or "it made nothing ready")
         for index, made in enumerate(p.made):
-            if made.numbers == TRUTH and not rules.records_losses:
+            if made.precision == TRUTH and not rules.records_losses:
                 continue
             variant = program(task, p.system, made, harness, partial(_turn, p, index, harness))
             if rules.records_losses:
@@ -338,7 +338,7 @@ def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
 def program(task: Task, system: str, made: Made | None, harness: Harness,
             take: Callable[[int], Sample] = lambda number: Sample({})) -> Variant:
     """A system's program of a problem as a variant."""
-    form, precision = (made.form, made.numbers) if made else ("", "")
+    form, precision = (made.form, made.precision) if made else ("", "")
     variant = Variant(
         task.case, f"{system} {form}".strip(), precision, "step_us",
         {**task.conditions, "system": system, **({"form": form, "clock": made.clock} if made

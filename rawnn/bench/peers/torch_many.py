@@ -38,21 +38,21 @@ def offers(problem: Ensemble, device: str, forms: list[str]) -> Iterator[Offer]:
     if problem.loss == "cross_entropy":
         data[1] = data[1].long()
     problem.initial(), problem.order(0)  # which no program's own time covers
-    for numbers in ("float32", "tf32", "bf16") if on_gpu else ("float32",):
+    for precision in ("float32", "tf32", "bf16") if on_gpu else ("float32",):
         for form in FORMS if on_gpu else LOOPS:
-            if not forms or f"{numbers}:{form}" in forms:
-                yield Offer(numbers, form, "events" if on_gpu else "wall",
-                            partial(Trainer, problem, numbers, form, place, data))
+            if not forms or f"{precision}:{form}" in forms:
+                yield Offer(precision, form, "events" if on_gpu else "wall",
+                            partial(Trainer, problem, precision, form, place, data))
 
 
 class Trainer:
     """All members with their optimizer; on a GPU an epoch is captured in one CUDA graph, and every
     replay takes the order that lies in memory."""
 
-    def __init__(self, problem: Ensemble, numbers: str, form: str, place: torch.device,
+    def __init__(self, problem: Ensemble, precision: str, form: str, place: torch.device,
                  data: list[Tensor]) -> None:
-        allow(numbers)
-        self._problem, self._numbers, self._place, self._data = problem, numbers, place, data
+        allow(precision)
+        self._problem, self._precision, self._place, self._data = problem, precision, place, data
         start = problem.initial()
         each = 2 if problem.bias else 1
         self._parameters = [
@@ -97,7 +97,7 @@ class Trainer:
         rows = self._order[step]
         x, y = (a.index_select(0, rows.view(-1)).view(*rows.shape, *a.shape[1:])
                 for a in self._data)
-        with torch.autocast(self._place.type, torch.bfloat16, enabled=self._numbers == "bf16",
+        with torch.autocast(self._place.type, torch.bfloat16, enabled=self._precision == "bf16",
                             cache_enabled=False):
             losses, gradients = self._gradients(self._parameters, x, y)
         for p, g in zip(self._parameters, gradients, strict=True):

@@ -52,23 +52,23 @@ def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
         elif form == TUNED:
             yield Offer("bf16", form, "wall", partial(Loop, problem, "bf16", place, data, True))
         elif form != GRAPHS[1] or small:
-            for numbers in ("float32", "tf32", "bf16"):
-                yield Offer(numbers, form, "events",
-                            partial(Graph, problem, numbers, form, place, data))
+            for precision in ("float32", "tf32", "bf16"):
+                yield Offer(precision, form, "events",
+                            partial(Graph, problem, precision, form, place, data))
 
 
-def allow(numbers: str) -> None:
+def allow(precision: str) -> None:
     """Let float32 products use tf32, or not."""
-    torch.backends.cuda.matmul.allow_tf32 = numbers == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 
 
 class _State:
     """Parameters and optimizer."""
 
-    def __init__(self, problem: Problem, numbers: str, place: torch.device,
+    def __init__(self, problem: Problem, precision: str, place: torch.device,
                  compiled: bool = False) -> None:
-        self.problem, self.numbers, self.place = problem, numbers, place
-        kind = torch.float64 if numbers == TRUTH else torch.float32
+        self.problem, self.precision, self.place = problem, precision, place
+        kind = torch.float64 if precision == TRUTH else torch.float32
         self.start = [torch.from_numpy(a.copy()).to(place, kind) for a in problem.initial()]
         self.parameters = [a.clone().requires_grad_() for a in self.start]
         gpu = place.type == "cuda"
@@ -84,7 +84,7 @@ class _State:
             else function
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast(self.place.type, torch.bfloat16, enabled=self.numbers == "bf16",
+        with torch.autocast(self.place.type, torch.bfloat16, enabled=self.precision == "bf16",
                             cache_enabled=False):
             return self._loss(self.parameters, x, y)
 
@@ -125,11 +125,11 @@ def loss_of(loss: str, biased: bool, parameters: list[Tensor], x: Tensor, y: Ten
 class Graph:
     """An epoch captured in one CUDA graph. Every replay takes the order that lies in memory."""
 
-    def __init__(self, problem: Problem, numbers: str, form: str, place: torch.device,
+    def __init__(self, problem: Problem, precision: str, form: str, place: torch.device,
                  data: list[Tensor]) -> None:
-        allow(numbers)
+        allow(precision)
         self._problem, self._data, self._gathered = problem, data, form == GRAPHS[1]
-        self._state = state = _State(problem, numbers, place, form == COMPILED)
+        self._state = state = _State(problem, precision, place, form == COMPILED)
         self._order = torch.from_numpy(problem.order(0)).to(place)
         self._kept = torch.zeros(problem.steps, device=place)
         warming = torch.cuda.Stream()
@@ -179,10 +179,10 @@ class Loop:
     LIMIT_S = 2.0
     """A block is broken off after so long; the epoch's time then follows from the steps done."""
 
-    def __init__(self, problem: Problem, numbers: str, place: torch.device, data: list[Tensor],
+    def __init__(self, problem: Problem, precision: str, place: torch.device, data: list[Tensor],
                  tuned: bool = False) -> None:
         self._problem, self._place, self._data, self._tuned = problem, place, data, tuned
-        self._state = _State(problem, numbers, place, compiled=tuned)
+        self._state = _State(problem, precision, place, compiled=tuned)
         self._order = torch.from_numpy(problem.order(0))
         self._losses: list[Any] = []
         if tuned:  # compilation is no part of an epoch
@@ -203,7 +203,7 @@ class Loop:
         return [x, y.long() if self._problem.loss == "cross_entropy" else y.to(x.dtype)]
 
     def block(self, epochs: int) -> float:
-        allow(self._state.numbers)
+        allow(self._state.precision)
         begun, steps = perf_counter(), 0
         for _ in range(epochs):
             self._losses = []

@@ -25,7 +25,7 @@ from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.training_problem import Problem
 
 TRUTH = "float64"
-"""The number class of a program that is only there to say what the losses ought to be."""
+"""The precision of a program that is only there to say what the losses ought to be."""
 CHECKED_EPOCHS = 2
 """Epochs whose losses are compared."""
 WINDOW = 16
@@ -46,6 +46,8 @@ PATIENCE_S."""
 
 Losses = Sequence[float | None]
 """Of steps; None is not finite."""
+Cost = NDArray[np.float64] | float
+"""How far from float64 a precision moves losses."""
 
 
 class Program(Protocol):
@@ -62,10 +64,10 @@ class Program(Protocol):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A program that can be made: its number class, its form in words, and how its time is taken
+    """A program that can be made: its precision, its form in words, and how its time is taken
     ("events" on the device, or "wall")."""
 
-    numbers: str
+    precision: str
     form: str
     clock: str
     make: Callable[[], Program]
@@ -112,7 +114,7 @@ class Made(msgspec.Struct, tag="made", frozen=True, kw_only=True):
     """A program that is ready, with the losses of its first steps (None: not finite) and its
     footprint where that is known; or why it is not."""
 
-    numbers: str
+    precision: str
     form: str
     clock: str
     losses: list[float | None] = []
@@ -229,7 +231,7 @@ class Worker:
             if command.is_large:
                 program = None
                 free_memory()
-            self._answer(Made(numbers=offer.numbers, form=offer.form, clock=offer.clock,
+            self._answer(Made(precision=offer.precision, form=offer.form, clock=offer.clock,
                               losses=losses, reason=reason,
                               seconds=perf_counter() - started,
                               footprint=footprint))
