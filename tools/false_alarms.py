@@ -56,7 +56,7 @@ from tests.properties.runs import MODES, Case, cases, on_host, on_simulated_gpu,
 from tests.properties.test_runners import TOLERANCE
 from tools.full_walk import ROOT, commit_of_code
 
-KEPT = ROOT / "results" / "false-alarms.json"
+RECORD = ROOT / "results" / "false-alarms.json"
 NUMBERS = [name for name, toggle in TOGGLES.items() if toggle.group == "numbers"]
 OPTIMIZERS = [Optimizer("sgd", 0.1, given) for given in (
     {}, {"momentum": 0.9}, {"decay": 0.02}, {"momentum": 0.9, "nesterov": 1, "decay": 0.01})]
@@ -259,7 +259,7 @@ def check_some(kind: str, wanted: int, seed: int, left_out: Counter[str]
 
 
 def read_record() -> Record:
-    return msgspec.json.decode(KEPT.read_bytes(), type=Record) if KEPT.exists() \
+    return msgspec.json.decode(RECORD.read_bytes(), type=Record) if RECORD.exists() \
         else Record(runs=[])
 
 
@@ -309,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
               seconds=round(sum(os.times()[:4]) - begin, 1))
     others = [each for each in read_record().runs if each.seed != run.seed]
     record = Record(runs=sorted([*others, run], key=lambda each: each.seed))
-    write_atomically(KEPT, msgspec.json.format(msgspec.json.encode(record), indent=1))
+    write_atomically(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1))
     for why, times in left_out.most_common():
         print(f"no sample, {times} times  {why}")
     print(f"{len(refused)} of {sum(shares.values())} refused", *(

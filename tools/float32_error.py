@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 
 from tests.persistent import errors  # noqa: E402
 
-KEPT = ROOT / "results" / "float32-error.json"
+RECORD = ROOT / "results" / "float32-error.json"
 
 
 def main() -> None:
@@ -31,15 +31,15 @@ def main() -> None:
         rows.append({"seed": seed, "what": str(found.drawn),
                      "blocks": str(found.chosen.sharding), "update": update,
                      "gradient": gradient})
-    kept = {
+    record = {
         "about": "error of a step on the chip over that of NumPy's float32, both against float64 "
                  "(tools/float32_error.py)",
         "worst": {what: max(row[what] for row in rows) for what in ("update", "gradient")},
         "median": {what: round(float(np.median([row[what] for row in rows])), 3)
                    for what in ("update", "gradient")},
         "numpy": np.__version__, "draws": rows}
-    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    print(f"worst {kept['worst']}, median {kept['median']}")
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"worst {record['worst']}, median {record['median']}")
 
 
 if __name__ == "__main__":

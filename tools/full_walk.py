@@ -36,7 +36,7 @@ from rawnn.common.files import write_atomically
 from tests.slices import SLICES
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ROOT / "results" / "full-walk.json"
+RECORD = ROOT / "results" / "full-walk.json"
 WRITTEN = ("results/full-walk.json", "results/false-alarms.json", "docs/testing.md")
 """Files that a walk, or tools/false_alarms.py, changes itself."""
 SEEDED = "tests.properties.profile"
@@ -129,12 +129,12 @@ def walk(step: Step, commit: str, jobs: int) -> Part:
 
 
 def read_record() -> Record:
-    if not KEPT.exists():
+    if not RECORD.exists():
         return Record(parts=[])
-    return msgspec.json.decode(KEPT.read_bytes(), type=Record)
+    return msgspec.json.decode(RECORD.read_bytes(), type=Record)
 
 
-def kept(record: Record, part: Part, every: Sequence[Step]) -> Record:
+def updated(record: Record, part: Part, every: Sequence[Step]) -> Record:
     """The record with a part in place of what was known of it; parts that are gone are left out."""
     parts = {each.name: each for each in record.parts} | {part.name: part}
     return Record(parts=[parts[step.name] for step in every if step.name in parts])
@@ -204,8 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for step in list(chosen(asked.only, asked.again, commit, record)):
         begin = time.monotonic()
         part = walk(step, commit, asked.jobs)
-        record = kept(record, part, steps())
-        write_atomically(KEPT, msgspec.json.format(msgspec.json.encode(record), indent=1))
+        record = updated(record, part, steps())
+        write_atomically(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1))
         print(f"{part.name}: {part.passed} passed, {part.skipped} skipped, {len(part.failed)} "
               f"failed; {part.seconds:.0f} s of tests in {time.monotonic() - begin:.0f} s",
               *part.failed, sep="\n  ", flush=True)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from rawnn.bench.render.grid import Grid  # noqa: E402
 from rawnn.common.files import write_atomically  # noqa: E402
 
-KEPT = ROOT / "results" / "gpu-tests.json"
+RECORD = ROOT / "results" / "gpu-tests.json"
 LISTS = {
     "whole": "all of `tests/gpu`", "chip": "those that train on the chip, and the engine's",
     "ranks": "`tests/gpu/test_ranks.py` on two GPUs",
@@ -183,7 +183,7 @@ def _ordered(lists: Iterable[List], order: dict[str, str]) -> list[List]:
                   if each.name in order else 99)
 
 
-def read_record(path: Path = KEPT) -> Record:
+def read_record(path: Path = RECORD) -> Record:
     """The record that is kept."""
     return msgspec.json.decode(path.read_bytes(), type=Record)
 
@@ -249,9 +249,9 @@ def main() -> None:
     asked = parser.parse_args()
     if missing := [str(folder) for folder in asked.folders if not folder.is_dir()]:
         parser.error(f"there is no folder {', '.join(missing)}")
-    before = read_record() if KEPT.exists() and not asked.new else None
+    before = read_record() if RECORD.exists() and not asked.new else None
     found = record(asked.folders, asked.commit, before)
-    write_atomically(KEPT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    write_atomically(RECORD, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 if __name__ == "__main__":

@@ -336,8 +336,8 @@ def lessons(topic: str) -> str:
 
 def float32_error() -> str:
     """How far float32 of `persistent` is from float64, beside NumPy's."""
-    kept = json.loads((RESULTS / "float32-error.json").read_text(encoding="utf-8"))
-    worst, median, networks = kept["worst"], kept["median"], kept["draws"]
+    record = json.loads((RESULTS / "float32-error.json").read_text(encoding="utf-8"))
+    worst, median, networks = record["worst"], record["median"], record["draws"]
     far = max(networks, key=lambda row: float(row["gradient"]))
     update, gradient = (f"{worst[name]:.2f} times" for name in ("update", "gradient"))
     return (f"Of {len(networks)} random networks, one step's change of the weights, as stored in "

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rawnn.bench.gpu_limits import Limits, kept
+from rawnn.bench.gpu_limits import Limits, stored_limits
 from rawnn.engine.machine import Opened
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.plan.op import Op
@@ -54,9 +54,9 @@ def least(plan: Plan) -> int:
     names = {name for op in plan.ops for name, _ in (*op.reads, *op.writes)}
     data = sum(touched_bytes(plan, name) * plan.steps for name in names
                if plan[name].role.of_data)
-    kept = sum(plan[name].nbytes for name in names
+    state_bytes = sum(plan[name].nbytes for name in names
                if plan[name].role in (Role.PARAMETER, Role.STATE))
-    return data + 2 * kept
+    return data + 2 * state_bytes
 
 
 def touched_bytes(plan: Plan, name: str) -> int:
@@ -246,7 +246,7 @@ def _arithmetic_us(plan: Plan, limits: Limits) -> float | None:
 def _unavoidable_us(plan: Plan, limits: Limits) -> float | None:
     used = {name for op in plan.ops for name in op.tensors}
     data = {n: plan[n] for n in used if plan[n].role.of_data}
-    kept = sum(t.nbytes for t in plan.tensors.values()
+    state_bytes = sum(t.nbytes for t in plan.tensors.values()
                if t.role is Role.PARAMETER or (t.role is Role.STATE and t.name in used))
     rates = {name: limits.value(name) for name in ("read", "copy", "l2_read", "host_to_device")}
     if any(rate is None for rate in rates.values()):
@@ -258,8 +258,9 @@ def _unavoidable_us(plan: Plan, limits: Limits) -> float | None:
         total += tensor.nbytes // max(tensor.shape[0], 1) * plan.batch / (rates[rate] or 1) / 1e3
     chip = plan.target.multiprocessors * (plan.target.shared_per_multiprocessor
                                           + 4 * plan.target.registers)
-    if kept > chip:
-        total += 2 * kept / (rates["l2_read" if kept <= limits.l2_bytes else "copy"] or 1) / 1e3
+    if state_bytes > chip:
+        rate = "l2_read" if state_bytes <= limits.l2_bytes else "copy"
+        total += 2 * state_bytes / (rates[rate] or 1) / 1e3
     return total
 
 
@@ -283,7 +284,7 @@ def footprint(work: PreparedRun, facts: dict[str, Any], opened: Opened) -> dict[
     if facts.get("graph_nodes") is not None:
         found["graph_nodes"] = facts["graph_nodes"]
     device = opened.device
-    limits = kept(device.info.name, device.info.driver) if device else None
+    limits = stored_limits(device.info.name, device.info.driver) if device else None
     bound = least_time(work.train, limits) if limits else None
     if bound is not None:
         found |= {"lower_bound_us": bound.us, "lower_bound_memory_us": bound.memory_us,

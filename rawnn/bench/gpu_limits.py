@@ -1,4 +1,4 @@
-"""What limits a GPU, as `rawnn bench lower-bounds` measured it, and where that is kept.
+"""What limits a GPU, as `rawnn bench lower-bounds` measured it, and where that is stored.
 
 docs/floors.md says what each constant is.
 """
@@ -97,16 +97,16 @@ def read_limits(path: str | os.PathLike[str]) -> Limits:
     return Limits(results, Path(path))
 
 
-# -- where they are kept ---------------------------------------------------------------------------
+# -- where they are stored -------------------------------------------------------------------------
 
 
 def folder() -> Path:
-    """Where the constants of this machine's GPUs are kept: beside the kernels' cache."""
+    """Where the constants of this machine's GPUs are stored: next to the kernels' cache."""
     return cache_directory() / "floors"
 
 
-def keep(results: Results) -> Path:
-    """Keep the constants of a GPU in place of those measured with the same driver. Raises
+def store_limits(results: Results) -> Path:
+    """Store the constants of a GPU in place of those measured with the same driver. Raises
     RawnnError where the file cannot be written."""
     limits = Limits(results)
     path = folder() / f"{_slug(limits.gpu)}-{_slug(limits.driver)}.json"
@@ -120,7 +120,7 @@ def _slug(text: str) -> str:
 
 
 def _all() -> Iterator[Limits]:
-    """All that is kept; the file that RAWNN_FLOORS names, alone, where it is set."""
+    """All that is stored; the file that RAWNN_FLOORS names, alone, where it is set."""
     named = os.environ.get(ENVIRONMENT)
     if named:
         yield read_limits(Path(named).expanduser())
@@ -132,7 +132,7 @@ def _all() -> Iterator[Limits]:
             continue
 
 
-def kept(gpu: str, driver: str = "") -> Limits | None:
+def stored_limits(gpu: str, driver: str = "") -> Limits | None:
     """The constants of a GPU by its whole name ("NVIDIA H200"), or by one word of it ("H200"), with
     any driver unless one is given; the newest of several. Never those of another GPU: None where
     there are none. Raises ConfigError where RAWNN_FLOORS names no such file."""
@@ -174,7 +174,7 @@ CLASSES = {"float32": "fma", "tf32": "tensor_tf32", "bfloat16": "tensor_bf16",
 
 def roofline(gpu: str) -> Roofline | None:
     """The limits of a GPU by its name; None where its memory was not measured."""
-    found = kept(gpu)
+    found = stored_limits(gpu)
     copy = found.value("copy") if found else None
     if found is None or copy is None:
         return None

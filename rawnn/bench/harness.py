@@ -194,7 +194,7 @@ class Harness:
         return self.budget - (monotonic() - self._begun)
 
     # -- records -----------------------------------------------------------------------------------
-    def keep(self, records: Iterable[Record]) -> None:
+    def store(self, records: Iterable[Record]) -> None:
         """Put records into the results, and write the file. Where that fails (a full disk) it is
         said once, and tried again with the next records."""
         self.results.update(records)
@@ -214,7 +214,7 @@ class Harness:
         self.results.ended.pop(self.suite, None)
         if why:
             self.results.ended[self.suite] = why
-        self.keep(())
+        self.store(())
 
     def check(self) -> None:
         """Raise RawnnError where the file could not be written, KeyboardInterrupt where Ctrl-C
@@ -236,7 +236,7 @@ class Harness:
             if before and before[0].samples and before[0].status == "measured":
                 variant.resume(before)
         self.results.ended[self.suite] = CUT_OFF
-        self.keep(record for variant in variants for record in variant.records())
+        self.store(record for variant in variants for record in variant.records())
 
     def interleave(self, variants: Sequence[Variant], rounds: int, *,
                    whole_rounds: bool = False, is_budgeted: bool = True,
@@ -266,7 +266,7 @@ class Harness:
                     if on_sample is not None:
                         on_sample(variant, done, total)
                     else:
-                        self.keep(variant.records())
+                        self.store(variant.records())
                         self.progress(done, total, rounds, f"{variant.case} {variant.name}")
         except KeyboardInterrupt:
             self.interrupted = True

@@ -16,7 +16,7 @@ import msgspec
 from rawnn.bench import cupti
 from rawnn.bench.costing import OWN, op_costs
 from rawnn.bench.cupti import Activity
-from rawnn.bench.gpu_limits import kept
+from rawnn.bench.gpu_limits import stored_limits
 from rawnn.bench.harness import place_of
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.bench.peers.worker import timed
@@ -280,7 +280,7 @@ def _work_of(plan: Plan, work: PreparedRun,
     """By op: bytes, operations, and the microseconds that they take at least."""
     assert opened.device is not None
     info = opened.device.info
-    limits = kept(info.name, info.driver)
+    limits = stored_limits(info.name, info.driver)
     found = {}
     for cost in op_costs(plan, work.policy, limits):
         least = None if cost.bound == OWN or cost.memory_us is None \

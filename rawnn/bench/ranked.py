@@ -60,18 +60,18 @@ def main() -> int:
     system, path = sys.argv[1:]
     request = msgspec.json.decode(Path(path).read_bytes(), type=Request)
 
-    def keep(found: Answer) -> None:
+    def store(found: Answer) -> None:
         write_atomically(request.answer, msgspec.json.encode(found))
 
     try:
         if system == "torch":
             from rawnn.bench.peers.ddp import leave, measure
 
-            measure(request, keep)
+            measure(request, store)
             if request.options.get("device") != "host":
                 leave(0)
         elif found := ours(request):
-            keep(found)
+            store(found)
     except RawnnError as error:
         if error.speaks:
             print(f"rawnn: error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What every measurement is kept as: records in long format, one metric of one variant each.
+"""What every measurement is stored as: records in long format, one metric of one variant each.
 
 A results file is JSON: `format` (2), lists of `environments` and of `conditions`, `records` that
 name places in those, and under `ended` the suites that were ended early, with the reason.
@@ -98,13 +98,13 @@ def records_of(case: str, variant: str, metrics: Mapping[str, Sequence[float] | 
                environment: str = "") -> Iterator[Record]:
     """A record of the first metric, which has the status and the notes, and one of each other
     metric that has samples. Conditions of None are left out."""
-    kept = {name: value for name, value in (conditions or {}).items() if value is not None}
+    given = {name: value for name, value in (conditions or {}).items() if value is not None}
     samples = {name: _samples(value) for name, value in metrics.items()}
     first = next(iter(metrics))
     names = [name for name, found in samples.items() if found]
     for name in names if first in names else [first, *names]:  # which has status and notes
         yield Record(case=case, variant=variant, precision=precision, metric=name,
-                     samples=samples[name], unit=unit_of(name), conditions=kept,
+                     samples=samples[name], unit=unit_of(name), conditions=given,
                      environment=environment,
                      status=status if name == first else "measured",
                      reason=reason if name == first else "",
@@ -190,13 +190,13 @@ class Results(msgspec.Struct, kw_only=True):
         for record in records:
             new.setdefault(record.program, []).append(record)
         replaced = set(new)
-        kept: list[Record] = []
+        merged: list[Record] = []
         for record in self.records:
             if record.program in replaced:
-                kept += new.pop(record.program, [])
+                merged += new.pop(record.program, [])
             else:
-                kept.append(record)
-        self.records = kept + [record for several in new.values() for record in several]
+                merged.append(record)
+        self.records = merged + [record for several in new.values() for record in several]
 
     def replace(self, program: tuple[object, ...], records: Sequence[Record]) -> None:
         """Put other records in the place of a variant's."""
@@ -241,13 +241,13 @@ class Results(msgspec.Struct, kw_only=True):
         conditions: dict[bytes, int] = {}
         lines = []
         for record in self.records:
-            kept = msgspec.to_builtins(record)
+            encoded = msgspec.to_builtins(record)
             text = msgspec.json.encode(record.conditions)
-            kept["conditions"] = conditions.setdefault(text, len(conditions))
-            kept["environment"] = places[record.environment]
+            encoded["conditions"] = conditions.setdefault(text, len(conditions))
+            encoded["environment"] = places[record.environment]
             if record.unit == unit_of(record.metric):
-                kept.pop("unit", None)
-            lines.append(msgspec.json.encode(kept))
+                encoded.pop("unit", None)
+            lines.append(msgspec.json.encode(encoded))
         head = msgspec.json.encode({
             "format": FORMAT, "ended": self.ended,
             "environments": [self.environments[key] for key in environments]})

@@ -1,7 +1,7 @@
 """The accuracy that a correct run reaches: the host runner in float64, over several seeds.
 
 Every rung of a ladder must reach it within two of its standard deviations. It costs a minute or
-so of CPU time and depends on nothing but the configuration and the data, so it is kept in a file.
+so of CPU time and depends on nothing but the configuration and the data, so it is stored in a file.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def host_accuracy(config: Config, data: Dataset, seeds: Sequence[int] = SEEDS,
                   conditions={**conditions_of(config, data), "seeds": list(seeds)})
 
 
-# -- where it is kept ------------------------------------------------------------------------------
+# -- where it is stored ----------------------------------------------------------------------------
 
 
 def default_path() -> Path:
@@ -98,7 +98,7 @@ def default_path() -> Path:
 
 
 def read_references(path: Path) -> Results:
-    """What a file keeps; nothing where it does not exist. Raises ConfigError for a file that is
+    """What a file has; nothing where it does not exist. Raises ConfigError for a file that is
     none of references."""
     if not path.exists():
         return Results()
@@ -110,14 +110,14 @@ def read_references(path: Path) -> Results:
 
 def find_reference(path: Path, config: Config, data: Dataset) -> Record | None:
     """The reference of a configuration, if the file has it."""
-    kept = read_references(path).where("ladder", variant=REFERENCE)
-    if not kept:
+    stored = read_references(path).where("ladder", variant=REFERENCE)
+    if not stored:
         return None
     wanted = conditions_of(config, data)
-    return next((r for r in kept if wanted.items() <= r.conditions.items()), None)
+    return next((r for r in stored if wanted.items() <= r.conditions.items()), None)
 
 
-def keep_reference(path: Path, reference: Record) -> None:
+def store_reference(path: Path, reference: Record) -> None:
     """Add a reference to the file, in place of one for the same configuration and data."""
     results, place = read_references(path), place_of(Opened(None, HOST, 0.0), {})
     alike = {**reference.conditions, "seeds": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rawnn.bench.costing import OWN, OpCost, least_time, op_costs, total
-from rawnn.bench.gpu_limits import Limits, kept, missing, read_limits
+from rawnn.bench.gpu_limits import Limits, missing, read_limits, stored_limits
 from rawnn.cli.screen import sentences, table_console
 from rawnn.cli.tables import print_table
 from rawnn.plan.plan import Plan
@@ -32,7 +32,7 @@ def _limits(gpu: str, file: str | None) -> tuple[Limits | None, str]:
     if file:
         found = read_limits(file)
         return found, f"limits: {file}, measured {found.environment.date} on {found.gpu}"
-    there = kept(gpu)
+    there = stored_limits(gpu)
     if there is None:
         return None, f"no microseconds: {missing(gpu)}"
     return there, f"limits: {there}"

@@ -157,7 +157,7 @@ def test_a_measurement_goes_by_the_limits_of_its_own_gpu(monkeypatch: pytest.Mon
 
     assert "lower_bound_us" not in measured()
     own = made("Simulated GPU")
-    monkeypatch.setattr("rawnn.bench.costing.kept", lambda gpu, driver="": own)
+    monkeypatch.setattr("rawnn.bench.costing.stored_limits", lambda gpu, driver="": own)
     known = measured()
     parts = {name: known.median(f"lower_bound_{name}") or 0.0
              for name in ("us", "memory_us", "arithmetic_us", "waiting_us", "exchanges")}
@@ -179,7 +179,7 @@ def test_plan_prints_costs_by_a_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "the step" in said
     assert "expected (us)" in said
     assert "no program does the step in less than" in said
-    gpu_limits.keep(made("NVIDIA H200").results)
+    gpu_limits.store_limits(made("NVIDIA H200").results)
     assert command(asked) == 0
     assert "no program does the step in less than" in capsys.readouterr().out
     # Those of another GPU are not taken.

@@ -13,7 +13,15 @@ import pytest
 from rawnn.bench import gpu_limits
 from rawnn.bench.cases import lower_bounds
 from rawnn.bench.cases.lower_bounds import SIMULATED, Constant, Effort, rounds_of
-from rawnn.bench.gpu_limits import CROSSING, GPU, SUITE, Limits, kept, read_limits, roofline
+from rawnn.bench.gpu_limits import (
+    CROSSING,
+    GPU,
+    SUITE,
+    Limits,
+    read_limits,
+    roofline,
+    stored_limits,
+)
 from rawnn.bench.harness import Harness
 from rawnn.bench.probing import ProbeDevice
 from rawnn.bench.record import Entry
@@ -149,18 +157,18 @@ def test_kernels_of_a_simulated_gpu_do_what_they_mean(device: Device) -> None:
 
 
 def test_constants_are_kept_by_gpu_and_driver_and_never_taken_for_another() -> None:
-    assert kept("Some GPU") is None
-    path = gpu_limits.keep(made().results)
-    gpu_limits.keep(made("NVIDIA H200", "2026-02-01", node=2.0).results)
+    assert stored_limits("Some GPU") is None
+    path = gpu_limits.store_limits(made().results)
+    gpu_limits.store_limits(made("NVIDIA H200", "2026-02-01", node=2.0).results)
     assert path.name == "some-gpu-580.1.json"
     for asked in ("Some GPU", "some gpu", "some"):
-        found = kept(asked)
+        found = stored_limits(asked)
         assert found
         assert found.value("node") == 1.0
-    assert kept("Some GPU", "580.1")
-    assert kept("Some GPU", "590.2") is None
-    assert kept("H20") is None
-    hopper = kept("H200")
+    assert stored_limits("Some GPU", "580.1")
+    assert stored_limits("Some GPU", "590.2") is None
+    assert stored_limits("H20") is None
+    hopper = stored_limits("H200")
     assert hopper
     assert hopper.value("node") == 2.0
     assert "NVIDIA H200" in str(hopper)
@@ -168,24 +176,24 @@ def test_constants_are_kept_by_gpu_and_driver_and_never_taken_for_another() -> N
 
 def test_a_file_can_be_named_in_place_of_what_is_kept(tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu_limits.keep(made().results)
+    gpu_limits.store_limits(made().results)
     made("Other GPU").results.write(tmp_path / "mine.json")
     monkeypatch.setenv("RAWNN_FLOORS", str(tmp_path / "mine.json"))
-    assert kept("Some GPU") is None
-    assert kept("Other GPU")
+    assert stored_limits("Some GPU") is None
+    assert stored_limits("Other GPU")
     monkeypatch.setenv("RAWNN_FLOORS", str(tmp_path / "none.json"))
     with pytest.raises(ConfigError, match="cannot read"):
-        kept("Other GPU")
+        stored_limits("Other GPU")
 
 
 def test_a_broken_file_in_the_cache_is_passed_over() -> None:
-    gpu_limits.keep(made().results).write_text("{")
-    assert kept("Some GPU") is None
+    gpu_limits.store_limits(made().results).write_text("{")
+    assert stored_limits("Some GPU") is None
 
 
 def test_a_roofline_is_of_what_was_measured() -> None:
     assert roofline("Some GPU") is None
-    gpu_limits.keep(made().results)
+    gpu_limits.store_limits(made().results)
     found = roofline("Some GPU")
     assert found
     assert (found.memory_gbps, found.l2_gbps) == (4000.0, 8000.0)
@@ -202,7 +210,7 @@ def test_the_command_measures_shows_and_keeps(tmp_path: Path) -> None:
     assert shown.output in done.output
     assert "graph node, one block" in markdown.read_text()
     assert read_limits(file).value("node") == pytest.approx(1)
-    assert kept(read_limits(file).gpu) is None  # a simulated GPU's times are no limits
+    assert stored_limits(read_limits(file).gpu) is None  # a simulated GPU's times are no limits
     results(record("a", [1.0])).write(file)
     with pytest.raises(ConfigError, match="has no limits of a GPU, but toggles"):
         read_limits(file)

@@ -79,7 +79,7 @@ def test_the_roofline_is_this_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made("simulated GPU").results.write(tmp_path / "f.json")
     plain = taken_apart("preload,arena,nosync")
     assert all(op.least_us is None for op in plain.ops)  # another driver's
-    monkeypatch.setattr("rawnn.bench.profiling.kept", lambda gpu, driver: made(gpu))
+    monkeypatch.setattr("rawnn.bench.profiling.stored_limits", lambda gpu, driver: made(gpu))
     known = taken_apart("preload,arena,nosync")
     for op in known.ops:
         assert op.least_us

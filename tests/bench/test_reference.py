@@ -14,8 +14,8 @@ from rawnn.bench.reference import (
     default_path,
     find_reference,
     host_accuracy,
-    keep_reference,
     read_references,
+    store_reference,
 )
 from rawnn.common.errors import ConfigError, TrainingDiverged
 from rawnn.common.listener import Listener
@@ -45,8 +45,8 @@ def test_what_is_kept_is_found_for_the_same_run_only(tmp_path: Path) -> None:
     path = tmp_path / "new" / "oracle.json"
     assert find_reference(path, CONFIG, DATA) is None
     for seeds in ((0,), (0, 1)):  # the second replaces the first
-        keep_reference(path, host_accuracy(CONFIG, DATA, seeds))
-    keep_reference(path, host_accuracy(replace(CONFIG, epochs=2), DATA, (0,)))
+        store_reference(path, host_accuracy(CONFIG, DATA, seeds))
+    store_reference(path, host_accuracy(replace(CONFIG, epochs=2), DATA, (0,)))
     assert [r.conditions["seeds"] for r in read_references(path).records] == [[0, 1], [0]]
     found = find_reference(path, replace(CONFIG, seed=5, opt="fuse", device="auto"), DATA)
     assert found

@@ -35,7 +35,7 @@ def test_what_is_refused_is_named_and_can_be_run_again(
     def refuse(*_: Any) -> None:
         raise Race("a race that is none")
 
-    monkeypatch.setattr(false_alarms, "KEPT", tmp_path / "kept.json")
+    monkeypatch.setattr(false_alarms, "RECORD", tmp_path / "kept.json")
     monkeypatch.setattr(false_alarms, "commit_of_code", lambda: "c" * 40)
     assert main(["--count", "2", "--compiled", "0", "--seed", "5"]) == 0
     assert "0 of 2 refused" in capsys.readouterr().out

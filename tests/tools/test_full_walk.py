@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tools import full_walk
-from tools.full_walk import Part, Record, Step, kept, steps, table, walk
+from tools.full_walk import Part, Record, Step, steps, table, updated, walk
 
 TEST = """import pytest
 from tests.slices import sliced
@@ -51,10 +51,10 @@ def test_a_part_is_walked_whole(tree: Path) -> None:
 def test_a_part_takes_the_place_of_what_was_known_of_it() -> None:
     every = [Step(A.name), Step(B.name)]
     other = Part(name=A.name, commit="c", passed=1, skipped=0, failed=[], seconds=1)
-    record = kept(kept(Record(parts=[]), B, every), A, every)
+    record = updated(updated(Record(parts=[]), B, every), A, every)
     assert record.parts == [A, B]
-    assert kept(record, other, every).parts == [other, B]
-    assert kept(record, other, every[:1]).parts == [other]
+    assert updated(record, other, every).parts == [other, B]
+    assert updated(record, other, every[:1]).parts == [other]
 
 
 def test_the_table_says_what_failed_and_of_which_commit() -> None:

@@ -113,7 +113,7 @@ def measure(harness: Harness, suites: Suites, *, count: int, seed: int, work: fl
     try:
         for outcome in run_random(opened, limits, seed, count):
             harness.echo(str(outcome))
-            harness.keep(outcome.records(harness.environment.key))
+            harness.store(outcome.records(harness.environment.key))
             done += 1
             harness.progress(done, count, count, f"seed {outcome.seed}")
     except KeyboardInterrupt:

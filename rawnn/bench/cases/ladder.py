@@ -20,7 +20,7 @@ from rawnn.bench.reference import (
     default_path,
     find_reference,
     host_accuracy,
-    keep_reference,
+    store_reference,
 )
 from rawnn.bench.render import training
 from rawnn.bench.render.view import View
@@ -115,7 +115,7 @@ def run_ladder(harness: Harness, config: Config, repeats: int, rungs: Sequence[s
     variants[0].notes += notes
     harness.ask(variants)
     if reference is not None:
-        harness.keep([msgspec.structs.replace(reference, environment=harness.environment.key)])
+        harness.store([msgspec.structs.replace(reference, environment=harness.environment.key)])
     harness.interleave(variants, repeats, whole_rounds=True)
     harness.end()
 
@@ -188,7 +188,7 @@ def _reference(mode: str, path: Path, config: Config, data: Dataset,
         harness.progress(SEEDS.index(seed) + 1, len(SEEDS), len(SEEDS), f"reference, seed {seed}")
 
     found = host_accuracy(config, data, SEEDS, said)
-    keep_reference(path, found)
+    store_reference(path, found)
     return found
 
 

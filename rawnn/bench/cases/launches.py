@@ -90,7 +90,7 @@ def measure_launches(harness: Harness, opened: Opened, samples: int, launches: i
         if variant.is_usable and variant.name in timed and (reason := timed[variant.name].wrong()):
             variant.samples.clear()
             variant.refuse("wrong", reason)
-        harness.keep(variant.records())
+        harness.store(variant.records())
     harness.end()
 
 

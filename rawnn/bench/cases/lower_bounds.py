@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.bench.case import GPU_DEVICE, Case
-from rawnn.bench.gpu_limits import GPU, METRICS, SUITE, Limits, keep
+from rawnn.bench.gpu_limits import GPU, METRICS, SUITE, Limits, store_limits
 from rawnn.bench.harness import Harness, Sample, Variant, require_gpu
 from rawnn.bench.peers.worker import PATIENCE_S, STEADY, WARM_S
 from rawnn.bench.probing import ProbeDevice, Timed
@@ -70,7 +70,7 @@ def measure(harness: Harness, suites: Suites, *, samples: int | None, device: st
     """Measure what limits this GPU: what launches, barriers and exchanges cost, and what its memory
     and its arithmetic reach.
 
-    The constants are kept for this GPU and driver. The column "x lower bound" of the other tables
+    The constants are stored for this GPU and driver. The column "x lower bound" of the other tables
     and `rawnn plan --cost` go by them.
     """
     opened = harness.open(device, TIMER)
@@ -82,7 +82,7 @@ def measure(harness: Harness, suites: Suites, *, samples: int | None, device: st
     measure_limits(harness, opened, effort)
     if any(r.samples for r in harness.results.where(SUITE) if r.variant != GPU) \
             and gpu.backend.name != "sim":
-        harness.notify(f"kept in {keep(harness.results)}")
+        harness.notify(f"kept in {store_limits(harness.results)}")
 
 
 def measure_limits(harness: Harness, opened: Opened, effort: Effort) -> None:
@@ -93,20 +93,20 @@ def measure_limits(harness: Harness, opened: Opened, effort: Effort) -> None:
         gpu = _variant(harness, GPU, "multiprocessors")
         gpu.add(Sample({"multiprocessors": probing.target.multiprocessors,
                         "l2_bytes": probing.device.attribute("L2_CACHE_SIZE")}))
-        harness.keep(gpu.records())
+        harness.store(gpu.records())
         asked = list(_asked(probing, effort))
         best: dict[str, Variant] = {}
         try:
             for number, one in enumerate(asked, 1):
                 found = _measured(one, effort, harness)
                 best[found.name] = _better(best.get(found.name), found)
-                harness.keep(best[found.name].records())
+                harness.store(best[found.name].records())
                 harness.progress(number, len(asked), 1, one.what)
         except KeyboardInterrupt:
             harness.interrupted = True
     if observed.conditions:
         gpu.add(Sample({}, conditions=observed.conditions))
-    harness.keep(gpu.records())
+    harness.store(gpu.records())
     harness.end()
 
 

@@ -139,7 +139,7 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members
 
 
 def _keep(harness: Harness, variant: Variant, done: int, total: int) -> None:
-    harness.keep(variant.records())
+    harness.store(variant.records())
     said = variant.reason or ", ".join(f"{name} {values[-1]:.2f}"
                                        for name, values in variant.samples.items())
     harness.echo(f"{variant.case} ({done} of {total}): {said}")

@@ -54,7 +54,7 @@ def measure(harness: Harness, suites: Suites, *, layers: str, batch: int, loss: 
     problem = Problem(name="phases", seed=0, layers=parse_layers(layers), batch=batch, loss=loss,
                       optimizer=optimizer, lr=LEARNING_RATES[optimizer], steps=steps)
     opened = harness.open(device, TIMER)
-    harness.keep(trace_phases(harness, opened, problem, opt))
+    harness.store(trace_phases(harness, opened, problem, opt))
     harness.end()
 
 

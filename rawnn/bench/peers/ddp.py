@@ -27,9 +27,9 @@ WARMING = 11
 """Steps before a capture, in which DDP settles its buckets (PyTorch's notes on CUDA graphs)."""
 
 
-def measure(request: Request, keep: Callable[[Answer], object] = lambda found: None
+def measure(request: Request, store: Callable[[Answer], object] = lambda found: None
             ) -> Answer | None:
-    """Train the network of the request's Config; None on other ranks than the first. `keep` is
+    """Train the network of the request's Config; None on other ranks than the first. `store` is
     called with the answer.
 
     On GPUs the process group is left as it is, for the process to end by `leave`: to destroy it is
@@ -56,7 +56,7 @@ def measure(request: Request, keep: Callable[[Answer], object] = lambda found: N
     distributed.init_process_group("nccl" if on_gpu else "gloo", rank=rank, world_size=size)
     found = _trained(torch, config, rank, size, place, request.synthetic)
     if found is not None:
-        keep(found)
+        store(found)
     if not on_gpu:
         distributed.destroy_process_group()
     return found

@@ -64,7 +64,7 @@ class Lane:
     def __init__(self, system: str, cores: int) -> None:
         self.system, self._cores = system, cores
         self.process = SystemProcess(system, cores)
-        self._kept: list[tuple[Prepare, Prepared]] = []
+        self._prepared: list[tuple[Prepare, Prepared]] = []
         self._closed = False
 
     def prepare(self, command: Prepare) -> Prepared:
@@ -77,7 +77,7 @@ class Lane:
                              for m in prepared.made]
             self.renew()
         else:
-            self._kept.append((command, prepared))
+            self._prepared.append((command, prepared))
         return prepared
 
     def renew(self) -> None:
@@ -86,18 +86,18 @@ class Lane:
             return
         self.process.close()
         self.process = SystemProcess(self.system, self._cores)
-        kept, self._kept = [k for k in self._kept if not k[1].reason], []
-        for command, prepared in kept:
+        still_right, self._prepared = [k for k in self._prepared if not k[1].reason], []
+        for command, prepared in still_right:
             again = self.process.prepare(command, command.seconds + GRACE_S)
             if self.process.lost or len(again) != len(prepared.made):
                 prepared.reason = self.process.lost or "it was not made ready again"
             else:
-                self._kept.append((command, prepared))
+                self._prepared.append((command, prepared))
 
     def forget(self, prepared: Prepared) -> None:
         """Drop a problem's programs."""
-        if any(p is prepared for _, p in self._kept):
-            self._kept = [k for k in self._kept if k[1] is not prepared]
+        if any(p is prepared for _, p in self._prepared):
+            self._prepared = [k for k in self._prepared if k[1] is not prepared]
             self.process.forget(prepared.problem.name)
 
     def close(self) -> None:

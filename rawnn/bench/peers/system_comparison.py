@@ -175,7 +175,7 @@ def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str]) -> 
                           f"compares small networks on the host")
     for reason in absent.values():
         harness.notify(f"{reason}; it is left out")
-    harness.keep(Record(case=harness.suite, variant=system, precision="", metric="step_us",
+    harness.store(Record(case=harness.suite, variant=system, precision="", metric="step_us",
                         samples=[], environment=harness.environment.key, status="unavailable",
                         reason=reason) for system, reason in absent.items())
 
@@ -214,7 +214,7 @@ def compare(harness: Harness, tasks: Sequence[Task], rules: Rules,
     names = {task.problem.name: task for task in tasks}
     found = {name for name, task in names.items() if any(
         map(task.marker(key).is_reached_by, harness.results.where(harness.suite)))}
-    harness.keep(marker for name, task in names.items() if name not in found
+    harness.store(marker for name, task in names.items() if name not in found
                  and (marker := task.marker(key)).program not in done)
     left = [task for task in part(tasks) if task.problem.name not in found]
     harness.results.ended[harness.suite] = CUT_OFF
@@ -223,7 +223,7 @@ def compare(harness: Harness, tasks: Sequence[Task], rules: Rules,
             task = names[problem.name]
             harness.results.replace(task.marker(key).program, [
                 record for variant in variants for record in variant.records()])
-            harness.keep(())
+            harness.store(())
             harness.echo(network_line(problem, variants))
             found.add(problem.name)
     except KeyboardInterrupt:

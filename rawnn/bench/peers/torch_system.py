@@ -131,7 +131,7 @@ class Graph:
         self._problem, self._data, self._gathered = problem, data, form == GRAPHS[1]
         self._state = state = _State(problem, precision, place, form == COMPILED)
         self._order = torch.from_numpy(problem.order(0)).to(place)
-        self._kept = torch.zeros(problem.steps, device=place)
+        self._step_losses = torch.zeros(problem.steps, device=place)
         warming = torch.cuda.Stream()
         warming.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warming):  # libraries choose and allocate before they are captured
@@ -153,13 +153,13 @@ class Graph:
             part = slice(step * batch, (step + 1) * batch)
             x, y = (a[part] for a in data) if self._gathered else \
                 (a.index_select(0, self._order[part]) for a in data)
-            self._kept[step].copy_(self._state.step(x, y))
+            self._step_losses[step].copy_(self._state.step(x, y))
 
     def reorder(self, order: NDArray[np.int32]) -> None:
         self._order.copy_(torch.from_numpy(order))
 
     def losses(self) -> NDArray[np.floating[Any]]:
-        found: NDArray[np.floating[Any]] = self._kept.cpu().numpy()
+        found: NDArray[np.floating[Any]] = self._step_losses.cpu().numpy()
         return found
 
     def block(self, epochs: int) -> float:

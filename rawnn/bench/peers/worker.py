@@ -168,7 +168,7 @@ def _epochs(milliseconds: float) -> int:
 
 
 @dataclass
-class _Kept:
+class _Prepared:
     """An offer that was made ready. Without `program` it is made again for its time."""
 
     offer: Offer
@@ -189,7 +189,7 @@ class Worker:
 
     def __init__(self, name: str, out: TextIO) -> None:
         self._name, self._out = name, out
-        self._programs: dict[str, list[_Kept]] = {}
+        self._programs: dict[str, list[_Prepared]] = {}
 
     def serve(self, lines: Iterator[str]) -> None:
         """Answer every command until there are no more."""
@@ -227,7 +227,7 @@ class Worker:
                     traceback.print_exc()
                     program, reason = None, _sentence(error)
             footprint = getattr(program, "footprint", {})
-            programs.append(_Kept(offer, None if command.is_large else program, not reason))
+            programs.append(_Prepared(offer, None if command.is_large else program, not reason))
             if command.is_large:
                 program = None
                 free_memory()
@@ -237,18 +237,18 @@ class Worker:
                               footprint=footprint))
         self._answer(Ready(system.versions()))
 
-    def _timed(self, programs: list[_Kept], index: int) -> Timed:
-        kept = programs[index]
-        if not kept.is_ready:
+    def _timed(self, programs: list[_Prepared], index: int) -> Timed:
+        prepared = programs[index]
+        if not prepared.is_ready:
             return Timed(reason="the program was never ready")
         try:
-            return timed(kept.program or kept.offer.make())
+            return timed(prepared.program or prepared.offer.make())
         except Exception as error:
             traceback.print_exc()
-            kept.program, kept.is_ready = None, False
+            prepared.program, prepared.is_ready = None, False
             return Timed(reason=_sentence(error))
         finally:
-            if kept.program is None:
+            if prepared.program is None:
                 free_memory()
 
 
