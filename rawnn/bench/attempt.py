@@ -46,38 +46,38 @@ ORDER = 8
 
 
 @dataclass(frozen=True)
-class Alone:
-    """Microseconds that one op takes behind the same op, with the user's kernel and with
-    rawnn's."""
+class IsolatedTime:
+    """Microseconds of one op launched repeatedly by itself, with the user's kernel and with the
+    kernels of rawnn that it replaces."""
 
     op: str
-    mine: float
-    ours: float
+    user_us: float
+    rawnn_us: float
     replaced: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Curves:
+class LossDifference:
     """The largest relative difference of a step's loss in the first epoch: with the user's kernel,
     and between two orders of arithmetic of rawnn's own."""
 
-    mine: float
+    user: float
     usual: float
 
     @property
-    def stayed(self) -> bool:
-        return self.mine <= ORDER * max(self.usual, 2.0**-20)
+    def is_within_tolerance(self) -> bool:
+        return self.user <= ORDER * max(self.usual, 2.0**-20)
 
     def __str__(self) -> str:
         usual = f"{self.usual:.1e} between rawnn's own ways of computing it"
-        if self.stayed:
-            return f"the loss curve stayed: no step's loss differs by more than {self.mine:.1e} " \
+        if self.is_within_tolerance:
+            return f"the loss curve stayed: no step's loss differs by more than {self.user:.1e} " \
                    f"({usual})"
-        return f"the loss curve did NOT stay: a step's loss differs by {self.mine:.1e}, and by " \
+        return f"the loss curve did NOT stay: a step's loss differs by {self.user:.1e}, and by " \
                f"{usual}"
 
 
-def step_of(config: Config, opt: str, data: Dataset, machine: Machine) -> Plan:
+def training_plan(config: Config, opt: str, data: Dataset, machine: Machine) -> Plan:
     """The step that `opt` makes of the network. Raises ConfigError."""
     network, recipe = config.network(), config.recipe()
     selection = select(opt, network, max(recipe.steps(len(data.train_images)), 1), machine,
@@ -85,7 +85,7 @@ def step_of(config: Config, opt: str, data: Dataset, machine: Machine) -> Plan:
     return prepare(network, data, selection, recipe).train
 
 
-def compiled(own: UserKernel, plan: Plan, arch: str) -> list[Resources]:
+def compile_instances(own: UserKernel, plan: Plan, arch: str) -> list[Resources]:
     """What each instance that the step asks for uses. Raises CompileError, MissingLibrary."""
     kernel = own.kernel
     expressions = tuple(dict.fromkeys(kernel.expression(op, plan) for op in ops_of(own, plan)))
@@ -97,7 +97,7 @@ def compiled(own: UserKernel, plan: Plan, arch: str) -> list[Resources]:
             for e in expressions]
 
 
-def simulated(config: Config, opt: str, data: Dataset) -> str:
+def simulate(config: Config, opt: str, data: Dataset) -> str:
     """Some steps on the simulated GPU, which proves arguments, bounds and order; "" where it did,
     else why it was not asked. Raises SimulationError for what is wrong."""
     network, batch = config.network(), config.batch or 128
@@ -120,26 +120,27 @@ def simulated(config: Config, opt: str, data: Dataset) -> str:
     return ""
 
 
-def right(device: Device, own: UserKernel, plan: Plan) -> list[Examined]:
-    """Each op that the kernel runs beside its reference."""
+def check_ops(device: Device, own: UserKernel, plan: Plan) -> list[Examined]:
+    """Each op that the kernel runs compared with its reference."""
     lowering = Lowering(device)
     try:
         return [examine(device, lowering, op, plan, seed) for seed, op in
-                enumerate(_different(own, plan))]
+                enumerate(_distinct_ops(own, plan))]
     finally:
         lowering.close()
 
 
-def alone(device: Device, own: UserKernel, plan: Plan) -> list[Alone]:
+def time_ops(device: Device, own: UserKernel, plan: Plan) -> list[IsolatedTime]:
     """What each op takes by itself: the median of launches of a graph of many, data in the L2
     cache."""
     lowering = Lowering(device)
     found = []
     try:
-        for op in _different(own, plan):
+        for op in _distinct_ops(own, plan):
             replaced: tuple[Op, ...] = op.attributes[REPLACES]
-            mine, ours = (_microseconds(device, lowering, ops, plan) for ops in ((op,), replaced))
-            found.append(Alone(op.name, mine, ours, tuple(f"{o.kind}/{o.impl}" for o in replaced)))
+            user, ours = (_microseconds(device, lowering, ops, plan) for ops in ((op,), replaced))
+            found.append(IsolatedTime(op.name, user, ours,
+                                      tuple(f"{o.kind}/{o.impl}" for o in replaced)))
     finally:
         lowering.close()
     return found
@@ -181,20 +182,21 @@ def _microseconds(device: Device, lowering: Lowering, ops: Sequence[Op], plan: P
         return median(samples[3:])
 
 
-def curves(config: Config, beside: str, opt: str, data: Dataset, opened: Opened) -> Curves:
-    """The first epoch with `opt` and with `beside`, step by step; what is usual is the difference
+def compare_losses(config: Config, base: str, opt: str, data: Dataset,
+                   opened: Opened) -> LossDifference:
+    """The first epoch with `opt` and with `base`, step by step; what is usual is the difference
     that computing it op by op makes."""
-    precision = precision_of(beside.split(","))
+    precision = precision_of(base.split(","))
     plain = ",".join(filter(None, ["none", "preload", precision]))
     losses: list[NDArray[np.float64]] = []
-    for each in (beside, opt, plain):
+    for each in (base, opt, plain):
         training = Training(replace(config, opt=each), data, opened)
         with training.session:
             training.block(1)
             losses.append(np.asarray(training.losses(), np.float64).copy())
     first, mine, usual = losses
     scale = np.maximum(np.abs(first), 1e-12)
-    return Curves(*(float(np.max(np.abs(each - first) / scale)) for each in (mine, usual)))
+    return LossDifference(*(float(np.max(np.abs(each - first) / scale)) for each in (mine, usual)))
 
 
 def ops_of(own: UserKernel, plan: Plan) -> list[Op]:
@@ -202,7 +204,7 @@ def ops_of(own: UserKernel, plan: Plan) -> list[Op]:
     return [op for op in user_ops(plan) if op.kind == own.word]
 
 
-def _different(own: UserKernel, plan: Plan) -> list[Op]:
+def _distinct_ops(own: UserKernel, plan: Plan) -> list[Op]:
     """The ops of a kernel, those of the same shapes once."""
     found: dict[Any, Op] = {}
     for op in ops_of(own, plan):

@@ -17,8 +17,8 @@ from rawnn.opts.registry import Toggle
 
 class Comparison(Settings, frozen=True, kw_only=True):
     """What shows the speedup of a toggle: workloads that are trained with the toggles `beside`, and
-    with each of `added` beside those (the toggle itself unless some are given). Where the toggle
-    stands in `beside` with another value, it is that which `added` replaces."""
+    with each of `added` in addition (the toggle itself unless some are given). Where `beside` has
+    the toggle with another value, `added` replaces it."""
 
     workloads: list[str]
     beside: str
@@ -43,26 +43,26 @@ class TogglesSuite(Settings, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Pairing:
-    """One workload that shows the speedup of `toggle`: trained with the toggles `beside`, and with
-    each of `added` beside those, the toggle itself unless some are given. Where the toggle stands
-    in `beside` with a part left out (fuse=-head), it is that which is replaced: the pairing then
-    shows the speedup of the part."""
+    """One workload that shows the speedup of `toggle`: trained with the toggles `base`, and with
+    each of `added` in addition, the toggle itself unless some are given. Where `base` has the
+    toggle with a part left out (fuse=-head), `added` replaces it: the pairing then shows the
+    speedup of the part."""
 
     toggle: str
     workload: str
-    beside: str
+    base: str
     added: tuple[str, ...]
 
     @property
     def is_of_part(self) -> bool:
-        return any(word.startswith(f"{self.toggle}=-") for word in self.beside.split(","))
+        return any(word.startswith(f"{self.toggle}=-") for word in self.base.split(","))
 
     @property
     def opts(self) -> list[str]:
         """Toggles as after --opt: those without it first, then with each that is added."""
-        beside = self.beside.split(",")
-        without = [word for word in beside if word.partition("=")[0] != self.toggle]
-        return [_in_order(beside), *(_in_order([*without, word]) for word in self.added)]
+        words = self.base.split(",")
+        without = [word for word in words if word.partition("=")[0] != self.toggle]
+        return [_in_order(words), *(_in_order([*without, word]) for word in self.added)]
 
     @property
     def variants(self) -> list[WorkloadOpt]:

@@ -7,7 +7,6 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -190,7 +189,7 @@ def _spans_of(activities: Sequence[Activity], work: PreparedRun) -> list[Span]:
         op, step = enqueued[place] if place is not None else (None, 0)
         spans.append(Span(
             name=op.own_name if op else activity.name,
-            kind=f"{op.kind}/{op.impl}" if op else BESIDE, step=step,
+            kind=f"{op.kind}/{op.impl}" if op else OUTSIDE, step=step,
             start_us=(activity.start - origin) / 1e3, us=(activity.end - activity.start) / 1e3))
     return spans
 
@@ -242,7 +241,7 @@ def named(activities: Sequence[Activity], kernels: Sequence[str]) -> list[int | 
 
 REACH = 64
 """Kernels ahead among which an activity is looked for."""
-BESIDE = "beside the steps"
+OUTSIDE = "outside the steps"
 
 
 def _mangled(kernel: str) -> str:
@@ -287,11 +286,6 @@ def _work_of(plan: Plan, work: PreparedRun,
             else max(cost.memory_us, cost.arithmetic_us or 0.0)
         found[cost.op.own_name] = (cost.nbytes, cost.operations, least)
     return found
-
-
-def beside(config: Config, opt: str) -> Config:
-    """The same run with other toggles."""
-    return replace(config, opt=opt)
 
 
 # -- as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing --------------------------------

@@ -23,13 +23,13 @@ LAYERS = "784-128-128-10"
 @click.argument("file", type=PATH)
 @click.option("--as", "op", metavar="OP", help="The op that it computes, such as bias_relu. "
                                                "[default: what its header says]")
-@run_option(TOGGLES, "--beside", "The toggles that it joins, and is compared with.", "best",
+@run_option(TOGGLES, "--beside base", "The toggles that it joins, and is compared with.", "best",
             metavar="TOGGLES", default="best", values=toggle_names, many=True)
 @config_options("opt", "sharding", "epochs", "partial", "patience", "min_delta", "monitor", "save",
                 "save_every", "keep", "resume")
 @click.option("--rounds", type=click.IntRange(2), default=ROUNDS, show_default=True,
               help="Turns of each configuration.")
-def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds: int,
+def try_(file: str, op: str | None, base: str, config_file: str | None, rounds: int,
          **options: Any) -> None:
     """Try the kernel of FILE in a training step: compile it, check it against the op's reference,
     time it alone, then train with and without it alternately. Did the step get faster, and did the
@@ -43,7 +43,7 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
     from rawnn.lab.plug import load
 
     own = load(file, op)
-    opt = f"{beside},{own.op}={file}"
+    opt = f"{base},{own.op}={file}"
     if not (options.get("layers") or options.get("workload") or config_file):
         options["layers"] = LAYERS
     config, data = fitted(make_config(config_file, options), say)
@@ -54,20 +54,20 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
         device = opened.device
         real = device is not None and device.backend.name != "sim"
         machine = opened.machine if device else ASSUMED
-        plan = attempt.step_of(config, opt, data, machine)
+        plan = attempt.training_plan(config, opt, data, machine)
         ops = ", ".join(each.name for each in attempt.ops_of(own, plan))
         layers = "-".join(map(str, config.layers))
         sentences(console, [f"{own.word} runs {ops} of {layers} at batch {plan.batch}"])
         arch = device.arch if device and real else "sm_90"
         try:
-            for each in attempt.compiled(own, plan, arch):
+            for each in attempt.compile_instances(own, plan, arch):
                 used, (stores, loads) = each.usage, each.spilled
                 console.print(f"compiled  {each.expression} for {arch}: {used.registers} registers,"
                               f" {used.shared:,} B of shared memory, {used.stack} B of stack, "
                               f"{stores + loads} B spilled", markup=False)
         except (MissingLibrary, RuntimeError) as error:
             console.print(f"compiled  not: NVRTC cannot be used here ({error})", markup=False)
-        reason = attempt.simulated(config, opt, data)
+        reason = attempt.simulate(config, opt, data)
         console.print("ordering  " + (f"not proved: {reason}" if reason else
                       f"{attempt.STEPS} steps on the simulated GPU: arguments, bounds and order "
                       f"are right"), markup=False)
@@ -76,20 +76,20 @@ def try_(file: str, op: str | None, beside: str, config_file: str | None, rounds
                                 "was timed, and the step was not compared"])
             return
         if real:
-            _check(attempt.right(device, own, plan), own.word, console)
+            _check(attempt.check_ops(device, own, plan), own.word, console)
         else:
             console.print("right     not asked: the simulated GPU computes what the op means, not "
                           "the kernel", markup=False)
-        for each_op in attempt.alone(device, own, plan):
-            ratio = each_op.ours / each_op.mine if each_op.mine else 1.0
-            console.print(f"alone     {each_op.op}: {each_op.mine:.2f} us, "
-                          f"{' + '.join(each_op.replaced)} {each_op.ours:.2f} us "
+        for each_op in attempt.time_ops(device, own, plan):
+            ratio = each_op.rawnn_us / each_op.user_us if each_op.user_us else 1.0
+            console.print(f"alone     {each_op.op}: {each_op.user_us:.2f} us, "
+                          f"{' + '.join(each_op.replaced)} {each_op.rawnn_us:.2f} us "
                           f"({ratio:.2f} x)", markup=False)
-        kept = attempt.curves(config, beside, opt, data, opened)
-        compare_configurations(harness, config, [beside, opt], data, opened, rounds)
+        difference = attempt.compare_losses(config, base, opt, data, opened)
+        compare_configurations(harness, config, [base, opt], data, opened, rounds)
         show(harness.results, SUITE)
-        console.print(str(kept), markup=False)
-        if not kept.stayed:
+        console.print(str(difference), markup=False)
+        if not difference.is_within_tolerance:
             raise RawnnError(f"{own.word} trains another model than rawnn's own kernels")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from rawnn.bench.gpu_limits import missing
-from rawnn.bench.profiling import WAYS, ProfileResult, beside, write_trace
+from rawnn.bench.profiling import WAYS, ProfileResult, write_trace
 from rawnn.bench.profiling import profile as profiled
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
@@ -50,7 +51,7 @@ def profile(config_file: str | None, steps: int, way: Any, other: str | None,
     with opened:
         several = [profiled(config, data, opened, steps, way)]
         if other:
-            several.append(profiled(beside(config, other), data, opened, steps, way))
+            several.append(profiled(replace(config, opt=other), data, opened, steps, way))
     if trace_file:
         write_trace(several, trace_file)
     if json_file:

@@ -17,7 +17,7 @@ import pytest
 from rawnn.bench import cupti
 from rawnn.bench.cupti import Activity
 from rawnn.bench.profiling import (
-    BESIDE,
+    OUTSIDE,
     ProfileResult,
     Way,
     named,
@@ -221,7 +221,7 @@ def test_an_epoch_as_cupti_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
     result = taken_apart("preload,fuse,graphs=epoch", (12, 4), "cupti")
     times = {op.name: op for op in result.ops}
     assert (result.way, result.steps) == ("cupti", steps)
-    assert times["tick"].kind == BESIDE
+    assert times["tick"].kind == OUTSIDE
     forward, update = times["linear_forward"], times["linear_update"]
     assert (forward.us.n, forward.us.median) == (steps, 1.0)
     assert update.us.median == 2.0

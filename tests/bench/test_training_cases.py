@@ -116,7 +116,7 @@ def test_every_toggle_is_compared_with_its_absence(toggle) -> None:
     assert bool(found) == (toggle.group != "scale")  # `bench scaling` is for that
     assert all(c.is_of_part for c in found) == (not found)
     for pairing in found:
-        beside = [w for w in pairing.beside.split(",") if w.partition("=")[0] == toggle.name]
+        beside = [w for w in pairing.base.split(",") if w.partition("=")[0] == toggle.name]
         assert bool(beside) == pairing.is_of_part
         assert all("=-" in word for word in beside)  # one of its parts is left out
         assert any(word.partition("=")[0] == toggle.name for word in pairing.added)
@@ -132,7 +132,7 @@ def test_parts_of_a_toggle_have_pairs_of_their_own() -> None:
     from rawnn.opts.fuse import FUSIONS
 
     asked = {word for c in pairings(TOGGLES["fuse"], SUITES.toggles) for word in
-             c.beside.split(",")}
+             c.base.split(",")}
     # Of the built-in workloads none has an activation that keeps its input, or a loss that several
     # blocks share.
     assert {name for name in FUSIONS if f"fuse=-{name}" not in asked} == {"late_slope",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.bench.attempt import Curves, alone, right, step_of
+from rawnn.bench.attempt import LossDifference, check_ops, time_ops, training_plan
 from rawnn.bench.peers import worker
 from rawnn.cli import run
 from rawnn.cuda.device import Device
@@ -79,8 +79,8 @@ def test_a_kernel_that_is_wrong_is_found(mine: Path) -> None:
     own = load(mine)
     device = Device(Simulation(1).backend())
     config, data = Config(layers=(29, 12, 7), batch=8), random_dataset()
-    plan = step_of(config, "preload,arena,bias_relu=mine", data, machine_of(device))
-    assert all(each.right for each in right(device, own, plan))
+    plan = training_plan(config, "preload,arena,bias_relu=mine", data, machine_of(device))
+    assert all(each.right for each in check_ops(device, own, plan))
     meant = own.reference
 
     def off(t: Any, a: Any) -> None:
@@ -93,16 +93,16 @@ def test_a_kernel_that_is_wrong_is_found(mine: Path) -> None:
     expected = own.kernel
     for wrong, message in ((off, r"a1\[3, 1\] is "), (skipping, r"a1\[7, 0\] was not written")):
         own(lambda t, a, wrong=wrong: wrong(t, a) if t.a.dtype == np.float32 else meant(t, a))
-        plan = step_of(config, "preload,arena,bias_relu=mine", data, machine_of(device))
-        found = right(device, own, plan)
+        plan = training_plan(config, "preload,arena,bias_relu=mine", data, machine_of(device))
+        found = check_ops(device, own, plan)
         assert [each.right for each in found] == [False]
         assert re.search(message, str(found[0].outcomes[0]))
     assert own.kernel is expected
-    assert [each.op for each in alone(device, own, plan)] == ["relu1"]
+    assert [each.op for each in time_ops(device, own, plan)] == ["relu1"]
     device.close()
 
 
 def test_a_curve_stays_as_near_as_other_orders_of_arithmetic() -> None:
-    assert Curves(3e-6, 1e-6).stayed
-    assert not Curves(3e-3, 1e-6).stayed
-    assert "did NOT stay" in str(Curves(3e-3, 1e-6))
+    assert LossDifference(3e-6, 1e-6).is_within_tolerance
+    assert not LossDifference(3e-3, 1e-6).is_within_tolerance
+    assert "did NOT stay" in str(LossDifference(3e-3, 1e-6))

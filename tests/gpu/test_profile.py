@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rawnn.bench import cupti
-from rawnn.bench.profiling import BESIDE, ProfileResult, Way, profile
+from rawnn.bench.profiling import OUTSIDE, ProfileResult, Way, profile
 from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
@@ -42,7 +42,7 @@ def test_cupti_sees_every_op_of_every_step(device: Device, opt: str) -> None:
     if reason := cupti.missing():
         pytest.skip(reason)
     result = taken_apart(device, opt, "cupti")
-    named = {op.name: op for op in result.ops if op.kind != BESIDE}
+    named = {op.name: op for op in result.ops if op.kind != OUTSIDE}
     assert result.steps == EXAMPLES // BATCH
     # Deferred ops run once a graph; on branches of a graph kernels of a library are guessed.
     guessed = LIBRARIES if "streams" in result.toggles else ()

@@ -223,7 +223,7 @@ def toggle_rows(toggle: Toggle, entries: Sequence[Entry], suite: TogglesSuite | 
     rows: list[Shown] = []
     for pairing in pairings(toggle, suite or _packaged()):
         base, *others = (known.get(_plain(pair)) for pair in pairing.variants)
-        base_words = f"`{pairing.beside}`" if pairing.beside else "nothing"
+        base_words = f"`{pairing.base}`" if pairing.base else "nothing"
         if base is None or not any(others):  # a file may lack one of both: it shows no speedup
             continue
         rows.append(Shown(base_words, pairing.workload, base, None))
