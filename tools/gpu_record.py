@@ -157,7 +157,7 @@ def checked_of(path: Path, commit: str) -> Checked | None:
 
 
 def record(folders: Sequence[Path], commit: str, before: Record | None = None) -> Record:
-    """The record of some folders, with what an earlier one has beside."""
+    """The record of some folders, with what else an earlier one has."""
     lists = {each.name: each for each in before.lists} if before else {}
     checks = {(c.name, c.tool): c for c in before.checked} if before else {}
     gpu = before.gpu if before else ""

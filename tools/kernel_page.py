@@ -155,7 +155,7 @@ def _row(name: str, module: str, summary: str, ops: str, sources: Sequence[str],
 
 
 def _module(family: Family) -> str:
-    """The Python file beside the sources that makes the family's object."""
+    """The Python file next to the sources that makes the family's object."""
     made = re.compile(rf'Family\(\s*"{family.name}"')
     return next(str(path.relative_to(PAGE.parent)) for path in sorted(PAGE.parent.rglob("*.py"))
                 if made.search(path.read_text()))

@@ -335,7 +335,7 @@ def lessons(topic: str) -> str:
 
 
 def float32_error() -> str:
-    """How far float32 of `persistent` is from float64, beside NumPy's."""
+    """How far float32 of `persistent` is from float64, and NumPy's."""
     record = json.loads((RESULTS / "float32-error.json").read_text(encoding="utf-8"))
     worst, median, networks = record["worst"], record["median"], record["draws"]
     far = max(networks, key=lambda row: float(row["gradient"]))

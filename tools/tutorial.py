@@ -6,7 +6,7 @@
 `tools/pages.py` does all of this, too. The page docs/learn/tutorial.md is the source. Its text is
 written by hand. Blocks between `<!-- name -->` and `<!-- /name -->` are generated: code out of the
 sources by name (`EXCERPTS`), figures out of results/, and behind each Python cell its output on the
-simulated GPU. The notebook beside it has the same text and cells, with the outputs stored.
+simulated GPU. The notebook next to it has the same text and cells, with the outputs stored.
 """
 
 from __future__ import annotations

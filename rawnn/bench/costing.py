@@ -208,8 +208,8 @@ def least_time(plan: Plan, limits: Limits) -> Bound | None:
     - Memory: each step brings its examples and answers. Parameters and optimizer state move only
       where they do not fit the chip's shared memory and registers: then within the L2 cache, or,
       where they do not fit there either, read and written in device memory.
-    - Arithmetic: the products, each in its precision at the rate of the whole GPU; beside the
-      memory's time, not behind it.
+    - Arithmetic: the products, each in its precision at the rate of the whole GPU; at the
+      same time as the memory's.
     - Waiting: a step of n layers is a chain of 2n products, forward, backward and the update that
       the next step's first reads. Between two of them values cross multiprocessors, by the cheapest
       exchange that was measured. A program that stays on one multiprocessor waits for none, but

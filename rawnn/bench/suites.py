@@ -1,6 +1,6 @@
 """What `rawnn bench` measures: bench.toml, or a file of the user's own.
 
-bench.toml stands at the top of the repository; the link beside this file puts it into the package.
+bench.toml stands at the top of the repository; the link next to this file puts it into the package.
 
 Every key is a field of a struct in the module of its case; docs/suites.md explains them.
 """

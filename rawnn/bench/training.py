@@ -50,7 +50,7 @@ SIMULATED_TIMER = {
 }
 
 EMULATED = frozenset(word.partition("=")[0] for word in PRECISIONS)
-"""Precisions, whose rounding NumPy carries out beside the arithmetic of float32."""
+"""Precisions, whose rounding NumPy carries out in addition to the arithmetic of float32."""
 
 
 def timer_of(device: str, opened: bool = True) -> dict[str, str]:

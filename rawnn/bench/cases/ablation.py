@@ -1,4 +1,4 @@
-"""The speedup of each toggle of the fastest configuration, alone and beside the others."""
+"""The speedup of each toggle of the fastest configuration, alone and together with the others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class AblationSuite(Settings, frozen=True, kw_only=True):
 
 def measure(harness: Harness, suites: Suites, *, repeats: int | None, dataset: str,
             device: str) -> None:
-    """Measure the speedup of each toggle of the fastest configuration, alone and beside the others.
+    """Measure the speedup of each toggle of the fastest configuration, alone and together with the
+    others.
 
     The fastest configuration is trained less one toggle at a time, and the base with one toggle at
     a time."""

@@ -1,4 +1,5 @@
-"""What one launch of a small kernel costs the host: ours beside other systems of Python.
+"""What one launch of a small kernel costs the host: ours and those of other systems of
+Python.
 
 docs/lab.md says what each column is.
 """
@@ -42,8 +43,8 @@ class LaunchesSuite(Settings, frozen=True, kw_only=True):
 
 def measure(harness: Harness, suites: Suites, *, samples: int | None, count: int | None,
             device: str) -> None:
-    """Measure what launching a small kernel costs the host, beside cuda.bindings, cuda.core, CuPy,
-    PyTorch, Triton and Numba, as far as they are installed.
+    """Measure what launching a small kernel costs the host in rawnn and in cuda.bindings,
+    cuda.core, CuPy, PyTorch, Triton and Numba, as far as they are installed.
 
     Exits with 1 if a launch of ours could not be measured; what others say stands in the table.
     """
@@ -190,7 +191,7 @@ MOST_BEYOND_US = {"rawnn": 1.0, "rawnn, bound": 0.2}
 
 
 def too_expensive(results: Results) -> str:
-    """Launches of ours that cost more than they may beside the driver's own call."""
+    """Launches of ours that cost more than they may above the driver's own call."""
     medians = {e.variant: us for e in results.entries("launches") if (us := e.median("launch_us"))}
     return "; ".join(
         f"{name} takes {medians[name]:.2f} us, which is more than {most:g} us above {REFERENCE} "

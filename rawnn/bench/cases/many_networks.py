@@ -1,4 +1,5 @@
-"""Many small networks at once: named and random ensembles beside the peers, and two whole tasks."""
+"""Many small networks at once: named and random ensembles compared with the peers, and two
+whole tasks."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ class NamedEnsemble(Settings, frozen=True, kw_only=True):
 
 class ManySuite(Settings, frozen=True, kw_only=True):
     """`bench many`: named `ensembles`, each of so many `members`; `n` random ones from `seed` on;
-    whole tasks `repeats` times; beside the peers `systems`."""
+    whole tasks `repeats` times; compared with the peers `systems`."""
 
     ensembles: list[NamedEnsemble]
     members: list[Count]
@@ -106,7 +107,7 @@ class Wanted:
 def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members: tuple[int, ...],
             count: int | None, seed: int | None, precisions: tuple[str, ...],
             peers: tuple[str, ...], part: tuple[int, int] | None, device: str) -> None:
-    """Train many small networks at once, beside JAX and PyTorch, in turns.
+    """Train many small networks at once, alternately with JAX and PyTorch.
 
     NAMEs are ensembles of bench.toml (A, B, C, D), `sampled` for random ones, and the whole tasks
     `table` (200 configurations x 5 folds by the command line) and `seeds` (1,000 seeds against one
@@ -222,5 +223,5 @@ CASE = Case("many", measure, (
     peer_option("torch and jax"), BUDGET,
     part_option("ensembles", " The whole tasks are measured with part 1."), DEVICE),
     failed, has_bar=False, settings=ManySuite, view=View(
-        "Many networks at once", "Ensembles of small networks beside the peers.", shown.tables,
-        shown.charts_of))
+        "Many networks at once", "Ensembles of small networks compared with the peers.",
+        shown.tables, shown.charts_of))

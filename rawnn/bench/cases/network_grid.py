@@ -1,5 +1,5 @@
-"""A grid of widths, depths and batches beside the peers, from one hidden layer of 64 to six of
-8,192."""
+"""A grid of widths, depths and batches compared with the peers, from one hidden layer of 64 to six
+of 8,192."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Cell = tuple[int, int, int, Rule]
 
 class GridSuite(Settings, frozen=True, kw_only=True):
     """`bench grid`: `cells` of the grid of `widths`, `depths` (hidden layers), `batches` and
-    `optimizers`, in the order that `seed` says, beside the peers `systems`."""
+    `optimizers`, in the order that `seed` says, compared with the peers `systems`."""
 
     widths: list[Count]
     depths: list[Count]

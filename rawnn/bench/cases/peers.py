@@ -25,8 +25,8 @@ PEER_DATASET = click.option("--dataset", type=click.Choice(["mnist", "synthetic"
 
 
 class PeersSuite(Settings, frozen=True, kw_only=True):
-    """`bench peers` and `bench curves`: workloads by name, their first `steps` steps, beside the
-    peers `systems`."""
+    """`bench peers` and `bench curves`: workloads by name, their first `steps` steps, compared
+    with the peers `systems`."""
 
     names: list[str]
     steps: Count
@@ -38,7 +38,7 @@ class PeersSuite(Settings, frozen=True, kw_only=True):
 
 def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: tuple[str, ...],
             steps: int | None, dataset: str, device: str) -> None:
-    """Train the built-in workloads in NumPy, PyTorch and JAX beside ours, in turns.
+    """Train the built-in workloads in NumPy, PyTorch, JAX and rawnn, alternately.
 
     Every system starts from the same weights and sees the same batches, and its losses are checked
     against the others'. A system that is not installed is left out by name.

@@ -1,4 +1,4 @@
-"""What each phase of a step on the chip takes: the cost model beside a kernel that is traced.
+"""What each phase of a step on the chip takes: by the cost model, and in a traced kernel.
 
 docs/persistent-kernel.md says what the columns are.
 """
@@ -45,8 +45,8 @@ idleness runs at 1.70 to 1.85 GHz in its first milliseconds, and at 1.98 from th
 
 def measure(harness: Harness, suites: Suites, *, layers: str, batch: int, loss: Loss,
             optimizer: Rule, steps: int, opt: str, device: str) -> None:
-    """Trace the kernel of `persistent`: the cycles of each phase of a step, beside what the cost
-    model expects of it.
+    """Trace the kernel of `persistent`: the cycles of each phase of a step, and those that the
+    cost model expects.
 
     Inputs are random. Stamps take some cycles themselves: the time without them stands above the
     table.

@@ -38,7 +38,8 @@ f97225a)."""
 
 
 class SampleSuite(Settings, frozen=True, kw_only=True):
-    """`bench sample`: how many random networks, from which seed on, beside the peers `systems`."""
+    """`bench sample`: how many random networks, from which seed on, compared with the peers
+    `systems`."""
 
     n: Count
     seed: Annotated[int, Meta(ge=0)]
@@ -47,8 +48,8 @@ class SampleSuite(Settings, frozen=True, kw_only=True):
 
 def measure(harness: Harness, suites: Suites, *, count: int | None, seeds: tuple[int, ...],
             peers: tuple[str, ...], part: tuple[int, int] | None, device: str) -> None:
-    """Time `best` in float32, tf32 and bf16 on random networks, beside the same work in other
-    systems.
+    """Time `best` in float32, tf32 and bf16 on random networks, compared with the same work in
+    other systems.
 
     A network follows from its seed alone. A file to be resumed says which networks were asked for.
     """

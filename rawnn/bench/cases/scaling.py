@@ -1,5 +1,5 @@
 """How a network's training scales over ranks: the same batch on more of them (strong), and more
-examples with them (weak); PyTorch's DDP beside it. Every run is processes of its own."""
+examples with them (weak); PyTorch's DDP for comparison. Every run is processes of its own."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ CASE = Case("scaling", measure, (
                  help="The global batch; in weak scaling that of the most ranks."),
     click.option("--opt", metavar="TOGGLES", help="Toggles (each workload's own)."),
     click.option("--peer", "peers", multiple=True, type=click.Choice(["torch"]),
-                 help="Measure PyTorch's DDP beside it."),
+                 help="Measure PyTorch's DDP as well."),
     click.option("--epochs", type=click.IntRange(2), default=10, show_default=True,
                  help="Epochs of a run, the first half of which are not counted."),
     click.option("--repeats", type=click.IntRange(1), default=3, show_default=True,

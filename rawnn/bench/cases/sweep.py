@@ -34,7 +34,7 @@ class SweepSuite(Settings, frozen=True, kw_only=True):
 
 def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], peers: tuple[str, ...],
             device: str) -> None:
-    """Time networks of growing width, or with growing batches, beside the peers.
+    """Time networks of growing width, or with growing batches, and the peers on the same.
 
     NAMEs are those of the sweeps in bench.toml (width and batch); all of them unless some are
     given.

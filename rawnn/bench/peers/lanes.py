@@ -1,4 +1,4 @@
-"""Processes that make problems ready beside each other: lanes.
+"""Processes that prepare problems in parallel: lanes.
 
 Starting a framework and its context on the GPU costs seconds, and compiling takes most of the time
 of a comparison. So each system has some lanes, each a process that takes one problem after the

@@ -126,7 +126,7 @@ def _log(system: str) -> IO[bytes]:
 
 def environment(cores: int) -> dict[str, str]:
     """Of a system's process: some cores for what compiles and computes, and device memory as it is
-    used, so that several processes can wait for their turn beside each other."""
+    used, so that several processes can wait side by side."""
     return {**os.environ, "OMP_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores),
             "MKL_NUM_THREADS": str(cores), "TORCHINDUCTOR_COMPILE_THREADS": str(cores),
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}

@@ -391,7 +391,7 @@ def _is_hopeless(variant: Variant, variants: Sequence[Variant]) -> bool:
 
 
 def network_line(problem: Problem, variants: Sequence[Variant]) -> str:
-    """A problem in one line: our time in each precision beside the best peer's; and a line for
+    """A problem in one line: our time in each precision and the best peer's; and a line for
     each program that failed."""
     network = Network(problem.name, [Entry(v.records()) for v in variants])
     peers, parts = peers_of([network]), []

@@ -279,7 +279,7 @@ def _sentence(error: Exception) -> str:
 
 
 def main(name: str) -> None:
-    """Serve the system of a module beside this one, on the standard streams."""
+    """Serve the system of a module of this package, on the standard streams."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     importlib.import_module(f"rawnn.bench.peers.{name}_system")  # while nobody waits for it

@@ -1,4 +1,4 @@
-"""What `bench many` found: throughput of ensembles beside the best peer, and whole tasks."""
+"""What `bench many` found: throughput of ensembles and of the best peer, and whole tasks."""
 
 from __future__ import annotations
 

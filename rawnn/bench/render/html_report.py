@@ -1,6 +1,6 @@
 """One self-contained HTML page of results files: no network, no script, light and dark.
 
-A part of the page is about one GPU: four numbers, what is slower beside what is faster, then a
+A part of the page is about one GPU: four numbers, what is slower next to what is faster, then a
 folded block for each suite. Jinja2 makes the page, matplotlib its charts; both come with the extra
 `report`.
 """
