@@ -241,10 +241,10 @@ class Harness:
     def interleave(self, variants: Sequence[Variant], rounds: int, *,
                    whole_rounds: bool = False, is_budgeted: bool = True,
                    on_sample: Callable[[Variant, int, int], None] | None = None,
-                   is_hopeless: Callable[[Variant], bool] = lambda variant: False) -> None:
+                   is_skipped: Callable[[Variant], bool] = lambda variant: False) -> None:
         """Take `rounds` samples of each variant, in turns. Behind the first round none is taken
         that is not expected to end within the budget; with `whole_rounds` no round is begun then.
-        One that `is_hopeless` takes no turn behind its first. What a variant raises ends that
+        One that `is_skipped` takes no turn behind its first. What a variant raises ends that
         variant only. `on_sample` gets each with how many of how many are taken; by default it is
         written to the file and shown as progress. Ctrl-C ends it, and sets `interrupted`."""
         total = sum(max(rounds - v.turns, 0) for v in variants if v.is_usable)
@@ -259,7 +259,7 @@ class Harness:
                         continue
                     if number and is_budgeted and not whole_rounds and self.left < variant.seconds:
                         continue  # others may take less
-                    if number and is_hopeless(variant):
+                    if number and is_skipped(variant):
                         continue
                     self._once(variant, number)
                     done += 1

@@ -33,7 +33,7 @@ Generator = np.random.Generator
 
 @dataclass(frozen=True)
 class Limits:
-    """What specifications are drawn from: sizes of layers and batches; those of networks that
+    """What specifications are sampled from: sizes of layers and batches; those of networks that
     are wide and see `few` examples a step; and multiply-adds a step that are not exceeded, which
     bound the time that the host needs."""
 
@@ -50,14 +50,14 @@ SMALL = Limits((2, 40), 33, (40, 60), 8, 2e5)
 _PRESETS = ("none", "seed", "best", "best,-fuse", "best,-graphs", "best,-streams")
 _VALUES = {"graphs": ("auto", "step", "2", "epoch", "while"), "report": ("2",),
            "mma": ("auto", "sync")}
-"""What is drawn of toggles that take a value."""
+"""What is sampled of toggles that take a value."""
 
 
 @dataclass(frozen=True)
 class Specification:
     """A training run, all of which follows from `seed`, the limits and the machine. `words` are its
-    toggles without the precision; with `forms` launches take other tiles and blocks
-    than by rule."""
+    toggles without the precision; with `has_launch_variants` launches
+    take other tiles and blocks than by rule."""
 
     seed: int
     network: Network
@@ -72,7 +72,7 @@ class Specification:
     normalised: bool
     autoencoder: bool
     precision: str
-    forms: bool = False
+    has_launch_variants: bool = False
     words: tuple[str, ...] = field(default=())
 
     @property
@@ -91,7 +91,7 @@ class Specification:
                            batch=self.batch, recipe=recipe, data_spec=data_spec_of(data, "train"))
         return prepare(self.network, data, selection, recipe, evaluation_batch=256)
 
-    def in_other_forms(self, work: PreparedRun) -> PreparedRun:
+    def with_launch_variants(self, work: PreparedRun) -> PreparedRun:
         """About half of the launches as `tune` might choose them; the libraries' stay."""
         generator = np.random.default_rng([self.seed, 2])
         plan, choices = work.train, {}
@@ -132,11 +132,11 @@ class Specification:
                  "autoencoder" if self.autoencoder else "", str(self.optimizer),
                  "" if self.schedule == "constant" else self.schedule,
                  "shuffled" if self.shuffle else "", "partial" if self.partial else "",
-                 "other forms" if self.forms else "", f"--opt {self.opt()}"]
+                 "other launch variants" if self.has_launch_variants else "", f"--opt {self.opt()}"]
         return ", ".join(filter(None, words))
 
 
-def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
+def sample(seed: int, limits: Limits, machine: Machine) -> Specification:
     """The specification of a seed. What it asks for can be run on `machine`."""
     generator = np.random.default_rng([seed, 0])
     loss = _one(generator, _all(LOSSES, "cross_entropy", "cross_entropy", "mse", "bce"))
@@ -161,14 +161,14 @@ def draw(seed: int, limits: Limits, machine: Machine) -> Specification:
         inputs=_one(generator, ("uint8", "uint8", "float32", "float16")),
         normalised=generator.random() < 0.3, autoencoder=autoencoder,
         precision=_one(generator, _precisions(machine)),
-        forms=machine.has_gpu and generator.random() < 0.3)
+        has_launch_variants=machine.has_gpu and generator.random() < 0.3)
     return _with_toggles(generator, spec, machine)
 
 
-def _all(registry: Iterable[str], *drawn: str) -> tuple[str, ...]:
-    """What is drawn from: the names `drawn`, as often as they are given, then all others of the
+def _all(registry: Iterable[str], *names: str) -> tuple[str, ...]:
+    """What is sampled from: the `names`, as often as they are given, then all others of the
     registry once. The order of those known so far stays, so that a seed keeps its network."""
-    return (*drawn, *(name for name in registry if name not in drawn))
+    return (*names, *(name for name in registry if name not in names))
 
 
 def _one(generator: Generator, choices: tuple[str, ...]) -> str:
@@ -229,7 +229,7 @@ def _runs(name: str, machine: Machine) -> bool:
 
 
 def _with_toggles(generator: Generator, spec: Specification, machine: Machine) -> Specification:
-    """A preset, or toggles drawn one by one, each kept where it goes with those before it."""
+    """A preset, or toggles sampled one by one, each used where it goes with those before it."""
     if generator.random() < 0.3:
         preset = _one(generator, _PRESETS if machine.has_gpu else ("none", "best"))
         if _accepted(replace(spec, words=(preset,)), machine):
@@ -237,7 +237,7 @@ def _with_toggles(generator: Generator, spec: Specification, machine: Machine) -
     share = generator.uniform(0.1, 0.7)
     for index in generator.permutation(len(TOGGLES)):
         toggle = list(TOGGLES.values())[index]
-        if toggle.name == "tune":  # measures for a while; `forms` stands for what it may choose
+        if toggle.name == "tune":  # measures for a while; launch variants stand for it
             continue
         word = _spelled(generator, toggle)
         wider = replace(spec, words=(*spec.words, word))

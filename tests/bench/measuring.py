@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from rawnn.bench.conditions import Watch
 from rawnn.bench.harness import Harness, Sample, Variant
 from rawnn.bench.peers.training_problem import Problem
-from rawnn.bench.peers.worker import Made
+from rawnn.bench.peers.worker import ReadyProgram
 from rawnn.bench.record import Environment, Record, Results
 from rawnn.cli.bench import bench
 
@@ -65,8 +65,8 @@ def tiny(**more: Any) -> Problem:
     return Problem(**values)
 
 
-def made_of(losses: Sequence[float], precision: str = "float32", **more: Any) -> Made:
-    return Made(precision=precision, form="f", clock="wall", losses=list(losses), **more)
+def made_of(losses: Sequence[float], precision: str = "float32", **more: Any) -> ReadyProgram:
+    return ReadyProgram(precision=precision, form="f", clock="wall", losses=list(losses), **more)
 
 
 def invoke(*arguments: str) -> Result:

@@ -14,7 +14,7 @@ import pytest
 from rawnn.bench.cases import check
 from rawnn.bench.cases.check import check_run, run_random
 from rawnn.bench.record import read_results
-from rawnn.bench.specification import SMALL, Limits, Specification, draw
+from rawnn.bench.specification import SMALL, Limits, Specification, sample
 from rawnn.common.errors import ConfigError, OutOfMemory, RawnnError
 from rawnn.cuda.errors import CallFailed
 from rawnn.engine.machine import Opened, open_device
@@ -34,15 +34,15 @@ def opened() -> Opened:
 
 
 def test_a_specification_follows_from_its_seed() -> None:
-    assert [draw(n, Limits(), CAPABLE) for n in range(9)] == \
-        [draw(n, Limits(), CAPABLE) for n in range(9)]
-    assert len({str(draw(n, Limits(), CAPABLE)) for n in range(50)}) == 50
-    spec = draw(3, SMALL, CAPABLE)
+    assert [sample(n, Limits(), CAPABLE) for n in range(9)] == \
+        [sample(n, Limits(), CAPABLE) for n in range(9)]
+    assert len({str(sample(n, Limits(), CAPABLE)) for n in range(50)}) == 50
+    spec = sample(3, SMALL, CAPABLE)
     assert np.array_equal(spec.data().train_images, spec.data().train_images)
 
 
 def test_specifications_keep_to_their_limits_and_vary() -> None:
-    specs = [draw(n, Limits(), CAPABLE) for n in range(200)]
+    specs = [sample(n, Limits(), CAPABLE) for n in range(200)]
     for spec in specs:
         layers = spec.network.layers
         weights = sum(a * b for a, b in pairwise(layers))
@@ -67,13 +67,13 @@ def test_only_what_the_machine_can_run_is_asked_for() -> None:
     bare = Machine(None, (7, 5), 12020, lambda package: False)
     for machine in (bare, HOST):
         for seed in range(60):
-            spec = draw(seed, SMALL, machine)
+            spec = sample(seed, SMALL, machine)
             spec.work(spec.opt(), spec.data(), machine)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_runs_are_right_on_the_simulated_device(opened: Opened, seed: int) -> None:
-    spec = draw(seed, SMALL, opened.machine)
+    spec = sample(seed, SMALL, opened.machine)
     outcome, usable = check_run(spec, opened)
     assert (outcome.verdict, outcome.reason) == ("right", "")
     assert usable
@@ -122,7 +122,7 @@ def test_a_wrong_op_is_found(monkeypatch: pytest.MonkeyPatch, kind: str, precisi
 
 def plain(precision: str) -> Specification:
     """A run of all ordinary ops."""
-    spec = replace(draw(1, SMALL, HOST), words=("none",), precision=precision, autoencoder=False,
+    spec = replace(sample(1, SMALL, HOST), words=("none",), precision=precision, autoencoder=False,
                    batch=16, examples=64, optimizer=Optimizer(lr=0.1), schedule="constant")
     return replace(spec, network=Network((20, 12, 7)))
 

@@ -23,7 +23,14 @@ from rawnn.bench.peers.many_check import reference, share
 from rawnn.bench.peers.numpy_many import Stacked
 from rawnn.bench.peers.numpy_system import Loop
 from rawnn.bench.peers.training_problem import Array, Problem
-from rawnn.bench.peers.worker import CHECKED_EPOCHS, Made, Offer, Prepare, first_losses, system_of
+from rawnn.bench.peers.worker import (
+    CHECKED_EPOCHS,
+    Offer,
+    Prepare,
+    ReadyProgram,
+    first_losses,
+    system_of,
+)
 from tests import requires
 
 KINDS = [(loss, rule) for loss in ("cross_entropy", "mse", "bce") for rule in ("sgd", "adam")]
@@ -64,8 +71,9 @@ def losses_of_each(whole: Ensemble) -> NDArray[np.float64]:
     return np.array(found).T
 
 
-def made(losses: Sequence[float | None] | NDArray[np.float64], precision: str = "float32") -> Made:
-    return Made(precision=precision, form="f", clock="wall", losses=list(losses))
+def made(losses: Sequence[float | None] | NDArray[np.float64],
+         precision: str = "float32") -> ReadyProgram:
+    return ReadyProgram(precision=precision, form="f", clock="wall", losses=list(losses))
 
 
 def test_a_version_of_the_sample_never_has_other_ensembles() -> None:

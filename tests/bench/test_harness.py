@@ -184,7 +184,7 @@ def test_with_whole_rounds_none_is_begun_that_would_not_end_in_time(
 def test_one_that_is_hopeless_takes_one_turn() -> None:
     with standing() as harness:
         measure(harness, [variant("a", float), variant("b", float)], 3,
-                is_hopeless=lambda v: v.name == "b")
+                is_skipped=lambda v: v.name == "b")
     assert [len(r.samples) for r in harness.results.records] == [3, 1]
 
 

@@ -24,7 +24,7 @@ from rawnn.bench.harness import Harness, precision_name
 from rawnn.bench.record import Record, Results, Status, records_of
 from rawnn.bench.render import machine
 from rawnn.bench.render.view import View
-from rawnn.bench.specification import EPOCHS, SMALL, Limits, Specification, draw
+from rawnn.bench.specification import EPOCHS, SMALL, Limits, Specification, sample
 from rawnn.bench.suites import Suites
 from rawnn.common.errors import OutOfMemory, RawnnError
 from rawnn.cuda.errors import CallFailed
@@ -148,7 +148,7 @@ def run_random(opened: Opened, limits: Limits, seed: int, count: int) -> Iterato
     """Draw and check `count` runs, of the seeds from `seed` on. Ends early where the device has
     failed in a way that it cannot be used after."""
     for number in range(seed, seed + count):
-        outcome, usable = check_run(draw(number, limits, opened.machine), opened)
+        outcome, usable = check_run(sample(number, limits, opened.machine), opened)
         yield outcome
         if not usable:
             return
@@ -195,8 +195,8 @@ def _on_device(spec: Specification, data: Dataset, opened: Opened) -> tuple[_Fou
         return _trained(HostRunner(work), work)
     from rawnn.engine.runners.gpu import GpuRunner
 
-    if spec.forms:
-        work = spec.in_other_forms(work)
+    if spec.has_launch_variants:
+        work = spec.with_launch_variants(work)
     return _trained(GpuRunner(opened.device, work), work)
 
 

@@ -57,7 +57,7 @@ THOROUGH_MEMBERS = 1056
 """Named ensembles of so many members have the forms that are slow to make: true float32 of JAX and
 inductor's kernels of PyTorch. Of random ones a few do, as in `bench sample`."""
 ROUNDS = 4
-"""Turns of a program, so that even one whose samples are long has eight; one that is HOPELESS has
+"""Turns of a program, so that even one whose samples are long has eight; one that is FAR_SLOWER has
 one turn, and as many samples as that takes."""
 TIMER = {
     "step_us": "an epoch's time over its steps, of all members together. rawnn and JAX: wall clock "

@@ -56,7 +56,7 @@ def measure(harness: Harness, suites: Suites, *, count: int | None, seed: int | 
     """Time `best` in float32, tf32 and bf16 on cells of a grid of widths, depths, batches and
     optimizers, each against the best peer in the same precision.
 
-    Cells are drawn without replacement in an order from a seed: any six that follow each other
+    Cells are sampled without replacement in an order from a seed: any six that follow each other
     have every width and every batch once. A file to be resumed says which were asked for.
     """
     device = device_of(device)

@@ -26,7 +26,7 @@ from rawnn.bench.peers.training_problem import (
 )
 from rawnn.common.random import permutation
 
-Made = TypeVar("Made")
+Item = TypeVar("Item")
 Number = TypeVar("Number", bound=np.generic)
 
 ENSEMBLE_VERSION = 1
@@ -128,7 +128,7 @@ def _fixed(array: NDArray[Number]) -> NDArray[Number]:
     return array
 
 
-def _in_threads(make: Callable[[int], Made], members: Sequence[int]) -> list[Made]:
+def _in_threads(make: Callable[[int], Item], members: Sequence[int]) -> list[Item]:
     with ThreadPoolExecutor() as pool:
         return list(pool.map(make, members))
 

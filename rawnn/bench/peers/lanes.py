@@ -20,14 +20,14 @@ import msgspec
 
 from rawnn.bench.peers.process import SystemProcess
 from rawnn.bench.peers.training_problem import Problem
-from rawnn.bench.peers.worker import Made, Prepare, Timed
+from rawnn.bench.peers.worker import Prepare, ReadyProgram, Timed
 
 SHARES = {"jax": 9, "torch": 3, "rawnn": 4}
 """How the cores are divided among systems, so that all end at about the same time: the share of
 the seconds that each took to prepare 30 random networks (commit c4bfd71). JAX gets less than its
 share: it compiles with several threads, which use what the others leave."""
 GRACE_S = 30.0
-"""A program that was begun in time may be finished: seconds beyond a problem's patience."""
+"""A program that was begun in time may be finished: seconds beyond a problem's timeout."""
 
 
 @dataclass
@@ -36,18 +36,18 @@ class Prepared:
 
     problem: Problem
     lane: Lane
-    made: list[Made] = field(default_factory=list)
+    programs: list[ReadyProgram] = field(default_factory=list)
     reason: str = ""
 
     @property
     def system(self) -> str:
         return self.lane.system
 
-    def time(self, program: int, patience: float) -> Timed:
+    def time(self, program: int, timeout_s: float) -> Timed:
         """Time a program once more. Never raises."""
         if self.reason:
             return Timed(reason=self.reason)
-        found = self.lane.process.time(self.problem.name, program, patience)
+        found = self.lane.process.time(self.problem.name, program, timeout_s)
         if self.lane.process.lost:
             self.reason = self.lane.process.lost
             self.lane.renew()
@@ -70,11 +70,11 @@ class Lane:
     def prepare(self, command: Prepare) -> Prepared:
         """Make a problem's programs ready. Never raises."""
         prepared = Prepared(command.problem, self)
-        prepared.made = self.process.prepare(command, command.seconds + GRACE_S)
+        prepared.programs = self.process.prepare(command, command.seconds + GRACE_S)
         if self.process.lost:
             prepared.reason = self.process.lost
-            prepared.made = [msgspec.structs.replace(m, reason=prepared.reason)
-                             for m in prepared.made]
+            prepared.programs = [msgspec.structs.replace(m, reason=prepared.reason)
+                             for m in prepared.programs]
             self.renew()
         else:
             self._prepared.append((command, prepared))
@@ -89,7 +89,7 @@ class Lane:
         still_right, self._prepared = [k for k in self._prepared if not k[1].reason], []
         for command, prepared in still_right:
             again = self.process.prepare(command, command.seconds + GRACE_S)
-            if self.process.lost or len(again) != len(prepared.made):
+            if self.process.lost or len(again) != len(prepared.programs):
                 prepared.reason = self.process.lost or "it was not made ready again"
             else:
                 self._prepared.append((command, prepared))

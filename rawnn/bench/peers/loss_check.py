@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.bench.peers.worker import TRUTH, WINDOW, Cost, Losses, Made
+from rawnn.bench.peers.worker import TRUTH, WINDOW, Cost, Losses, ReadyProgram
 
 TOLERANCES = {"float32": (0.01, 1e-4), "tf32": (0.03, 1e-3), "bf16": (0.1, 1e-2)}
 """Precision -> the shares of the loss's movement and of the loss that windows may differ by."""
@@ -63,7 +63,7 @@ def share_of_tolerance(mine: NDArray[np.float64], right: NDArray[np.float64],
     return float((np.abs(mine - right) / (moved * movement + own * np.abs(start) + cost)).max())
 
 
-def reference(made: Sequence[tuple[str, Made]]) -> Reference | None:
+def reference(made: Sequence[tuple[str, ReadyProgram]]) -> Reference | None:
     """What all programs, with their systems, are compared with. None unless two systems at least
     have losses in float32."""
     first: dict[str, list[float | None]] = {}

@@ -9,7 +9,7 @@ coarser precision goes beyond that, it may cost what rounding does (rounding.py)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,7 +21,7 @@ from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.loss_check import SLACK, as_array, share_of_tolerance
 from rawnn.bench.peers.numpy_many import Stacked
 from rawnn.bench.peers.training_problem import Problem
-from rawnn.bench.peers.worker import CHECKED_EPOCHS, Cost, Losses, Made
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, Cost, Losses, ReadyProgram, ShareOf
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def reference(problem: Ensemble) -> Reference:
         np.abs(by_epoch(coarse) - by_epoch(exact))))
 
 
-def share(problem: Ensemble, made: Made) -> float:
+def share(problem: Ensemble, made: ReadyProgram) -> float:
     """The largest share of the tolerance that a program's losses used up; above 1 is wrong."""
     return rounding.share(reference(problem), problem, made)
 
 
-def checker(problem: Problem, made: Sequence[tuple[str, Made]]) -> Callable[[Made], float]:
+def checker(problem: Problem, made: Sequence[tuple[str, ReadyProgram]]) -> ShareOf:
     """What says how much of the tolerance a program of an ensemble used up."""
     assert isinstance(problem, Ensemble)
     return lambda program: share(problem, program)

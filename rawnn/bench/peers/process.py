@@ -15,7 +15,16 @@ from typing import IO
 
 import msgspec
 
-from rawnn.bench.peers.worker import Answer, Command, Forget, Made, Prepare, Ready, Time, Timed
+from rawnn.bench.peers.worker import (
+    Answer,
+    Command,
+    Forget,
+    Prepare,
+    Ready,
+    ReadyProgram,
+    Time,
+    Timed,
+)
 
 SYSTEMS = {"rawnn": "rawnn", "torch": "torch", "jax": "jax", "numpy": "numpy"}
 """Name of a system -> the package that it needs."""
@@ -83,25 +92,25 @@ class SystemProcess:
         words = self._log.read().decode(errors="replace").strip().splitlines()
         return words[-1] if words else f"exit status {self._process.returncode}"
 
-    def prepare(self, command: Prepare, patience: float) -> list[Made]:
-        """Make the programs of a problem ready, and say which there are. If `patience` seconds do
+    def prepare(self, command: Prepare, timeout_s: float) -> list[ReadyProgram]:
+        """Make the programs of a problem ready, and say which there are. If `timeout_s` seconds do
         not suffice, or the process ends, `lost` says so. Never raises."""
         self._send(command)
-        made: list[Made] = []
-        deadline = monotonic() + patience
+        made: list[ReadyProgram] = []
+        deadline = monotonic() + timeout_s
         while True:
             answer = self._next(deadline)
-            if isinstance(answer, Made):
+            if isinstance(answer, ReadyProgram):
                 made.append(answer)
                 continue
             if isinstance(answer, Ready):
                 self.versions = answer.versions
             return made
 
-    def time(self, problem: str, program: int, patience: float) -> Timed:
+    def time(self, problem: str, program: int, timeout_s: float) -> Timed:
         """Time a program of a problem once more. Never raises."""
         self._send(Time(problem, program))
-        answer = self._next(monotonic() + patience)
+        answer = self._next(monotonic() + timeout_s)
         return answer if isinstance(answer, Timed) else Timed(reason=self.lost)
 
     def forget(self, problem: str) -> None:

@@ -38,7 +38,7 @@ def offers(problem: Problem, device: str, forms: list[str]) -> Iterator[Offer]:
 
 def dataset(problem: Problem) -> Dataset:
     """A problem's examples as a user would bring them."""
-    if problem.data != "drawn":
+    if problem.data != "random":
         return problem.dataset()
     x, y = problem.arrays()
     return from_arrays((x, y), (x[:TESTS], y[:TESTS]),

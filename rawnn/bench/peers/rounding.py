@@ -22,7 +22,7 @@ from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.numpy_many import Stacked
 from rawnn.bench.peers.numpy_system import Loop, Tensor
 from rawnn.bench.peers.training_problem import Problem
-from rawnn.bench.peers.worker import CHECKED_EPOCHS, Cost, Losses, Made
+from rawnn.bench.peers.worker import CHECKED_EPOCHS, Cost, Losses, ReadyProgram
 
 BITS = {"tf32": 10, "bf16": 7}
 """Precision -> fraction bits of its operands; float32's own cost is known from the systems."""
@@ -48,7 +48,7 @@ class Reference(Protocol):
         """How far the losses of all steps that are checked are away."""
 
 
-def share(right: Reference, problem: Problem, made: Made) -> float:
+def share(right: Reference, problem: Problem, made: ReadyProgram) -> float:
     """The largest share of the tolerance that a program's losses used up; above 1 is wrong."""
     found = right.share(made.losses, made.precision)
     networks = len(problem.checked) if isinstance(problem, Ensemble) else 1

@@ -24,7 +24,7 @@ from rawnn.bench.peers.loss_check import reference
 from rawnn.bench.peers.process import SYSTEMS, missing
 from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.training_problem import RUN_STEPS, Problem
-from rawnn.bench.peers.worker import TRUTH, Losses, Made, Prepare
+from rawnn.bench.peers.worker import TRUTH, Losses, Prepare, ReadyProgram, ShareOf
 from rawnn.bench.record import Entry, Record, Results, Value
 from rawnn.bench.render.networks import OURS, PRECISIONS, Network, peers_of, system, title
 from rawnn.bench.render.tables import compared
@@ -43,7 +43,7 @@ TIMER = {
     ),
     "setup_s": "wall clock of making a program ready, several at a time on all cores",
 }
-HOPELESS = 1.25
+FAR_SLOWER = 1.25
 """A form this much slower than the fastest of its system and precision has no further turn."""
 TIMING_S = 3.0
 """Of a budget, what is kept to time each network that was begun to be made ready."""
@@ -51,13 +51,13 @@ TURN_S = 60.0
 """What a turn may take at most."""
 
 Forms = Callable[[Problem, str], list[str]]
-Checker = Callable[[Problem, Sequence[tuple[str, Made]]], Callable[[Made], float] | None]
+Checker = Callable[[Problem, Sequence[tuple[str, ReadyProgram]]], ShareOf | None]
 """A problem and all its programs with their systems -> what says how much of the tolerance a
 program's losses used up; None where there is nothing to compare with."""
 
 
-def against_each_other(problem: Problem, made: Sequence[tuple[str, Made]]
-                       ) -> Callable[[Made], float] | None:
+def against_each_other(problem: Problem,
+                       made: Sequence[tuple[str, ReadyProgram]]) -> ShareOf | None:
     """Losses of each step against float64, or the median of the systems."""
     right = reference(made)
     return None if right is None else partial(share, right, problem)
@@ -75,7 +75,7 @@ class Rules:
     device: str
     forms: Forms = lambda problem, system: []
     rounds: int = 2
-    patience: float = 300.0
+    timeout_s: float = 300.0
     at_once: int = 48
     checker: Checker = against_each_other
     is_large: Callable[[Problem], bool] = lambda problem: False
@@ -266,10 +266,10 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
     other; as many as the time suffices for."""
     begun, is_first = monotonic(), True
     ready, total = list[Prepared](), len(group) * len(rules.systems)
-    patience = min(rules.patience, harness.left)
+    timeout_s = min(rules.timeout_s, harness.left)
 
     def command(problem: Problem, system: str) -> Prepare:
-        return Prepare(problem, rules.device_of(system), rules.forms(problem, system), patience,
+        return Prepare(problem, rules.device_of(system), rules.forms(problem, system), timeout_s,
                        rules.is_large(problem))
 
     def done(prepared: Prepared) -> None:
@@ -306,14 +306,14 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
 def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
                    harness: Harness) -> list[Variant]:
     """Check the losses of all programs, and time them, each once a round."""
-    share_of = rules.checker(task.problem, [(p.system, m) for p in prepared for m in p.made])
+    share_of = rules.checker(task.problem, [(p.system, m) for p in prepared for m in p.programs])
     variants: list[Variant] = []
     wrong: dict[int, str] = {}
     for p in prepared:
-        if not p.made:
+        if not p.programs:
             variants.append(program(task, p.system, None, harness))
             variants[-1].refuse("failed", p.reason or "it made nothing ready")
-        for index, made in enumerate(p.made):
+        for index, made in enumerate(p.programs):
             if made.precision == TRUTH and not rules.records_losses:
                 continue
             variant = program(task, p.system, made, harness, partial(_turn, p, index, harness))
@@ -328,14 +328,14 @@ def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
     timed = [variant for variant in variants if variant.precision != TRUTH]
     harness.interleave(timed, 0 if harness.interrupted else rules.rounds, is_budgeted=False,
                        on_sample=lambda *turn: None,
-                       is_hopeless=lambda variant: _is_hopeless(variant, timed))
+                       is_skipped=lambda variant: _is_far_slower(variant, timed))
     for place, reason in wrong.items():
         if variants[place].is_usable:
             variants[place].refuse("wrong", reason)
     return variants
 
 
-def program(task: Task, system: str, made: Made | None, harness: Harness,
+def program(task: Task, system: str, made: ReadyProgram | None, harness: Harness,
             take: Callable[[int], Sample] = lambda number: Sample({})) -> Variant:
     """A system's program of a problem as a variant."""
     form, precision = (made.form, made.precision) if made else ("", "")
@@ -349,7 +349,7 @@ def program(task: Task, system: str, made: Made | None, harness: Harness,
     return variant
 
 
-def check(variant: Variant, made: Made, share_of: Callable[[Made], float] | None) -> str:
+def check(variant: Variant, made: ReadyProgram, share_of: ShareOf | None) -> str:
     """Keep the share of the tolerance that a program's losses used up; why it is wrong, if it
     is."""
     steps = len(finite_losses(made.losses))
@@ -378,13 +378,13 @@ def _turn(prepared: Prepared, index: int, harness: Harness, number: int) -> Samp
     return sample_of(found, prepared.problem.steps, observed.conditions)
 
 
-def _is_hopeless(variant: Variant, variants: Sequence[Variant]) -> bool:
+def _is_far_slower(variant: Variant, variants: Sequence[Variant]) -> bool:
     """Whether another form of the same system and precision is far ahead."""
     rivals = [min(v.samples["step_us"]) for v in variants if v.samples.get("step_us")
               and (v.conditions["system"], v.precision)
               == (variant.conditions["system"], variant.precision)]
     mine = variant.samples.get("step_us")
-    return bool(mine) and min(mine or [inf]) > HOPELESS * min(rivals)
+    return bool(mine) and min(mine or [inf]) > FAR_SLOWER * min(rivals)
 
 
 # -- what came of it -------------------------------------------------------------------------------

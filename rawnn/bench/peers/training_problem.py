@@ -44,8 +44,8 @@ Array = NDArray[np.float32]
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, tag="network"):
     """A network and how it is trained: an epoch is `steps` batches of `batch` examples. `data` is
-    "drawn" (float32 from a generator, of which all follows from `seed`) or a data set's name, whose
-    first examples are taken."""
+    "random" (float32 from a generator, of which all follows from `seed`) or a data set's name, of
+    which the first examples are used."""
 
     name: str
     seed: int
@@ -58,7 +58,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag="network"):
     bias: bool = True
     activation: Literal["relu"] = "relu"
     shuffle: bool = True
-    data: str = "drawn"
+    data: str = "random"
 
     @property
     def examples(self) -> int:
@@ -106,14 +106,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag="network"):
 
     def arrays(self) -> tuple[Array, NDArray[np.int32] | Array]:
         """Inputs [examples, features] and labels [examples], or values [examples, outputs]."""
-        if self.data == "drawn":
-            return self._drawn()
+        if self.data == "random":
+            return self._random()
         found = self.dataset()
         assert found.train_labels is not None
         x = found.normalisation.apply(found.train_images.reshape(self.examples, -1))
         return np.asarray(x, np.float32), found.train_labels.astype(np.int32)
 
-    def _drawn(self) -> tuple[Array, NDArray[np.int32] | Array]:
+    def _random(self) -> tuple[Array, NDArray[np.int32] | Array]:
         """Inputs of a normal distribution, and what a random linear map makes of them, squashed."""
         generator = np.random.default_rng([self.seed, 1])
         features, outputs = self.layers[0], self.layers[-1]

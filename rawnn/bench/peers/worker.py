@@ -110,7 +110,7 @@ class Forget(msgspec.Struct, tag="forget", frozen=True):
 Command = Prepare | Time | Forget
 
 
-class Made(msgspec.Struct, tag="made", frozen=True, kw_only=True):
+class ReadyProgram(msgspec.Struct, tag="made", frozen=True, kw_only=True):
     """A program that is ready, with the losses of its first steps (None: not finite) and its
     footprint where that is known; or why it is not."""
 
@@ -138,7 +138,9 @@ class Timed(msgspec.Struct, tag="timed", frozen=True, kw_only=True):
     reason: str = ""
 
 
-Answer = Made | Ready | Timed
+Answer = ReadyProgram | Ready | Timed
+ShareOf = Callable[[ReadyProgram], float]
+"""How much of the tolerance a program's losses used up; above 1 is wrong."""
 
 
 def timed(program: Program) -> Timed:
@@ -231,7 +233,7 @@ class Worker:
             if command.is_large:
                 program = None
                 free_memory()
-            self._answer(Made(precision=offer.precision, form=offer.form, clock=offer.clock,
+            self._answer(ReadyProgram(precision=offer.precision, form=offer.form, clock=offer.clock,
                               losses=losses, reason=reason,
                               seconds=perf_counter() - started,
                               footprint=footprint))
