@@ -186,8 +186,8 @@ def test_a_system_that_breaks_is_an_entry_and_the_others_go_on() -> None:
 
 
 def test_what_is_wrong_or_failed_of_ours_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rawnn.bench.peers.system_comparison.share",
-                        lambda right, problem, made: 2.5)
+    monkeypatch.setattr("rawnn.bench.peers.system_comparison.checker",
+                        lambda problem, programs: lambda program: 2.5)
     found = compared([task_of(tiny(steps=4), "sample/3")])
     assert {(e.status, e.reason) for e in found.entries()} == {
         ("wrong", "its losses are off by 2.5 times the tolerance")}

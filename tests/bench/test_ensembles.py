@@ -19,7 +19,8 @@ from rawnn.bench.peers.ensemble import (
     reduced,
     sampled_ensemble,
 )
-from rawnn.bench.peers.many_check import reference, share
+from rawnn.bench.peers.loss_check import checker
+from rawnn.bench.peers.loss_check import ensemble_reference as reference
 from rawnn.bench.peers.numpy_many import Stacked
 from rawnn.bench.peers.numpy_system import Loop
 from rawnn.bench.peers.training_problem import Array, Problem
@@ -74,6 +75,12 @@ def losses_of_each(whole: Ensemble) -> NDArray[np.float64]:
 def made(losses: Sequence[float | None] | NDArray[np.float64],
          precision: str = "float32") -> ReadyProgram:
     return ReadyProgram(precision=precision, form="f", clock="wall", losses=list(losses))
+
+
+def share(whole: Ensemble, program: ReadyProgram) -> float:
+    share_of = checker(whole, [])
+    assert share_of is not None
+    return share_of(program)
 
 
 def test_a_version_of_the_sample_never_has_other_ensembles() -> None:

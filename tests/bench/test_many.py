@@ -104,7 +104,8 @@ def test_ensembles_without_a_gpu_are_gone_on_with(device: str, tmp_path: Path) -
 
 def test_an_ensemble_that_ours_gets_wrong_is_a_failure(tmp_path: Path,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "checker", lambda problem, made: lambda program: 1.5)
+    monkeypatch.setattr("rawnn.bench.peers.system_comparison.checker",
+                        lambda problem, programs: lambda program: 1.5)
     done = invoke("many", "B", "--members", "16", "--precision", "float32", "--device", "host",
                   "--peer", "numpy", "--json", str(tmp_path / "m.json"))
     assert "was wrong in 1 of 1 network (B/16)" in str(done.exception)

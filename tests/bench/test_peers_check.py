@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rawnn.bench.peers import rounding
+from rawnn.bench.peers import loss_check
 from rawnn.bench.peers.loss_check import Reference, reference, windows
 from rawnn.bench.peers.numpy_system import Loop, unchanged
 from rawnn.bench.peers.process import SystemProcess, missing
@@ -34,7 +34,7 @@ def ours(problem: Problem) -> np.ndarray:
     return losses_of(Training(problem.config("best", "host"), dataset(problem), opened), problem)
 
 
-by_tf32 = rounding.stochastically_rounded(10, 30)
+by_tf32 = loss_check.stochastically_rounded(10, 30)
 
 
 class NoLastBias(Loop):
@@ -90,13 +90,13 @@ def test_a_peer_sees_the_same_losses(system: str) -> None:
 def test_a_coarse_class_may_be_as_far_away_as_rounding_explains() -> None:
     chaotic = tiny(loss="mse", optimizer="adam", lr=3e-3, layers=(60, 120, 80, 20, 12), batch=2,
                    steps=64)
-    truth = rounding.losses(chaotic, unchanged)
+    truth = loss_check.losses(chaotic, unchanged)
     right = Reference(truth, np.zeros(len(windows(truth))))
 
     def used(losses: Any, precision: str = "tf32", problem: Problem = chaotic) -> float:
-        return rounding.share(right, problem, made_of(losses, precision))
+        return loss_check.share(right, problem, made_of(losses, precision))
 
-    others = [rounding.losses(chaotic, rounding.stochastically_rounded(10, seed))
+    others = [loss_check.losses(chaotic, loss_check.stochastically_rounded(10, seed))
               for seed in (20, 21, 22)]
     assert all(right.share(list(other), "tf32") > 1 for other in others)
     assert all(used(other) < 0.75 for other in others)
@@ -104,19 +104,19 @@ def test_a_coarse_class_may_be_as_far_away_as_rounding_explains() -> None:
     # a network too large to be trained here has the fixed shares alone
     assert used(others[0], problem=msgspec.structs.replace(chaotic, batch=10**9)) > 1
     for plant in (NoLastBias, OtherBatches):
-        assert used(rounding.losses(chaotic, by_tf32, plant)) > 2
+        assert used(loss_check.losses(chaotic, by_tf32, plant)) > 2
     for change in ({"optimizer": "sgd"}, {"seed": 4}):
         other = msgspec.structs.replace(chaotic, **change)
-        assert used(rounding.losses(other, by_tf32)) > 2
+        assert used(loss_check.losses(other, by_tf32)) > 2
 
 
 def test_what_rounding_hardly_moves_is_forgiven_nothing() -> None:
     calm = tiny(loss="mse")
-    truth = rounding.losses(calm, unchanged)
+    truth = loss_check.losses(calm, unchanged)
     right = Reference(truth, np.zeros(len(windows(truth))))
     astray = truth + 1.5 * 0.03 * (truth - truth[0]) + 1.5e-3 * truth[0]
-    assert 1 < rounding.share(right, calm, made_of(astray, "tf32")) < 2
-    assert rounding.share(right, calm, made_of([*truth[:3], math.nan, *truth[4:]], "tf32")) \
+    assert 1 < loss_check.share(right, calm, made_of(astray, "tf32")) < 2
+    assert loss_check.share(right, calm, made_of([*truth[:3], math.nan, *truth[4:]], "tf32")) \
         == math.inf
 
 
@@ -125,7 +125,7 @@ def test_operands_are_rounded_to_their_bits_and_in_the_mean_to_what_they_were() 
     found = by_tf32(value)
     assert set(np.unique(found)) == {1.0, np.float32(1 + 2.0**-10)}
     assert float(found.mean() - 1) == pytest.approx(2.0**-12, rel=0.05)
-    assert float(rounding.stochastically_rounded(7, 1)(np.array([[-3.0, 1.5]]))[0, 0]) == -3.0
+    assert float(loss_check.stochastically_rounded(7, 1)(np.array([[-3.0, 1.5]]))[0, 0]) == -3.0
 
 
 @pytest.mark.parametrize("change", [{"lr": 0.0525}, {"lr": 0.0}, {"optimizer": "adam"},

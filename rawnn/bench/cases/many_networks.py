@@ -24,7 +24,6 @@ from rawnn.bench.peers.ensemble import (
     reduced,
     sampled_ensemble,
 )
-from rawnn.bench.peers.many_check import checker
 from rawnn.bench.peers.rawnn_system import SETS
 from rawnn.bench.peers.system_comparison import (
     Rules,
@@ -126,7 +125,7 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members
         else wanted.ensembles
     systems, absent = chosen(peers, suite.systems) if ensembles else ((OURS,), {})
     rules = Rules(systems, device, forms_of(ensembles, precisions or PRECISIONS, device), ROUNDS,
-                  at_once=8, checker=checker, is_large=is_large)
+                  at_once=8, is_large=is_large)
     open_compared(harness, rules, absent)
     harness.environment.timer.update(TIMER)
     if wanted.tasks:

@@ -20,11 +20,10 @@ from rawnn.bench.conditions import Watch
 from rawnn.bench.harness import CUT_OFF, Harness, Sample, Variant, place_of, sample_of
 from rawnn.bench.peers.ensemble import Ensemble
 from rawnn.bench.peers.lanes import Lanes, Prepared
-from rawnn.bench.peers.loss_check import reference
+from rawnn.bench.peers.loss_check import ShareOf, checker
 from rawnn.bench.peers.process import SYSTEMS, missing
-from rawnn.bench.peers.rounding import share
 from rawnn.bench.peers.training_problem import RUN_STEPS, Problem
-from rawnn.bench.peers.worker import TRUTH, Losses, Prepare, ReadyProgram, ShareOf
+from rawnn.bench.peers.worker import TRUTH, Losses, Prepare, ReadyProgram
 from rawnn.bench.record import Entry, Record, Results, Value
 from rawnn.bench.render.networks import OURS, PRECISIONS, Network, peers_of, system, title
 from rawnn.bench.render.tables import compared
@@ -51,23 +50,13 @@ TURN_S = 60.0
 """What a turn may take at most."""
 
 Forms = Callable[[Problem, str], list[str]]
-Checker = Callable[[Problem, Sequence[tuple[str, ReadyProgram]]], ShareOf | None]
-"""A problem and all its programs with their systems -> what says how much of the tolerance a
-program's losses used up; None where there is nothing to compare with."""
-
-
-def against_each_other(problem: Problem,
-                       made: Sequence[tuple[str, ReadyProgram]]) -> ShareOf | None:
-    """Losses of each step against float64, or the median of the systems."""
-    right = reference(made)
-    return None if right is None else partial(share, right, problem)
 
 
 @dataclass(frozen=True)
 class Rules:
     """How systems are compared: which, the device of ours and of the others, the forms that each is
     asked for, turns of each program, seconds for making a problem's programs ready, problems at a
-    time, what checks losses, and which problems are too large for their programs to lie on the
+    time, and which problems are too large for their programs to lie on the
     device side by side: those are made ready alone, and each program is made again for its time.
     With `records_losses` losses are what is measured, those of float64 included."""
 
@@ -77,7 +66,6 @@ class Rules:
     rounds: int = 2
     timeout_s: float = 300.0
     at_once: int = 48
-    checker: Checker = against_each_other
     is_large: Callable[[Problem], bool] = lambda problem: False
     records_losses: bool = False
 
@@ -306,7 +294,7 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
 def timed_in_turns(task: Task, prepared: Sequence[Prepared], rules: Rules,
                    harness: Harness) -> list[Variant]:
     """Check the losses of all programs, and time them, each once a round."""
-    share_of = rules.checker(task.problem, [(p.system, m) for p in prepared for m in p.programs])
+    share_of = checker(task.problem, [(p.system, m) for p in prepared for m in p.programs])
     variants: list[Variant] = []
     wrong: dict[int, str] = {}
     for p in prepared:

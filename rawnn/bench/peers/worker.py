@@ -46,8 +46,6 @@ PATIENCE_S."""
 
 Losses = Sequence[float | None]
 """Of steps; None is not finite."""
-Cost = NDArray[np.float64] | float
-"""How far from float64 a precision moves losses."""
 
 
 class Program(Protocol):
@@ -139,8 +137,6 @@ class Timed(msgspec.Struct, tag="timed", frozen=True, kw_only=True):
 
 
 Answer = ReadyProgram | Ready | Timed
-ShareOf = Callable[[ReadyProgram], float]
-"""How much of the tolerance a program's losses used up; above 1 is wrong."""
 
 
 def timed(program: Program) -> Timed:
