@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -156,6 +157,17 @@ class Device:
 
     def __repr__(self) -> str:
         return f"rawnn.Device({self.info.name})"
+
+    def with_own_stream(self) -> Device:
+        """The same GPU with another stream, so that work on both runs at the same time. Context and
+        memory are shared; kernels that it loads are its own. Close it before this device, in the
+        thread that opened this one."""
+        found = copy.copy(self)
+        found.stream = Stream(self.driver)
+        found._functions = dict(self._functions)
+        found._closing = ExitStack()
+        found._closing.callback(found.stream.close)
+        return found
 
     def attribute(self, name: str) -> int:
         """A device attribute; `name` is the driver's, without `CU_DEVICE_ATTRIBUTE_`."""

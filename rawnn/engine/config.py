@@ -74,7 +74,9 @@ class Config:
         persistent=1x1:128:FFFF behind `opt`. None leaves it to `opt`. It is ignored on the host,
         whose results do not depend on it
     device
-        "auto", "gpu", "gpu:N", "host" or "sim"
+        "auto", "gpu", "gpu:N", "host" or "sim". Many networks train on several GPUs, too:
+        "gpu:0,1,2,3" on these, "gpu:all" on all that the process sees; "sim:0,1" are two simulated
+        ones
     dataset
         "mnist", "fashion-mnist", "idx", "table" or "synthetic"
     data
@@ -276,10 +278,21 @@ def _hints() -> dict[str, Any]:
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError unless `device` names a kind of device."""
-    if not re.fullmatch(r"auto|gpu(:[0-9]{1,4})?|host|sim", device):
+    """Raise ConfigError unless `device` names a kind of device, or several GPUs."""
+    if not re.fullmatch(r"auto|host|gpu(:all)?|sim|(gpu|sim)(:[0-9]{1,4}(,[0-9]{1,4})*)", device):
         raise ConfigError(f"device = '{device}': use auto, gpu, gpu:N, host or sim"
                           + nearest(device.partition(":")[0], ("auto", "gpu", "host", "sim")))
+    named = devices_of(device)
+    if len(set(named)) < len(named):
+        raise ConfigError(f"device = '{device}' names a GPU twice")
+
+
+def devices_of(device: str) -> tuple[str, ...]:
+    """The devices that `device` names, each by itself: "gpu:0,1" are "gpu:0" and "gpu:1". "gpu:all"
+    is left as it is: how many there are is known once a driver is loaded."""
+    kind, _, numbers = device.partition(":")
+    return tuple(f"{kind}:{int(number)}" for number in numbers.split(",")) \
+        if numbers.replace(",", "").isdecimal() else (device,)
 
 
 def _plain(value: Any) -> Any:

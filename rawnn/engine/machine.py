@@ -9,8 +9,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import rawnn
-from rawnn.common.errors import DeviceError, RawnnError
+from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.common.target import Machine
+from rawnn.engine.config import devices_of
 
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
@@ -45,12 +46,16 @@ def open_device(wanted: str, notify: Notify, ordinal: int = 0) -> Opened:
     """Open the device that `Config.device` names.
 
     "auto" takes a GPU if there is one, else the host. "auto" and "gpu" mean GPU `ordinal`. Raises
-    DeviceError if a GPU that is asked for is missing.
+    DeviceError if a GPU that is asked for is missing, ConfigError for several.
     """
     started = perf_counter()
+    if len(devices_of(wanted)) > 1 or wanted.endswith(":all"):
+        raise ConfigError(f"device = '{wanted}': only train_many (rawnn many) spreads networks over "
+                          f"several GPUs; python -m rawnn launch -n {len(devices_of(wanted)) or 2} "
+                          f"trains one network on them, and all else takes one, as in gpu:0")
     if wanted == "host":
         return Opened(None, Machine("--device host was asked for"), 0.0)
-    if wanted == "sim":
+    if wanted.partition(":")[0] == "sim":
         from rawnn.cuda.device import Device
         from rawnn.sim import sim_backend
 

@@ -103,7 +103,7 @@ def ordinal(config: Config, team: Team) -> int:
     """The GPU that "auto" and "gpu" mean for this rank, among those visible to the process: a
     scheduler may leave it only one. Raises ConfigError for devices that cannot be joined."""
     here = team.place.local_size
-    if config.device == "sim":
+    if config.device.startswith("sim"):
         raise ConfigError("the simulated GPUs of several processes cannot be joined: use --device "
                           "host, or a GPU for each rank")
     if config.device.startswith("gpu:") and here > 1:

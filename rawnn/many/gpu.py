@@ -6,7 +6,7 @@ member, the constructor raises Unsupported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -23,31 +23,41 @@ from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.plan_data import contents
 from rawnn.engine.runners.prepared_run import FIRST_LOSS_SCALE
 from rawnn.many.member_plans import OF_DATA, TEST, member_plans, words_of
-from rawnn.many.members import Arrays, Group, Rows, Scores
+from rawnn.many.members import Arrays, Group, Rows, Scores, columns_from
 from rawnn.plan.build import used_tensors
+from rawnn.plan.op import Op
 from rawnn.plan.ops.members import SCORES, member_words
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 
+SCORE_BYTES = 8
+"""Of a score of a member, a float64."""
+_Launch = tuple[Command, tuple[str, ...]]
+"""A command, and which scores it writes."""
+
 
 class GpuMembers:
-    """Trains the members of a group on an open device, which it leaves open. A `sharding`, such as
-    "1x1:128:FFFF", is taken as it is; else a cost model chooses one. Raises Unsupported where no
-    kernel trains such members, OutOfMemory, CompileError, CallFailed, ConfigError."""
+    """Trains the members of a group on an open device, which it leaves open, on a stream of its
+    own. A `sharding`, such as "1x1:128:FFFF", is taken as it is; else a cost model chooses one, for
+    so many members `at_once` (None: all). Raises Unsupported where no kernel trains such members,
+    OutOfMemory, CompileError, CallFailed, ConfigError."""
 
     def __init__(self, group: Group, opened: Opened, *,
                  notify: Callable[[str], object] = lambda message: None,
-                 sharding: str = "") -> None:
+                 sharding: str = "", at_once: int | None = None) -> None:
         assert opened.device is not None
-        self._group, self._device = group, opened.device
+        self._group = group
         self._columns = max(member.epochs for member in group.members)
-        self._plans = member_plans(group, opened.machine, sharding, self._columns)
+        self._plans = member_plans(group, opened.machine, sharding, self._columns, at_once)
         self._epochs = 0  # columns of scores so far
-        self._earlier: list[tuple[NDArray[np.float64], ...]] = []  # those that were read already
+        self._blocks = [np.empty((len(group), 0, 3))]  # those that were read already
+        self._read = 0
         self._active: Rows | None = None
         self._uploaded: list[NDArray[np.int32]] = []  # until a copy of it has ended
-        self._commands: dict[int, list[Command]] = {}
+        self._launches: dict[int, list[_Launch]] = {}  # by the number of active members
+        self._device = opened.device.with_own_stream()
         self._closing = ExitStack()
+        self._closing.callback(self._device.close)
         try:
             self._build()
         except BaseException:
@@ -77,12 +87,10 @@ class GpuMembers:
         for name, tensor in self._tensors.items():
             self._place(name, tensor)
         device.finish(compiling)
-        for command in self._lowered(plans.start):
-            command.run(0)
+        self._run_once(plans.start)
         self._activate(np.arange(len(self._group), dtype=np.int32))
         if plans.constant:
-            for command in self._lowered(plans.rates):
-                command.run(0)
+            self._run_once(plans.rates)
         device.stream.synchronize("making members ready")
 
     def _place(self, name: str, tensor: Tensor) -> None:
@@ -117,9 +125,13 @@ class GpuMembers:
             return np.concatenate([each for each in values if each is not None])
         return contents(replace(data, normalisation=group.normalisations[0]), tensor, part)
 
-    def _lowered(self, plan: Plan) -> list[Command]:
-        return [command for op in plan.ops
-                for command in self._lowering.commands(op, plan, self._addresses, {})]
+    def _commands(self, plan: Plan, op: Op) -> list[Command]:
+        return self._lowering.commands(op, plan, self._addresses, {})
+
+    def _run_once(self, plan: Plan) -> None:
+        for op in plan.ops:
+            for command in self._commands(plan, op):
+                command.run(0)
 
     # -- training ----------------------------------------------------------------------------------
     def _activate(self, active: Rows) -> None:
@@ -132,25 +144,30 @@ class GpuMembers:
             self._addresses["active"], self._active.ctypes.data, self._active.nbytes,
             self._device.stream.handle), "the list of active members")
 
-    def _of_epoch(self, launched: int) -> list[Command]:
-        """The commands of an epoch of so many members."""
-        if launched not in self._commands:
-            self._commands[launched] = [
-                command for plan in self._plans.epoch for command in self._lowered(replace(
-                    plan, ops=tuple(replace(op, attributes={**op.attributes, "launched": launched})
-                                    for op in plan.ops)))]
-        return self._commands[launched]
+    def _of_epoch(self, launched: int) -> list[_Launch]:
+        """What an epoch of so many members runs. Scores lie by columns, so that those of some
+        epochs lie together: each launch is given the memory of its own column."""
+        if launched not in self._launches:
+            changed = {"launched": launched, "epochs": 1}
+            self._launches[launched] = [
+                (command, tuple(name for name in SCORES if name in op.operands))
+                for plan in self._plans.epoch for op in plan.ops
+                for command in self._commands(plan, replace(
+                    op, attributes={**op.attributes, **changed}))]
+        return self._launches[launched]
 
     def run(self, active: Rows, epochs: int) -> None:
         """Enqueue `epochs` more epochs of the members `active`."""
-        commands: list[Command] = []
+        launches: list[_Launch] = []
         if len(active):
             self._activate(active)
-            commands = self._of_epoch(len(active))
+            launches = self._of_epoch(len(active))
         for _ in range(epochs):
-            column = self._column()
-            for command in commands:
-                command.run(column)
+            offset = self._column() * len(self._group) * SCORE_BYTES
+            for command, scores in launches:
+                for name in scores:
+                    command.rebind(name, self._addresses[name] + offset)
+                command.run(0)
             self._epochs += 1
 
     def _column(self) -> int:
@@ -158,32 +175,35 @@ class GpuMembers:
         cleared, where all are in use."""
         column = self._epochs % self._columns
         if self._epochs and not column:
-            self._earlier.append(self._read_scores())
+            self._read_scores()
             for name in SCORES:
                 self._device.fill(self._addresses[name], 0xFF, self._tensors[name].nbytes, name)
         return column
 
     # -- results -----------------------------------------------------------------------------------
-    def _read_scores(self) -> tuple[NDArray[np.float64], ...]:
-        """The scores on the device, float64 [members, columns], in the order of SCORES; waits."""
-        found = tuple(np.empty((len(self._group), self._columns), np.float64) for _ in SCORES)
+    def _read_scores(self) -> None:
+        """Read the columns that were not read yet; waits."""
+        missing, members = self._epochs - self._read, len(self._group)
+        found = np.empty((3, missing, members), np.float64)
+        offset = self._read % self._columns * members * SCORE_BYTES
         for name, array in zip(SCORES, found, strict=True):
-            self._device.to_host_later(array, self._addresses[name], name)
+            self._device.to_host_later(array, self._addresses[name] + offset, name)
         self._device.stream.synchronize("scores of members")
         self._uploaded = self._uploaded[-1:]
-        return found
+        self._read = self._epochs
+        self._blocks.append(found.transpose(2, 1, 0))
 
-    def scores(self) -> Scores:
-        parts = [*self._earlier, self._read_scores()]
-        train, loss, score = (np.concatenate(each, axis=1)[:, :self._epochs]
-                              for each in zip(*parts, strict=True))
+    def scores(self, first: int = 0) -> Scores:
+        self._read_scores()
+        found = columns_from(self._blocks, first)
         of_folds = [self._group.loss_factor(i) or 1.0
                     for i in range(len(self._group.target_normalisations))]
         factor = np.array([of_folds[fold if len(of_folds) > 1 else 0]
-                           for fold in self._group.fold])[:, None]
+                           for fold in self._group.fold])[:, None, None]
+        found[:, :, :2] *= factor
         if not self._plans.evaluate.ops[0].attributes["answers"]:
-            score = np.full_like(score, np.nan)
-        return Scores(train * factor, loss * factor, score)
+            found[:, :, 2] = np.nan
+        return Scores.of(found)
 
     @property
     def _state(self) -> dict[str, Tensor]:
@@ -191,30 +211,37 @@ class GpuMembers:
         return {name: t for name, t in self._plans.train.tensors.items()
                 if t.role in (Role.PARAMETER, Role.STATE)}
 
-    def _stack(self, name: str) -> NDArray[Any]:
-        """A stack as it lies on the device, [members, rows of one member ..., padding included]."""
-        tensor = self._tensors[name]
-        array = np.empty(tensor.padded_shape, numpy_dtype(tensor.dtype))
-        self._device.to_host(array, self._addresses[name], name)
-        members = len(self._group)
+    def _rows(self, tensor: Tensor, members: Rows) -> tuple[NDArray[Any], int]:
+        """Of a stack: an array for those from the first of these members to the last, [members,
+        rows of one member ..., padding included], and its address."""
+        first, count = int(members.min()), int(members.max() - members.min()) + 1
+        total, *others = tensor.padded_shape
+        rows = (1,) if tensor.packed else (total // len(self._group),)
+        array = np.empty((count, *rows, *others), numpy_dtype(tensor.dtype))
         if tensor.packed:
-            return array
-        return array.reshape(members, len(array) // members, *array.shape[1:])
+            array = array.reshape(count, *others)
+        return array, self._addresses[tensor.name] + first * array[0].nbytes
+
+    def _pieces(self, members: Rows) -> Iterator[tuple[Tensor, NDArray[Any], NDArray[Any], int]]:
+        """Each stack that a checkpoint holds, as it lies on the device around these members: the
+        tensor, all of the array, its part without padding, and its address."""
+        for tensor in self._state.values():
+            array, address = self._rows(tensor, members)
+            self._device.to_host(array, address, tensor.name)
+            yield tensor, array, array[..., :tensor.shape[-1]] if len(tensor.shape) > 1 else array, \
+                address
 
     def state(self, members: Rows) -> Arrays:
-        found: Arrays = {}
-        for name, tensor in self._state.items():
-            stack = self._stack(name)
-            whole = stack[..., :tensor.shape[-1]] if len(tensor.shape) > 1 else stack
-            found[name] = whole[members].copy()
+        places = members - members.min()
+        found = {tensor.name: whole[places]
+                 for tensor, _, whole, _ in self._pieces(members)}
         return {**found, "epoch": found["clock"][:, 0].astype(np.int64)}
 
     def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
-        for name, tensor in self._state.items():
-            stack = self._stack(name)
-            whole = stack[..., :tensor.shape[-1]] if len(tensor.shape) > 1 else stack
-            whole[members] = state[name]
-            self._device.to_device(self._addresses[name], np.ascontiguousarray(stack), name)
+        places = members - members.min()
+        for tensor, array, whole, address in self._pieces(members):
+            whole[places] = state[tensor.name]
+            self._device.to_device(address, array, tensor.name)
 
     def close(self) -> None:
         self._closing.close()

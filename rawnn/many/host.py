@@ -16,8 +16,8 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import RawnnError
 from rawnn.engine.machine import Opened
-from rawnn.many.members import Arrays, Group, Rows, Scores
-from rawnn.many.sessions import Figures, MemberState, SessionMembers
+from rawnn.many.members import Group
+from rawnn.many.sessions import Job, Key, SessionMembers
 
 WORTH_SECONDS = 4.0
 """Seconds of training of a run below which no processes are started: each takes about one to be
@@ -69,27 +69,16 @@ class HostMembers(SessionMembers):
         self._pool = workers if isinstance(workers, WorkerPool) else WorkerPool(workers)
         self._number = self._pool.register(group)
 
-    def _train(self, active: list[int], epochs: int, first: int) -> None:
-        if not self._pool.count:
-            super()._train(active, epochs, first)
-            return
-        keys = [(self._number, member) for member in active]
-        if self._pool.is_pending(keys):  # their states are not known yet
-            self._pool.finish()
-        self._pool.enqueue([_Job(key, epochs, self._states[key[1]],
-                                 partial(self._done, key[1], first)) for key in keys])
+    def _enqueue(self, jobs: list[Job]) -> None:
+        (self._pool.enqueue if self._pool.count else super()._enqueue)(jobs)
 
-    def scores(self) -> Scores:
-        self._pool.finish()
-        return super().scores()
+    def _is_pending(self, members: list[int]) -> bool:
+        return super()._is_pending(members) or \
+            self._pool.is_pending((self._number, member) for member in members)
 
-    def state(self, members: Rows) -> Arrays:
+    def _finish(self) -> None:
         self._pool.finish()
-        return super().state(members)
-
-    def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
-        self._pool.finish()
-        super().load(members, state)
+        super()._finish()
 
     def _forget(self, members: list[int]) -> None:
         super()._forget(members)
@@ -99,20 +88,6 @@ class HostMembers(SessionMembers):
     def close(self) -> None:
         super().close()
         self._pool.close()
-
-
-Key = tuple[int, int]
-"""The number of a group in its pool, and a member's place in the group."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """So many epochs of a member from the state `before`; `done` gets its figures and state."""
-
-    key: Key
-    epochs: int
-    before: MemberState
-    done: Callable[[Figures, MemberState], None]
 
 
 class _Worker:
@@ -150,7 +125,7 @@ class WorkerPool:
         self._asked = count
         self._cores = core_count() if count is None else count
         self._groups: list[Group] = []
-        self._jobs: list[_Job] = []
+        self._jobs: list[Job] = []
         self._workers: list[_Worker] = []
         self._closing = ExitStack()
 
@@ -172,7 +147,7 @@ class WorkerPool:
         """Whether one of these members has a job that is not done."""
         return not {job.key for job in self._jobs}.isdisjoint(keys)
 
-    def enqueue(self, jobs: Iterable[_Job]) -> None:
+    def enqueue(self, jobs: Iterable[Job]) -> None:
         """Add jobs, of members that have none, for `finish` to do."""
         self._jobs.extend(jobs)
 
@@ -203,15 +178,15 @@ class WorkerPool:
             self._closing.callback(worker.close)
             self._workers.append(worker)
 
-    def _train(self, jobs: list[_Job]) -> None:
-        queues: list[deque[_Job]] = [deque() for _ in self._workers]
+    def _train(self, jobs: list[Job]) -> None:
+        queues: list[deque[Job]] = [deque() for _ in self._workers]
         homeless = [job for job in jobs if job.key not in self.owner]
         for job in jobs:
             if job.key in self.owner:
                 queues[self.owner[job.key]].append(job)
         for job in homeless:
             min(queues, key=len).append(job)
-        busy: dict[Connection[Any, Any], tuple[int, _Job]] = {}
+        busy: dict[Connection[Any, Any], tuple[int, Job]] = {}
         for number in range(len(self._workers)):
             self._hand_out(number, queues, busy)
         while busy:
@@ -226,8 +201,8 @@ class WorkerPool:
                 job.done(*found)
                 self._hand_out(number, queues, busy)
 
-    def _hand_out(self, number: int, queues: list[deque[_Job]],
-                  busy: dict[Any, tuple[int, _Job]]) -> None:
+    def _hand_out(self, number: int, queues: list[deque[Job]],
+                  busy: dict[Any, tuple[int, Job]]) -> None:
         """Give a worker its next job, or the last of the longest queue."""
         longest = max(queues, key=len)
         if queues[number]:

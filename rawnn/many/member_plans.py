@@ -67,10 +67,12 @@ def schedule_of(group: Group, member: int) -> Schedule:
     return parse(config.schedule).resolve(recipe.optimizer.lr, group.steps, config.epochs)
 
 
-def member_plans(group: Group, machine: Machine, sharding: str, epochs: int) -> MemberPlans:
-    """The plans of a group; scores have columns for so many epochs. Raises Unsupported where no
-    kernel trains such members, ConfigError for toggles that cannot run on the machine."""
-    return _Builder(group, machine, epochs).build(sharding)
+def member_plans(group: Group, machine: Machine, sharding: str, epochs: int,
+                 at_once: int | None = None) -> MemberPlans:
+    """The plans of a group; scores have columns for so many epochs. Without a `sharding` one is
+    chosen for so many members `at_once` (None: all). Raises Unsupported where no kernel trains such
+    members, ConfigError for toggles that cannot run on the machine."""
+    return _Builder(group, machine, epochs).build(sharding, at_once or len(group))
 
 
 class _Builder:
@@ -140,7 +142,7 @@ class _Builder:
         return self._rounded(plan)
 
     # -- the plans ---------------------------------------------------------------------------------
-    def build(self, sharding: str) -> MemberPlans:
+    def build(self, sharding: str, at_once: int) -> MemberPlans:
         group, recipe = self.group, self.recipe
         step = self._step()
         problem = problem_of(step)
@@ -152,8 +154,8 @@ class _Builder:
         chip = chip_of(self.machine.target)
         asked = sharding or group.config.sharding or \
             (self.asked if is_full_sharding(self.asked) else "")
-        choice = exact_members(own, chip, members, len(group), sharding_of(problem, asked)) \
-            if asked else choose_members(own, chip, members, len(group))
+        choice = exact_members(own, chip, members, at_once, sharding_of(problem, asked)) \
+            if asked else choose_members(own, chip, members, at_once)
         first = next(op for op in step.ops if "dw" in op.operands and "w" in op.operands)
         self.settings = tuple(k for k, v in first.attributes.items()
                               if k not in NOT_SETTINGS and not isinstance(v, bool))

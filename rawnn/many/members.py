@@ -39,6 +39,19 @@ def stacked(states: Sequence[Arrays]) -> Arrays:
     return {name: np.stack([state[name] for state in states]) for name in names}
 
 
+def columns_from(blocks: Sequence[NDArray[Any]], first: int) -> NDArray[Any]:
+    """The columns from number `first` on of one or more blocks [n, columns, ...] that stand one
+    behind the other."""
+    end, found = sum(block.shape[1] for block in blocks), []
+    for block in reversed(blocks):
+        begin = end - block.shape[1]
+        found.append(block[:, max(first - begin, 0):])
+        end = begin
+        if begin <= first:
+            break
+    return np.concatenate(found[::-1], axis=1)
+
+
 def group_key(config: Config) -> tuple[object, ...]:
     """Configs with equal keys compile alike, so that one kernel trains them: all fields but
     PER_MEMBER, the kind of the optimizer's step (SGD with a momentum of 0 stores no velocity), and
@@ -159,8 +172,8 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What members reached: float64 [N, E]. Every call of `run` adds `epochs` columns, so that E
-    is the number of epochs run so far; NaN where a member was not active.
+    """What members reached: float64 [N, E]. Every call of `run` adds `epochs` columns; NaN where a
+    member was not active.
 
     The figures are those of a Report: losses are means over examples, in the units of the target
     values where these are normalised (`Group.loss_factor`).
@@ -175,6 +188,16 @@ class Scores:
     train_loss: NDArray[np.float64]
     validation_loss: NDArray[np.float64]
     validation_score: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, figures: NDArray[np.float64]) -> Scores:
+        """Of [N, E, 3], in this order."""
+        return cls(*np.moveaxis(figures, 2, 0))
+
+    @property
+    def figures(self) -> NDArray[np.float64]:
+        """[N, E, 3]."""
+        return np.stack([self.train_loss, self.validation_loss, self.validation_score], axis=2)
 
 
 class MemberTrainer(Protocol):
@@ -192,8 +215,8 @@ class MemberTrainer(Protocol):
         ascending order). It is enqueued and need not be waited for. No member runs past its own
         `epochs`: the caller asks for no more."""
 
-    def scores(self) -> Scores:
-        """All epochs so far; waits for them."""
+    def scores(self, first: int = 0) -> Scores:
+        """The columns from number `first` on of all epochs so far; waits for them."""
 
     def state(self, members: Rows) -> Arrays:
         """Arrays [len(members), ...] of what a single run's checkpoint holds, by its names

@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 
 from rawnn.common.errors import RawnnError
 from rawnn.engine.machine import open_device
-from rawnn.many.host import Key, read
+from rawnn.many.host import read
 from rawnn.many.members import Arrays
-from rawnn.many.sessions import SESSION_BYTES, MemberSessions, MemberState
+from rawnn.many.sessions import SESSION_BYTES, Key, MemberSessions, MemberState
 
 
 def main(number: int, file: int) -> None:
