@@ -175,7 +175,8 @@ class _Screen(Listener):
         shown = "; ".join(groups[:4]) + (f"; {len(groups) - 4} more groups"
                                          if len(groups) > 4 else "")
         data = session.source.data
-        click.echo(f"device    {device.info.name if device else 'host (NumPy)'}")
+        several = f"{len(session.gpus)} x " if session.gpus else ""
+        click.echo(f"device    {several}{device.info.name if device else 'host (NumPy)'}")
         click.echo(f"data      {data.name}, {len(data.train_images):,} examples, from "
                    f"{data.source}")
         click.echo(f"members   {len(members):,}: {shown}")

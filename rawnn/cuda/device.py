@@ -153,6 +153,8 @@ class Device:
             raise DeviceError(f"GPU {ordinal} was asked for, but this machine has "
                               f"{counted(count, 'GPU')}; "
                               f"run with --device host to train on the CPU")
+        self.count = int(count)
+        """How many GPUs the process sees."""
         return self._check("cuDeviceGet", ordinal)
 
     def __repr__(self) -> str:

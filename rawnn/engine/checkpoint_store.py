@@ -68,13 +68,14 @@ class Store:
                 raise CheckpointError(f"cannot delete {path}: {error.strerror or error}") from None
 
 
-def how_to_continue(directory: str | os.PathLike[str]) -> str:
-    """How to continue after a checkpoint could not be written: from the newest readable one of
-    the directory."""
+def how_to_continue(directory: str | os.PathLike[str],
+                    what: str = "free some space, and continue") -> str:
+    """How to continue after a run ended early, by default as a checkpoint could not be written:
+    from the newest readable one of the directory."""
     valid = None
     with contextlib.suppress(CheckpointError):
         valid = next((path for _, path in reversed(listed(directory)) if _is_valid(path)), None)
-    return f"{valid} is valid: free some space, and continue with --resume {directory}" if valid \
+    return f"{valid} is valid: {what} with --resume {directory}" if valid \
         else f"{directory} holds no valid checkpoint"
 
 

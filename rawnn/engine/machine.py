@@ -50,9 +50,10 @@ def open_device(wanted: str, notify: Notify, ordinal: int = 0) -> Opened:
     """
     started = perf_counter()
     if len(devices_of(wanted)) > 1 or wanted.endswith(":all"):
-        raise ConfigError(f"device = '{wanted}': only train_many (rawnn many) spreads networks over "
-                          f"several GPUs; python -m rawnn launch -n {len(devices_of(wanted)) or 2} "
-                          f"trains one network on them, and all else takes one, as in gpu:0")
+        raise ConfigError(f"device = '{wanted}': only train_many (rawnn many) spreads networks "
+                          f"over several GPUs; python -m rawnn launch -n "
+                          f"{max(2, len(devices_of(wanted)))} trains one network on them, and all "
+                          f"else takes one, as in gpu:0")
     if wanted == "host":
         return Opened(None, Machine("--device host was asked for"), 0.0)
     if wanted.partition(":")[0] == "sim":

@@ -25,6 +25,7 @@ from rawnn.common.files import write_atomically
 from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.engine import checkpoint
 from rawnn.engine.checkpoint import Arrays, Checkpoint, Lineage, Notify, compact_json
+from rawnn.engine.config import devices_of
 from rawnn.model.layers import Network
 from rawnn.version import __version__
 
@@ -97,9 +98,12 @@ class ManyCheckpoint:
         states, where, epoch = group.states, place, int(self.run["epoch"][number])
         if best and (found := np.flatnonzero(group.best_members == place)).size:
             states, where, epoch = group.best, int(found[0]), int(self.run["best_epoch"][number])
-        config = self.configs[number]
+        config = {**self.configs[number]}
+        if "device" in config:  # one network trains on one of them
+            first = devices_of(config["device"])[0]
+            config["device"] = first.removesuffix(":all")
         if group.sharding:
-            config = {**config, "sharding": group.sharding}
+            config["sharding"] = group.sharding
         if self.rows or self.held_out:  # the data set's own test part is not what it was scored on
             config = {k: v for k, v in config.items() if k not in ("dataset", "data")}
         network = Network(tuple(config["layers"]), config["bias"], config["activation"],

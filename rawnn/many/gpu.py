@@ -211,37 +211,35 @@ class GpuMembers:
         return {name: t for name, t in self._plans.train.tensors.items()
                 if t.role in (Role.PARAMETER, Role.STATE)}
 
-    def _rows(self, tensor: Tensor, members: Rows) -> tuple[NDArray[Any], int]:
-        """Of a stack: an array for those from the first of these members to the last, [members,
-        rows of one member ..., padding included], and its address."""
+    def _parts(self, members: Rows) -> Iterator[tuple[Tensor, NDArray[Any], int]]:
+        """Of each stack that a checkpoint holds, the part from the first of these members to the
+        last as it lies on the device, [members, rows of one ..., padding included], and its
+        address."""
         first, count = int(members.min()), int(members.max() - members.min()) + 1
-        total, *others = tensor.padded_shape
-        rows = (1,) if tensor.packed else (total // len(self._group),)
-        array = np.empty((count, *rows, *others), numpy_dtype(tensor.dtype))
-        if tensor.packed:
-            array = array.reshape(count, *others)
-        return array, self._addresses[tensor.name] + first * array[0].nbytes
-
-    def _pieces(self, members: Rows) -> Iterator[tuple[Tensor, NDArray[Any], NDArray[Any], int]]:
-        """Each stack that a checkpoint holds, as it lies on the device around these members: the
-        tensor, all of the array, its part without padding, and its address."""
         for tensor in self._state.values():
-            array, address = self._rows(tensor, members)
-            self._device.to_host(array, address, tensor.name)
-            yield tensor, array, array[..., :tensor.shape[-1]] if len(tensor.shape) > 1 else array, \
-                address
+            total, *others = tensor.padded_shape
+            rows = () if tensor.packed else (total // len(self._group),)
+            part = np.empty((count, *rows, *others), numpy_dtype(tensor.dtype))
+            address = self._addresses[tensor.name] + first * part[0].nbytes
+            self._device.to_host(part, address, tensor.name)
+            yield tensor, part, address
 
     def state(self, members: Rows) -> Arrays:
         places = members - members.min()
-        found = {tensor.name: whole[places]
-                 for tensor, _, whole, _ in self._pieces(members)}
+        found = {tensor.name: _unpadded(tensor, part)[places]
+                 for tensor, part, _ in self._parts(members)}
         return {**found, "epoch": found["clock"][:, 0].astype(np.int64)}
 
     def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
         places = members - members.min()
-        for tensor, array, whole, address in self._pieces(members):
-            whole[places] = state[tensor.name]
-            self._device.to_device(address, array, tensor.name)
+        for tensor, part, address in self._parts(members):
+            _unpadded(tensor, part)[places] = state[tensor.name]
+            self._device.to_device(address, part, tensor.name)
 
     def close(self) -> None:
         self._closing.close()
+
+
+def _unpadded(tensor: Tensor, part: NDArray[Any]) -> NDArray[Any]:
+    """A view without the padding behind rows."""
+    return part[..., :tensor.shape[-1]] if len(tensor.shape) > 1 else part

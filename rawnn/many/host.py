@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -23,8 +23,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any, cast
-
-from numpy.typing import NDArray
 
 from rawnn.common.errors import RawnnError
 from rawnn.engine.machine import Opened

@@ -29,6 +29,9 @@ from rawnn.many.progress import (
 CHUNK_SECONDS = 0.5
 """About how long epochs that need no decision run before they are reported: short enough for Ctrl-C
 and for a line on the screen."""
+CHUNK_EPOCHS = 256
+"""At most, whatever they take: a stream holds some 1,024 launches, and the host must not wait for
+one group before it has given the next its epochs."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +138,17 @@ class ManyLoop:
 
     def _collect(self, calls: list[_Call]) -> list[NDArray[np.float64]]:
         """What members reached, [members, epochs, 3] for each call; waits for it."""
-        found: dict[int, NDArray[np.float64]] = {}
+        begun: dict[int, int] = {}
         for call in calls:
-            if call.group not in found:
-                scores = self._trainers[call.group].scores()
-                found[call.group] = np.stack([scores.train_loss, scores.validation_loss,
-                                              scores.validation_score], axis=2)
-        return [found[call.group][self._members.place[call.members],
-                                  call.first : call.first + call.epochs] for call in calls]
+            begun[call.group] = min(begun.get(call.group, call.first), call.first)
+        found = {group: self._trainers[group].scores(first).figures
+                 for group, first in begun.items()}
+        parts = []
+        for call in calls:
+            first = call.first - begun[call.group]
+            parts.append(found[call.group][self._members.place[call.members],
+                                           first : first + call.epochs])
+        return parts
 
     # -- what is decided ---------------------------------------------------------------------------
     def _settle(self, calls: list[_Call], found: list[NDArray[np.float64]], seconds: float,
@@ -162,7 +168,7 @@ class ManyLoop:
         self.seconds, self.steps = self.seconds + seconds, self.steps + steps
         self._rate = steps / seconds if seconds > 0 else 0.0
         epochs = max((call.epochs for call in calls), default=1)
-        self._chunk = max(1, int(epochs * CHUNK_SECONDS / max(seconds, 1e-6)))
+        self._chunk = min(max(1, int(epochs * CHUNK_SECONDS / max(seconds, 1e-6))), CHUNK_EPOCHS)
         if broken:
             return
         if self._rules.patience and calls:

@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 import numpy as np
 
-from rawnn.common.errors import CheckpointError
+from rawnn.common.errors import CheckpointError, DeviceError
 from rawnn.common.listener import Listener
 from rawnn.common.locks import DirectoryLocks
 from rawnn.data import Dataset
@@ -29,13 +29,13 @@ from rawnn.engine.many_checkpoint import ManyCheckpoint, StoredGroup
 from rawnn.engine.result import environment
 from rawnn.engine.resumption import record_of
 from rawnn.many.folds import Folds
+from rawnn.many.gpus import open_gpus
 from rawnn.many.grouping import Members
-from rawnn.many.host import WorkerPool
 from rawnn.many.loop import ManyLoop, Rules
 from rawnn.many.members import Arrays, MemberTrainer, stacked
 from rawnn.many.progress import Progress, Status
 from rawnn.many.result import Many
-from rawnn.many.trainers import trainer_of
+from rawnn.many.trainers import trainers_of
 from rawnn.plan.ops.epoch import count_after
 
 
@@ -52,8 +52,9 @@ class Source:
 
 class ManyRun:
     """Trains many networks. A listener's `started` is given it: `members` has their configurations
-    and groups, `stop(reason)` ends the run after the epochs in hand. Use as a context manager:
-    `open` the device, `prepare` the members, `train`."""
+    and groups, `opened` is the device and `gpus` all where there are several, `stop(reason)` ends
+    the run after the epochs in hand. Use as a context manager: `open` the device, `prepare` the
+    members, `train`."""
 
     def __init__(self, config: Config, listeners: Sequence[Listener]) -> None:
         self.config = config
@@ -77,13 +78,21 @@ class ManyRun:
         self.listener.notify(message)
 
     def open(self, stacklevel: int) -> None:
-        """Open the device. A RuntimeWarning, of the caller so many frames up, says where the host
-        trains in place of a GPU."""
+        """Open the device, or several. A RuntimeWarning, of the caller so many frames up, says
+        where the host trains in place of a GPU."""
         if self.config.save is not None:  # before anything is fetched or compiled
             self._store = Store(self.config.save, self.config.keep)
             self._is_locked = self._locks.hold(self._store.directory, self.notify)
-        self.opened: Opened = open_device(self.config.device, self.notify)
-        self._closing.callback(self.opened.close)
+        self.gpus = open_gpus(self.config.device, self.notify)
+        for gpu in self.gpus:
+            self._closing.callback(gpu.close)
+        if self.gpus:
+            self.notify(f"members are spread over {len(self.gpus)} GPUs: "
+                        f"{', '.join(gpu.name for gpu in self.gpus)}")
+            self.opened: Opened = self.gpus[0].opened
+        else:
+            self.opened = open_device(self.config.device, self.notify)
+            self._closing.callback(self.opened.close)
         if self.opened.device is None and self.config.device == "auto":
             self.notify(f"running on the host: {self.opened.machine.no_gpu}")
             warnings.warn(f"training on the host, not on a GPU: {self.opened.machine.no_gpu}",
@@ -104,9 +113,7 @@ class ManyRun:
                                       for group in members.groups):
             if sentence:
                 self.notify(sentence)
-        pool = WorkerPool() if self.opened.device is None else None
-        for group in members.groups:
-            trainer = trainer_of(group, self.opened, self.notify, pool)
+        for trainer in trainers_of(members.groups, self.opened, self.gpus, self.notify):
             self._closing.callback(trainer.close)
             self._trainers.append(trainer)
         if before is not None:
@@ -146,13 +153,19 @@ class ManyRun:
 
     def train(self) -> Many:
         """Train all epochs and return what was reached. Where a checkpoint cannot be written the
-        run ends, and the CheckpointError carries the result as `result`."""
+        run ends, and the CheckpointError carries the result as `result`. Where a GPU fails, the
+        DeviceError says which checkpoint there is."""
         seconds, steps = float(self.settings["seconds"]), int(self.settings["steps"])
         self._loop = ManyLoop(self.members, self._trainers, self.progress, self.rules,
                               self.listener, self._save, self.best)
         self._before = seconds, steps
         self.listener.started(self)  # type: ignore[arg-type]
-        number = self._loop.run()
+        try:
+            number = self._loop.run()
+        except DeviceError as error:
+            if self._store is not None:
+                error.args = (f"{error}; {how_to_continue(self._store.directory, 'continue')}",)
+            raise
         many = Many(self.checkpoint(), self._environment(), self._loop.is_interrupted, number,
                     tuple(self._notes), self._dataset_of, self._again())
         if self.unsaved is not None:

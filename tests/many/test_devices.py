@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ import pytest
 import rawnn
 from rawnn.common.errors import RawnnError
 from rawnn.many import host
-from rawnn.persistent.problem import Unsupported
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(96, 6)).astype(np.float32)
@@ -28,18 +25,6 @@ OPTIONS: dict[str, Any] = {"data": (X, Y), "layers": (6, 12, 3), "batch": 16, "e
 def same(one: rawnn.Many, other: rawnn.Many) -> bool:
     return all(np.array_equal(a.model.parameters[n], b.model.parameters[n])
                for a, b in zip(one, other, strict=True) for n in a.model.parameters)
-
-
-@pytest.fixture
-def unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU on which no kernel trains members at once."""
-    module = ModuleType("rawnn.many.gpu")
-
-    def refuse(*arguments: Any, **named: Any) -> None:
-        raise Unsupported("does not fit the chip", "leave persistent out")
-
-    module.GpuMembers = refuse  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "rawnn.many.gpu", module)
 
 
 @pytest.mark.usefixtures("unsupported")

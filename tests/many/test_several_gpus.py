@@ -1,0 +1,267 @@
+"""Members spread over several simulated GPUs: the bits of one GPU, whatever trains where."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.common.errors import ConfigError, DeviceError
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import Opened, machine_of
+from rawnn.many import gpus
+from rawnn.many.gpus import Gpu
+from rawnn.many.spread import SpreadMembers
+from rawnn.many.trainers import trainer_of
+from rawnn.sim import Fault, Faults, Simulation
+from tests.many.test_devices import OPTIONS, X, Y, same
+from tests.many.test_gpu_members import group_of
+from tests.many.test_train_many import Recorder
+
+FIXED: dict[str, Any] = {**OPTIONS, "sharding": "1x1:64:FFF"}
+
+
+@pytest.fixture
+def simulations(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The simulated GPUs that a run opens, by their names; `faults` of some may be given. All
+    have to be clean at the end."""
+    found: dict[str, Simulation] = {}
+    faults: dict[str, Faults] = {}
+
+    def opening(name: str, notify: Any) -> Opened:
+        found[name] = Simulation(int(name.partition(":")[2]), faults.get(name))
+        device = Device(found[name].backend(), 0, notify)
+        return Opened(device, machine_of(device), 0.0)
+
+    monkeypatch.setattr(gpus, "open_device", opening)
+    found_and_faults: Any = (found, faults)
+    yield found_and_faults
+    for name, simulation in found.items():
+        if name not in faults:
+            simulation.assert_clean()
+
+
+def test_bits_are_those_of_one_gpu(simulations: Any) -> None:
+    options = {**FIXED, "lr": [0.1, 0.02, 0.3], "seed": [0, 1], "optimizer": "adam"}
+    one = rawnn.train_many(**options, device="sim")
+    for device in ("sim:0,1", "sim:0,1,2,3"):
+        several = rawnn.train_many(**options, device=device)
+        assert same(one, several)
+        for figure in ("train_loss", "test_loss", "test_accuracy"):
+            assert np.array_equal(one.scores(figure), several.scores(figure))
+        for a, b in zip(one, several, strict=True):
+            assert a.checkpoint.state.keys() == b.checkpoint.state.keys()
+            assert all(np.array_equal(a.checkpoint.state[n], b.checkpoint.state[n])
+                       for n in a.checkpoint.state)
+        launched = [sum("cuLaunchKernel" in call for call in s.calls)
+                    for s in simulations[0].values()]
+        assert min(launched) == max(launched) > 0
+    member = several[5]
+    assert member.config.device == "sim:0"
+    single = rawnn.train(member.config, data=member.dataset)
+    assert all(np.array_equal(single.parameters[n], member.model.parameters[n])
+               for n in single.parameters)
+
+
+def test_the_sharding_is_chosen_for_the_members_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rawnn.many import member_plans
+
+    asked: list[int] = []
+    original = member_plans.choose_members
+
+    def choose(problem: Any, chip: Any, members: Any, networks: int) -> Any:
+        asked.append(networks)
+        return original(problem, chip, members, networks)
+
+    monkeypatch.setattr(member_plans, "choose_members", choose)
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 1}, seed=range(7), device="sim:0,1,2")
+    assert asked == [3]
+    assert many[0].sharding == many[6].sharding
+    assert any("spread over 3 GPUs: sim:0, sim:1, sim:2" in note for note in many.notes)
+
+
+@pytest.mark.usefixtures("simulations")
+@pytest.mark.parametrize("more", [
+    {"lr": np.geomspace(1e-3, 0.3, 9), "halving": 3, "epochs": 9},
+    {"lr": np.geomspace(3e-3, 1, 6), "patience": 1, "epochs": 12},
+    {"lr": [0.1, 0.02], "folds": 3}, {"epochs": [1, 5, 2, 4, 3, 5]},
+    {"layers": [(6, 12, 3), (6, 8, 3)], "seed": [0], "sharding": None},
+], ids=["halving", "patience", "folds", "epochs", "few"])
+def test_halving_patience_and_folds_decide_alike(more: dict[str, Any]) -> None:
+    options = {**FIXED, **more}
+    one, several = (rawnn.train_many(**options, device=device) for device in ("sim", "sim:0,1,2"))
+    assert same(one, several)
+    assert np.array_equal(one.scores(), several.scores(), equal_nan=True)
+    for name, array in one.progress.arrays().items():
+        assert np.array_equal(array, several.progress.arrays()[name], equal_nan=True), name
+
+
+def spread(simulated: int, count: int, **options: Any) -> tuple[list[Gpu], SpreadMembers]:
+    found = [Gpu(f"sim:{number}") for number in range(simulated)]
+    for gpu in found:
+        gpu.open(lambda message: None).result()
+    group = group_of(count, sharding="1x1:64:FFF", **options)
+    return found, SpreadMembers(group, found, trainer_of, lambda message: None)
+
+
+@pytest.mark.usefixtures("simulations")
+def test_members_move_so_that_no_gpu_has_more_than_its_share() -> None:
+    found, trainer = spread(3, 12)
+    trainer.run(np.arange(12, dtype=np.int32), 1)
+    assert np.bincount(trainer._owner).tolist() == [4, 4, 4]
+    left = np.flatnonzero(trainer._owner == 1).astype(np.int32)  # all of one GPU
+    before = trainer.state(left)
+    trainer.run(left, 1)
+    assert sorted(np.bincount(trainer._owner[left])) == [1, 1, 2]
+    trainer.run(left[:3], 1)
+    scores = trainer.scores()
+    assert np.array_equal(np.isfinite(scores.train_loss).sum(axis=0), [12, 4, 3])
+    alone_found, alone = spread(1, 12)
+    for members, epochs in ((np.arange(12, dtype=np.int32), 1), (left, 1), (left[:3], 1)):
+        alone.run(members, epochs)
+    assert np.array_equal(alone.scores().figures, scores.figures, equal_nan=True)
+    after, wanted = trainer.state(left), alone.state(left)
+    for name, array in wanted.items():
+        assert np.array_equal(array, after[name]), name
+    assert not np.array_equal(before["fc1.weight"], after["fc1.weight"])
+    for each in (trainer, alone):
+        each.close()
+    for gpu in (*found, *alone_found):
+        gpu.close()
+
+
+@pytest.mark.usefixtures("simulations")
+def test_scores_of_the_last_epochs_alone() -> None:
+    found, trainer = spread(2, 3)
+    for _ in range(3):
+        trainer.run(np.arange(3, dtype=np.int32), 1)
+    whole = trainer.scores().figures
+    for first in range(4):
+        assert np.array_equal(trainer.scores(first).figures, whole[:, first:])
+    trainer.close()
+    for gpu in found:
+        gpu.close()
+
+
+def test_fewer_members_than_gpus(simulations: Any) -> None:
+    many = rawnn.train_many(**FIXED, lr=[0.1, 0.02], device="sim:0,1,2,3")
+    assert same(many, rawnn.train_many(**FIXED, lr=[0.1, 0.02], device="sim"))
+    busy = {name for name, s in simulations[0].items()
+            if any("cuLaunchKernel" in call for call in s.calls)}
+    assert busy == {"sim:0", "sim:1"}
+
+
+def test_groups_of_one_member_are_on_different_gpus(simulations: Any) -> None:
+    rawnn.train_many(**{**OPTIONS, "layers": [(6, 12, 3), (6, 8, 3), (6, 3)]}, device="sim:0,1,2")
+    assert all(any("cuLaunchKernel" in call for call in s.calls)
+               for s in simulations[0].values())
+
+
+@pytest.mark.usefixtures("simulations")
+@pytest.mark.parametrize(("first", "second"), [
+    ("sim:0,1,2", "sim:0,1"), ("sim:0,1", "sim"), ("sim", "sim:0,1,2,3")])
+def test_a_run_goes_on_on_another_number_of_gpus(tmp_path: Path, first: str, second: str) -> None:
+    options = {**FIXED, "lr": [0.1, 0.02], "seed": [0, 1], "epochs": 5, "halving": 2,
+               "min_epochs": 3}
+    whole = rawnn.train_many(**options, device="sim")
+    part = rawnn.train_many(**options, device=first, save=tmp_path / "a", listener=Recorder(
+        lambda recorder, report: recorder.run.stop("enough") if report.epoch == 2 else None))
+    assert part.progress.epoch.max() == 2
+    resumed = rawnn.train_many(resume=tmp_path / "a", data=(X, Y), device=second)
+    again = part.resume(device=second)
+    for each in (resumed, again):
+        assert same(whole, each)
+        assert np.array_equal(whole.scores(), each.scores(), equal_nan=True)
+    one = rawnn.train(resume=f"{tmp_path / 'a'}#0", data=(X, Y), epochs=6)
+    assert one.config.device in ("sim:0", "sim")
+
+
+@pytest.mark.usefixtures("unsupported", "simulations")
+def test_what_no_kernel_trains_is_spread_too() -> None:
+    options = {**OPTIONS, "lr": [0.1, 0.02, 0.3], "opt": "preload,fuse"}
+    one, several = (rawnn.train_many(**options, device=device) for device in ("sim", "sim:0,1"))
+    assert same(one, several)
+    assert np.array_equal(one.scores(), several.scores())
+
+
+def test_a_gpu_that_fails_is_named_and_the_checkpoint_is_said(simulations: Any,
+                                                             tmp_path: Path) -> None:
+    faults = Faults()
+    simulations[1]["sim:1"] = faults
+
+    def fail(recorder: Recorder, report: Any) -> None:
+        if report.epoch == 3:
+            faults.add(Fault("CUDA_ERROR_ECC_UNCORRECTABLE", "cuStreamSynchronize", nth=None))
+
+    options = {**FIXED, "lr": [0.1, 0.02, 0.3], "epochs": 5}
+    with pytest.raises(DeviceError) as caught:
+        rawnn.train_many(**options, device="sim:0,1,2", save=tmp_path / "a",
+                         listener=Recorder(fail))
+    said = str(caught.value)
+    assert re.match(r"sim:1: cuStreamSynchronize failed with CUDA_ERROR_ECC_UNCORRECTABLE", said)
+    assert said.endswith(f"{tmp_path / 'a'}/rawnn-000002.safetensors is valid: continue with "
+                         f"--resume {tmp_path / 'a'}")
+    assert "\n" not in said
+    resumed = rawnn.train_many(resume=tmp_path / "a", data=(X, Y), device="sim:0,2")
+    assert same(resumed, rawnn.train_many(**options, device="sim"))
+
+
+def test_a_gpu_that_fails_at_the_start_is_named(simulations: Any) -> None:
+    simulations[1]["sim:2"] = Faults(Fault("CUDA_ERROR_OUT_OF_MEMORY", "cuMemAlloc"))
+    with pytest.raises(DeviceError, match=r"^sim:2: cuMemAlloc failed"):
+        rawnn.train_many(**FIXED, lr=[0.1, 0.02, 0.3], device="sim:0,1,2")
+
+
+@pytest.mark.parametrize(("device", "said"), [
+    ("gpu:0,0", "device = 'gpu:0,0' names a GPU twice"), ("sim:1,01", "names a GPU twice"),
+    ("gpu:0,", "use auto, gpu"), ("host:0,1", "use auto, gpu"), ("sim:all", "use auto, gpu"),
+    ("gpu:0-3", "use auto, gpu"),
+])
+def test_bad_lists_of_gpus(device: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        rawnn.train_many(**OPTIONS, device=device)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("device", ["sim:0,1", "gpu:0,1,2", "gpu:all"])
+def test_one_network_takes_one_gpu(device: str) -> None:
+    with pytest.raises(ConfigError, match=r"only train_many \(rawnn many\) spreads networks over "
+                                          r"several GPUs; python -m rawnn launch -n [23] "):
+        rawnn.train(**{**OPTIONS, "device": device})
+
+
+def test_all_gpus_that_the_process_sees(simulations: Any,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    original = gpus.open_device
+
+    def opening(name: str, notify: Any) -> Opened:
+        found = original(name, notify)
+        assert found.device is not None
+        found.device.count = 3
+        return found
+
+    monkeypatch.setattr(gpus, "open_device", opening)
+    many = rawnn.train_many(**{**FIXED, "epochs": 1}, seed=range(6), device="gpu:all")
+    assert sorted(simulations[0]) == ["gpu:0", "gpu:1", "gpu:2"]
+    assert many[3].config.device == "gpu"
+
+
+def test_gpus_of_different_kinds_are_refused(simulations: Any,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    original = gpus.open_device
+
+    def other(name: str, notify: Any) -> Opened:
+        found = original(name, notify)
+        assert found.device is not None
+        if name == "sim:1":
+            found.device.info = replace(found.device.info, name="another GPU")
+        return found
+
+    monkeypatch.setattr(gpus, "open_device", other)
+    with pytest.raises(ConfigError, match="sim:0 is simulated GPU and sim:1 another GPU: name "):
+        rawnn.train_many(**FIXED, device="sim:0,1")
