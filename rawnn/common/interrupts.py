@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -110,3 +111,11 @@ class Signals:
         elif self._count > 2:
             self._restore()
             signal.raise_signal(number)
+
+
+def end_by(number: int) -> None:
+    """End the process as the signal would have that ended training, unless it is Ctrl-C (or 0)."""
+    if number not in (0, signal.SIGINT):
+        with suppress(OSError):
+            sys.stdout.flush()
+        signal.raise_signal(number)

@@ -79,6 +79,11 @@ def how_to_continue(directory: str | os.PathLike[str],
         else f"{directory} holds no valid checkpoint"
 
 
+def not_stored(error: CheckpointError, directory: str | os.PathLike[str]) -> CheckpointError:
+    """The error of a run that ends as a checkpoint could not be written."""
+    return CheckpointError(f"{error}; {how_to_continue(directory)}")
+
+
 def _is_valid(path: Path) -> bool:
     from rawnn.engine import many_checkpoint
 

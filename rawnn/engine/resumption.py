@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -137,6 +138,20 @@ def record_of(data: Dataset, arrays: bool) -> dict[str, Any]:
     """What a checkpoint stores about the data of its run; `arrays` says that a Python program
     passed them."""
     return {"arrays": arrays, **identity_of(data)}
+
+
+def stored_options(config: Config, arrays: bool) -> dict[str, Any]:
+    """The options of a run as its checkpoint stores them: those of data that a Python program
+    passed would load others."""
+    options: dict[str, Any] = {**msgspec.to_builtins(config), "resume": None}
+    return {k: v for k, v in options.items()
+            if not arrays or k not in ("dataset", "data", "target")}
+
+
+def names_of(data: Dataset) -> dict[str, Any]:
+    """The names of a data set and its columns, as a checkpoint stores them."""
+    return {"dataset": data.name, "features": data.feature_names,
+            **({"targets": data.target_names} if data.target_names else {})}
 
 
 def resumption_of(config: Config, found: Resumption | None, new_data: bool) -> Resumption | None:

@@ -7,14 +7,13 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import numpy as np
 
 from rawnn.common.errors import (
@@ -33,7 +32,7 @@ from rawnn.distributed import Team
 from rawnn.engine import parallel
 from rawnn.engine.callbacks import Listeners, requested_listeners, without_file_writers
 from rawnn.engine.checkpoint import EARLY_STOPPING, Checkpoint, Lineage
-from rawnn.engine.checkpoint_store import how_to_continue
+from rawnn.engine.checkpoint_store import not_stored
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import (
     ReadAhead,
@@ -50,9 +49,11 @@ from rawnn.engine.resolved_options import resolve_options
 from rawnn.engine.result import Result, Times, environment
 from rawnn.engine.resumption import (
     Resumption,
+    names_of,
     record_of,
     resumption_of,
     state_of,
+    stored_options,
     what_continues,
 )
 from rawnn.engine.run_planner import RunPlanner
@@ -304,7 +305,7 @@ class Session:
     def stop_unsaved(self, error: CheckpointError, directory: str | os.PathLike[str]) -> None:
         """End the run after this epoch, since its state could not be stored; sets `unsaved`."""
         if self.unsaved is None:
-            self.unsaved = CheckpointError(f"{error}; {how_to_continue(directory)}")
+            self.unsaved = not_stored(error, directory)
             self.stop("a checkpoint could not be written")
 
     @contextmanager
@@ -317,14 +318,10 @@ class Session:
         """The state needed to continue from here, after `epoch` epochs."""
         state, network = self.runner.state(), self.prepared.network
         names = [tensor.name for tensor in network.parameters()]
-        config = msgspec.to_builtins(replace(self.config, resume=None))
-        if self._is_callers_data:  # these options do not load the caller's arrays
-            config = {k: v for k, v in config.items() if k not in ("dataset", "data", "target")}
         return Checkpoint(
-            network, {name: state.pop(name) for name in names}, epoch, state, config,
-            self.data.normalisation, self.data.label_names,
-            {**self.facts, "dataset": self.data.name, "features": self.data.feature_names,
-             **({"targets": self.data.target_names} if self.data.target_names else {})},
+            network, {name: state.pop(name) for name in names}, epoch, state,
+            stored_options(self.config, self._is_callers_data),
+            self.data.normalisation, self.data.label_names, {**self.facts, **names_of(self.data)},
             self._resolved_options.plain(), self._record, self.lineage,
             self.data.target_normalisation, self.data.label_dtype, self.data.autoencoder)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import warnings
-from contextlib import suppress
 from typing import Any
 
 from rawnn.common.errors import ConfigError, unknown
+from rawnn.common.interrupts import end_by
 from rawnn.common.listener import listeners_of
 from rawnn.distributed import Team
 from rawnn.engine import parallel
@@ -89,8 +87,5 @@ def train(config: Config | None = None, *, listener: object = (),
     if session.unsaved is not None:
         session.unsaved.result = result  # type: ignore[attr-defined]
         raise session.unsaved
-    if session.signal not in (0, signal.SIGINT):
-        with suppress(OSError):
-            sys.stdout.flush()
-        signal.raise_signal(session.signal)
+    end_by(session.signal)
     return result

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rawnn.common.errors import ConfigError, MissingLibrary, unknown
+from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.engine.config import Config
 from rawnn.many.progress import HIGHER_IS_BETTER, Status
 from rawnn.many.result import Many
 from rawnn.many.spaces import Distribution, checked
 from rawnn.many.tables import configurations_of, shown
-from rawnn.many.training import OWN, ended, start
+from rawnn.many.training import ended, options_of_search, start
 
 
 def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 64,
@@ -38,11 +37,7 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
     """
     library = _library()
     choices = checked(space)
-    for name in options:
-        if name not in Config.known():
-            raise unknown("option", name, (*Config.known(), *OWN))
-        if name in choices:
-            raise ConfigError(f"{name} is given twice: by space, and as an option")
+    fixed = options_of_search(choices, options, data, validation, normalise, monitor)
     for name, value in (("trials", trials), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ConfigError(f"{name} = {value!r}: it must be a whole number of at least 1")
@@ -53,11 +48,6 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
         word = "maximize" if higher else "minimize"
         raise ConfigError(f"monitor = '{monitor}' needs a study of one value, from "
                           f"optuna.create_study(direction={word!r})")
-    arrays = data is not None and not isinstance(data, str | os.PathLike)
-    own = {"data": data, "validation": validation, "normalise": normalise}
-    fixed = {**options, **({} if arrays else {k: v for k, v in own.items() if v is not None})}
-    if fixed.get("patience") is not None:
-        fixed["monitor"] = monitor
     distributions = {name: _distribution(library, each) for name, each in choices.items()}
     done: list[Many] = []
     left = trials
@@ -65,9 +55,8 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
         asked = [study.ask(distributions) for _ in range(min(batch, left))]
         left -= len(asked)
         configs = [Config(**{**fixed, **trial.params}) for trial in asked]
-        many = start(configs, data if arrays else None, validation if arrays else None,
-                     normalise if arrays else None, folds, repeats, rows, None, None, monitor,
-                     listener, {}, stacklevel=4)
+        many = start(configs, data, validation, normalise, folds, repeats, rows, None, None,
+                     monitor, listener, {}, stacklevel=4)
         _tell(library, study, asked, many, monitor)
         done.append(ended(many))
         if many.interrupted:

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import numpy as np
 
 from rawnn.common.errors import CheckpointError, DeviceError
@@ -21,13 +20,13 @@ from rawnn.data.identity import identity_of
 from rawnn.engine import many_checkpoint
 from rawnn.engine.callbacks import Listeners
 from rawnn.engine.checkpoint import Lineage
-from rawnn.engine.checkpoint_store import Store, how_to_continue
+from rawnn.engine.checkpoint_store import Store, how_to_continue, not_stored
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import spare_outputs
 from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.many_checkpoint import ManyCheckpoint, StoredGroup
 from rawnn.engine.result import environment
-from rawnn.engine.resumption import record_of
+from rawnn.engine.resumption import names_of, record_of, stored_options
 from rawnn.many.folds import Folds
 from rawnn.many.gpus import open_gpus
 from rawnn.many.grouping import Members
@@ -197,7 +196,7 @@ class ManyRun:
         try:
             self._store.save_by(many.epoch, lambda path: many_checkpoint.write(path, many))
         except CheckpointError as error:
-            self.unsaved = CheckpointError(f"{error}; {how_to_continue(self._store.directory)}")
+            self.unsaved = not_stored(error, self._store.directory)
             self.stop("a checkpoint could not be written")
 
     def checkpoint(self) -> ManyCheckpoint:
@@ -208,19 +207,13 @@ class ManyRun:
                     "steps": before[1] + self._loop.steps}
         inputs, targets = self._normalisations
         return ManyCheckpoint(
-            tuple(self._plain(config) for config in members.configs), members.candidate,
+            tuple(stored_options(config, self.source.is_array) for config in members.configs),
+            members.candidate,
             members.fold, members.group, members.place,
             tuple(self._stored_group(number) for number in range(len(members.groups))),
             lists.rows, lists.held_out, inputs, targets, self.progress.arrays(), settings,
-            {"dataset": data.name, "features": list(data.feature_names),
-             **({"targets": list(data.target_names)} if data.target_names else {})},
-            self._records, data.label_names, data.label_dtype, data.autoencoder, self.lineage)
-
-    def _plain(self, config: Config) -> dict[str, Any]:
-        values: dict[str, Any] = msgspec.to_builtins(config)
-        if self.source.is_array:  # nobody could load it by these
-            values = {k: v for k, v in values.items() if k not in ("dataset", "data", "target")}
-        return values
+            names_of(data), self._records, data.label_names, data.label_dtype, data.autoencoder,
+            self.lineage)
 
     def _stored_group(self, number: int) -> StoredGroup:
         members = self.members

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rawnn.common.errors import ConfigError, unknown
+from rawnn.common.errors import ConfigError
 from rawnn.engine.config import Config
 from rawnn.many.result import Many
 from rawnn.many.spaces import checked, grid_of, sampled
-from rawnn.many.training import OWN, ended, start
+from rawnn.many.training import ended, options_of_search, start
 from rawnn.many.variation import MOST, Variation, differing
 
 
@@ -50,28 +49,17 @@ def search(*, space: Mapping[str, Any], data: Any = None, budget: int | None = N
     Raises ConfigError with one clear sentence.
     """
     choices = checked(space)
-    for name in options:
-        if name not in Config.known():
-            raise unknown("option", name, (*Config.known(), *OWN))
-        if name in choices:
-            raise ConfigError(f"{name} is given twice: by space, and as an option")
+    fixed = {"epochs": epochs, "seed": seed,
+             **options_of_search(choices, options, data, validation, normalise, monitor)}
     if "epochs" in choices and halving is not None:
         raise ConfigError("epochs cannot be searched with halving, which decides how long each "
                           "candidate trains: give halving=None, or leave epochs out of space")
     candidates = _candidates(choices, budget, seed, grid)
-    arrays = data is not None and not isinstance(data, str | os.PathLike)
-    own = {"data": data, "validation": validation, "normalise": normalise}
-    of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
-    fixed = {"epochs": epochs, "seed": seed, **options, **of_config}
-    if monitor is not None and fixed.get("patience") is not None:
-        fixed["monitor"] = monitor
     configs = tuple(Config(**{**fixed, **candidate}) for candidate in candidates)
     varied = differing(configs)
     variation = Variation(configs, {name: varied[name] for name in choices if name in varied})
-    return ended(start(
-        variation, data if arrays else None, validation if arrays else None,
-        normalise if arrays else None, folds, repeats, rows, halving, min_epochs, monitor,
-        listener, {}, stacklevel=4))
+    return ended(start(variation, data, validation, normalise, folds, repeats, rows, halving,
+                       min_epochs, monitor, listener, {}, stacklevel=4))
 
 
 def _candidates(choices: Mapping[str, Any], budget: int | None, seed: int,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, unknown
+from rawnn.common.interrupts import end_by
 from rawnn.common.listener import listeners_of
 from rawnn.data import Dataset
 from rawnn.data.identity import differences, identity_of
@@ -101,13 +99,8 @@ def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, 
     if folds is not None and validation is not None:
         raise ConfigError("with folds each member is scored on the rows that its fold holds out: "
                           "leave validation out")
-    arrays = data is not None and not isinstance(data, str | os.PathLike)
-    own = {"data": data, "validation": validation, "normalise": normalise}
-    of_config = {} if arrays else {k: v for k, v in own.items() if v is not None}
-    if configs is not None:
-        options = {**options, **of_config}
-    variation = _variation(configs, options if configs is not None else {**options, **of_config},
-                           monitor)
+    options = {**options, **options_of_data(data, validation, normalise)}
+    variation = _variation(configs, options, monitor)
     config = variation.configs[0]
     rules = _rules(variation, config, halving, min_epochs, monitor)
     kind: Lists = "folds" if folds is not None else "rows" if rows is not None else ""
@@ -125,9 +118,7 @@ def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, 
 def _variation(configs: Variation | Sequence[Config] | Config | None, options: dict[str, Any],
                monitor: str | None) -> Variation:
     if configs is None:
-        if monitor is not None and options.get("patience") is not None:
-            options = {**options, "monitor": monitor}
-        return variation_of(None, options, OWN)
+        return variation_of(None, with_monitor(options, monitor), OWN)
     of_run = {name: value for name, value in options.items() if name in OF_RUN}
     others = {name: value for name, value in options.items() if name not in OF_RUN}
     found = configs if isinstance(configs, Variation) else variation_of(configs, others, OWN)
@@ -159,20 +150,49 @@ def _settings(variation: Variation, rules: Rules, lists: Folds, kind: Lists) -> 
             "asked": [[c.batch, c.partial] for c in variation.configs]}
 
 
+def with_monitor(options: dict[str, Any], monitor: str | None) -> dict[str, Any]:
+    """Options of Config with the figure that early stopping goes by, where there is any."""
+    stops = monitor is not None and options.get("patience") is not None
+    return {**options, "monitor": monitor} if stops else options
+
+
+def options_of_search(searched: Collection[str], options: dict[str, Any], data: Any,
+                      validation: Any, normalise: Any, monitor: str | None) -> dict[str, Any]:
+    """Options of Config that all candidates have, which none of the `searched` may be. Raises
+    ConfigError."""
+    for name in options:
+        if name not in Config.known():
+            raise unknown("option", name, (*Config.known(), *OWN))
+        if name in searched:
+            raise ConfigError(f"{name} is given twice: by space, and as an option")
+    return with_monitor({**options, **options_of_data(data, validation, normalise)}, monitor)
+
+
 # -- data ------------------------------------------------------------------------------------------
+
+
+def is_array(data: Any) -> bool:
+    """Whether a program gives the data themselves, not the name of a file or directory."""
+    return data is not None and not isinstance(data, str | os.PathLike)
+
+
+def options_of_data(data: Any, validation: Any, normalise: Any) -> dict[str, Any]:
+    """The options of Config among these; none where they are arrays."""
+    given = {"data": data, "validation": validation, "normalise": normalise}
+    return {} if is_array(data) else {k: v for k, v in given.items() if v is not None}
 
 
 def _source(data: Any, config: Config, validation: Any, normalise: Any, kind: Lists,
             notify: Callable[[str], None]) -> Source:
-    is_array = data is not None and not isinstance(data, str | os.PathLike)
-    found, exact = load(data if is_array else None, config, validation if is_array else None,
-                        normalise if is_array else None, kind, notify)
-    if is_array:
+    arrays = is_array(data)
+    found, exact = load(data if arrays else None, config, validation if arrays else None,
+                        normalise if arrays else None, kind, notify)
+    if arrays:
         for note in found.notes:
             notify(note)
     if config.autoencoder:
         found = found.reconstructing()
-    return Source(found, normalise if is_array else None, exact, is_array)
+    return Source(found, normalise if arrays else None, exact, arrays)
 
 
 # -- going on --------------------------------------------------------------------------------------
@@ -193,18 +213,18 @@ def continue_from(path: str | os.PathLike[str], data: Any, validation: Any, list
     if "save" not in options and os.path.isdir(path) and stored.settings.get("save_every"):
         options |= {"save": os.fspath(path),
                     "save_every": options.get("save_every", stored.settings["save_every"])}
-    is_array = data is not None and not isinstance(data, str | os.PathLike)
-    if not is_array and data is None and "dataset" not in stored.configs[0]:
+    arrays = is_array(data)
+    if data is None and "dataset" not in stored.configs[0]:
         raise ConfigError(f"{file} was trained on arrays of a Python program, which no checkpoint "
                           f"holds: give them, as in train_many(data=(X, y), resume={str(path)!r})")
-    if data is not None and not is_array:
+    if data is not None and not arrays:
         options["data"] = data
     messages.append(f"continuing from {file}, epoch {stored.epoch}")
 
     def source_of(config: Config, notify: Callable[[str], None]) -> Source:
-        known = stored.normalisations[0] if is_array and not stored.settings["lists"] \
+        known = stored.normalisations[0] if arrays and not stored.settings["lists"] \
             and not isinstance(data, Dataset) else None
-        found = _source(data if is_array else None, _splitting(config, stored.settings), validation,
+        found = _source(data if arrays else None, _splitting(config, stored.settings), validation,
                         known, stored.settings["lists"], notify)
         other = differences(stored.settings["data"], identity_of(found.data))
         if other:
@@ -292,8 +312,5 @@ def resumed(stored: ManyCheckpoint, source: Source, epochs: int | None,
 
 def ended(many: Many) -> Many:
     """End the process as a signal other than Ctrl-C would have."""
-    if many.signal not in (0, signal.SIGINT):
-        with suppress(OSError):
-            sys.stdout.flush()
-        signal.raise_signal(many.signal)
+    end_by(many.signal)
     return many

@@ -30,8 +30,8 @@ def same(one: rawnn.Many, other: rawnn.Many) -> bool:
 @pytest.mark.usefixtures("unsupported")
 def test_what_no_kernel_trains_trains_launch_by_launch_and_says_why() -> None:
     many = rawnn.train_many(**OPTIONS, lr=[0.1, 0.02], device="sim", opt="preload,fuse")
-    assert any("2 members of 6-12-3 train launch by launch, one after the other, since no kernel "
-               "trains them at once: the step does not fit the chip" in note
+    assert any("2 members of 6-12-3 train launch by launch, 4 side by side at most, since no "
+               "kernel trains them at once: the step does not fit the chip" in note
                for note in many.notes)
     for member in many:
         single = rawnn.train(member.config, data=member.dataset)
