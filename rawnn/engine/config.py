@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from rawnn.common.csvformat import CsvFormat, joined_columns
 from rawnn.common.errors import ConfigError, nearest, unknown
+from rawnn.engine.machine import devices_of
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.model.schedules import parse
@@ -285,14 +286,6 @@ def check_device(device: str) -> None:
     named = devices_of(device)
     if len(set(named)) < len(named):
         raise ConfigError(f"device = '{device}' names a GPU twice")
-
-
-def devices_of(device: str) -> tuple[str, ...]:
-    """The devices that `device` names, each by itself: "gpu:0,1" are "gpu:0" and "gpu:1". "gpu:all"
-    is left as it is: how many there are is known once a driver is loaded."""
-    kind, _, numbers = device.partition(":")
-    return tuple(f"{kind}:{int(number)}" for number in numbers.split(",")) \
-        if numbers.replace(",", "").isdecimal() else (device,)
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import rawnn
 from rawnn.common.errors import ConfigError, DeviceError, RawnnError
 from rawnn.common.target import Machine
-from rawnn.engine.config import devices_of
 
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
@@ -40,6 +39,14 @@ class Opened:
         if self.device:
             with suppress(RawnnError):
                 self.device.close()
+
+
+def devices_of(device: str) -> tuple[str, ...]:
+    """The devices that `device` names, each by itself: "gpu:0,1" are "gpu:0" and "gpu:1". "gpu:all"
+    is left as it is: how many there are is known once a driver is loaded."""
+    kind, _, numbers = device.partition(":")
+    return tuple(f"{kind}:{int(number)}" for number in numbers.split(",")) \
+        if numbers.replace(",", "").isdecimal() else (device,)
 
 
 def open_device(wanted: str, notify: Notify, ordinal: int = 0) -> Opened:

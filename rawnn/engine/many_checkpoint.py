@@ -25,7 +25,7 @@ from rawnn.common.files import write_atomically
 from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.engine import checkpoint
 from rawnn.engine.checkpoint import Arrays, Checkpoint, Lineage, Notify, compact_json
-from rawnn.engine.config import devices_of
+from rawnn.engine.machine import devices_of
 from rawnn.model.layers import Network
 from rawnn.version import __version__
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from rawnn.common.errors import ConfigError, RawnnError
-from rawnn.engine.config import devices_of
-from rawnn.engine.machine import Opened, open_device
+from rawnn.engine.machine import Opened, devices_of, open_device
 
 P = ParamSpec("P")
 R = TypeVar("R")
