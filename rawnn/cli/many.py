@@ -15,11 +15,13 @@ import numpy as np
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
     DATA,
+    DEVICE,
     KEEPING,
     OUTPUT,
     PATH,
     TRAINING,
     config_options,
+    devices,
     make_config,
     run_option,
 )
@@ -30,6 +32,7 @@ from rawnn.cli.varying import varied
 from rawnn.common.errors import ConfigError, TrainingDiverged
 from rawnn.common.files import check_output
 from rawnn.common.listener import Listener
+from rawnn.distributed import rank_from_environment
 from rawnn.engine.config import Config
 from rawnn.many.progress import FIGURES, HIGHER_IS_BETTER, ManyReport
 from rawnn.many.result import Many
@@ -55,13 +58,15 @@ HEADER = f"{'epoch':>6} {'members':>8} {'best':>7} {'test loss':>14} {'steps/s':
             "continues.", "none", metavar="N", type=float)
 @run_option(TRAINING, "--min-epochs", "With --halving: the first rung.",
             "such that fewer than --halving are left for the last epochs", metavar="N", type=int)
-@config_options("monitor", "seed", "resume")
+@config_options("monitor", "seed", "resume", "device")
 @run_option(TRAINING, "--seed", "The first seed.", "0", type=int)
 @run_option(TRAINING, "--monitor", "What networks are compared by: test_loss, test_accuracy or "
             "train_loss.", "test_loss", metavar="NAME", values=lambda: FIGURES)
 @run_option(KEEPING, "--resume", "Go on from a directory that --save filled, or from a file in it; "
             "of other options only --epochs, --save, --save-every, --keep, --device and --data.",
             "a new run", metavar="PATH", type=PATH)
+@run_option(DEVICE, "--device", "Where to run: also on several GPUs, as in gpu:0,1,2,3 or gpu:all.",
+            "auto", metavar="auto|gpu:N,...|host|sim", values=lambda: (*devices(), "gpu:all"))
 @run_option(OUTPUT, "--best", "Rows of the table.", "10", metavar="N", type=click.IntRange(1),
             default=10)
 @run_option(OUTPUT, "--json json_file", "Write all members and scores as JSON.", "not written",
@@ -85,7 +90,11 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
         from rawnn.bench.render.charts import require_matplotlib
 
         require_matplotlib()  # before the work
-    screen = _Screen(quiet)
+    place = rank_from_environment(os.environ, os.getppid())
+    mute = place is not None and place.rank > 0  # rank 0 prints and writes
+    if mute:
+        quiet, json_file, plot_file = True, None, None
+    screen = _Screen(quiet, mute)
     with warnings.catch_warnings(), screen:
         warnings.simplefilter("ignore", RuntimeWarning)  # the listener says the same
         if resume is not None:
@@ -120,7 +129,8 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
 
         chart_of(found.to_dict()).write(plot_file)
     if found.interrupted:
-        say(_interruption(found))
+        if not mute:
+            say(_interruption(found))
         click.get_current_context().exit(128 + found.signal)
 
 
@@ -145,8 +155,8 @@ class _Screen(Listener):
 
     reads = False
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self, quiet: bool, mute: bool) -> None:
+        self._quiet, self._mute = quiet, mute
         self._begun = False
         self._heart = Heartbeat(self._alive)
 
@@ -163,7 +173,8 @@ class _Screen(Listener):
         say("training" if self._begun else "making ready")
 
     def notify(self, message: str) -> None:
-        say(message)
+        if not self._mute:
+            say(message)
 
     def started(self, session: Any) -> None:
         self._begun = True
@@ -177,6 +188,9 @@ class _Screen(Listener):
         data = session.source.data
         several = f"{len(session.gpus)} x " if session.gpus else ""
         click.echo(f"device    {several}{device.info.name if device else 'host (NumPy)'}")
+        if session.team is not None:
+            click.echo(f"ranks     {session.team.world_size}, started by "
+                       f"{session.team.place.launcher}")
         click.echo(f"data      {data.name}, {len(data.train_images):,} examples, from "
                    f"{data.source}")
         click.echo(f"members   {len(members):,}: {shown}")

@@ -116,12 +116,13 @@ class _Worker:
 class WorkerPool:
     """Worker processes that the groups of a run share, so that members of all groups train at once.
     They start with the first jobs. `owner` says which of them last trained each member, and so may
-    have its session."""
+    have its session. Without a `count` there is one a core, shared by so many `processes` of this
+    host that have a pool."""
 
-    def __init__(self, count: int | None = None) -> None:
+    def __init__(self, count: int | None = None, processes: int = 1) -> None:
         self.owner: dict[Key, int] = {}
         self._asked = count
-        self._cores = core_count() if count is None else count
+        self._cores = max(core_count() // processes, 1) if count is None else count
         self._groups: list[Group] = []
         self._jobs: list[Job] = []
         self._workers: list[_Worker] = []

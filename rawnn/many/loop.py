@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.errors import RanksError
 from rawnn.common.interrupts import EpochAborted, Signals
 from rawnn.common.listener import Listener
+from rawnn.distributed import Team
 from rawnn.many.grouping import Members
 from rawnn.many.halving import survivors
 from rawnn.many.members import Arrays, MemberTrainer
@@ -59,14 +61,15 @@ class _Call:
 
 class ManyLoop:
     """Trains `members` by one trainer a group, from what `progress` says to the end. `best` holds
-    the state of each member behind its best report, where early stopping asks for it."""
+    the state of each member behind its best report, where early stopping asks for it. The ranks of
+    a `team` go through the same epochs, and come to the same decisions."""
 
     def __init__(self, members: Members, trainers: Sequence[MemberTrainer], progress: Progress,
                  rules: Rules, listener: Listener, save: Callable[[], None],
-                 best: dict[int, Arrays]) -> None:
+                 best: dict[int, Arrays], team: Team | None = None) -> None:
         self._members, self._trainers, self.progress = members, trainers, progress
         self._rules, self._listener, self._save = rules, listener, save
-        self.best = best
+        self.best, self._team = best, team
         self._columns = [0] * len(trainers)
         self._own = np.array([config.epochs for config in members.configs])
         self._steps = np.array([group.steps for group in members.groups])[members.group]
@@ -83,7 +86,7 @@ class ManyLoop:
             signals.kept = True  # trainers keep the state behind the last whole epochs
             self._finish_due()
             broken = False
-            while progress.active.size and not (signals.number or self.stopped):
+            while progress.active.size and not self._should_stop(signals.number):
                 reached = int(progress.epoch[progress.active].min())
                 target = self._next(reached)
                 calls: list[_Call] = []
@@ -96,9 +99,14 @@ class ManyLoop:
                     broken = True
                 finally:
                     signals.inside = False
+                if broken and self._team is not None:
+                    raise RanksError(f"rank {self._team.rank} was ended by a second signal",
+                                     self._team.rank == 0)
                 if broken:
                     found = self._collect(calls)
                 seconds = perf_counter() - begun
+                if self._team is not None:
+                    seconds = self._team.exchange("the time of epochs", seconds, max)
                 self._settle(calls, found, seconds, target, broken)
                 if broken:
                     break
@@ -112,6 +120,16 @@ class ManyLoop:
     def stop(self, reason: str) -> None:
         """End the run after these epochs."""
         self.stopped = reason
+
+    def _should_stop(self, number: int) -> bool:
+        """Whether training ends here, as a signal's `number` says or `stop`; all ranks stop if one
+        does."""
+        if self._team is None:
+            return bool(number or self.stopped)
+        asked = self.stopped or (f"a signal ({number}) asked rank {self._team.rank} to end"
+                                 if number else "")
+        self.stopped = self._team.any("whether to go on", asked)
+        return bool(self.stopped)
 
     # -- which epochs ------------------------------------------------------------------------------
     def _next(self, reached: int) -> int:

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import numpy as np
 
-from rawnn.common.errors import CheckpointError, DeviceError
+from rawnn.common.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceError,
+    RanksError,
+    RawnnError,
+)
 from rawnn.common.listener import Listener
 from rawnn.common.locks import DirectoryLocks
 from rawnn.data import Dataset
 from rawnn.data.identity import identity_of
-from rawnn.engine import many_checkpoint
+from rawnn.distributed import Team
+from rawnn.engine import many_checkpoint, parallel
 from rawnn.engine.callbacks import Listeners
 from rawnn.engine.checkpoint import Lineage
 from rawnn.engine.checkpoint_store import Store, how_to_continue, not_stored
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import spare_outputs
-from rawnn.engine.machine import Opened, open_device
+from rawnn.engine.machine import Opened, devices_of, open_device
 from rawnn.engine.many_checkpoint import ManyCheckpoint, StoredGroup
 from rawnn.engine.result import environment
 from rawnn.engine.resumption import names_of, record_of, stored_options
@@ -53,13 +62,17 @@ class ManyRun:
     """Trains many networks. A listener's `started` is given it: `members` has their configurations
     and groups, `opened` is the device and `gpus` all where there are several, `stop(reason)` ends
     the run after the epochs in hand. Use as a context manager: `open` the device, `prepare` the
-    members, `train`."""
+    members, `train`. The ranks of a `team`, which it leaves at the end, do all of it together; rank
+    0 writes checkpoints."""
 
-    def __init__(self, config: Config, listeners: Sequence[Listener]) -> None:
-        self.config = config
+    def __init__(self, config: Config, listeners: Sequence[Listener],
+                 team: Team | None = None) -> None:
+        self.config, self.team = config, team
         self._notes: list[str] = []
         self.listener = Listeners([*listeners, _Notes(self._notes)])
         self._closing = ExitStack()
+        if team is not None:
+            self._closing.callback(team.close)
         self._locks = self._closing.enter_context(DirectoryLocks())
         self._trainers: list[MemberTrainer] = []
         self._store: Store | None = None
@@ -69,7 +82,12 @@ class ManyRun:
     def __enter__(self) -> ManyRun:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *more: object) -> None:
+        if error is not None and self.team is not None:
+            self.team.fail(error)
+            if self.team.rank and isinstance(error, RawnnError) \
+                    and not isinstance(error, RanksError):
+                error.speaks = False
         self._closing.close()
 
     def notify(self, message: str) -> None:
@@ -79,9 +97,14 @@ class ManyRun:
     def open(self, stacklevel: int) -> None:
         """Open the device, or several. A RuntimeWarning, of the caller so many frames up, says
         where the host trains in place of a GPU."""
-        if self.config.save is not None:  # before anything is fetched or compiled
+        team = self.team
+        if self.config.save is not None and not (team and team.rank):
+            # Before anything is fetched or compiled.
             self._store = Store(self.config.save, self.config.keep)
             self._is_locked = self._locks.hold(self._store.directory, self.notify)
+        if team is not None and len(devices_of(self.config.device)) > 1:
+            raise ConfigError(f"device = '{self.config.device}': each rank takes one GPU; leave it "
+                              f"out and start a rank for each, or name GPUs without a launcher")
         self.gpus = open_gpus(self.config.device, self.notify)
         for gpu in self.gpus:
             self._closing.callback(gpu.close)
@@ -90,7 +113,9 @@ class ManyRun:
                         f"{', '.join(gpu.name for gpu in self.gpus)}")
             self.opened: Opened = self.gpus[0].opened
         else:
-            self.opened = open_device(self.config.device, self.notify)
+            ordinal = 0 if team is None or self.config.device.startswith("sim") else \
+                parallel.ordinal(self.config, team)
+            self.opened = open_device(self.config.device, self.notify, ordinal)
             self._closing.callback(self.opened.close)
         if self.opened.device is None and self.config.device == "auto":
             self.notify(f"running on the host: {self.opened.machine.no_gpu}")
@@ -100,24 +125,46 @@ class ManyRun:
     def prepare(self, members: Members, lists: Folds, source: Source, settings: dict[str, Any],
                 rules: Rules, progress: Progress, before: ManyCheckpoint | None = None) -> None:
         """Make the trainers; with what they reached `before`, where that is given."""
+        lineage = uuid4().hex[:16]
+        if self.team is not None:
+            self._compare(self.team, members, lists, source, before)
+            lineage, every = self.team.exchange("the run", (lineage, rules.save_every),
+                                                lambda values: values[0])
+            rules = replace(rules, save_every=every)
         self.members, self.lists, self.source = members, lists, source
         self.settings, self.rules, self.progress = settings, rules, progress
         self.settings["data"] = identity_of(source.data)
         self.settings["save_every"] = rules.save_every
         self.settings["save"] = self.config.save
-        self.lineage: Lineage = ((uuid4().hex[:16], 0),)
+        self.lineage: Lineage = ((lineage, 0),)
         if self._store is not None:
             self._store.expect(int(progress.epoch.max()), self._is_locked)
         for sentence in dict.fromkeys(spare_outputs(group.config, group.dataset)
                                       for group in members.groups):
             if sentence:
                 self.notify(sentence)
-        for trainer in trainers_of(members.groups, self.opened, self.gpus, self.notify):
+        for trainer in trainers_of(members.groups, self.opened, self.notify, self.gpus, self.team):
             self._closing.callback(trainer.close)
             self._trainers.append(trainer)
         if before is not None:
             self.lineage = (*before.lineage, (self.lineage[0][0], before.epoch))
             self._load(before)
+
+    def _compare(self, team: Team, members: Members, lists: Folds, source: Source,
+                 before: ManyCheckpoint | None) -> None:
+        """Raise RanksError where ranks train other networks, or on other devices."""
+        if team.place.is_open:
+            self.notify(parallel.OPEN_JOB)
+        device = self.opened.device
+        rows = [list(map(int, each)) for each in (*lists.rows, *lists.held_out)]
+        configs = [{**msgspec.to_builtins(config), **dict.fromkeys(parallel.OF_A_HOST)}
+                   for config in members.configs]
+        team.compare("the data", parallel.data_facts(source.data))
+        team.compare("the networks", {
+            "the device": device.info.name if device is not None else "the host",
+            "the networks": f"checksum {zlib.crc32(msgspec.json.encode([configs, rows])):08x}",
+            "the checkpoint": f"epoch {before.epoch} of {before.lineage[-1][0]}" if before
+            else "none"})
 
     def _load(self, before: ManyCheckpoint) -> None:
         """Put members back to where they were; one that had not begun is new."""
@@ -156,12 +203,12 @@ class ManyRun:
         DeviceError says which checkpoint there is."""
         seconds, steps = float(self.settings["seconds"]), int(self.settings["steps"])
         self._loop = ManyLoop(self.members, self._trainers, self.progress, self.rules,
-                              self.listener, self._save, self.best)
+                              self.listener, self._save, self.best, self.team)
         self._before = seconds, steps
         self.listener.started(self)  # type: ignore[arg-type]
         try:
             number = self._loop.run()
-        except DeviceError as error:
+        except (DeviceError, RanksError) as error:
             if self._store is not None:
                 error.args = (f"{error}; {how_to_continue(self._store.directory, 'continue')}",)
             raise
@@ -190,9 +237,11 @@ class ManyRun:
 
     # -- checkpoints -------------------------------------------------------------------------------
     def _save(self) -> None:
+        if self.rules.save_every is None:
+            return
+        many = self.checkpoint()  # all ranks take part in it
         if self._store is None:
             return
-        many = self.checkpoint()
         try:
             self._store.save_by(many.epoch, lambda path: many_checkpoint.write(path, many))
         except CheckpointError as error:

@@ -1,28 +1,40 @@
 """Which trainer a group of members gets: a kernel of the GPU, ordinary runs there, or the host; on
-several GPUs, one of these on each."""
+several GPUs or ranks, one of these on each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from rawnn.distributed import Team
 from rawnn.engine.machine import Opened
 from rawnn.many.gpus import Gpu
 from rawnn.many.host import HostMembers, WorkerPool
 from rawnn.many.members import Group, MemberTrainer
+from rawnn.many.ranks import RankMembers
 from rawnn.many.sessions import SIDE_BY_SIDE, SessionMembers
+from rawnn.many.shares import Make
 from rawnn.many.spread import SpreadMembers
 from rawnn.persistent.problem import Unsupported
 
 
-def trainers_of(groups: Sequence[Group], opened: Opened, gpus: Sequence[Gpu],
-                notify: Callable[[str], None]) -> Iterator[MemberTrainer]:
-    """The trainers of all groups, one by one: on what is `opened`, or over several `gpus`. Groups
-    on the host share their worker processes; those of few members are on different GPUs."""
-    pool = WorkerPool() if opened.device is None and not gpus else None
+def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str], None],
+                gpus: Sequence[Gpu] = (), team: Team | None = None) -> Iterator[MemberTrainer]:
+    """The trainers of all groups, one by one: on what is `opened`, over several `gpus`, or over the
+    ranks of a `team`, each on what it has opened. Groups on the host share their worker processes;
+    those of few members are on different GPUs or ranks."""
+    pool = None
+    if opened.device is None:
+        pool = WorkerPool(processes=team.place.local_size if team is not None else 1)
+    make: Make = partial(trainer_of, pool=pool)
     dealt = 0
     for group in groups:
-        yield SpreadMembers(group, gpus, trainer_of, notify, dealt) if gpus else \
-            trainer_of(group, opened, notify, pool=pool)
+        if team is not None:
+            yield RankMembers(group, opened, team, make, notify, dealt)
+        elif gpus:
+            yield SpreadMembers(group, gpus, make, notify, dealt)
+        else:
+            yield make(group, opened, notify, len(group))
         dealt += len(group)
 
 

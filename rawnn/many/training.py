@@ -14,7 +14,8 @@ from rawnn.common.interrupts import end_by
 from rawnn.common.listener import listeners_of
 from rawnn.data import Dataset
 from rawnn.data.identity import differences, identity_of
-from rawnn.engine import many_checkpoint
+from rawnn.distributed import Team
+from rawnn.engine import many_checkpoint, parallel
 from rawnn.engine.config import Config
 from rawnn.engine.many_checkpoint import ManyCheckpoint
 from rawnn.many.folds import Folds, folds_of
@@ -36,7 +37,8 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
                validation: Any = None, normalise: Any = None, folds: Any = None, repeats: int = 1,
                rows: Any = None, halving: float | None = None, min_epochs: int | None = None,
                monitor: str | None = None, resume: str | os.PathLike[str] | None = None,
-               listener: object = (), **options: Any) -> Many:
+               listener: object = (), team: Team | None = None, communicator: Any = None,
+               **options: Any) -> Many:
     """Train many networks at once, each exactly as `rawnn.train` would train it alone.
 
     Options are those of Config. One that is given several values (a list, a tuple, a range, a NumPy
@@ -68,11 +70,17 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     listener  as for `rawnn.train`: `reported` is given a ManyReport each epoch
 
     Members whose widths, batch or kind of optimizer differ make groups that are compiled apart;
-    each epoch all groups are given to the device before it waits for any. On a GPU a group is one
-    kernel, where one fits; otherwise its members train one after the other, launch by launch, and
+    groups run side by side, each on a stream of its own. On a GPU a group is one
+    kernel, where one fits; otherwise its members train launch by launch, a few side by side, and
     the listener gets the reason. Without a GPU, or with device="host", members train on the host,
     by processes over its cores, which all groups share (RAWNN_WORKERS says how many, 1 trains
     without any); a RuntimeWarning says so where device is "auto".
+
+    `device` "gpu:0,1,2,3" or "gpu:all" spreads members over several GPUs, "sim:0,1" over simulated
+    ones. In a process that torchrun, mpirun, srun or `rawnn launch` started with others, members
+    are spread over all of these ranks, each on a device of its own, and every rank gets the whole
+    result; `team` and `communicator` are as for `rawnn.train`. Members have the bits of one GPU;
+    the sharding is chosen for the members of one.
 
     A member whose loss becomes NaN or infinite stops, marked "diverged"; others go on. Ctrl-C,
     SIGTERM and SIGHUP end the run as they end `rawnn.train`, with all that members have reached.
@@ -86,14 +94,16 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
         for name, value in given.items():
             if value is not None:
                 raise ConfigError(f"{name} is stored in the checkpoint: leave it out with resume")
-        return ended(continue_from(resume, data, validation, listener, options))
+        return ended(continue_from(resume, data, validation, listener, options, team,
+                                   communicator))
     return ended(start(configs, data, validation, normalise, folds, repeats, rows, halving,
-                       min_epochs, monitor, listener, options, stacklevel=4))
+                       min_epochs, monitor, listener, options, 4, team, communicator))
 
 
 def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, repeats: int,
           rows: Any, halving: float | None, min_epochs: int | None, monitor: str | None,
-          listener: object, options: dict[str, Any], stacklevel: int) -> Many:
+          listener: object, options: dict[str, Any], stacklevel: int, team: Team | None = None,
+          communicator: Any = None) -> Many:
     """`train_many` from the beginning; a warning names the caller so many frames up. What ended it
     is for the caller to pass on (`ended`)."""
     if folds is not None and validation is not None:
@@ -104,7 +114,8 @@ def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, 
     config = variation.configs[0]
     rules = _rules(variation, config, halving, min_epochs, monitor)
     kind: Lists = "folds" if folds is not None else "rows" if rows is not None else ""
-    with ManyRun(config, listeners_of(listener)) as run:
+    team = team or parallel.join(config, communicator=communicator)
+    with ManyRun(config, listeners_of(listener), team) as run:
         run.open(stacklevel)
         source = _source(data, config, validation, normalise, kind, run.notify)
         lists = folds_of(folds, repeats, rows, source.data, config.seed)
@@ -199,7 +210,8 @@ def _source(data: Any, config: Config, validation: Any, normalise: Any, kind: Li
 
 
 def continue_from(path: str | os.PathLike[str], data: Any, validation: Any, listener: object,
-                  options: dict[str, Any]) -> Many:
+                  options: dict[str, Any], team: Team | None = None,
+                  communicator: Any = None) -> Many:
     """Train on what a file holds; see `ended`. Raises CheckpointError, ConfigError, DataError."""
     allowed = ("epochs", "save", "save_every", "keep", "device")
     for name in options:
@@ -232,12 +244,14 @@ def continue_from(path: str | os.PathLike[str], data: Any, validation: Any, list
                               f"{'; '.join(other[:2])}; give the same")
         return found
 
-    return _go_on(stored, source_of, listener, options, epochs, None, messages, 5)
+    return _go_on(stored, source_of, listener, options, epochs, None, messages, 5, team,
+                  communicator)
 
 
 def _go_on(stored: ManyCheckpoint, source_of: Callable[..., Source], listener: object,
            options: dict[str, Any], epochs: int | None, members: Iterable[int] | None,
-           messages: Sequence[str], stacklevel: int) -> Many:
+           messages: Sequence[str], stacklevel: int, team: Team | None = None,
+           communicator: Any = None) -> Many:
     settings = stored.settings
     if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int | np.integer)
                                or epochs < 1):
@@ -248,7 +262,8 @@ def _go_on(stored: ManyCheckpoint, source_of: Callable[..., Source], listener: o
                for c, (batch, partial) in zip(stored.configs[::lists_of_config],
                                               settings["asked"], strict=True)]
     config = configs[0]
-    with ManyRun(config, listeners_of(listener)) as run:
+    team = team or parallel.join(config, communicator=communicator)
+    with ManyRun(config, listeners_of(listener), team) as run:
         for message in messages:
             run.notify(message)
         run.open(stacklevel)

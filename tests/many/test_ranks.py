@@ -1,0 +1,153 @@
+"""Members spread over ranks: the bits of one process, and the same result on every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rawnn
+from rawnn.common.errors import ConfigError, DeviceError, RanksError, RawnnError
+from rawnn.distributed import Team, launcher
+from rawnn.many.ranks import RankMembers
+from tests.distributed.runs import teams
+from tests.many.test_devices import OPTIONS, X, Y, same
+from tests.many.test_train_many import Recorder
+from tests.together import all_fine
+
+FIXED: dict[str, Any] = {**OPTIONS, "sharding": "1x1:64:FFF"}
+
+
+def on_ranks(size: int, **options: Any) -> list[rawnn.Many]:
+    return all_fine(teams(size, lambda team: rawnn.train_many(**options, team=team)))
+
+
+def check_same(one: rawnn.Many, found: list[rawnn.Many]) -> None:
+    for many in found:
+        assert same(one, many)
+        for name, array in one.progress.arrays().items():
+            assert np.array_equal(array, many.progress.arrays()[name], equal_nan=True), name
+        for a, b in zip(one, many, strict=True):
+            assert a.checkpoint.state.keys() == b.checkpoint.state.keys()
+            assert all(np.array_equal(a.checkpoint.state[n], b.checkpoint.state[n])
+                       for n in a.checkpoint.state)
+            assert a.sharding == b.sharding
+
+
+@pytest.mark.parametrize(("size", "more"), [
+    (2, {"lr": [0.1, 0.02, 0.3], "optimizer": "adam"}),
+    (3, {"lr": np.geomspace(1e-3, 0.3, 9), "halving": 3, "epochs": 9}),
+    (2, {"lr": np.geomspace(3e-3, 1, 6), "patience": 1, "epochs": 12}),
+    (3, {"layers": [(6, 12, 3), (6, 8, 3)], "seed": [0], "sharding": None}),
+], ids=["two", "halving", "patience", "few"])
+def test_bits_are_those_of_one_process(size: int, more: dict[str, Any]) -> None:
+    options = {**FIXED, **more, "device": "sim"}
+    check_same(rawnn.train_many(**options), on_ranks(size, **options))
+
+
+def test_ranks_on_the_host_and_folds() -> None:
+    options = {**OPTIONS, "lr": [0.1, 0.02], "folds": 3, "device": "host"}
+    check_same(rawnn.train_many(**options), on_ranks(2, **options))
+
+
+def test_each_rank_trains_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: dict[int, list[list[int]]] = {0: [], 1: []}
+    original = RankMembers._run
+
+    def noted(self: RankMembers, active: Any, epochs: int) -> None:
+        trained[self._team.rank].append(active[self._team.rank].tolist())
+        original(self, active, epochs)
+
+    monkeypatch.setattr(RankMembers, "_run", noted)
+    on_ranks(2, **{**OPTIONS, "epochs": 1}, seed=range(5), device="host")
+    assert trained == {0: [[0, 2, 4]], 1: [[1, 3]]}
+
+
+def test_rank_0_stores_and_a_resumed_run_ends_alike(tmp_path: Path) -> None:
+    options = {**FIXED, "lr": [0.1, 0.02, 0.3], "epochs": 5, "device": "sim"}
+    whole = rawnn.train_many(**options)
+
+    def stop(recorder: Recorder, report: Any) -> None:
+        if report.epoch == 2 and recorder.run.team.rank == 1:
+            recorder.run.stop("enough")
+
+    part = all_fine(teams(2, lambda team: rawnn.train_many(
+        **options, save=tmp_path / "a", listener=Recorder(stop), team=team)))
+    assert [many.progress.epoch.tolist() for many in part] == [[2, 2, 2]] * 2
+    assert sorted(path.name for path in (tmp_path / "a").glob("rawnn-*")) == [
+        "rawnn-000001.safetensors", "rawnn-000002.safetensors"]
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    check_same(whole, [rawnn.train_many(resume=tmp_path / "b", data=(X, Y))])
+    check_same(whole, all_fine(teams(2, lambda team: rawnn.train_many(
+        resume=tmp_path / "a", data=(X, Y), team=team))))
+
+
+def failing(act: Callable[[Team], Any], size: int = 2) -> list[str]:
+    found = teams(size, act)
+    assert all(isinstance(each, RawnnError) for each in found), found
+    return [str(each) for each in found if each.speaks]
+
+
+def test_ranks_that_differ_are_refused() -> None:
+    def act(team: Team) -> Any:
+        rows = X + team.rank
+        return rawnn.train_many(**{**OPTIONS, "data": (rows, Y)}, device="host", team=team)
+
+    said = failing(act)
+    assert len(said) == 1
+    assert re.search(r"rank 1 .* differs from rank 0 in the data set's t", said[0])
+    said = failing(lambda team: rawnn.train_many(**OPTIONS, lr=[0.1, 0.2 + team.rank],
+                                                 device="host", team=team))
+    assert "differs from rank 0 in the networks: checksum" in said[0]
+
+
+def test_a_rank_that_fails_is_named_and_the_checkpoint_is_said(tmp_path: Path) -> None:
+    class Fail(rawnn.Listener):
+        def __init__(self, team: Team) -> None:
+            self._team = team
+
+        def reported(self, report: Any) -> None:
+            if report.epoch == 3 and self._team.rank == 1:
+                raise DeviceError("its GPU has fallen off the bus")
+
+    found = teams(2, lambda team: rawnn.train_many(
+        **OPTIONS, device="host", lr=[0.1, 0.02], save=tmp_path / "a", listener=Fail(team),
+        team=team))
+    assert isinstance(found[1], DeviceError)
+    assert isinstance(found[0], RanksError)
+    assert re.match(r"rank 1 .* failed while .*: its GPU has fallen off the bus; .*"
+                    r"rawnn-00000[23].safetensors is valid: continue with --resume ",
+                    str(found[0]))
+
+
+def test_ranks_take_a_gpu_each() -> None:
+    said = failing(lambda team: rawnn.train_many(**OPTIONS, device="sim:0,1", team=team))
+    assert said == ["device = 'sim:0,1': each rank takes one GPU; leave it out and start a rank "
+                    "for each, or name GPUs without a launcher"]
+    with pytest.raises(ConfigError, match=r"give one of mpi4py"):
+        rawnn.train_many(**OPTIONS, communicator=3)
+
+
+def test_a_command_under_launch(tmp_path: Path, capfd: pytest.CaptureFixture[str],
+                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.fspath(Path(rawnn.__file__).parents[1]))
+    np.savez(tmp_path / "d.npz", x=X, y=Y)
+    command = [sys.executable, "-m", "rawnn", "many", "--data", str(tmp_path / "d.npz"),
+               "--layers", "6-12-3", "--epochs", "3", "--seeds", "3", "--vary", "lr=0.1,0.02",
+               "--device", "host", "--json"]
+    assert launcher.run([*command, str(tmp_path / "two.json")], 2, print) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert "ranks     2, started by rawnn launch" in lines
+    assert sum(line.startswith("members ") for line in lines) == 1
+    assert launcher.run([*command, str(tmp_path / "one.json")], 1, print) == 0
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
+    assert one["history"] == two["history"]
+    assert one["table"] == two["table"]
