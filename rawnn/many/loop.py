@@ -244,31 +244,34 @@ class ManyLoop:
     def _report(self, reached: int, target: int, seconds: float) -> None:
         """Each of these epochs to the listener, then a checkpoint where one is due."""
         progress, monitor = self.progress, self._rules.monitor
-        column = FIGURES.index(monitor)
-        for epoch in range(reached + 1, target + 1):
-            values = progress.history[:, epoch - 1, column]
-            best = best_of(values, monitor)
-            trained = int(np.isfinite(progress.history[:, epoch - 1, 0]).sum())
+        values = progress.history[:, reached:target, FIGURES.index(monitor)]
+        trained = np.isfinite(progress.history[:, reached:target, 0]).sum(axis=0)
+        left = self._seconds_left(np.arange(reached + 1, target + 1))
+        for column, best in enumerate(best_of(values, monitor).tolist()):
+            epoch = reached + 1 + column
             self._listener.epoch_done(epoch)
-            report: Any = ManyReport(epoch, trained, len(progress.epoch), best, monitor,
-                                     float(values[best]) if best >= 0 else np.nan, self._rate,
-                                     self._seconds_left(epoch))
+            report: Any = ManyReport(epoch, int(trained[column]), len(progress.epoch), best,
+                                     monitor, float(values[best, column]) if best >= 0 else np.nan,
+                                     self._rate, float(left[column]))
             self._listener.reported(report)
         if self._rules.save_every and (target % self._rules.save_every == 0):
             self._store()
         self._listener.settled(target)
 
-    def _seconds_left(self, epoch: int) -> float:
-        """About; successive halving leaves fewer members for later epochs."""
+    def _seconds_left(self, epochs: NDArray[np.int64]) -> NDArray[np.float64]:
+        """About, behind each of these epochs, between which nothing is decided; successive halving
+        leaves fewer members for later ones."""
         if not self._rate:
-            return np.nan
+            return np.full(len(epochs), np.nan)
         active = self.progress.active
-        own, steps = self._own[active], self._steps[active]
-        left, part, begin = 0.0, 1.0, epoch
-        for end in (*(r for r in self._rules.rungs if r > epoch), int(self._own.max())):
-            run = np.clip(own, begin, end) - begin
-            left += part * float((run * steps).sum())
-            part, begin = part / (self._rules.halving or 1.0), end
+        own, where = np.unique(self._own[active], return_inverse=True)
+        weights = np.bincount(where, self._steps[active], len(own))
+        left, part, begin = np.zeros(len(epochs)), 1.0, epochs
+        last = int(epochs[-1])
+        for end in (*(r for r in self._rules.rungs if r > last), int(self._own.max())):
+            run = np.clip(own[:, None], begin, end) - begin
+            left += part * (weights @ run)
+            part, begin = part / (self._rules.halving or 1.0), np.full(len(epochs), end)
         return left / self._rate
 
     def _store(self) -> None:

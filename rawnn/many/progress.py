@@ -109,8 +109,12 @@ class ManyReport:
     seconds_left: float
 
 
-def best_of(values: NDArray[np.float64], name: str) -> int:
-    """The place of the best value of the figure `name`, the first of equal ones; -1 for none."""
-    if np.isnan(values).all():
-        return -1
-    return int(np.nanargmax(values) if name in HIGHER_IS_BETTER else np.nanargmin(values))
+def best_of(values: NDArray[np.float64], name: str) -> NDArray[np.int64]:
+    """The row of the best value of the figure `name` in each column, int64 [columns], the first of
+    equal ones; -1 where there is none."""
+    lines = np.ascontiguousarray(values.T)
+    missing = np.isnan(lines)
+    known = np.where(missing, -np.inf if name in HIGHER_IS_BETTER else np.inf, lines)
+    found = known.argmax(axis=1) if name in HIGHER_IS_BETTER else known.argmin(axis=1)
+    is_known = ~missing[np.arange(len(lines)), found]  # infinite values are, too
+    return np.where(missing.all(axis=1), -1, np.where(is_known, found, missing.argmin(axis=1)))

@@ -18,6 +18,7 @@ from rawnn.engine.session import Session
 from rawnn.many import loop, sessions
 from rawnn.many.gpu import GpuMembers
 from rawnn.many.members import Group, MemberTrainer, columns_from
+from rawnn.many.progress import best_of
 from rawnn.many.sessions import SIDE_BY_SIDE, SessionMembers
 from rawnn.sim import Simulation
 from tests.many.test_devices import OPTIONS, same
@@ -238,3 +239,14 @@ def test_the_loop_asks_for_new_columns_alone(monkeypatch: pytest.MonkeyPatch) ->
     rawnn.train_many(**{**OPTIONS, "epochs": 6}, lr=[0.1, 0.02], device="sim")
     assert read == [1] * 6
     assert asked == [(2, 1)] * 6
+
+
+def test_the_best_of_each_epoch() -> None:
+    nan, inf = np.nan, np.inf
+    values = np.array([[nan, 2.0, nan, inf, -inf], [3.0, 1.0, nan, nan, nan],
+                       [3.0, 1.0, nan, inf, -inf]])
+    assert best_of(values, "test_loss").tolist() == [1, 1, -1, 0, 0]
+    assert best_of(values, "test_accuracy").tolist() == [1, 0, -1, 0, 0]
+    assert best_of(values[:, 3:] * -1, "test_accuracy").tolist() == [0, 0]
+    assert best_of(np.array([[nan], [inf]]), "test_loss").tolist() == [1]
+    assert best_of(np.array([[nan], [-inf]]), "test_accuracy").tolist() == [1]
