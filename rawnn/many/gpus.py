@@ -4,7 +4,7 @@ thread that opened it, and one GPU is waited for while others work."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
@@ -13,6 +13,7 @@ from rawnn.engine.machine import Opened, devices_of, open_device
 
 P = ParamSpec("P")
 R = TypeVar("R")
+POLL_SECONDS = 0.1
 
 
 class Gpu:
@@ -56,6 +57,14 @@ class Gpu:
         self._thread.shutdown()
 
 
+def result_of(future: Future[R]) -> R:
+    """What a thread returned or raised. The main thread runs handlers of signals meanwhile: one
+    that waits for a lock without a limit wakes for signals of other processes alone."""
+    while not future.done():
+        wait([future], POLL_SECONDS)
+    return future.result()
+
+
 def open_gpus(device: str, notify: Callable[[str], None]) -> tuple[Gpu, ...]:
     """The GPUs that `device` names ("gpu:0,1", "gpu:all"), opened; () where it names one device.
     Raises DeviceError, and ConfigError for GPUs of different kinds."""
@@ -65,14 +74,14 @@ def open_gpus(device: str, notify: Callable[[str], None]) -> tuple[Gpu, ...]:
     messages: list[str] = []
     gpus = [Gpu("gpu:0" if device.endswith(":all") else names[0])]
     try:
-        gpus[0].open(messages.append).result()
+        result_of(gpus[0].open(messages.append))
         first = gpus[0].opened.device
         assert first is not None
         if device.endswith(":all"):
             names = tuple(f"gpu:{number}" for number in range(first.count))
         gpus += [Gpu(name) for name in names[1:]]
         for opening in [gpu.open(messages.append) for gpu in gpus[1:]]:
-            opening.result()
+            result_of(opening)
         for gpu in gpus[1:]:
             own = gpu.opened.device
             assert own is not None

@@ -22,20 +22,19 @@ class RankMembers(SharedMembers):
     order, and call the same methods. A rank without a share of the group has no trainer of it."""
 
     def __init__(self, group: Group, opened: Opened, team: Team, make: Make,
-                 notify: Callable[[str], None], first: int = 0) -> None:
-        super().__init__(group, min(len(group), team.world_size))
+                 notify: Callable[[str], None], at_once: int, first: int = 0) -> None:
+        super().__init__(group, min(len(group), team.world_size), at_once)
         self._team, self._first = team, first
         share = (team.rank - first) % team.world_size
         self._own = share if share < self._shares else None
         self._trainer: MemberTrainer | None = None
-        at_once = self.members_of_share
         if share == 0:
-            self._trainer = make(group, opened, notify, at_once)
+            self._trainer = make(group, opened, notify, self.at_once)
         chosen = team.any("the sharding", self._trainer.sharding if self._trainer else "")
         if share and self._own is not None:
             config = replace(group.config, sharding=chosen or group.config.sharding)
             self._trainer = make(replace(group, config=config), opened, lambda message: None,
-                                 at_once)
+                                 self.at_once)
         kinds = team.gather("the trainers", kind_of(self._trainer) if self._trainer else None)
         check_alike({f"rank {rank}": tuple(kind) for rank, kind in enumerate(kinds) if kind})
 

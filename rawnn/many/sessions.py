@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from rawnn.common.errors import OutOfMemory
+from rawnn.common.interrupts import EpochAborted
 from rawnn.data import Dataset
 from rawnn.engine.machine import Opened
 from rawnn.engine.session import Session
@@ -95,6 +96,7 @@ class MemberSessions:
         """Members that train at the same time."""
         self._most = 1 if opened.device else max(1, nbytes // _session_bytes(group))
         self._is_measured = opened.device is None  # how much memory a session takes
+        self.is_aborted = False  # whether `train_all` gives up what it has in hand
         self.sharding = ""
 
     def train(self, member: int, before: MemberState, epochs: int) -> tuple[Figures, MemberState]:
@@ -117,6 +119,8 @@ class MemberSessions:
                         break
                     running.append((waiting.popleft(), found,
                                     self._training(found.session, job.before, job.epochs)))
+                if self.is_aborted:
+                    raise EpochAborted
                 job, found, training = running[0]
                 try:
                     next(training)
@@ -293,7 +297,14 @@ class SessionMembers:
     def _finish(self) -> None:
         """Do all jobs; whatever it raises, those that were not done are dropped."""
         jobs, self._jobs = self._jobs, []
-        self._sessions.train_all(jobs)
+        try:
+            self._sessions.train_all(jobs)
+        finally:
+            self._sessions.is_aborted = False
+
+    def abort(self) -> None:
+        """Let another thread, which waits for jobs of this trainer, get EpochAborted."""
+        self._sessions.is_aborted = True
 
     def _done(self, member: int, block: Figures, figures: Figures, state: MemberState) -> None:
         block[member, : len(figures)] = figures

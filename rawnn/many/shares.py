@@ -40,14 +40,15 @@ def check_alike(kinds: Mapping[str, Kind]) -> None:
 
 
 class SharedMembers(ABC):
-    """A MemberTrainer of `shares` shares. `members_of_share` is the most members of one."""
+    """A MemberTrainer of `shares` shares. `at_once` are the members that train at once in one of
+    them, where so many do in all."""
 
-    def __init__(self, group: Group, shares: int) -> None:
+    def __init__(self, group: Group, shares: int, at_once: int) -> None:
         self._group, self._shares = group, shares
         self._owner = np.empty(len(group), np.int32)  # the share that has each member's state
         order = np.argsort([config.epochs for config in group.members], kind="stable")
         self._owner[order] = np.arange(len(group)) % shares
-        self.members_of_share = -(-len(group) // shares)
+        self.at_once = -(-at_once // shares)
 
     def run(self, active: Rows, epochs: int) -> None:
         self._balance(active)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 
@@ -11,19 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import RawnnError
-from rawnn.many.gpus import Gpu
+from rawnn.common.interrupts import EpochAborted
+from rawnn.many.gpus import Gpu, result_of
 from rawnn.many.members import Arrays, Group, MemberTrainer, Rows
+from rawnn.many.sessions import SessionMembers
 from rawnn.many.shares import Make, SharedMembers, check_alike, kind_of
 
 
 class SpreadMembers(SharedMembers):
     """A MemberTrainer over GPUs, each with a trainer that `make` makes in its thread. All have the
-    sharding that is chosen for the members of one of them. `first` is the place of the GPU that
-    gets the first member."""
+    sharding that is chosen for the members that train on one of them, of `at_once` on all. `first`
+    is the place of the GPU that gets the first member."""
 
     def __init__(self, group: Group, gpus: Sequence[Gpu], make: Make,
-                 notify: Callable[[str], None], first: int = 0) -> None:
-        super().__init__(group, min(len(group), len(gpus)))
+                 notify: Callable[[str], None], at_once: int, first: int = 0) -> None:
+        super().__init__(group, min(len(group), len(gpus)), at_once)
         self._gpus = [gpus[(first + share) % len(gpus)] for share in range(self._shares)]
         self._trainers: list[MemberTrainer] = []
         self._running: list[Future[None]] = []
@@ -36,17 +38,17 @@ class SpreadMembers(SharedMembers):
     def _make(self, make: Make, notify: Callable[[str], None]) -> None:
         """The first trainer chooses the sharding, and compiles what the others read from the
         cache."""
-        group, at_once = self._group, self.members_of_share
-        first = self._gpus[0].submit(make, group, self._gpus[0].opened, notify, at_once).result()
+        group, at_once = self._group, self.at_once
+        first = result_of(self._gpus[0].submit(make, group, self._gpus[0].opened, notify, at_once))
         self._trainers.append(first)
         group = replace(group, config=replace(
             group.config, sharding=first.sharding or group.config.sharding))
         making = [gpu.submit(make, group, gpu.opened, lambda message: None, at_once)
                   for gpu in self._gpus[1:]]
-        errors = [error for each in making if (error := each.exception()) is not None]
+        wait(making)
         self._trainers += [each.result() for each in making if each.exception() is None]
-        if errors:
-            raise errors[0]
+        for each in making:
+            each.result()
         check_alike({gpu.name: kind_of(trainer) for gpu, trainer in
                      zip(self._gpus, self._trainers, strict=True)})
 
@@ -58,7 +60,7 @@ class SpreadMembers(SharedMembers):
         """Wait until all that runs is enqueued. Raises what the first GPU that failed raised."""
         running, self._running = self._running, []
         for each in running:
-            each.result()
+            result_of(each)
 
     def _run(self, active: Sequence[Rows], epochs: int) -> None:
         self._running += [gpu.submit(trainer.run, members, epochs) for gpu, trainer, members in
@@ -68,20 +70,26 @@ class SpreadMembers(SharedMembers):
         self._wait()
         reading = [gpu.submit(trainer.scores, first)
                    for gpu, trainer in zip(self._gpus, self._trainers, strict=True)]
-        return [each.result().figures for each in reading]
+        try:
+            return [result_of(each).figures for each in reading]
+        except (EpochAborted, KeyboardInterrupt):  # only this thread is interrupted
+            for trainer in self._trainers:
+                if isinstance(trainer, SessionMembers):
+                    trainer.abort()
+            raise
 
     def _states(self, members: Sequence[Rows]) -> Sequence[Arrays]:
         self._wait()
         reading = [gpu.submit(trainer.state, own) if len(own) else None for gpu, trainer, own in
                    zip(self._gpus, self._trainers, members, strict=True)]
-        return [each.result() if each is not None else {} for each in reading]
+        return [result_of(each) if each is not None else {} for each in reading]
 
     def _load(self, members: Sequence[Rows], states: Sequence[Arrays]) -> None:
         self._wait()
         loading = [gpu.submit(trainer.load, own, state) for gpu, trainer, own, state in
                    zip(self._gpus, self._trainers, members, states, strict=True) if len(own)]
         for each in loading:
-            each.result()
+            result_of(each)
 
     def close(self) -> None:
         self._running.clear()

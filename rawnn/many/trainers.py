@@ -10,7 +10,7 @@ from rawnn.distributed import Team
 from rawnn.engine.machine import Opened
 from rawnn.many.gpus import Gpu
 from rawnn.many.host import HostMembers, WorkerPool
-from rawnn.many.members import Group, MemberTrainer
+from rawnn.many.members import Group, MemberTrainer, group_key
 from rawnn.many.ranks import RankMembers
 from rawnn.many.sessions import SIDE_BY_SIDE, SessionMembers
 from rawnn.many.shares import Make
@@ -22,19 +22,22 @@ def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str],
                 gpus: Sequence[Gpu] = (), team: Team | None = None) -> Iterator[MemberTrainer]:
     """The trainers of all groups, one by one: on what is `opened`, over several `gpus`, or over the
     ranks of a `team`, each on what it has opened. Groups on the host share their worker processes;
-    those of few members are on different GPUs or ranks."""
+    those of few members are on different GPUs or ranks. Groups that differ in the length of their
+    lists of rows alone train at once, and so have the sharding for all their members."""
     pool = None
     if opened.device is None:
         pool = WorkerPool(processes=team.place.local_size if team is not None else 1)
     make: Make = partial(trainer_of, pool=pool)
+    keys = [group_key(group.config) for group in groups]
     dealt = 0
-    for group in groups:
+    for group, key in zip(groups, keys, strict=True):
+        at_once = sum(len(other) for other, its in zip(groups, keys, strict=True) if its == key)
         if team is not None:
-            yield RankMembers(group, opened, team, make, notify, dealt)
+            yield RankMembers(group, opened, team, make, notify, at_once, dealt)
         elif gpus:
-            yield SpreadMembers(group, gpus, make, notify, dealt)
+            yield SpreadMembers(group, gpus, make, notify, at_once, dealt)
         else:
-            yield make(group, opened, notify, len(group))
+            yield make(group, opened, notify, at_once)
         dealt += len(group)
 
 

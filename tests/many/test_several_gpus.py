@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -14,8 +18,9 @@ import rawnn
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened, machine_of
-from rawnn.many import gpus
+from rawnn.many import gpus, sessions
 from rawnn.many.gpus import Gpu
+from rawnn.many.sessions import SessionMembers
 from rawnn.many.spread import SpreadMembers
 from rawnn.many.trainers import trainer_of
 from rawnn.sim import Fault, Faults, Simulation
@@ -82,6 +87,16 @@ def test_the_sharding_is_chosen_for_the_members_of_a_gpu(monkeypatch: pytest.Mon
     many = rawnn.train_many(**{**OPTIONS, "epochs": 1}, seed=range(7), device="sim:0,1,2")
     assert asked == [3]
     assert many[0].sharding == many[6].sharding
+    asked.clear()
+    rows = [range(60), range(59), range(1, 61), range(61)]
+    uneven = {**OPTIONS, "epochs": 1, "rows": rows, "validation": (X[:20], Y[:20]),
+              "lr": [0.1, 0.2]}
+    found = rawnn.train_many(**uneven, device="sim")
+    assert len(found.stored.groups) == 3
+    assert asked == [8, 8, 8]
+    assert len({member.sharding for member in found}) == 1
+    rawnn.train_many(**uneven, device="sim:0,1")
+    assert asked[3:] == [4, 4, 4]
     assert any("spread over 3 GPUs: sim:0, sim:1, sim:2" in note for note in many.notes)
 
 
@@ -106,7 +121,7 @@ def spread(simulated: int, count: int, **options: Any) -> tuple[list[Gpu], Sprea
     for gpu in found:
         gpu.open(lambda message: None).result()
     group = group_of(count, sharding="1x1:64:FFF", **options)
-    return found, SpreadMembers(group, found, trainer_of, lambda message: None)
+    return found, SpreadMembers(group, found, trainer_of, lambda message: None, count)
 
 
 @pytest.mark.usefixtures("simulations")
@@ -187,6 +202,40 @@ def test_what_no_kernel_trains_is_spread_too() -> None:
     one, several = (rawnn.train_many(**options, device=device) for device in ("sim", "sim:0,1"))
     assert same(one, several)
     assert np.array_equal(one.scores(), several.scores())
+
+
+@pytest.mark.usefixtures("unsupported", "simulations")
+def test_a_second_signal_gives_up_the_epochs_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the threads of the GPUs, which get no signal."""
+    begun, waited = [], threading.Event()
+    original = sessions._evaluation
+
+    def evaluated(*arguments: Any) -> Any:
+        begun.append(threading.current_thread().name)
+        if len(begun) == 8:  # the second epoch
+            os.kill(os.getpid(), signal.SIGINT)
+            sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert waited.wait(10)
+        return original(*arguments)
+
+    aborted = SessionMembers.abort
+
+    def abort(self: SessionMembers) -> None:
+        aborted(self)
+        waited.set()
+
+    monkeypatch.setattr(sessions, "_evaluation", evaluated)
+    monkeypatch.setattr(SessionMembers, "abort", abort)
+    options = {**OPTIONS, "opt": "preload,fuse"}
+    many = rawnn.train_many(**{**options, "epochs": 400}, lr=[0.1, 0.02], seed=[0, 1],
+                            device="sim:0,1")
+    assert many.interrupted
+    for member in many:
+        assert 1 <= member.epochs <= 2
+        one = rawnn.train(replace(member.config, epochs=member.epochs), data=member.dataset)
+        assert all(np.array_equal(one.parameters[n], member.model.parameters[n])
+                   for n in one.parameters)
 
 
 def test_a_gpu_that_fails_is_named_and_the_checkpoint_is_said(simulations: Any,
