@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Command
+from rawnn.cuda.memory import rounded_up
 from rawnn.engine.machine import Opened
 from rawnn.engine.runners.arenas import fill
 from rawnn.engine.runners.lowering import Lowering
@@ -34,19 +35,24 @@ SCORE_BYTES = 8
 """Of a score of a member, a float64."""
 _Launch = tuple[Command, tuple[str, ...]]
 """A command, and which scores it writes."""
+Shared = dict[tuple[Any, ...], int]
+"""Addresses of a data set's arrays on a device, by what they are. Groups of one data set share
+them; they are freed with the device."""
 
 
 class GpuMembers:
     """Trains the members of a group on an open device, which it leaves open, on a stream of its
     own. A `sharding`, such as "1x1:128:FFFF", is taken as it is; else a cost model chooses one, for
-    so many members `at_once` (None: all). Raises Unsupported where no kernel trains such members,
-    OutOfMemory, CompileError, CallFailed, ConfigError."""
+    so many members `at_once` (None: all). Arrays of the data set that are in `shared` are not
+    uploaded again. Raises Unsupported where no kernel trains such members, OutOfMemory,
+    CompileError, CallFailed, ConfigError."""
 
     def __init__(self, group: Group, opened: Opened, *,
                  notify: Callable[[str], object] = lambda message: None,
-                 sharding: str = "", at_once: int | None = None) -> None:
+                 sharding: str = "", at_once: int | None = None,
+                 shared: Shared | None = None) -> None:
         assert opened.device is not None
-        self._group = group
+        self._group, self._shared = group, shared
         self._columns = max(member.epochs for member in group.members)
         self._plans = member_plans(group, opened.machine, sharding, self._columns, at_once)
         self._epochs = 0  # columns of scores so far
@@ -81,11 +87,13 @@ class GpuMembers:
         compiling = self._lowering.begin(every)
         self._closing.callback(compiling.close)
         self._tensors = used_tensors(every)
+        keys = {name: self._key(name, tensor) for name, tensor in self._tensors.items()}
         block, self._addresses = device.memory.arena(
-            [(t.name, t.nbytes) for t in self._tensors.values()], "members")
+            [(t.name, t.nbytes) for t in self._tensors.values() if keys[t.name] is None],
+            "members")
         self._closing.callback(device.memory.free, block)
         for name, tensor in self._tensors.items():
-            self._place(name, tensor)
+            self._place(name, tensor, keys[name])
         device.finish(compiling)
         self._run_once(plans.start)
         self._activate(np.arange(len(self._group), dtype=np.int32))
@@ -93,9 +101,24 @@ class GpuMembers:
             self._run_once(plans.rates)
         device.stream.synchronize("making members ready")
 
-    def _place(self, name: str, tensor: Tensor) -> None:
-        """Fill a tensor with what it begins with."""
-        if name in SCORES:
+    def _key(self, name: str, tensor: Tensor) -> tuple[Any, ...] | None:
+        """By what a tensor is found in `shared`; None for one of this group alone."""
+        kind = name.removeprefix(TEST)
+        is_own = (kind == "images" and self._group.normalisations[0].is_double) \
+            or (kind == "targets" and self._group.exact_targets is not None)
+        if self._shared is None or kind not in OF_DATA or tensor.role is not Role.DATA or is_own:
+            return None
+        return name, tensor.dtype, tensor.padded_shape
+
+    def _place(self, name: str, tensor: Tensor, key: tuple[Any, ...] | None) -> None:
+        """Fill a tensor with what it begins with, unless it is shared and there already."""
+        if key is not None and self._shared is not None:
+            if key not in self._shared:
+                address = self._device.memory.allocate(rounded_up(tensor.nbytes), name).address
+                fill(self._device, tensor, address, self._contents(name, tensor))
+                self._shared[key] = address
+            self._addresses[name] = self._shared[key]
+        elif name in SCORES:
             self._device.fill(self._addresses[name], 0xFF, tensor.nbytes, name)  # NaN
         elif tensor.role is Role.DATA and name != "active":
             fill(self._device, tensor, self._addresses[name], self._contents(name, tensor))
@@ -184,6 +207,8 @@ class GpuMembers:
     def _read_scores(self) -> None:
         """Read the columns that were not read yet; waits."""
         missing, members = self._epochs - self._read, len(self._group)
+        if not missing:
+            return
         found = np.empty((3, missing, members), np.float64)
         offset = self._read % self._columns * members * SCORE_BYTES
         for name, array in zip(SCORES, found, strict=True):

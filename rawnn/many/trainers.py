@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rawnn.distributed import Team
 from rawnn.engine.machine import Opened
@@ -17,6 +18,9 @@ from rawnn.many.shares import Make
 from rawnn.many.spread import SpreadMembers
 from rawnn.persistent.problem import Unsupported
 
+if TYPE_CHECKING:
+    from rawnn.cuda.device import Device
+
 
 def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str], None],
                 gpus: Sequence[Gpu] = (), team: Team | None = None) -> Iterator[MemberTrainer]:
@@ -27,7 +31,7 @@ def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str],
     pool = None
     if opened.device is None:
         pool = WorkerPool(processes=team.place.local_size if team is not None else 1)
-    make: Make = partial(trainer_of, pool=pool)
+    make: Make = partial(trainer_of, pool=pool, shared={})
     keys = [group_key(group.config) for group in groups]
     dealt = 0
     for group, key in zip(groups, keys, strict=True):
@@ -42,10 +46,11 @@ def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str],
 
 
 def trainer_of(group: Group, opened: Opened, notify: Callable[[str], None],
-               at_once: int | None = None, pool: WorkerPool | None = None) -> MemberTrainer:
-    """The trainer of a group on what is `opened`: on a GPU chosen for so many members at once, on
-    the host with the workers of `pool`. `notify` gets a sentence where no kernel of a GPU trains
-    them at once, and why."""
+               at_once: int | None = None, pool: WorkerPool | None = None,
+               shared: dict[Device, dict[Any, int]] | None = None) -> MemberTrainer:
+    """The trainer of a group on what is `opened`: on a GPU chosen for so many members at once and
+    with what groups of its data set have `shared` on each device, on the host with the workers of
+    `pool`. `notify` gets a sentence where no kernel of a GPU trains them at once, and why."""
     if opened.device is None:
         return HostMembers(group, opened, notify, pool)
     # Imported only for a GPU: generating its kernels takes more modules than the host needs.
@@ -53,7 +58,8 @@ def trainer_of(group: Group, opened: Opened, notify: Callable[[str], None],
 
     try:
         return GpuMembers(group, opened, notify=notify, sharding=group.config.sharding or "",
-                          at_once=at_once)
+                          at_once=at_once,
+                          shared=None if shared is None else shared.setdefault(opened.device, {}))
     except Unsupported as reason:
         notify(f"{len(group):,} member{'s' * (len(group) > 1)} of {group.config.network()} train "
                f"launch by launch, {SIDE_BY_SIDE} side by side at most, since no kernel trains "

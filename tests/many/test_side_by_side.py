@@ -83,6 +83,44 @@ def test_one_group_runs_while_another_is_waited_for() -> None:
     assert max(left) > 0
 
 
+@pytest.mark.parametrize("data", [
+    {}, {"loss": "mse", "layers": (13, 9, 2)}, {"opt": "bf16"},
+], ids=["labels", "targets", "rounded"])
+def test_groups_share_one_copy_of_the_data(data: dict[str, Any]) -> None:
+    simulation = Simulation(2)
+    opened = opened_on(simulation)
+    assert opened.device is not None
+    memory = opened.device.memory
+    first = group_of(2, 400, **data)
+    other = group_of(2, 400, **{**data, "layers": (13, first.config.layers[-1])})
+    second = replace(other, dataset=first.dataset, normalisations=first.normalisations)
+    shared: Any = {}
+
+    def taken_by(**named: Any) -> tuple[int, GpuMembers]:
+        before = memory.current
+        trainer = GpuMembers(second, opened, **named)
+        return memory.current - before, trainer
+
+    whole, alone = taken_by()
+    alone.close()
+    one = GpuMembers(first, opened, shared=shared)
+    added, two = taken_by(shared=shared)
+    assert whole - added >= first.dataset.train_images.nbytes + first.dataset.test_images.nbytes
+    both = [one, two]
+    for trainer in both:
+        trainer.run(everyone(first), 2)
+    for trainer, group in zip(both, (first, second), strict=True):
+        alone = GpuMembers(group, opened)
+        alone.run(everyone(group), 2)
+        assert np.array_equal(alone.scores().figures, trainer.scores().figures, equal_nan=True)
+        for name, array in alone.state(everyone(group)).items():
+            assert np.array_equal(array, trainer.state(everyone(group))[name]), name
+        alone.close()
+        trainer.close()
+    opened.close()
+    simulation.assert_clean()
+
+
 def test_lines_of_several_groups_are_whole() -> None:
     recorder = Recorder()
     many = rawnn.train_many(**{**OPTIONS, "layers": [(6, 12, 3), (6, 3)], "epochs": [2, 3]},
