@@ -89,6 +89,8 @@ class ManyLoop:
             while progress.active.size and not self._should_stop(signals.number):
                 reached = int(progress.epoch[progress.active].min())
                 target = self._next(reached)
+                if self._team is not None:
+                    self._team.doing = f"training epoch {target}"
                 calls: list[_Call] = []
                 begun = perf_counter()
                 try:

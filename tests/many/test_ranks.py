@@ -123,7 +123,7 @@ def test_a_rank_that_fails_is_named_and_the_checkpoint_is_said(tmp_path: Path) -
         team=team))
     assert isinstance(found[1], DeviceError)
     assert isinstance(found[0], RanksError)
-    assert re.match(r"rank 1 .* failed while .*: its GPU has fallen off the bus; .*"
+    assert re.match(r"rank 1 .* failed while training epoch 3: its GPU has fallen off the bus; .*"
                     r"rawnn-00000[23].safetensors is valid: continue with --resume ",
                     str(found[0]))
 

@@ -166,6 +166,7 @@ def test_sessions_train_side_by_side(count: int, options: dict[str, Any]) -> Non
     check(group, trainer, 3)
     found = trainer._sessions._idle.values()
     assert len(found) == min(SIDE_BY_SIDE, count)
+    assert simulation.calls.count("cuStreamCreate") == 1 + len(found)
     assert len({each.session.device.stream.handle for each in found if each.session.device}) \
         == len(found)
     trainer.close()
