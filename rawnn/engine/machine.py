@@ -49,6 +49,11 @@ def devices_of(device: str) -> tuple[str, ...]:
         if numbers.replace(",", "").isdecimal() else (device,)
 
 
+def names_several(device: str) -> bool:
+    """Whether `device` names several GPUs, or all there are."""
+    return len(devices_of(device)) > 1 or device.endswith(":all")
+
+
 def open_device(wanted: str, notify: Notify, ordinal: int = 0) -> Opened:
     """Open the device that `Config.device` names.
 
@@ -56,7 +61,7 @@ def open_device(wanted: str, notify: Notify, ordinal: int = 0) -> Opened:
     DeviceError if a GPU that is asked for is missing, ConfigError for several.
     """
     started = perf_counter()
-    if len(devices_of(wanted)) > 1 or wanted.endswith(":all"):
+    if names_several(wanted):
         raise ConfigError(f"device = '{wanted}': only train_many (rawnn many) spreads networks "
                           f"over several GPUs; python -m rawnn launch -n "
                           f"{max(2, len(devices_of(wanted)))} trains one network on them, and all "

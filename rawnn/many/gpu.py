@@ -42,7 +42,7 @@ them; they are freed with the device."""
 
 class GpuMembers:
     """Trains the members of a group on an open device, which it leaves open, on a stream of its
-    own. A `sharding`, such as "1x1:128:FFFF", is taken as it is; else a cost model chooses one, for
+    own. A `sharding`, such as "1x1:128:FFFF", is used as it is; else a cost model chooses one, for
     so many members `at_once` (None: all). Arrays of the data set that are in `shared` are not
     uploaded again. Raises Unsupported where no kernel trains such members, OutOfMemory,
     CompileError, CallFailed, ConfigError."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from rawnn.common.errors import ConfigError, RawnnError
-from rawnn.engine.machine import Opened, devices_of, open_device
+from rawnn.engine.machine import Opened, devices_of, names_several, open_device
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,16 +68,15 @@ def result_of(future: Future[R]) -> R:
 def open_gpus(device: str, notify: Callable[[str], None]) -> tuple[Gpu, ...]:
     """The GPUs that `device` names ("gpu:0,1", "gpu:all"), opened; () where it names one device.
     Raises DeviceError, and ConfigError for GPUs of different kinds."""
-    names = devices_of(device)
-    if len(names) == 1 and not device.endswith(":all"):
+    if not names_several(device):
         return ()
-    messages: list[str] = []
-    gpus = [Gpu("gpu:0" if device.endswith(":all") else names[0])]
+    is_all, names, messages = device.endswith(":all"), devices_of(device), list[str]()
+    gpus = [Gpu("gpu:0" if is_all else names[0])]
     try:
         result_of(gpus[0].open(messages.append))
         first = gpus[0].opened.device
         assert first is not None
-        if device.endswith(":all"):
+        if is_all:
             names = tuple(f"gpu:{number}" for number in range(first.count))
         gpus += [Gpu(name) for name in names[1:]]
         for opening in [gpu.open(messages.append) for gpu in gpus[1:]]:

@@ -32,7 +32,7 @@ from rawnn.engine.checkpoint import Lineage
 from rawnn.engine.checkpoint_store import Store, how_to_continue, not_stored
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import spare_outputs
-from rawnn.engine.machine import Opened, devices_of, open_device
+from rawnn.engine.machine import Opened, names_several, open_device
 from rawnn.engine.many_checkpoint import ManyCheckpoint, StoredGroup
 from rawnn.engine.result import environment
 from rawnn.engine.resumption import names_of, record_of, stored_options
@@ -102,7 +102,7 @@ class ManyRun:
             # Before anything is fetched or compiled.
             self._store = Store(self.config.save, self.config.keep)
             self._is_locked = self._locks.hold(self._store.directory, self.notify)
-        if team is not None and len(devices_of(self.config.device)) > 1:
+        if team is not None and names_several(self.config.device):
             raise ConfigError(f"device = '{self.config.device}': each rank takes one GPU; leave it "
                               f"out and start a rank for each, or name GPUs without a launcher")
         self.gpus = open_gpus(self.config.device, self.notify)

@@ -106,13 +106,13 @@ class MemberSessions:
         return found[0]
 
     def train_all(self, jobs: Iterable[Job]) -> None:
-        """Do jobs of different members, several at once where a GPU has the memory: each gets an
-        epoch in its turn, and the host waits for the first while the others run."""
+        """Do jobs of different members, several at once where a GPU has the memory: each gets one
+        epoch after the other, and the host waits for the first while the others run."""
         waiting = deque(jobs)
         running: deque[tuple[Job, _Open, Training]] = deque()
         try:
             while waiting or running:
-                while waiting and len(running) < max(self._at_once, 1):
+                while waiting and len(running) < self._at_once:
                     job = waiting[0]
                     found = self._session(job.member, job.before, len(running))
                     if found is None:
@@ -164,7 +164,7 @@ class MemberSessions:
 
     def _session(self, member: int, before: MemberState, busy: int) -> _Open | None:
         """A session of the member with this state, which the caller puts back once it is whole
-        again; None where there is no memory for one beside those that are `busy`."""
+        again; None where there is no memory for more than those that are `busy`."""
         cached = self._idle.pop(member, None)
         if cached is not None and cached.epoch == before.epoch:
             return cached
@@ -177,11 +177,14 @@ class MemberSessions:
                 found = self._begin(member)
                 break
             except OutOfMemory:
-                if not self._idle and not busy:
-                    raise
-                self._most = self._at_once = max(1, len(self._idle) + busy - bool(self._idle))
-                if not self._idle:
+                if self._idle:
+                    self._most = len(self._idle) + busy
+                    self._drop()
+                elif busy:
+                    self._most = self._at_once = busy
                     return None
+                else:
+                    raise
         session = found.session
         if before.epoch:  # of another trainer it may have a clock that this run has no use for
             known = session.runner.state().keys()

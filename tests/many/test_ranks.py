@@ -132,6 +132,8 @@ def test_ranks_take_a_gpu_each() -> None:
     said = failing(lambda team: rawnn.train_many(**OPTIONS, device="sim:0,1", team=team))
     assert said == ["device = 'sim:0,1': each rank takes one GPU; leave it out and start a rank "
                     "for each, or name GPUs without a launcher"]
+    said = failing(lambda team: rawnn.train_many(**OPTIONS, device="gpu:all", team=team))
+    assert "each rank takes one GPU" in said[0]
     with pytest.raises(ConfigError, match=r"give one of mpi4py"):
         rawnn.train_many(**OPTIONS, communicator=3)
 

@@ -96,15 +96,15 @@ def test_groups_share_one_copy_of_the_data(data: dict[str, Any]) -> None:
     second = replace(other, dataset=first.dataset, normalisations=first.normalisations)
     shared: Any = {}
 
-    def taken_by(**named: Any) -> tuple[int, GpuMembers]:
+    def memory_of(**named: Any) -> tuple[int, GpuMembers]:
         before = memory.current
         trainer = GpuMembers(second, opened, **named)
         return memory.current - before, trainer
 
-    whole, alone = taken_by()
+    whole, alone = memory_of()
     alone.close()
     one = GpuMembers(first, opened, shared=shared)
-    added, two = taken_by(shared=shared)
+    added, two = memory_of(shared=shared)
     assert whole - added >= first.dataset.train_images.nbytes + first.dataset.test_images.nbytes
     both = [one, two]
     for trainer in both:
@@ -182,8 +182,8 @@ def test_as_many_train_as_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None
         assert opened.device is not None
         before = opened.device.free_memory()
         with Session(group.members[0], data=group.dataset, opened=opened):
-            taken = before - opened.device.free_memory()
-    for memory, used, expected in ((int(2.5 * taken), 0.9, 2), (int(3.5 * taken), 99.0, 3)):
+            size = before - opened.device.free_memory()
+    for memory, used, expected in ((int(2.5 * size), 0.9, 2), (int(3.5 * size), 99.0, 3)):
         monkeypatch.setattr(sessions, "USED_MEMORY", used)
         simulation = Simulation(1, memory=memory)
         with opened_on(simulation) as opened:
@@ -193,7 +193,7 @@ def test_as_many_train_as_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None
             assert len(trainer._sessions._idle) == expected
             trainer.close()
         simulation.assert_clean()
-    simulation = Simulation(1, memory=taken // 2)
+    simulation = Simulation(1, memory=size // 2)
     with opened_on(simulation) as opened:
         trainer = SessionMembers(group, opened, lambda message: None)
         trainer.run(everyone(group), 3)
