@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from rawnn.bench.peers import rawnn_many
 from rawnn.bench.peers.ensemble import (
     ENSEMBLE_VERSION,
     Ensemble,
@@ -32,6 +33,9 @@ from rawnn.bench.peers.worker import (
     first_losses,
     system_of,
 )
+from rawnn.cuda.device import Device
+from rawnn.engine.machine import Opened, machine_of
+from rawnn.sim import Simulation
 from tests import requires
 
 KINDS = [(loss, rule) for loss in ("cross_entropy", "mse", "bce") for rule in ("sgd", "adam")]
@@ -249,3 +253,22 @@ def test_a_large_ensemble_is_known_by_what_its_programs_hold() -> None:
     assert is_large(ensemble("", (784, 128, 10), 128, 1056, "cross_entropy", "sgd"))
     small = reduced(ensemble("", (784, 128, 10), 128, 1056, "cross_entropy", "sgd"))
     assert (small.layers, small.batch, small.members) == ((12, 12, 10), 8, 5)
+
+
+@pytest.mark.parametrize("opt", ["preload", "preload,batch=6"], ids=["kernel", "sessions"])
+def test_a_block_ends_when_the_device_is_done(opt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members train on streams of their own, or once they are waited for."""
+    monkeypatch.setattr(rawnn_many, "called", lambda *arguments: 0.0)
+    monkeypatch.setattr(rawnn_many, "EPOCHS", 4)
+    simulation = Simulation(1)
+    device = Device(simulation.backend())
+    members = rawnn_many.Members(tiny(), opt, "sim", Opened(device, machine_of(device), 0.0))
+    assert members._is_kernel == (opt == "preload")
+    assert members.block(3) > 0
+    assert not simulation.scheduler.pending
+    calls = len(simulation.calls)
+    assert np.isfinite(members.losses()).all()
+    assert sum("Launch" in call for call in simulation.calls[calls:]) == 0
+    members.close()
+    device.close()
+    simulation.assert_clean()

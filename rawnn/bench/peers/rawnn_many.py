@@ -71,8 +71,9 @@ class Members:
         self._all = np.arange(problem.members, dtype=np.int32)
         self._trainer: MemberTrainer | None = None
         self._left = 0
-        is_kernel = self._ready(1).sharding or opened.device is None
-        self.footprint = {"call_s": called(problem, opt, device)} if is_kernel else {}
+        self._is_kernel = bool(self._ready(1).sharding)
+        is_at_once = self._is_kernel or opened.device is None
+        self.footprint = {"call_s": called(problem, opt, device)} if is_at_once else {}
 
     def reorder(self, order: NDArray[np.int32]) -> None:
         """Members shuffle by themselves."""
@@ -89,8 +90,10 @@ class Members:
         trainer = self._ready(epochs)
         begun = perf_counter()
         trainer.run(self._all, epochs)
-        if self._opened.device is not None:
-            self._opened.device.stream.synchronize("epochs of members")
+        if self._is_kernel and self._opened.device is not None:
+            self._opened.device.require_usable()  # waits for all streams
+        else:
+            trainer.scores(EPOCHS)  # what is not enqueued runs once it is waited for
         self._left -= epochs
         return (perf_counter() - begun) * 1e3 / epochs
 
