@@ -136,10 +136,11 @@ def test_lines_of_several_groups_are_whole() -> None:
 # -- what no kernel trains -------------------------------------------------------------------------
 
 
-def check(group: Group, trainer: MemberTrainer, epochs: int) -> None:
+def check(group: Group, trainer: MemberTrainer, epochs: int, device: str = "sim") -> None:
+    """Members are what single runs of their configurations come to."""
     state, scores = trainer.state(everyone(group)), trainer.scores()
     for member in range(len(group)):
-        with Session(replace(group.members[member], device="sim"),
+        with Session(replace(group.members[member], device=device),
                      data=group.dataset_of(int(group.fold[member]))) as session:
             found = session.run()
             single = session.runner.state()
