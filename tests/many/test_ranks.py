@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 import rawnn
 from rawnn.common.errors import ConfigError, DeviceError, RanksError, RawnnError
 from rawnn.distributed import Team, launcher
+from rawnn.many import loop
 from rawnn.many.ranks import RankMembers
 from tests.distributed.runs import teams
 from tests.many.test_devices import OPTIONS, X, Y, same
@@ -69,6 +72,22 @@ def test_each_rank_trains_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RankMembers, "_run", noted)
     on_ranks(2, **{**OPTIONS, "epochs": 1}, seed=range(5), device="host")
     assert trained == {0: [[0, 2, 4]], 1: [[1, 3]]}
+
+
+def test_ranks_take_equal_steps_however_fast_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many epochs run before the next decision follows from the time of the last ones."""
+    clocks: dict[int, float] = {}
+
+    def clock() -> float:
+        return perf_counter() * clocks.setdefault(threading.get_ident(), 10.0 ** (3 * len(clocks)))
+
+    monkeypatch.setattr(loop, "perf_counter", clock)
+    monkeypatch.setattr(loop, "CHUNK_SECONDS", 10.0)
+    options = {**OPTIONS, "lr": [0.1, 0.02], "epochs": 40, "device": "host"}
+    found = on_ranks(2, **options)
+    assert len(clocks) == 2
+    check_same(rawnn.train_many(**options), found)
+    assert found[0].stored.settings["seconds"] == found[1].stored.settings["seconds"]
 
 
 def test_rank_0_stores_and_a_resumed_run_ends_alike(tmp_path: Path) -> None:

@@ -257,6 +257,30 @@ def test_columns_from() -> None:
         assert np.array_equal(columns_from(blocks, first), whole[:, first:])
 
 
+@pytest.mark.parametrize("epochs", [3, 2])
+def test_scores_read_in_parts_are_scores_read_at_once(epochs: int) -> None:
+    """Also where there are more epochs than the device has columns."""
+    simulation = Simulation(1)
+    with opened_on(simulation) as opened:
+        group = group_of(4, 27, epochs=epochs)
+        calls = [[0, 1, 2, 3], [0, 2], [1], [3, 1][::-1][:epochs - 1]]
+        found = []
+        for is_read in (False, True):
+            trainer = GpuMembers(group, opened)
+            parts = []
+            for number, members in enumerate(calls):
+                trainer.run(np.array(members, np.int32), 1)
+                if is_read:
+                    parts.append(trainer.scores(number).figures)
+            whole = trainer.scores().figures
+            found.append(whole)
+            if is_read:
+                assert np.array_equal(np.concatenate(parts, axis=1), whole, equal_nan=True)
+            assert np.isfinite(whole[:, :, 0]).sum() == sum(map(len, calls))
+            trainer.close()
+        assert np.array_equal(*found, equal_nan=True)
+
+
 def test_the_loop_asks_for_new_columns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "CHUNK_SECONDS", 0.0)  # an epoch at a time
     read: list[int] = []
