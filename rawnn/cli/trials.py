@@ -231,7 +231,7 @@ def sweep(file: Path, name: str | None, over: tuple[str, ...], restrict: tuple[s
     from rawnn.lab.sweeping import sweep as swept
 
     kernel, work = described(file, name, given)
-    table = header(kernel.source.text, file)
+    table = header(kernel.source.text, file, name)
     parameters = {n: _values(text) for n, text in _pairs(over, "--over")} or table.get("sweep", {})
     if not parameters:
         raise ConfigError(f"say what to sweep over: --over TILE=64,128, or in the header of {file} "

@@ -1,4 +1,4 @@
-"""The header of a `.cu` file: TOML in its first comment that begins with `rawnn`.
+"""The header of a `.cu` file: TOML in a comment that begins with `rawnn`.
 
     /* rawnn
     op = "bias_relu"
@@ -6,7 +6,8 @@
     block = 256
     */
 
-Compiling, checking, timing and plugging in a kernel read the same header (docs/lab.md explains each
+A file of several kernels may have one for each, which names its `kernel` or its `op`. Compiling,
+checking, timing and plugging in a kernel read the same header (docs/lab.md explains each
 key).
 """
 
@@ -50,16 +51,36 @@ KNOWN = {**COMPILED, **LAUNCHED, **PLUGGED, **CHECKED, **SWEPT}
 _BLOCK = re.compile(r"/\*\s*rawnn\b[^\S\n]*\n(.*?)\*/", re.DOTALL)
 
 
-def header(text: str, path: str | Path = "kernel.cu") -> Table:
-    """The header of a source; {} if it has none. `include` and a text `reference` are returned
-    unchanged: their paths are relative to the file's folder.
+def header(text: str, path: str | Path = "kernel.cu", kernel: str | None = None,
+           op: str | None = None) -> Table:
+    """The header of a source; {} if it has none. Of several it is that of `kernel` (whatever its
+    template arguments), or of the `op`. `include` and a text `reference` are returned unchanged:
+    their paths are relative to the file's folder.
 
     Raises ConfigError, with the file's line, for invalid TOML, and for a key that is unknown or has
-    a value of another type.
+    a value of another type; for several headers of which none is asked for.
     """
-    found = _BLOCK.search(text)
-    if found is None:
-        return {}
+    found = [_parsed(block, text, path) for block in _BLOCK.finditer(text)]
+    if len(found) < 2:
+        return found[0] if found else {}
+    fitting = [table for table in found if
+               (kernel is not None and _base(table.get("kernel")) == _base(kernel))
+               or (kernel is None and op is not None and table.get("op") == op)]
+    if len(fitting) != 1:
+        names = ", ".join(str(table.get("kernel") or table.get("op") or "one without a name")
+                          for table in found)
+        raise ConfigError(f"{path} has {len(found)} headers, of {names}: name one of these kernels "
+                          f"(or ops), and let each header name its own")
+    return fitting[0]
+
+
+def _base(kernel: str | None) -> str:
+    """A kernel's name without its template arguments."""
+    return (kernel or "").partition("<")[0].strip()
+
+
+def _parsed(found: re.Match[str], text: str, path: str | Path) -> Table:
+    """The table of one header."""
     first = text.count("\n", 0, found.start(1)) + 1
     # Lines may begin with stars, as is usual in comments.
     lines = [re.sub(r"^[ \t]*\*[ \t]?", "", line) for line in found[1].split("\n")]

@@ -35,7 +35,7 @@ def kernel_of(path: str | Path, expression: str | None = None, *, device: Device
     CompileError.
     """
     path = Path(path)
-    table = header(text_of(path), path)
+    table = header(text_of(path), path, expression)
     settings = {name: table[name] for name in COMPILED if name in table}
     folders = settings.get("include", [])
     compiled: dict[str, Any] = {

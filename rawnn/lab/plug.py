@@ -78,10 +78,11 @@ def impl(op: str, source: str | os.PathLike[str] | Kernel, expression: str | Non
     spec = spec_of(op)
     if isinstance(source, Kernel):
         own, expression = source._source, expression or source._expression
-        settings = header(own.text, own.name)
+        settings = header(own.text, own.name, expression, op)
     else:
         text = _text(source)
-        settings = header(text, "the source" if _is_text(source) else str(source))
+        settings = header(text, "the source" if _is_text(source) else str(source), expression,
+                          op)
         base = None if _is_text(source) else Path(source).parent
         own = Source.of(source, defines if defines is not None else settings.get("defines"),
                         options if options is not None else settings.get("options", ()),

@@ -39,3 +39,14 @@ def test_what_has_none_has_none() -> None:
 def test_what_is_wrong_is_said_with_its_line(line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         header(f"// A kernel.\n/* rawnn\n{line}\n*/", "mine.cu")
+
+
+def test_each_of_several_kernels_has_its_header() -> None:
+    text = "".join(f'/* rawnn\nkernel = "{name}"\nop = "{op}"\nblock = {block}\n*/\n'
+                   for name, op, block in (("f<float>", "bias_relu", 32), ("g", "sgd", 64)))
+    assert header(text, kernel="f<__half>")["block"] == 32
+    assert header(text, kernel="g")["block"] == 64
+    assert header(text, op="sgd")["block"] == 64
+    for wanted in ({}, {"kernel": "h"}, {"op": "adam"}):
+        with pytest.raises(ConfigError, match=r"kernel.cu has 2 headers, of f<float>, g: name one"):
+            header(text, **wanted)
