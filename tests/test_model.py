@@ -345,6 +345,14 @@ def test_answers_are_found_by_the_names_of_training() -> None:
         model.score(x, {"v": y[:, 1], "w": y[:, 0]})
 
 
+def test_a_batch_is_a_whole_number() -> None:
+    model = trained().model
+    for batch in (0, -1, 2.5, True, "8"):
+        with pytest.raises(ConfigError, match="must be a whole number of at least 1"):
+            model.predict(DATA.test_images, batch=batch)  # type: ignore[arg-type]
+    assert len(model.predict(DATA.test_images, batch=np.int64(5))) == 13
+
+
 def test_a_name_that_occurs_twice_has_no_order() -> None:
     pandas = requires.module("pandas")
     x = RNG.normal(size=(40, 3)).astype(np.float32)
@@ -363,3 +371,17 @@ def test_a_score_needs_answers(loss: str, what: str) -> None:
     model = train(data=(x, y), layers=(3, 2), loss=loss, epochs=1, device="host").model
     with pytest.raises(DataError, match=f"trained on {what}: give them as the answers"):
         model.score(x)
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_answers_of_an_autoencoder_are_normalised_as_its_inputs(loss: str) -> None:
+    x = RNG.integers(0, 256, (50, 4)).astype(np.uint8)
+    model = train(data={n: x[:, i] for i, n in enumerate("abcd")}, layers=(4, 3, 4), loss=loss,
+                  autoencoder=True, epochs=2, device="host", normalise="pixels").model
+    alone = model.score(x)
+    assert model.score(x, x) == alone
+    assert model.score(x, {n: x[:, i] for i, n in reversed(list(enumerate("abcd")))}) == alone
+    clean = x[::-1]
+    z, t = model.predict(x, "values" if loss == "mse" else "logits").astype(float), clean / 255
+    exact = np.mean((z / 255 - t) ** 2) if loss == "mse" else np.mean(np.logaddexp(0, z) - z * t)
+    assert model.score(x, clean).loss == pytest.approx(exact, rel=1e-5)

@@ -174,6 +174,12 @@ def test_any_safetensors_file_can_be_read(tmp_path: Path) -> None:
         read_state_dict(file)
 
 
+def test_what_is_no_state_dict_is_refused() -> None:
+    for state in ([1, 2], {1: np.ones(3)}):
+        with pytest.raises(CheckpointError, match="has '1', which is neither the weight nor"):
+            layers_of(state)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("names", [("fc1", "fc2", "out"), ("net.0", "net.2", "head"),
                                    ("block1.fc", "block2.fc", "head.0")])
 def test_a_last_layer_with_another_name_stays_the_last(names: tuple[str, ...]) -> None:

@@ -156,8 +156,8 @@ class Model:
     def _logits(self, inputs: NDArray[Any], batch: int, device: str
                 ) -> Iterator[NDArray[np.float32]]:
         """z of the last layer, float32 [<= batch, C], batch by batch."""
-        if batch < 1:
-            raise ConfigError(f"batch = {batch}: it must be at least 1")
+        if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
+            raise ConfigError(f"batch = {batch!r}: it must be a whole number of at least 1")
         if not len(inputs):
             yield np.zeros((0, self.network.outputs), np.float32)
             return
@@ -220,8 +220,9 @@ class Model:
               device: str = "host") -> Score:
         """Loss and accuracy on `inputs` with `answers` in the formats of training: labels [N],
         one-hot rows [N, C], or values [N, C]; None compares with the normalised inputs, as for an
-        autoencoder. If classes are named by words, numbers are indices of classes. The loss is in
-        the units of the values, also if they were normalised for training.
+        autoencoder. Its answers, where they are not the inputs, are in the units of the inputs and
+        normalised alike. If classes are named by words, numbers are indices of classes. The loss is
+        in the units of the values, also if they were normalised for training.
 
         Raises DataError.
         """
@@ -258,8 +259,9 @@ class Model:
 
     def _answers(self, answers: Any, count: int) -> NDArray[Any]:
         columns = read_answers(answers, "the answers")
-        several = not self.network.loss_spec.labelled and len(self.target_names) > 1
-        found = in_order(columns, self.target_names if several else (), "the answers")
+        names = self.feature_names if self.autoencoder else self.target_names
+        several = not self.network.loss_spec.labelled and len(names) > 1
+        found = in_order(columns, names if several else (), "the answers")
         host = found.numpy() if isinstance(found, DeviceArray) else found
         if not host.shape or len(host) != count:
             raise DataError(f"there are {count:,} inputs, but the answers are of shape "
@@ -274,6 +276,8 @@ class Model:
                 raise DataError(f"the answers are of type {values.dtype}, but must be numbers; "
                                 f"{fix_of(values)}")
             check_finite(values, "the answers", names=columns.names)
+            if self.autoencoder:
+                values = self.normalisation.apply(values)
             if self.network.loss_spec.link == "sigmoid":
                 check_fractions(values, "the answers")
             return values.astype(np.float32 if self.target_normalisation is None else np.float64)

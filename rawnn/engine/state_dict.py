@@ -98,7 +98,7 @@ def _layers(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Layer -> "weight" or "bias" -> key, the layers in order."""
     found: dict[str, dict[str, str]] = {}
     for key in state:
-        match = _KEY.fullmatch(key)
+        match = _KEY.fullmatch(key) if isinstance(key, str) else None
         if not match:
             raise CheckpointError(f"the state dict has '{key}', which is neither the weight nor "
                                   f"the bias of a linear layer")
