@@ -100,6 +100,8 @@ def from_arrays(
     if isinstance(validation, str | bool):
         raise ConfigError(f"validation = {validation!r}: give a fraction between 0 and 1, or the "
                           f"arrays (X, y)")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ConfigError(f"seed = {seed!r}: it must be a whole number of at least 0")
     train = _pair(data, "data")
     notes: list[str] = []
     split = isinstance(validation, int | float) and not isinstance(validation, bool)

@@ -86,9 +86,6 @@ def given(data: Any, config: Config, validation: Any, normalise: Any,
           seed: int | None = None, unseen_classes: bool = False) -> Dataset:
     """A Dataset unchanged, or one made of arrays (X, y) by `from_arrays`. Arguments that are None
     come from the Config. Raises ConfigError and DataError."""
-    option = CsvFormat(config.encoding, config.decimal, config.skip).given()
-    if option and config.resume is None:
-        raise ConfigError(f"{option} is for a CSV file and has no effect with arrays: leave it out")
     if isinstance(data, Dataset):
         if validation is not None or normalise is not None:
             raise ConfigError("a Dataset has its own validation data and normalisation")
@@ -96,6 +93,13 @@ def given(data: Any, config: Config, validation: Any, normalise: Any,
         if config.normalise_targets != "learned" or found.target_normalisation is not None:
             return found
         return found.with_targets("learned")
+    option = CsvFormat(config.encoding, config.decimal, config.skip).given()
+    if option and config.resume is None:
+        raise ConfigError(f"{option} is for a CSV file and has no effect with arrays: leave it out")
+    for name in ("target", "dataset") if config.resume is None else ():
+        if getattr(config, name) != getattr(Config, name):
+            raise ConfigError(f"{name} = '{getattr(config, name)}' has no effect with arrays, "
+                              f"which are the data: leave it out")
     return from_arrays(
         data, config.validation if validation is None else validation,
         seed=config.seed if seed is None else seed,

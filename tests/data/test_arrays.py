@@ -20,6 +20,7 @@ from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.session import Session
 from rawnn.engine.training import train
+from rawnn.many.training import train_many
 from tests.data.foreign import BFLOAT16, Foreign, Interface
 
 RNG = np.random.default_rng(1)
@@ -461,3 +462,25 @@ def test_a_data_set_whose_arrays_do_not_fit_is_refused(changed: dict[str, Any], 
     for device in ("host", "sim"):
         with pytest.raises(DataError, match=sentence):
             train(data=data, layers=(4, outputs), loss=loss, epochs=1, device=device)
+
+
+def test_options_of_files_are_refused_with_arrays_alone(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    run: dict[str, Any] = {"layers": (2, 2), "epochs": 1, "device": "host"}
+    for option in ({"target": "y"}, {"dataset": "synthetic"}, {"decimal": ","}, {"skip": "a"}):
+        with pytest.raises(ConfigError, match="has no effect with arrays"):
+            train(data=(x, y), **run, **option)
+    file = tmp_path / "t.csv"
+    file.write_text("a;b;y\n" + "".join(f"{a:.3f};{b:.3f};{c}\n".replace(".", ",")
+                                        for (a, b), c in zip(x, y, strict=True)))
+    members = train_many(data=str(file), target="y", decimal=",", lr=[0.1, 0.2], **run)
+    again = train(members[1].config, data=members[1].dataset)  # as documented
+    for name, array in members[1].model.parameters.items():
+        np.testing.assert_array_equal(again.parameters[name], array)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "0"])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(ConfigError, match=r"seed = .* must be a whole number"):
+        from_arrays((np.zeros((9, 2), np.float32), np.arange(9) % 2), seed=seed)
