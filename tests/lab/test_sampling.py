@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.lab.sampling import _sample_size, largest, sample_sizes
+from rawnn.common.errors import ConfigError
+from rawnn.lab.sampling import _sample_size, largest, sample, sample_sizes
 
 
 def sizes(given: Any, trials: int, seed: int, *require: str) -> list[int]:
@@ -64,3 +65,17 @@ def test_every_combination_of_lists_is_tried() -> None:
     assert [(each["m"], each["n"]) for each in drawn] == [(1, 2), (1, 5), (3, 2), (3, 5)]
     assert largest(["m", "n"], {"m": [3, 1], "n": "2..9"}, 2) == {"m": 3, "n": 9}
     assert largest(["m", "n"], {}, 2) == {"m": 512, "n": 512}
+
+
+@pytest.mark.parametrize(("kind", "dtype", "shown"), [
+    (1.5, "int32", "cannot hold 1.5"), (2**40, "int32", "cannot hold 1099511627776"),
+    ("0..300", "uint8", "cannot hold 2[5-9][0-9]|cannot hold 300"), (1e39, "float32", "1e"),
+    (lambda generator, shape: generator.normal(size=shape), "int32", "x is an array of int32"),
+])
+def test_inputs_that_the_array_cannot_hold_are_refused(kind: Any, dtype: str, shown: str) -> None:
+    generator = np.random.default_rng(0)
+    with pytest.raises(ConfigError, match=shown):
+        sample(kind, generator, (2000,), np.dtype(dtype), {}, "x")
+    for held in (3, "0..100", lambda generator, shape: np.full(shape, 7.0), float("inf")):
+        if held != float("inf") or dtype == "float32":
+            sample(held, generator, (5,), np.dtype(dtype), {}, "x")
