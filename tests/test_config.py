@@ -107,6 +107,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_toml(tmp_path)
 
 
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = Config(data="~/t.csv", save=Path("~/runs"), resume="~/old")  # type: ignore[arg-type]
+    assert (config.data, config.save, config.resume) == (
+        "/home/me/t.csv", "/home/me/runs", "/home/me/old")
+    assert Config(target="~", data="a~b").data == "a~b"
+
+
 def test_layers_from_text() -> None:
     assert parse_layers("784-128-10") == parse_layers("784,128,10") == (784, 128, 10)
     with pytest.raises(ConfigError, match="such as 784-128-10"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -106,7 +107,16 @@ def csv_option(name: str, default_text: str = "") -> Callable[[F], F]:
                           "behind commas, or by one --skip each.", default_text or "none")
 
 
-PATH = click.Path()  # a text that shells complete as a path
+class _HomePath(click.Path):
+    """A text that shells complete as a path. A leading ~ is expanded: shells leave it as it is in
+    --save=~/runs, which would be a folder of that name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(os.path.expanduser(value) if isinstance(value, str) else value,
+                               param, ctx)
+
+
+PATH = _HomePath()
 
 _RUN: dict[str, Callable[[Any], Any]] = {
     "opt": _option(TOGGLES, "--opt", "Toggles and presets, separated by commas: "

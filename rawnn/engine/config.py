@@ -171,6 +171,8 @@ class Config:
                 value = parse_layers(value)
             if name == "opt" and isinstance(value, list):
                 value = _joined(value, "opt")
+            if name in ("data", "save", "resume") and isinstance(value, str):
+                value = os.path.expanduser(value)
             if name in ("target", "skip") and isinstance(value, list):
                 value = joined_columns(value) if value else None
             try:

@@ -67,7 +67,7 @@ def train(config: Config | None = None, *, listener: object = (),
     if config is not None and (options or of_config):
         raise ConfigError("give either a Config or its options, not both")
     resume = options.get("resume") if config is None else config.resume
-    before = Resumption.of(resume) if resume else None
+    before = Resumption.of(os.path.expanduser(resume)) if resume else None
     if config is None:
         config = Config(**continued({**options, **of_config}, arrays,
                                     (before.path, before.checkpoint) if before else None))

@@ -176,3 +176,16 @@ def test_an_empty_name_is_not_left_out(option: str, sentence: str,
     given = ["--dataset", "synthetic", "--device", "host", "--epochs", "1", "--quiet"]
     assert run([*given, option, ""]) in (1, 2)
     assert sentence in capsys.readouterr().err
+
+
+def test_a_tilde_behind_an_equals_sign_is_the_home_directory(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    assert run([*FAST, "--quiet", "--save=~/runs", "--json=~/r.json"]) == 0
+    assert sorted(path.name for path in (tmp_path / "home").iterdir()) == ["r.json", "runs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert run(["--resume=~/runs", "--epochs", "2", "--quiet"]) == 0
+    train(resume="~/runs", epochs=3)
+    assert len(list((tmp_path / "home" / "runs").glob("rawnn-*"))) == 3
