@@ -154,6 +154,9 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
         go(save=str(tmp_path))
     with pytest.raises(ConfigError, match="save_every = 0"):
         Checkpoints(tmp_path, every=0)
+    for options in ({"every": 1.5}, {"keep": 2.5}):
+        with pytest.raises(ConfigError, match="it must be a whole number"):
+            Checkpoints(tmp_path, **options)  # type: ignore[arg-type]
 
 
 def test_a_clock_that_the_run_before_had_no_use_for(tmp_path: Path) -> None:
@@ -269,6 +272,7 @@ def test_best_parameters_that_are_lost_are_said_to_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"monitor": "loss"}, "use one of train_loss"), ({"patience": 0}, "patience = 0"),
+    ({"patience": 1.5}, "patience = 1.5: it must be a whole number"),
     ({"min_delta": -1}, "min_delta = -1"), ({"min_delta": float("nan")}, "min_delta = nan"),
 ])
 def test_early_stopping_refuses(options: dict[str, Any], sentence: str) -> None:

@@ -80,3 +80,9 @@ def test_a_seed_gives_the_same_numbers_everywhere_and_others_give_others() -> No
         first["fc1.weight"],
         [[0.5249235, 0.2888508, -0.4455096], [-0.4784411, -0.1074329, 0.3409646]],
         rtol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [(4,), (), (4, 0), (4, 2.5), "4-2", (4, "2"), 4])
+def test_sizes_that_are_none_are_refused(layers: object) -> None:
+    with pytest.raises(ConfigError, match=r"layers = .*: give two sizes or more"):
+        Network(layers)  # type: ignore[arg-type]

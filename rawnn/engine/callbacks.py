@@ -12,6 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
 from rawnn.common.files import SideOutput, check_output
 from rawnn.common.listener import Listener
@@ -88,6 +90,11 @@ def without_file_writers(given: Sequence[Listener], config: Config) -> list[List
     return remaining
 
 
+def _check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ConfigError(f"{name} = {value!r}: it must be a whole number of at least 1")
+
+
 class Checkpoints(Listener):
     """Writes a checkpoint after every `every` epochs and at the end, and keeps the newest `keep`.
 
@@ -107,8 +114,11 @@ class Checkpoints(Listener):
 
     def __init__(self, directory: str | os.PathLike[str], every: int = 1,
                  keep: int | None = None) -> None:
+        _check_whole("save_every", every)
         if every < 1:
             raise ConfigError(f"save_every = {every}: it must be at least 1")
+        if keep is not None:
+            _check_whole("keep", keep)
         self._store, self._every = Store(directory, keep), every
         self._last = -1
 
@@ -174,6 +184,7 @@ class EarlyStopping(Listener):
         names = [field.name for field in fields(Report) if field.name not in ("epoch", "epoch_ms")]
         if monitor not in names:
             raise ConfigError(f"monitor = '{monitor}': use one of {', '.join(names)}")
+        _check_whole("patience", patience)
         if patience < 1:
             raise ConfigError(f"patience = {patience}: it must be at least 1")
         if not 0 <= min_delta < math.inf:

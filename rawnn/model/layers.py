@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common import random
-from rawnn.common.errors import unknown
+from rawnn.common.errors import ConfigError, unknown
 from rawnn.model.activations import Activation, activation
 from rawnn.model.losses import Loss, loss
 
@@ -67,6 +67,11 @@ class Network:
     init: str = "uniform"
 
     def __post_init__(self) -> None:
+        sizes = self.layers
+        if not isinstance(sizes, tuple | list) or len(sizes) < 2 or not all(
+                isinstance(n, int | np.integer) and n >= 1 for n in sizes):
+            raise ConfigError(f"layers = {sizes!r}: give two sizes or more, from inputs to outputs,"
+                              f" each a whole number of at least 1, such as (784, 128, 10)")
         activation(self.activation)
         loss(self.loss)
         if self.init not in INITIALISERS:
