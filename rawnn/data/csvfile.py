@@ -191,7 +191,8 @@ class Sheet:
             row = [row[column] for column in self.features]
         try:
             self._numbers.extend(map(self._with_comma if self._format.decimal == "," else
-                                     float if self._is_plain else _with_point, row))
+                                     float if self._is_plain or "_" not in "".join(row)
+                                     else _with_point, row))
             self._is_plain = True
         except ValueError:
             place = next(i for i, cell in enumerate(row) if self.number(cell) is None)
