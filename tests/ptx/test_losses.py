@@ -43,6 +43,25 @@ def test_many_parts_are_added_up_in_rounds() -> None:
     check_losses()
 
 
+@requires.GXX
+@pytest.mark.parametrize("left", [32, 5])
+def test_the_mean_loss_of_an_epoch_is_numpys_bit_for_bit(left: int) -> None:
+    """Of every number of steps around those at which NumPy sums in another way: 8, and multiples
+    of it up to more than 128."""
+    library = Kernels(("means.cu",), ("means",), folders=(HERE,)).build()
+    generator = np.random.default_rng(8)
+    for most in (300, *[20] * 12):
+        # So far apart that a sum in float64 depends on its order.
+        scales = 10.0 ** generator.integers(-9, 9, most)
+        loss = (generator.random(most) * scales).astype(np.float32)
+        found = np.full(most, np.nan)
+        library.call("means", (1,), (32,), loss=loss, most=most, batch=32, left=left, mean=found)
+        for steps, mean in enumerate(found.tolist(), 1):
+            weights = np.full(steps, 32)
+            weights[-1] = left
+            assert mean == np.average(loss[:steps].astype(np.float64), weights=weights), steps
+
+
 SIZES = [(rows, cols) for rows in (1, 128, 4096, 4097, 16_385, 140_000)
          for cols in (1, 10, 32, 33, 1000)]
 
