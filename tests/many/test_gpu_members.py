@@ -117,6 +117,21 @@ def test_members_of_folds(opened: Opened, options: dict[str, Any]) -> None:
     trainer.close()
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "warmup:1,cosine:0.001"])
+def test_members_of_fewer_epochs_end_their_schedules_earlier(opened: Opened,
+                                                             schedule: str) -> None:
+    group = group_of(3, schedule=schedule)
+    configs = tuple(replace(config, epochs=epochs)
+                    for config, epochs in zip(group.members, (3, 1, 2), strict=True))
+    group = replace(group, config=replace(group.config, epochs=3), members=configs)
+    trainer = GpuMembers(group, opened)
+    for active in ([0, 1, 2], [0, 2], [0]):
+        trainer.run(np.array(active, np.int32), 1)
+    for member, epochs in enumerate((3, 1, 2)):
+        check(trainer, group, member, epochs)
+    trainer.close()
+
+
 @pytest.mark.parametrize("count", [1, 2, 131, 132, 133])
 def test_the_number_of_members_changes_nothing(opened: Opened, count: int) -> None:
     group = group_of(count, 11, epochs=1, layers=(5, 3))

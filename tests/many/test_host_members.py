@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import rawnn
+from rawnn.common.errors import RawnnError
 from rawnn.engine.config import Config
 from rawnn.engine.machine import open_device
 from rawnn.many.folds import folds_of
 from rawnn.many.grouping import load, members_of
-from rawnn.many.host import HostMembers
+from rawnn.many.host import HostMembers, core_count
 from rawnn.many.members import Group
 from rawnn.many.sessions import MemberSessions, MemberState, SessionMembers
 
@@ -120,6 +121,32 @@ def test_folds_are_single_runs_on_their_rows(more: dict[str, Any]) -> None:
         check_member(group, trainer, fold, single)
         check_member(group, trainer, fold, rawnn.train(config, data=group.dataset_of(fold)))
     trainer.close()
+
+
+@pytest.mark.parametrize("most", [1, 255])
+def test_bytes_of_folds_are_scaled_as_those_of_a_single_run(most: int) -> None:
+    x = np.random.default_rng(1).integers(0, most + 1, (90, 5), dtype=np.uint8)
+    config = Config(**OPTIONS, normalise="learned", lr=0.01)
+    group = group_of([config], (x, Y), folds=3)
+    trainer = SessionMembers(group, open_device("host", silent), silent)
+    trainer.run(np.arange(3, dtype=np.int32), 4)
+    for fold in range(3):
+        rows, held = group.rows[fold], group.held_out[fold]
+        single = rawnn.train(config, data=(x[rows], Y[rows]), validation=(x[held], Y[held]))
+        check_member(group, trainer, fold, single)
+    trainer.close()
+
+
+@pytest.mark.parametrize(("text", "count"), [("1", 1), ("7", 7), ("0", 0), ("-1", 0), ("", 0),
+                                             ("1.5", 0), ("two", 0), ("\u0663", 0)])
+def test_workers_are_as_many_as_the_environment_says(monkeypatch: pytest.MonkeyPatch, text: str,
+                                                     count: int) -> None:
+    monkeypatch.setenv("RAWNN_WORKERS", text)
+    if count:
+        assert core_count() == count
+        return
+    with pytest.raises(RawnnError, match="give a whole number of at least 1"):
+        core_count()
 
 
 def test_double_inputs_are_normalised_from_their_own_rows() -> None:

@@ -18,6 +18,9 @@ from rawnn.many.loop import ManyLoop, Rules
 from rawnn.many.members import Arrays, Scores
 from rawnn.many.progress import Progress, Status
 
+STEPS = 7
+"""Of an epoch."""
+
 
 class Scripted:
     """A trainer whose members reach what `figures` [members, epochs, 3] says; their one parameter
@@ -70,7 +73,7 @@ def run(figures: NDArray[np.float64], rules: Rules, candidate: Sequence[int] | N
     """All members in one group; `saved` are the epochs at which the run was stored."""
     count, epochs = figures.shape[:2]
     members: Any = SimpleNamespace(
-        configs=[SimpleNamespace(epochs=epochs)] * count, groups=[SimpleNamespace(steps=1)],
+        configs=[SimpleNamespace(epochs=epochs)] * count, groups=[SimpleNamespace(steps=STEPS)],
         group=np.zeros(count, np.int32), place=np.arange(count, dtype=np.int32),
         candidate=np.arange(count, dtype=np.int32) if candidate is None else np.array(candidate))
     progress, listener = Progress.new(count, epochs), Reported()
@@ -80,8 +83,8 @@ def run(figures: NDArray[np.float64], rules: Rules, candidate: Sequence[int] | N
                     lambda: saved.append(int(progress.epoch.max())), best)
     loop._chunk = chunk
     assert loop.run() == 0
-    return SimpleNamespace(progress=progress, saved=saved, reports=listener.reports, best={
-        member: int(state["w"][0]) for member, state in best.items()})
+    return SimpleNamespace(progress=progress, saved=saved, reports=listener.reports, loop=loop,
+                           best={member: int(state["w"][0]) for member, state in best.items()})
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 5, 7])
@@ -147,3 +150,25 @@ def test_a_candidate_is_judged_by_all_of_its_members() -> None:
     found = run(figures_of(losses), Rules(halving=2, rungs=(1,)), candidate=[0, 0, 1, 1])
     assert found.progress.epoch.tolist() == [1, 1, 3, 3]
     assert [report.members for report in found.reports] == [4, 2, 2]
+
+
+def test_steps_are_counted_and_those_that_are_left_are_foreseen() -> None:
+    """Of 9 members 3 train on behind the first epoch, and one behind the third."""
+    losses = np.repeat(np.arange(9.0)[:, None] / 10, 9, axis=1)
+    found = run(figures_of(losses), Rules(patience=9, halving=3, rungs=(1, 3)))
+    assert found.progress.epoch.tolist() == [9, 3, 3, *[1] * 6]
+    assert found.loop.steps == STEPS * (9 + 2 * 3 + 6)
+    left = [report.seconds_left * report.steps_per_second / STEPS for report in found.reports]
+    assert left == pytest.approx([3 * 2 + 6, 3 * 1 + 6, 6, 5, 4, 3, 2, 1, 0])
+    assert {report.total for report in found.reports} == {9}
+
+
+def test_a_diverged_member_counts_the_epochs_that_it_finished() -> None:
+    figures = figures_of(np.ones((2, 6)))
+    figures[1, 2:] = np.nan
+    for chunk in (1, 6):
+        found = run(figures, Rules(), chunk=chunk)
+        assert found.progress.epoch.tolist() == [6, 2]
+        assert found.progress.status.tolist() == [Status.FINISHED, Status.DIVERGED]
+        assert found.loop.steps == STEPS * 8
+        assert np.isnan(found.progress.history[1, 2:]).all()

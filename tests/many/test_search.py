@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import pytest
 import rawnn
 from rawnn.common.errors import ConfigError
 from rawnn.many.halving import rungs_of, survivors
+from rawnn.many.progress import Status
 from rawnn.many.spaces import checked, grid_of, sampled
+from rawnn.many.variation import MOST, product_of
 from tests import requires
 
 RNG = np.random.default_rng(5)
@@ -46,6 +49,14 @@ def test_a_grid_has_every_combination_the_last_option_fastest() -> None:
     found = grid_of(checked({"lr": [1.0, 2.0], "layers": [(6, 3), "6-8-3"]}))
     assert found == [{"lr": 1.0, "layers": (6, 3)}, {"lr": 1.0, "layers": "6-8-3"},
                      {"lr": 2.0, "layers": (6, 3)}, {"lr": 2.0, "layers": "6-8-3"}]
+
+
+def test_as_many_members_as_are_said_to_be_the_most() -> None:
+    side = math.isqrt(MOST)
+    assert next(iter(product_of({"lr": range(side), "seed": range(MOST // side)}))) == {
+        "lr": 0, "seed": 0}
+    with pytest.raises(ConfigError, match="members: give at most"):
+        product_of({"lr": range(MOST + 1)})
 
 
 @pytest.mark.parametrize(("given", "rungs"), [
@@ -161,6 +172,46 @@ def test_optuna_asks_and_tells_in_batches() -> None:
     assert [t.params for t in again.trials] == [t.params for t in study.trials]
     with pytest.raises(ConfigError, match="direction='maximize'"):
         optimise(study, {"lr": [0.1]}, trials=1, data=(X, Y), monitor="test_accuracy")
+
+
+def test_spaces_are_distributions_of_optuna() -> None:
+    optuna = requires.module("optuna")
+    from rawnn.many.optuna import _distribution
+
+    kinds = optuna.distributions
+    for given, wanted in (
+            (rawnn.uniform(0.5, 0.9), kinds.FloatDistribution(0.5, 0.9)),
+            (rawnn.log_uniform(1e-4, 0.1), kinds.FloatDistribution(1e-4, 0.1, log=True)),
+            (rawnn.int_uniform(3, 6), kinds.IntDistribution(3, 6)),
+            (((6, 8, 3), "6-3"), kinds.CategoricalDistribution(["6-8-3", "6-3"]))):
+        assert _distribution(optuna, given) == wanted
+
+
+def test_a_trial_is_complete_when_all_of_its_folds_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    optuna = requires.module("optuna")
+    from rawnn.many import optuna as module
+
+    monkeypatch.setattr(module, "configurations_of",
+                        lambda many: {"mean_test_loss": np.array([0.5, 0.25, 0.75, np.nan])})
+    status = [Status.FINISHED, Status.STOPPED, Status.FINISHED, Status.ACTIVE,
+              Status.ACTIVE, Status.ACTIVE, Status.FINISHED, Status.DIVERGED]
+
+    class Eight:
+        progress = SimpleNamespace(status=np.array(status))
+
+        def __len__(self) -> int:
+            return 8
+
+        def scores(self, monitor: str) -> np.ndarray:
+            return np.arange(16.0).reshape(8, 2)
+
+    study = optuna.create_study()
+    asked = [study.ask() for _ in range(4)]
+    module._tell(optuna, study, asked, Eight(), "test_loss")  # type: ignore[arg-type]
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
+    assert study.trials[0].value == 0.5
+    assert [trial.user_attrs["member"] for trial in study.trials] == [0, 2, 4, 6]
+    assert study.trials[1].intermediate_values == {1: 5.0, 2: 6.0}  # means over two folds
 
 
 def test_a_trial_that_is_cut_short_fails() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import rawnn
 from rawnn.common.errors import CheckpointError, ConfigError, MissingLibrary
 from rawnn.engine.checkpoint import find
+from rawnn.many.halving import rungs_of
 from rawnn.many.progress import ManyReport
 from tests import requires
 
@@ -98,6 +100,8 @@ def test_early_stopping_is_that_of_a_single_run() -> None:
         assert is_same(single.parameters, member.model.parameters)
         assert (member.status == "stopped early") == bool(single.stopped)
         stopped += bool(single.stopped)
+        best = many.stored.member(member.index, best=True)
+        assert best.epoch == many.progress.best_epoch[member.index]
     assert stopped
     assert many.table()["best_epoch"].max() < 25
 
@@ -166,6 +170,37 @@ def test_a_table_file_is_split_into_folds_as_its_rows_stand(tmp_path: Path) -> N
     arrays = rawnn.train_many(**{**OPTIONS, "normalise": "learned", "data": (typed, Y)}, folds=3)
     for one, other in zip(many, arrays, strict=True):
         assert is_same(one.model.parameters, other.model.parameters)
+
+
+def test_members_are_counted_from_either_end() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 1}, lr=[0.02, 0.01, 0.3])
+    for number, wanted in ((0, 0), (2, 2), (-1, 2), (-3, 0), (np.int64(-2), 1)):
+        assert many[number].index == wanted
+        assert many[number].config.lr == [0.02, 0.01, 0.3][wanted]
+    assert [member.index for member in many] == [0, 1, 2]
+    for number in (3, -4):
+        with pytest.raises(IndexError, match="there are 3 members"):
+            many[number]
+
+
+def test_a_resumed_training_counts_all_of_its_time_and_steps(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()  # of which an epoch takes one
+    monkeypatch.setattr("rawnn.many.loop.perf_counter", lambda: float(next(seconds)))
+    part = rawnn.train_many(**{**OPTIONS, "lr": [0.02, 0.01], "epochs": 2})
+    whole = part.resume(epochs=5)
+    steps = 96 // 16  # a fifth of the rows is split off
+    assert part.stored.settings["steps"] == 2 * 2 * steps
+    assert whole.stored.settings["steps"] == 2 * 5 * steps
+    assert (part.stored.settings["seconds"], whole.stored.settings["seconds"]) == (2, 5)
+    assert whole.network_steps_per_second == part.network_steps_per_second == 2 * steps
+
+
+@pytest.mark.parametrize("epochs", [[2, 9], [9, 2]])
+def test_rungs_lie_below_the_longest_training(epochs: list[int]) -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": epochs, "lr": [0.02, 0.01, 0.005]}, halving=2)
+    assert many.stored.settings["rungs"] == list(rungs_of(6, 9, 2, None)) == [2, 4]
+    assert many.progress.epoch.max() <= 9
 
 
 def test_a_listener_stops_the_run_and_a_resumed_one_ends_alike() -> None:

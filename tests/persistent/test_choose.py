@@ -11,7 +11,15 @@ from rawnn.common.target import HOST, known
 from rawnn.model.layers import Network
 from rawnn.persistent import cost
 from rawnn.persistent.chip import chip_of
-from rawnn.persistent.choose import MOST_WARPS, _layer, _layers, candidates, choose
+from rawnn.persistent.choose import (
+    MOST_COUNTS,
+    MOST_WARPS,
+    _group_counts,
+    _layer,
+    _layers,
+    candidates,
+    choose,
+)
 from rawnn.persistent.layout import layout_of, least_bytes
 from rawnn.persistent.problem import Unsupported, problem_of
 from rawnn.persistent.report import describe
@@ -67,6 +75,20 @@ def test_the_choice_is_the_cheapest_of_those_asked_for() -> None:
     best = choose(p, HOPPER)
     for ranks, groups in ((1, 1), (4, 1), (8, 2), (16, 1)):
         assert choose(p, HOPPER, ranks, groups).us >= best.us
+
+
+@pytest.mark.parametrize("most", [1, 5, 33, 132])
+@pytest.mark.parametrize("batch", [1, 7, 8, 25, 100, 512, 4096])
+def test_of_groups_with_as_large_shares_the_fewest_are_tried(batch: int, most: int) -> None:
+    """Of which MOST_COUNTS are drawn evenly, both ends among them."""
+    shares: dict[int, list[int]] = {}
+    for groups in range(1, min(batch, most) + 1):
+        shares.setdefault(-(-(-(-batch // groups)) // 8), []).append(groups)
+    fewest = sorted(map(min, shares.values()))
+    found = _group_counts(batch, most)
+    assert set(found) <= set(fewest)
+    assert len(found) == min(len(fewest), MOST_COUNTS)
+    assert (found[0], found[-1]) == (1, fewest[-1])
 
 
 def test_wide_layers_are_shared_and_large_batches_too() -> None:

@@ -73,6 +73,10 @@ def test_where_inputs_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
                   form={"labels": "", "targets": 0, "reconstruct": True})
     assert not own.rounded
     assert own.converted
+    stored = problem(numbers="fp16", layers=(33, 8, 33), network={"loss": "mse"},
+                     form={"labels": "", "targets": 0, "reconstruct": True, "inputs": "float16",
+                           "scale": 1.0})
+    assert (stored.inputs, stored.rounded, stored.converted) == (stored.numbers, False, True)
     there = prepared(Network((40, 12)), 8, "fp16", form={"inputs": "float16", "scale": 1.0})
     assert problem_of(there).rounded
     assert there.find(kind="gather")[0].operands["images"] == "images"
