@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from rawnn.bench import training
+from rawnn.bench import regressions, training
 from rawnn.bench.record import Record, Results, read_results
 from rawnn.bench.regressions import Pair, elsewhere, judged, notes_of, pairs_of
 from rawnn.bench.statistics import ratio
 from rawnn.common.errors import ConfigError
 from rawnn.engine.result import Result
 from rawnn.engine.session import Session
-from tests.bench.measuring import invoke, place, record, results
+from tests.bench.measuring import invoke, place, record, results, standing
 
 EIGHT = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1]
 
@@ -32,6 +34,15 @@ def times(factor: float, samples: Sequence[float] = EIGHT) -> list[float]:
 def test_a_difference_counts_if_it_is_large_and_no_noise(factor: float, samples: list[float],
                                                          verdict: str) -> None:
     assert judged(ratio(times(factor, samples), samples), 0.03) == verdict
+
+
+@pytest.mark.parametrize("effect", [0.03, 0.2])
+def test_a_difference_is_the_same_whichever_file_comes_first(effect: float) -> None:
+    """The limits are one over the other: 1.03 and 0.9709, not 0.97."""
+    for factor in (1.001, 1 + effect - 1e-4, 1 + effect + 1e-4, 1 / (1 - effect), 2.0):
+        slower, faster = (ratio(times(f), EIGHT) for f in (factor, 1 / factor))
+        wanted = ("same", "same") if factor < 1 + effect else ("flagged", "faster")
+        assert (judged(slower, effect), judged(faster, effect)) == wanted, factor
 
 
 def peer(variant: str, samples: Sequence[float], **more: Any) -> Record:
@@ -76,6 +87,10 @@ def test_what_makes_files_hard_to_compare_is_said() -> None:
     assert elsewhere(one, Results(environments={"b": other})) == (
         "B was measured on Other GPU at commit abcdef0, and this is Some GPU at commit abcdef0")
     assert elsewhere(one, Results(environments={"b": place(date="2027")})) == ""
+    for commit, said in (("1234567890", "commit 1234567"), ("", "commit unknown")):
+        mixed = Results(environments={"b": place(date="2027"), "c": place(commit=commit)})
+        assert elsewhere(one, mixed) == (
+            f"B was measured on Some GPU at {said}, and this is Some GPU at commit abcdef0")
 
 
 SMALL = ("--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2")
@@ -167,6 +182,19 @@ def test_a_rung_a_program_of_a_sample_and_an_ensemble_are_measured_again(tmp_pat
         done = invoke("compare", str(tmp_path / "a.json"), str(file), "--device", "host")
         assert "slower by at least the smallest difference that counts, and again" in done.output
         assert "are worse in" in str(done.exception)
+
+
+def test_a_program_is_timed_in_microseconds_of_a_step_as_before(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regressions, "dataset_of", lambda problem: None)
+    monkeypatch.setattr(regressions, "Training",
+                        lambda *given: SimpleNamespace(session=nullcontext()))
+    monkeypatch.setattr(regressions, "timed",
+                        lambda program: SimpleNamespace(milliseconds=[6.4, 12.8]))
+    problem: Any = SimpleNamespace(config=lambda form, device: None, steps=64)
+    with standing() as harness:
+        sample = regressions._timed(problem, "best", "host", None, harness, 0)  # type: ignore[arg-type]
+    assert sample.metrics == {"step_us": [100.0, 200.0]}
 
 
 def test_a_pair_is_named_by_what_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -83,7 +84,7 @@ def test_of_groups_with_as_large_shares_the_fewest_are_tried(batch: int, most: i
     """Of which MOST_COUNTS are drawn evenly, both ends among them."""
     shares: dict[int, list[int]] = {}
     for groups in range(1, min(batch, most) + 1):
-        shares.setdefault(-(-(-(-batch // groups)) // 8), []).append(groups)
+        shares.setdefault(math.ceil(math.ceil(batch / groups) / 8), []).append(groups)
     fewest = sorted(map(min, shares.values()))
     found = _group_counts(batch, most)
     assert set(found) <= set(fewest)
