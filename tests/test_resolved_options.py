@@ -219,8 +219,8 @@ def test_a_choice_can_be_asked_for_again(name: str) -> None:
     ((3, 45, 256, "FFFF"), "44 groups of 3 run at once here"),
     ((133, 1, 256, "FFFF"), "0 groups of 133 run at once here"),
     ((2, 1, 100, "FFFF"), "blocks of 100 threads"), ((2, 1, 1024, "FFFF"), "512 at most"),
-    ((2, 1, 256, "FFF"), "there are 4"), ((1, 1, 256, "FSFF"), "one block has all in full"),
-    ((2, 1, 256, "FSSF"), "behind a sliced one there must be a full one"),
+    ((2, 1, 256, "FFF"), "there are 4"), ((1, 1, 256, "FSFF"), "one block has all features"),
+    ((2, 1, 256, "FSSF"), "a replicated one must follow a sharded one"),
     ((2, 1, 256, "GSFF"), "the first is F or S, the last F or S or G here"),
     ((2, 1, 256, "FSFF", 2, L2), "one group that exchanges through L2 takes none"),
 ])
@@ -234,7 +234,7 @@ def test_a_choice_that_does_not_fit() -> None:
     with pytest.raises(Unsupported, match="does not fit the chip as 1 x 1 blocks"):
         exactly(problem((400, 400, 400)), HOPPER, 1, 1, 256, "FFF")
     autoencoder = problem(**VARIETY["an autoencoder"])
-    with pytest.raises(Unsupported, match="both are sliced"):
+    with pytest.raises(Unsupported, match="both are sharded"):
         exactly(autoencoder, HOPPER, 2, 1, 256, "SFF")
 
 

@@ -17,7 +17,7 @@ from rawnn.persistent.block_memory import LayerLayout
 from rawnn.persistent.chip import Chip
 from rawnn.persistent.choose import MOST_WARPS, Choice, candidates
 from rawnn.persistent.layout import Layout, layout_of
-from rawnn.persistent.member_problem import check
+from rawnn.persistent.member_problem import check_members
 from rawnn.persistent.phases import Gemm
 from rawnn.persistent.problem import Problem, Unsupported
 from rawnn.persistent.sharding import (
@@ -91,7 +91,7 @@ def member_candidates(problem: Problem, chip: Chip, members: Members,
 def exact_members(problem: Problem, chip: Chip, members: Members, networks: int,
                   sharding: Sharding) -> Choice:
     """The layout of a sharding that a user names. Raises Unsupported where it does not fit."""
-    check(sharding)
+    check_members(sharding)
     if sharding.tp_size not in chip.sizes:
         raise Unsupported(f"needs clusters of {sharding.tp_size} blocks, which the GPU has not",
                           "let a cost model choose")

@@ -59,14 +59,14 @@ class InputEmitter(Emitter):
     def fetch(self, step: str) -> None:
         """Starts all copies of a micro-batch, but for the commit."""
         d, p, w, found = self.d, self.p, self.w, self.layout
-        ordered = "true" if p.ordered else "false"
+        ordered = literal(p.ordered)
         buffer = f"(({step}) & 1)"
         rows = "nullptr"
         if p.ordered:
             ahead = orders_at_once(d)
             slot = buffer if ahead == 1 else f"(({step}) % {ahead + 1})"
             rows = f"fetched + {slot} * {d.columns}"
-        start = f"rank * {d.shards[0]}" if d.boundaries[0] == SHARDED else "0"
+        start = self.k.first(0)
         if p.converted:
             size = d.columns * found.raw_pitch
             to = f"reinterpret_cast<{p.input_type}*>{self.k.at('raw')} + {buffer} * {size}"
@@ -94,7 +94,7 @@ class InputEmitter(Emitter):
             w(f"labels_ahead.fetch<{ordered}>(labels, {rows}, first_of({step}), {present});")
         elif not p.reconstruct:
             last = p.depth
-            start = f"rank * {d.shards[last]}" if d.boundaries[last] == SHARDED else "0"
+            start = self.k.first(last)
             w(f"fetch_rows<Shape, {self.first_thread}, kBehindRows, {ordered}, "
               f"{found.target_width}, {found.target_pitch}>({self.k.at('y')} + {buffer} * "
               f"{d.columns * found.target_pitch}, "

@@ -6,7 +6,7 @@ from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.layout import tallies
 from rawnn.persistent.phases import STATISTICS, Exchange, Softmax
 from rawnn.persistent.schedule import stores_tallies
-from rawnn.persistent.sharding import ALL_GATHERED, SHARDED
+from rawnn.persistent.sharding import SHARDED
 from rawnn.persistent.tiles import softmax_of, statistics_floats
 from rawnn.persistent.writer import Emitter, Kernel, literal
 
@@ -53,15 +53,13 @@ class LossEmitter(Emitter):
         scaling = f", {self.scaling}" if self.scaling else ""
         ends = f"y, present, {self.k.mean(p.batch)}, {self.tallies_at()}{scaling});"
         if not d.shards_softmax and softmax_of(d).warps == 1:
-            first = f"rank * {d.shards[last]}" if d.boundaries[last] == ALL_GATHERED else "0"
             w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({self.k.logits}, "
-              f"{self.k.z(last)}, {first}, {self.k.count(last)}, {ends}")
+              f"{self.k.z(last)}, {self.k.first(last)}, {self.k.count(last)}, {ends}")
             return
         warps = softmax_of(d).warps
         statistics = f"reinterpret_cast<float4*>{self.k.at('scratch')}"
         shape = f"{d.outs(last - 1)}, {softmax_of(d).lanes}, {warps}"
-        first = f"rank * {d.shards[last]}" if d.shards_softmax else "0"
-        mine = f"{first}, {self.k.count(last)}, {statistics}"
+        mine = f"{self.k.first(last)}, {self.k.count(last)}, {statistics}"
         if phase.statistics:
             w("{")
             publish = "PublishNothing{}"

@@ -20,7 +20,7 @@ def training_problem(problem: Problem, members: Members, partial: bool) -> Probl
                    ordered=members.listed or members.shuffled, partial=partial)
 
 
-def check(d: Sharding) -> None:
+def check_members(d: Sharding) -> None:
     """Raises Unsupported for what a kernel of members does not do."""
     if d.dp_size > 1:
         raise Unsupported("has data-parallel groups, but each member has one group", FIX)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from rawnn.common.dtypes import c_type
 from rawnn.persistent.layout import Layout
+from rawnn.persistent.parameters import parameters_of_examples
 from rawnn.persistent.problem import Problem
 from rawnn.persistent.source import KernelEmitter
+from rawnn.persistent.writer import literal
 
 COUNTS = ("launched", "networks", "epochs", "examples", "data_rows", "folds")
 """Members of a launch and of the stacks, epochs of the scores, examples of each member and of the
@@ -24,12 +26,9 @@ def member_source(layout: Layout, name: str) -> str:
 
 def data_parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     """(type, name) of what both kernels have: the data set, and which members they are for."""
-    found = [(f"const {p.input_type}*", "images"), ("int", "ldimages")]
-    if p.labelled:
-        found.append((f"const {c_type(p.labels)}*", "labels"))
-    elif not p.reconstruct:
-        found += [("const float*", "targets"), ("int", "ldtargets"), ("int", "target_stride"),
-                  ("int", "target_rows")]
+    found = parameters_of_examples(p)
+    if not p.labelled and not p.reconstruct:
+        found += [("int", "target_stride"), ("int", "target_rows")]
     found += [("const int*", "rows")] if layout.sharding.members_or_fail.listed else []
     for name in ("mean", "inverse_std") if p.normalised else ():
         found += [("const float*", name), ("int", f"ld{name}")]
@@ -91,10 +90,8 @@ class MemberEmitter(KernelEmitter):
             w(f"{name} += static_cast<long long>(member) * {size};")
         self.load_settings()
         if p.ordered:
-            shuffled = "true" if how.shuffled else "false"
-            listed = "true" if how.listed else "false"
             at = f"reinterpret_cast<const Permutation*>{self.k.at('permutation')}"
-            w(f"const MemberOrder<{shuffled}, {listed}> order = {{{at}, "
+            w(f"const MemberOrder<{literal(how.shuffled)}, {literal(how.listed)}> order = {{{at}, "
               f"{'rows' if how.listed else 'nullptr'}}};")
 
     def strides(self) -> dict[str, str]:

@@ -7,18 +7,22 @@ from rawnn.persistent.layout import COUNTS, Layout
 from rawnn.persistent.problem import Problem
 
 
-def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
-    """(type, name) of every parameter, pointers by the roles of their operands."""
+def parameters_of_examples(p: Problem) -> list[tuple[str, str]]:
+    """(type, name) of the inputs of a data set, and of its labels or targets."""
     found = [(f"const {p.input_type}*", "images"), ("int", "ldimages")]
     if p.labelled:
-        found.append((f"const {c_type(p.labels)}*", "labels"))
-    elif not p.reconstruct:
-        found += [("const float*", "targets"), ("int", "ldtargets")]
-    made = "" if layout.has_epoch_boundary else "const "
-    found += [(f"{made}int*", "order")] if p.ordered else []
+        return [*found, (f"const {c_type(p.labels)}*", "labels")]
+    return found if p.reconstruct else [*found, ("const float*", "targets"), ("int", "ldtargets")]
+
+
+def parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
+    """(type, name) of every parameter, pointers by the roles of their operands."""
+    found = parameters_of_examples(p)
+    const = "" if layout.has_epoch_boundary else "const "
+    found += [(f"{const}int*", "order")] if p.ordered else []
     found += [("const float*", "mean"), ("const float*", "inverse_std")] if p.normalised else []
     found += [("const float*", "rates")] if p.scheduled else []
-    found += [(f"{made}int*", "clock")] if p.timed or layout.has_epoch_boundary else []
+    found += [(f"{const}int*", "clock")] if p.timed or layout.has_epoch_boundary else []
     found += [("float*", "loss_scale"), ("int*", "overflow")] if p.scaled else []
     found.append(("const int*", "cursor"))
     for layer in range(1, p.depth + 1):

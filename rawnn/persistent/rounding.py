@@ -1,9 +1,9 @@
-"""Inputs that products of 16 bits take lie so in device memory: rounded once, ahead of the steps.
+"""Inputs are rounded once, ahead of the steps, if GEMMs read 16 bits.
 
-A kernel that trains on the chip then has each row as its first layer's products read it: half the
-bytes of float32 in shared memory, twice, for a step and the next; four matrices with an instruction
-in place of 12 loads and 6 conversions; and no step converts, scales or normalises anything. The
-numbers are those that rounding behind each load gave.
+A copy of the inputs in device memory then has each row as the GEMMs of the first layer read it. In
+shared memory it takes half the bytes of float32, for two micro-batches. One instruction loads four
+matrices in place of 12 loads and 6 conversions, and no step converts, scales or normalises inputs.
+The bits are those of rounding behind each load.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from rawnn.plan.tensor import Role, Tensor
 
 STORED = ("bfloat16", "float16")
 MOST_BYTES = 2 << 30
-"""Of a copy of the inputs in device memory: of more, a step takes them as they are."""
+"""Of the copy of the inputs in device memory."""
 
 
 def with_rounded_inputs(plan: Plan) -> Plan:
-    """`plan`, a step, whose batch comes of inputs that are rounded already, as a tensor that is
-    made of the data set's at the start (plan/epoch_plans.py); `plan` itself where nothing is to be
-    done: where products read inputs as float32, where they are compared with outputs, which is done
-    in float32, and where the copy is too large."""
+    """`plan`, a step, that gathers its batch from a rounded copy of the data set's inputs, which is
+    made at the start (plan/epoch_plans.py).
+
+    It is `plan` itself if GEMMs read float32 inputs, if inputs are also the targets, which are
+    compared in float32, or if the copy would take more than MOST_BYTES.
+    """
     gathers = plan.find(kind="gather")
     if len(gathers) != 1:
         return plan

@@ -27,7 +27,6 @@ from rawnn.persistent.sharding import (
     COLUMN_PARALLEL,
     REPLICATED_LAYER,
     ROW_PARALLEL,
-    SHARDED,
     TILE,
 )
 from rawnn.persistent.stamps import stamps
@@ -141,9 +140,7 @@ class KernelEmitter(Emitter):
             w(f"const int micro_batches = span * {d.micro_batches};")
             self.examples_of_micro_batches()
         elif p.partial:
-            w("// The step behind the whole ones has the examples that are left.")
-            w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
-              f" : left; }};")
+            self.declare_batch()
             w(f"const auto present_in = [=](int step) {{ return max(0, min({d.group_batch}, "
               f"batch_of(step) - group * {d.group_batch})); }};")
         else:
@@ -213,7 +210,7 @@ class KernelEmitter(Emitter):
         weights are on their way."""
         d, p, w = self.d, self.p, self.w
         if p.normalised:
-            start = f"rank * {d.shards[0]}" if d.boundaries[0] == SHARDED else "0"
+            start = self.k.first(0)
             for name in ("mean", "inverse_std"):
                 w(f"load_floats<Shape>({self.k.at(name)}, {name} + {start}, {self.k.count(0)});")
         self.inputs.threads_of_prefetch()
@@ -236,13 +233,18 @@ class KernelEmitter(Emitter):
         w("}")
         w("ptx::commit_copies();")
 
+    def declare_batch(self) -> None:
+        """A C++ function: the examples of a step."""
+        self.w("// The step behind the whole ones has the examples that are left.")
+        self.w("const auto batch_of = [=](int step) { return cursor_now + step < whole ? "
+               f"{self.p.batch} : left; }};")
+
     def examples_of_micro_batches(self) -> None:
         """C++ functions: the examples of a micro-batch, and the first of them."""
         d, p, w = self.d, self.p, self.w
         batch = str(p.batch)
         if p.partial:
-            w(f"const auto batch_of = [=](int step) {{ return cursor_now + step < whole ? {p.batch}"
-              f" : left; }};")
+            self.declare_batch()
             batch = f"batch_of(t / {d.micro_batches})"
         w("const auto present_in = [=](int t) {")
         w(f"const int of_group = min({d.group_batch}, {batch} - group * {d.group_batch});")

@@ -117,12 +117,12 @@ def _wrong_boundaries(problem: Problem, tp_size: int, boundaries: str) -> str:
     if len(boundaries) != problem.depth + 1:
         return f"there are {problem.depth + 1}"
     if tp_size == 1:
-        return "" if boundaries == REPLICATED * len(boundaries) else "one block has all in full"
+        return "" if boundaries == REPLICATED * len(boundaries) else "one block has all features"
     if layer_kinds(boundaries) is None:
-        return "behind a sliced one there must be a full one"
+        return "a replicated one must follow a sharded one"
     last = output_boundaries(problem)
     if boundaries[0] == ALL_GATHERED or boundaries[-1] not in last:
         return f"the first is {REPLICATED} or {SHARDED}, the last {' or '.join(last)} here"
     if problem.reconstruct and boundaries[0] == SHARDED and boundaries[-1] != SHARDED:
-        return "where inputs are the targets, both are sliced or the first is not"
+        return "where inputs are the targets, both are sharded or the first is not"
     return ""

@@ -29,12 +29,17 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class ProductCosts:
-    """Cycles of a warp's step of 8 along the inner dimension, a + b for each of its tiles, of the
-    start and end of a task likewise, and of adding up split sums; what the shared memory, the
-    tensor cores and the issue of instructions take at least is counted beside (H200). Those of 16
-    bits are about the least squares of 48 steps of 22 networks in up to three forms each, of which
-    4.5 + 8 and 9 + 6 a tile say as much; float16 is taken to be as bfloat16."""
+class GemmCosts:
+    """What a GEMM takes on a block's warps, in cycles (H200).
+
+    step, step_tile: a warp's step of 8 along the inner dimension, and more for each of its tiles.
+    task, task_tile: the start and end of a task, and more for each of its tiles.
+    splitting, splitting_part: adding up the parts of a split GEMM, and more for each part.
+    products, instructions: tensor-core products of a tile in a step, and instructions of a load.
+
+    Those of bfloat16 are about the least squares of 48 steps of 22 networks in up to three
+    shardings each, of which 4.5 + 8 and 9 + 6 a tile explain as much. float16 has the same.
+    """
 
     step: float
     step_tile: float
@@ -47,15 +52,15 @@ class ProductCosts:
 
 
 COSTS = {
-    "float32": ProductCosts(15.0, 38.0, products=3, instructions=3.5),
-    "tf32": ProductCosts(22.0, 10.0),
-    "bfloat16": ProductCosts(7.0, 6.0, instructions=0.5),
-    "float16": ProductCosts(7.0, 6.0, instructions=0.5),
+    "float32": GemmCosts(15.0, 38.0, products=3, instructions=3.5),
+    "tf32": GemmCosts(22.0, 10.0),
+    "bfloat16": GemmCosts(7.0, 6.0, instructions=0.5),
+    "float16": GemmCosts(7.0, 6.0, instructions=0.5),
 }
 TASK_INSTRUCTIONS, TILE_INSTRUCTIONS = 40, 20
-"""Of a task, and of each of its tiles, besides the steps."""
+"""Instructions of a task, and of each of its tiles, besides the steps."""
 MMA_CYCLES = 6.5
-"""Of one product of 16 x 8 x 8 (or x 16 of bfloat16) on one of the four sub-cores (H200)."""
+"""Of one tensor-core product of 16 x 8 x 8 (or x 16 in 16 bits) on one of four sub-cores (H200)."""
 
 
 @cache
@@ -78,8 +83,10 @@ def tiling(rows: int, columns: int, steps: int, warps: int, numbers: str, *,
     return best
 
 
-def _tiling(costs: ProductCosts, rows: int, columns: int, steps: int, warps: int, down: int,
+def _tiling(costs: GemmCosts, rows: int, columns: int, steps: int, warps: int, down: int,
             across: int, split: int) -> Tiling:
+    """Its cycles are the most of what four things take at least: a warp's tasks one after the
+    other, loads from shared memory, the tensor cores, and the issue of instructions."""
     tiles, depth = down * across, ceil(steps, split)
     tasks = ceil(rows, down) * ceil(columns, across) * split
     loads = 4 * down + 2 * across
@@ -111,9 +118,8 @@ GLOBAL_ROUND, GLOBAL_TILE = 600.0, 150.0
 
 
 SOFTMAX_ROW, SOFTMAX_AGAIN, SOFTMAX_STEP, SOFTMAX_EXCHANGE = 70.0, 30.0, 75.0, 800.0
-"""Cycles of an output of a lane in the softmax: of one of the first MOST_UNROLLED, whose
-instructions are read for it alone, and of another; of a step of the sums that lanes pass each
-other, and of the exchange of warps or blocks that share it (H200)."""
+"""Cycles of a softmax (H200): an output of a lane, whose code is unrolled for the first
+MOST_UNROLLED, and another output; a step of a sum over lanes; an exchange of warps or blocks."""
 MOST_UNROLLED = 12
 
 

@@ -103,6 +103,11 @@ class Kernel:
         return str(self.p.layers[boundary]) if self.d.boundaries[boundary] == REPLICATED \
             else f"n{boundary}"
 
+    def first(self, boundary: int) -> str:
+        """C++: the first of the features of the boundary that this block has."""
+        return "0" if self.d.boundaries[boundary] == REPLICATED \
+            else f"rank * {self.d.shards[boundary]}"
+
     def weight_gradient_type(self, g: Gemm) -> str:
         """C++ type of the GEMM of a weight gradient."""
         d, tiles = self.d, self.layout.layers[g.layer].update
