@@ -29,14 +29,7 @@ from rawnn.persistent.phases import (
     Softmax,
     WaitForInput,
 )
-from rawnn.persistent.schedule import (
-    Schedule,
-    backward,
-    forward,
-    loss,
-    weight_gradient,
-    without_barriers,
-)
+from rawnn.persistent.schedule import Schedule, backward, build, forward, loss, weight_gradient
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     COLUMN_PARALLEL,
@@ -292,7 +285,7 @@ def table(schedule: Schedule, costs: Costs = FITTED) -> list[tuple[Phase, Line]]
 def phases(d: Sharding, costs: Costs = FITTED) -> list[Line]:
     """The cost table of a step: a line for each name, and the step's share of a launch."""
     found: dict[str, float] = {}
-    for _, line in table(without_barriers(d), costs):
+    for _, line in table(build(d, barriers=False), costs):
         found[line.name] = found.get(line.name, 0.0) + line.cycles
     found[LAUNCH] = launch_cycles(d, costs) / LAUNCHED
     return [Line(name, cycles) for name, cycles in found.items()]

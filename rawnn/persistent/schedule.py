@@ -225,14 +225,9 @@ def data_parallel(d: Sharding) -> list[Phase]:
 
 
 # -- the step --------------------------------------------------------------------------------------
-def build(d: Sharding) -> Schedule:
-    """The schedule of one training step; of a kernel that evaluates, its forward phases."""
-    found = without_barriers(d)
-    return replace(found, micro_batch=tuple(with_barriers(d, found.micro_batch)))
-
-
-def without_barriers(d: Sharding) -> Schedule:
-    """The same for the cost model, to which barriers cost nothing, so that the search is fast."""
+def build(d: Sharding, *, barriers: bool = True) -> Schedule:
+    """The schedule of one training step; of a kernel that evaluates, its forward phases. The cost
+    model leaves `barriers` out, which cost nothing, so that the search is fast."""
     p = d.problem
     hides = d.dp_size > 1 and d.micro_batches == 1  # the all-reduce hides Prefetch and SumLoss
     head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]
@@ -243,6 +238,8 @@ def without_barriers(d: Sharding) -> Schedule:
                    *(head if hides else with_prefetch(d, head)),
                    *[SumLoss(BETWEEN)] * (not hides and not stores_tallies(d)),
                    *(() if d.evaluates else backward_pass(d))]
+    if barriers:
+        micro_batch = with_barriers(d, micro_batch)
     reduce = data_parallel(d)
     if d.micro_batches > 1:
         ends = [*reduce, Barrier(BETWEEN, "next step")] if reduce else []
