@@ -4,14 +4,14 @@ what the first layer's GEMMs read."""
 from __future__ import annotations
 
 from rawnn.persistent.exchanges import ExchangeEmitter
-from rawnn.persistent.layout import AT_ONCE, orders_at_once, tallies
+from rawnn.persistent.layout import orders_at_once
 from rawnn.persistent.phases import Phase, Prefetch
-from rawnn.persistent.sharding import SHARDED, WARP, up
+from rawnn.persistent.sharding import WARP, up
 from rawnn.persistent.writer import Emitter, Kernel, literal
 
 
 class InputEmitter(Emitter):
-    """Emits `ConvertInput`, `ClearInput`, `Prefetch`, `WaitForInput` and `SumLoss`."""
+    """Emits `ConvertInput`, `ClearInput`, `Prefetch` and `WaitForInput`."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -160,26 +160,3 @@ class InputEmitter(Emitter):
         w(f"clear_rows<Shape, {self.layout.input_pitch}>(x, present);")
         w("__syncthreads();")
         w("}")
-
-    def sum_loss(self, phase: Phase) -> None:
-        """The last warp adds up the tallies of a block, or of a group where all blocks have the
-        same outputs."""
-        d, w = self.d, self.w
-        repeated = d.boundaries[-1] != SHARDED
-        place = "group" if repeated else "rank" if d.members else "blockIdx.x"
-        w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
-        w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>(tallies);")
-        w("if (lane_index() == 0) {")
-        if d.evaluates:
-            w("evaluated.loss += static_cast<double>(total.loss);")
-            w("evaluated.right += total.right;")
-        elif self.layout.reports == AT_ONCE:
-            w(f"loss[cursor_now + u] = total.loss / {self.k.terms('u')};")
-            if self.p.measured:
-                w("correct[cursor_now + u] = total.right;")
-        else:
-            w(f"reinterpret_cast<float2*>(tally)[{self.k.counter} * {self.layout.parts}ll + "
-              f"{place}] = make_float2(total.loss, __int_as_float(total.right));")
-        w("}")
-        w("}")
-        self.k.stamp(phase.name, "tally")

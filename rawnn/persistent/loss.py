@@ -1,10 +1,11 @@
-"""Emits the loss: the gradient of the outputs, and what each example contributes to the loss."""
+"""Emits the loss: the gradient of the outputs, what each example contributes to the loss, and the
+losses of all steps behind the steps."""
 
 from __future__ import annotations
 
 from rawnn.persistent.exchanges import ExchangeEmitter
-from rawnn.persistent.layout import tallies
-from rawnn.persistent.phases import STATISTICS, Exchange, Softmax
+from rawnn.persistent.layout import AT_ONCE, BY_FIRST, BY_LAST, tallies
+from rawnn.persistent.phases import STATISTICS, Exchange, Phase, Softmax
 from rawnn.persistent.schedule import stores_tallies
 from rawnn.persistent.sharding import SHARDED
 from rawnn.persistent.tiles import softmax_of, statistics_floats
@@ -12,7 +13,7 @@ from rawnn.persistent.writer import Emitter, Kernel, literal
 
 
 class LossEmitter(Emitter):
-    """Emits `Softmax`, `StoreTallies` and `LoadRate`, and the loss of an epilogue."""
+    """Emits `LoadRate`, `Softmax`, `StoreTallies` and `SumLoss`, and the loss of an epilogue."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -95,3 +96,57 @@ class LossEmitter(Emitter):
         self.w(f"const float* const received_{name} = transport.gather<{name}>("
                f"{self.k.at('scratch')} + {statistics_floats(self.d)});")
         self.k.stamp(exchange.name, "wait")
+
+    def sum_loss(self, phase: Phase) -> None:
+        """The last warp adds up the tallies of a block, or of a group where all blocks have the
+        same outputs."""
+        d, w = self.d, self.w
+        repeated = d.boundaries[-1] != SHARDED
+        place = "group" if repeated else "rank" if d.members else "blockIdx.x"
+        w(f"if (warp_index() == {d.warps - 1}{' && rank == 0' if repeated else ''}) {{")
+        w(f"const Tally total = add_tallies<{tallies(d)}, {literal(self.p.labelled)}>(tallies);")
+        w("if (lane_index() == 0) {")
+        if d.evaluates:
+            w("evaluated.loss += static_cast<double>(total.loss);")
+            w("evaluated.right += total.right;")
+        elif self.layout.reports == AT_ONCE:
+            w(f"loss[cursor_now + u] = total.loss / {self.k.terms('u')};")
+            if self.p.measured:
+                w("correct[cursor_now + u] = total.right;")
+        else:
+            w(f"reinterpret_cast<float2*>(tally)[{self.k.counter} * {self.layout.parts}ll + "
+              f"{place}] = make_float2(total.loss, __int_as_float(total.right));")
+        w("}")
+        w("}")
+        self.k.stamp(phase.name, "tally")
+
+    # -- behind the steps --------------------------------------------------------------------------
+    def take_ticket(self) -> None:
+        """Finds out which block is the last one while weights are stored."""
+        if self.layout.reports == BY_LAST:
+            self.w(f"int* const last = reinterpret_cast<int*>{self.k.at('tallies')};")
+            self.w("take_ticket<Shape>(counters, last);")
+
+    def report(self) -> None:
+        """Adds up and stores the losses of all steps, unless each step has stored its own."""
+        d, p, w, found = self.d, self.p, self.w, self.layout
+        if found.reports == AT_ONCE:
+            return
+        w("const auto report = [=](int step, const Tally& total) {")
+        w(f"loss[cursor_now + step] = total.loss / {self.k.terms('step')};")
+        if p.measured:
+            w("correct[cursor_now + step] = total.right;")
+        w("};")
+        left, parts = "reinterpret_cast<const float2*>(tally)", found.parts * d.micro_batches
+        total = f"sum_kept<Shape>({left}, {parts}, span, report);" if stores_tallies(d) else \
+            f"sum_parts<Shape, {parts}, {found.dynamic_bytes // 4}>({left}, shared, span, report);"
+        if found.reports == BY_FIRST:
+            w(f"{'if (rank == 0) ' * (d.tp_size > 1)}{total}")
+            return
+        w("__syncthreads();")
+        w("if (*last != 0) {")
+        w(total)
+        w(f"if (thread <= {found.counters}) counters[thread] = 0u;")
+        if found.has_epoch_boundary:
+            w("if (thread == 0) tick_clock(clock, steps);")
+        w("}")

@@ -12,7 +12,6 @@ from rawnn.persistent.exchanges import ExchangeEmitter
 from rawnn.persistent.inputs import InputEmitter
 from rawnn.persistent.layout import (
     ALL,
-    AT_ONCE,
     BY_FIRST,
     BY_LAST,
     RULE_BYTES,
@@ -22,7 +21,6 @@ from rawnn.persistent.layout import (
 )
 from rawnn.persistent.parameters import parameters
 from rawnn.persistent.phases import GRADIENT, Gemm
-from rawnn.persistent.schedule import stores_tallies
 from rawnn.persistent.sharding import (
     COLUMN_PARALLEL,
     REPLICATED_LAYER,
@@ -346,7 +344,7 @@ class KernelEmitter(Emitter):
             w("// Without exchanges nothing else says that all have loaded what one block stores.")
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         self.arrive_at_end()
-        self.report_ahead()
+        self.steps.loss.take_ticket()
         w(f"[[maybe_unused]] const StoreShare of_groups = {{group, {d.dp_size}}};")
         w(f"[[maybe_unused]] const StoreShare of_blocks = {{group * {d.tp_size} + rank, "
           f"{d.blocks}}};")
@@ -381,7 +379,7 @@ class KernelEmitter(Emitter):
             w(f"cluster_wait<Shape>();{remark}")
         if found.has_epoch_boundary:  # all blocks have read this epoch's order
             w("next_order.store(order);")
-        self.report()
+        self.steps.loss.report()
         if found.has_epoch_boundary and found.reports != BY_LAST:
             w("if (blockIdx.x == 0 && thread == 0) tick_clock(clock, steps);")
 
@@ -413,33 +411,3 @@ class KernelEmitter(Emitter):
         found = self.layout
         return (found.reports == BY_FIRST and found.all_report) or (
             found.has_epoch_boundary and not found.receive_floats and not found.counters)
-
-    def report_ahead(self) -> None:
-        """Finds out which block is the last one while weights are stored."""
-        if self.layout.reports == BY_LAST:
-            self.w(f"int* const last = reinterpret_cast<int*>{self.k.at('tallies')};")
-            self.w("take_ticket<Shape>(counters, last);")
-
-    def report(self) -> None:
-        """Adds up and stores the losses of all steps, unless each step has stored its own."""
-        d, p, w, found = self.d, self.p, self.w, self.layout
-        if found.reports == AT_ONCE:
-            return
-        w("const auto report = [=](int step, const Tally& total) {")
-        w(f"loss[cursor_now + step] = total.loss / {self.k.terms('step')};")
-        if p.measured:
-            w("correct[cursor_now + step] = total.right;")
-        w("};")
-        left, parts = "reinterpret_cast<const float2*>(tally)", found.parts * d.micro_batches
-        total = f"sum_kept<Shape>({left}, {parts}, span, report);" if stores_tallies(d) else \
-            f"sum_parts<Shape, {parts}, {found.dynamic_bytes // 4}>({left}, shared, span, report);"
-        if found.reports == BY_FIRST:
-            w(f"{'if (rank == 0) ' * (d.tp_size > 1)}{total}")
-            return
-        w("__syncthreads();")
-        w("if (*last != 0) {")
-        w(total)
-        w(f"if (thread <= {found.counters}) counters[thread] = 0u;")
-        if found.has_epoch_boundary:
-            w("if (thread == 0) tick_clock(clock, steps);")
-        w("}")

@@ -107,7 +107,7 @@ class StepEmitter(Emitter):
             case phases.LoadRate():
                 self.loss.load_rate()
             case phases.SumLoss():
-                self.inputs.sum_loss(phase)
+                self.loss.sum_loss(phase)
             case phases.CheckOverflow():
                 self.updates.check_overflow(phase)
             case phases.AgreeOnStep():
