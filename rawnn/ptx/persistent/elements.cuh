@@ -5,14 +5,14 @@
 // Turns each output into its gradient in the epilogue of a GEMM or of a reduction (pairs, by_pairs), so z is
 // never stored and no barrier is needed. Targets are [example][PITCH] in shared memory. There are `count`
 // outputs, at most ROWS. `seen` is the tally of the thread, by address, because GEMMs copy their epilogue.
-template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE = UnscaledGradient>
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename SCALING = UnscaledGradient>
 struct OutputsLoss {
   T* dz;
   const float* targets;
   int count, present;
   float share;
   Tally* seen;
-  MADE made;
+  SCALING scaled;
 
   // Pairs of outputs, each of two neighbouring examples from column[] on. All targets are loaded ahead of the
   // first store, as the compiler moves no load across it.
@@ -42,13 +42,13 @@ struct OutputsLoss {
     seen->loss += there ? loss : 0.0f;
     seen->right += there && LOSS::right(z, target) ? 1 : 0;
     if (!there) return 0.0f;
-    return made(gradient);
+    return scaled(gradient);
   }
 };
 
 // The lower half of a tile of 16 rows is left out if there are no such outputs.
-template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE>
-__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE>& loss) {
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename SCALING>
+__device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, SCALING>& loss) {
   return finish([=](int, int mt, int nt, const float (&sum)[4]) {
     const int row = mt * 16 + lane_index() / 4;
     const int column = nt * 8 + lane_index() % 4 * 2;
@@ -61,9 +61,9 @@ __device__ __forceinline__ auto pairs(const OutputsLoss<SHAPE, LOSS, PITCH, ROWS
   });
 }
 
-template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename MADE>
-struct ByPairs<OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE>> {
-  OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, MADE> loss;
+template <typename SHAPE, typename LOSS, int PITCH, int ROWS, typename T, typename SCALING>
+struct ByPairs<OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, SCALING>> {
+  OutputsLoss<SHAPE, LOSS, PITCH, ROWS, T, SCALING> loss;
 
   __device__ __forceinline__ void operator()(int row, int column, float2 v) const {
     loss.template of<1>({row}, {column}, {v});

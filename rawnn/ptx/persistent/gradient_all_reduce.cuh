@@ -112,9 +112,9 @@ __device__ __forceinline__ void sum_tiles(float (&sums)[MANY][4], const V* const
 }
 
 // Tiles that a warp loads at once, if it has `each` tiles: as many as nine loads bring, two of up to eight
-// groups, and at most two if the optimizer state is in global memory (`far`).
-__device__ __forceinline__ constexpr int tiles_at_once(int each, int groups, bool far) {
-  const int most = groups > 8 ? 1 : groups > 4 || far ? 2 : 9 / groups;
+// groups, and at most two if the optimizer state is in global memory (`global`).
+__device__ __forceinline__ constexpr int tiles_at_once(int each, int groups, bool global) {
+  const int most = groups > 8 ? 1 : groups > 4 || global ? 2 : 9 / groups;
   return ceil_div(each, ceil_div(each, most));
 }
 
@@ -127,25 +127,25 @@ __device__ __forceinline__ const V* part_of(const V* parts, int tile, const Plac
 // Every group updates all tiles, if the step `counts`. `parts` is the first tile of this tp_rank in group 0;
 // the tiles of the next group begin `stride` V further on. place(tile) is the place of a tile's weights,
 // state(tile) of its optimizer state, and how(tile) says how its weights are stored (update.cuh).
-template <typename SHAPE, typename RULE, bool FAR, int TILES, typename V, typename P, typename Q,
+template <typename SHAPE, typename RULE, bool GLOBAL, int TILES, typename V, typename P, typename Q,
           typename H = NoRoundingOfTiles>
 __device__ __forceinline__ void update_all(const V* parts, long long stride, unsigned int flag_bit,
                                            bool counts, const RULE& rule, P place, Q state,
                                            H how = {}) {
   constexpr int warps = SHAPE::kThreads / 32;
-  constexpr int many = tiles_at_once(ceil_div(TILES, warps), SHAPE::kDpSize, FAR);
+  constexpr int many = tiles_at_once(ceil_div(TILES, warps), SHAPE::kDpSize, GLOBAL);
   const int lane = lane_index();
 #pragma unroll 1
   for (int first = warp_index(); first < TILES; first += many * warps) {
     Place at[many];
     const V* of[many];
-    TileState<RULE, FAR> kept[FAR ? many : 1];
+    TileState<RULE, GLOBAL> kept[GLOBAL ? many : 1];
 #pragma unroll
     for (int t = 0; t < many; ++t) {
       const int tile = first + t * warps < TILES ? first + t * warps : first;
       at[t] = place(tile);
       of[t] = part_of(parts, tile, at[t]);
-      if constexpr (FAR) kept[t].load(state(tile) + lane);
+      if constexpr (GLOBAL) kept[t].load(state(tile) + lane);
     }
     float sums[many][4];
     sum_tiles<SHAPE::kDpSize>(sums, of, stride, flag_bit);
@@ -153,9 +153,9 @@ __device__ __forceinline__ void update_all(const V* parts, long long stride, uns
     for (int t = 0; t < many; ++t) {
       const int tile = first + t * warps;
       if (tile >= TILES) break;
-      TileState<RULE, FAR>& own = kept[FAR ? t : 0];
+      TileState<RULE, GLOBAL>& own = kept[GLOBAL ? t : 0];
       if (counts && at[t].there) {
-        if constexpr (!FAR) own.load(state(tile) + lane);
+        if constexpr (!GLOBAL) own.load(state(tile) + lane);
         own.template update<SHAPE>(rule, at[t].first, at[t].below, sums[t], how(tile));
         own.store(state(tile) + lane);
       }
@@ -186,7 +186,7 @@ __device__ __forceinline__ void apply_change(const Place& at, const float (&w)[4
 // Each group updates every kDpSize-th tile and publishes the changes in `weight_changes`. In a step that does
 // not count it publishes zeros, which say that it has read all gradients. SHARES warps share the groups of a
 // tile; if there are several, `scratch` holds their sums, kTileFloats each.
-template <typename SHAPE, typename RULE, bool FAR, int TILES, int SHARES, typename V, typename P, typename Q,
+template <typename SHAPE, typename RULE, bool GLOBAL, int TILES, int SHARES, typename V, typename P, typename Q,
           typename H = NoRoundingOfTiles>
 __device__ __forceinline__ void update_share(const V* parts, long long stride,
                                              unsigned int flag_bit, bool counts, const RULE& rule,
@@ -213,19 +213,19 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
     }
     __syncthreads();
   }
-  constexpr int many = SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kDpSize, FAR);
+  constexpr int many = SHARES > 1 ? 1 : tiles_at_once(ceil_div(mine, warps), SHAPE::kDpSize, GLOBAL);
   const auto tile_of = [=](int slot) { return group + slot * SHAPE::kDpSize; };
 #pragma unroll 1
   for (int first = warp; tile_of(first) < TILES; first += many * warps) {
     Place at[many];
     const V* of[many];
-    TileState<RULE, FAR> kept[FAR ? many : 1];
+    TileState<RULE, GLOBAL> kept[GLOBAL ? many : 1];
 #pragma unroll
     for (int t = 0; t < many; ++t) {
       const int slot = tile_of(first + t * warps) < TILES ? first + t * warps : first;
       at[t] = place(tile_of(slot));
       of[t] = part_of(parts, tile_of(slot), at[t]);
-      if constexpr (FAR) kept[t].load(state(slot) + lane);
+      if constexpr (GLOBAL) kept[t].load(state(slot) + lane);
     }
     float sums[many][4];
     if constexpr (SHARES == 1) {
@@ -243,13 +243,13 @@ __device__ __forceinline__ void update_share(const V* parts, long long stride,
       const int slot = first + t * warps;
       const int tile = tile_of(slot);
       if (tile >= TILES) break;
-      TileState<RULE, FAR>& own = kept[FAR ? t : 0];
+      TileState<RULE, GLOBAL>& own = kept[GLOBAL ? t : 0];
       const auto way = how(tile);
       float w[4];
       read_weights(w, at[t].first, at[t].below);
       V change = encode<V>(make_float4(0.0f, 0.0f, 0.0f, 0.0f));
       if (counts && at[t].there) {
-        if constexpr (!FAR) own.load(state(slot) + lane);
+        if constexpr (!GLOBAL) own.load(state(slot) + lane);
         float next[4];
         own.apply(next, rule, w, sums[t], way);
         own.store(state(slot) + lane);

@@ -1,5 +1,5 @@
 // The loss of a step in shared memory: z [outputs, kPitch] of the examples becomes dz, and each thread counts
-// loss and correct answers in a Tally. The gradient of examples from `present` on is 0. `made` maps a
+// loss and correct answers in a Tally. The gradient of examples from `present` on is 0. `scaled` maps a
 // gradient to what is stored: itself (UnscaledGradient), or the gradient times the loss scale
 // (loss_scale.cuh).
 #pragma once
@@ -65,10 +65,10 @@ struct Largest {
 // tally, with the probability of its label in place of the loss (add_tallies, sum_kept).
 //
 // Limit: a chain of latencies, most of them shuffles.
-template <typename SHAPE, int OUTPUTS, int LANES, typename T, typename MADE = UnscaledGradient>
+template <typename SHAPE, int OUTPUTS, int LANES, typename T, typename SCALING = UnscaledGradient>
 __device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int first, int count,
                                              const int* labels, int present, float share,
-                                             Tally* tallies, int tallied, MADE made = {}) {
+                                             Tally* tallies, int tallied, SCALING scaled = {}) {
   using Of = Lanes<LANES>;
   constexpr int each = ceil_div(OUTPUTS, LANES);
   constexpr bool kept = each <= 12;  // in registers
@@ -125,7 +125,7 @@ __device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int fir
       if (m < OUTPUTS && row >= 0 && row < count) {
         const float power = kept ? value_of(i) : exp_below_zero(value_of(i) - largest);
         const float slope = (power * inverse - (m == label ? 1.0f : 0.0f)) * share;
-        store_one<SHAPE>(dz + row * SHAPE::kPitch + example, there ? made(slope) : 0.0f);
+        store_one<SHAPE>(dz + row * SHAPE::kPitch + example, there ? scaled(slope) : 0.0f);
       }
     }
     if (part == 0 && example < tallied) {
@@ -210,14 +210,14 @@ __device__ __forceinline__ void take_ticket(unsigned int* ticket, int* last) {
 }
 
 // Sums the tallies of PARTS blocks or groups for each step, in their order, one thread a step: report(step,
-// sum). Many tallies are staged in shared memory, of which ROOM floats are no longer in use: all threads load
+// sum). Many tallies are staged in shared memory, of which SPARE floats are no longer in use: all threads load
 // them in the order of their addresses.
-template <typename SHAPE, int PARTS, int ROOM, typename REPORT>
+template <typename SHAPE, int PARTS, int SPARE, typename REPORT>
 __device__ __forceinline__ void sum_parts(const float2* left, float* shared, int steps,
                                           REPORT report) {
   constexpr int once = 8;  // loads that a thread has under way
   constexpr int pitch = PARTS | 1;
-  constexpr int rows = smaller(ROOM / (2 * pitch), SHAPE::kThreads);
+  constexpr int rows = smaller(SPARE / (2 * pitch), SHAPE::kThreads);
   if constexpr (PARTS > 2 * once && rows >= 8) {
     float2* const staged = reinterpret_cast<float2*>(shared);
     __syncthreads();  // all have read what else lies there

@@ -118,11 +118,11 @@ __device__ __forceinline__ PublishStatistics<E, LANES, T> publish_statistics(con
 // its tally, if it is one of the first `tallied` examples. The others store an empty one, unless all blocks
 // have ONE place for it.
 template <typename SHAPE, int OUTPUTS, int ROWS, int LANES, int WARPS, int PARTS, int COLUMNS,
-          bool ONE, typename T, typename MADE = UnscaledGradient>
+          bool ONE, typename T, typename SCALING = UnscaledGradient>
 __device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, int count,
                                               const float4* slices, const float4* statistics,
                                               const int* labels, int present, float share,
-                                              Tally* tallies, int tallied, MADE made = {}) {
+                                              Tally* tallies, int tallied, SCALING scaled = {}) {
   using Tasks = SliceTasks<SHAPE, ROWS, LANES, WARPS>;
   constexpr int each = ceil_div(PARTS, LANES);
   [[maybe_unused]] constexpr int at_once = smaller(each, 4);
@@ -174,15 +174,15 @@ __device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, 
         const bool right = first + m == label;
         if (right) labelled = probability;
         const float slope = (probability - (right ? 1.0f : 0.0f)) * share;
-        store_one<SHAPE>(dz + m * SHAPE::kPitch + at.example, there ? made(slope) : 0.0f);
+        store_one<SHAPE>(dz + m * SHAPE::kPitch + at.example, there ? scaled(slope) : 0.0f);
       }
     }
     // The first block reports a NaN loss for a label out of range.
     const int place = label - first;
     const bool here = place >= 0 && place < count;
     const bool none = first == 0 && (label < 0 || label >= OUTPUTS);
-    const bool tells = at.example < tallied && (!ONE || here || none);
-    if (tells && at.part == (here ? place % Tasks::kLanes : 0)) {
+    const bool stores = at.example < tallied && (!ONE || here || none);
+    if (stores && at.part == (here ? place % Tasks::kLanes : 0)) {
       const Tally seen = {labelled, best.place == label ? 1 : 0};
       tallies[at.example] = there && (here || none) ? seen : kAbsent;
     }

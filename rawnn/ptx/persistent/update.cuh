@@ -4,7 +4,7 @@
 // comes in tiles of 16 inputs x 8 outputs, as fragments: lane 4g + t has inputs g and g + 8 of the outputs 2t
 // and 2t + 1. 128 biases form a tile too, in their order. Optimizer state has the order of the tiles,
 // [tile][state][lane] of float4, so that a lane finds its own in one access. It lies in shared memory, or in
-// a workspace in global memory (FAR), which stays in L2.
+// a workspace in global memory (GLOBAL), which stays in L2.
 //
 // If GEMMs read 16 bits, a block keeps a copy of each weight in 16 bits: the copy of float p of shared memory
 // is element p + SHAPE::kCopies of 16 bits, biases included. kCopies is 0 if there are no copies.
@@ -52,7 +52,7 @@ __device__ __forceinline__ void copy_weights(int count) {
 }
 
 // A lane's optimizer state of one tile, in registers.
-template <typename RULE, bool FAR>
+template <typename RULE, bool GLOBAL>
 struct TileState {
   static constexpr int kStates = RULE::kStates;
   float of[kStates > 0 ? kStates : 1][4];
@@ -60,14 +60,14 @@ struct TileState {
   __device__ __forceinline__ void load(const float4* at) {
 #pragma unroll
     for (int j = 0; j < kStates; ++j) {
-      spread(of[j], FAR ? __ldcg(at + j * kTileQuads) : at[j * kTileQuads]);
+      spread(of[j], GLOBAL ? __ldcg(at + j * kTileQuads) : at[j * kTileQuads]);
     }
   }
   __device__ __forceinline__ void store(float4* at) const {
 #pragma unroll
     for (int j = 0; j < kStates; ++j) {
       const float4 v = make_float4(of[j][0], of[j][1], of[j][2], of[j][3]);
-      if constexpr (FAR) {
+      if constexpr (GLOBAL) {
         __stcg(at + j * kTileQuads, v);
       } else {
         at[j * kTileQuads] = v;
@@ -101,10 +101,10 @@ struct TileState {
 
 // Epilogue of a weight gradient's GEMM: the update at once, if there is one data-parallel group. Where state of
 // weights is not in memory (held_tiles.cuh), TILES is 0: the tiles there are of biases alone.
-template <typename SHAPE, typename RULE, bool FAR, int LDW, int ROWS, int ACROSS, int TILES,
+template <typename SHAPE, typename RULE, bool GLOBAL, int LDW, int ROWS, int ACROSS, int TILES,
           typename HOW = NoRounding>
 struct UpdateTiles {
-  using Early = TileState<RULE, FAR>;
+  using Early = TileState<RULE, GLOBAL>;
   const RULE& rule;
   float* w;
   float* bias;
@@ -116,7 +116,7 @@ struct UpdateTiles {
   }
   __device__ __forceinline__ Early early(int mt, int nt) const {
     Early kept = {};
-    if constexpr (FAR) kept.load(state_of(mt * ACROSS + nt) + lane_index());
+    if constexpr (GLOBAL) kept.load(state_of(mt * ACROSS + nt) + lane_index());
     return kept;
   }
   __device__ __forceinline__ void update(Early& kept, int mt, int nt, const float (&sum)[4]) const {
@@ -129,7 +129,7 @@ struct UpdateTiles {
                                         const Early& early) const {
     Early kept = early;
     float4* const state = state_of(mt * ACROSS + nt) + lane_index();
-    if constexpr (!FAR) kept.load(state);
+    if constexpr (!GLOBAL) kept.load(state);
     update(kept, mt, nt, sum);
     kept.store(state);
   }
@@ -146,7 +146,7 @@ struct UpdateTiles {
       w[i] = bias[place + i];
 #pragma unroll
       for (int j = 0; j < RULE::kStates; ++j) {
-        kept[i][j] = FAR ? __ldcg(state + j * kTileFloats + i) : state[j * kTileFloats + i];
+        kept[i][j] = GLOBAL ? __ldcg(state + j * kTileFloats + i) : state[j * kTileFloats + i];
       }
     }
 #pragma unroll
@@ -154,7 +154,7 @@ struct UpdateTiles {
       bias[place + i] = rule(w[i], gradient[i], kept[i]);
 #pragma unroll
       for (int j = 0; j < RULE::kStates; ++j) {
-        if constexpr (FAR) {
+        if constexpr (GLOBAL) {
           __stcg(state + j * kTileFloats + i, kept[i][j]);
         } else {
           state[j * kTileFloats + i] = kept[i][j];

@@ -131,8 +131,8 @@ __device__ __forceinline__ void for_states(int across, int of_weights, int tiles
 }
 
 // Loads state into shared memory by asynchronous copies; padding is zero already. Or copies it to a workspace
-// in global memory (FAR), padding included.
-template <typename SHAPE, bool FAR, int STATES, int SHARES>
+// in global memory (GLOBAL), padding included.
+template <typename SHAPE, bool GLOBAL, int STATES, int SHARES>
 __device__ __forceinline__ void load_states(float* kept, int across, int of_weights, int tiles,
                                             int base, int share, int state,
                                             const float* __restrict__ w, int ld,
@@ -144,13 +144,13 @@ __device__ __forceinline__ void load_states(float* kept, int across, int of_weig
         float values[4];
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
-          if constexpr (FAR) {
+          if constexpr (GLOBAL) {
             values[q] = behind[q] < 0 ? 0.0f : from[behind[q]];
           } else if (behind[q] >= 0) {
             ptx::copy_async<4>(ptx::shared_address(kept + place + q), from + behind[q]);
           }
         }
-        if constexpr (FAR) {
+        if constexpr (GLOBAL) {
           *reinterpret_cast<float4*>(kept + place) =
               make_float4(values[0], values[1], values[2], values[3]);
         }
@@ -179,8 +179,8 @@ __device__ __forceinline__ void store_states(const float* kept, int across, int 
 
 // The same as functions that all layers share: inlined for each of many layers, loads and stores of a launch
 // would be up to half of a kernel's code. One call does all it can of a layer, because calls are code, too.
-// Places are given in floats from the start of shared memory; FAR state begins at `far`. `b` is null without
-// biases.
+// Places are given in floats from the start of shared memory; GLOBAL state begins at `global`. `b` is null
+// without biases.
 template <typename SHAPE, typename T>
 __device__ __noinline__ void load_layer(int image, int pitch, const T* __restrict__ w, int ld, int biases,
                                         const float* __restrict__ b, Shard shard) {
@@ -204,25 +204,25 @@ struct StateTensors {
   float* b[STATES];
 };
 
-template <typename SHAPE, bool FAR, int SHARES, int STATES>
-__device__ __noinline__ void load_state(float* far, int near, int across, int of_weights, int tiles,
+template <typename SHAPE, bool GLOBAL, int SHARES, int STATES>
+__device__ __noinline__ void load_state(float* global, int local, int across, int of_weights, int tiles,
                                         int base, int share, StateTensors<STATES> state, Shard shard) {
 #pragma unroll
   for (int i = 0; i < STATES; ++i) {
-    load_states<SHAPE, FAR, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across,
-                                            of_weights, tiles, base, share, i, state.w[i], state.ld[i],
-                                            state.b[i], shard);
+    load_states<SHAPE, GLOBAL, STATES, SHARES>(GLOBAL ? global : ptx::dynamic_shared<float>() + local, across,
+                                               of_weights, tiles, base, share, i, state.w[i], state.ld[i],
+                                               state.b[i], shard);
   }
 }
 
-template <typename SHAPE, bool FAR, int SHARES, int STATES>
-__device__ __noinline__ void store_state(float* far, int near, int across, int of_weights, int tiles,
+template <typename SHAPE, bool GLOBAL, int SHARES, int STATES>
+__device__ __noinline__ void store_state(float* global, int local, int across, int of_weights, int tiles,
                                          int base, int share, StateTensors<STATES> state, Shard shard,
                                          StoreShare stores) {
 #pragma unroll
   for (int i = 0; i < STATES; ++i) {
-    store_states<SHAPE, STATES, SHARES>(FAR ? far : ptx::dynamic_shared<float>() + near, across, of_weights,
-                                        tiles, base, share, i, state.w[i], state.ld[i], state.b[i], shard,
-                                        stores);
+    store_states<SHAPE, STATES, SHARES>(GLOBAL ? global : ptx::dynamic_shared<float>() + local, across,
+                                        of_weights, tiles, base, share, i, state.w[i], state.ld[i],
+                                        state.b[i], shard, stores);
   }
 }

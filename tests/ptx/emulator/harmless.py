@@ -68,8 +68,8 @@ HARMLESS: dict[str, str] = {
     "persistent/epilogue.cuh: zero fill: return {row < count ? biases[row] : 0.0f, row + 8 < count ? "
     "biases[row + 8] : 0.0f}; [37]":
         "nothing is taken of a row that does not exist",
-    "persistent/shared_softmax.cuh: zero fill: if (tells && at.part == (here ? place % Tasks::kLanes : 0)) { "
-    "[57]":
+    "persistent/shared_softmax.cuh: zero fill: if (stores && at.part == (here ? place % Tasks::kLanes : 0)) { "
+    "[58]":
         "any one lane of an example may say that its label is elsewhere, or none",
     "persistent/gradient_all_reduce.cuh: mark: return without_flag_bit(ptx::load_flagged(at)); [11]":
         "of micro-batches: a unit in the last place of one in four sums, which the flag bit takes",
