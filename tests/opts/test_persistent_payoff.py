@@ -202,7 +202,7 @@ def test_a_compilation_is_judged_by_the_products_that_the_kernel_has(
         layers: tuple[int, ...], optimizer: str) -> None:
     problem = problem_of(step(asked(layers, 32, "cross_entropy", optimizer), ""))
     text = source(choose(problem, chip_of(CAPABLE.target)).layout, "kernel")
-    assert text.count("Product<Shape") == persistent_payoff.count_gemms(problem)
+    assert text.count("Gemm<Shape") == persistent_payoff.count_gemms(problem)
     assert persistent_payoff.extra_compile_us(problem) >= persistent_payoff.MIN_DELAY_US
     deeper = problem_of(step(asked((*layers, 10), 32, "cross_entropy", optimizer), ""))
     assert persistent_payoff.extra_compile_us(deeper) > persistent_payoff.extra_compile_us(problem)
