@@ -8,8 +8,7 @@ its barriers, or beside another phase.
   for fp16), `scratch`. They hold no addresses (layout.py) and no C++ (the emitters).
 - A phase says which buffers it reads and writes. The barriers of a block follow from that.
 
-A new kind of phase is a dataclass here and its place in schedule.py, a template in
-ptx/persistent/*.cuh that an emitter calls, and a line in cost.py.
+docs/persistent-kernel.md follows one phase through all files, and says what a new kind needs.
 """
 
 from __future__ import annotations
@@ -73,8 +72,9 @@ class Epilogue:
 
     @property
     def reads(self) -> set[str]:
-        return ({self.bias, "y" if self.function == LOSS else "",
-                 self.saved if self.function == ACTIVATE_BACKWARD else ""}) - {""}
+        found = {self.bias, "y" if self.function == LOSS else "",
+                 self.saved if self.function == ACTIVATE_BACKWARD else ""}
+        return found - {""}
 
     @property
     def writes(self) -> set[str]:

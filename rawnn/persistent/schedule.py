@@ -296,8 +296,8 @@ def with_barriers(d: Sharding, phases: Iterable[Phase]) -> list[Phase]:
     written: set[str] = set()
     for phase in phases:
         reads, writes = phase.reads(d), phase.writes(d)
-        conflict = written & reads or writes & (written | read)
-        if conflict and isinstance(phase, Softmax) and has_statistics(found[begin:]):
+        conflict = (written & reads) | (writes & (written | read))
+        if isinstance(phase, Softmax) and any(isinstance(each, Softmax) for each in found[begin:]):
             conflict -= {phase.logits, phase.to}  # each warp has the same logits in both halves
         if conflict:
             at = len(found)
@@ -309,11 +309,6 @@ def with_barriers(d: Sharding, phases: Iterable[Phase]) -> list[Phase]:
         read |= reads
         written |= writes
     return found
-
-
-def has_statistics(phases: list[Phase]) -> bool:
-    """Whether the first half of a softmax is among some phases."""
-    return any(isinstance(phase, Softmax) and phase.statistics for phase in phases)
 
 
 def barrier_behind(phases: list[Phase]) -> Barrier:
