@@ -17,7 +17,7 @@ from rawnn.persistent.block_memory import LayerLayout
 from rawnn.persistent.chip import Chip
 from rawnn.persistent.choose import MOST_WARPS, Choice, candidates
 from rawnn.persistent.layout import Layout, layout_of
-from rawnn.persistent.member_problem import check_members
+from rawnn.persistent.member_problem import FIX, check_members
 from rawnn.persistent.phases import Gemm
 from rawnn.persistent.problem import Problem, Unsupported
 from rawnn.persistent.sharding import (
@@ -94,13 +94,16 @@ def exact_members(problem: Problem, chip: Chip, members: Members, networks: int,
     check_members(sharding)
     if sharding.tp_size not in chip.sizes:
         raise Unsupported(f"needs clusters of {sharding.tp_size} blocks, which the GPU has not",
-                          "let a cost model choose")
+                          FIX)
     d = replace(sharding, problem=problem, members=members)
-    check_sharding(d, chip)
-    layout = fitting_layout(d, chip)
+    try:
+        check_sharding(d, chip)
+        layout = fitting_layout(d, chip)
+    except Unsupported as error:
+        raise Unsupported(error.reason, FIX) from None
     if not has_registers(layout):
         raise Unsupported(f"needs about {registers(layout)} registers a thread as {d}, and can "
-                          f"have {min(d.registers, MOST_REGISTERS)}", "let a cost model choose")
+                          f"have {min(d.registers, MOST_REGISTERS)}", FIX)
     return Choice(layout, step_microseconds(layout, chip, networks), chip.costs)
 
 
