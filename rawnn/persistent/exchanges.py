@@ -3,21 +3,15 @@ for both transports, DSMEM and L2 (ptx/persistent/exchange.cuh)."""
 
 from __future__ import annotations
 
-from rawnn.persistent import buffers
+from rawnn.persistent import buffers, phases
 from rawnn.persistent.buffers import Slot
-from rawnn.persistent.phases import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    OVERFLOW,
-    REDUCE_SCATTER,
-    STATISTICS,
-    Exchange,
-)
+from rawnn.persistent.phases import Exchange
 from rawnn.persistent.sharding import ALL_GATHERED, Sharding, ceil
 from rawnn.persistent.tiles import softmax_of
 from rawnn.persistent.writer import Emitter
 
-KINDS = {ALL_GATHER: "kAllGather", REDUCE_SCATTER: "kReduceScatter", ALL_REDUCE: "kAllReduce"}
+KINDS = {phases.ALL_GATHER: "kAllGather", phases.REDUCE_SCATTER: "kReduceScatter",
+         phases.ALL_REDUCE: "kAllReduce"}
 
 
 def share_of(features: int, tp_size: int) -> tuple[int, str]:
@@ -29,9 +23,9 @@ def share_of(features: int, tp_size: int) -> tuple[int, str]:
 
 def rows_of_block(d: Sharding, exchange: Exchange) -> tuple[int, str]:
     """Rows of an exchange that belong to a block, and a C++ expression for those of this block."""
-    if exchange.name == OVERFLOW:
+    if exchange.name == phases.OVERFLOW:
         return 0, "0"
-    if exchange.name == STATISTICS or exchange.kind == ALL_REDUCE:
+    if exchange.name == phases.STATISTICS or exchange.kind == phases.ALL_REDUCE:
         return exchange.rows // d.tp_size, str(exchange.rows // d.tp_size)
     if d.boundaries[exchange.boundary] == ALL_GATHERED:
         return d.shards[exchange.boundary], f"n{exchange.boundary}"
@@ -49,7 +43,7 @@ class ExchangeEmitter(Emitter):
         slots = buffers.l2_slots(self.schedule)
         slot = slots[number] if slots else Slot(0)
         # A block without rows of a reduce-scatter gets a flag from each block in their place.
-        in_place = exchange.kind == REDUCE_SCATTER and exchange.idle
+        in_place = exchange.kind == phases.REDUCE_SCATTER and exchange.idle
         flags = d.tp_size if in_place else exchange.flags
         self.w(f"using {name} = Exchange<{KINDS[exchange.kind]}, {exchange.rows}, "
                f"{share}, {exchange.parts}, {exchange.idle}, {flags}, "

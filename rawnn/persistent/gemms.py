@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
+from rawnn.persistent import phases
 from rawnn.persistent.exchanges import ExchangeEmitter, rows_of_block
 from rawnn.persistent.layout import ALL
 from rawnn.persistent.loss import LossEmitter
-from rawnn.persistent.phases import (
-    ACCUMULATE,
-    ACTIVATE,
-    ACTIVATE_BACKWARD,
-    ALL_GATHER,
-    FORWARD,
-    LOSS,
-    OVERFLOW,
-    REDUCE_SCATTER,
-    STATISTICS,
-    UPDATE,
-    Epilogue,
-    Exchange,
-    Gemm,
-)
+from rawnn.persistent.phases import Epilogue, Exchange, Gemm
 from rawnn.persistent.sharding import TILE, ceil
 from rawnn.persistent.updates import UpdateEmitter
 from rawnn.persistent.writer import Emitter, Kernel, literal
@@ -44,17 +31,17 @@ class GemmEmitter(Emitter):
     def gemm(self, g: Gemm) -> None:
         """A forward or backward GEMM."""
         d, p, w, end = self.d, self.p, self.w, g.epilogue
-        n, boundary = g.layer + 1, g.layer + (g.kind == FORWARD)
-        first = g.kind == FORWARD and g.layer == 0
+        n, boundary = g.layer + 1, g.layer + (g.kind == phases.FORWARD)
+        first = g.kind == phases.FORWARD and g.layer == 0
         w(f"// {g.kind} {n}: {d.layer_kinds[g.layer]}")
-        if g.kind == FORWARD and n == p.depth > 1 and not p.labelled:
+        if g.kind == phases.FORWARD and n == p.depth > 1 and not p.labelled:
             self.loss.declare_loss()
         if end.send:
             self.exchanges.begin_exchange(end.send)
         if first:
             self.updates.prepare_optimizer()
         # All rows of partial sums are sent; of values, those that the block has.
-        whole = end.own_rows or (end.send and end.send.kind != ALL_GATHER)
+        whole = end.own_rows or (end.send and end.send.kind != phases.ALL_GATHER)
         limit = str(p.layers[boundary]) if whole else self.k.count(boundary)
         finish = self.function(end, boundary, limit)
         self.product(g, finish, limit)
@@ -63,7 +50,7 @@ class GemmEmitter(Emitter):
         """Gemm<...>::run(weights, right operand, first warp, what happens to the sums)."""
         d, w, part, tiles = self.d, self.w, self.layout.layers[g.layer], g.tiling(self.d)
         sent, bias = g.epilogue.send is not None, self.biases(g.epilogue)
-        if g.kind == FORWARD:
+        if g.kind == phases.FORWARD:
             ways, right = f"false, {literal(g.layer == 0)}", g.layer
             pitch = d.pitch if g.layer else self.layout.input_pitch
         else:
@@ -89,15 +76,15 @@ class GemmEmitter(Emitter):
     def exchange(self, e: Exchange) -> None:
         """Waits for an exchange, and hands what it brings to the epilogue."""
         end = e.epilogue
-        if e.name == OVERFLOW:
+        if e.name == phases.OVERFLOW:
             return  # AgreeOnStep reads its flags
-        if e.name == STATISTICS:
+        if e.name == phases.STATISTICS:
             self.loss.receive_statistics(e)
             return
         self.exchanges.wait(e)  # must precede the announcement of the next exchange
         if end.send:
             self.exchanges.begin_exchange(end.send)
-        count = rows_of_block(self.d, e)[1] if e.kind == REDUCE_SCATTER \
+        count = rows_of_block(self.d, e)[1] if e.kind == phases.REDUCE_SCATTER \
             else str(self.p.layers[e.boundary])
         body = self.function(end, e.boundary, count)
         if not end.send:
@@ -113,7 +100,7 @@ class GemmEmitter(Emitter):
         w, n = self.w, g.layer + 1
         w("{")
         w(f"// gradient {n}")
-        if g.epilogue.function == UPDATE:
+        if g.epilogue.function == phases.UPDATE:
             self.declare_update(g)
         else:
             self.declare_publication(g)
@@ -143,7 +130,7 @@ class GemmEmitter(Emitter):
         d, part = self.d, self.layout.layers[g.layer]
         copy = "(all_reduce & 1)" if self.layout.sync == ALL else "0"
         way, adds = "PublishTiles", ""
-        if g.epilogue.function == ACCUMULATE:
+        if g.epilogue.function == phases.ACCUMULATE:
             way = "AccumulateTiles"
             adds = f" ^ (micro_batch < {d.micro_batches - 1} ? 1u : 0u), micro_batch > 0"
         published = self.k.published_type
@@ -161,7 +148,7 @@ class GemmEmitter(Emitter):
     def function(self, end: Epilogue, boundary: int, limit: str) -> str:
         """The C++ function of an epilogue: over row `m` (below the limit) and the examples
         e .. e + 3 where it sends, else over row `m` and the examples e, e + 1."""
-        if end.function == LOSS:
+        if end.function == phases.LOSS:
             return "of_outputs"
         if end.send:
             columns = f" && e < {self.d.sent}" if self.d.sent < self.d.columns else ""
@@ -180,10 +167,10 @@ class GemmEmitter(Emitter):
     def stored(self, end: Epilogue, row: str, saved_row: str) -> str:
         """C++ that applies the function to v0 and v1, and stores them. `row` is that of the block's
         shard, `saved_row` that of all features."""
-        if end.function == ACTIVATE_BACKWARD:
+        if end.function == phases.ACTIVATE_BACKWARD:
             return self.activation_gradient(end, row, saved_row)
         to = self.k.buffer(end.to)
-        if end.function != ACTIVATE:
+        if end.function != phases.ACTIVATE:
             return self.store(to, "v0", "v1", row)
         saved = [self.store(self.k.buffer(end.saved), "v0", "v1", row)] if end.saved else []
         values = "Activation::apply(v0)", "Activation::apply(v1)"
@@ -207,7 +194,7 @@ class GemmEmitter(Emitter):
     def sent(self, end: Epilogue) -> str:
         """C++ that applies the function to `v`, and sends it."""
         lines = []
-        if end.function == ACTIVATE:
+        if end.function == phases.ACTIVATE:
             if end.saved:
                 saved = f"{self.k.buffer(end.saved)} + m * {self.d.pitch} + e"
                 lines.append(f"store_four<Shape>({saved}, v);")
