@@ -117,7 +117,11 @@ class ManyRun:
                 parallel.ordinal(self.config, team)
             self.opened = open_device(self.config.device, self.notify, ordinal)
             self._closing.callback(self.opened.close)
-        if self.opened.device is None and self.config.device == "auto":
+        device, is_auto = self.opened.device, self.config.device == "auto"
+        if device is not None and is_auto and team is None and device.count > 1:
+            self.notify(f"members train on one of {device.count} GPUs: device = 'gpu:all' "
+                        f"(--device gpu:all) spreads them over all")
+        if device is None and is_auto:
             self.notify(f"running on the host: {self.opened.machine.no_gpu}")
             warnings.warn(f"training on the host, not on a GPU: {self.opened.machine.no_gpu}",
                           RuntimeWarning, stacklevel=stacklevel)

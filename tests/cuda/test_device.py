@@ -196,3 +196,24 @@ def test_an_architecture_that_cannot_be_assumed_is_refused(sim, monkeypatch, tex
     monkeypatch.setenv("RAWNN_COMPUTE", text)
     with pytest.raises(ConfigError, match=f"RAWNN_COMPUTE={text}: give a compute capability"):
         Device(sim.backend())
+
+
+def test_another_stream_of_a_device_has_kernels_of_its_own() -> None:
+    simulation, backend = opened()
+    device = Device(backend)
+    found = device.function("losses/softmax.cu", "softmax<float>")
+    other = device.with_own_stream()
+    assert other.stream.handle != device.stream.handle
+    assert other.memory is device.memory
+    assert other.function("losses/softmax.cu", "softmax<float>") is found
+    own = other.function("losses/softmax.cu", "softmax_backward<float>")
+    other.close()
+    assert simulation.calls.count("cuModuleUnload") == 1
+    assert device.open
+    assert not other.open
+    assert device.function("losses/softmax.cu", "softmax_backward<float>") is not own
+    array = np.arange(4, dtype=np.float32)
+    block = device.memory.allocate(array.nbytes, "an array")
+    device.to_device(block.address, array, "an array")
+    device.close()
+    simulation.assert_clean()

@@ -18,7 +18,7 @@ import rawnn
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened, machine_of
-from rawnn.many import gpus, sessions
+from rawnn.many import gpus, run, sessions
 from rawnn.many.gpus import Gpu
 from rawnn.many.sessions import SessionMembers
 from rawnn.many.spread import SpreadMembers
@@ -298,6 +298,20 @@ def test_all_gpus_that_the_process_sees(simulations: Any,
     many = rawnn.train_many(**{**FIXED, "epochs": 1}, seed=range(6), device="gpu:all")
     assert sorted(simulations[0]) == ["gpu:0", "gpu:1", "gpu:2"]
     assert many[3].config.device == "gpu"
+
+
+@pytest.mark.parametrize(("device", "count"), [("auto", 4), ("auto", 1), ("gpu", 4)])
+def test_other_gpus_are_mentioned(device: str, count: int,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    def opening(name: str, notify: Any, ordinal: int = 0) -> Opened:
+        found = Device(Simulation(1).backend(), 0, notify)
+        found.count = count
+        return Opened(found, machine_of(found), 0.0)
+
+    monkeypatch.setattr(run, "open_device", opening)
+    many = rawnn.train_many(**{**FIXED, "epochs": 1}, device=device)
+    said = [note for note in many.notes if "one of 4 GPUs: device = 'gpu:all'" in note]
+    assert len(said) == (device == "auto" and count == 4)
 
 
 def test_gpus_of_different_kinds_are_refused(simulations: Any,
