@@ -32,8 +32,10 @@ SESSION_BYTES = 256 << 20
 SIDE_BY_SIDE = 4
 """Members that train at once on a GPU, at most: a step's kernels of more seldom find a
 multiprocessor free, and each has its own copy of the data set."""
-USED_MEMORY = 0.9
-"""Part of a GPU's free memory that sessions may take."""
+USED_MEMORY, IDLE_MEMORY = 0.9, 0.25
+"""Parts of a GPU's free memory: for sessions that train at once, and for those that stay open."""
+MOST_IDLE = 32
+"""Sessions that stay open on a GPU, at most: each takes some memory of the host, too."""
 
 Figures = NDArray[np.float64]
 """[epochs, 3]: training loss, validation loss, validation score."""
@@ -79,11 +81,15 @@ class _Open:
 
 
 class MemberSessions:
-    """Sessions of members of one group, of which the last that were used stay open: on the host as
-    far as they take no more than `nbytes`, on a GPU as many as train at once."""
+    """Sessions of members of one group, of which the last that were used stay open, as far as they
+    take no more than `nbytes` on the host, or a part of a GPU's memory. `of_device` are those of
+    all groups on a device, which close theirs where one has no memory."""
 
-    def __init__(self, group: Group, opened: Opened, nbytes: int = SESSION_BYTES) -> None:
+    def __init__(self, group: Group, opened: Opened, nbytes: int = SESSION_BYTES,
+                 of_device: list[MemberSessions] | None = None) -> None:
         self._group, self._opened = group, opened
+        self._of_device = [] if of_device is None else of_device
+        self._of_device.append(self)
         self._idle: OrderedDict[int, _Open] = OrderedDict()
         self._datasets: dict[int, Dataset] = {}
         self._most_datasets = max(1, nbytes // max(1, group.dataset.train_images.nbytes))
@@ -183,7 +189,7 @@ class MemberSessions:
                 elif busy:
                     self._most = self._at_once = busy
                     return None
-                else:
+                elif not self._close_others():
                     raise
         session = found.session
         if before.epoch:  # of another trainer it may have a clock that this run has no use for
@@ -210,8 +216,9 @@ class MemberSessions:
             raise
         if device is not None and not self._is_measured:
             free = device.free_memory()
-            fitting = 1 + int(USED_MEMORY * free / max(before - free, 1))
-            self._most = self._at_once = min(SIDE_BY_SIDE, len(self._group), fitting)
+            size = max(before - free, 1)
+            self._at_once = min(SIDE_BY_SIDE, len(self._group), 1 + int(USED_MEMORY * free / size))
+            self._most = max(self._at_once, min(MOST_IDLE, int(IDLE_MEMORY * free / size)))
             self._is_measured = True
         return _Open(session, 0, opened)
 
@@ -227,6 +234,17 @@ class MemberSessions:
             self._datasets[fold] = self._group.dataset_of(fold)
         return self._datasets[fold]
 
+    def _close_others(self) -> bool:
+        """Close what other groups have open on the device; returns whether there was any."""
+        found = [each for each in self._of_device if each is not self and each._idle]
+        for each in found:
+            each._close_idle()
+        return bool(found)
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._drop()
+
     def _drop(self) -> None:
         self._close(self._idle.popitem(last=False)[1])
 
@@ -241,8 +259,7 @@ class MemberSessions:
 
     def close(self) -> None:
         """Close all sessions; a second call does nothing."""
-        while self._idle:
-            self._drop()
+        self._close_idle()
         self._datasets.clear()
         self._streams.clear()
         self._closing.close()
@@ -268,9 +285,10 @@ class SessionMembers:
     """A MemberTrainer that trains members by ordinary runs on whatever device is `opened`. They run
     once something is waited for, so that what other trainers enqueue runs at the same time."""
 
-    def __init__(self, group: Group, opened: Opened, notify: Callable[[str], None]) -> None:
+    def __init__(self, group: Group, opened: Opened, notify: Callable[[str], None],
+                 of_device: list[MemberSessions] | None = None) -> None:
         self._group, self._notify = group, notify
-        self._sessions = MemberSessions(group, opened)
+        self._sessions = MemberSessions(group, opened, of_device=of_device)
         self._states = [MemberState() for _ in group.members]
         self._blocks = [np.empty((len(group), 0, 3))]
         self._jobs: list[Job] = []

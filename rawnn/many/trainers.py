@@ -4,6 +4,7 @@ several GPUs or ranks, one of these on each."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,21 @@ from rawnn.many.gpus import Gpu
 from rawnn.many.host import HostMembers, WorkerPool
 from rawnn.many.members import Group, MemberTrainer, group_key
 from rawnn.many.ranks import RankMembers
-from rawnn.many.sessions import SIDE_BY_SIDE, SessionMembers
+from rawnn.many.sessions import SIDE_BY_SIDE, MemberSessions, SessionMembers
 from rawnn.many.shares import Make
 from rawnn.many.spread import SpreadMembers
 from rawnn.persistent.problem import Unsupported
 
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
+
+
+@dataclass(eq=False)
+class OnDevice:
+    """What groups share on a device: arrays of the data set, and the memory of their sessions."""
+
+    arrays: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    sessions: list[MemberSessions] = field(default_factory=list)
 
 
 def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str], None],
@@ -47,21 +56,21 @@ def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str],
 
 def trainer_of(group: Group, opened: Opened, notify: Callable[[str], None],
                at_once: int | None = None, pool: WorkerPool | None = None,
-               shared: dict[Device, dict[Any, int]] | None = None) -> MemberTrainer:
+               shared: dict[Device, OnDevice] | None = None) -> MemberTrainer:
     """The trainer of a group on what is `opened`: on a GPU chosen for so many members at once and
-    with what groups of its data set have `shared` on each device, on the host with the workers of
-    `pool`. `notify` gets a sentence where no kernel of a GPU trains them at once, and why."""
+    with what the groups of a data set have `shared` on each device, on the host with the workers
+    of `pool`. `notify` gets a sentence where no kernel of a GPU trains them at once, and why."""
     if opened.device is None:
         return HostMembers(group, opened, notify, pool)
     # Imported only for a GPU: generating its kernels takes more modules than the host needs.
     from rawnn.many.gpu import GpuMembers
 
+    found = OnDevice() if shared is None else shared.setdefault(opened.device, OnDevice())
     try:
         return GpuMembers(group, opened, notify=notify, sharding=group.config.sharding or "",
-                          at_once=at_once,
-                          shared=None if shared is None else shared.setdefault(opened.device, {}))
+                          at_once=at_once, shared=None if shared is None else found.arrays)
     except Unsupported as reason:
         notify(f"{len(group):,} member{'s' * (len(group) > 1)} of {group.config.network()} train "
                f"launch by launch, {SIDE_BY_SIDE} side by side at most, since no kernel trains "
                f"them at once: the step {reason.reason}")
-        return SessionMembers(group, opened, notify)
+        return SessionMembers(group, opened, notify, found.sessions)

@@ -166,7 +166,8 @@ def test_sessions_train_side_by_side(count: int, options: dict[str, Any]) -> Non
     trainer.run(everyone(group), 2)
     check(group, trainer, 3)
     found = trainer._sessions._idle.values()
-    assert len(found) == min(SIDE_BY_SIDE, count)
+    assert trainer._sessions._at_once == min(SIDE_BY_SIDE, count)
+    assert len(found) == count
     assert simulation.calls.count("cuStreamCreate") == 1 + len(found)
     assert len({each.session.device.stream.handle for each in found if each.session.device}) \
         == len(found)
@@ -201,6 +202,31 @@ def test_as_many_train_as_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(OutOfMemory):
             trainer.scores()
         trainer.close()
+
+
+def test_groups_close_their_sessions_for_one_that_needs_the_memory() -> None:
+    groups = [group_of(3, 27, opt="preload,fuse"),
+              group_of(2, 27, opt="preload,fuse", layers=(13, 1500, 4))]
+    probe = Simulation(1)
+    with opened_on(probe) as opened:
+        assert opened.device is not None
+        before = opened.device.free_memory()
+        with Session(groups[1].members[0], data=groups[1].dataset, opened=opened):
+            size = before - opened.device.free_memory()
+    simulation = Simulation(1, memory=size + (1 << 16))
+    with opened_on(simulation) as opened:
+        of_device: list[Any] = []
+        trainers = [SessionMembers(group, opened, lambda message: None, of_device)
+                    for group in groups]
+        for _ in range(3):
+            for trainer, group in zip(trainers, groups, strict=True):
+                trainer.run(everyone(group), 1)
+            for trainer in trainers:
+                trainer.scores()
+        for trainer, group in zip(trainers, groups, strict=True):
+            check(group, trainer, 3)
+            trainer.close()
+    simulation.assert_clean()
 
 
 def test_what_aborts_an_epoch_leaves_whole_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
