@@ -176,15 +176,19 @@ def test_sessions_train_side_by_side(count: int, options: dict[str, Any]) -> Non
     simulation.assert_clean()
 
 
-def test_as_many_train_as_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the first session says too little of the others."""
-    group = group_of(5, 27, opt="preload,fuse")
-    probe = Simulation(1)
-    with opened_on(probe) as opened:
+def memory_of_session(group: Group) -> int:
+    """Bytes that a session of the first member takes."""
+    with opened_on(Simulation(1)) as opened:
         assert opened.device is not None
         before = opened.device.free_memory()
         with Session(group.members[0], data=group.dataset, opened=opened):
-            size = before - opened.device.free_memory()
+            return before - opened.device.free_memory()
+
+
+def test_as_many_train_as_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first session says too little of the others."""
+    group = group_of(5, 27, opt="preload,fuse")
+    size = memory_of_session(group)
     for memory, used, expected in ((int(2.5 * size), 0.9, 2), (int(3.5 * size), 99.0, 3)):
         monkeypatch.setattr(sessions, "USED_MEMORY", used)
         simulation = Simulation(1, memory=memory)
@@ -207,13 +211,8 @@ def test_as_many_train_as_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None
 def test_groups_close_their_sessions_for_one_that_needs_the_memory() -> None:
     groups = [group_of(3, 27, opt="preload,fuse"),
               group_of(2, 27, opt="preload,fuse", layers=(13, 1500, 4))]
-    probe = Simulation(1)
-    with opened_on(probe) as opened:
-        assert opened.device is not None
-        before = opened.device.free_memory()
-        with Session(groups[1].members[0], data=groups[1].dataset, opened=opened):
-            size = before - opened.device.free_memory()
-    simulation = Simulation(1, memory=size + (1 << 16))
+    small, large = map(memory_of_session, groups)
+    simulation = Simulation(1, memory=large + small // 2)
     with opened_on(simulation) as opened:
         of_device: list[Any] = []
         trainers = [SessionMembers(group, opened, lambda message: None, of_device)
