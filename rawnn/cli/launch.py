@@ -17,7 +17,7 @@ from rawnn.distributed.launcher import run
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(ranks: int, arguments: tuple[str, ...]) -> None:
     """Start N processes of `python -m rawnn ARGUMENTS` on this host, which train one network
-    together, each on a GPU of its own:
+    together, or with `many` share the networks, each on a GPU of its own:
 
     python -m rawnn launch -n 4 --opt graphs=epoch,mma,fuse,bf16
 
