@@ -26,6 +26,7 @@ from rawnn.engine.machine import Opened
 from rawnn.engine.session import Session
 from rawnn.engine.units import LossUnits
 from rawnn.many.members import Arrays, Group, Rows, Scores, columns_from, stacked
+from rawnn.many.residents import Resident, release_another
 
 SESSION_BYTES = 256 << 20
 """Memory that sessions of one process may take on the host."""
@@ -82,14 +83,14 @@ class _Open:
 
 class MemberSessions:
     """Sessions of members of one group, of which the last that were used stay open, as far as they
-    take no more than `nbytes` on the host, or a part of a GPU's memory. `of_device` are those of
-    all groups on a device, which close theirs where one has no memory."""
+    take no more than `nbytes` on the host, or a part of a GPU's memory. The `residents` of a
+    device free theirs where one has none."""
 
     def __init__(self, group: Group, opened: Opened, nbytes: int = SESSION_BYTES,
-                 of_device: list[MemberSessions] | None = None) -> None:
+                 residents: list[Resident] | None = None) -> None:
         self._group, self._opened = group, opened
-        self._of_device = [] if of_device is None else of_device
-        self._of_device.append(self)
+        self._residents = [] if residents is None else residents
+        self._residents.append(self)
         self._idle: OrderedDict[int, _Open] = OrderedDict()
         self._datasets: dict[int, Dataset] = {}
         self._most_datasets = max(1, nbytes // max(1, group.dataset.train_images.nbytes))
@@ -189,7 +190,7 @@ class MemberSessions:
                 elif busy:
                     self._most = self._at_once = busy
                     return None
-                elif not self._close_others():
+                elif not release_another(self._residents, self):
                     raise
         session = found.session
         if before.epoch:  # of another trainer it may have a clock that this run has no use for
@@ -234,16 +235,12 @@ class MemberSessions:
             self._datasets[fold] = self._group.dataset_of(fold)
         return self._datasets[fold]
 
-    def _close_others(self) -> bool:
-        """Close what other groups have open on the device; returns whether there was any."""
-        found = [each for each in self._of_device if each is not self and each._idle]
-        for each in found:
-            each._close_idle()
-        return bool(found)
-
-    def _close_idle(self) -> None:
+    def release(self) -> bool:
+        """Close the sessions that no member trains in; returns whether there were any."""
+        is_any = bool(self._idle)
         while self._idle:
             self._drop()
+        return is_any
 
     def _drop(self) -> None:
         self._close(self._idle.popitem(last=False)[1])
@@ -259,7 +256,7 @@ class MemberSessions:
 
     def close(self) -> None:
         """Close all sessions; a second call does nothing."""
-        self._close_idle()
+        self.release()
         self._datasets.clear()
         self._streams.clear()
         self._closing.close()
@@ -286,9 +283,9 @@ class SessionMembers:
     once something is waited for, so that what other trainers enqueue runs at the same time."""
 
     def __init__(self, group: Group, opened: Opened, notify: Callable[[str], None],
-                 of_device: list[MemberSessions] | None = None) -> None:
+                 residents: list[Resident] | None = None) -> None:
         self._group, self._notify = group, notify
-        self._sessions = MemberSessions(group, opened, of_device=of_device)
+        self._sessions = MemberSessions(group, opened, residents=residents)
         self._states = [MemberState() for _ in group.members]
         self._blocks = [np.empty((len(group), 0, 3))]
         self._jobs: list[Job] = []

@@ -14,7 +14,8 @@ from rawnn.many.gpus import Gpu
 from rawnn.many.host import HostMembers, WorkerPool
 from rawnn.many.members import Group, MemberTrainer, group_key
 from rawnn.many.ranks import RankMembers
-from rawnn.many.sessions import SIDE_BY_SIDE, MemberSessions, SessionMembers
+from rawnn.many.residents import MovableMembers, Resident
+from rawnn.many.sessions import SIDE_BY_SIDE, SessionMembers
 from rawnn.many.shares import Make
 from rawnn.many.spread import SpreadMembers
 from rawnn.persistent.problem import Unsupported
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class OnDevice:
-    """What groups share on a device: arrays of the data set, and the memory of their sessions."""
+    """What groups share on a device: arrays of the data set, and its memory."""
 
     arrays: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    sessions: list[MemberSessions] = field(default_factory=list)
+    residents: list[Resident] = field(default_factory=list)
 
 
 def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str], None],
@@ -66,11 +67,17 @@ def trainer_of(group: Group, opened: Opened, notify: Callable[[str], None],
     from rawnn.many.gpu import GpuMembers
 
     found = OnDevice() if shared is None else shared.setdefault(opened.device, OnDevice())
+
+    def make(sharding: str) -> MemberTrainer:
+        return GpuMembers(group, opened, notify=notify if not sharding else lambda message: None,
+                          sharding=sharding or group.config.sharding or "", at_once=at_once,
+                          shared=None if shared is None else found.arrays)
+
     try:
-        return GpuMembers(group, opened, notify=notify, sharding=group.config.sharding or "",
-                          at_once=at_once, shared=None if shared is None else found.arrays)
+        return make("") if shared is None else \
+            MovableMembers(len(group), make, found.residents, notify)
     except Unsupported as reason:
         notify(f"{len(group):,} member{'s' * (len(group) > 1)} of {group.config.network()} train "
                f"launch by launch, {SIDE_BY_SIDE} side by side at most, since no kernel trains "
                f"them at once: the step {reason.reason}")
-        return SessionMembers(group, opened, notify, found.sessions)
+        return SessionMembers(group, opened, notify, found.residents)

@@ -15,10 +15,11 @@ from rawnn.common.interrupts import EpochAborted
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.session import Session
-from rawnn.many import loop, sessions
+from rawnn.many import loop, run, sessions
 from rawnn.many.gpu import GpuMembers
 from rawnn.many.members import Group, MemberTrainer, columns_from
 from rawnn.many.progress import best_of
+from rawnn.many.residents import MovableMembers, release_another
 from rawnn.many.sessions import SIDE_BY_SIDE, SessionMembers
 from rawnn.sim import Simulation
 from tests.many.test_devices import OPTIONS, same
@@ -121,6 +122,85 @@ def test_groups_share_one_copy_of_the_data(data: dict[str, Any]) -> None:
     simulation.assert_clean()
 
 
+@pytest.mark.parametrize("more", [
+    {}, {"halving": 2, "min_epochs": 1}, {"patience": 1}, {"folds": [(range(60), range(60, 96)),
+                                                                 (range(40), range(60, 96))]},
+], ids=["plain", "halving", "patience", "folds"])
+def test_groups_that_do_not_fit_together_train_in_parts(more: dict[str, Any],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU with memory for all groups, for two of them, and for one."""
+    options = {**OPTIONS, "layers": [(6, 64, 3), (6, 63, 3), (6, 62, 3)], "lr": [0.1, 0.02],
+               "optimizer": "adam", "epochs": 5, "device": "sim", "shuffle": True, **more}
+    plenty = rawnn.train_many(**options)
+    size = plenty_of(options)
+    for memory, said in ((size, False), (size * 2 // 3, True), (size // 2, True)):
+        simulation = Simulation(2, memory=memory)
+        monkeypatch.setattr(run, "open_device", lambda *names, of=simulation: opened_on(of))
+        many = rawnn.train_many(**options)
+        assert any("at once: they train one after the other" in n for n in many.notes) == said
+        assert same(plenty, many)
+        assert np.array_equal(plenty.scores(), many.scores(), equal_nan=True)
+        for a, b in zip(plenty, many, strict=True):
+            assert all(np.array_equal(a.checkpoint.state[n], b.checkpoint.state[n])
+                       for n in a.checkpoint.state)
+        simulation.assert_clean()
+
+
+def plenty_of(options: dict[str, Any]) -> int:
+    """Bytes that all groups of a run take together."""
+    found = []
+
+    class Look(rawnn.Listener):
+        def started(self, session: Any) -> None:
+            found.append(session.opened.device.memory.current)
+
+    rawnn.train_many(**{**options, "epochs": 2}, listener=Look())
+    return int(found[0] * 1.02)
+
+
+def test_a_group_that_does_not_fit_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = plenty_of({**OPTIONS, "device": "sim"})
+    simulation = Simulation(1, memory=size // 2)
+    monkeypatch.setattr(run, "open_device", lambda *names: opened_on(simulation))
+    with pytest.raises(OutOfMemory):
+        rawnn.train_many(**OPTIONS, device="sim")
+    simulation.assert_clean()
+
+
+def test_members_move_to_the_host_and_back() -> None:
+    simulation = Simulation(1)
+    with opened_on(simulation) as opened:
+        group, other = group_of(3, 27, epochs=4), group_of(2, 27, layers=(13, 4), epochs=4)
+        residents: list[Any] = []
+        one, two = (MovableMembers(len(each), lambda sharding, of=each: GpuMembers(
+            of, opened, sharding=sharding), residents, print) for each in (group, other))
+        alone = GpuMembers(group, opened, sharding=one.sharding)
+        for trainer in (one, alone):
+            trainer.run(everyone(group), 1)
+        assert one.release()
+        assert not one.release()
+        assert np.array_equal(one.state(np.array([2, 0], np.int32))["fc1.weight"],
+                              alone.state(np.array([2, 0], np.int32))["fc1.weight"])
+        assert one._trainer is None
+        for trainer in (one, alone):
+            trainer.run(np.array([0, 2], np.int32), 2)
+        assert one._trainer is None  # nothing is waited for yet
+        for first in range(5):
+            assert np.array_equal(one.scores(first).figures, alone.scores(first).figures,
+                                  equal_nan=True)
+        assert release_another(residents, two)
+        assert one._trainer is None
+        state = alone.state(np.array([1], np.int32))
+        for trainer in (one, alone):
+            trainer.load(np.array([2], np.int32), state)
+            trainer.run(np.array([1, 2], np.int32), 1)
+        for name, array in alone.state(everyone(group)).items():
+            assert np.array_equal(one.state(everyone(group))[name], array), name
+        for each in (one, two, alone):
+            each.close()
+    simulation.assert_clean()
+
+
 def test_lines_of_several_groups_are_whole() -> None:
     recorder = Recorder()
     many = rawnn.train_many(**{**OPTIONS, "layers": [(6, 12, 3), (6, 3)], "epochs": [2, 3]},
@@ -214,8 +294,8 @@ def test_groups_close_their_sessions_for_one_that_needs_the_memory() -> None:
     small, large = map(memory_of_session, groups)
     simulation = Simulation(1, memory=large + small // 2)
     with opened_on(simulation) as opened:
-        of_device: list[Any] = []
-        trainers = [SessionMembers(group, opened, lambda message: None, of_device)
+        residents: list[Any] = []
+        trainers = [SessionMembers(group, opened, lambda message: None, residents)
                     for group in groups]
         for _ in range(3):
             for trainer, group in zip(trainers, groups, strict=True):
