@@ -70,11 +70,11 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     listener  as for `rawnn.train`: `reported` is given a ManyReport each epoch
 
     Members whose widths, batch or kind of optimizer differ make groups that are compiled apart;
-    groups run side by side, each on a stream of its own, where the GPU's memory holds them. On a GPU a group is one
-    kernel, where one fits; otherwise its members train launch by launch, a few side by side, and
-    the listener gets the reason. Without a GPU, or with device="host", members train on the host,
-    by processes over its cores, which all groups share (RAWNN_WORKERS says how many, 1 trains
-    without any); a RuntimeWarning says so where device is "auto".
+    groups run side by side, each on a stream of its own, where the GPU's memory holds them. On a
+    GPU a group is one kernel, where one fits; otherwise its members train launch by launch, a few
+    side by side, and the listener gets the reason. Without a GPU, or with device="host", members
+    train on the host, by processes over its cores, which all groups share (RAWNN_WORKERS says how
+    many, 1 trains without any); a RuntimeWarning says so where device is "auto".
 
     `device` "gpu:0,1,2,3" or "gpu:all" spreads members over several GPUs, "sim:0,1" over simulated
     ones. In a process that torchrun, mpirun, srun or `rawnn launch` started with others, members
