@@ -27,7 +27,7 @@ def release_another(residents: Sequence[Resident], own: Resident) -> bool:
 
 class MovableMembers:
     """A MemberTrainer of `count` members by another, which `make` makes for a sharding. Where one
-    of the `residents` of its device needs the memory, it is closed; it is made anew, with the
+    of the `residents` of its device needs the memory, it is closed; it is created again, with the
     states that it had, once its members are waited for. `notify` gets a sentence the first time.
     Raises OutOfMemory where the group does not fit by itself."""
 
