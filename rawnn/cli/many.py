@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import signal
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -131,7 +132,7 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
     if found.interrupted:
         if not mute:
             say(_interruption(found))
-        click.get_current_context().exit(128 + found.signal)
+        click.get_current_context().exit(128 + (found.signal or signal.SIGINT))
 
 
 def _configs(config_file: str | None, options: dict[str, Any], values: dict[str, Any],

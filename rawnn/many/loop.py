@@ -113,7 +113,7 @@ class ManyLoop:
                 if broken:
                     break
                 self._report(reached, target, seconds)
-            self.is_interrupted = broken or bool(signals.number)
+            self.is_interrupted |= broken or bool(signals.number)
             self._listener.ended(int(progress.epoch.max()))
             if self._rules.save_every and self._saved != int(progress.epoch.sum()):
                 self._store()
@@ -128,10 +128,11 @@ class ManyLoop:
         does."""
         if self._team is None:
             return bool(number or self.stopped)
-        asked = self.stopped or (f"a signal ({number}) asked rank {self._team.rank} to end"
-                                 if number else "")
-        self.stopped = self._team.any("whether to go on", asked)
-        return bool(self.stopped)
+        reasons, numbers = zip(*self._team.gather("whether to go on", (self.stopped, number)),
+                               strict=True)
+        self.stopped = next(filter(None, reasons), "")
+        self.is_interrupted = any(numbers)
+        return bool(self.stopped or self.is_interrupted)
 
     # -- which epochs ------------------------------------------------------------------------------
     def _next(self, reached: int) -> int:

@@ -19,7 +19,7 @@ import pytest
 import rawnn
 from rawnn.common.errors import ConfigError, DeviceError, RanksError, RawnnError
 from rawnn.distributed import Team, launcher
-from rawnn.many import loop
+from rawnn.many import loop, training
 from rawnn.many.ranks import RankMembers
 from tests.distributed.runs import teams
 from tests.many.test_devices import OPTIONS, X, Y, same
@@ -107,6 +107,32 @@ def test_rank_0_stores_and_a_resumed_run_ends_alike(tmp_path: Path) -> None:
     check_same(whole, [rawnn.train_many(resume=tmp_path / "b", data=(X, Y))])
     check_same(whole, all_fine(teams(2, lambda team: rawnn.train_many(
         resume=tmp_path / "a", data=(X, Y), team=team))))
+
+
+def test_a_signal_to_one_rank_interrupts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread gets none: rank 1 has one from the second epoch on."""
+    signalled: set[int] = set()
+
+    class Signalled(loop.Signals):
+        @property
+        def number(self) -> int:
+            return 15 if threading.get_ident() in signalled else 0
+
+        @number.setter
+        def number(self, value: int) -> None:
+            pass
+
+    def at(recorder: Recorder, report: Any) -> None:
+        if report.epoch == 2 and recorder.run.team.rank == 1:
+            signalled.add(threading.get_ident())
+
+    monkeypatch.setattr(loop, "Signals", Signalled)
+    monkeypatch.setattr(training, "end_by", lambda number: None)
+    monkeypatch.setattr(loop, "CHUNK_SECONDS", 0.0)
+    found = all_fine(teams(2, lambda team: rawnn.train_many(
+        **OPTIONS, lr=[0.1, 0.02], device="host", listener=Recorder(at), team=team)))
+    assert [(many.interrupted, many.signal) for many in found] == [(True, 0), (True, 15)]
+    assert [many.progress.epoch.tolist() for many in found] == [[2, 2]] * 2
 
 
 def failing(act: Callable[[Team], Any], size: int = 2) -> list[str]:
