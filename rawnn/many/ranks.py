@@ -23,7 +23,7 @@ class RankMembers(SharedMembers):
 
     def __init__(self, group: Group, opened: Opened, team: Team, make: Make,
                  notify: Callable[[str], None], at_once: int, first: int = 0) -> None:
-        super().__init__(group, min(len(group), team.world_size), at_once)
+        super().__init__(group, team.world_size, at_once)
         self._team, self._first = team, first
         share = (team.rank - first) % team.world_size
         self._own = share if share < self._shares else None

@@ -40,15 +40,15 @@ def check_alike(kinds: Mapping[str, Kind]) -> None:
 
 
 class SharedMembers(ABC):
-    """A MemberTrainer of `shares` shares. `at_once` are the members that train at once in one of
-    them, where so many do in all."""
+    """A MemberTrainer of a share for each of so many `places`, or for each member where there are
+    fewer. `at_once` are the members that train at once in one place, where so many do in all."""
 
-    def __init__(self, group: Group, shares: int, at_once: int) -> None:
-        self._group, self._shares = group, shares
+    def __init__(self, group: Group, places: int, at_once: int) -> None:
+        self._group, self._shares = group, (shares := min(len(group), places))
         self._owner = np.empty(len(group), np.int32)  # the share that has each member's state
         order = np.argsort([config.epochs for config in group.members], kind="stable")
         self._owner[order] = np.arange(len(group)) % shares
-        self.at_once = -(-at_once // shares)
+        self.at_once = -(-at_once // places)
 
     def run(self, active: Rows, epochs: int) -> None:
         self._balance(active)

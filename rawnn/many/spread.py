@@ -25,7 +25,7 @@ class SpreadMembers(SharedMembers):
 
     def __init__(self, group: Group, gpus: Sequence[Gpu], make: Make,
                  notify: Callable[[str], None], at_once: int, first: int = 0) -> None:
-        super().__init__(group, min(len(group), len(gpus)), at_once)
+        super().__init__(group, len(gpus), at_once)
         self._gpus = [gpus[(first + share) % len(gpus)] for share in range(self._shares)]
         self._trainers: list[MemberTrainer] = []
         self._running: list[Future[None]] = []
