@@ -46,10 +46,25 @@ def test_a_cell_runs_by_itself_and_gives_what_is_stored(
     assert tutorial.executed(code).markdown() == output, STALE
 
 
+def stored_outputs(page: str) -> dict[str, tutorial.Output]:
+    """The outputs as the page has them."""
+    found = {}
+    drawn = {f"../../{file}": chart for file, chart in tutorial.charts().items()}
+    for name, _, text in tutorial.cells(page):
+        image = re.match(r"!\[.*\]\((.*)\)\n$", text)
+        if image:
+            found[name] = tutorial.Output(chart=drawn[image[1]])
+        elif text.startswith("|"):
+            found[name] = tutorial.Output(table=text)
+        else:
+            found[name] = tutorial.Output(text.removeprefix("```text\n").removesuffix("```\n"))
+    return found
+
+
 def test_the_notebook_is_made_of_the_page() -> None:
     requires.module("matplotlib")
     kept = json.loads((ROOT / tutorial.NOTEBOOK).read_text(encoding="utf-8"))
-    made = tutorial.notebook(PAGE, tutorial.stored_outputs(PAGE), tutorial.repository())
+    made = tutorial.notebook(PAGE, stored_outputs(PAGE), tutorial.repository())
     made = json.loads(tutorial.encoded(made))
 
     def without_pictures(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,7 +120,7 @@ def test_the_address_of_the_repository_is_in_one_place() -> None:
     address = "https://github.com/someone/rawnn"
     assert f"github/someone/rawnn/blob/main/{tutorial.NOTEBOOK}" in tutorial.badge(address)
     assert "colab.research" not in tutorial.badge("")
-    made = tutorial.notebook(PAGE, tutorial.stored_outputs(PAGE), address)
+    made = tutorial.notebook(PAGE, stored_outputs(PAGE), address)
     setup = "".join(next(c for c in made["cells"] if c["cell_type"] == "code")["source"])
     compile(setup, "setup", "exec")
     assert f'"git", "clone", "-q", "{address}"' in setup

@@ -90,7 +90,7 @@ def expected(choice: Choice, costs: Costs) -> float:
     return cost.microseconds(choice.sharding, costs) + far
 
 
-def of_floors(found: Limits, blocks: Collection[int] = (4, 8, 16)) -> dict[str, float]:
+def of_floors(found: Limits) -> dict[str, float]:
     """The constants that floors are: the clock; what an exchange in a cluster begins with and the
     bytes of it a cycle, by the times of a short one (512 bytes from each block) and a long one (4
     KiB), in the median of the cluster sizes; what telling other clusters takes."""
@@ -100,7 +100,7 @@ def of_floors(found: Limits, blocks: Collection[int] = (4, 8, 16)) -> dict[str, 
     _, clock, _ = seen[0].samples  # MHz: cycles a microsecond
     values = {"clock": clock}
     begins, rates = [], []
-    for size in blocks:
+    for size in (4, 8, 16):
         short, rate = found.value(f"exchange_{size}"), found.value(f"exchange_bytes_{size}")
         if short is None or rate is None:
             continue

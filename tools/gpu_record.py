@@ -183,9 +183,8 @@ def _ordered(lists: Iterable[List], order: dict[str, str]) -> list[List]:
                   if each.name in order else 99)
 
 
-def read_record(path: Path = RECORD) -> Record:
-    """The record that is kept."""
-    return msgspec.json.decode(path.read_bytes(), type=Record)
+def read_record() -> Record:
+    return msgspec.json.decode(RECORD.read_bytes(), type=Record)
 
 
 LIST_HEADS = ("list", "", "passed", "failed", "of them passed alone", "skipped", "not reached")

@@ -324,21 +324,6 @@ def encoded(made: Mapping[str, Any]) -> str:
     return json.dumps(made, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def stored_outputs(page: str) -> dict[str, Output]:
-    """The outputs as the page has them."""
-    found = {}
-    drawn = {f"../../{file}": chart for file, chart in charts().items()}
-    for name, _, text in cells(page):
-        image = re.match(r"!\[.*\]\((.*)\)\n$", text)
-        if image:
-            found[name] = Output(chart=drawn[image[1]])
-        elif text.startswith("|"):
-            found[name] = Output(table=text)
-        else:
-            found[name] = Output(text.removeprefix("```text\n").removesuffix("```\n"))
-    return found
-
-
 def main() -> None:
     from tools.pages import filled
 

@@ -175,8 +175,8 @@ def overall(pairs: Iterable[Pair], ours: bool) -> tuple[float, float, float] | N
 # -- measuring again -------------------------------------------------------------------------------
 
 
-def measure_again(harness: Harness, pairs: list[Pair], b: Results, effect: float, device: str,
-                  rounds: int = ENOUGH) -> list[Pair]:
+def measure_again(harness: Harness, pairs: list[Pair], b: Results, effect: float,
+                  device: str) -> list[Pair]:
     """Measure what is flagged again, in turns, and say of each whether it repeats. Where this is
     not B's machine and commit, pairs stay flagged, and `notify` gets why."""
     flagged = [p for p in pairs if p.verdict == "flagged" and p.is_ours]
@@ -190,7 +190,7 @@ def measure_again(harness: Harness, pairs: list[Pair], b: Results, effect: float
         return _unrepeated(harness, pairs, reason)
     variants = {p.name: _variant(p, opened, harness) for p in flagged}
     harness.ask(list(variants.values()))
-    harness.interleave(list(variants.values()), rounds, is_budgeted=False)
+    harness.interleave(list(variants.values()), ENOUGH, is_budgeted=False)
     harness.end()
     return [_again(p, variants.get(p.name), effect) for p in pairs]
 

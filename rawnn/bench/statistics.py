@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 ENOUGH = 8
 """Samples a side from which on the bootstrap interval of a ratio means something. Resampled medians
@@ -76,20 +77,27 @@ def ratio(a: Sequence[float], b: Sequence[float], seed: int = 0) -> Ratio:
     if min(sizes) < ENOUGH:
         return Ratio(value, min(a) / max(b), max(a) / min(b), False, sizes)
     generator = np.random.default_rng(seed)
-    medians = [np.median(generator.choice(np.asarray(v, np.float64), (RESAMPLES, len(v))), axis=1)
-               for v in (a, b)]
-    low, high = np.quantile(medians[0] / medians[1], [0.025, 0.975])
-    return Ratio(value, float(low), float(high), True, sizes)
+    low, high = _interval(_medians(a, generator) / _medians(b, generator))
+    return Ratio(value, low, high, True, sizes)
 
 
-def median_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+def _medians(values: Sequence[float], generator: np.random.Generator) -> NDArray[np.float64]:
+    """The medians of samples that are chosen from some values with replacement."""
+    chosen = generator.choice(np.asarray(values, np.float64), (RESAMPLES, len(values)))
+    return np.asarray(np.median(chosen, axis=1))
+
+
+def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """What 95 % of the values lie in."""
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """The bootstrap's 95 % interval of the median, of fewer than ENOUGH values their range."""
     if len(values) < ENOUGH:
         return min(values), max(values)
-    generator = np.random.default_rng(seed)
-    resampled = generator.choice(np.asarray(values, np.float64), (RESAMPLES, len(values)))
-    low, high = np.quantile(np.median(resampled, axis=1), [0.025, 0.975])
-    return float(low), float(high)
+    return _interval(_medians(values, np.random.default_rng(0)))
 
 
 def geometric_mean(ratios: Sequence[float], seed: int = 0) -> tuple[float, float, float]:

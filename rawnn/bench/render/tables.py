@@ -216,12 +216,12 @@ def speedup_over(heading: str, other: Other) -> Column:
     return Column(heading, cell, optional=True)
 
 
-def interval_over(heading: str, other: Other, words: Callable[[float], str] = factor) -> Column:
+def interval_over(heading: str, other: Other) -> Column:
     """The 95 % interval of that, or its range where there are few samples."""
 
     def cell(entry: Entry, scope: Scope) -> str:
         found = compared(other(scope, entry), entry)
-        return interval(found, words) if found else ""
+        return interval(found) if found else ""
 
     return Column(heading, cell, optional=True)
 

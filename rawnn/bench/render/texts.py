@@ -32,8 +32,6 @@ def bound_multiple(us: float | None, bound_us: float | None) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-def mean_and_deviation(samples: Sequence[float], digits: int = 4) -> str:
+def mean_and_deviation(samples: Sequence[float]) -> str:
     """Mean and sample standard deviation; "" without samples."""
-    if not samples:
-        return ""
-    return with_deviation(*mean_std(samples), len(samples), digits)
+    return with_deviation(*mean_std(samples), len(samples)) if samples else ""

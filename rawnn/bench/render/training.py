@@ -170,14 +170,13 @@ WORKLOADS = (
     Column("µs/step", lambda e, s: deviation_of(e.samples("step_us"), 2) if "step_us" in e
            else e.reason or e.status),
     median_of("ms/epoch", "epoch_ms", lambda v: f"{v:.2f}"), BOUND, *PLAN, ENERGY, ACCURACY, MEMORY)
-TRAINED = "{runs}, interleaved"
 
 
-def workloads(results: Results, suite: str = "workloads") -> list[Grid]:
+def workloads(results: Results) -> list[Grid]:
     """A row for each workload and set of toggles, a table for each number of epochs."""
     return [table(WORKLOADS, results, entries, title=_title(words), notes=remarks(entries),
                   source=trained(results, entries))
-            for words, entries in groups(results, results.entries(suite)).items()]
+            for words, entries in groups(results, results.entries("workloads")).items()]
 
 
 def trained(results: Results, entries: Sequence[Entry]) -> str:
@@ -215,13 +214,12 @@ class Shown:
         return speedup_words(found) if found else ""
 
 
-def toggle_rows(toggle: Toggle, entries: Sequence[Entry], suite: TogglesSuite | None = None
-                ) -> list[Shown]:
+def toggle_rows(toggle: Toggle, entries: Sequence[Entry]) -> list[Shown]:
     """The entries that show the speedup of a toggle, in the order of its pairings. A pairing of
     which a side was not measured is left out."""
     known = {_key(e): e for e in entries if e.status != "not measured"}
     rows: list[Shown] = []
-    for pairing in pairings(toggle, suite or _packaged()):
+    for pairing in pairings(toggle, _packaged()):
         base, *others = (known.get(_plain(pair)) for pair in pairing.variants)
         base_words = f"`{pairing.base}`" if pairing.base else "nothing"
         if base is None or not any(others):  # a file may lack one of both: it shows no speedup
@@ -241,12 +239,11 @@ def _key(entry: Entry) -> tuple[str, str]:
     return _plain((workload(entry), entry.variant))
 
 
-def toggle_grids(toggle: Toggle, results: Results, suite: TogglesSuite | None = None
-                 ) -> list[Grid]:
+def toggle_grids(toggle: Toggle, results: Results) -> list[Grid]:
     """The speedup of a toggle: a table for each GPU, commit and number of epochs."""
     grids = []
     for words, entries in groups(results, results.entries("toggles")).items():
-        rows = toggle_rows(toggle, entries, suite)
+        rows = toggle_rows(toggle, entries)
         if not rows:
             continue
         scope = Scope(results, entries)
