@@ -176,16 +176,12 @@ def losses() -> list[Loss]:
     found = []
     for file, name in SLOWER_FILES.items():
         results = results_of(file)
-        for network in networks(results, name):
-            for words in random_networks.CLASSES:
-                mine, other = random_networks.pair(network, words)
-                ratio = random_networks.speedup(network, words)
-                if mine and other and ratio is not None and ratio < 1:
-                    place = results.place(mine)
-                    found.append(Loss(
-                        ratio, "-".join(map(str, network.layers)), network.batch, words,
-                        NAMES[system(other)], f"{place.machine.partition(',')[0]}, "
-                        f"{place.date[:10]}, commit {place.commit[:7]}"))
+        for ratio, network, words, mine, other in random_networks.losses(networks(results, name)):
+            place = results.place(mine)
+            found.append(Loss(
+                ratio, "-".join(map(str, network.layers)), network.batch, words,
+                NAMES[system(other)], f"{place.machine.partition(',')[0]}, {place.date[:10]}, "
+                f"commit {place.commit[:7]}"))
     large = trials.table("peers.toml", "slower")
     for commit, rows in large.by_commit().items():
         found += [Loss(float(ratio.removesuffix(" x")), network, int(batch),

@@ -307,20 +307,15 @@ def _newest(found: Sequence[Found]) -> list[tuple[str, list[nets.Network], Resul
 
 def _losses(found: Sequence[Found]) -> Grid | None:
     """Every network and class in which a peer is faster, the worst first; None without peers."""
-    losses: list[tuple[float, list[str]]] = []
     several = _newest(found)
-    for suite, networks, _ in several:
-        for network in networks:
-            for name in random_networks.CLASSES:
-                _, other = random_networks.pair(network, name)
-                ratio = random_networks.speedup(network, name)
-                if ratio is not None and other is not None and ratio < 1:
-                    losses.append((ratio, [SUITES[suite].title, str(network), name,
-                                           nets.NAMES.get(nets.system(other), ""),
-                                           f"{ratio:.2f}x"]))
     if not several:
         return None
-    losses.sort(key=lambda loss: loss[0])
+    losses = sorted((
+        (ratio, [SUITES[suite].title, str(network), name, nets.NAMES.get(nets.system(other), ""),
+                 f"{ratio:.2f}x"])
+        for suite, networks, _ in several
+        for ratio, network, name, _, other in random_networks.losses(networks)),
+        key=lambda loss: loss[0])
     more = len(losses) - MOST_LOSSES
     notes = [f"{more} more {'is' if more == 1 else 'are'} in the blocks below"] \
         if len(losses) > MOST_LOSSES else [] if losses else ["No network of these is slower."]

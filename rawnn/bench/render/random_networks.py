@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -96,6 +96,16 @@ def speedup(network: Network, name: str, peers: Sequence[str] = ()) -> float | N
     """The peer's time over ours in a class of precisions; None where either is missing."""
     mine, other = pair(network, name, peers)
     return median(time_of(other)) / median(time_of(mine)) if mine and other else None
+
+
+def losses(found: Sequence[Network]) -> Iterator[tuple[float, Network, str, Entry, Entry]]:
+    """Every network and class in which a peer is faster: the peer's time over ours, and both."""
+    for network in found:
+        for name in CLASSES:
+            mine, other = pair(network, name)
+            ratio = speedup(network, name)
+            if mine and other and ratio is not None and ratio < 1:
+                yield ratio, network, name, mine, other
 
 
 def summarized(found: Sequence[Network], name: str, against: str,
