@@ -31,7 +31,7 @@ TYPES = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int)
 
 
 @dataclass(frozen=True)
-class Way:
+class Launch:
     """A statement with so many `launches`, the names in it, and what it has made of y (zeros at
     first), on the host."""
 
@@ -49,7 +49,7 @@ class System:
     is its own name where the table has another."""
 
     package: str
-    make: Callable[[Kernel], Way]
+    make: Callable[[Kernel], Launch]
     title: str = ""
 
 
@@ -84,7 +84,7 @@ class Packed(ctypes.Structure):
         return (ctypes.c_void_p * 4)(*(base + getattr(Packed, name).offset for name in "yxan"))
 
 
-def _packed(kernel: Kernel) -> Way:
+def _packed(kernel: Kernel) -> Launch:
     driver = importlib.import_module("cuda.bindings.driver")
     y, x = _arrays(kernel)
     values = Packed(y.address, x.address, 2, N)
@@ -92,21 +92,21 @@ def _packed(kernel: Kernel) -> Way:
     names = {"launch": driver.cuLaunchKernel, "function": kernel.function.handle,
              "stream": kernel.device.stream.handle, "packed": ctypes.addressof(pointers),
              "keep": (x, values, pointers)}
-    return Way(f"launch(function, 1, 1, 1, {N}, 1, 1, 0, stream, packed, 0)", names, y.numpy,
-               _version("cuda-bindings"))
+    return Launch(f"launch(function, 1, 1, 1, {N}, 1, 1, 0, stream, packed, 0)", names, y.numpy,
+                  _version("cuda-bindings"))
 
 
-def _tuples(kernel: Kernel) -> Way:
+def _tuples(kernel: Kernel) -> Launch:
     driver = importlib.import_module("cuda.bindings.driver")
     y, x = _arrays(kernel)
     names = {"launch": driver.cuLaunchKernel, "function": kernel.function.handle,
              "stream": kernel.device.stream.handle, "y": y.address, "x": x.address,
              "types": TYPES, "keep": (y, x)}
-    return Way(f"launch(function, 1, 1, 1, {N}, 1, 1, 0, stream, ((y, x, 2.0, {N}), types), 0)",
-               names, y.numpy)
+    return Launch(f"launch(function, 1, 1, 1, {N}, 1, 1, 0, stream, ((y, x, 2.0, {N}), types), 0)",
+                  names, y.numpy)
 
 
-def _core(kernel: Kernel) -> Way:
+def _core(kernel: Kernel) -> Launch:
     core = importlib.import_module("cuda.core")
     if not hasattr(core, "launch"):  # before 0.5
         core = importlib.import_module("cuda.core.experimental")
@@ -120,21 +120,21 @@ def _core(kernel: Kernel) -> Way:
              "config": core.LaunchConfig(grid=1, block=N), "axpy": made.get_kernel(KERNEL),
              "y": y.address, "x": x.address, "a": np.float32(2), "n": np.int32(N),
              "keep": (y, x)}
-    return Way("launch(stream, config, axpy, y, x, a, n)", names, y.numpy, _version("cuda-core"))
+    return Launch("launch(stream, config, axpy, y, x, a, n)", names, y.numpy, _version("cuda-core"))
 
 
-def _cupy(kernel: Kernel) -> Way:
+def _cupy(kernel: Kernel) -> Launch:
     cupy = importlib.import_module("cupy")
     with cupy.cuda.Device(kernel.device.info.ordinal):
         y, x = cupy.zeros(N, cupy.float32), cupy.ones(N, cupy.float32)
         names = {"axpy": cupy.RawKernel(SOURCE, KERNEL), "y": y, "x": x, "a": np.float32(2),
                  "n": np.int32(N)}
     cupy.cuda.Device(kernel.device.info.ordinal).use()
-    return Way(f"axpy((1,), ({N},), (y, x, a, n))", names, lambda: cupy.asnumpy(y),
-               str(cupy.__version__))
+    return Launch(f"axpy((1,), ({N},), (y, x, a, n))", names, lambda: cupy.asnumpy(y),
+                  str(cupy.__version__))
 
 
-def _torch(kernel: Kernel) -> Way:
+def _torch(kernel: Kernel) -> Launch:
     torch = importlib.import_module("torch")
     torch.cuda.set_device(kernel.device.info.ordinal)
     y, x = torch.zeros(N, device="cuda"), torch.ones(N, device="cuda")
@@ -142,8 +142,9 @@ def _torch(kernel: Kernel) -> Way:
     torch.cuda.synchronize()
     own = getattr(torch.cuda, "_compile_kernel", None)
     if own is None:  # before 2.8
-        return Way("y.add_(x, alpha=2.0)", names, lambda: y.cpu().numpy(), str(torch.__version__),
-                   " (an op of its own: this PyTorch launches no kernels from source)")
+        return Launch("y.add_(x, alpha=2.0)", names, lambda: y.cpu().numpy(),
+                      str(torch.__version__),
+                      " (an op of its own: this PyTorch launches no kernels from source)")
     for ctype in ("double", "float"):  # what Python's floats become, from 2.9 and before
         axpy = own(SOURCE.replace("float a", f"{ctype} a"), KERNEL)
         axpy((1, 1, 1), (N, 1, 1), (y, x, 2.0, N))
@@ -152,11 +153,11 @@ def _torch(kernel: Kernel) -> Way:
         if right:
             break
     torch.cuda.synchronize()
-    return Way(f"axpy((1, 1, 1), ({N}, 1, 1), (y, x, 2.0, {N}))", {**names, "axpy": axpy},
-               lambda: y.cpu().numpy(), str(torch.__version__))
+    return Launch(f"axpy((1, 1, 1), ({N}, 1, 1), (y, x, 2.0, {N}))", {**names, "axpy": axpy},
+                  lambda: y.cpu().numpy(), str(torch.__version__))
 
 
-def _triton(kernel: Kernel) -> Way:
+def _triton(kernel: Kernel) -> Launch:
     torch = importlib.import_module("torch")  # whose arrays and streams it takes
     triton = importlib.import_module("triton")
     tl = importlib.import_module("triton.language")
@@ -169,11 +170,11 @@ def _triton(kernel: Kernel) -> Way:
     torch.cuda.set_device(kernel.device.info.ordinal)
     y, x = torch.zeros(N, device="cuda"), torch.ones(N, device="cuda")
     torch.cuda.synchronize()
-    return Way(f"axpy[(1,)](y, x, 2.0, {N}, BLOCK={N})", {"axpy": axpy, "y": y, "x": x},
-               lambda: y.cpu().numpy(), str(triton.__version__))
+    return Launch(f"axpy[(1,)](y, x, 2.0, {N}, BLOCK={N})", {"axpy": axpy, "y": y, "x": x},
+                  lambda: y.cpu().numpy(), str(triton.__version__))
 
 
-def _numba(kernel: Kernel) -> Way:
+def _numba(kernel: Kernel) -> Launch:
     numba, cuda = map(importlib.import_module, ("numba", "numba.cuda"))
     numba.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # one block is what is meant
     cuda.select_device(kernel.device.info.ordinal)
@@ -186,8 +187,8 @@ def _numba(kernel: Kernel) -> Way:
 
     y = cuda.to_device(np.zeros(N, np.float32))
     x = cuda.to_device(np.ones(N, np.float32))
-    return Way(f"axpy[1, {N}](y, x, 2.0, {N})", {"axpy": axpy, "y": y, "x": x}, y.copy_to_host,
-               str(numba.__version__))
+    return Launch(f"axpy[1, {N}](y, x, 2.0, {N})", {"axpy": axpy, "y": y, "x": x}, y.copy_to_host,
+                  str(numba.__version__))
 
 
 SYSTEMS = {

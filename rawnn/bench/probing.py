@@ -57,7 +57,7 @@ class ProbeDevice:
         for event in (self._start, self._end):
             self._closing.callback(event.close)
         if device.backend.name == "sim":
-            _give_meanings()
+            _register_references()
         some = [p for p in PROBES if not p.lacks(self.target)]
         for source, specific in dict.fromkeys((p.source, p.specific) for p in some):
             device.compile(source, tuple(p.expression for p in some if p.source == source),
@@ -201,8 +201,8 @@ class ProbeDevice:
         return lambda rounds: self.between(lambda: enqueue(rounds), purpose)
 
 
-def _give_meanings() -> None:
-    """Let a simulated GPU compute what the probes mean."""
+def _register_references() -> None:
+    """Register the NumPy references of the probes, by which a simulated GPU computes."""
     from rawnn.sim import register
 
     for probe in PROBES:

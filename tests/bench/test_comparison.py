@@ -163,13 +163,13 @@ def test_what_slow_forms_take_is_not_expected_of_networks_without_them() -> None
     def command(problem: Problem, system: str) -> Prepare:
         return Prepare(problem, "host", ["slow"] if problem.name in "ab" else [], 60)
 
-    def suffices(ready: int, seconds: float) -> bool:
+    def has_time_for(ready: int, seconds: float) -> bool:
         received.append(seconds)
         return True
 
     several = [tiny(name=name, steps=4) for name in "abcd"]
     with Lanes(("numpy",), 1, cores=1) as lanes:
-        lanes.prepare(several, command, suffices=suffices)
+        lanes.prepare(several, command, has_time_for=has_time_for)
     assert len(received) == 3
     assert received[0] > 0, "of b, as long as a took"
     assert received[1] == 0, "of c, the first without"

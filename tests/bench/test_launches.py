@@ -23,10 +23,10 @@ from rawnn.bench.launch_systems import (
     SOURCE,
     SYSTEMS,
     TYPES,
+    Launch,
     N,
     Packed,
     System,
-    Way,
     missing,
 )
 from rawnn.bench.record import Entry, Record, Results, read_results
@@ -57,13 +57,13 @@ def opened() -> Iterator[Opened]:
     forget(KERNEL)
 
 
-def stand_in(times: int = 1, statement: str = "launch(y)") -> Way:
+def stand_in(times: int = 1, statement: str = "launch(y)") -> Launch:
     y = np.zeros(N, np.float32)
 
     def launch(y: Any) -> None:
         y += 2 * times
 
-    return Way(statement, {"launch": launch, "y": y}, lambda: y, "1.2")
+    return Launch(statement, {"launch": launch, "y": y}, lambda: y, "1.2")
 
 
 def measure(opened: Opened, samples: int, launches: int, **more: Any
@@ -95,7 +95,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, opened: Opened, systems: dict[str, 
 def test_what_cannot_be_measured_keeps_its_reason(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(kernel: Any) -> Way:
+    def broken(kernel: Any) -> Launch:
         raise RuntimeError("no such compiler\nand more")
 
     systems = {
@@ -149,7 +149,7 @@ def test_launches_of_ours_that_cost_more_than_they_may_are_named(
 
 def test_what_was_measured_outlives_sigterm(rawnn: Rawnn, tmp_path: Path,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of a sample of the second way: the first has one more."""
+    """In the middle of a sample of the second launch: the first has one more."""
     def synchronize(kernel: Kernel) -> None:
         turns.append(kernel)
         if len(turns) == 3 * len(OURS) + 2:
@@ -187,8 +187,8 @@ def test_ctrl_c_ahead_of_a_first_sample_leaves_a_reason(
 
 def test_sums_of_a_sample_that_is_broken_off_may_be_fewer_and_no_others() -> None:
     def said(value: float) -> str:
-        way = replace(stand_in(), result=lambda: np.full(N, value, np.float32))
-        return launches._wrong(way, 10, 15)
+        launch = replace(stand_in(), result=lambda: np.full(N, value, np.float32))
+        return launches._wrong(launch, 10, 15)
 
     assert [value for value in range(18, 33) if not said(value)] == [20, 22, 24, 26, 28, 30]
     assert said(30) == ""
@@ -329,11 +329,11 @@ def test_the_statement_launches_the_kernel(kernel: Kernel, monkeypatch: pytest.M
     known = modules(kernel, own_kernels)
     monkeypatch.setattr(launch_systems, "importlib",
                         SimpleNamespace(import_module=known.__getitem__))
-    way = SYSTEMS[name].make(kernel)
+    launch = SYSTEMS[name].make(kernel)
     for _ in range(3):
-        exec(way.statement, dict(way.names))
-    assert (np.asarray(way.result()) == 6).all()
-    assert ("an op of its own" in way.note) == (name == "PyTorch" and not own_kernels)
+        exec(launch.statement, dict(launch.names))
+    assert (np.asarray(launch.result()) == 6).all()
+    assert ("an op of its own" in launch.note) == (name == "PyTorch" and not own_kernels)
 
 
 def test_an_installed_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

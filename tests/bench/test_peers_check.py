@@ -114,8 +114,8 @@ def test_what_rounding_hardly_moves_is_forgiven_nothing() -> None:
     calm = tiny(loss="mse")
     truth = loss_check.losses(calm, unchanged)
     right = Reference(truth, np.zeros(len(windows(truth))))
-    astray = truth + 1.5 * 0.03 * (truth - truth[0]) + 1.5e-3 * truth[0]
-    assert 1 < loss_check.share(right, calm, made_of(astray, "tf32")) < 2
+    distant = truth + 1.5 * 0.03 * (truth - truth[0]) + 1.5e-3 * truth[0]
+    assert 1 < loss_check.share(right, calm, made_of(distant, "tf32")) < 2
     assert loss_check.share(right, calm, made_of([*truth[:3], math.nan, *truth[4:]], "tf32")) \
         == math.inf
 

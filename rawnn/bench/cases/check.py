@@ -166,7 +166,7 @@ def check_run(spec: Specification, opened: Opened) -> tuple[Outcome, bool]:
     except Exception as error:  # whatever it is, it is what was looked for; the next run goes on
         said = str(error) if isinstance(error, RawnnError) else f"{type(error).__name__}: {error}"
         return Outcome(seed=spec.seed, opt=spec.opt(), specification=name, verdict="failed",
-                       reason=said), not isinstance(error, CallFailed) or _answers(opened)
+                       reason=said), not isinstance(error, CallFailed) or _is_usable(opened)
     found, us = device
     machine = opened.machine
     plain, true = (spec.work(opt, data, machine) for opt in (spec.opt("preload"), "none,preload"))
@@ -178,7 +178,7 @@ def check_run(spec: Specification, opened: Opened) -> tuple[Outcome, bool]:
                    reason=reason if used > 1 else "", us=us, used=used), True
 
 
-def _answers(opened: Opened) -> bool:
+def _is_usable(opened: Opened) -> bool:
     """Whether the device can still be used: some failures break its context for good."""
     try:
         if opened.device is not None:

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from rawnn.bench.case import GPU_DEVICE, Case
 from rawnn.bench.harness import Harness, Sample, Variant, require_gpu
-from rawnn.bench.launch_systems import KERNEL, SOURCE, SYSTEMS, N, Way, missing
+from rawnn.bench.launch_systems import KERNEL, SOURCE, SYSTEMS, Launch, N, missing
 from rawnn.bench.record import Results
 from rawnn.bench.render import machine
 from rawnn.bench.render.view import View
@@ -54,8 +54,8 @@ def measure(harness: Harness, suites: Suites, *, samples: int | None, count: int
 
 
 def measure_launches(harness: Harness, opened: Opened, samples: int, launches: int) -> None:
-    """Time every way that is installed, in turns. One that cannot be made or that does not compute
-    what it should keeps the reason.
+    """Time the launch of every system that is installed, in turns. One that cannot be made or that
+    does not compute what it should keeps the reason.
 
     Raises ConfigError without a GPU, and for more launches than a stream takes.
     """
@@ -70,17 +70,18 @@ def measure_launches(harness: Harness, opened: Opened, samples: int, launches: i
                  reads=("x", "y"), writes=("y",))
     kernel = Kernel(SOURCE, KERNEL, device=gpu)
     variants, timed = [], {}
-    for name, way in [*_own(kernel), *_others(kernel)]:
-        found = _Timed(way, launches, kernel) if isinstance(way, Way) else None
+    for name, launch in [*_rawnn_methods(kernel), *_peer_methods(kernel)]:
+        found = _Timed(launch, launches, kernel) if isinstance(launch, Launch) else None
         variant = Variant("launches", name, "", "launch_us", {"launches": launches},
                           found or (lambda number: Sample({})))
         if found is None:
-            variant.refuse("failed" if str(way).startswith("failed") else "unavailable", str(way))
+            reason = str(launch)
+            variant.refuse("failed" if reason.startswith("failed") else "unavailable", reason)
         else:
             timed[name] = found
-            variant.notes = [f"{found.way.statement}{found.way.note}"]
-            if found.way.version:
-                harness.environment.libraries[SYSTEMS[name].title or name] = found.way.version
+            variant.notes = [f"{found.launch.statement}{found.launch.note}"]
+            if found.launch.version:
+                harness.environment.libraries[SYSTEMS[name].title or name] = found.launch.version
         variants.append(variant)
     harness.ask(variants)
     harness.interleave(  # whose file is written when all is over, not between samples
@@ -97,38 +98,38 @@ def measure_launches(harness: Harness, opened: Opened, samples: int, launches: i
 
 @dataclass
 class _Timed:
-    """A way that is timed; the first of its turns warms up. `begun` and `ended` count turns."""
+    """A launch that is timed; the first of its turns warms up. `begun` and `ended` count turns."""
 
-    way: Way
+    launch: Launch
     launches: int
     kernel: Kernel
     begun: int = 0
     ended: int = 0
 
     def __post_init__(self) -> None:
-        self._timer = timeit.Timer(self.way.statement, globals=dict(self.way.names))
-        self._statements = max(self.launches // self.way.launches, 1)
+        self._timer = timeit.Timer(self.launch.statement, globals=dict(self.launch.names))
+        self._statements = max(self.launches // self.launch.launches, 1)
 
     def __call__(self, number: int) -> Sample:
         self.begun += 1
         try:
             seconds = self._timer.timeit(self._statements)
         except Exception as error:  # whatever another system says; the others go on
-            raise RawnnError(_said(error)) from None
+            raise RawnnError(_failure(error)) from None
         self.kernel.synchronize()
         self.ended += 1
-        times = [seconds / (self._statements * self.way.launches) * 1e6] if number else []
+        times = [seconds / (self._statements * self.launch.launches) * 1e6] if number else []
         return Sample({"launch_us": times})
 
     def wrong(self) -> str:
         """What is wrong with the sums that its launches left; "" if nothing is."""
         if self.ended < 2:
             return "broken off ahead of its first sample"
-        each = self._statements * self.way.launches
-        return _wrong(self.way, each * self.ended, each * self.begun)
+        each = self._statements * self.launch.launches
+        return _wrong(self.launch, each * self.ended, each * self.begun)
 
 
-def _own(kernel: Kernel) -> Sequence[tuple[str, Way]]:
+def _rawnn_methods(kernel: Kernel) -> Sequence[tuple[str, Launch]]:
     """Our launches: with the same arguments again, with others each time, and bound."""
     made = []
     once = f"kernel[1, {N}](y, x, 2.0, {N})"
@@ -138,13 +139,13 @@ def _own(kernel: Kernel) -> Sequence[tuple[str, Way]]:
                    for value in (0, 1, 1))
         names = {"kernel": kernel, "y": y, "x": x, "z": z,
                  "run": kernel.bind(1, N, y, x, 2.0, N)}
-        made.append((name, Way(statement, names, y.numpy, launches=count)))
+        made.append((name, Launch(statement, names, y.numpy, launches=count)))
     return made
 
 
-def _others(kernel: Kernel) -> list[tuple[str, Way | str]]:
+def _peer_methods(kernel: Kernel) -> list[tuple[str, Launch | str]]:
     """Those of other systems; in place of one that there is not, the reason."""
-    made: list[tuple[str, Way | str]] = []
+    made: list[tuple[str, Launch | str]] = []
     for name, system in SYSTEMS.items():
         reason = missing(system.package)
         if reason or not _runs_here(kernel):
@@ -153,7 +154,7 @@ def _others(kernel: Kernel) -> list[tuple[str, Way | str]]:
         try:
             made.append((name, system.make(kernel)))
         except Exception as error:  # whatever the system says; the others go on
-            made.append((name, _said(error)))
+            made.append((name, _failure(error)))
     return made
 
 
@@ -161,18 +162,18 @@ def _runs_here(kernel: Kernel) -> bool:
     return kernel.device.backend.name != "sim"
 
 
-def _said(error: Exception) -> str:
+def _failure(error: Exception) -> str:
     first = (str(error).splitlines() or [""])[0]
     return f"failed: {type(error).__name__}: {first}"
 
 
-def _wrong(way: Way, least: int, most: int) -> str:
+def _wrong(launch: Launch, least: int, most: int) -> str:
     """What is wrong with the sums that `most` launches left, or not fewer than `least` where the
     last sample was broken off; an empty string if nothing is."""
     try:
-        found: Any = np.asarray(way.result())
+        found: Any = np.asarray(launch.result())
     except Exception as error:  # whatever the system says; the others go on
-        return _said(error)
+        return _failure(error)
     right = found.shape == (N,) and (found == found[0]).all() and \
         float(found[0]) in range(2 * least, 2 * most + 1, 2)
     return "" if right else f"refused: after {most} launches y is {found[:1]}, not {2.0 * most}"
@@ -200,7 +201,8 @@ def too_expensive(results: Results) -> str:
 
 
 CASE = Case("launches", measure, (
-    click.option("--samples", type=click.IntRange(1, 10_000), help="Samples of each way (50)."),
+    click.option("--samples", type=click.IntRange(1, 10_000),
+                 help="Samples of each system's launch (50)."),
     click.option("--launches", "count", type=click.IntRange(1, MOST),
                  help="Launches of a sample (200)."),
     GPU_DEVICE), failures, too_expensive, resumes=False, settings=LaunchesSuite, view=View(

@@ -154,15 +154,14 @@ class Lanes:
 
     def prepare(self, problems: Sequence[Problem], command: Callable[[Problem, str], Prepare],
                 done: Callable[[Prepared], None] = lambda prepared: None,
-                suffices: Callable[[int, float], bool] = lambda ready, seconds: True
+                has_time_for: Callable[[int, float], bool] = lambda ready, seconds: True
                 ) -> dict[str, list[Prepared]]:
-        """Make problems ready in all systems; by the problem's name, in the systems' order. They
-        are begun in the order given, the same in all systems, so that an end of the time does not
-        leave out one kind of network. One more is begun if `suffices` says so of how many were and
-        of the seconds that the system took for most with the forms that this one is asked for: the
-        few with inductor's kernels take a minute each, and the others would not have been begun for
-        them. What is not ready in all systems is given back. `done` gets each, from the lane's
-        thread."""
+        """Prepare problems in all systems; by the problem's name, in the systems' order. They are
+        begun in the order given, the same in all systems, so that an end of the time does not leave
+        out one kind of network. One more is begun if `has_time_for` says so of how many were and of
+        the seconds that the system took for most with the same forms: the few with inductor's
+        kernels take a minute each, for which the others would not be begun. What is not ready in
+        all systems is given back. `done` gets each, from the lane's thread."""
         found: dict[tuple[str, str], Prepared] = {}
 
         def work(lane: Lane, waiting: list[Problem]) -> None:
@@ -173,7 +172,7 @@ class Lanes:
                     problem, count = waiting[-1], len(problems) - len(waiting)
                     asked = command(problem, lane.system)
                     took = self._took[lane.system, tuple(asked.forms)]
-                    if count and not suffices(count, most(took)):
+                    if count and not has_time_for(count, most(took)):
                         return
                     waiting.pop()
                 begun = monotonic()

@@ -230,25 +230,26 @@ def _compared(problems: Sequence[Problem], rules: Rules, harness: Harness,
     with Lanes(rules.systems, min(len(left), rules.at_once)) as lanes:
         while left:
             done = set[str]()
-            for problem, variants in _together(rules.group(left), rules, lanes, harness, tasks):
+            group = rules.group(left)
+            for problem, variants in _compared_group(group, rules, lanes, harness, tasks):
                 done.add(problem.name)
                 yield problem, variants
             left = [p for p in left if p.name not in done]
             if harness.interrupted:
                 return
-            if left and not (done and _suffices(harness, 0, lanes.usual())):
+            if left and not (done and _has_time_for(harness, 0, lanes.usual())):
                 harness.notify(f"the budget is spent: {len(left)} of {len(problems)} networks are "
                                f"left")
                 return
 
 
-def _suffices(harness: Harness, ready: int, seconds: float) -> bool:
+def _has_time_for(harness: Harness, ready: int, seconds: float) -> bool:
     """Whether what is left of the budget suffices to make one more network ready, which takes
     `seconds`, and to time it behind `ready` others."""
     return harness.left > seconds + TIMING_S * (ready + 1)
 
 
-def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Harness,
+def _compared_group(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Harness,
               tasks: Mapping[str, Task]) -> Generator[tuple[Problem, list[Variant]]]:
     """Make the programs of some problems ready side by side, then time one problem after the
     other; as many as the time suffices for."""
@@ -266,7 +267,7 @@ def _together(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Har
                        f"{total}, {monotonic() - begun:.0f} s)")
 
     try:
-        everything = lanes.prepare(group, command, done, partial(_suffices, harness))
+        everything = lanes.prepare(group, command, done, partial(_has_time_for, harness))
     except KeyboardInterrupt:
         if not rules.records_losses:
             raise
