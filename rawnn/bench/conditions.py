@@ -28,7 +28,7 @@ HARMLESS = ("power limit",)
 """Reasons that a GPU at full load has anyway, which make no run worth repeating."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Conditions:
     """What was observed during a measurement: of each quantity of record.CLOCK_METRICS that the GPU
     reports its minimum, median and maximum; reasons for lower clocks that held at some sample; the
@@ -43,12 +43,6 @@ class Conditions:
     def throttled(self) -> list[str]:
         """The slowdowns that make a measurement one of something else."""
         return [reason for reason in self.slowdowns if reason not in HARMLESS]
-
-
-class Observation:
-    """What `Watch.during` found; `conditions` once it has ended, None without NVML."""
-
-    conditions: Conditions | None = None
 
 
 class Watch:
@@ -82,9 +76,10 @@ class Watch:
         return self._handle is not None
 
     @contextmanager
-    def during(self) -> Iterator[Observation]:
-        """Sample from now until the block ends."""
-        observed = Observation()
+    def during(self) -> Iterator[Conditions]:
+        """Sample from now until the block ends; what is given has the readings from then on, none
+        without NVML."""
+        observed = Conditions()
         if not self.observes:
             yield observed
             return
@@ -108,11 +103,11 @@ class Watch:
             done.set()
             thread.join()
             end = self._energy()
-            used = None if energy is None or end is None else (end - energy) / 1e3
-            observed.conditions = Conditions(
-                {name: [min(values), median(values), max(values)]
-                 for name, values in readings.items()},
-                sorted(reasons), used, monotonic() - begun)
+            if energy is not None and end is not None:
+                observed.energy_j = (end - energy) / 1e3
+            observed.readings = {name: [min(values), median(values), max(values)]
+                                 for name, values in readings.items()}
+            observed.slowdowns, observed.seconds = sorted(reasons), monotonic() - begun
 
     def _sample(self) -> dict[str, float]:
         """The reading of this moment: MHz, degrees Celsius, watts."""

@@ -271,4 +271,4 @@ def _timed(problem: Problem, form: str, device: str, opened: Opened, harness: Ha
             closing.enter_context(program.session)
         with harness.watch.during() as observed:
             found = timed(program)
-    return sample_of(found, problem.steps, observed.conditions)
+    return sample_of(found, problem.steps, observed)

@@ -104,7 +104,7 @@ def trained(config: Config, data: Dataset, opened: Opened, watch: Watch,
          "total_device_ms": result.times.training_device,
          "evaluation_ms": result.times.evaluation / max(len(result.history), 1),
          "peak_memory_bytes": result.peak_memory_bytes},
-        facts, [f"toggles: {','.join(words)}", *result.notes], observed.conditions,
+        facts, [f"toggles: {','.join(words)}", *result.notes], observed,
         result.environment.libraries)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from rawnn.bench.peers.lanes import Prepared
+from rawnn.bench.peers.lanes import Lanes, Prepared
 from rawnn.bench.peers.system_comparison import finite_losses
+from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import Timed
 from rawnn.bench.record import read_results
 from tests.bench import built
@@ -128,6 +131,28 @@ def test_curves_that_are_there_outlive_sigterm(tmp_path: Path,
     assert {(e.case, e.conditions["system"]): len(e.samples("loss")) for e in found.entries()} == {
         (f"curves/{name}", system): 4 for name in ("linear", "wide128")
         for system in ("rawnn", "numpy")}
+
+
+def test_curves_of_networks_that_all_systems_have_trained_outlive_ctrl_c(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while the second network is trained; the first is the larger one."""
+    prepare = Lanes.prepare
+
+    def interrupted(lanes: Lanes, problems: Sequence[Problem], *more: Any) -> Any:
+        prepare(lanes, problems[:1], *more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lanes, "prepare", interrupted)
+    kept = tmp_path / "c.json"
+    done = invoke("curves", "--workload", "linear", "--workload", "wide128", "--steps", "4",
+                  "--peer", "numpy", "--dataset", "synthetic", "--device", "host", "--json",
+                  str(kept))
+    assert done.exit_code == 1, done.output
+    assert "Aborted!" in done.output
+    found = read_results(kept)
+    assert found.ended == {"curves": "it was interrupted"}
+    assert {(e.case, e.status): len(e.samples("loss")) for e in found.entries()} == {
+        ("curves/wide128", "measured"): 4, ("curves/linear", "not measured"): 0}
 
 
 def test_a_loss_that_is_not_finite_ends_its_curve() -> None:

@@ -75,7 +75,7 @@ def measure(harness: Harness, suites: Suites, *, samples: int | None, device: st
     """
     opened = harness.open(device, TIMER)
     gpu = require_gpu(opened, "limits can be measured")
-    effort = default_effort(opened)
+    effort = SIMULATED if gpu.backend.name == "sim" else Effort()
     suite: LowerBoundsSuite = suites.lower_bounds
     if samples or effort.least_ms:
         effort = replace(effort, samples=samples or suite.samples)
@@ -104,15 +104,10 @@ def measure_limits(harness: Harness, opened: Opened, effort: Effort) -> None:
                 harness.progress(number, len(asked), 1, one.what)
         except KeyboardInterrupt:
             harness.interrupted = True
-    if observed.conditions:
-        gpu.add(Sample({}, conditions=observed.conditions))
+    if observed.readings:
+        gpu.add(Sample({}, conditions=observed))
     harness.store(gpu.records())
     harness.end()
-
-
-def default_effort(opened: Opened) -> Effort:
-    """How much is run on a device, real or simulated."""
-    return SIMULATED if opened.device and opened.device.backend.name == "sim" else Effort()
 
 
 @dataclass(frozen=True)

@@ -364,7 +364,7 @@ def _turn(prepared: Prepared, index: int, harness: Harness, number: int) -> Samp
         found = prepared.time(index, TURN_S)
     if found.reason:
         raise RawnnError(found.reason)
-    return sample_of(found, prepared.problem.steps, observed.conditions)
+    return sample_of(found, prepared.problem.steps, observed)
 
 
 def _is_far_slower(variant: Variant, variants: Sequence[Variant]) -> bool:
