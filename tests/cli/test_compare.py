@@ -74,6 +74,7 @@ def test_what_was_timed_outlives_ctrl_c(tmp_path: Path, monkeypatch: pytest.Monk
 
     original = side_by_side.timed
     monkeypatch.setattr("rawnn.bench.side_by_side.timed", timed)
+    monkeypatch.setattr("rawnn.bench.peers.worker.LONG_S", 1e9)  # on a busy machine, too
     kept = tmp_path / "d.json"
     done = invoke(*SMALL, "--opt", "none", "--opt", "preload", "--rounds", "5", "--json", str(kept))
     assert done.exit_code == 1  # of click's own, for Abort
