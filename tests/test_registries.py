@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rawnn.bench.specification import Limits, draw
+from rawnn.bench.specification import Limits, sample
 from rawnn.cli.options import listed, setting
 from rawnn.cli.train import train
 from rawnn.model.activations import ACTIVATIONS, Activation
@@ -46,7 +46,7 @@ def test_random_networks_draw_everything_and_what_is_new(monkeypatch: pytest.Mon
     machine, limits = Machine("there is none"), Limits()
     monkeypatch.setitem(ACTIVATIONS, "leaky", Activation(
         "leaky", "Leaky", "output", lambda z: np.maximum(z, 0.1 * z), lambda a: np.sign(a)))
-    found = [draw(seed, limits, machine) for seed in range(300)]
+    found = [sample(seed, limits, machine) for seed in range(300)]
     assert {spec.network.activation for spec in found} == set(ACTIVATIONS)
     assert {spec.network.loss for spec in found} == set(LOSSES)
     assert {spec.network.init for spec in found} == set(INITIALISERS)

@@ -198,7 +198,7 @@ def test_every_kind_of_phase_has_a_lane() -> None:
     def kinds(of: type[Phase]) -> set[type[Phase]]:
         return set().union(*({each, *kinds(each)} for each in of.__subclasses__()))
 
-    assert kinds(Phase) == set(LANE_OF)
+    assert {kind for kind in kinds(Phase) if kind.__module__.startswith("rawnn.")} == set(LANE_OF)
 
 
 def test_the_schedule_shows_each_phase_in_its_place() -> None:

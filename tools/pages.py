@@ -40,6 +40,7 @@ from rawnn.bench.render.grid import Grid  # noqa: E402
 from rawnn.bench.render.networks import NAMES, networks, peers_of, system  # noqa: E402
 from rawnn.bench.render.suites import SUITES  # noqa: E402
 from rawnn.bench.render.tables import unequal  # noqa: E402
+from rawnn.bench.render.texts import milliseconds  # noqa: E402
 from rawnn.bench.render.view import Grids  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
@@ -123,16 +124,14 @@ def about_the_sample(results: Results) -> str:
     """What the random networks are and where they were measured, in sentences; behind them many
     networks at once, where those were measured."""
     found = networks(results, "sample")
-    place, several = results.place(found[0].entries[0]), len(random_networks.samples_of(results))
+    place = results.place(found[0].entries[0])
     names = " and ".join(NAMES[p] for p in peers_of(found))
-    in_samples = f" in {several} random samples" if several > 1 else ""
     together = first_kept(MANY)
     at_once = f"\n{ensembles.headline(results_of(together))}\n" if together else ""
     return textwrap.fill(
-        f"Time of the faster of {names}, each in its fastest variant (a CUDA graph of an epoch, "
-        f"`lax.scan`), over that of `best`, the toggles expected to be fastest: **above 1 rawnn is "
-        f"faster**. {len(found)} random networks{in_samples}, {DEPTHS[0]} to {DEPTHS[1]} layers of "
-        f"{WIDTHS[0]} to {WIDTHS[1]} units, batch {BATCHES[0]} to {BATCHES[1]} "
+        f"The time of the faster of {names}, each in its fastest variant, over that of rawnn's "
+        f"preset `best`: {len(found)} random networks of {DEPTHS[0]} to {DEPTHS[1]} layers, "
+        f"{WIDTHS[0]} to {WIDTHS[1]} wide, batch {BATCHES[0]} to {BATCHES[1]} "
         f"({place.machine.partition(',')[0]}, {place.date[:10]}, commit {place.commit[:7]}).",
         120) + f"\n{at_once}"
 
@@ -204,7 +203,7 @@ def all_slower() -> str:
 
 def slower() -> str:
     """The networks on which rawnn is slowest, and compilation."""
-    lines = [f"- {loss.network} at batch {loss.batch:,}: {loss.ratio:.2f} x, rawnn in "
+    lines = [f"- {loss.network} at batch {loss.batch:,}: {loss.ratio:.2f} x in "
              f"{loss.precisions.replace('against', f'against {loss.peer} in')} ({loss.where})"
              for loss in losses()[:MOST_SLOWER]]
     found = networks(results_of(SAMPLE), "sample")
@@ -216,6 +215,19 @@ def slower() -> str:
         f"- **Compilation takes seconds**: {seconds} in the median of the random networks. With "
         f"it, rawnn is ahead of the fastest peer after {round(median(steps), -3):,.0f} steps in "
         f"the median, {round(max(steps), -3):,.0f} at most.")), ""])
+
+
+def expected() -> str:
+    """What `bench ladder` gave, for those who repeat it."""
+    rungs = training.rungs(results := results_of("ladder-h200"))
+    gpu = results.place(rungs[0]).machine.partition(",")[0]
+    words = []
+    for rung in (rungs[0], rungs[-1]):
+        times = rung.samples("epoch_ms")
+        low, mid, high = map(milliseconds, (min(times), median(times), max(times)))
+        words.append(f"`{rung.variant}` {mid} ms ({low}-{high})")
+    return (f"Median and spread of {len(rungs[0].samples('epoch_ms'))} runs on one {gpu}: "
+            f"{', '.join(words)} an epoch.\n")
 
 
 def about_the_peers(results: Results) -> str:
@@ -345,7 +357,7 @@ def float32_error() -> str:
 
 GUIDE = "docs/guides/many-networks.md"
 OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"slower": slower},
+    "README.md": {"slower": slower, "expected": expected},
     tutorial.PAGE: tutorial.BLOCKS,
     RESULTS_PAGE: {"earlier": other_samples,
                    "grid": partial(where_kept, "grid", GRID, "../../results")},

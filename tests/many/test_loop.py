@@ -40,8 +40,8 @@ class Scripted:
         self.epoch[active] += epochs
         self.columns = np.concatenate([self.columns, new], axis=1)
 
-    def scores(self) -> Scores:
-        return Scores(*(self.columns[:, :, i] for i in range(3)))
+    def scores(self, first: int = 0) -> Scores:
+        return Scores(*(self.columns[:, first:, i] for i in range(3)))
 
     def state(self, members: NDArray[np.int64]) -> Arrays:
         return {"w": self.epoch[members, None].astype(np.float32), "epoch": self.epoch[members]}
