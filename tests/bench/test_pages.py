@@ -11,6 +11,7 @@ import pytest
 import tools.pages
 from rawnn.bench.record import Results
 from rawnn.bench.render.grid import Grid
+from rawnn.bench.render.networks import networks
 from rawnn.bench.render.random_networks import samples_of
 from rawnn.bench.render.suites import SUITES
 from rawnn.opts import TOGGLES
@@ -97,10 +98,11 @@ def test_every_picture_is_shown_on_a_page() -> None:
     assert {f"results/{p.name}" for p in (ROOT / "results").glob("*.svg")} == set(PICTURES)
 
 
-def test_the_headline_says_how_many_samples_there_were_and_what_each_gave(
+def test_the_pages_say_how_many_networks_there_were_and_what_each_sample_gave(
         made: dict[str, str]) -> None:
-    several = len(samples_of(results_of(SAMPLE)))
-    assert f"random networks in {several} random samples" in made["README.md"]
+    found = results_of(SAMPLE)
+    several = len(samples_of(found))
+    assert f"{len(networks(found, 'sample'))} random\nnetworks" in made["README.md"]
     own = made[tools.pages.RESULTS_PAGE]
     assert ("Geometric means of the random samples (seeds " in own) == (several > 1)
 
@@ -206,7 +208,7 @@ def test_every_network_on_which_rawnn_is_slower_says_where_it_was_measured() -> 
         assert re.fullmatch(r".*NVIDIA H\d+.*(\d{4}-\d\d-\d\d, commit [0-9a-f]{7}"
                             r"|commit not recorded)", loss.where), loss
     front, own = tools.pages.slower(), tools.pages.all_slower()
-    assert front.count(" x, ") == MOST_SLOWER
+    assert front.count(" x in ") == MOST_SLOWER
     assert own.count("| JAX |") + own.count("| PyTorch |") == len(losses())
     # Computed by itself: the widest network of the sweep, JAX in tf32 over rawnn in float32.
     sweep = results_of("sweep-h200")
@@ -279,10 +281,9 @@ def test_the_first_page_has_many_networks_where_they_were_measured(
     monkeypatch.setattr(tools.pages, "first_kept", lambda names: "many-x")
     monkeypatch.setattr(tools.pages, "results_of", lambda name: kept())
     assert tools.pages.about_the_sample(found) == before + (
-        "\n[Many small networks at once](docs/guides/many-networks.md) in tf32, geometric means "
-        "over the best peer: **1.58 x** on 2\nrandom ensembles (at worst 0.50 x) and **5.00 x** on "
-        "2 named ensembles (at worst 5.00 x); up to 132 million\nnetwork-steps a second in bf16 "
-        "(NVIDIA Test GPU, 2026-01-01, commit abc1234).\n")
+        "\n[Many small networks at once](docs/guides/many-networks.md) in tf32: **1.58 x** on 2 "
+        "random ensembles (worst 0.50 x),\n**5.00 x** on 2 named ensembles (worst 5.00 x) (NVIDIA "
+        "Test GPU, 2026-01-01, commit abc1234).\n")
 
 
 def test_lines_of_the_first_page_that_a_tool_writes_are_at_most_120_characters_long(
