@@ -115,11 +115,6 @@ class Layout:
         return sum(layer.all_tiles for layer in self.layers)
 
     @property
-    def owned(self) -> int:
-        """Tiles that a group updates in a sharded update."""
-        return ceil(self.tiles, self.sharding.dp_size)
-
-    @property
     def parts(self) -> int:
         """Parts of a step's loss: of each example where tallies are stored, else of each group, or
         of each block where outputs are sharded."""
@@ -284,8 +279,8 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     receive_floats = buffers.dsmem_floats(schedule)
     if receive_floats and not d.via_l2:
         memory.take("exchange", 2 * receive_floats, "receive buffers")
-    shares = _shares(schedule, base)
-    memory.take("scratch", _scratch_floats(schedule, base, shares), "scratch")
+    shares = _shares(schedule)
+    memory.take("scratch", _scratch_floats(schedule, shares), "scratch")
     memory.cursor = up(memory.cursor, 4)
     if d.micro_batches > 1 and d.holds_tiles and p.bias:
         for layer in range(p.depth):
@@ -330,22 +325,21 @@ def _take_values(d: Sharding, memory: Memory) -> None:
         memory.take("logits", rows * d.pitch, "outputs")
 
 
-def _shares(schedule: Schedule, tiles: int) -> int:
+def _shares(schedule: Schedule) -> int:
     """Warps that share the sum of a tile in a sharded update: with few tiles, more than one."""
     d, found, shares = schedule.sharding, schedule.all_reduce, 1
     if found and found.sharded:
-        owned = ceil(tiles, d.dp_size)
-        while shares * 2 <= min(d.warps, d.dp_size) and owned * shares < d.warps:
+        while shares * 2 <= min(d.warps, d.dp_size) and found.owned(d) * shares < d.warps:
             shares *= 2
     return shares
 
 
-def _scratch_floats(schedule: Schedule, tiles: int, shares: int) -> int:
+def _scratch_floats(schedule: Schedule, shares: int) -> int:
     """Scratch memory: phases use it one after the other."""
-    d = schedule.sharding
+    d, reduce = schedule.sharding, schedule.all_reduce
     splits = [gemm.tiling(d).split * up(gemm.m, 16) * d.pitch for gemm in schedule.micro_batch
               if isinstance(gemm, Gemm) and gemm.tiling(d).split > 1]
-    shared = ceil(tiles, d.dp_size) * shares * TILE if shares > 1 else 0
+    shared = reduce.owned(d) * shares * TILE if reduce and shares > 1 else 0
     return max(softmax_floats(d), buffers.reduction_floats(schedule), shared, *splits)
 
 
@@ -358,9 +352,8 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: Memor
     costs round trips to the L2 cache."""
     d, p, found = schedule.sharding, schedule.sharding.problem, list(layers)
     states, global_tiles = len(p.states), 0
-    tiles = sum(layer.all_tiles for layer in layers)
     if schedule.all_reduce and states:
-        owned = ceil(tiles, d.dp_size) if schedule.all_reduce.sharded else tiles
+        owned = schedule.all_reduce.owned(d)
         if memory.has(owned * states * TILE, room):
             return found, memory.take("state", owned * states * TILE, STATE), 0
         return found, None, owned

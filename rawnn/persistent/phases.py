@@ -273,6 +273,10 @@ class GradientAllReduce(Phase):
     tiles: int
     sharded: bool = False
 
+    def owned(self, d: Sharding) -> int:
+        """Tiles that a group updates, and keeps the optimizer state of."""
+        return ceil(self.tiles, d.dp_size) if self.sharded else self.tiles
+
     def writes(self, d: Sharding) -> set[str]:
         return parameters(d)
 

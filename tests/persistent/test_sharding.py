@@ -73,7 +73,7 @@ def needed(found: Layout) -> dict[str, int]:
         "order": 2 * d.columns, "rules": RULE_BYTES // 4, "barriers": 8,
         "places": 2 * found.tiles, "tallies": 2, "scaling": 4, "copies": found.copied // 2,
         "exchange": 2 * max((e.rows for e in found.schedule.exchanges), default=0) * d.sent,
-        "state": (found.tiles if found.sync == ALL else found.owned) * len(p.states) * TILE}
+        "state": -(-found.tiles // (1 if found.sync == ALL else d.dp_size)) * len(p.states) * TILE}
     scratch = [0]
     for layer, part in enumerate(found.layers):
         needs[f"w{layer}"] = part.rows * part.pitch
