@@ -121,23 +121,21 @@ all of them."""
 
 
 def about_the_sample(results: Results) -> str:
-    """What the random networks are and where they were measured, in sentences; behind them many
-    networks at once, where those were measured."""
+    """What a speedup is, what the random networks are, and where they were measured."""
     found = networks(results, "sample")
     place = results.place(found[0].entries[0])
     names = " and ".join(NAMES[p] for p in peers_of(found))
-    together = first_kept(MANY)
-    at_once = f"\n{ensembles.headline(results_of(together))}\n" if together else ""
     return textwrap.fill(
-        f"The time of the faster of {names}, each in its fastest variant, over that of rawnn's "
-        f"preset `best`: {len(found)} random networks of {DEPTHS[0]} to {DEPTHS[1]} layers, "
-        f"{WIDTHS[0]} to {WIDTHS[1]} wide, batch {BATCHES[0]} to {BATCHES[1]} "
+        f"Speedup: step time of the faster of {names} over that of rawnn's `best`, without "
+        f"compilation. {len(found)} random networks: {DEPTHS[0]}-{DEPTHS[1]} layers, widths "
+        f"{WIDTHS[0]}-{WIDTHS[1]}, batches {BATCHES[0]}-{BATCHES[1]}, log-uniform "
         f"({place.machine.partition(',')[0]}, {place.date[:10]}, commit {place.commit[:7]}).",
-        120) + f"\n{at_once}"
+        120, break_on_hyphens=False) + "\n"
 
 
 def against_the_best(results: Results) -> list[Grid]:
-    """The random networks against the better of the peers, a row for each of FRONT_CLASSES."""
+    """The random networks against the better of the peers, a row for each of FRONT_CLASSES; below
+    them many networks at once, where those were measured."""
     _, every = random_networks.sample(results)
     rows = []
     for line in random_networks.against_best(networks(results, "sample")):
@@ -147,7 +145,9 @@ def against_the_best(results: Results) -> list[Grid]:
                          f"{line.worst[0]:.2f} x", str(len(line.speedups))])
     heads = ("rawnn's precision against the peers'", "geometric mean", "95 % interval", "worst",
              "networks")
-    return [Grid(heads, rows, heads[:1], entries=every.entries)]
+    together = first_kept(MANY)
+    notes = [ensembles.headline(results_of(together))] if together else []
+    return [Grid(heads, rows, heads[:1], notes=notes, entries=every.entries)]
 
 
 MOST_SLOWER = 3
@@ -212,9 +212,10 @@ def slower() -> str:
                         for name, value in random_networks.setup_medians(found).items())
     return "\n".join([*(textwrap.fill(line, 120, subsequent_indent="  ") for line in (
         *lines,
-        f"- **Compilation takes seconds**: {seconds} in the median of the random networks. With "
-        f"it, rawnn is ahead of the fastest peer after {round(median(steps), -3):,.0f} steps in "
-        f"the median, {round(max(steps), -3):,.0f} at most.")), ""])
+        f"- **Compilation takes seconds**: {seconds} in the median of the random networks. A run "
+        f"must last {round(median(steps), -3):,.0f} steps in the median, "
+        f"{round(max(steps), -3):,.0f} at most, until that is earned back. Kernels are kept on "
+        "disk for later runs.")), ""])
 
 
 def expected() -> str:

@@ -102,7 +102,8 @@ def test_the_pages_say_how_many_networks_there_were_and_what_each_sample_gave(
         made: dict[str, str]) -> None:
     found = results_of(SAMPLE)
     several = len(samples_of(found))
-    assert f"{len(networks(found, 'sample'))} random\nnetworks" in made["README.md"]
+    assert f"{len(networks(found, 'sample'))} random networks" in " ".join(
+        made["README.md"].split())
     own = made[tools.pages.RESULTS_PAGE]
     assert ("Geometric means of the random samples (seeds " in own) == (several > 1)
 
@@ -277,13 +278,14 @@ def test_the_first_page_has_many_networks_where_they_were_measured(
         monkeypatch: pytest.MonkeyPatch) -> None:
     found = results_of(SAMPLE)
     monkeypatch.setattr(tools.pages, "first_kept", lambda names: "")
-    before = tools.pages.about_the_sample(found)
+    assert not tools.pages.against_the_best(found)[0].notes
     monkeypatch.setattr(tools.pages, "first_kept", lambda names: "many-x")
     monkeypatch.setattr(tools.pages, "results_of", lambda name: kept())
-    assert tools.pages.about_the_sample(found) == before + (
-        "\n[Many small networks at once](docs/guides/many-networks.md) in tf32: **1.58 x** on 2 "
-        "random ensembles (worst 0.50 x),\n**5.00 x** on 2 named ensembles (worst 5.00 x) (NVIDIA "
-        "Test GPU, 2026-01-01, commit abc1234).\n")
+    [note] = tools.pages.against_the_best(found)[0].notes
+    assert " ".join(note.split()) == (
+        "[Many networks at once](docs/guides/many-networks.md), in tf32 against the faster peer: "
+        "**1.58 x** on 2 random ensembles (worst 0.50 x), **5.00 x** on 2 named ensembles (worst "
+        "5.00 x) (NVIDIA Test GPU, 2026-01-01, commit abc1234).")
 
 
 def test_lines_of_the_first_page_that_a_tool_writes_are_at_most_120_characters_long(

@@ -131,9 +131,10 @@ def headline(results: Results) -> str:
             means.append(f"**{geometric_mean(values)[0]:.2f} x** on {len(values)} {what} ensembles "
                          f"(worst {min(values):.2f} x)")
     return textwrap.fill(
-        f"[Many small networks at once](docs/guides/many-networks.md) in tf32: "
+        f"[Many networks at once](docs/guides/many-networks.md), in tf32 against the faster peer: "
         f"{', '.join(means)} ({place.machine.partition(',')[0]}, {place.date[:10]}, "
-        f"commit {place.commit[:7]}).", 120, break_long_words=False, break_on_hyphens=False)
+        f"commit {place.commit[:7]}).", 118, subsequent_indent="  ", break_long_words=False,
+        break_on_hyphens=False)
 
 
 def named_rows(network: Network, classes: Sequence[str]) -> list[list[str]]:
