@@ -323,7 +323,7 @@ def test_columns_are_found_by_the_names_of_training(tmp_path: Path) -> None:
     exact = inputs @ model.parameters["fc1.weight"].astype(float).T + model.parameters["fc1.bias"]
     for each in (model, Model.load(tmp_path / "m.safetensors"), Ensemble([model])):
         right = exact.argmax(axis=1)
-        moved = {"c": x[:, 2], "other": x[:, 0], "a": x[:, 0], "b": x[:, 1]}
+        moved = {"c": x[:, 2], "other": y, "words": list("ab") * 30, "a": x[:, 0], "b": x[:, 1]}
         structured = np.array([tuple(row) for row in x[:, ::-1]], [(n, "f8") for n in "cba"])
         for given in (x, named, moved, structured):
             np.testing.assert_array_equal(each.predict(given), right)

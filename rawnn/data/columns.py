@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -38,25 +38,24 @@ class NamedColumns:
     cautions: tuple[str, ...] = ()
 
 
-def read_inputs(data: Any, name: str) -> NamedColumns:
+def read_inputs(data: Any, name: str, wanted: Sequence[str] = ()) -> NamedColumns:
     """`data` as one array of numbers. `name` begins the sentence of a DataError, which names the
-    column of a value that is missing or no number. NamedColumns are returned unchanged."""
-    return _read(data, name, of_inputs=True)
+    column of a value that is missing or no number. Where the columns have names, those `wanted` are
+    read, in their order, and no others. NamedColumns are else returned unchanged."""
+    return _read(data, name, True, wanted)
 
 
-def read_answers(data: Any, name: str) -> NamedColumns:
+def read_answers(data: Any, name: str, wanted: Sequence[str] = ()) -> NamedColumns:
     """`data` as labels or values. A single column may hold words. Raises as `read_inputs`."""
-    return _read(data, name, of_inputs=False)
+    return _read(data, name, False, wanted)
 
 
-def in_order(columns: NamedColumns, wanted: Sequence[str], name: str) -> NDArray[Any] | DeviceArray:
-    """The array of `columns` [N, C] with the columns that training had, `wanted`, found by their
-    names and in their order; others are left out. Without names on either side the array is
-    unchanged. `name` begins the sentence of a DataError for a column that is missing, or whose
-    name occurs twice."""
-    given, array = columns.names, columns.array
-    if not given or not wanted or tuple(given) == tuple(wanted) or isinstance(array, DeviceArray):
-        return array
+def _in_order(given: Sequence[str], wanted: Sequence[str], name: str) -> list[int] | None:
+    """The places among the names `given` of the columns that are `wanted`, in their order; None for
+    all as they are, also without names on either side. `name` begins the sentence of a DataError
+    for a column that is missing, or whose name occurs twice."""
+    if not given or not wanted or tuple(given) == tuple(wanted):
+        return None
     for column in wanted:
         if given.count(column) > 1 or wanted.count(column) > 1:
             raise DataError(f"{name} have several columns '{column}', so that names do not say "
@@ -65,7 +64,7 @@ def in_order(columns: NamedColumns, wanted: Sequence[str], name: str) -> NDArray
             raise DataError(f"{name} have no column '{column}', which the network was trained "
                             f"on{nearest(column, given)}; an array, such as frame.to_numpy(), "
                             f"goes by position")
-    return array[:, [given.index(column) for column in wanted]]
+    return [given.index(column) for column in wanted]
 
 
 def is_missing(value: object) -> bool:
@@ -78,9 +77,11 @@ def is_missing(value: object) -> bool:
         return False
 
 
-def _read(data: Any, name: str, of_inputs: bool) -> NamedColumns:
+def _read(data: Any, name: str, of_inputs: bool, wanted: Sequence[str]) -> NamedColumns:
     if isinstance(data, NamedColumns):
-        return data
+        places = _in_order(data.names, wanted, name)
+        return data if places is None or isinstance(data.array, DeviceArray) else \
+            replace(data, array=data.array[:, places], names=tuple(wanted))
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):
         data = data.collect()  # a LazyFrame of polars
     columns = _columns(data)
@@ -93,7 +94,11 @@ def _read(data: Any, name: str, of_inputs: bool) -> NamedColumns:
     names = tuple(str(column) for column, _ in columns)
     by_number = [column for column, _ in columns] == list(range(len(columns)))
     known = () if by_number else names
-    if _is_uniform(data):  # one block of memory, which can be shared
+    places = _in_order(known, wanted, name)
+    if places is not None:
+        columns, names = [columns[place] for place in places], tuple(wanted)
+        known = names
+    elif _is_uniform(data):  # one block of memory, which can be shared
         return NamedColumns(np.asarray(data), known)
     words = not of_inputs and len(columns) == 1
     arrays = [_column(values, name, column, words)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import CheckpointError, ConfigError, DataError
 from rawnn.data.arrays import check_fractions
-from rawnn.data.columns import fix_of, in_order, read_answers, read_inputs
+from rawnn.data.columns import fix_of, read_answers, read_inputs
 from rawnn.data.dlpack import DeviceArray
 from rawnn.data.labels import (
     are_whole,
@@ -135,8 +135,8 @@ class Model:
         return wanted
 
     def _inputs(self, inputs: Any) -> NDArray[Any]:
-        columns = read_inputs(inputs, "the inputs")
-        found = in_order(columns, self.feature_names, "the inputs")
+        columns = read_inputs(inputs, "the inputs", self.feature_names)
+        found = columns.array
         host = found.numpy() if isinstance(found, DeviceArray) else found
         if host.ndim < 2 or 0 in host.shape[1:]:
             raise DataError(f"the inputs are of shape {list(host.shape)}, but must be [examples, "
@@ -258,10 +258,10 @@ class Model:
         return Score(total / (len(flat) * per_example), right / counts if counts else math.nan)
 
     def _answers(self, answers: Any, count: int) -> NDArray[Any]:
-        columns = read_answers(answers, "the answers")
         names = self.feature_names if self.autoencoder else self.target_names
         several = not self.network.loss_spec.labelled and len(names) > 1
-        found = in_order(columns, names if several else (), "the answers")
+        columns = read_answers(answers, "the answers", names if several else ())
+        found = columns.array
         host = found.numpy() if isinstance(found, DeviceArray) else found
         if not host.shape or len(host) != count:
             raise DataError(f"there are {count:,} inputs, but the answers are of shape "
