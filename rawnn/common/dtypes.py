@@ -42,17 +42,18 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return found
 
 
-def first_unheld(given: NDArray[Any], held: NDArray[Any]) -> tuple[int, ...] | None:
-    """The place of the first number of `given` that its conversion `held`, of the same shape,
-    changed: fractions and numbers out of range of whole numbers, numbers out of range of floats.
+def first_lossy(given: NDArray[Any], converted: NDArray[Any]) -> tuple[int, ...] | None:
+    """The place of the first number of `given` that the conversion to `converted`, of the same
+    shape, changed: fractions and numbers out of range of whole numbers, those out of range of
+    floats.
     Rounding to a float is no change. None where there is none, or where `given` holds no numbers.
     """
-    if given.dtype == held.dtype or given.dtype.kind not in "iubf":
+    if given.dtype == converted.dtype or given.dtype.kind not in "iubf":
         return None
-    if held.dtype.kind in "iub":
-        bad = np.asarray(held != given)
-    elif held.dtype.kind in "fV" and held.dtype.type is not np.void:  # ml_dtypes are of kind V
-        bad = np.asarray(np.isfinite(given) & ~np.isfinite(held))
+    if converted.dtype.kind in "iub":
+        bad = np.asarray(converted != given)
+    elif converted.dtype.kind in "fV" and converted.dtype.type is not np.void:  # V: ml_dtypes
+        bad = np.asarray(np.isfinite(given) & ~np.isfinite(converted))
     else:
         return None
     return tuple(map(int, np.unravel_index(int(bad.argmax()), bad.shape))) if bad.any() else None

@@ -30,7 +30,7 @@ _EXACT = 2**53
 @dataclass(frozen=True, eq=False)
 class NamedColumns:
     """An array [N, ...], the names of its columns if they have any, and messages for the user.
-    `cautions` are those of the `notes` that tell of values which became equal."""
+    `cautions` are those of the `notes` on values that became equal."""
 
     array: NDArray[Any] | DeviceArray
     names: tuple[str, ...] = ()

@@ -283,7 +283,7 @@ class Sheet:
 
     def note_merged(self, file: IO[str]) -> None:
         """Note the columns of inputs of which distinct numbers became equal in float64, from the
-        same file, read again: their text is not kept."""
+        same file, read again: their text is not stored."""
         values = np.frombuffer(self._numbers, np.float64).reshape(-1, len(self.features))
         places = np.flatnonzero(np.abs(values).max(axis=0) > _EXACT).tolist()
         texts: list[set[Decimal]] = [set() for _ in places]

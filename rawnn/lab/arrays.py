@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rawnn.common.dtypes import first_unheld
+from rawnn.common.dtypes import first_lossy
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import open_gpu
@@ -137,8 +137,8 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
         with np.errstate(over="ignore", invalid="ignore"):
             host = np.asarray(values, dtype=dtype, order="C")
     except (OverflowError, TypeError, ValueError) as error:
-        raise ConfigError(f"an array on a GPU cannot be made of these values: {error}") from None
-    place = first_unheld(given, host)
+        raise ConfigError(f"an array on a GPU cannot hold these values: {error}") from None
+    place = first_lossy(given, host)
     if place is not None:
         raise ConfigError(f"an array of {host.dtype} cannot hold {given[place]} (element "
                           f"{list(place)}): round or clip the values first, or give another dtype")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.dtypes import first_unheld
+from rawnn.common.dtypes import first_lossy
 from rawnn.common.errors import ConfigError
 from rawnn.lab.expressions import evaluate, names_in
 
@@ -145,7 +145,7 @@ def sample(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dt
         if given.shape != shape:
             raise ConfigError(f"inputs: the function for {what} gave an array of shape "
                               f"{given.shape}, and {shape} is needed")
-        return _held(given, dtype, what)
+        return _converted(given, dtype, what)
     whole = dtype.kind in "iu"
     if kind is None:
         kind = "normal" if not whole and dtype.kind != "b" else \
@@ -161,19 +161,19 @@ def sample(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dt
         if low > high:
             raise ConfigError(f"inputs: {what} = \"{kind}\" is no range")
         if whole or dtype.kind == "b":
-            return _held(generator.integers(int(low), int(high) + 1, shape), dtype, what)
+            return _converted(generator.integers(int(low), int(high) + 1, shape), dtype, what)
         return _rounded(generator.uniform(low, high, shape), dtype)
     if isinstance(kind, str) and names_in(kind, f"inputs: {what}") - set(names):
         raise ConfigError(f"inputs: {what} = {kind!r}: give \"normal\", \"uniform\", \"lo..hi\", a "
                           f"number, or a function of (generator, shape)")
-    return _held(np.full(shape, evaluate(kind, names, f"inputs: {what}")), dtype, what)
+    return _converted(np.full(shape, evaluate(kind, names, f"inputs: {what}")), dtype, what)
 
 
-def _held(given: NDArray[Any], dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+def _converted(given: NDArray[Any], dtype: np.dtype[Any], what: str) -> NDArray[Any]:
     """The numbers as `dtype`. Raises ConfigError for one that it cannot hold."""
     with np.errstate(over="ignore", invalid="ignore"):
         found = np.ascontiguousarray(given.astype(dtype))
-    place = first_unheld(given, found)
+    place = first_lossy(given, found)
     if place is not None:
         raise ConfigError(f"inputs: {what} is an array of {dtype}, which cannot hold "
                           f"{given[place]}: give numbers of that type")

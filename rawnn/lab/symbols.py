@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rawnn.common.dtypes import first_unheld
+from rawnn.common.dtypes import first_lossy
 from rawnn.common.errors import ConfigError, nearest
 from rawnn.cuda.compiling.symbols import SymbolType, symbols
 from rawnn.cuda.device import Device, Function
@@ -44,7 +44,7 @@ class Symbol:
         fits = whole_numbers or np.can_cast(given.dtype, self.dtype, "same_kind")
         with np.errstate(over="ignore"):
             if fits and given.dtype.kind in "iubf":
-                fits = first_unheld(given, given.astype(self.dtype)) is None
+                fits = first_lossy(given, given.astype(self.dtype)) is None
         if not fits:
             raise ConfigError(f"{self!r} cannot hold these values of {given.dtype}: convert them "
                               f"first")

@@ -430,9 +430,9 @@ def test_an_index_of_training_is_not_another_column_of_another_file(
         files[name].write_text("\n".join(lines) + "\n")
     outputs = "2" if loss == "cross_entropy" else "1"
     done = rawnn(*FAST, "--data", str(files["trained"]), "--target", "-1", "--layers",
-                 f"2-{outputs}", "--loss", loss, "--lr", "0.05", "--save", str(tmp_path / "kept"))
+                 f"2-{outputs}", "--loss", loss, "--lr", "0.05", "--save", str(tmp_path / "saved"))
     assert done.status == 0, done.err
-    shown = {name: rawnn("predict", str(tmp_path / "kept"), "--data", str(file))
+    shown = {name: rawnn("predict", str(tmp_path / "saved"), "--data", str(file))
              for name, file in files.items()}
     assert {done.status for done in shown.values()} == {0}, shown
     assert len({done.out for done in shown.values()}) == 1
@@ -445,17 +445,17 @@ def test_an_index_of_training_is_not_another_column_of_another_file(
 def test_columns_of_one_name_keep_their_places(rawnn: Rawnn, tmp_path: Path) -> None:
     x = RNG.normal(size=(60, 3)).round(3)
     y = np.where(x[:, 1] > 0, "up", "down")
-    file, kept = tmp_path / "twice.csv", str(tmp_path / "kept")
+    file, saved = tmp_path / "twice.csv", str(tmp_path / "saved")
     lines = [",".join([*map(str, row), word]) for row, word in zip(x.tolist(), y, strict=True)]
     file.write_text("\n".join(["f,f,g,y", *lines]) + "\n")
-    done = rawnn(*FAST, "--data", str(file), "--target", "y", "--layers", "3-2", "--save", kept)
+    done = rawnn(*FAST, "--data", str(file), "--target", "y", "--layers", "3-2", "--save", saved)
     assert done.status == 0, done.err
-    done = rawnn("predict", kept, "--data", str(file))
+    done = rawnn("predict", saved, "--data", str(file))
     assert done.status == 0, done.err
-    assert done.out.split()[1:] == Model.load(kept).predict(x, "labels").tolist()
+    assert done.out.split()[1:] == Model.load(saved).predict(x, "labels").tolist()
     other = tmp_path / "other.csv"
     other.write_text("g,f,f\n1,2,3\n")
-    done = rawnn("predict", kept, "--data", str(other))
+    done = rawnn("predict", saved, "--data", str(other))
     assert done.status == 2
     assert "several columns named 'f' are in" in done.err
     assert "in the order f,f,g" in done.err
@@ -463,15 +463,15 @@ def test_columns_of_one_name_keep_their_places(rawnn: Rawnn, tmp_path: Path) -> 
 
 def test_targets_in_another_order_are_compared_by_name(rawnn: Rawnn, tmp_path: Path) -> None:
     a = RNG.normal(size=60).round(3)
-    file, kept = tmp_path / "two.csv", str(tmp_path / "kept")
+    file, saved = tmp_path / "two.csv", str(tmp_path / "saved")
     file.write_text("a,u,v\n" + "".join(f"{n},{2 * n},{9 - n}\n" for n in a.tolist()))
     done = rawnn(*FAST, "--data", str(file), "--target", "u,v", "--layers", "1-2", "--loss", "mse",
-                 "--save", kept)
+                 "--save", saved)
     assert done.status == 0, done.err
-    shown = [rawnn("predict", kept, "--data", str(file), "--target", target)
+    shown = [rawnn("predict", saved, "--data", str(file), "--target", target)
              for target in ("u,v", "v,u", "2,1")]
     assert [done.status for done in shown] == [0, 0, 0]
-    exact = np.mean((Model.load(kept).predict(a[:, None]) - np.stack([2 * a, 9 - a], 1)) ** 2)
+    exact = np.mean((Model.load(saved).predict(a[:, None]) - np.stack([2 * a, 9 - a], 1)) ** 2)
     for done in shown:
         line = next(line for line in done.err.splitlines() if line.startswith("loss"))
         assert float(line.split()[1]) == pytest.approx(exact, rel=1e-3, abs=1e-6)

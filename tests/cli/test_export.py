@@ -41,14 +41,14 @@ def test_from_the_command_line_after_training(rawnn: Rawnn, tmp_path: Path) -> N
         assert "Traceback" not in done.err
 
 
-def test_numbers_that_float32_cannot_tell_apart_are_warned_of(rawnn: Rawnn, tmp_path: Path) -> None:
-    table, kept, file = tmp_path / "own.csv", str(tmp_path / "runs"), str(tmp_path / "m.onnx")
+def test_inputs_that_float32_merges_are_warned_of(rawnn: Rawnn, tmp_path: Path) -> None:
+    table, saved, file = tmp_path / "own.csv", str(tmp_path / "runs"), str(tmp_path / "m.onnx")
     table.write_text("time,y\n" + "".join(f"{10**9 + i},{i % 2}\n" for i in range(40)))
     done = rawnn("--data", str(table), "--target", "y", "--layers", "1-2", "--normalise", "learned",
-                 "--epochs", "1", "--device", "host", "--save", kept)
+                 "--epochs", "1", "--device", "host", "--save", saved)
     assert done.status == 0, done.err
-    done = rawnn("export", kept, file)
+    done = rawnn("export", saved, file)
     assert done.status == 0
     assert "WARNING: the model's inputs of float32 cannot tell apart the values of column 'time'" \
         in done.err
-    assert "WARNING" not in rawnn("export", kept, file, "--input-type", "float64").err
+    assert "WARNING" not in rawnn("export", saved, file, "--input-type", "float64").err

@@ -179,7 +179,7 @@ def test_a_macro_of_a_header_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mentions no 'WIDTH'" in capsys.readouterr().err
 
 
-def test_a_file_without_a_reference_is_told_where_it_stands(
+def test_a_missing_reference_says_where_it_belongs(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bare.cu"
     file.write_text("__global__ void bare(float* x, int n) { if (threadIdx.x < n) x[0] = 1; }")

@@ -158,7 +158,7 @@ def test_a_number_that_is_not_finite_is_named_by_its_column() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
-def test_integers_that_become_equal_beside_floats_are_noted(dtype: str) -> None:
+def test_integers_that_become_equal_in_float64_are_noted(dtype: str) -> None:
     first = 2**60 + np.arange(40, dtype=dtype)
     assert len(np.unique(first.astype(np.float64))) == 1
     data = from_arrays(({"id": first, "x": np.linspace(0, 1, 40)}, np.arange(40) % 2),

@@ -101,9 +101,9 @@ class Struct:
                 raise ConfigError(f"the struct '{self.name}' has the members "
                                   f"{', '.join(m.name for m in self.members)}, which cannot hold "
                                   f"{value!r}: {error}") from None
-            unheld = _unheld(value, converted)
-            if unheld:
-                raise ConfigError(f"the struct '{self.name}' cannot hold {unheld}")
+            lossy = _lossy_member(value, converted)
+            if lossy:
+                raise ConfigError(f"the struct '{self.name}' cannot hold {lossy}")
         if isinstance(converted, np.generic | np.ndarray):
             if converted.shape == () and converted.dtype.names and self.members:
                 self.check(converted.dtype)
@@ -138,21 +138,21 @@ class Struct:
                               f"{given.itemsize}")
 
 
-def _unheld(value: tuple[Any, ...], held: Any) -> str:
-    """The first member of a structured value whose number `held` changed, "" for none."""
+def _lossy_member(value: tuple[Any, ...], converted: Any) -> str:
+    """The first member of a structured value whose number `converted` changed, "" for none."""
     import numpy as np
 
-    from rawnn.common.dtypes import first_unheld
+    from rawnn.common.dtypes import first_lossy
 
-    for part, name in zip(value, held.dtype.names, strict=True):
-        found = np.asarray(held[name])
+    for part, name in zip(value, converted.dtype.names, strict=True):
+        found = np.asarray(converted[name])
         if found.dtype.names:
-            inner = _unheld(part, found) if isinstance(part, tuple) and not found.shape else ""
-            if inner:
+            nested = isinstance(part, tuple) and not found.shape
+            if nested and (inner := _lossy_member(part, found)):
                 return inner
             continue
         given = np.broadcast_to(np.asarray(part), found.shape)
-        place = first_unheld(given, found)
+        place = first_lossy(given, found)
         if place is not None:
             return f"{given[place]} in its member '{name}', of {found.dtype}"
     return ""
