@@ -96,8 +96,8 @@ class ManyRun:
 
     def open(self, stacklevel: int) -> None:
         """Open the device, or several. A RuntimeWarning, of the caller so many frames up, says
-        where the host trains in place of a GPU."""
-        team = self.team
+        where the host trains in place of a GPU, and later where values became equal."""
+        team, self._stacklevel = self.team, stacklevel
         if self.config.save is not None and not (team and team.rank):
             # Before anything is fetched or compiled.
             self._store = Store(self.config.save, self.config.keep)
@@ -136,6 +136,8 @@ class ManyRun:
                                                 lambda values: values[0])
             rules = replace(rules, save_every=every)
         self.members, self.lists, self.source = members, lists, source
+        for sentence in source.data.cautions:
+            warnings.warn(sentence, RuntimeWarning, stacklevel=self._stacklevel)
         self.settings, self.rules, self.progress = settings, rules, progress
         self.settings["data"] = identity_of(source.data)
         self.settings["save_every"] = rules.save_every

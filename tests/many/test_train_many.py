@@ -513,6 +513,13 @@ def test_the_host_in_place_of_a_gpu_is_a_warning() -> None:
     assert many.environment.device == "host"
 
 
+def test_values_that_become_equal_are_a_warning() -> None:
+    x = 1e9 + np.arange(len(X) * 6.0).reshape(-1, 6)
+    with pytest.warns(RuntimeWarning, match="become equal in float") as caught:
+        rawnn.train_many(**{**OPTIONS, "data": (x, Y), "epochs": 1})
+    assert caught[0].filename == __file__
+
+
 def test_ctrl_c_keeps_what_was_reached() -> None:
     many = rawnn.train_many(**{**OPTIONS, "epochs": 400}, lr=[0.02, 0.01], listener=Recorder(
         lambda recorder, report: signal.raise_signal(signal.SIGINT) if report.epoch == 2 else None))
