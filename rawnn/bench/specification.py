@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.bench.peers.training_problem import log_uniform
 from rawnn.common.errors import ConfigError
 from rawnn.data import Dataset
 from rawnn.data.normalise import Normalisation
@@ -175,10 +175,6 @@ def _one(generator: Generator, choices: tuple[str, ...]) -> str:
     return choices[int(generator.integers(len(choices)))]
 
 
-def _log_uniform(generator: Generator, low: int, high: int) -> int:
-    return round(math.exp(generator.uniform(math.log(low), math.log(high))))
-
-
 def _sizes(generator: Generator, limits: Limits) -> tuple[tuple[int, ...], int]:
     """Sizes of up to six layers and a batch, half of them all multiples of 16: sizes that vectors
     and tensor cores take whole, and sizes that they do not. One in ten is large and shallow and one
@@ -190,8 +186,8 @@ def _sizes(generator: Generator, limits: Limits) -> tuple[tuple[int, ...], int]:
         batches = limits.batch // 2, limits.batch
     elif kind < 0.2:
         depth, widths, batches = 1 + depth % 2, limits.wide, (1, limits.few)
-    sizes = [_log_uniform(generator, *widths) for _ in range(depth + 1)]
-    batch = _log_uniform(generator, *batches)
+    sizes = [log_uniform(generator, widths) for _ in range(depth + 1)]
+    batch = log_uniform(generator, batches)
     if generator.random() < 0.5 and widths[1] >= 16:
         sizes = [-(-n // 16) * 16 for n in sizes]
         batch = -(-batch // 16) * 16

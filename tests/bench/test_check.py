@@ -147,7 +147,7 @@ def test_failures_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         raise errors.pop(0)
 
     monkeypatch.setattr(check, "_on_device", fails)
-    monkeypatch.setattr(check, "_answers", lambda opened: next(answers))
+    monkeypatch.setattr(check, "_is_usable", lambda opened: next(answers))
     found = list(run_random(Opened(None, HOST, 0.0), SMALL, 5, 9))
     assert [(o.seed, o.verdict) for o in found] == [
         (5, "memory"), (6, "failed"), (7, "failed"), (8, "failed")]

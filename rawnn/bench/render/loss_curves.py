@@ -13,13 +13,11 @@ from rawnn.bench.render.networks import (
     NAMES,
     Network,
     form,
-    line_of,
     networks,
     program,
-    series_of,
     system,
 )
-from rawnn.bench.render.tables import provenance, remarks, workload
+from rawnn.bench.render.tables import is_measured, provenance, remarks, workload
 from rawnn.bench.render.training import subtitle
 
 EXACT = "float64"
@@ -94,7 +92,7 @@ def _by_size(results: Results, found: Sequence[Network]) -> dict[str, Chart]:
     speed: dict[tuple[str, str], list[tuple[float, float]]] = {}
     loss: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for network in found:
-        for key in series_of(found):
+        for key in {(system(e), e.precision) for e in network.entries if is_measured(e)}:
             best = network.best(key[:1], key[1:])
             if best is None or "step_us" not in best:
                 continue
@@ -104,8 +102,9 @@ def _by_size(results: Results, found: Sequence[Network]) -> dict[str, Chart]:
                 loss.setdefault(key, []).append((network.weights, last))
     words = subtitle(results, found[0].entries, "the fastest variant of each system")
     x = Axis("weights of the network", "log", lambda v: f"{v:,.0f}")
-    return {name: charts.lines(title, words, [line_of(*key, points)
-                                              for key, points in sorted(series.items())], x, y)
+    return {name: charts.lines(title, words, [
+        Line(f"{NAMES.get(who, who)} {precision}", sorted(points), who, precision)
+        for (who, precision), points in sorted(series.items())], x, y)
             for name, title, series, y in (
                 ("curves-by-size-speed", "Examples a second over the size of the network", speed,
                  Axis("examples a second", "log", lambda v: f"{v / 1e6:g} M")),

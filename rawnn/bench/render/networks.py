@@ -9,7 +9,6 @@ from itertools import pairwise
 from statistics import median
 
 from rawnn.bench.record import Entry, Results
-from rawnn.bench.render.charts import Line
 from rawnn.bench.render.tables import is_measured, provenance, time_of, workload
 
 OURS = "rawnn"
@@ -130,12 +129,3 @@ def title(name: str) -> str:
 
 def program(entry: Entry) -> str:
     return f"{title(workload(entry))}: {entry.variant} {entry.precision}"
-
-
-def series_of(found: Sequence[Network]) -> list[tuple[str, str]]:
-    """Systems and precisions of which something is right."""
-    return sorted({(system(e), e.precision) for n in found for e in n.entries if is_measured(e)})
-
-
-def line_of(name: str, precision: str, points: Sequence[tuple[float, float]]) -> Line:
-    return Line(f"{NAMES.get(name, name)} {precision}", sorted(points), name, precision)

@@ -24,10 +24,6 @@ Grids = Callable[[Results], list[Grid]]
 Charts = Callable[[Results], dict[str, Chart]]
 
 
-def no_charts(results: Results) -> dict[str, Chart]:
-    return {}
-
-
 @dataclass(frozen=True)
 class View:
     """How a suite is shown: in a terminal, in Markdown and in the report. A table is a tuple of
@@ -37,7 +33,7 @@ class View:
     title: str
     text: str
     grids: Grids
-    charts: Charts = no_charts
+    charts: Charts = lambda results: {}
 
 
 def default_view(suite: str) -> View:
