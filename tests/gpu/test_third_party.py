@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.bench.attempt import alone, right, step_of
+from rawnn.bench.attempt import check_ops, time_ops, training_plan
 from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import machine_of
@@ -67,12 +67,12 @@ def test_a_kernel_in_the_training_step_trains_the_same(device: Device, opt: str)
 
 def test_each_op_is_checked_and_timed(device: Device) -> None:
     own = load(LAB / "bias_relu.cu")
-    plan = step_of(Config(layers=LAYERS, batch=8), f"preload,arena,{own.word}", random_dataset(),
-                   machine_of(device))
-    found = right(device, own, plan)
+    plan = training_plan(Config(layers=LAYERS, batch=8), f"preload,arena,{own.word}",
+                         random_dataset(), machine_of(device))
+    found = check_ops(device, own, plan)
     assert len(found) == 2
     assert all(each.right for each in found), found
-    assert all(each.mine > 0 and each.ours > 0 for each in alone(device, own, plan))
+    assert all(each.user_us > 0 and each.rawnn_us > 0 for each in time_ops(device, own, plan))
 
 
 SOURCE = """
