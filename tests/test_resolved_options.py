@@ -14,7 +14,7 @@ from rawnn.common.errors import CheckpointError, ConfigError
 from rawnn.engine.checkpoint import Checkpoint, find, read, write
 from rawnn.engine.launch_choices import applied, choices_of, key_of, variants
 from rawnn.engine.machine import Opened
-from rawnn.engine.resolved_options import read_resolved_options
+from rawnn.engine.resolved_options import ResolvedOptions, read_resolved_options
 from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.engine.session import Session
@@ -199,6 +199,17 @@ def test_what_was_taken_can_be_typed(opt: str) -> None:
     first = select(opt, network, 10, CAPABLE, batch=8)
     again = select(",".join(["none", *first.words()]), network, 10, CAPABLE, batch=8)
     assert list(again.values.items()) == list(first.values.items())
+
+
+@pytest.mark.parametrize("opt", ["none", "none,fuse", "none,pool", "none,graphs=3", "fuse",
+                                 "pinned", "best"])
+def test_a_record_names_the_option_that_selects_its_toggles(opt: str) -> None:
+    """Without preload and arena where `none` left them out."""
+    network = Network((29, 18, 7))
+    words = select(opt, network, 10, CAPABLE, batch=8).words()
+    again = select(ResolvedOptions(opt, ",".join(words), "typed").opt, network, 10, CAPABLE,
+                   batch=8)
+    assert again.words() == words
 
 
 # -- how blocks share a step, in full --------------------------------------------------------------

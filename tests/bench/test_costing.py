@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rawnn.bench import gpu_limits
-from rawnn.bench.costing import OWN, least_time, op_costs, total
+from rawnn.bench.costing import OWN, least, least_time, op_costs, total, touched
 from rawnn.bench.gpu_limits import Limits
 from rawnn.bench.harness import Harness
 from rawnn.bench.record import Entry, Results
@@ -35,6 +35,17 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(layers: tuple[int, ...], batch: int, opt: str) -> tuple[Plan, Policy]:
     network = Network(layers)
     return select(opt, network, 60, CAPABLE).apply(step_plan(network, batch, 60 * batch))
+
+
+@pytest.mark.parametrize("opt", ["preload", "preload,tiled,fuse"])
+def test_a_step_moves_its_batch_and_what_it_trains_there_and_back(opt: str) -> None:
+    """Bytes of images and labels of 32 examples; weights and biases are read and written."""
+    plan, _ = planned((64, 128, 10), 32, opt)
+    trained = 4 * (128 * 64 + 128 + 10 * 128 + 10)
+    assert least(plan) == 32 * (64 + 1) + 2 * trained
+    gather, = plan.find(kind="gather")
+    assert dict(touched(gather, plan)) == {
+        "images": 32 * 64, "labels": 32, "cursor": 4, "x": 4 * 32 * 64, "y": 4 * 32}
 
 
 def test_an_op_is_expected_to_take_a_launch_and_what_takes_longer() -> None:

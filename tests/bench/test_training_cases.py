@@ -16,6 +16,7 @@ from rawnn.bench.suites import read_suites
 from rawnn.bench.training import WorkloadOpt, measure_workloads
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.engine.config import Config
+from rawnn.engine.result import Result
 from rawnn.engine.session import Session
 from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES, select
@@ -47,6 +48,30 @@ def test_a_run_says_all_that_it_found() -> None:
         assert entry.samples("steps") == [2]
         assert entry.median("step_us") == pytest.approx((entry.median("epoch_ms") or 0) * 500)
         assert entry.notes[0].startswith("toggles: ")
+
+
+def test_an_evaluation_is_timed_report_by_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    run = Session.run
+
+    def recorded(session: Session) -> Result:
+        results.append(run(session))
+        return results[-1]
+
+    monkeypatch.setattr(Session, "run", recorded)
+    entry, = measured("workloads", [("linear", "none")], 1, 3).entries()
+    result, = results
+    assert len(result.history) == 3
+    assert entry.samples("evaluation_ms") == [pytest.approx(result.times.evaluation / 3)]
+    assert entry.samples("total_ms") == [result.times.training]
+
+
+@pytest.mark.parametrize(("asked", "epochs"), [
+    (None, None), (5, 5), ({"linear": 3}, 3), ({"linear": 3, "others": 9}, 3), ({"others": 9}, 9),
+    ({"wide7": 2}, None)])
+def test_epochs_of_a_workload_are_its_own_those_of_others_or_those_of_its_file(
+        asked: int | dict[str, int] | None, epochs: int | None) -> None:
+    assert training._epochs(asked, "linear") == epochs
 
 
 @pytest.mark.parametrize(("suite", "opt", "reason"), [

@@ -60,6 +60,21 @@ def test_a_server_that_keeps_dying_is_given_up_and_the_part_kept(server, part: P
     assert part.stat().st_size > len(CONTENT) // 2
 
 
+def test_a_server_that_sends_nothing_is_asked_once(server, part: Path) -> None:
+    def die_at_once(handler, content: bytes) -> None:
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes 1000-{len(content) - 1}/{len(content)}")
+        handler.send_header("Content-Length", str(len(content) - 1000))
+        handler.end_headers()
+
+    part.write_bytes(CONTENT[:1000])
+    server.answers = [die_at_once] * 9
+    with pytest.raises(FetchError, match="broke off"):
+        fetched(server, part)
+    assert len(server.requests) == 1
+    assert part.read_bytes() == CONTENT[:1000]
+
+
 def test_a_server_without_ranges_sends_all_anew(server, part: Path) -> None:
     def whole(handler, content: bytes) -> None:
         del handler.headers["Range"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rawnn.data.catalog import NAMED
 from rawnn.data.store import RawStore
 
 CONTENT = np.frombuffer(b"some raw content", np.uint8)
@@ -35,6 +36,21 @@ def test_verified_content_is_not_hashed_again(tmp_path: Path, monkeypatch) -> No
     store.put(CONTENT, SUM)
     monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("hashed again"))
     assert store.find(SUM)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_the_content_of_an_older_version_goes_unless_a_named_set_has_it(tmp_path: Path,
+                                                                        pinned: bool) -> None:
+    store = RawStore(tmp_path / "cache", pytest.fail)
+    older = NAMED["mnist"].files[0].sha256 if pinned else "0" * 64
+    kept = store.put(CONTENT, older)
+    assert kept is not None
+    file = tmp_path / "images.gz"
+    for sha256 in (older, SUM):
+        file.write_bytes(sha256.encode())
+        store.remember(file, sha256, os.stat(file))
+        assert store.known(file) == sha256
+    assert kept.exists() == pinned
 
 
 def test_changed_content_is_found_out(tmp_path: Path) -> None:

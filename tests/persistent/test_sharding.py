@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -25,7 +26,9 @@ from rawnn.persistent.sharding import (
     output_boundaries,
     pitch,
 )
+from rawnn.persistent.tiles import softmax_floats, softmax_of
 from tests.persistent.problems import HOPPER, VARIETY, problem
+from tests.persistent.sampling import sampled
 from tests.slices import SLICE
 
 
@@ -135,6 +138,23 @@ def test_state_that_finds_no_room_goes_to_a_workspace() -> None:
     assert far.global_tiles == near.tiles
     assert "optimizer_state" in far.workspaces(9)
     assert far.nbytes < near.nbytes
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_softmax_has_memory_and_cycles_for_what_it_exchanges(seed: int) -> None:
+    """Each warp has four numbers of an example. Via L2 a block also copies those of all blocks. A
+    softmax that every block has in full costs what it costs one block."""
+    d = sampled(seed)
+    if not d.problem.labelled:
+        assert softmax_floats(d) == 0
+        return
+    warps = softmax_of(d).warps
+    own = 4 * warps * d.columns if d.shards_softmax or warps > 1 else 0
+    copied = 4 * d.tp_size * d.sent if d.shards_softmax and d.via_l2 else 0
+    assert softmax_floats(d) == own + copied
+    if d.boundaries[-1] == REPLICATED:
+        alone = replace(d, tp_size=1, boundaries=REPLICATED * len(d.boundaries), transport=DSMEM)
+        assert softmax_of(d) == softmax_of(alone)
 
 
 def test_clusters_share_sums_where_each_would_take_in_much() -> None:

@@ -12,7 +12,14 @@ import pytest
 from rawnn.cuda.device import Device, DeviceInfo
 from rawnn.cuda.launch import KernelLaunch
 from rawnn.engine import launch_choices as choices
-from rawnn.engine.launch_choices import TunedLaunch, chosen, key_of, variants, with_choices
+from rawnn.engine.launch_choices import (
+    FEWER_SLICES,
+    TunedLaunch,
+    chosen,
+    key_of,
+    variants,
+    with_choices,
+)
 from rawnn.model.layers import Network
 from rawnn.opts import select
 from rawnn.plan.plan import Plan
@@ -82,6 +89,16 @@ def test_the_library_has_further_answers_and_fewer_slices() -> None:
     assert {"choice": 1} in found
     assert {"choice": 0, "slices": 7} in found
     assert all(784 % (4 * c["slices"]) == 0 for c in found if "slices" in c)
+
+
+@pytest.mark.parametrize("features", [784, 512, 640])
+def test_numbers_of_slices_that_are_tried_are_fewer_than_the_rule_has(features: int) -> None:
+    plan = plan_of("preload,cublas,fuse", (features, 10))
+    for product in plan.find(kind="matmul_slices"):
+        now, length = product.attributes["slices"], product.attributes["k"]
+        tried = [c["slices"] for c in variants(product, plan) if "slices" in c]
+        assert tried == [n for n in FEWER_SLICES if n < now and length % (4 * n) == 0]
+        assert now in FEWER_SLICES or features != 512
 
 
 def test_the_op_that_adds_slices_up_is_changed_too() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +59,46 @@ def planted(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float]) -> None:
 
     monkeypatch.setattr(Task, "prepare", remembered)
     monkeypatch.setattr(Search, "_times", times)
+
+
+class Epochs:
+    """In place of a runner: the first epoch takes `first` milliseconds, others half of that."""
+
+    def __init__(self, first: float, ran: list[int]) -> None:
+        self.first, self.ran, self.milliseconds = first, ran, list[float]()
+
+    def epoch(self, measured: bool) -> None:
+        self.milliseconds.append(self.first / 2 if self.milliseconds else self.first)
+
+    def epoch_milliseconds(self) -> list[float]:
+        return list(self.milliseconds)
+
+    def time_each_epoch(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.ran.append(len(self.milliseconds))
+
+
+@pytest.mark.parametrize(("first", "fastest", "epochs"), [
+    (6.0, 0.0, 10), (0.001, 0.0, 400), (1e-9, 0.0, 400), (100.0, 0.0, 5), (6.0, 600.0, 10),
+    (6.0, 500.1, 10), (6.0, 499.9, 0), (6.0, 1.0, 0)])
+def test_a_set_is_measured_for_a_while_unless_it_is_far_slower(
+        device: Device, monkeypatch: pytest.MonkeyPatch, first: float, fastest: float,
+        epochs: int) -> None:
+    """Sixty milliseconds in 5 to 400 epochs behind one that warms up; of 4 steps each. A first
+    epoch of more than three times the fastest set's time a step is all that is measured."""
+    monkeypatch.setattr(search, "STEPS", 4)
+    ran: list[int] = []
+    monkeypatch.setattr(search, "GpuRunner", lambda device, work: Epochs(first, ran))
+    found = Search(device, Task.of(NETWORK, Recipe(8, Optimizer()), "", None, machine_of(device)))
+    if fastest:
+        found.found["fuse"] = search.Measured("fuse", us=fastest)
+    work: Any = SimpleNamespace(steps=4)
+    times = found._times(work)
+    assert ran == [1 + epochs]
+    assert times == ([pytest.approx(first / 2 * 1e3 / 4)] * epochs if epochs else
+                     [pytest.approx(first * 1e3 / 4)])
 
 
 def test_sets_are_spelled_in_the_order_of_the_registry() -> None:
