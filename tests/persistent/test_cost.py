@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pytest
 
 from rawnn.persistent.cost import FITTED, Costs, table
-from rawnn.persistent.schedule import (
+from rawnn.persistent.phases import (
     GRADIENT,
     LOSS,
     OVERFLOW,
@@ -23,8 +23,8 @@ from rawnn.persistent.schedule import (
     Phase,
     Softmax,
     WaitForInput,
-    build,
 )
+from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import Sharding
 from tests.persistent.sampling import sampled
 
@@ -48,42 +48,44 @@ def exchanges_via_l2(d: Sharding) -> bool:
 
 
 ADDS: dict[str, Adds] = {
-    "product": lambda d, phase: isinstance(phase, Gemm) and not is_gradient(phase),
-    "product_begin": lambda d, phase: isinstance(phase, Gemm) and not is_gradient(phase),
+    "gemm": lambda d, phase: isinstance(phase, Gemm) and not is_gradient(phase),
+    "gemm_begin": lambda d, phase: isinstance(phase, Gemm) and not is_gradient(phase),
     "gradient": lambda d, phase: is_gradient(phase) and d.dp_size == 1,
     "published": lambda d, phase: is_gradient(phase) and d.dp_size > 1,
     "overlapped": lambda d, phase: isinstance(phase, Gemm) and is_gradient(phase)
     and phase.layer > 0 and not phase.conditional,
     "exchange": of_exchange(lambda d, e: not d.via_l2 and not e.second),
-    "second": of_exchange(lambda d, e: not d.via_l2 and (e.second or e.name == STATISTICS)),
+    "second_exchange": of_exchange(
+        lambda d, e: not d.via_l2 and (e.second or e.name == STATISTICS)),
     "exchange_bytes": of_exchange(lambda d, e: not d.via_l2 and e.features > 0),
-    "far": of_exchange(lambda d, e: d.via_l2), "far_rank": of_exchange(lambda d, e: d.via_l2),
-    "far_parts": of_exchange(lambda d, e: d.via_l2 and e.kind == REDUCE_SCATTER and e.rows > 0),
-    "far_bytes": of_exchange(lambda d, e: d.via_l2 and e.kind != REDUCE_SCATTER and e.rows > 0),
-    "far_step": lambda d, phase: isinstance(phase, WaitForInput) and exchanges_via_l2(d),
+    "via_l2": of_exchange(lambda d, e: d.via_l2),
+    "via_l2_block": of_exchange(lambda d, e: d.via_l2),
+    "via_l2_sums": of_exchange(lambda d, e: d.via_l2 and e.kind == REDUCE_SCATTER and e.rows > 0),
+    "via_l2_bytes": of_exchange(lambda d, e: d.via_l2 and e.kind != REDUCE_SCATTER and e.rows > 0),
+    "via_l2_step": lambda d, phase: isinstance(phase, WaitForInput) and exchanges_via_l2(d),
     "softmax": lambda d, phase: isinstance(phase, Softmax) and not phase.statistics,
     "softmax_rows": lambda d, phase: isinstance(phase, Softmax) and not phase.statistics,
     "elementwise_round": lambda d, phase: isinstance(phase, Gemm | Exchange)
     and phase.epilogue.function == LOSS,
     "convert": lambda d, phase: isinstance(phase, ConvertInput),
     "convert_round": lambda d, phase: isinstance(phase, ConvertInput),
-    "meeting": of_all_reduce(lambda d, a: not exchanges_via_l2(d)),
-    "far_meeting": of_all_reduce(lambda d, a: exchanges_via_l2(d)),
+    "all_reduce": of_all_reduce(lambda d, a: not exchanges_via_l2(d)),
+    "via_l2_all_reduce": of_all_reduce(lambda d, a: exchanges_via_l2(d)),
     "summed_bytes": of_all_reduce(lambda d, a: not a.sharded),
-    "shared_bytes": of_all_reduce(lambda d, a: a.sharded),
-    "halves": of_all_reduce(lambda d, a: d.publishes_bf16),
+    "sharded_bytes": of_all_reduce(lambda d, a: a.sharded),
+    "bf16": of_all_reduce(lambda d, a: d.publishes_bf16),
     "state_bytes": of_all_reduce(lambda d, a: bool(d.problem.states)),
     "step": lambda d, phase: isinstance(phase, WaitForInput),
-    "while_meeting": lambda d, phase: isinstance(phase, WaitForInput) and d.dp_size > 1
+    "hidden_step": lambda d, phase: isinstance(phase, WaitForInput) and d.dp_size > 1
     and d.micro_batches == 1,
-    "draws": lambda d, phase: is_gradient(phase) and bool(d.problem.streams),
-    "decision": lambda d, phase: isinstance(phase, AgreeOnStep),
-    "decision_between": lambda d, phase: isinstance(phase, AgreeOnStep) and d.dp_size > 1,
+    "rounding": lambda d, phase: is_gradient(phase) and bool(d.problem.streams),
+    "overflow_check": lambda d, phase: isinstance(phase, AgreeOnStep),
+    "group_overflow_check": lambda d, phase: isinstance(phase, AgreeOnStep) and d.dp_size > 1,
 }
-ELSEWHERE = {"far_rest", "far_tile", "turn", "launch", "launch_bytes", "clock"}
+ELSEWHERE = {"via_l2_rest", "global_state", "micro_batch", "launch", "launch_bytes", "clock"}
 """Constants of what is no phase of the table, or of all of them."""
-LESS = ("exchange_bytes", "far_bytes", "far_parts", "summed_bytes", "shared_bytes", "halves",
-        "state_bytes", "while_meeting")
+LESS = ("exchange_bytes", "via_l2_bytes", "via_l2_sums", "summed_bytes", "sharded_bytes", "bf16",
+        "state_bytes", "hidden_step")
 """Rates, and what an all-reduce hides: the greater, the fewer cycles."""
 
 
@@ -126,12 +128,12 @@ def bytes_of(d: Sharding, phase: Phase, constant: str) -> float:
     if constant == "state_bytes":
         return 4 * parameters * len(d.problem.states) / (d.dp_size if phase.sharded else 1)
     published = parameters * (2 if d.publishes_bf16 else 4)
-    whole = published / FITTED.halves if d.publishes_bf16 else published
+    whole = published / FITTED.bf16 if d.publishes_bf16 else published
     return whole if phase.sharded else whole * d.dp_size
 
 
-@pytest.mark.parametrize("constant", ["exchange_bytes", "far_bytes", "far_parts", "summed_bytes",
-                                      "shared_bytes", "state_bytes"])
+@pytest.mark.parametrize("constant", ["exchange_bytes", "via_l2_bytes", "via_l2_sums",
+                                      "summed_bytes", "sharded_bytes", "state_bytes"])
 def test_a_rate_is_of_bytes_in_a_cycle(constant: str) -> None:
     rate = getattr(FITTED, constant)
     greater = replace(FITTED, **{constant: 2 * rate})
@@ -140,10 +142,10 @@ def test_a_rate_is_of_bytes_in_a_cycle(constant: str) -> None:
         before, after = cycles_of(d, FITTED), cycles_of(d, greater)
         for phase in before:
             if ADDS[constant](d, phase):
-                times = d.micro_batches * (FITTED.turn if d.micro_batches > 1 and not d.via_l2
-                                           else 1) if isinstance(phase, Exchange) else 1
+                factor = FITTED.micro_batch if d.micro_batches > 1 and not d.via_l2 else 1
+                times = d.micro_batches * factor if isinstance(phase, Exchange) else 1
                 if exchanges_via_l2(d) and (isinstance(phase, GradientAllReduce)
                                             or phase.name == OVERFLOW):
-                    times *= FITTED.far_rest
+                    times *= FITTED.via_l2_rest
                 saved = times * bytes_of(d, phase, constant) / rate / 2
                 assert before[phase] - after[phase] == pytest.approx(saved), (seed, phase)
