@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from rawnn.bench import regressions, training
+from rawnn.bench.peers.worker import Timed
 from rawnn.bench.record import Record, Results, read_results
 from rawnn.bench.regressions import Pair, elsewhere, judged, notes_of, pairs_of
 from rawnn.bench.statistics import ratio
@@ -190,7 +191,7 @@ def test_a_program_is_timed_in_microseconds_of_a_step_as_before(
     monkeypatch.setattr(regressions, "Training",
                         lambda *given: SimpleNamespace(session=nullcontext()))
     monkeypatch.setattr(regressions, "timed",
-                        lambda program: SimpleNamespace(milliseconds=[6.4, 12.8]))
+                        lambda program: Timed(milliseconds=[6.4, 12.8]))
     problem: Any = SimpleNamespace(config=lambda form, device: None, steps=64)
     with standing() as harness:
         sample = regressions._timed(problem, "best", "host", None, harness, 0)  # type: ignore[arg-type]

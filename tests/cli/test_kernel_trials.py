@@ -200,7 +200,7 @@ values = {p = [2.0, 64]}
 reference = "x * p[0]"
 */
 struct Scale { float a; int n; };
-__global__ void lab_scale(float* x, Scale p) { if (threadIdx.x < p.n) x[threadIdx.x] *= p.a; }
+__global__ void struct_scale(float* x, Scale p) { if (threadIdx.x < p.n) x[threadIdx.x] *= p.a; }
 """)
     assert run(["kernel", "check", "--device", "sim", str(file)]) == 0
     assert "right with all of 1 set" in capsys.readouterr().out
@@ -210,17 +210,19 @@ def test_the_header_of_the_named_kernel_counts(tmp_path: Path, capsys: pytest.Ca
                                                ) -> None:
     file = tmp_path / "both.cu"
     file.write_text("".join(f"""/* rawnn
-kernel = "lab_{name}"
+kernel = "header_{name}"
 grid = 1
 block = 64
 shapes = {{x = ["n"]}}
 sizes = {{n = [{n}]}}
 reference = "x * {factor}"
 */
-__global__ void lab_{name}(float* x, int n) {{ if (threadIdx.x < n) x[threadIdx.x] *= {factor}; }}
+__global__ void header_{name}(float* x, int n) {{
+    if (threadIdx.x < n) x[threadIdx.x] *= {factor};
+}}
 """ for name, n, factor in (("twice", 7, 2), ("thrice", 9, 3))))
-    for name, n in (("lab_twice", 7), ("lab_thrice", 9)):
+    for name, n in (("header_twice", 7), ("header_thrice", 9)):
         assert run(["kernel", "check", "--device", "sim", str(file), name]) == 0
         assert f"at n = {n} " in capsys.readouterr().out
     assert run(["kernel", "check", "--device", "sim", str(file)]) == 2
-    assert "has 2 headers, of lab_twice, lab_thrice: name one" in capsys.readouterr().err
+    assert "has 2 headers, of header_twice, header_thrice: name one" in capsys.readouterr().err
