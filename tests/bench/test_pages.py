@@ -19,6 +19,7 @@ from tests import requires
 from tests.bench.built import entry, place, results
 from tests.bench.test_many_rendering import kept
 from tests.bench.typed import PAGES, ROOT, typed
+from tests.slices import sliced
 from tools import trials
 from tools.pages import (
     FRONT_CLASSES,
@@ -170,8 +171,9 @@ def doctored(found: Results, what: str, block: Block) -> Results:
                    records=records)
 
 
-@pytest.mark.parametrize("what", DOCTORED)
-@pytest.mark.parametrize("block", MEASURED, ids=lambda b: f"{b.page}, {b.name}")
+@pytest.mark.parametrize(("block", "what"), sliced(
+    [pytest.param(block, what, id=f"{block.page}, {block.name}-{what}")
+     for block in MEASURED for what in DOCTORED], 12))
 def test_a_doctored_record_gets_a_table_of_its_own_or_is_refused(
         block: Block, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     results_before = results_of(block.file)
