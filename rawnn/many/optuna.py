@@ -41,6 +41,8 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
     for name, value in (("trials", trials), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ConfigError(f"{name} = {value!r}: it must be a whole number of at least 1")
+    if not isinstance(study, library.study.Study):
+        raise ConfigError(f"study = {study!r}: it must be one that optuna.create_study made")
     higher = monitor in HIGHER_IS_BETTER
     wanted = library.study.StudyDirection.MAXIMIZE if higher else \
         library.study.StudyDirection.MINIMIZE

@@ -172,6 +172,8 @@ def test_optuna_asks_and_tells_in_batches() -> None:
     assert [t.params for t in again.trials] == [t.params for t in study.trials]
     with pytest.raises(ConfigError, match="direction='maximize'"):
         optimise(study, {"lr": [0.1]}, trials=1, data=(X, Y), monitor="test_accuracy")
+    with pytest.raises(ConfigError, match="study = None: it must be one that"):
+        optimise(None, {"lr": [0.1]}, trials=1, data=(X, Y))
 
 
 def test_spaces_are_distributions_of_optuna() -> None:
