@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -144,16 +145,20 @@ HEADS = ("tests", "parts", "passed", "skipped", "failed", "minutes of a core")
 
 
 def table(record: Record) -> str:
-    """The tables of docs/testing.md: one for each commit, a line a folder."""
+    """The tables of docs/testing.md: one for each commit, a line a folder; and what is left."""
     if not record.parts:
         return "Not walked yet.\n"
     folders: dict[str, dict[str, list[Part]]] = {}
     for part in record.parts:
         commit = folders.setdefault(part.commit[:7], {})
         commit.setdefault(part.name.rpartition("/")[0], []).append(part)
-    return "\n".join(Grid(HEADS, [_row(f"`{folder}`", parts) for folder, parts in several.items()],
-                          HEADS[:1], source=f"commit {commit}").markdown()
-                     for commit, several in folders.items())
+    tables = [Grid(HEADS, [_row(f"`{folder}`", parts) for folder, parts in several.items()],
+                   HEADS[:1], source=f"commit {commit}").markdown()
+              for commit, several in folders.items()]
+    known = {part.name for part in record.parts}
+    if left := dict.fromkeys(f"`{step.file}`" for step in steps() if step.name not in known):
+        tables.append(textwrap.fill(f"Not walked yet: {', '.join(left)}.", 120) + "\n")
+    return "\n".join(tables)
 
 
 def _row(name: str, parts: Sequence[Part]) -> list[str]:

@@ -60,6 +60,7 @@ def test_a_part_takes_the_place_of_what_was_known_of_it() -> None:
 def test_the_table_says_what_failed_and_of_which_commit() -> None:
     assert table(Record(parts=[])) == "Not walked yet.\n"
     said = table(Record(parts=[A, B]))
+    assert f"Not walked yet: `{steps()[0].file}`" in said
     assert said.count("| `tests/x` | 1 |") == 2
     assert "commit aaaaaaa." in said
     assert "commit bbbbbbb." in said
