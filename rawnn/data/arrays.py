@@ -443,11 +443,3 @@ def _check_columns(name: str, names: Sequence[str], first: str, wanted: Sequence
 def _has_labels(array: NDArray[Any]) -> bool:
     one_column = array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1)
     return one_column and array.dtype.kind in "biuUSTO"
-
-
-def check_fractions(array: NDArray[Any], name: str) -> None:
-    """Raise DataError unless every value is in 0 .. 1, as binary cross-entropy needs it."""
-    low, high = (float(found) for found in (array.min(), array.max()))
-    if low < 0 or high > 1:
-        raise DataError(f"{name} reach from {low:g} to {high:g}, but the loss bce compares with "
-                        f"numbers from 0 to 1: scale them, or use --loss mse")

@@ -1,5 +1,5 @@
-"""Class labels as users give them (whole numbers, words, one-hot rows), and their indices among a
-network's classes."""
+"""Class labels as users give them (whole numbers, words, one-hot rows), their indices among a
+network's classes, and the range of targets of a binary cross-entropy."""
 
 from __future__ import annotations
 
@@ -187,3 +187,11 @@ def check_labels(labels: NDArray[Any], classes: int, name: str, rows: Rows = Non
 def are_whole(names: Sequence[str]) -> bool:
     """Whether every name is that of a whole number."""
     return bool(names) and all(name.removeprefix("-").isdecimal() for name in names)
+
+
+def check_fractions(array: NDArray[Any], name: str) -> None:
+    """Raise DataError unless every value is in 0 .. 1, as binary cross-entropy needs it."""
+    low, high = (float(found) for found in (array.min(), array.max()))
+    if low < 0 or high > 1:
+        raise DataError(f"{name} reach from {low:g} to {high:g}, but the loss bce compares with "
+                        f"numbers from 0 to 1: scale them, or use --loss mse")

@@ -14,9 +14,9 @@ import numpy as np
 from rawnn.common.csvformat import CsvFormat
 from rawnn.common.errors import ConfigError
 from rawnn.data import Dataset, from_arrays, load_dataset
-from rawnn.data.arrays import check_fractions
 from rawnn.data.catalog import is_table
 from rawnn.data.dataset_types import Kind
+from rawnn.data.labels import check_fractions
 from rawnn.data.normalise import TargetNormalisation
 from rawnn.engine.config import DEFAULT_BATCH, Config
 from rawnn.plan.recipe import Recipe

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import CheckpointError, ConfigError, DataError
-from rawnn.data.arrays import check_fractions
 from rawnn.data.columns import fix_of, read_answers, read_inputs
 from rawnn.data.dlpack import DeviceArray
 from rawnn.data.labels import (
     are_whole,
+    check_fractions,
     check_labels,
     check_words,
     given_labels,

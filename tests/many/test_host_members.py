@@ -105,6 +105,19 @@ def test_a_state_loaded_elsewhere_goes_on_bit_for_bit() -> None:
     second.close()
 
 
+def check_folds(config: Config, x: Any, y: Any) -> None:
+    """Each of three folds is the single run on its rows."""
+    group = group_of([config], (x, y), folds=3)
+    trainer = SessionMembers(group, open_device("host", silent), silent)
+    trainer.run(np.arange(3, dtype=np.int32), 4)
+    for fold in range(3):
+        rows, held = group.rows[fold], group.held_out[fold]
+        single = rawnn.train(config, data=(x[rows], y[rows]), validation=(x[held], y[held]))
+        check_member(group, trainer, fold, single)
+        check_member(group, trainer, fold, rawnn.train(config, data=group.dataset_of(fold)))
+    trainer.close()
+
+
 @pytest.mark.parametrize("more", [
     {}, {"normalise": "learned"}, {"optimizer": "sgd", "momentum": 0.9},
     {"loss": "mse", "normalise_targets": "learned", "normalise": "learned"},
@@ -112,29 +125,13 @@ def test_a_state_loaded_elsewhere_goes_on_bit_for_bit() -> None:
 def test_folds_are_single_runs_on_their_rows(more: dict[str, Any]) -> None:
     config = Config(**{**OPTIONS, **more}, lr=0.01)
     y = V if config.loss == "mse" else Y
-    group = group_of([config], (X, y), folds=3)
-    trainer = SessionMembers(group, open_device("host", silent), silent)
-    trainer.run(np.arange(3, dtype=np.int32), 4)
-    for fold in range(3):
-        rows, held = group.rows[fold], group.held_out[fold]
-        single = rawnn.train(config, data=(X[rows], y[rows]), validation=(X[held], y[held]))
-        check_member(group, trainer, fold, single)
-        check_member(group, trainer, fold, rawnn.train(config, data=group.dataset_of(fold)))
-    trainer.close()
+    check_folds(config, X, y)
 
 
 @pytest.mark.parametrize("most", [1, 255])
 def test_bytes_of_folds_are_scaled_as_those_of_a_single_run(most: int) -> None:
     x = np.random.default_rng(1).integers(0, most + 1, (90, 5), dtype=np.uint8)
-    config = Config(**OPTIONS, normalise="learned", lr=0.01)
-    group = group_of([config], (x, Y), folds=3)
-    trainer = SessionMembers(group, open_device("host", silent), silent)
-    trainer.run(np.arange(3, dtype=np.int32), 4)
-    for fold in range(3):
-        rows, held = group.rows[fold], group.held_out[fold]
-        single = rawnn.train(config, data=(x[rows], Y[rows]), validation=(x[held], Y[held]))
-        check_member(group, trainer, fold, single)
-    trainer.close()
+    check_folds(Config(**OPTIONS, normalise="learned", lr=0.01), x, Y)
 
 
 @pytest.mark.parametrize(("text", "count"), [("1", 1), ("7", 7), ("0", 0), ("-1", 0), ("", 0),
