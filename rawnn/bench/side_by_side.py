@@ -74,5 +74,5 @@ def _turn(program: Any, harness: Harness, number: int) -> Sample:
     libraries: dict[str, str] = {}
     with suppress(RawnnError, KeyError):
         libraries = program.session.runner.describe()["libraries"]
-    return sample_of(found, program.session.work.updates, observed, "epoch_ms",
+    return sample_of(found, program.session.prepared.updates, observed, "epoch_ms",
                      libraries=libraries)

@@ -143,8 +143,9 @@ class MemberSessions:
             raise
 
     def _training(self, session: Session, before: MemberState, epochs: int) -> Training:
-        units = LossUnits(session.work.network, session.data)
-        examples = np.array([session.work.examples_of(s) for s in range(session.work.updates)])
+        prepared = session.prepared
+        units = LossUnits(prepared.network, session.data)
+        examples = np.array([prepared.examples_of(step) for step in range(prepared.updates)])
         figures = np.full((epochs, 3), np.nan)
         done = 0
         for row in figures:
