@@ -23,7 +23,7 @@ DENSE_LIMIT = 4 << 30
 """Largest dense size in bytes of a sparse matrix."""
 
 
-_EXACT = 2**53
+EXACT_IN_FLOAT64 = 2**53
 """float64 holds every integer up to this one."""
 
 
@@ -119,7 +119,7 @@ def _lost_integers(name: str, names: Sequence[str], arrays: Sequence[NDArray[Any
     notes = []
     for place, array in enumerate(arrays):
         if array.dtype.kind in "iu" and found.dtype.kind == "f" and len(array) \
-                and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT:
+                and max(abs(int(array.min())), abs(int(array.max()))) > EXACT_IN_FLOAT64:
             before, after = len(np.unique(array)), len(np.unique(found[:, place]))
             if after < before:
                 notes.append(f"{name}: distinct integers become equal in {found.dtype}, in column "

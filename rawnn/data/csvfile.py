@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 
 from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_of, joined_columns
 from rawnn.common.errors import ConfigError, DataError, nearest
+from rawnn.data.columns import EXACT_IN_FLOAT64
 from rawnn.data.dataset_types import Kind
 from rawnn.data.labels import MISSING
 from rawnn.data.precision import merged_counts, merged_text
 
-_EXACT = 2**53
-"""float64 holds every integer up to this one."""
 _DELIMITERS = ",;\t|"
 _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
           codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -279,13 +278,13 @@ class Sheet:
     def has_large_numbers(self) -> bool:
         """Whether an input exceeds the integers that float64 holds exactly."""
         values = np.frombuffer(self._numbers, np.float64)
-        return max(float(values.max()), -float(values.min())) > _EXACT
+        return max(float(values.max()), -float(values.min())) > EXACT_IN_FLOAT64
 
     def note_merged(self, file: IO[str]) -> None:
         """Note the columns of inputs of which distinct numbers became equal in float64, from the
         same file, read again: their text is not stored."""
         values = np.frombuffer(self._numbers, np.float64).reshape(-1, len(self.features))
-        places = np.flatnonzero(np.abs(values).max(axis=0) > _EXACT).tolist()
+        places = np.flatnonzero(np.abs(values).max(axis=0) > EXACT_IN_FLOAT64).tolist()
         texts: list[set[Decimal]] = [set() for _ in places]
         rows = (row for row in self._reader(file) if row)
         for row in itertools.islice(rows, int(bool(self.header)), None):
