@@ -62,9 +62,12 @@ def started(ranks: int, words: Sequence[str], port: int = 0,
 
 def ended(processes: Sequence[subprocess.Popen[str]],
           seconds: float = 120.0) -> tuple[list[int], list[str]]:
-    """Statuses, and the errors that were printed."""
+    """Statuses, and the errors that were printed. All that was printed stands in the report of a
+    test that fails."""
     until = monotonic() + seconds
     errors = [each.communicate(timeout=max(until - monotonic(), 0.1))[1] for each in processes]
+    print(*(f"status {each.returncode}: {text}" for each, text in
+            zip(processes, errors, strict=True)), sep="\n")
     return [each.returncode for each in processes], [
         line for text in errors for line in text.splitlines() if line.startswith("rawnn: error: ")]
 
