@@ -236,7 +236,7 @@ class Team:
 
     def _watch(self, seconds: float) -> None:
         self._closed.wait(seconds)
-        self._run_failure_handlers()
+        threading.Thread(target=self._run_failure_handlers, daemon=True, name="abort").start()
         if not self._closed.wait(GRACE):
             if self._final_message:
                 with suppress(OSError):

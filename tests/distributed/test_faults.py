@@ -240,7 +240,7 @@ import os, sys, time
 from rawnn.distributed import rank_from_environment, team
 team.NOTICE, team.GRACE = 0.2, 0.5
 mine = team.Team(rank_from_environment(os.environ), {}, guard=True)
-mine.on_failure(lambda: os.write(1, b"aborted\\n"))
+mine.on_failure(lambda: (os.write(1, b"aborted\\n"), time.sleep(float(os.environ["ABORT"]))))
 if mine.rank == 1:
     time.sleep(0.5)  # until the others are through with the start
     os._exit(3)
@@ -248,10 +248,11 @@ time.sleep(1000)  # as in a call of the driver that does not return
 '''
 
 
-def test_a_rank_that_does_not_come_back_is_ended_with_the_sentence() -> None:
+@pytest.mark.parametrize("abort", ["0", "1000"], ids=["aborted", "the abort hangs"])
+def test_a_rank_that_does_not_come_back_is_ended_with_the_sentence(abort: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LAUNCH, "3", sys.executable, "-c", STUCK], capture_output=True,
-        text=True, timeout=200, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        text=True, timeout=200, env={**os.environ, "PYTHONPATH": str(ROOT), "ABORT": abort})
     assert done.returncode == 3
     assert done.stdout.splitlines() == ["aborted"] * 2, done
     line, = done.stderr.splitlines()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -267,6 +269,39 @@ def test_a_rank_that_is_alone_with_its_window_is_reported() -> None:
 CALLS = ("ncclGetUniqueId", "ncclCommInitRankConfig", "ncclRedOpCreatePreMulSum", "ncclGroupStart",
          "ncclAllReduce", "ncclGroupEnd", "ncclCommDestroy", "ncclMemAlloc",
          "ncclCommWindowRegister", "ncclCommWindowDeregister", "ncclMemFree")
+
+
+def test_nothing_is_released_while_another_thread_aborts() -> None:
+    begun, may_end, order = threading.Event(), threading.Event(), []
+
+    def act(rank: Rank, number: int) -> None:
+        class Slow:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(api, name)
+
+            def ncclCommAbort(self, communicator: Any) -> Any:
+                begun.set()
+                assert may_end.wait(10)
+                order.append("aborted")
+                return api.ncclCommAbort(communicator)
+
+        api, context = rank.context.api, rank.context
+        context.api = Slow()
+        acts = [threading.Thread(target=context.abort)]
+        acts[0].start()
+        assert begun.wait(10)
+        for name, call in {"close": context.close, "abort": context.abort,
+                           "communicator": lambda: context.communicator}.items():
+            acts.append(threading.Thread(target=lambda n=name, c=call: (c(), order.append(n))))
+            acts[-1].start()
+        sleep(0.1)
+        may_end.set()
+        for each in acts:
+            each.join(10)
+
+    ranks(1, act)
+    assert order[0] == "aborted"
+    assert set(order) == {"aborted", "close", "abort", "communicator"}
 
 
 def _whole_life(made: list[Rank], faults: Faults) -> None:

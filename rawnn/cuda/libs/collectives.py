@@ -49,15 +49,22 @@ class NcclContext:
         self.api, self.team = api, team
         self._reductions: dict[tuple[str, float], int] = {}
         self._lock = threading.Lock()
-        self.communicator: Any = None
+        self._communicator: Any = None
         what = f"rank {team.rank} of {team.world_size}"
         self.version: int = check(api, "ncclGetVersion", api.ncclGetVersion(), "for several ranks")
         prepared = check(api, "ncclGetUniqueId", api.ncclGetUniqueId(), what) \
             if team.rank == 0 else None
-        self.communicator = check(api, "ncclCommInitRankConfig", api.ncclCommInitRankConfig(
+        self._communicator = check(api, "ncclCommInitRankConfig", api.ncclCommInitRankConfig(
             team.world_size, team.broadcast(prepared), team.rank,
             NO_BLOCKS if copies and self.version >= COPY_ENGINES else DEFAULT_BLOCKS), what)
         team.on_failure(self.abort)
+
+    @property
+    def communicator(self) -> Any:
+        """None after it was destroyed or aborted. Waits for an abort that is under way: NCCL uses
+        the device until that ends."""
+        with self._lock:
+            return self._communicator
 
     def sum_of(self, dtype: str, weight: float) -> int:
         """The reduction that multiplies this rank's values by `weight`."""
@@ -89,11 +96,12 @@ class NcclContext:
         return AllGather(self, label, prepared)
 
     def abort(self) -> None:
-        """Abort pending operations, from any thread; a second call has no effect."""
+        """Abort pending operations, from any thread. A second call waits for the first, and has no
+        other effect."""
         with self._lock:
-            communicator, self.communicator = self.communicator, None
-        if communicator is not None:
-            self.api.ncclCommAbort(communicator)
+            communicator, self._communicator = self._communicator, None
+            if communicator is not None:
+                self.api.ncclCommAbort(communicator)
 
     def close(self) -> None:
         """Destroy reductions and communicator, or abort it if a rank is lost; a second call has no
@@ -101,7 +109,7 @@ class NcclContext:
         if self.team.failed:
             self.abort()
         with self._lock:
-            communicator, self.communicator = self.communicator, None
+            communicator, self._communicator = self._communicator, None
         if communicator is None:
             return
         for op in self._reductions.values():
