@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -152,6 +153,30 @@ def test_failures_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(o.seed, o.verdict) for o in found] == [
         (5, "memory"), (6, "failed"), (7, "failed"), (8, "failed")]
     assert "cuLaunchKernel" in str(found[3]).splitlines()[1]
+
+
+@pytest.mark.parametrize("verdict", ["right", "wrong", "failed", "memory"])
+@pytest.mark.parametrize("used", [0.25, 1.5, math.inf])
+def test_a_line_and_the_records_have_what_the_verdict_knows(verdict: str, used: float) -> None:
+    """A run that was compared has a time and a share of the tolerance; others have a reason."""
+    was_compared = verdict in ("right", "wrong")
+    outcome = check.Outcome(
+        seed=7, opt="none,bf16", specification="3-2, batch 5", verdict=verdict,
+        **({"us": 12.34, "used": used} if was_compared else {"reason": "it broke"}))
+    cells = str(outcome).splitlines()[0].split()
+    share = f"{used:.2f}"
+    assert cells == ["7", verdict, *(["12.3", "us", "a", "step", share] if was_compared else []),
+                     "3-2,", "batch", "5"]
+    assert str(outcome).splitlines()[1:] == ([] if was_compared else ["        it broke"])
+    found = {record.metric: record for record in outcome.records("here")}
+    samples = {metric: record.samples for metric, record in found.items() if record.samples}
+    assert samples == ({"step_us": [12.34], **({"tolerance_used": [used]} if used < math.inf
+                                               else {})} if was_compared else {})
+    first = next(iter(found.values()))
+    assert (first.case, first.variant, first.precision) == ("check/7", "none,bf16", "bf16")
+    assert first.conditions == {"seed": 7}
+    assert first.status == {"right": "measured", "memory": "unavailable"}.get(verdict, verdict)
+    assert first.reason == ("" if was_compared else "it broke")
 
 
 def test_the_command_prints_a_line_a_run_and_keeps_them(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import pytest
 
-from rawnn.bench.old_formats import restored
+from rawnn.bench.old_formats import converted, restored
 from rawnn.bench.record import Results, read_results
 from rawnn.bench.render.suites import SUITES
 from rawnn.common.errors import ConfigError
@@ -95,6 +98,72 @@ def test_an_older_file_is_shown_and_written_anew_without_loss(path: Path, tmp_pa
     again = read_results(tmp_path / "new.json")
     assert (again.records, again.environments, again.ended) == (
         found.records, found.environments, found.ended)
+
+
+FOLLOWS = {"n", "min", "median", "max", "mad", "iqr"}
+"""Keys of a spread, which follows from samples where the file has them."""
+UNREAD = {
+    *("schema_version", "repeats", "rounds", "sittings", "systems", "data_source"),
+    *("contests.seconds", "oracle.mean", "oracle.std", "rungs.opt", "rungs.runs.repeat"),
+    *(f"config.{name}" for name in ("autoencoder", "dataset", "device", "min_delta", "monitor",
+                                    "opt", "save_every", "validation")),
+    *(f"oracle.{name}" for name in ("batch", "data_digest", "dataset", "epochs", "layers", "lr")),
+    *(f"rungs.{name}" for name in ("accuracy_agrees", "accuracy_mean", "accuracy_std",
+                                   "oracle_difference", "peak_memory_bytes")),
+    *(f"rungs.runs.{name}" for name in ("seed", "clocks.mem_mhz", "clocks.power_w",
+                                        "clocks.sm_mhz", "clocks.temperature_c")),
+    *("measurements.footprint.floor.by", "rungs.footprint.floor.by")}
+"""What no record has: what says how much was asked for, or the same as another key, or follows from
+samples. A ladder's reference was trained with the ladder's own configuration."""
+
+
+CLOCKS = {f"clocks.{name}" for name in ("mem_mhz", "power_w", "sm_mhz", "temperature_c")}
+UNREAD_SPREADS = {
+    "floors": {"floors.value"}, "random-peers": set[str](),
+    "ladder": {f"rungs.{name}" for name in ("average_epoch_ms", "total_ms", *CLOCKS)},
+    "toggles-without-samples": {"measurements.us"},
+    "workloads": {f"measurements.{name}" for name in ("epoch_ms", "us", *CLOCKS)}}
+"""Spreads of samples that the file has, or of readings that its `conditions` have."""
+
+
+def leaves(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    """The paths of all numbers, texts and truth values."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, *path, key)
+    elif value is not None:
+        yield path
+
+
+def with_another(value: Any, path: Sequence[Any]) -> Any:
+    """A copy with another leaf at the path."""
+    if not path:
+        return not value if isinstance(value, bool) else f"{value} and more" \
+            if isinstance(value, str) else value + 1
+    copied = copy.copy(value)
+    copied[path[0]] = with_another(value[path[0]], path[1:])
+    return copied
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_value_of_an_older_file_is_in_its_records(path: Path) -> None:
+    """Each is changed by itself, and then the results are others: nothing is lost in reading."""
+    old = raw(path.stem)
+    before = converted(msgspec.json.encode(old), "old.json")
+    found: dict[str, bool] = {}
+    for leaf in leaves(old):
+        try:
+            after = converted(msgspec.json.encode(with_another(old, leaf)), "old.json")
+        except ConfigError:  # it was read, and the new value means nothing
+            is_read = True
+        else:
+            is_read = after != before
+        name = ".".join(key for key in leaf if isinstance(key, str))
+        found[name] = found.get(name, False) or is_read
+    unread = {name for name, is_read in found.items() if not is_read}
+    assert {name for name in unread if name.rpartition(".")[2] not in FOLLOWS} <= UNREAD
+    spreads = {name.rpartition(".")[0] for name in unread if name.endswith(".median")}
+    assert spreads <= UNREAD_SPREADS[path.stem]
 
 
 @pytest.mark.parametrize(("content", "why"), [

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rawnn.bench.cases.peers import of_workloads
 from rawnn.bench.cases.sample import forms_of, random_networks
+from rawnn.bench.peers.ensemble import ROWS, STEPS, ensemble, steps_of
 from rawnn.bench.peers.process import missing
 from rawnn.bench.peers.training_problem import SAMPLE_VERSION, sampled
 from rawnn.common.errors import ConfigError
@@ -92,3 +96,50 @@ def test_workloads_become_problems() -> None:
     assert (mlp4.bias, mlp4.shuffle, mlp4.batch) == (False, True, 64)
     for generated in of_workloads(["linear", "mlp4"], "synthetic", 256):  # of 6,000 examples
         assert generated.arrays()[0].shape == (generated.examples, 784)
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 0), ("adam", 2)])
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_bytes_and_operations_are_those_of_the_arrays_and_products(
+        optimizer: Any, moments: int, is_biased: bool) -> None:
+    """Array by array: parameters, their gradients and moments, what a batch is between layers, and
+    the examples. Product by product: forward, weight gradients, input gradients but the first."""
+    layers, batch, steps, members = (12, 17, 9, 5), 6, 32, 3
+    sizes = list(pairwise(layers))
+    weights = [np.zeros((out, given), np.float32) for given, out in sizes]
+    biases = [np.zeros(out, np.float32) for _, out in sizes] if is_biased else []
+    batches = [np.zeros((batch, n), np.float32) for n in layers for _ in range(3)]
+    examples = np.zeros((steps * batch, layers[0]), np.float32)
+    network = tiny(layers=layers, batch=batch, steps=steps, optimizer=optimizer, bias=is_biased)
+
+    def nbytes(*arrays: NDArray[Any]) -> int:
+        return sum(array.nbytes for array in arrays)
+
+    assert network.program_bytes == (2 + moments) * nbytes(*weights) + nbytes(*batches, examples)
+    several = msgspec.structs.replace(
+        ensemble("several", layers, batch, members, "mse", optimizer), steps=steps, bias=is_biased)
+    order = np.zeros(steps * batch, np.int32)
+    assert several.program_bytes == members * (
+        (2 + moments) * nbytes(*weights, *biases) + nbytes(*batches, order))
+    assert several.parameters == sum(a.size for a in (*weights, *biases))
+    products = [(batch, given, out) for given, out in sizes for _ in range(2)]
+    products += [(batch, out, given) for given, out in sizes[1:]]
+    assert network.flops == several.flops == sum(2 * m * k * n for m, k, n in products)
+
+
+def test_the_members_whose_losses_are_compared_are_spread_evenly() -> None:
+    for members in (*range(1, 40), 129, 4096):
+        checked = ensemble("", (4, 2), 8, members, "mse", "sgd").checked
+        assert len(checked) == min(members, 8)
+        assert (checked[0], checked[-1]) == (0, members - 1)
+        gaps = np.diff(checked)
+        assert gaps.max(initial=1) - gaps.min(initial=gaps.max(initial=1)) <= 1
+
+
+@pytest.mark.parametrize("batch", [1, 8, 100, 256, 1000, 4096, 10**6])
+def test_an_ensembles_epoch_has_about_as_many_examples(batch: int) -> None:
+    least, most = STEPS
+    steps = steps_of(batch)
+    assert least <= steps <= most
+    if least < steps < most:
+        assert ROWS - batch < steps * batch <= ROWS

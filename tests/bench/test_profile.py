@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from rawnn.bench import cupti
@@ -173,6 +174,20 @@ def test_activities_come_by_their_start(monkeypatch: pytest.MonkeyPatch) -> None
     assert ran == [1]
     assert found == [Activity("SimpleNamespace", 5, 6), Activity("b", 20, 30)]
     assert asked == ["on kernel", "on copy", "on fill", "off kernel", "off copy", "off fill"]
+
+
+def test_the_order_of_activities_is_that_of_starts_however_they_overlap(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of several streams: one that starts first may end last, and buffers come unordered.
+    """
+    generator = np.random.default_rng(3)
+    starts = generator.permutation(50)
+    ends = starts + generator.integers(1, 100, len(starts))
+    stand_in(monkeypatch, lambda: [SimpleNamespace(name=f"k{s}", start=s, end=e)
+                                   for s, e in zip(starts, ends, strict=True)])
+    found = cupti.activities(lambda: None)
+    assert [(a.name, a.start) for a in found] == [(f"k{n}", n) for n in range(50)]
+    assert sorted(a.end for a in found) == sorted(ends)
 
 
 def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
