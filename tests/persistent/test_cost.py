@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from rawnn.persistent.cost import FITTED, Costs, table
+from rawnn.common.target import known
+from rawnn.persistent import cost
+from rawnn.persistent.cost import FITTED, Costs, costs_of, launch_cycles, microseconds, table
 from rawnn.persistent.phases import (
     GRADIENT,
     LOSS,
@@ -25,7 +30,7 @@ from rawnn.persistent.phases import (
     WaitForInput,
 )
 from rawnn.persistent.schedule import build
-from rawnn.persistent.sharding import Sharding
+from rawnn.persistent.sharding import REPLICATED, Sharding
 from tests.persistent.sampling import sampled
 
 Adds = Callable[[Sharding, Phase], bool]
@@ -149,3 +154,84 @@ def test_a_rate_is_of_bytes_in_a_cycle(constant: str) -> None:
                     times *= FITTED.via_l2_rest
                 saved = times * bytes_of(d, phase, constant) / rate / 2
                 assert before[phase] - after[phase] == pytest.approx(saved), (seed, phase)
+
+
+def rounds(elements: int, d: Sharding) -> int:
+    """Rounds in which the threads of a block do so many elements."""
+    return math.ceil(elements / d.threads)
+
+
+def quads_of_input(d: Sharding) -> int:
+    """Quads of values that a block converts in a micro-batch: of all features, or of its share."""
+    of_row = math.ceil(d.problem.layers[0] / 4)
+    return d.columns * (of_row if d.boundaries[0] == REPLICATED else math.ceil(of_row / d.tp_size))
+
+
+def rounded_tiles(d: Sharding, phase: Phase) -> int:
+    """Tiles that one of four sub-cores rounds, of the group's share."""
+    assert isinstance(phase, Gemm)
+    tiles = math.ceil(phase.m / 16) * math.ceil(phase.n / 8)
+    return math.ceil(math.ceil(tiles / d.dp_size) / 4)
+
+
+COUNTS: dict[str, Callable[[Sharding, Any], float]] = {
+    **dict.fromkeys(("gemm_begin", "exchange", "via_l2", "via_l2_step", "softmax", "convert",
+                     "step", "overflow_check", "group_overflow_check"), lambda d, phase: 1),
+    "hidden_step": lambda d, phase: -1,
+    "second_exchange": lambda d, e: e.second + (e.name == STATISTICS),
+    "via_l2_block": lambda d, e: d.tp_size,
+    "all_reduce": lambda d, a: 2 if a.sharded else 1,  # gradients there, and changes back
+    "via_l2_all_reduce": lambda d, a: 2 if a.sharded else 1,
+    "elementwise_round": lambda d, phase: rounds(d.columns * d.outs(d.problem.depth - 1), d),
+    "convert_round": lambda d, phase: rounds(quads_of_input(d), d),
+    "rounding": rounded_tiles,
+}
+"""How often a phase takes what costs so much."""
+UNSCALED = ("exchange", "second_exchange", "via_l2", "via_l2_block", "via_l2_step",
+            "elementwise_round")
+"""Constants of exchanges and of the loss, to which `via_l2_rest` does not apply."""
+
+
+@pytest.mark.parametrize("constant", COUNTS)
+def test_a_constant_is_taken_as_often_as_its_phase_needs(constant: str) -> None:
+    greater = replace(FITTED, **{constant: 1 + getattr(FITTED, constant)})
+    for seed in range(40):
+        d = sampled(seed)
+        before, after, schedule = cycles_of(d, FITTED), cycles_of(d, greater), build(d)
+        repeats = {*schedule.micro_batch}
+        for phase in before:
+            if not ADDS[constant](d, phase):
+                continue
+            times = COUNTS[constant](d, phase)
+            if exchanges_via_l2(d) and (constant not in UNSCALED or (
+                    constant.startswith("via") and phase.name == OVERFLOW)):
+                times *= FITTED.via_l2_rest
+            if phase in repeats:
+                times *= d.micro_batches
+                times *= FITTED.micro_batch if d.micro_batches > 1 and not d.via_l2 else 1
+            assert after[phase] - before[phase] == pytest.approx(times), (seed, phase)
+
+
+def test_a_step_has_its_share_of_a_launch_and_of_the_weights_that_it_loads() -> None:
+    for seed in range(20):
+        d = sampled(seed)
+        matrices = [(d.ins(i), d.outs(i)) for i in range(d.problem.depth)]
+        arrays = [np.zeros(shape, np.float32) for shape in matrices
+                  for _ in ("w", *d.problem.states)]
+        launch = FITTED.launch + sum(a.nbytes for a in arrays) / FITTED.launch_bytes
+        assert launch_cycles(d) == pytest.approx(launch)
+        of_phases = sum(cycles_of(d, FITTED).values())
+        assert cost.cycles(d) == pytest.approx(of_phases + launch / 64)
+        assert microseconds(d) == pytest.approx(cost.cycles(d) / FITTED.clock)
+        faster = replace(FITTED, clock=2 * FITTED.clock)
+        assert microseconds(d, faster) == pytest.approx(microseconds(d) / 2)
+
+
+@pytest.mark.parametrize("fitted", [{}, {"gemm": 2.0}, {"meeting": 3.0, "clock": 1000.0}])
+def test_another_gpu_has_its_own_constants_or_its_own_clock(fitted: dict[str, float]) -> None:
+    target = replace(known((9, 0)), costs=fitted, clock=990.0)
+    names = {"meeting": "all_reduce"}
+    expected = {names.get(name, name): value for name, value in fitted.items()} or \
+        {"clock": FITTED.clock / 2}
+    assert costs_of(target) == replace(FITTED, **expected)
+    assert costs_of(replace(target, clock=0.0, costs={})) == FITTED
