@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import count, product
+from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def test_the_boxes_of_a_lane_come_one_after_the_other_and_fill_the_window(number
         lanes.setdefault(box.lane, []).append(box)
     for boxes in lanes.values():
         boxes.sort(key=lambda box: box.start)
-        for first, second in zip(boxes, boxes[1:], strict=False):
+        for first, second in pairwise(boxes):
             assert first.start + first.length <= second.start + 1e-9
     assert {box.kind for box in lanes["Python"]} <= {timeline.PYTHON, timeline.WAIT}
     steps = math.ceil(window)
