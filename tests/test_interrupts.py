@@ -348,3 +348,20 @@ def test_sigterm_ends_a_script_behind_its_checkpoint(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGTERM, err
     assert "not reached" not in out
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("replaced", ENDING)
+def test_a_handler_that_was_set_meanwhile_stays(replaced: signal.Signals) -> None:
+    """Of the program's own code, within training; the others are as before."""
+    def own(number: int, frame: Any) -> None:
+        """The program's."""
+
+    before = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        with Signals(lambda text: None):
+            signal.signal(replaced, own)
+        after = {number: signal.getsignal(number) for number in ENDING}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert after == {**before, replaced: own}

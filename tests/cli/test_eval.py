@@ -10,11 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from rawnn.cli.eval import _reconstructs
 from rawnn.cli.figures import class_figures
+from rawnn.data.normalise import TargetNormalisation
 from rawnn.engine.checkpoint import Checkpoint, listed, write
 from rawnn.engine.model import Model
 from rawnn.model.layers import Network
@@ -475,3 +479,16 @@ def test_targets_in_another_order_are_compared_by_name(rawnn: Rawnn, tmp_path: P
     for done in shown:
         line = next(line for line in done.err.splitlines() if line.startswith("loss"))
         assert float(line.split()[1]) == pytest.approx(exact, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse", "bce"])
+@pytest.mark.parametrize("layers", [(4, 8, 4), (4, 8, 3)])
+@pytest.mark.parametrize("is_normalised", [False, True])
+def test_without_answers_inputs_are_compared_with_where_they_can_be(
+        loss: str, layers: tuple[int, ...], is_normalised: bool) -> None:
+    """A network whose outputs are values of its inputs' number and unit."""
+    normalisation = TargetNormalisation(np.zeros(layers[-1]), np.ones(layers[-1]))
+    found = SimpleNamespace(network=Network(layers, loss=loss),
+                            target_normalisation=normalisation if is_normalised else None)
+    assert _reconstructs(cast(Any, found)) == (
+        loss != "cross_entropy" and layers[0] == layers[-1] and not is_normalised)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -92,3 +93,18 @@ def test_without_a_writable_cache(mirror, small, tmp_path: Path) -> None:
     raw, source, _ = get(small.entry(mirror.address), tmp_path / "file" / "cache")
     assert raw == small.raw
     assert source == "fetched from 127.0.0.1"
+
+
+@pytest.mark.parametrize("present", [
+    stems for n in range(5) for stems in itertools.combinations(range(4), n)], ids=str)
+def test_only_what_the_cache_lacks_is_fetched(mirror, small, tmp_path: Path,
+                                              present: tuple[int, ...]) -> None:
+    entry, store = small.entry(mirror.address), RawStore(tmp_path, lambda text: None)
+    for number in present:
+        file = entry.files[number]
+        store.put(np.frombuffer(small.raw[file.stem], np.uint8), file.sha256)
+    raw, source, reasons = get(entry, tmp_path)
+    assert (raw, reasons) == (small.raw, [])
+    lacking = [stem for number, stem in enumerate(STEMS) if number not in present]
+    assert [name for name, _ in mirror.requests] == [f"{stem}.gz" for stem in lacking]
+    assert source == ("fetched from 127.0.0.1" if lacking else f"the cache {store.directory}")

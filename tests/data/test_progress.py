@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import sys
 
+import pytest
+
 from rawnn.data import progress
 
 
@@ -54,3 +56,19 @@ def test_a_slow_download_says_how_far_it_is() -> None:
     clock[0] = 36
     tell("b.gz", 3_000_000, None)
     assert messages[-1] == "fetching b.gz: 3.0 MB"
+
+
+@pytest.mark.parametrize("begun", [0, 5_000_000, 12_000_000])
+@pytest.mark.parametrize("speed", [250_000, 1_000_000, 3_000_000])
+def test_what_is_left_follows_from_what_this_run_has_fetched(begun: int, speed: int) -> None:
+    """A part that an earlier run left says nothing about the speed."""
+    messages: list[str] = []
+    clock, total = [0.0], 20_000_000
+    show = progress.lines(messages.append, lambda: clock[0])
+    show("a.gz", begun, total)
+    clock[0] = 2 * progress.PERIOD
+    done = int(begun + clock[0] * speed)
+    if done < total:
+        show("a.gz", done, total)
+        assert messages[-1] == (f"fetching a.gz: {done / 1e6:.1f} of 20.0 MB, about "
+                                f"{(total - done) / speed:.0f} s left")

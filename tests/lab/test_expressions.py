@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError
@@ -46,3 +47,54 @@ def test_whole_numbers() -> None:
 def test_names() -> None:
     assert names_in("cdiv(n, TILE) + max(m, 2)", "grid") == {"n", "TILE", "m"}
     assert names_in(7, "grid") == set()
+
+
+def expression(generator: np.random.Generator, depth: int) -> str:
+    """Random text of the syntax that is supported, brackets around every part."""
+    kind = int(generator.integers(0, 8 if depth else 2))
+    inner = [expression(generator, depth - 1) for _ in range(3)] if kind > 1 else []
+
+    def one_of(*words: str) -> str:
+        return str(generator.choice(words))
+
+    match kind:
+        case 0:
+            return str(generator.integers(0, 9))
+        case 1:
+            return one_of("a", "b", "c")
+        case 2:
+            return f"({inner[0]} {one_of('+', '-', '*', '//', '%', '&', '|')} {inner[1]})"
+        case 3:
+            compared = one_of("<", "<=", ">", ">=", "==", "!=")
+            last = expression(generator, 0)  # which always has a value: all sides are computed
+            return f"({inner[0]} {compared} {inner[1]} {one_of('<', '!=')} {last})"
+        case 4:
+            word = one_of("and", "or")
+            return f"({f' {word} '.join(inner)})"
+        case 5:
+            return f"({one_of('-', '+', 'not ')}{inner[0]})"
+        case 6:
+            return f"({inner[0]} if {inner[1]} else {inner[2]})"
+        case _:
+            return one_of(f"min({inner[0]}, {inner[1]})", f"max({inner[0]}, {inner[1]})",
+                          f"abs({inner[0]})", f"({inner[0]} << {generator.integers(0, 5)})",
+                          f"({inner[0]} >> {generator.integers(0, 5)})", f"({inner[0]} / 4)",
+                          f"int({inner[0]})", f"({inner[0]} ** {generator.integers(0, 4)})")
+
+
+def test_random_expressions_have_the_value_that_python_gives_them() -> None:
+    """Operators, comparisons in chains, and what `and` and `or` return and leave out."""
+    generator, names, valued = np.random.default_rng(7), {"a": 0, "b": 5, "c": -3}, 0
+    for _ in range(1500):
+        text = expression(generator, 3)
+        try:
+            wanted = eval(text, {"__builtins__": {"min": min, "max": max, "abs": abs, "int": int}},
+                          names)
+        except (ArithmeticError, TypeError):
+            with pytest.raises(ConfigError, match="has no value"):
+                evaluate(text, names, "grid")
+        else:
+            found = evaluate(text, names, "grid")
+            assert (found, type(found)) == (wanted, type(wanted)), text
+            valued += 1
+    assert valued > 1000

@@ -3,7 +3,9 @@ if it is not."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,3 +79,47 @@ def test_a_library_without_the_calls_is_missing(
     assert locate.find(cudnn.FILE_NAMES, cudnn.WHEEL_FOLDERS) == broken
     with pytest.raises(MissingLibrary, match=r"file too short|invalid ELF"):
         Cudnn()
+
+
+class Recorder:
+    """A library whose functions record their arguments, as ctypes has them by their prototypes."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def called(*arguments: Any) -> int:
+            self.calls.append((name, *arguments))
+            return 7
+
+        return called
+
+
+@pytest.mark.parametrize(("call", "given", "passed"), [
+    ("cudnnDestroy", (11,), (11,)), ("cudnnSetStream", (11, 22), (11, 22)),
+    ("cudnnDestroyTensorDescriptor", (11,), (11,)),
+    # descriptor, type, n, c, h, w, and their strides, as the documentation of cuDNN has them
+    ("cudnnSetTensor4dDescriptorEx", (11, "float32", (2, 3, 4, 5), (6, 7, 8, 9)),
+     (11, 0, 2, 3, 4, 5, 6, 7, 8, 9)),
+    ("cudnnSetTensor4dDescriptorEx", (11, "float16", (2, 3, 4, 5), (6, 7, 8, 9)),
+     (11, 2, 2, 3, 4, 5, 6, 7, 8, 9)),
+    # handle, algorithm, mode, alpha, x's descriptor, x, beta, y's descriptor, y
+    ("cudnnSoftmaxForward", tuple(range(1, 10)), tuple(range(1, 10)))])
+def test_calls_reach_the_library_in_its_order(monkeypatch: pytest.MonkeyPatch, call: str,
+                                              given: tuple[Any, ...],
+                                              passed: tuple[Any, ...]) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(cudnn, "_PROTOTYPES", {})
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: recorder)
+    assert getattr(Cudnn(), call)(*given) == (7,)
+    assert recorder.calls == [(call, *passed)]
+
+
+def test_the_prototypes_have_as_many_arguments_as_the_calls() -> None:
+    """By the documentation of cuDNN 9."""
+    counts = {name: len(arguments) for name, (_, arguments) in cudnn._PROTOTYPES.items()}
+    assert counts == {
+        "cudnnGetVersion": 0, "cudnnGetErrorString": 1, "cudnnGetLastErrorString": 2,
+        "cudnnCreate": 1, "cudnnDestroy": 1, "cudnnSetStream": 2,
+        "cudnnCreateTensorDescriptor": 1, "cudnnSetTensor4dDescriptorEx": 10,
+        "cudnnDestroyTensorDescriptor": 1, "cudnnSoftmaxForward": 9}
