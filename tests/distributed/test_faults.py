@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from rawnn.common.errors import RanksError
 from rawnn.distributed import RankContext, Team
+from rawnn.distributed import team as team_module
 from rawnn.distributed.wire import Wire
 from rawnn.engine.checkpoint import listed
 from tests.distributed.runs import free_port, teams
@@ -258,3 +260,23 @@ def test_a_rank_that_does_not_come_back_is_ended_with_the_sentence(abort: str) -
     line, = done.stderr.splitlines()
     assert line.startswith("rawnn: error: rank 1 (")
     assert "ended without a word" in line
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_rank_does_is_sent_at_most_once_a_period(monkeypatch: pytest.MonkeyPatch,
+                                                        rank: int) -> None:
+    """At once where none was sent for so long; rank 0, to which the others send, sends nothing."""
+    own, sent, clock = Team.__new__(Team), list[tuple[float, Any]](), [0.0]
+    own.rank, own._progress_sent = rank, -math.inf
+    monkeypatch.setattr(team_module, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(own, "_send", lambda to, message: sent.append((clock[0], (to, message))))
+    expected, last = list[tuple[float, Any]](), -math.inf
+    for number, pause in enumerate((0.0, 0.05, 0.1, 0.15, 0.01, 0.3, 0.21, 0.19, 0.02, 1.0)):
+        clock[0] += pause
+        own.doing = f"training epoch {number}"
+        assert own.doing == f"training epoch {number}"
+        if rank and clock[0] - last > 0.2:
+            last = clock[0]
+            expected.append((last, (0, {"doing": own.doing})))
+    assert sent == expected
+    assert bool(sent) == bool(rank)

@@ -172,3 +172,33 @@ def test_a_diverged_member_counts_the_epochs_that_it_finished() -> None:
         assert found.progress.status.tolist() == [Status.FINISHED, Status.DIVERGED]
         assert found.loop.steps == STEPS * 8
         assert np.isnan(found.progress.history[1, 2:]).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_member_has_the_figures_of_its_own_epochs_whatever_the_groups_and_chunks(seed: int
+                                                                                     ) -> None:
+    """Groups of several sizes and steps, members with epochs of their own, in chunks of any length.
+    """
+    generator = np.random.default_rng(seed)
+    sizes = generator.integers(1, 6, 3)
+    group = generator.permutation(np.repeat(np.arange(3, dtype=np.int32), sizes))
+    place = np.array([np.count_nonzero(group[:i] == g) for i, g in enumerate(group)], np.int32)
+    own = generator.integers(1, 9, len(group))
+    figures = generator.uniform(1, 2, (len(group), 8, 3))
+    steps = (3, 5, 7)
+    members: Any = SimpleNamespace(
+        configs=[SimpleNamespace(epochs=int(epochs)) for epochs in own],
+        groups=[SimpleNamespace(steps=each) for each in steps], group=group, place=place,
+        candidate=np.arange(len(group), dtype=np.int32))
+    trainers = [Scripted(figures[group == g]) for g in range(3)]
+    progress = Progress.new(len(group), 8)
+    loop = ManyLoop(members, trainers, progress, Rules(), Reported(), lambda: None, {})
+    loop._chunk = int(generator.integers(1, 5))
+    assert loop.run() == 0
+    assert np.array_equal(progress.epoch, own)
+    for member, epochs in enumerate(own):
+        assert np.array_equal(progress.history[member, :epochs], figures[member, :epochs])
+    assert loop.steps == sum(epochs * steps[g] for epochs, g in zip(own, group, strict=True))
+    assert [int(n) for g in range(3) for n in trainers[g].epoch] == [
+        int(n) for g in range(3) for n in own[group == g]]
+    assert set(progress.status) == {Status.FINISHED}
