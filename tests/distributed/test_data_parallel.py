@@ -544,3 +544,30 @@ def test_metrics_name_the_ranks_whose_loss_is_no_number_first() -> None:
         assert ranks == [1, 3]
         assert np.isfinite(losses).tolist() == [True, False, False]
         assert correct.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.usefixtures("nothing_small")
+def test_ranks_round_their_rows_with_numbers_of_their_own(
+        ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what all ranks compute whole with the same: so that they keep the same bits."""
+    monkeypatch.setattr("rawnn.opts.nccl.BUCKET_MB", 0.0005)
+    data = random_dataset(29, 4, train=45, test=4)
+    streams: dict[str, list[int]] = {}
+    shared = set()
+    for rank in range(ranks):
+        plan = work_of("preload,graphs=epoch,streams,sr,fuse,mma,nccl", (29, 32, 48, 32, 4), data,
+                       12, ranks, rank).train
+        for op in plan.ops:
+            if op.attributes.get("stochastic"):
+                streams.setdefault(op.name, []).append(op.attributes["stream"])
+                whole = plan[op.operands["w"].split("/")[0]]
+                if plan[op.operands["w"]].shape != whole.shape:
+                    shared.add(op.name)
+    assert shared
+    assert set(streams) - shared
+    for name, found in streams.items():
+        assert len(found) == ranks
+        assert len(set(found)) == (ranks if name in shared else 1), name
+    of_one = {name: found[0] for name, found in streams.items()}
+    assert len(set(of_one.values())) == len(of_one)

@@ -15,6 +15,7 @@ import rawnn
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.cuda.device import Device
 from rawnn.data.dlpack import _exported, _sweep, read
+from rawnn.lab import graph as graph_module
 from rawnn.lab.array_exchange import capsule
 from rawnn.sim import Simulation, register
 
@@ -53,6 +54,33 @@ def test_an_array_of_another_library_is_used_in_place(sim: Simulation, device: D
     assert y.numpy().tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
     # Behind and ahead of the default stream: two waits a launch, three streams in the second.
     assert sim.faults.count("cuStreamWaitEvent") == 2 + 4
+
+
+def test_a_graph_is_behind_and_ahead_of_every_stream_of_its_arrays(
+        monkeypatch: pytest.MonkeyPatch, device: Device, kernel: rawnn.Kernel) -> None:
+    """At each launch: nothing of another library's overtakes it on either side."""
+    x, y = pair(device)
+    z = rawnn.empty(8, device=device)
+    ours = int(device.stream.handle)
+    with rawnn.Graph() as g:
+        kernel[1, 8](Cuda(x, stream=1), y, 8)
+        kernel[1, 8](Cuda(y, stream=2), Cuda(z, stream=1), 8)
+    happened = list[Any]()
+    monkeypatch.setattr(graph_module, "order", lambda device, first, second: happened.append(
+        (int(first.handle), int(second.handle))))
+    launch = device.driver.cuGraphLaunch
+    monkeypatch.setattr(device.driver, "cuGraphLaunch", lambda *given: (
+        happened.append("launch"), launch(*given))[1])
+    for _ in range(2):
+        g.launch()
+        before, after = happened[:happened.index("launch")], happened[happened.index("launch") + 1:]
+        streams = {first for first, second in before}
+        assert len(streams) == len(before) == 2
+        assert {second for first, second in before} == {ours}
+        assert sorted(after) == sorted((ours, stream) for stream in streams)
+        happened.clear()
+    assert z.numpy().tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
+    g.close()
 
 
 @pytest.mark.parametrize(("which", "sentence"), [

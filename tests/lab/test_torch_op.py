@@ -82,14 +82,20 @@ class Tensor:
     def __init__(self, array: Any) -> None:
         self.array = array
         self.shape = array.shape
+        self.is_detached = False
 
     def new_empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         return Tensor(np.full(shape, np.nan, dtype))
 
     def detach(self) -> Tensor:
-        return self
+        found = Tensor(self.array)
+        found.is_detached = True
+        return found
 
-    contiguous = detach
+    def contiguous(self) -> Tensor:
+        found = Tensor(np.ascontiguousarray(self.array))
+        found.is_detached = self.is_detached
+        return found
 
 
 def test_what_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +112,13 @@ def test_what_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = SimpleNamespace(library=SimpleNamespace(custom_op=custom_op), float32=np.float32,
                             cuda=SimpleNamespace(current_stream=lambda: 5))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    launched = []
-    monkeypatch.setattr(TorchOp, "launch", lambda self, given, stream: launched.append(
-        (self.kernel.expression, sorted(given), stream)))
+    launched, passed = [], list[Tensor]()
+
+    def launch(self: TorchOp, given: dict[str, Any], stream: Any) -> None:
+        launched.append((self.kernel.expression, sorted(given), stream))
+        passed.extend(given[operand.name] for operand in self.inputs)
+
+    monkeypatch.setattr(TorchOp, "launch", launch)
     first, second = kernels(rawnn.lab.simulated())
     made = torch_op("mine::relu", first, WORK, backward=(second, GRADIENT))
     assert list(registered) == ["mine::relu", "mine::relu_backward"]
@@ -117,6 +127,11 @@ def test_what_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.fake(z, bias, 2.0).shape == (3, 5)
     a = made.run(z, bias, 2.0)
     assert launched == [("bias_relu", ["a", "bias", "scale", "z"], 5)]
+    strided = Tensor(np.arange(30.0).reshape(5, 6).T[::2])
+    made.run(strided, bias, 2.0)  # a kernel reads rows without gaps
+    assert all(t.is_detached and t.array.flags.c_contiguous for t in passed)
+    assert np.array_equal(passed[2].array, strided.array)
+    del launched[1:]
     context = SimpleNamespace(save_for_backward=lambda *t: vars(context).update(saved_tensors=t))
     made.setup(context, (z, bias, 2.0), a)
     assert context.saved_tensors == (a,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from dataclasses import replace
@@ -226,3 +227,25 @@ def test_small_networks_earn_it_soon(problem: dict[str, Any], steps: int) -> Non
         verdict = persistent_payoff.evaluate_payoff(*setting(problem, epochs=steps // STEPS),
                                                     precision, CAPABLE)
         assert verdict.taken, verdict.why
+
+
+@pytest.mark.parametrize("precision", NUMBERS.values())
+def test_persistent_is_taken_from_the_step_on_that_earns_its_compilation(precision: str) -> None:
+    """What each step gains, times the steps of the run, against what the compilation delays it."""
+    problem = asked((176, 80, 560), 48, "mse", "adam")
+    network, recipe, data_spec = setting(problem, epochs=1)
+    updates = recipe.updates(data_spec.examples)
+    plan = step(problem, precision)
+    chosen = choose(problem_of(plan), chip_of(CAPABLE.target)).launched(updates)
+    gain = persistent_payoff.predict_launches_us(plan, precision) * 1980.0 / (
+        CAPABLE.target.clock or 1980.0) - chosen.us
+    earned = persistent_payoff.extra_compile_us(problem_of(plan)) / gain
+    epochs = math.ceil(earned / updates)
+    assert epochs > 3
+    for number in (1, epochs - 1, epochs, epochs + 1):
+        verdict = persistent_payoff.evaluate_payoff(network, replace(recipe, epochs=number),
+                                                    data_spec, precision, CAPABLE)
+        assert verdict.taken == (number >= epochs), verdict.why
+        if not verdict.taken:
+            assert f"{number * updates} steps are too few" in verdict.why
+            assert f"from about {earned:.0f} on it takes it" in verdict.why
