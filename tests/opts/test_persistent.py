@@ -206,7 +206,7 @@ def test_best_on_an_older_gpu() -> None:
 
 @pytest.mark.parametrize(("sharding", "threads"), [
     ("1x1:64:FFF", 64), ("1x2:256:FFF", 512), ("2x4:256:FGF", 2048), ("4x8:256:FGF", 8192)])
-def test_the_kernel_shuffles_what_all_its_threads_have_time_for(sharding: str, threads: int) -> None:
+def test_the_kernel_shuffles_what_its_threads_have_time_for(sharding: str, threads: int) -> None:
     """Four examples a thread, and never more than 16,384."""
     [op] = make_work(f"persistent={sharding}", LAYERS,
                      dataset_for(Network(LAYERS), 64, 8), batch=32).train.find(kind="train_steps")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError
@@ -57,6 +59,49 @@ def test_other_demanglers_read_the_same() -> None:
     for word in ("float**", "Params", "dim3", "Pair<Params>*", "a::b::C<3, true"):
         assert word in inner
     assert inner.count(",") - 1 == len(read_variable(LONG).arguments[0].arguments) - 1
+
+
+TYPES = """
+struct Params {}; template <typename T> struct Pair {}; template <typename...> struct List {};
+namespace a { struct D {}; namespace b { template <int N, bool B> struct C {}; } }
+template <typename T> char seen = 0;
+"""
+SCALARS = ("bool", "char", "signed char", "unsigned char", "short", "unsigned short", "int",
+           "unsigned int", "long", "unsigned long", "long long", "unsigned long long", "float",
+           "double")
+
+
+def random_type(generator: np.random.Generator, depth: int = 4) -> str:
+    """A type in C++ as CType writes it."""
+    kind = int(generator.integers(0, 8)) if depth else 0
+    if kind < 3:
+        number, flag = int(generator.integers(-40, 40)), generator.choice(["true", "false"])
+        return str(generator.choice([*SCALARS, "Params", "a::D", f"a::b::C<{number}, {flag}>"]))
+    inner = random_type(generator, depth - 1)
+    if kind == 3:
+        return f"Pair<{inner}>"
+    if kind == 4:
+        more = ", ".join(random_type(generator, 1) for _ in range(2))
+        return f"List<{inner}, {more}>"
+    if kind < 7:
+        return f"{inner}*"
+    return f"{inner} const*" if inner.endswith("*") else f"const {inner}*"
+
+
+@requires.GXX
+@pytest.mark.skipif(not shutil.which("nm"), reason=requires.tool("nm", "binutils"))
+def test_names_that_a_compiler_mangles_say_its_types(tmp_path: Path) -> None:
+    """Lists of so many types that later ones refer to earlier ones by numbers of two digits."""
+    generator = np.random.default_rng(8)
+    lists = [f"List<{', '.join(random_type(generator) for _ in range(n))}>"
+             for n in (1, 3, 10, 20, 40, 40)]
+    source, built = tmp_path / "types.cpp", tmp_path / "types.o"
+    source.write_text(TYPES + "".join(f"template char seen<{each}>;\n" for each in lists))
+    subprocess.run(["g++", "-std=c++17", "-c", source, "-o", built], check=True)
+    listed = subprocess.run(["nm", built], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[-1] for line in listed.splitlines() if "_Z4seen" in line]
+    assert any(re.search("S[1-9A-Z][0-9A-Z]_", name) for name in names)
+    assert {str(read_variable(name).arguments[0]) for name in names} == set(lists)
 
 
 @pytest.mark.parametrize("name", ["plain", "_ZN1a", "_ZN1a4seenIS9_E", "_Z4seenIUlvE_E", ""])
