@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -170,3 +171,41 @@ def test_numbers_of_numpy_texts_and_lists_are_taken() -> None:
 def test_values_of_numpy_are_checked_as_all_are(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Config(**values)
+
+
+LARGEST = 2**31 - 1
+SAVED = {"save": "/nowhere"}
+ENDS: list[tuple[str, Any, Any, Any, Any, dict[str, Any]]] = [
+    ("epochs", 0, 1, LARGEST, LARGEST + 1, {}), ("batch", 0, 1, LARGEST, LARGEST + 1, {}),
+    ("save_every", 0, 1, LARGEST, LARGEST + 1, SAVED), ("keep", 0, 1, LARGEST, LARGEST + 1, SAVED),
+    ("patience", 0, 1, LARGEST, LARGEST + 1, {}), ("seed", -1, 0, 2**63 - 1, 2**63, {}),
+    ("lr", -5e-324, 0.0, 1e300, math.inf, {}),
+    ("validation", 0.0, 5e-324, 1 - 2**-53, 1.0, {}),
+    ("min_delta", -5e-324, 0.0, 1e300, math.inf, {"patience": 1}),
+    ("weight_decay", -5e-324, 0.0, 1e300, math.inf, {}),
+    ("momentum", -5e-324, 0.0, 1 - 2**-53, 1.0, {}),
+    ("beta1", -5e-324, 0.0, 1 - 2**-53, 1.0, {"optimizer": "adam"}),
+    ("beta2", -5e-324, 0.0, 1 - 2**-53, 1.0, {"optimizer": "adam"}),
+    ("eps", 0.0, 5e-324, 1e300, math.inf, {"optimizer": "adam"})]
+"""Of each number: what is just too small, the least, the most, and what is just too large."""
+
+
+@pytest.mark.parametrize(("name", "below", "least", "most", "above", "more"), ENDS,
+                         ids=[each[0] for each in ENDS])
+def test_the_ends_of_every_range(name: str, below: Any, least: Any, most: Any, above: Any,
+                                 more: dict[str, Any]) -> None:
+    for value in (least, most):
+        assert getattr(Config(**{name: value}, **more), name) == value
+    for value in (below, above, math.nan):
+        with pytest.raises(ConfigError, match=f"^{option_of(name)} = "):
+            Config(**{name: value}, **more)
+
+
+def option_of(name: str) -> str:
+    return {"weight_decay": "weight.decay"}.get(name, name)
+
+
+def test_every_number_has_its_ends() -> None:
+    numbers = {name for name, kind in get_type_hints(Config).items()
+               if {int, float} & {kind, *get_args(kind)} and bool not in (kind, *get_args(kind))}
+    assert numbers - {"layers"} == {each[0] for each in ENDS}

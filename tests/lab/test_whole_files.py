@@ -12,6 +12,7 @@ import pytest
 import rawnn
 from rawnn.cli import run
 from rawnn.common.errors import CompileError
+from rawnn.cuda.compiling import whole_file
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.cuda.nvrtc import Nvrtc
@@ -210,3 +211,23 @@ def test_an_error_survives_the_way_between_processes() -> None:
     with pytest.raises(CompileError) as caught:
         build("__global__ void k(float* x) { x[0] = missing; }")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("words", ["x[0] = 1;", "x[0] = std::min(1.0f, x[1]);",
+                                   "using namespace std; x[0] = min(1.0f, x[1]);"])
+def test_headers_are_emptied_that_the_devices_part_does_without(
+        tmp_path: Path, words: str, is_whole: bool) -> None:
+    """C++'s own where nothing is of `std`, the host's always, and in a file with code for the host
+    what is not there: in angle brackets, and no header for the device."""
+    text = "".join(f"#include {name}\n" for name in (
+        "<algorithm>", "<limits>", "<iostream>", "<helper_cuda.h>", "<somewhere/else.h>",
+        "<cub/none.cuh>", "<cooperative_groups_none.h>"))
+    text += f"__global__ void k(float* x) {{ {words} }}\n"
+    text += "int main() { return 0; }\n" if is_whole else ""
+    found = whole_file.remove_host_code(text, [tmp_path], [tmp_path], ["k"])
+    assert found is not None
+    emptied = {each.name for each in found.left_out if each.what == "header"}
+    standard = {"<algorithm>", "<limits>"} if is_whole and "std" not in words else set()
+    missing = {"<somewhere/else.h>"} if is_whole else set()
+    assert emptied == {"<iostream>", "<helper_cuda.h>", *standard, *missing}

@@ -262,3 +262,13 @@ def test_grid_sync_is_seen_in_the_ptx() -> None:
     found = compiled(text, "alone", "together").kernels
     assert not found["alone"].waits_for_grid
     assert found["together"].waits_for_grid
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0, 1), (0,), (1,)], ids=str)
+def test_a_definition_counts_and_declarations_only_without_one(order: tuple[int, ...]) -> None:
+    texts = ("__global__ void k(const float* declared, int n);\n",
+             "__global__ void k(const float* defined, int n) {}\n")
+    other = "__global__ void other(int* x) {}\n"
+    found = Declarations(other + "".join(texts[i] for i in order)).of("k")
+    named = ["defined"] if 1 in order else ["declared"]
+    assert [[p.name for p in each.parameters] for each in found] == [[*named, "n"]]
