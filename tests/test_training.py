@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -328,3 +329,52 @@ def test_outputs_that_no_class_needs_are_said() -> None:
     x = np.random.default_rng(0).random((40, 3), dtype=np.float32)
     with pytest.warns(RuntimeWarning, match="the network has 3 more outputs than arrays has"):
         train(data=(x, (x[:, 0] > 0.5).astype(int)), layers=(3, 5), device="host", epochs=1)
+
+
+@pytest.mark.parametrize(("wanted", "ordinal", "opened"), [
+    ("gpu", 0, 0), ("gpu", 3, 3), ("auto", 2, 2), ("gpu:0", 2, 0), ("gpu:1", 0, 1),
+    ("gpu:1", 2, 1)])
+def test_the_gpu_that_is_named_is_opened_else_the_processs_own(
+        monkeypatch: pytest.MonkeyPatch, wanted: str, ordinal: int, opened: int) -> None:
+    from rawnn.cuda.device import Device
+    from rawnn.engine import machine
+    from rawnn.sim import sim_backend
+
+    asked = list[int]()
+    monkeypatch.setattr(machine, "open_gpu", lambda number, notify: (
+        asked.append(number), Device(sim_backend(), 0, notify))[1])
+    with machine.open_device(wanted, lambda message: None, ordinal):
+        assert asked == [opened]
+
+
+@pytest.mark.parametrize("device", ["host", "sim"])
+def test_each_time_of_a_result_is_in_milliseconds_of_its_own_part(
+        monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Every part is held up by a time of its own, in which the others have no share."""
+    from rawnn.engine.run_planner import RunPlanner
+    from rawnn.engine.runners.gpu import GpuRunner
+    from rawnn.engine.runners.host import HostRunner
+
+    runner = HostRunner if device == "host" else GpuRunner
+    parts = {"data": (Session, "_read_data", 0.05), "setup": (RunPlanner, "plan", 0.07),
+             "training": (runner, "epoch", 0.03), "evaluation": (runner, "evaluate", 0.02)}
+
+    def slowed(own: Any, seconds: float) -> Any:
+        def run_later(*given: Any, **named: Any) -> Any:
+            time.sleep(seconds)
+            return own(*given, **named)
+
+        return run_later
+
+    for owner, name, seconds in parts.values():
+        monkeypatch.setattr(owner, name, slowed(getattr(owner, name), seconds))
+    begun = time.perf_counter()
+    found = run(device=device, epochs=2).times
+    elapsed = (time.perf_counter() - begun) * 1e3
+    each = {"data": 50.0, "setup": 70.0, "training": 2 * 30.0, "evaluation": 2 * 20.0}
+    for name, least in each.items():
+        assert getattr(found, name) >= least, name
+        assert getattr(found, name) <= elapsed - sum(each.values()) + least, name
+    assert sum((found.data, found.driver, found.compile, found.setup, found.training,
+                found.evaluation)) <= elapsed
+    assert found.process >= elapsed

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from rawnn.common.target import HOST, known
@@ -15,6 +17,7 @@ from rawnn.persistent.chip import chip_of
 from rawnn.persistent.choose import (
     MOST_COUNTS,
     MOST_WARPS,
+    Choice,
     _group_counts,
     _layer,
     _layers,
@@ -22,6 +25,7 @@ from rawnn.persistent.choose import (
     choose,
 )
 from rawnn.persistent.layout import layout_of, least_bytes
+from rawnn.persistent.phases import Exchange, Gemm
 from rawnn.persistent.problem import Unsupported, problem_of
 from rawnn.persistent.report import describe
 from rawnn.persistent.sharding import (
@@ -36,6 +40,7 @@ from rawnn.persistent.sharding import (
 )
 from tests.engine import step_plan
 from tests.persistent.problems import AMPERE, HOPPER, VARIETY, problem
+from tests.persistent.sampling import sampled
 
 
 @pytest.mark.parametrize("name", VARIETY)
@@ -243,3 +248,29 @@ def test_a_launch_is_shared_by_its_steps(ranks: int) -> None:
     assert launch > 20_000 / 1760
     assert step > 0
     assert choice.launched(1).us > choice.launched(8).us > choice.us > choice.launched(1000).us
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_a_description_has_the_bytes_and_sizes_of_the_layout(seed: int) -> None:
+    """Of what lies in shared memory, what is sent, and what a GEMM sums over."""
+    choice = Choice(layout_of(sampled(seed), HOPPER.shared), 1.0, HOPPER.costs)
+    layout, d = choice.layout, choice.sharding
+    head, _, said = describe(choice).partition("\nexpected: ")
+    lines = head.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("shared memory: "))
+    assert lines[begin] == f"shared memory: {layout.nbytes:,} bytes a block"
+    inside, outside = {}, {}
+    for line in lines[begin + 1:]:
+        name, size, where = re.fullmatch("  (.{24,}?) +([0-9,]+)( .global memory.)?", line).groups()
+        (outside if where else inside)[name.rstrip()] = int(size.replace(",", ""))
+    assert sum(inside.values()) == layout.dynamic_bytes - 4 * min(layout.places.values(), default=0)
+    assert outside == {name: 4 * words for name, words in layout.workspaces(1).items()
+                       if name != "tally"}
+    told = [re.fullmatch("  .{24,}? +-?[0-9,]+(?:  (.*))?", line)[1] or ""
+            for line in said.splitlines()[1:]]
+    for phase in (*layout.schedule.micro_batch, *layout.schedule.step):
+        if isinstance(phase, Exchange) and phase.rows:
+            floats = np.zeros((phase.rows, d.sent), np.float32)
+            assert any(f"{phase.kind}, {floats.nbytes:,} bytes a block" in each for each in told)
+        if isinstance(phase, Gemm):
+            assert any(each.startswith(f"{phase.m} x {phase.n} over {phase.k}") for each in told)
