@@ -38,6 +38,7 @@ from rawnn.persistent.sharding import (
     layer_kinds,
     output_boundaries,
 )
+from rawnn.persistent.spelling import check_sharding, sharding_of
 from tests.engine import step_plan
 from tests.persistent.problems import AMPERE, HOPPER, VARIETY, problem
 from tests.persistent.sampling import sampled
@@ -274,3 +275,38 @@ def test_a_description_has_the_bytes_and_sizes_of_the_layout(seed: int) -> None:
             assert any(f"{phase.kind}, {floats.nbytes:,} bytes a block" in each for each in told)
         if isinstance(phase, Gemm):
             assert any(each.startswith(f"{phase.m} x {phase.n} over {phase.k}") for each in told)
+
+
+MOST_THREADS = 32 * MOST_WARPS
+LIMITS: dict[str, tuple[list[str], list[str]]] = {
+    "threads": (["1x1:32:FFFF", f"1x1:{MOST_THREADS}:FFFF", "2x1:96:FGSF"],
+                ["1x1:48:FFFF", "1x1:31:FFFF", f"1x1:{MOST_THREADS + 32}:FFFF"]),
+    "groups": (["1x32:64:FFFF", "4x31:64:FSFF", "16x7:64:FSFF"],
+               ["1x33:64:FFFF", "4x32:64:FSFF", "16x8:64:FSFF"]),
+    "blocks of a multiprocessor": (
+        ["1x1:512x4:FFFF", "1x1:256x8:FFFF", "1x1:512x1:FFFF", "4x1:256x1:FSFF"],
+        ["1x1:512x5:FFFF", "1x1:288x8:FFFF", "4x1:256x2:FSFF", "1x2:256x1:FFFF",
+         "4x1@l2:256x1:FSFF"]),
+    "micro-batches": (["1x1:64:FFFF:2", "4x2:64:FSFF:4", "4x2@l2:64:FSFF:4"],
+                      ["4x1@l2:64:FSFF:2"]),
+    "boundaries": (["4x1:64:FSFF", "4x1:64:FGSF", "4x1:64:SFFF", "4x1:64:FFFG"],
+                   ["4x1:64:GSFF", "4x1:64:FSF", "1x1:64:FSFF", "4x1:64:FSSF"]),
+}
+"""Shardings at the limits of a GPU and of its blocks, and beyond them by as little as can be."""
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_shardings_are_refused_from_their_limits_on(what: str) -> None:
+    own = problem((40, 64, 64, 10), 32)
+    assert (HOPPER.threads, HOPPER.most_groups(4), HOPPER.most_groups(16)) == (2048, 31, 7)
+    allowed, refused = LIMITS[what]
+    for text in allowed:
+        check_sharding(sharding_of(own, text), HOPPER)
+    for text in refused:
+        with pytest.raises(Unsupported):
+            check_sharding(sharding_of(own, text), HOPPER)
+    if what == "micro-batches":
+        scaled = problem((40, 64, 64, 10), 32, "fp16")
+        check_sharding(sharding_of(scaled, "1x1:64:FFFF"), HOPPER)
+        with pytest.raises(Unsupported, match="without a loss scale"):
+            check_sharding(sharding_of(scaled, "1x1:64:FFFF:2"), HOPPER)

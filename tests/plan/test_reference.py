@@ -142,3 +142,31 @@ def test_every_op_has_a_summary_and_names_its_operands_once() -> None:
         assert spec.summary.endswith((".", "]"))
         assert set(spec.slotted) <= {*spec.reads, *spec.writes}
         assert set(spec.optional) <= {*spec.reads, *spec.writes}
+
+
+@pytest.mark.parametrize("is_normalised", [False, True])
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_a_batch_is_gathered_scaled_and_normalised(is_normalised: bool, is_ordered: bool,
+                                                   dtype: str) -> None:
+    """Row by row: (value * scale - mean) / deviation of the examples that the order says."""
+    generator, rows, step = np.random.default_rng(2), 4, 2
+    images = generator.integers(0, 256, (20, 5)).astype(dtype)
+    labels = generator.integers(0, 7, 20).astype(np.int32)
+    targets = generator.normal(size=(20, 3))
+    mean, std = generator.normal(size=5), generator.uniform(0.5, 3, 5)
+    order = generator.permutation(20).astype(np.int32)
+    more = {**({"mean": mean, "inverse_std": 1 / std} if is_normalised else {}),
+            **({"order": order} if is_ordered else {})}
+    found = run("gather", {"offset": 0, "stride": rows, "scale": 1 / 255}, images=images,
+                labels=labels, targets=targets, cursor=np.array([step]),
+                x=np.full((rows, 5), np.nan), y=np.full(rows, -1), t=np.full((rows, 3), np.nan),
+                **more)
+    for row in range(rows):
+        example = step * rows + row
+        example = int(order[example]) if is_ordered else example
+        wanted = images[example].astype(np.float64) / 255
+        wanted = (wanted - mean) / std if is_normalised else wanted
+        np.testing.assert_allclose(found.x[row], wanted, rtol=1e-12)
+        assert found.y[row] == labels[example]
+        assert np.array_equal(found.t[row], targets[example])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts.precision import with_copies
 from rawnn.plan.op import Op
-from rawnn.plan.ops.train_steps import role_of, spanning, train_steps
+from rawnn.plan.ops.train_steps import role_of, spanning, train_steps, with_partial
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from tests.engine import random_dataset, step_plan
@@ -87,3 +88,32 @@ def test_a_plan_without_metrics_trains_the_same() -> None:
     plan = whole(prepared(NETWORK))
     assert [op.kind for op in plan.without_metrics().ops] == ["train_steps"]
     assert len(step_plan(NETWORK, 8, 64).ops) > 1
+
+
+@pytest.mark.parametrize("parts", [
+    [(0, 0, 5)], [(0, 0, 4), (0, 4, 1)], [(0, 0, 1), (0, 1, 4)], [(0, 0, 2), (2, 0, 3)],
+    [(0, 0, 2), (1, 1, 2), (1, 3, 1)], [(0, 0, 3), (2, 1, 2)], [(3, -3, 3), (3, 0, 2)]], ids=str)
+def test_the_partial_batch_comes_last_however_an_epoch_is_cut(parts: list[tuple[int, int, int]]
+                                                              ) -> None:
+    """Each part is a cursor, an offset from there, and steps: which ones follows from both."""
+    full, left, data = 4, 3, random_dataset(train=35)
+    options: dict[str, Any] = {"left": left, "steps": full, "shuffle": True}
+    plain, rest = prepared(NETWORK, 8, **options), prepared(NETWORK, 8, rest=True, **options)
+    parameters = NETWORK.initial(0)
+    wanted = arrays_of(plain, data, parameters)
+    epoch(plain, wanted, full)
+    wanted["cursor"][0] = full
+    last = arrays_of(rest, data, parameters)
+    last |= {name: array for name, array in wanted.items()
+             if name in plain.tensors and not plain[name].role.temporary}
+    execute(rest, last)
+    plan = whole(plain)
+    op = with_partial(plan.ops[0], rest, full)
+    found = arrays_of(plan, data, parameters)
+    for cursor, offset, span in parts:
+        found["cursor"][0] = cursor
+        part = spanning(op, span)
+        part = replace(part, attributes={**part.attributes, "offset": offset})
+        execute(replace(plan, ops=(part,)), found)
+    for name in ("fc1.weight", "fc2.bias", "loss", "correct"):
+        np.testing.assert_array_equal(found[name], last[name])
