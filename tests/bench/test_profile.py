@@ -19,6 +19,7 @@ from rawnn.bench import cupti
 from rawnn.bench.cupti import Activity
 from rawnn.bench.profiling import (
     OUTSIDE,
+    OpTime,
     ProfileResult,
     Way,
     named,
@@ -26,7 +27,9 @@ from rawnn.bench.profiling import (
     trace_events,
     write_trace,
 )
+from rawnn.bench.statistics import spread
 from rawnn.cli import run as command
+from rawnn.cli.profile import HEADINGS, differences, rows
 from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.engine.config import Config
 from rawnn.engine.machine import open_device
@@ -267,3 +270,32 @@ def test_ranges_are_nothing_without_nvtx_and_named_with_it(monkeypatch: pytest.M
 def test_a_config_error_is_no_crash() -> None:
     with pytest.raises(ConfigError, match="a profile is of a GPU"):
         profile(Config(device="host"), DATA, open_device("host", print))
+
+
+@pytest.mark.parametrize("gap", [None, 0.5])
+@pytest.mark.parametrize("nbytes", [0, 4_000_000])
+@pytest.mark.parametrize("least", [None, 1.5])
+def test_a_row_has_bytes_in_a_second_and_shares_of_the_step(gap: float | None, nbytes: int,
+                                                            least: float | None) -> None:
+    """4 MB in 2 us are 2,000 GB/s; 2 us of 8 are a quarter."""
+    times = [1.0, 2.0, 3.0]
+    op = OpTime(name="fc1", kind="matmul/mma", us=spread(times), nbytes=nbytes, least_us=least,
+                gap_us=None if gap is None else spread([gap]))
+    other = OpTime(name="fc2", kind="sgd/own", us=spread([6.0]))
+    result = msgspec.structs.replace(taken_apart("preload,arena,nosync"), ops=[op, other])
+    assert result.ops_us == 8.0
+    first, second = rows(result)
+    assert dict(zip(HEADINGS, first, strict=True)) == {
+        "op": "fc1", "kind": "matmul/mma", "us": "2.00", "min-max": "1.00-3.00",
+        "gap (us)": "" if gap is None else "0.50", "bytes": "4,000,000" if nbytes else "",
+        "GB/s": "2,000" if nbytes else "", "of the roofline": "75%" if least else "",
+        "share": "25%"}
+    assert second == ("fc2", "sgd/own", "6.00", "6.00-6.00", "", "", "", "", "75%")
+    slower = msgspec.structs.replace(
+        result, ops=[other, msgspec.structs.replace(op, us=spread([3.5]), name="fc3")],
+        step_us=spread([20.0]))
+    whole = result.step_us.median
+    assert differences(result, slower) == [
+        ("fc1", "2.00", "-", "-2.00"), ("fc2", "6.00", "6.00", "+0.00"),
+        ("fc3", "-", "3.50", "+3.50"), ("all ops", "8.00", "9.50", "+1.50"),
+        ("the step as it runs", f"{whole:.2f}", "20.00", f"{20 - whole:+.2f}")]

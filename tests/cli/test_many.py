@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import rawnn as package
+from rawnn.cli.many import _some
 from rawnn.cli.varying import varied
 from rawnn.common.errors import ConfigError
 from tests import requires
@@ -237,3 +238,9 @@ def test_a_run_whose_networks_all_diverge_has_failed(rawnn: Rawnn, table: Path, 
     assert "every network's loss became NaN or infinite" in done.err
     assert json.loads((tmp_path / "m.json").read_text())["table"]["status"] == ["diverged"] * 2
     assert rawnn(*lost, "--vary", "lr=1e30,1e-3").status == 0
+
+
+@pytest.mark.parametrize("values", [[], [np.nan], [0.5], [np.nan, 0.5], [0.5, np.nan]])
+def test_a_column_is_shown_where_some_member_has_a_number(values: list[float]) -> None:
+    """A member that has diverged has none."""
+    assert _some(np.array(values)) == (0.5 in values)

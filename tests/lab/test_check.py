@@ -17,7 +17,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Stream
 from rawnn.lab import CheckFailed, Refused, Work, checking
-from rawnn.lab.checking import Checked, TrialResult, patterns
+from rawnn.lab.checking import Checked, Finding, TrialResult, patterns
 from rawnn.lab.comparison import Comparison
 from rawnn.sim import Simulation, register
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
@@ -404,3 +404,47 @@ def test_small_floats_are_inputs(device: Device) -> None:
         made = sample(None, np.random.default_rng(0), (1000,), np.dtype(dtype), {}, "x")
         assert made.dtype == dtype
         assert len(np.unique(made)) > 1
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("right", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("planned", [0, 20])
+def test_a_report_names_each_set_of_sizes_once_and_counts_them_all(wrong: int, right: int,
+                                                                   planned: int) -> None:
+    """The smallest wrong one with its errors, three more of these, and three right ones."""
+    def tried(n: int, is_wrong: bool) -> TrialResult:
+        compared = Comparison("y", "float32", n, 0.1, 1.0, 0, f"[{n}]", 0.0, 0.0)
+        return TrialResult({"n": n}, None, (compared,), (
+            Finding(f"kind{n}", "y", f"finding {n}", f"fix {n}"),) if is_wrong else ())
+
+    every = [*(tried(100 + n, True) for n in range(wrong)),
+             *(tried(n, False) for n in range(right))]
+    if not every:
+        return
+    found = Checked("it", tuple(every), max(planned, len(every)), ("a note",))
+    assert bool(found) == found.passed == (wrong == 0)
+    assert len(found.failed) == len(found.findings) == wrong
+    lines = str(found).splitlines()
+    assert lines.pop() == "  a note"
+    left = found.planned - len(every)
+    if left:
+        assert lines.pop() == (f"  {left} more were not tried: the GPU cannot be used after this "
+                               f"error")
+    if not wrong:
+        sets = "1 set" if right == 1 else f"{right} sets"
+        assert lines[0] == f"it: right with all of {sets} of sizes"
+        assert lines[1].endswith("; at n = 0")
+        assert len(lines) == 3
+        return
+    sets = "1 set" if len(every) == 1 else f"{len(every)} sets"
+    expected = [f"it: WRONG with {wrong} of {sets} of sizes; the smallest: n = 100",
+                "  finding 100", "    -> fix 100"]
+    if wrong > 1:
+        more = "; ".join(f"n = {100 + n}" for n in range(1, min(wrong, 4)))
+        expected.append(f"  also with {more}{', ...' if wrong > 4 else ''}")
+    if right > 1:
+        expected.append(f"  right up to n = {right - 1}, wrong from n = 100 on")
+    if right:
+        some = "; ".join(f"n = {n}" for n in range(min(right, 3)))
+        expected.append(f"  right with {some}{', ...' if right > 3 else ''}")
+    assert lines == expected
