@@ -20,7 +20,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.fused import head
-from rawnn.ptx.fused.head import shared_bytes, splits_of, units_of
+from rawnn.ptx.fused.head import shared_bytes, splits_of, tiles, units_of
 from rawnn.ptx.kernels import kernel_for
 from tests.catalogue import legal
 from tests.engine import (
@@ -150,3 +150,17 @@ def test_blocks_of_a_cluster_have_all_features(features: int, batch: int) -> Non
     assert scalars["share"] * grid[0] >= units_of(features)
     assert impl.shared(scalars) == shared_bytes(batch, features, 10, False)
     assert impl.shared(scalars) <= 200 << 10
+
+
+@pytest.mark.parametrize("features", range(1, 700, 9))
+def test_a_cluster_has_as_many_blocks_as_there_are_units_for(features: int) -> None:
+    """A power of two from 2 to 8, each block with a unit of 32 features or more where there are
+    two units."""
+    units = len(range(0, features, 32))
+    assert units_of(features) == units
+    assert splits_of(features) == max(n for n in (2, 4, 8) if n <= max(units, 2))
+
+
+@pytest.mark.parametrize("batch", range(1, 129))
+def test_a_batch_is_taken_in_the_fewest_tiles_that_hold_it(batch: int) -> None:
+    assert tiles(batch) == min(n for n in (2, 4, 8, 16) if 8 * n >= batch)
