@@ -152,15 +152,12 @@ def test_blocks_of_a_cluster_have_all_features(features: int, batch: int) -> Non
     assert impl.shared(scalars) <= 200 << 10
 
 
-@pytest.mark.parametrize("features", range(1, 700, 9))
-def test_a_cluster_has_as_many_blocks_as_there_are_units_for(features: int) -> None:
+def test_a_cluster_has_as_many_blocks_as_there_are_units_for() -> None:
     """A power of two from 2 to 8, each block with a unit of 32 features or more where there are
-    two units."""
-    units = len(range(0, features, 32))
-    assert units_of(features) == units
-    assert splits_of(features) == max(n for n in (2, 4, 8) if n <= max(units, 2))
-
-
-@pytest.mark.parametrize("batch", range(1, 129))
-def test_a_batch_is_taken_in_the_fewest_tiles_that_hold_it(batch: int) -> None:
-    assert tiles(batch) == min(n for n in (2, 4, 8, 16) if 8 * n >= batch)
+    two units; and a batch is taken in the fewest tiles of eight rows that hold it."""
+    for features in range(1, 700):
+        units = len(range(0, features, 32))
+        assert units_of(features) == units
+        assert splits_of(features) == max(n for n in (2, 4, 8) if n <= max(units, 2))
+    for batch in range(1, 129):
+        assert tiles(batch) == min(n for n in (2, 4, 8, 16) if 8 * n >= batch)
