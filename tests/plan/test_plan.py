@@ -270,3 +270,18 @@ def test_rows_are_padded_to_16_bytes_and_long_ones_of_what_is_multiplied_to_cach
     packed = replace(tensor, packed=True)
     assert packed.ld == shape[-1]
     assert packed.padded_shape == shape
+
+
+IN_A_STEP, OF_DATA = {"batch", "activation", "gradient"}, {"host", "data", "rounded"}
+FILLED_LATER = {"host", "data", "view", *IN_A_STEP}
+ZEROED = {"rounded", "parameter", "copy", "state", "epoch", "reduced", "scratch", "metric", "cursor"}
+
+
+def test_every_role_lives_where_its_tensors_are_used() -> None:
+    """Within a step; from step to step, beginning with zeros; as the data set has it; or in another
+    tensor's memory."""
+    assert {role.value for role in Role} == FILLED_LATER | ZEROED
+    for role in Role:
+        assert role.temporary == (role.value in IN_A_STEP)
+        assert role.of_data == (role.value in OF_DATA)
+        assert role.zeroed == (role.value in ZEROED)
