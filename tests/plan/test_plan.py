@@ -274,7 +274,8 @@ def test_rows_are_padded_to_16_bytes_and_long_ones_of_what_is_multiplied_to_cach
 
 IN_A_STEP, OF_DATA = {"batch", "activation", "gradient"}, {"host", "data", "rounded"}
 FILLED_LATER = {"host", "data", "view", *IN_A_STEP}
-ZEROED = {"rounded", "parameter", "copy", "state", "epoch", "reduced", "scratch", "metric", "cursor"}
+ZEROED = {"rounded", "parameter", "copy", "state", "epoch", "reduced", "scratch", "metric",
+          "cursor"}
 
 
 def test_every_role_lives_where_its_tensors_are_used() -> None:
