@@ -22,7 +22,7 @@ from rawnn.bench.gpu_limits import (
     roofline,
     stored_limits,
 )
-from rawnn.bench.harness import Harness
+from rawnn.bench.harness import Harness, Variant
 from rawnn.bench.probing import ProbeDevice
 from rawnn.bench.record import Entry
 from rawnn.cli import run as command
@@ -31,7 +31,7 @@ from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.ptx.limits import microbenchmarks as probes
 from rawnn.sim import Simulation
-from tests.bench.measuring import invoke, place, record, results, standing
+from tests.bench.measuring import invoke, place, record, results, standing, variant
 
 TIMES = {"launch": 2.0, "node": 1.0, "node_whole": 1.25, "node_whole_early": 0.75,
          "grid_barrier": 1.5, "cluster_barrier_8": 0.25, "exchange_8": 0.5}
@@ -242,3 +242,42 @@ def test_without_a_gpu_one_sentence_refuses(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "rawnn: error: limits can be measured on a GPU only: --device host was " \
                        "asked for"
+
+
+@pytest.mark.parametrize("times", [[3.0, 3.0, 3.0], [3.0, 0.0, 3.0], [3.0, 3.0, -1.0], [-1.0] * 3])
+def test_rounds_that_take_no_time_say_nothing(monkeypatch: pytest.MonkeyPatch,
+                                              times: list[float]) -> None:
+    """Not one sample of a constant may be: a rate of it is infinite, or negative."""
+    monkeypatch.setattr(lower_bounds, "WARM_S", 0.0)
+    taken = iter([3.0, 3.0, 3.0, *times])
+    samples = {1: 0.0, 2: 0.0}
+
+    def run(rounds: int) -> float:
+        if rounds == 2:
+            samples[2] = next(taken) / 1e3
+        return samples[rounds]
+
+    with standing(SUITE) as harness:
+        found = lower_bounds._measured(
+            Constant("x", "what", "us", "how", lambda stack: run, rounds=(1, 2)),
+            Effort(samples=3), harness)
+    if min(times) > 0:
+        assert found.samples[found.metric] == pytest.approx(times)
+    else:
+        assert not found.samples
+        assert (found.status, found.reason) == ("failed", "2 rounds took no longer than 1")
+
+
+@pytest.mark.parametrize(("before", "found", "better"), [
+    (None, [2.0], [2.0]), (None, [], []), ([], [2.0], [2.0]), ([3.0], [], [3.0]),
+    ([3.0, 1.0, 3.5], [2.0, 9.0, 2.5], [3.0, 1.0, 3.5]),
+    ([1.0, 9.0, 1.5], [2.0, 2.0, 2.5], [2.0, 2.0, 2.5])])
+def test_of_two_ways_the_faster_counts_by_its_median(
+        before: list[float] | None, found: list[float], better: list[float]) -> None:
+    def of(samples: list[float]) -> Variant:
+        made = variant("x", lambda number: 0.0)
+        made.samples = {made.metric: samples} if samples else {}
+        return made
+
+    taken = lower_bounds._better(None if before is None else of(before), of(found))
+    assert taken.samples.get(taken.metric, []) == better
