@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from rawnn.bench.record import Results, read_all
-from rawnn.bench.render import timeline, variation
+from rawnn.bench.render import charts, timeline, variation
 from rawnn.bench.render.html_report import parts_of
 from rawnn.bench.render.random_networks import _break_even
+from rawnn.bench.render.texts import factor
 from rawnn.bench.render.training import rungs
 from tests import requires
 from tests.bench.built import place, results, rung
@@ -209,3 +210,67 @@ def test_the_table_of_the_best_has_the_ten_best(monitor: str) -> None:
     assert shown == pytest.approx(best, rel=1e-3)
     assert [float(row[0]) for row in grid.rows] == [int(np.flatnonzero(scores == v)[0])
                                                     for v in best]
+
+
+# -- bars, lines and points ------------------------------------------------------------------------
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_bars_of_a_name_stand_about_its_place_and_begin_at_one(count: int) -> None:
+    names = ["a", "b", "c"]
+    values = {f"series {n}": [2.0 + n, None, 0.25 * (n + 1)] for n in range(count)}
+    axes = drawn(charts.bars("t", "s", names, values, "speedup"))
+    rectangles = [(bar.get_x(), bar.get_x() + bar.get_width(), bar.get_y(), bar.get_height())
+                  for container in axes.containers for bar in container]
+    assert len(rectangles) == 2 * count
+    expected = [value for of in values.values() for value in of if value is not None]
+    for (left, right, _, _), value in zip(rectangles, expected, strict=True):
+        assert (min(left, right), max(left, right)) == pytest.approx((min(1, value), max(1, value)))
+    centers = np.array([y + height / 2 for _, _, y, height in rectangles]).reshape(count, 2)
+    assert centers.mean(axis=0) == pytest.approx([0, 2])
+    assert np.diff(centers, axis=0) == pytest.approx(0.8 / count)
+    assert [height for *_, height in rectangles] == pytest.approx([0.9 * 0.8 / count] * 2 * count)
+    written = [text.get_text() for text in axes.texts]
+    assert written == [f"{factor(value)}x" for value in expected]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    assert axes.get_xscale() == "log"
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first on top
+    assert axes.get_xlim()[1] >= 2 * max(expected)
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+@pytest.mark.parametrize("points", [2, 3, 9])
+def test_lines_go_through_their_points_and_two_are_not_joined(is_marked: bool, points: int) -> None:
+    generator = np.random.default_rng(points)
+    series = [charts.Line(f"line {n}", [(float(x), float(y)) for x, y in
+                                        generator.uniform(1, 50, (points, 2))], system, "tf32")
+              for n, system in enumerate(("rawnn", "torch", "rawnn"))]
+    axes = drawn(charts.lines("t", "s", series, charts.Axis("x", "log2"), charts.Axis("y"),
+                              is_marked))
+    for line, given in zip(axes.lines, series, strict=True):
+        assert [tuple(point) for point in line.get_xydata()] == given.points
+        assert line.get_label() == given.label
+        assert (line.get_linestyle() == "None") == (is_marked and points == 2)
+        assert (line.get_marker() not in ("", "None")) == is_marked
+    assert axes.lines[0].get_color() == axes.lines[2].get_color() != axes.lines[1].get_color()
+    assert axes.lines[2].get_alpha() < axes.lines[0].get_alpha()  # the second of the same system
+    assert axes.lines[0].get_zorder() > axes.lines[1].get_zorder()
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("x", "y")
+
+
+@pytest.mark.parametrize("values", [[0.5, 3.0, 2.0], [1.1, 1.2, 1.05], [0.9, 0.3, 0.4], [8.0] * 3])
+def test_ratios_lie_about_one_within_their_axes(values: list[float]) -> None:
+    line = charts.Line("all", list(zip([1.0, 10.0, 100.0], values, strict=True)), "", "")
+    axes = drawn(charts.scatter("t", "s", [line], charts.Axis("size", "log"),
+                                charts.Axis("speedup", "log"), joined=True))
+    low, high = axes.get_ylim()
+    assert low < min(*values, 0.81) < max(*values, 1.24) < high
+    assert axes.collections[-1].get_offsets().tolist() == [list(point) for point in line.points]
+    level = [each for each in axes.lines if list(each.get_ydata()) == [1, 1]]
+    assert len(level) == 1
+    [joined] = [each for each in axes.lines if each not in level]
+    assert joined.get_ydata().tolist() == values
+    [band] = axes.patches
+    assert band.get_extents().transformed(axes.transData.inverted()).y1 == pytest.approx(1)
+    ticks = [label.get_text() for label in axes.get_yticklabels()]
+    assert "1x" in ticks
+    assert all(low <= float(text.removesuffix("x")) <= high for text in ticks)
