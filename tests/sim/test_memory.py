@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rawnn.common.errors import OutOfMemory
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
-from rawnn.sim import ReadBeforeWrite, Simulation, SimulationError
+from rawnn.sim import ReadBeforeWrite, Simulation, SimulationError, sim_backend
 from rawnn.sim.memory import Memory
 from rawnn.sim.order import Task
 
@@ -178,3 +178,38 @@ def test_a_failed_call_is_worded_as_the_drivers(device: Device) -> None:
     with pytest.raises(CallFailed, match=r"cuStreamSynchronize failed with "
                                          r"CUDA_ERROR_INVALID_HANDLE \[400\]: invalid resource"):
         device._check("cuStreamSynchronize", 0x5)
+
+
+@pytest.mark.parametrize("size", [1, 7, 32, 255])
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 2, 300])
+def test_a_byte_beyond_an_allocation_is_one_too_many(device: Device, size: int, beyond: int
+                                                     ) -> None:
+    """Filled byte by byte from its start, or its last byte and more."""
+    address = device.memory.allocate(size, "bytes").address
+    count = size + beyond
+    if not count:
+        return
+    for first in {0, size - 1}:
+        nbytes = count - first
+        if nbytes <= 0:
+            continue
+        device.fill(address + first, 0, nbytes, "bytes")
+        if beyond <= 0:
+            device.stream.synchronize()
+        else:
+            words = "1 byte" if beyond == 1 else f"{beyond} bytes"
+            with pytest.raises(SimulationError, match=f"reaches {words} past the end"):
+                device.stream.synchronize()
+            return
+
+
+@pytest.mark.parametrize("memory", [1 << 20, 4 << 20])
+def test_a_simulated_gpu_has_the_memory_that_it_is_given(memory: int) -> None:
+    device = Device(sim_backend(memory=memory))
+    assert device.info.memory == memory
+    held = device.memory.allocate(memory // 2, "a half")
+    with pytest.raises(OutOfMemory):
+        device.memory.allocate(memory // 2 + 256, "more than the other half")
+    device.memory.free(held)
+    device.memory.free(device.memory.allocate(memory, "all of it"))
+    device.close()

@@ -199,3 +199,28 @@ def test_seeds_give_different_orders_of_unordered_work() -> None:
         scheduler.run_all()
         found.add("".join(order))
     assert len(found) == 6
+
+
+@pytest.mark.parametrize("way", ["query", "synchronize", "nothing"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_the_host_does_behind_an_event_that_it_has_seen_comes_after_it(seed: int,
+                                                                           way: str) -> None:
+    """Another stream may then write what the first one read, without an event of the driver's."""
+    device = Device(Simulation(seed).backend())
+    z, other, a = vector(device, 3.0), vector(device, 5.0), vector(device)
+    second, event = Stream(device.driver), Event(device.driver)
+    relu(device, z, a).run(0)
+    event.record(device.stream)
+    if way == "query":
+        while device.driver.cuEventQuery(event.handle)[0]:
+            pass
+    elif way == "synchronize":
+        device._check("cuEventSynchronize", event.handle)
+    relu(device, other, z, stream=second).run(0)
+    if way == "nothing":
+        with pytest.raises(Race, match="nothing orders the two"):
+            device._check("cuCtxSynchronize")
+    else:
+        device._check("cuCtxSynchronize")
+        assert (read(device, a) == 3).all()
+        assert (read(device, z) == 5).all()
