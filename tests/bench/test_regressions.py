@@ -200,3 +200,18 @@ def test_a_program_is_timed_in_microseconds_of_a_step_as_before(
 
 def test_a_pair_is_named_by_what_it_is() -> None:
     assert Pair("toggles/linear", "best", "bf16", "same").name == "toggles/linear, best (bf16)"
+
+
+@pytest.mark.parametrize("slower", [1, 2, 3, 4, 6])
+def test_three_variants_that_are_worse_are_named_and_the_rest_is_counted(tmp_path: Path,
+                                                                        slower: int) -> None:
+    names = [f"rung{n}" for n in range(7)]
+    for file, factor in (("a.json", 1.0), ("b.json", 2.0)):
+        results(*(record(name, [10.0 * (factor if n < slower else 1.0)] * 3)
+                  for n, name in enumerate(names))).write(tmp_path / file)
+    done = invoke("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--no-again")
+    named = "; ".join(f"toggles/linear, {name} (float32)" for name in names[:min(slower, 3)])
+    more = f" and {slower - 3} more" if slower > 3 else ""
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    assert str(done.exception) == (f"{slower} of 7 variants are worse in {b} than in {a}: "
+                                   f"{named}{more}")

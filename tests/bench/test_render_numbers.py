@@ -18,7 +18,7 @@ from rawnn.bench.render.random_networks import _break_even
 from rawnn.bench.render.texts import factor
 from rawnn.bench.render.training import rungs
 from tests import requires
-from tests.bench.built import place, results, rung
+from tests.bench.built import place, programs, results, rung
 
 requires.module("jinja2")
 requires.module("matplotlib")
@@ -274,3 +274,24 @@ def test_ratios_lie_about_one_within_their_axes(values: list[float]) -> None:
     ticks = [label.get_text() for label in axes.get_yticklabels()]
     assert "1x" in ticks
     assert all(low <= float(text.removesuffix("x")) <= high for text in ticks)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 6])
+def test_the_five_worst_networks_stand_first_and_the_rest_is_counted(tmp_path: Path,
+                                                                     count: int) -> None:
+    """Networks of which a peer is faster, each by another ratio, in any order: in float32, and in
+    whatever the peer has, which is the same here."""
+    ratios = np.random.default_rng(count).permutation(np.linspace(0.3, 0.9, count)).tolist()
+    networks = [programs(f"sample/{n}", {("rawnn", "float32"): 10.0, ("torch", "float32"):
+                                         10.0 * ratio}, layers=(16, 64, 8), seed=n)
+                for n, ratio in enumerate([*ratios, 2.0])]
+    results(*networks).write(tmp_path / "s.json")
+    [part] = parts_of(read_all(tmp_path / "s.json"))
+    assert part.losses is not None
+    place_of = part.losses.headings.index("speedup")
+    assert [row[place_of] for row in part.losses.rows] == [
+        f"{ratio:.2f}x" for ratio in sorted(2 * ratios)[:5]]
+    left = 2 * count - 5
+    assert part.losses.notes == (["No network of these is slower."] if not count else
+                                 [f"{left} more {'is' if left == 1 else 'are'} in the blocks below"]
+                                 if left > 0 else [])

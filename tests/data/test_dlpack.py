@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -157,3 +158,36 @@ def test_an_empty_array_needs_no_copy(device: Device) -> None:
 def test_a_malformed_interface(changed: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="malformed __cuda_array_interface__"):
         read(Interface(4096, (2, 2), "f4", changed=changed), "X")
+
+
+@pytest.mark.parametrize("kind", range(1, 18))
+def test_memory_of_every_kind_of_device_is_read_or_refused(kind: int) -> None:
+    """By the numbers of DLPack: the host (1, and 3 where it is page-locked) and NVIDIA GPUs (2, and
+    13 for managed memory)."""
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    if kind in (1, 3):
+        found = read(Foreign(values, device=kind), "the inputs")
+        assert isinstance(found, np.ndarray)
+        assert np.array_equal(found, values)
+    elif kind in (2, 13):
+        found = read(Foreign(values, address=4096, ordinal=2, device=kind), "the inputs")
+        assert isinstance(found, DeviceArray)
+        assert (found.address, found.ordinal, found.shape) == (4096, 2, (2, 3))
+    else:
+        with pytest.raises(DataError, match=rf"neither the host .* \(DLPack device type {kind}\)"):
+            read(Foreign(values, device=kind), "the inputs")
+
+
+@pytest.mark.parametrize("pitch", [0, 1, 3, 4])
+@pytest.mark.parametrize("shape", [(5,), (1, 3), (5, 3), (1,)])
+def test_what_a_kernel_reads_in_place_has_its_pitch_type_and_place(shape: tuple[int, ...],
+                                                                   pitch: int) -> None:
+    """A vector has no pitch, and a single row fits any."""
+    array = DeviceArray(4096, shape, np.dtype(np.float32), 3, 1, None)
+    fits = len(shape) == 1 or shape[0] == 1 or pitch == 3
+    assert array.fits("float32", pitch, 1) == fits
+    assert not array.fits("float16", pitch, 1)
+    assert not array.fits("float32", pitch, 0)
+    for address in (4097, 4104):
+        assert not replace(array, address=address).fits("float32", pitch, 1)
+    assert replace(array, address=4112).fits("float32", pitch, 1) == fits
