@@ -16,6 +16,7 @@ from rawnn.common.errors import RanksError
 from rawnn.distributed import RankContext, Team
 from rawnn.distributed import team as team_module
 from rawnn.distributed.wire import Wire
+from rawnn.engine import parallel
 from rawnn.engine.checkpoint import listed
 from tests.distributed.runs import free_port, teams
 from tests.slices import sliced
@@ -280,3 +281,21 @@ def test_what_a_rank_does_is_sent_at_most_once_a_period(monkeypatch: pytest.Monk
             expected.append((last, (0, {"doing": own.doing})))
     assert sent == expected
     assert bool(sent) == bool(rank)
+
+
+@pytest.mark.parametrize("suffix", [".py", ".cu", ".cuh", ".json", ".pyc", ".txt"])
+def test_ranks_have_the_same_code_where_all_that_runs_is_the_same(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    """Sources of kernels and tables among it, each by its content and its place."""
+    package = tmp_path / "rawnn"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(parallel.rawnn, "__file__", str(package / "__init__.py"))
+    sums = [parallel._code()]
+    file = package / "inner" / f"file{suffix}"
+    for content in ("one", "two"):
+        file.write_text(content)
+        sums.append(parallel._code())
+    file.rename(package / file.name)
+    sums.append(parallel._code())
+    assert len(set(sums)) == (4 if suffix in (".py", ".cu", ".cuh", ".json") else 1)

@@ -243,3 +243,21 @@ def test_a_kernel_that_reads_ahead_of_its_wait_overtakes_only_what_is_safe(
     assert edges[1] == (Edges((), (0,)) if begins_early else Edges((0,), ()))
     unsafe = reads_early and (reads_written or (begins_early and not ordered))
     assert edges[2] == (Edges((1,), ()) if unsafe else Edges((), (1,)))
+
+
+def test_a_graph_for_graphviz_has_every_node_and_edge_with_its_quotes_escaped(device: Device
+                                                                             ) -> None:
+    add, _ = kernels(device)
+    x, y, z = vector(device, 1), vector(device, 0), vector(device, 5)
+    with rawnn.Graph() as g:
+        g.fill(y, 0)
+        add(y, x, 2.0, N)
+        add(z, y, 1.0, N)
+    object.__setattr__(g.nodes[1], "label", 'the "second" node')
+    lines = [line.strip() for line in g.dot().splitlines()]
+    assert [line for line in lines if "[label=" in line] == [
+        f'n{i} [label="{node.label}"];'.replace('the "second" node', 'the \\"second\\" node')
+        for i, node in enumerate(g.nodes)]
+    assert [line.partition(" [")[0] for line in lines if "->" in line] == [
+        f"n{i} -> n{k}" for k, edges in enumerate(g.edges()) for i in edges.full]
+    g.close()

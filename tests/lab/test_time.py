@@ -18,6 +18,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Event, Stream
 from rawnn.lab import CheckFailed, Refused, Work, timing
+from rawnn.lab import advice as advice_module
 from rawnn.lab.advice import Measurements, Uses, advice
 from rawnn.lab.kernel_problem import Launching
 from rawnn.lab.parameter_roles import problem_of
@@ -499,3 +500,23 @@ def test_what_to_try_next(changes: Any, launch: Any, used: Any, first: str) -> N
 def test_a_warm_cache_is_pointed_out() -> None:
     hints = list(advice(uses(), replace(LAUNCH, grid=(5280, 1, 1)), replace(SEEN, warm=20.0)))
     assert "5.0 times as long with a cold cache" in hints[1]
+
+
+@pytest.mark.parametrize("static", [0, 10_000])
+@pytest.mark.parametrize("dynamic", [0, 60_000, 100_000])
+@pytest.mark.parametrize("block", [(128, 1, 1), (16, 16, 1), (8, 4, 4)])
+def test_the_occupancy_is_of_all_shared_memory_and_threads_of_a_block(
+        device: Device, monkeypatch: pytest.MonkeyPatch, static: int, dynamic: int,
+        block: tuple[int, int, int]) -> None:
+    """A multiprocessor of compute capability 9.0 has 228 KiB, of which a block takes 1 KiB more
+    than it asks for, 2,048 threads and 32 blocks."""
+    usage = SimpleNamespace(registers=16, shared=static)
+    monkeypatch.setattr(advice_module, "resources", lambda source, names, arch: [
+        SimpleNamespace(usage=usage, spilled=(0, 0))])
+    found = advice_module.uses_of(HONEST.simulated(device), Launching((7, 1, 1), block, dynamic))
+    threads = block[0] * block[1] * block[2]
+    fits = min(228 * 1024 // (static + dynamic + 1024), 2048 // threads, 32)
+    assert found.occupancy is not None
+    assert found.occupancy.blocks == fits
+    assert found.occupancy.fraction == fits * threads / 2048
+    assert found.multiprocessors == 132

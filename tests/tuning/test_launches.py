@@ -4,6 +4,7 @@ read the next time."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -183,3 +184,15 @@ def test_all_plans_of_a_run_are_changed() -> None:
     assert chosen(with_choices(work.train, {})) == {}
     assert changed.partial is not None
     assert chosen(changed.partial) == {}  # a smaller batch is another shape
+
+
+@pytest.mark.parametrize("first", [0.007, 9.0])
+def test_a_variants_first_sample_does_not_count(device: Device, monkeypatch: pytest.MonkeyPatch,
+                                                first: float) -> None:
+    """A new program's kernels and caches are cold in it; the median of all others is taken."""
+    timer = launch_tuning._StepTimer.__new__(launch_tuning._StepTimer)
+    taken = iter([first, 3.0, 1.0, 2.0])
+    monkeypatch.setattr(timer, "_sample", lambda program: next(taken))
+    program: Program = cast(Program, None)
+    assert timer.us(program, 3) == 2.0
+    assert next(taken, None) is None
