@@ -14,14 +14,21 @@ import pytest
 from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
 from rawnn.common.listener import Listener, listeners_of
 from rawnn.data import from_arrays
-from rawnn.engine.callbacks import BEST, Checkpoints, CsvLog, EarlyStopping
+from rawnn.engine.callbacks import (
+    BEST,
+    Checkpoints,
+    CsvLog,
+    EarlyStopping,
+    requested_listeners,
+    without_file_writers,
+)
 from rawnn.engine.checkpoint import find, listed, read
 from rawnn.engine.config import Config
 from rawnn.engine.result import Report, Result
 from rawnn.engine.session import Session
 from rawnn.engine.training import train
 from tests.engine import same_parameters
-from tests.test_training import DATA, Recorder
+from tests.test_training import DATA, Recorder, run
 
 OPTIONS: dict[str, Any] = {"layers": (12, 5, 4), "epochs": 6, "batch": 8, "device": "host",
                            "opt": "best", "shuffle": True, "optimizer": "adam", "lr": 0.01}
@@ -415,3 +422,44 @@ def test_what_a_listener_raises_is_passed_on_and_the_next_run_is_as_ever(
     with pytest.raises(LookupError, match="the listener's own"):
         go(listener, device=device, epochs=2)
     same_parameters(go(device=device, epochs=2), go(device=device, epochs=2))
+
+
+@pytest.mark.parametrize("patience", [None, 3])
+def test_ranks_but_the_first_write_no_file(tmp_path: Path, patience: int | None) -> None:
+    """Not even the best parameters, which they only take from the first rank's."""
+    config = Config(save=str(tmp_path), patience=patience,
+                    **({} if patience is None else {"monitor": "test_accuracy",
+                                                    "min_delta": 0.25}))
+    own, given = Recorder(), [Checkpoints(tmp_path), CsvLog(tmp_path / "log.csv")]
+    found = without_file_writers([given[0], own, given[1]], config)
+    assert found[0] is own
+    if patience is None:
+        assert found == [own]
+        return
+    [_, stopping] = found
+    first = requested_listeners(config, lambda directory: True)
+    assert [type(each) for each in first] == [Checkpoints, EarlyStopping]
+    assert {**vars(stopping), "_writes": True} == vars(first[1])
+    assert not vars(stopping)["_writes"]
+    assert vars(first[1]) == {"_patience": 3, "_min_delta": 0.25, "_monitor": "test_accuracy",
+                              "_restore": True, "_file": tmp_path / BEST, "_writes": True}
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_folder_with_checkpoints_of_another_run_is_refused_before_anything_is_read(
+        tmp_path: Path, is_resumed: bool, is_locked: bool) -> None:
+    run(save=str(tmp_path), epochs=2)
+    config = Config(save=str(tmp_path), resume=str(tmp_path) if is_resumed else None)
+    asked = list[Path]()
+
+    def lock(directory: Path) -> bool:
+        asked.append(directory)
+        return is_locked
+
+    if is_resumed:
+        assert len(requested_listeners(config, lock)) == 1
+    else:
+        with pytest.raises(ConfigError):
+            requested_listeners(config, lock)
+    assert asked == [tmp_path]

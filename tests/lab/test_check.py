@@ -448,3 +448,21 @@ def test_a_report_names_each_set_of_sizes_once_and_counts_them_all(wrong: int, r
         some = "; ".join(f"n = {n}" for n in range(min(right, 3)))
         expected.append(f"  right with {some}{', ...' if right > 3 else ''}")
     assert lines == expected
+
+
+def test_every_array_that_is_wrong_is_reported_beside_what_was_written_elsewhere(
+        sim: Simulation, device: Device) -> None:
+    """Two outputs off by different errors, and a write behind one of them."""
+    text = "__global__ void lab_two(const float* x, float* y, float* z, int n) {}\n"
+
+    def wrong(t: SimpleNamespace, a: Mapping[str, Any]) -> None:
+        t.y[...] = 3 * t.x
+        t.z[...] = 5 * t.x
+
+    register("lab_two", wrong, {**SHAPES, "z": ("n",)}, reads=("x",), writes=("y", "z"))
+    found = rawnn.check(rawnn.Kernel(text, "lab_two", device=device),
+                        lambda x: {"y": 2 * x, "z": 4 * x}, grid=1, block=32, sizes={"n": [40, 70]})
+    for tried in found.tried:
+        assert [(each.what, each.operand) for each in tried.findings] == [
+            ("wrong", "y"), ("wrong", "z")]
+        assert [each.operand for each in tried.comparisons] == ["y", "z"]
