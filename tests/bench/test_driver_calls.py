@@ -39,7 +39,7 @@ def epochs(toggles: str, is_reported: bool, count: int) -> tuple[list[list[str]]
 
 
 @pytest.mark.parametrize(("toggles", "is_reported"), [
-    ("none,preload,arena", True), ("none,preload,arena,nosync,report=3", False),
+    ("none,pool", True), ("none,preload,arena,nosync,report=3", False),
     ("none,preload,arena,nosync,fuse,graphs=epoch,report=3", False),
     ("none,persistent,report=3", False)])
 def test_the_calls_are_those_of_an_epoch_in_the_midst_of_training(toggles: str,
@@ -48,6 +48,7 @@ def test_the_calls_are_those_of_an_epoch_in_the_midst_of_training(toggles: str,
     found = driver_calls(toggles, LAYERS, BATCH, is_reported)
     every, runner = epochs(toggles, is_reported, 3)
     assert list(found.calls) == every[1] == every[2]
+    assert ("pool" in toggles) == (every[0] != every[1])  # which allocates in the first
     work = runner.prepared
     plan = work.train if is_reported else work.unreported
     assert [op.name for op in found.ops] == [op.name for op in plan.ops]

@@ -17,10 +17,11 @@ from rawnn.data import Dataset
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
 from rawnn.model.layers import Network
-from rawnn.sim import Simulation
+from rawnn.sim import Simulation, sim_backend
 from tests.engine import (
     GRAPHS,
     LADDER,
+    dataset_for,
     make_work,
     random_dataset,
     run_on,
@@ -153,3 +154,22 @@ def test_the_memory_that_a_run_is_expected_to_need_is_what_it_needs(device: Devi
     held = device.memory.current
     assert 0.95 * held < work.device_bytes() < 1.3 * held
     runner.close()
+
+
+@pytest.mark.parametrize("opt", ["preload,arena", "pool", "preload,async"])
+def test_the_peak_of_memory_is_of_this_run_alone(opt: str) -> None:
+    """Not of a larger one before it on the same device."""
+    def peak_of(device: Device, width: int) -> int:
+        network = Network((12, width, 4))
+        runner = GpuRunner(device, make_work(opt, network.layers, dataset_for(network, 64, 16)))
+        try:
+            runner.epoch(True)
+            return runner.peak_memory()
+        finally:
+            runner.close()
+
+    device = Device(sim_backend())
+    large, small = peak_of(device, 50_000), peak_of(device, 8)
+    assert small < large
+    assert small == peak_of(Device(sim_backend()), 8)
+    assert peak_of(device, 50_000) == large
