@@ -276,22 +276,29 @@ def test_ratios_lie_about_one_within_their_axes(values: list[float]) -> None:
     assert all(low <= float(text.removesuffix("x")) <= high for text in ticks)
 
 
+@pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 6])
 def test_the_five_worst_networks_stand_first_and_the_rest_is_counted(tmp_path: Path,
-                                                                     count: int) -> None:
+                                                                     count: int,
+                                                                     more: bool) -> None:
     """Networks of which a peer is faster, each by another ratio, in any order: in float32, and in
-    whatever the peer has, which is the same here."""
+    whatever the peer has, which is the same here. One `more` is slower in bf16 alone."""
     ratios = np.random.default_rng(count).permutation(np.linspace(0.3, 0.9, count)).tolist()
     networks = [programs(f"sample/{n}", {("rawnn", "float32"): 10.0, ("torch", "float32"):
                                          10.0 * ratio}, layers=(16, 64, 8), seed=n)
                 for n, ratio in enumerate([*ratios, 2.0])]
+    if more:
+        networks.append(programs("sample/99", {
+            ("rawnn", "bf16"): 10.0, ("torch", "bf16"): 9.5, ("rawnn", "float32"): 9.0}, layers=(16, 64, 8),
+            seed=99))
+    every = sorted([*ratios, *ratios, *([0.95] if more else [])])
     results(*networks).write(tmp_path / "s.json")
     [part] = parts_of(read_all(tmp_path / "s.json"))
     assert part.losses is not None
     place_of = part.losses.headings.index("speedup")
     assert [row[place_of] for row in part.losses.rows] == [
-        f"{ratio:.2f}x" for ratio in sorted(2 * ratios)[:5]]
-    left = 2 * count - 5
-    assert part.losses.notes == (["No network of these is slower."] if not count else
+        f"{ratio:.2f}x" for ratio in every[:5]]
+    left = len(every) - 5
+    assert part.losses.notes == (["No network of these is slower."] if not every else
                                  [f"{left} more {'is' if left == 1 else 'are'} in the blocks below"]
                                  if left > 0 else [])
