@@ -289,8 +289,8 @@ def test_the_five_worst_networks_stand_first_and_the_rest_is_counted(tmp_path: P
                 for n, ratio in enumerate([*ratios, 2.0])]
     if more:
         networks.append(programs("sample/99", {
-            ("rawnn", "bf16"): 10.0, ("torch", "bf16"): 9.5, ("rawnn", "float32"): 9.0}, layers=(16, 64, 8),
-            seed=99))
+            ("rawnn", "bf16"): 10.0, ("torch", "bf16"): 9.5, ("rawnn", "float32"): 9.0},
+            layers=(16, 64, 8), seed=99))
     every = sorted([*ratios, *ratios, *([0.95] if more else [])])
     results(*networks).write(tmp_path / "s.json")
     [part] = parts_of(read_all(tmp_path / "s.json"))
