@@ -333,6 +333,29 @@ def test_columns_are_found_by_the_names_of_training(tmp_path: Path) -> None:
     assert model.score(moved, y).accuracy == np.mean(right == y)
 
 
+def test_integer_names_are_indices_where_training_had_none() -> None:
+    pandas = requires.module("pandas")
+    x = RNG.normal(size=(60, 3)) * [1, 10, 100]
+    frame, y = pandas.DataFrame(x), (x[:, 0] > 0).astype(int)
+    for trained_on, order in ((frame, [0, 1, 2]), (x, [0, 1, 2]), (frame[[2, 0, 1]], [2, 0, 1]),
+                              (frame[[2, 1]], [2, 1])):
+        model = train(data=(trained_on, y), layers=(len(order), 2), epochs=2, device="host",
+                      normalise="learned").model
+        inputs = (x[:, order] - model.normalisation.mean) / model.normalisation.std
+        right = (inputs @ model.parameters["fc1.weight"].astype(float).T
+                 + model.parameters["fc1.bias"]).argmax(axis=1)
+        wider = frame.assign(other=1.0).rename(columns={"other": 7})[[1, 7, 2, 0]]
+        for given in (x[:, order], frame[order], frame[[2, 1, 0]], wider,
+                      pandas.DataFrame(x[:, order], columns=list("abc")[:len(order)])
+                      if len(model.feature_names) == 0 else frame):
+            np.testing.assert_array_equal(model.predict(given), right)
+        with pytest.raises(DataError, match=r"the inputs have no column '[012]'"):
+            model.predict(pandas.DataFrame(x, columns=[5, 6, 7]))
+    two = train(data=(x, frame[[0, 1]]), layers=(3, 2), loss="mse", epochs=1, lr=1e-6,
+                device="host").model
+    assert two.score(x, frame[[1, 0]]).loss == two.score(x, x[:, :2]).loss
+
+
 def test_answers_are_found_by_the_names_of_training() -> None:
     x = RNG.normal(size=(40, 3)).astype(np.float32)
     y = x[:, :2] * np.float32([1, 5])

@@ -185,6 +185,7 @@ class _Reader:
     is_text: bool = False
     cautions: list[str] = field(default_factory=list)  # of the notes
     names: tuple[str, ...] = ()  # of the features
+    _features: NamedColumns | None = None  # the training inputs
     resident: dict[str, DeviceArray] = field(default_factory=dict)
     rows: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     given_types: dict[str, str] = field(default_factory=dict)
@@ -236,9 +237,10 @@ class _Reader:
     def inputs(self, array: Any, key: str, name: str) -> tuple[NDArray[Any], tuple[int, ...]]:
         """[N, features] of numbers, and the shape of one example."""
         columns = self._noted(read_inputs(array, name))
-        found, names = columns.array, columns.names
-        _check_columns(name, names, "the training inputs", self.names)
-        self.names = self.names or names
+        found = columns.array
+        self._features = self._features or columns
+        _check_columns(name, columns, "the training inputs", self._features)
+        self.names = self.names or columns.names
         if isinstance(found, DeviceArray):
             _rows(found, name)
             self.resident[key] = found
@@ -334,6 +336,7 @@ class _Reader:
         """`made` with labels or targets. Classes are derived from the first `known` parts."""
         found = []
         columns: list[tuple[str, ...]] = []
+        read: list[NamedColumns] = []
         for array, part, inputs in ((train, "train", made.train_images),
                                     (test, "test", made.test_images)):
             name = "the training" if part == "train" else "the validation"
@@ -344,6 +347,7 @@ class _Reader:
                 raise DataError(f"{name} inputs have {len(inputs):,} rows, but {name} y has "
                                 f"{len(host):,}")
             found.append((given, host, name, part))
+            read.append(answers)
             columns.append(answers.names or self._answer_names)
         if kind not in (None, *get_args(Kind)):
             raise ConfigError(f"kind = {kind!r}" + (nearest(str(kind), get_args(Kind))
@@ -351,7 +355,7 @@ class _Reader:
         exact = normalise_targets not in (None, "none")
         as_labels = not exact and _has_labels(found[0][1]) if kind is None else kind == "labels"
         if not as_labels:
-            _check_columns("the validation y", columns[1], "the training y", columns[0])
+            _check_columns("the validation y", read[1], "the training y", read[0])
             targets = [self._values(*each, names, exact) for each, names in
                        zip(found, columns, strict=True)]
             if targets[0].shape[1] != targets[1].shape[1]:
@@ -433,11 +437,12 @@ class _Reader:
         return host.astype(np.uint8 if classes <= 256 else np.int32)
 
 
-def _check_columns(name: str, names: Sequence[str], first: str, wanted: Sequence[str]) -> None:
+def _check_columns(name: str, columns: NamedColumns, first: str, training: NamedColumns) -> None:
     """Raise DataError if the columns of two frames differ, or have another order."""
-    if names and wanted and names != wanted:
-        raise DataError(f"{name} have the columns {', '.join(names[:12])}, but {first} have "
-                        f"{', '.join(wanted[:12])}, in this order: name and order them alike")
+    for names, wanted in ((columns.names, training.names), (columns.integers, training.integers)):
+        if names and wanted and names != wanted:
+            raise DataError(f"{name} have the columns {', '.join(names[:12])}, but {first} have "
+                            f"{', '.join(wanted[:12])}, in this order: name and order them alike")
 
 
 def _has_labels(array: NDArray[Any]) -> bool:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import DataError, nearest
 from rawnn.data.dlpack import DeviceArray, read
+from rawnn.data.labels import are_whole
 
 DENSE_LIMIT = 4 << 30
 """Largest dense size in bytes of a sparse matrix."""
@@ -30,24 +31,27 @@ EXACT_IN_FLOAT64 = 2**53
 @dataclass(frozen=True, eq=False)
 class NamedColumns:
     """An array [N, ...], the names of its columns if they have any, and messages for the user.
-    `cautions` are those of the `notes` on values that became equal."""
+    `cautions` are those of the `notes` on values that became equal. `integers` are the names as
+    text where all are integers; 0, 1, 2, ... are no `names`."""
 
     array: NDArray[Any] | DeviceArray
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
 
 
-def read_inputs(data: Any, name: str, wanted: Sequence[str] = ()) -> NamedColumns:
+def read_inputs(data: Any, name: str, wanted: Sequence[str] = (), count: int = 0) -> NamedColumns:
     """`data` as one array of numbers. `name` begins the sentence of a DataError, which names the
     column of a value that is missing or no number. Where the columns have names, those `wanted` are
-    read, in their order, and no others. NamedColumns are else returned unchanged."""
-    return _read(data, name, True, wanted)
+    read, in their order, and no others. Integers are the indices of columns where the `count`
+    columns of training had no names. NamedColumns are else returned unchanged."""
+    return _read(data, name, True, wanted, count)
 
 
-def read_answers(data: Any, name: str, wanted: Sequence[str] = ()) -> NamedColumns:
+def read_answers(data: Any, name: str, wanted: Sequence[str] = (), count: int = 0) -> NamedColumns:
     """`data` as labels or values. A single column may hold words. Raises as `read_inputs`."""
-    return _read(data, name, False, wanted)
+    return _read(data, name, False, wanted, count)
 
 
 def _in_order(given: Sequence[str], wanted: Sequence[str], name: str) -> list[int] | None:
@@ -77,7 +81,8 @@ def is_missing(value: object) -> bool:
         return False
 
 
-def _read(data: Any, name: str, of_inputs: bool, wanted: Sequence[str]) -> NamedColumns:
+def _read(data: Any, name: str, of_inputs: bool, wanted: Sequence[str],
+          count: int) -> NamedColumns:
     if isinstance(data, NamedColumns):
         places = _in_order(data.names, wanted, name)
         return data if places is None or isinstance(data.array, DeviceArray) else \
@@ -92,14 +97,19 @@ def _read(data: Any, name: str, of_inputs: bool, wanted: Sequence[str]) -> Named
     if not columns:
         raise DataError(f"{name}: there is no column")
     names = tuple(str(column) for column, _ in columns)
-    by_number = [column for column, _ in columns] == list(range(len(columns)))
-    known = () if by_number else names
+    integers = names if all(isinstance(column, int | np.integer) for column, _ in columns) else ()
+    indices = tuple(map(str, range(len(columns))))
+    known = () if integers == indices else names
+    if integers and are_whole(wanted):
+        known = names
+    elif integers and known and not wanted:
+        wanted = tuple(map(str, range(count)))
     places = _in_order(known, wanted, name)
     if places is not None:
         columns, names = [columns[place] for place in places], tuple(wanted)
-        known = names
+        known = integers = names
     elif _is_uniform(data):  # one block of memory, which can be shared
-        return NamedColumns(np.asarray(data), known)
+        return NamedColumns(np.asarray(data), known, integers=integers)
     words = not of_inputs and len(columns) == 1
     arrays = [_column(values, name, column, words)
               for column, (_, values) in zip(names, columns, strict=True)]
@@ -109,7 +119,7 @@ def _read(data: Any, name: str, of_inputs: bool, wanted: Sequence[str]) -> Named
                             f"has {len(arrays[0]):,}")
     found = np.column_stack(arrays)
     lost = _lost_integers(name, names, arrays, found)
-    return NamedColumns(found, known, lost, lost)
+    return NamedColumns(found, known, lost, lost, integers)
 
 
 def _lost_integers(name: str, names: Sequence[str], arrays: Sequence[NDArray[Any]],

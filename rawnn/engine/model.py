@@ -135,7 +135,7 @@ class Model:
         return wanted
 
     def _inputs(self, inputs: Any) -> NDArray[Any]:
-        columns = read_inputs(inputs, "the inputs", self.feature_names)
+        columns = read_inputs(inputs, "the inputs", self.feature_names, self.network.layers[0])
         found = columns.array
         host = found.numpy() if isinstance(found, DeviceArray) else found
         if host.ndim < 2 or 0 in host.shape[1:]:
@@ -259,14 +259,15 @@ class Model:
 
     def _answers(self, answers: Any, count: int) -> NDArray[Any]:
         names = self.feature_names if self.autoencoder else self.target_names
-        several = not self.network.loss_spec.labelled and len(names) > 1
-        columns = read_answers(answers, "the answers", names if several else ())
+        outputs = self.network.outputs
+        several = not self.network.loss_spec.labelled and outputs > 1
+        columns = read_answers(answers, "the answers", names if several else (),
+                               outputs if several else 0)
         found = columns.array
         host = found.numpy() if isinstance(found, DeviceArray) else found
         if not host.shape or len(host) != count:
             raise DataError(f"there are {count:,} inputs, but the answers are of shape "
                             f"{list(host.shape)}")
-        outputs = self.network.outputs
         if not self.network.loss_spec.labelled:
             values = host.reshape(count, -1)
             if values.shape[1] != outputs:

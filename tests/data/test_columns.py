@@ -152,6 +152,21 @@ def test_columns_in_another_order_are_refused() -> None:
         from_arrays((np.eye(2), first), (np.eye(2), second))
 
 
+def test_integer_names_of_training_and_validation_are_compared() -> None:
+    pandas = requires.module("pandas")
+    x, y = np.arange(12.0).reshape(4, 3), [0, 1, 0, 1]
+    first = pandas.DataFrame(x)
+    for second in (first[[2, 1, 0]], pandas.DataFrame(x, columns=[1, 2, 3])):
+        with pytest.raises(DataError, match=r"the validation inputs have the columns .*, but the "
+                                            "training inputs have 0, 1, 2, in this order"):
+            from_arrays((first, y), (second, y))
+    with pytest.raises(DataError, match=r"inputs have the columns 0, 1, 2, but .* have 2, 1, 0"):
+        from_arrays((first[[2, 1, 0]], y), (first, y))
+    with pytest.raises(DataError, match="the validation y have the columns 2, 1, 0"):
+        from_arrays((x, first), (x, first[[2, 1, 0]]))
+    assert from_arrays((first, y), (x, y)).feature_names == ()
+
+
 def test_a_number_that_is_not_finite_is_named_by_its_column() -> None:
     with pytest.raises(DataError, match=r"hold inf \(row 1, column 'b'\)"):
         from_arrays(({"a": [1, 2], "b": [1, np.inf]}, [0, 1]))
