@@ -45,12 +45,19 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 def first_lossy(given: NDArray[Any], converted: NDArray[Any]) -> tuple[int, ...] | None:
     """The place of the first number of `given` that the conversion to `converted`, of the same
     shape, changed: fractions and numbers out of range of whole numbers, those out of range of
-    floats.
+    floats, imaginary parts.
     Rounding to a float is no change. None where there is none, or where `given` holds no numbers.
     """
-    if given.dtype == converted.dtype or given.dtype.kind not in "iubf":
+    if given.dtype == converted.dtype or given.dtype.kind not in "iubfc":
         return None
-    if converted.dtype.kind in "iub":
+    if given.dtype.kind == "c":
+        if converted.dtype.kind == "c":
+            return first_lossy(np.maximum(abs(given.real), abs(given.imag)),
+                               np.maximum(abs(converted.real), abs(converted.imag)))
+        bad = np.asarray(given.imag != 0)
+        if not bad.any():
+            return first_lossy(given.real, converted)
+    elif converted.dtype.kind in "iub":
         bad = np.asarray(converted != given)
     elif converted.dtype.kind in "fV" and converted.dtype.type is not np.void:  # V: ml_dtypes
         bad = np.asarray(np.isfinite(given) & ~np.isfinite(converted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from functools import cache
 from math import prod
@@ -134,7 +135,8 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
     """
     try:
         given = np.asarray(values)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
             host = np.asarray(values, dtype=dtype, order="C")
     except (OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"an array on a GPU cannot hold these values: {error}") from None

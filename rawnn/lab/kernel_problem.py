@@ -16,9 +16,18 @@ from rawnn.common.words import named_by
 from rawnn.cuda.compiling.signature import Parameter
 from rawnn.cuda.launch import Dim
 from rawnn.lab.arguments import ELEMENTS
+from rawnn.lab.comparison import type_name
 from rawnn.lab.expressions import evaluate, whole
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.sampling import Sizes, independent, largest, sample, sample_sizes, with_specials
+from rawnn.lab.sampling import (
+    Sizes,
+    converted,
+    independent,
+    largest,
+    sample,
+    sample_sizes,
+    with_specials,
+)
 from rawnn.lab.work import Geometry, Reference, Work
 
 Host = NDArray[Any]
@@ -254,14 +263,22 @@ class KernelProblem:
         for number, (name, kind) in enumerate(self.work.symbols.items()):
             symbol = self.candidate.symbol(name)
             sampled = kind is None or callable(kind) or isinstance(kind, str | int | float)
-            found[name] = sample(kind, np.random.default_rng(number), symbol.shape, symbol.dtype,
-                                 known, name) if sampled else np.broadcast_to(
-                np.asarray(kind).astype(symbol.dtype), symbol.shape)
+            if sampled:
+                found[name] = sample(kind, np.random.default_rng(number), symbol.shape,
+                                     symbol.dtype, known, name)
+                continue
+            values = converted(np.asarray(kind), symbol.dtype, f"symbols: {name}")
+            try:
+                found[name] = np.broadcast_to(values, symbol.shape)
+            except ValueError:
+                raise ConfigError(f"symbols: {name} is of shape {list(symbol.shape)}, but its "
+                                  f"values are of {list(values.shape)}") from None
         return found
 
     def named(self, found: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Host | None]:
         """The reference's results by operand. Raises ConfigError if they do not fit."""
         names = [o.name for o in self.outputs]
+        dtypes = {o.name: o.dtype for o in self.outputs}
         if found is None:
             raise ConfigError("the reference returns None: let it return what the kernel writes")
         if not isinstance(found, Mapping):
@@ -278,15 +295,23 @@ class KernelProblem:
                 raise ConfigError(f"the reference returns '{name}', which is no array that "
                                   f"{self.label} may write{nearest(name, names)} "
                                   f"({', '.join(names) or 'it may write none'})")
-            results[name] = None if values is None else self._fitting(name, values, shapes[name])
+            results[name] = None if values is None else self._fitting(name, values, shapes[name],
+                                                                      dtypes[name])
         return results
 
     @staticmethod
-    def _fitting(name: str, values: Any, shape: tuple[int, ...]) -> Host:
+    def _fitting(name: str, values: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Host:
         array = np.asarray(values)
         if array.size != prod(shape):
             raise ConfigError(f"the reference returns '{name}' of shape {array.shape}, and the "
                               f"kernel's is {shape}")
+        if array.dtype.kind == "c" and dtype.kind != "c":
+            raise ConfigError(f"the reference returns '{name}' of type {array.dtype}, and the "
+                              f"kernel's is {type_name(dtype)}: return the real part, or what the "
+                              f"kernel stores of both")
+        if array.dtype.kind in "OSUMm":
+            raise ConfigError(f"the reference returns '{name}' of type {array.dtype}: let it "
+                              f"return an array of numbers")
         return array.reshape(shape)
 
     def length(self, known: Mapping[str, Any]) -> float:

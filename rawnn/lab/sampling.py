@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -145,7 +146,7 @@ def sample(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dt
         if given.shape != shape:
             raise ConfigError(f"inputs: the function for {what} gave an array of shape "
                               f"{given.shape}, and {shape} is needed")
-        return _converted(given, dtype, what)
+        return converted(given, dtype, f"inputs: {what}")
     whole = dtype.kind in "iu"
     if kind is None:
         kind = "normal" if not whole and dtype.kind != "b" else \
@@ -161,21 +162,28 @@ def sample(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dt
         if low > high:
             raise ConfigError(f"inputs: {what} = \"{kind}\" is no range")
         if whole or dtype.kind == "b":
-            return _converted(generator.integers(int(low), int(high) + 1, shape), dtype, what)
+            return converted(generator.integers(int(low), int(high) + 1, shape), dtype,
+                             f"inputs: {what}")
         return _rounded(generator.uniform(low, high, shape), dtype)
     if isinstance(kind, str) and names_in(kind, f"inputs: {what}") - set(names):
         raise ConfigError(f"inputs: {what} = {kind!r}: give \"normal\", \"uniform\", \"lo..hi\", a "
                           f"number, or a function of (generator, shape)")
-    return _converted(np.full(shape, evaluate(kind, names, f"inputs: {what}")), dtype, what)
+    what = f"inputs: {what}"
+    return converted(np.full(shape, evaluate(kind, names, what)), dtype, what)
 
 
-def _converted(given: NDArray[Any], dtype: np.dtype[Any], what: str) -> NDArray[Any]:
-    """The numbers as `dtype`. Raises ConfigError for one that it cannot hold."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = np.ascontiguousarray(given.astype(dtype))
+def converted(given: NDArray[Any], dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+    """The numbers as `dtype`. Raises ConfigError, which begins with `what`, for one that it cannot
+    hold."""
+    with np.errstate(over="ignore", invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+        try:
+            found = np.ascontiguousarray(given.astype(dtype))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{what} is an array of {dtype}: {error}") from None
     place = first_lossy(given, found)
     if place is not None:
-        raise ConfigError(f"inputs: {what} is an array of {dtype}, which cannot hold "
+        raise ConfigError(f"{what} is an array of {dtype}, which cannot hold "
                           f"{given[place]}: give numbers of that type")
     return found
 

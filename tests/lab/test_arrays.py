@@ -46,6 +46,7 @@ def test_what_numpy_takes_can_be_copied(device: Device, values: Any) -> None:
     ([70000.0], "float16", "cannot hold 70000"),
     ([1e40], "float32", "cannot hold 1e[+]40"),
     (np.array([1e39]), ml_dtypes.bfloat16, "cannot hold 1e[+]39"),
+    (np.array([1, 2j]), "float32", r"cannot hold 2j \(element \[1\]\)"),
     (np.array([1e4]), ml_dtypes.float8_e4m3fn, "cannot hold 10000"),
     ([2**40], "int32", "cannot hold these values"),
     (["a"], "float32", "cannot hold these values"),

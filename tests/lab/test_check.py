@@ -305,6 +305,8 @@ def test_a_function_of_several_launches(device: Device) -> None:
     ({"reference": lambda x: {"x": x}}, "returns 'x', which is no array that lab_honest may write"),
     ({"reference": lambda x: x[1:]}, "returns 'y' of shape"),
     ({"reference": lambda x: None}, "the reference returns None"),
+    ({"reference": lambda x: x + 1j}, "of type complex128, and the kernel's is float32"),
+    ({"reference": lambda x: x.astype(str)}, "let it return an array of numbers"),
     ({"reference": lambda x: {}}, "returns no array to compare with"),
     ({"reference": lambda x: {"y": None}}, "returns no array to compare with"),
     ({"reference": np.add}, "does not say the names"), ({"reference": "2 *"}, "cannot be read"),
@@ -315,6 +317,7 @@ def test_a_function_of_several_launches(device: Device) -> None:
     ({"inputs": {"x": "gauss"}}, 'give "normal"'), ({"writes": ["q"]}, "has no array 'q'"),
     ({"writes": []}, "writes nothing"),
     ({"inputs": {"x": lambda g, shape: np.zeros(3)}}, "gave an array of shape (3,)"),
+    ({"inputs": {"x": lambda g, shape: np.full(shape, 1 + 2j)}}, "which cannot hold (1+2j)"),
 ])
 def test_what_does_not_fit_is_said(device: Device, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -340,6 +343,14 @@ def test_variables_of_the_kernel(device: Device) -> None:
     assert 5 <= kernel.symbol("bias").numpy() <= 9
     with pytest.raises(ConfigError, match="no __constant__ or __device__ variable 'tabs'"):
         rawnn.check(kernel, lambda x: x, **ONE, symbols={"tabs": 1})
+    for values, sentence in (([1, 2, 3j], r"taps is an array of float32, which cannot hold 3j"),
+                             ([1, 2], r"taps is of shape \[3\], but its values are of \[2\]"),
+                             ([1, 2, "a"], "taps is an array of float32: could not convert")):
+        with pytest.raises(ConfigError, match=f"symbols: {sentence}"):
+            rawnn.check(kernel, lambda x: x, **ONE, symbols={"taps": values})
+    with pytest.raises(ConfigError, match=r"symbols: bias is an array of int32, which cannot hold "
+                                          r"1\.5"):
+        rawnn.check(kernel, lambda x: x, **ONE, symbols={"bias": [1.5]})
 
 
 def test_what_sizes_have_in_common_is_said(device: Device) -> None:
