@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rawnn.common.errors import CheckpointError, ConfigError, DataError
 from rawnn.data.columns import fix_of, read_answers, read_inputs
 from rawnn.data.dlpack import DeviceArray
+from rawnn.data.input_scale import InputScale
 from rawnn.data.labels import (
     are_whole,
     check_fractions,
@@ -27,7 +28,7 @@ from rawnn.data.labels import (
     given_labels,
     label_indices,
 )
-from rawnn.data.normalise import Normalisation, TargetNormalisation
+from rawnn.data.normalise import PIXEL_SCALE, Normalisation, TargetNormalisation
 from rawnn.data.precision import check_finite
 from rawnn.engine import checkpoint
 from rawnn.engine.state_dict import from_torch, layers_of, to_torch
@@ -64,7 +65,8 @@ class Model:
     `label_dtype` is the NumPy type of labels that were numbers in training; an `autoencoder`
     reproduces its inputs. `feature_names` are those of the columns that it was trained on, where
     they had any: frames, dictionaries of columns and structured arrays are then read by these
-    names. Raises CheckpointError where shapes do not fit."""
+    names. Inputs that are plainly on another scale than that of training, its `input_scale`, are
+    refused. Raises CheckpointError where shapes do not fit."""
 
     network: Network
     parameters: Parameters
@@ -75,6 +77,7 @@ class Model:
     label_dtype: str = ""
     autoencoder: bool = False
     feature_names: tuple[str, ...] = ()
+    input_scale: InputScale | None = None
 
     def __post_init__(self) -> None:
         wanted = {t.name: t.shape for t in self.network.parameters()}
@@ -151,6 +154,8 @@ class Model:
                             f"from; {fix_of(flat)}")
         if flat.dtype.kind not in "biu":
             check_finite(flat, "the inputs", names=columns.names)
+        if self.input_scale is not None:
+            self.input_scale.check(flat, "the inputs")
         return flat
 
     def _logits(self, inputs: NDArray[Any], batch: int, device: str
@@ -308,7 +313,8 @@ class Model:
         checkpoint.write(path, checkpoint.Checkpoint(
             self.network, self.parameters, normalisation=self.normalisation,
             label_names=self.label_names, target_normalisation=self.target_normalisation,
-            facts={name: found for name, found in names.items() if found},
+            facts={**{name: found for name, found in names.items() if found},
+                   **(self.input_scale.to_facts() if self.input_scale else {})},
             label_dtype=self.label_dtype, autoencoder=self.autoencoder))
 
     @classmethod
@@ -321,10 +327,14 @@ class Model:
     @classmethod
     def of(cls, found: checkpoint.Checkpoint) -> Model:
         """The model in a checkpoint."""
+        scale = InputScale.from_facts(found.facts)
+        if scale is None and found.normalisation.scale == PIXEL_SCALE \
+                and found.config.get("normalise") != "pixels":  # bytes, of an older checkpoint
+            scale = InputScale("uint8", 0, 255)
         return cls(found.network, found.parameters, found.normalisation, found.label_names,
                    found.target_normalisation, tuple(map(str, found.facts.get("targets", ()))),
                    found.label_dtype, found.autoencoder,
-                   tuple(map(str, found.facts.get("features", ()))))
+                   tuple(map(str, found.facts.get("features", ()))), scale)
 
     # -- PyTorch -----------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, NDArray[Any]]:

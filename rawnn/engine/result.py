@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from rawnn.common.files import write_atomically
+from rawnn.data.input_scale import InputScale
 from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.engine.config import Config
 from rawnn.version import __version__
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from rawnn.engine.model import Model
 
 SCHEMA_VERSION = 1
-_ARRAYS = ("normalisation", "target_normalisation", "parameters")  # fields that JSON leaves out
+_ARRAYS = ("normalisation", "target_normalisation", "input_scale", "parameters")
+"""Fields that JSON leaves out."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ class Result:
         whether the network reproduces its inputs
     normalisation, target_normalisation
         of the inputs and of the target values
+    input_scale
+        the scale on which the inputs were given
     parameters
         float32 arrays by name: `fc1.weight` [outputs, inputs], `fc1.bias` [outputs]
     """
@@ -186,6 +190,7 @@ class Result:
     normalisation: Normalisation = field(default_factory=Normalisation, repr=False, compare=False)
     target_normalisation: TargetNormalisation | None = field(default=None, repr=False,
                                                              compare=False)
+    input_scale: InputScale | None = field(default=None, repr=False, compare=False)
     parameters: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -209,7 +214,7 @@ class Result:
 
         return Model(self.config.network(), self.parameters, self.normalisation, self.label_names,
                      self.target_normalisation, self.target_names, self.label_dtype,
-                     self.autoencoder, self.feature_names)
+                     self.autoencoder, self.feature_names, self.input_scale)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to JSON; the parameters are left out."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rawnn.common.errors import CheckpointError, ConfigError, DataError
 from rawnn.data import Dataset
 from rawnn.data.identity import differences, identity_of
+from rawnn.data.input_scale import InputScale
 from rawnn.data.normalise import Normalisation, Normalise
 from rawnn.engine.checkpoint import Checkpoint, check_fits, find
 from rawnn.engine.config import Config
@@ -131,6 +132,10 @@ class Resumption:
             raise ConfigError(f"the data are not those that {self.path} was trained on: "
                               f"{'; '.join(found[:2])}; give the same, or new_data=True "
                               f"(--new-data) to go on with these")
+        scale = InputScale.from_facts(stored.facts)
+        if found and scale is not None:
+            scale.check(data.train_images, f"the training inputs of {data.name}")
+            scale.check(data.test_images, f"the test inputs of {data.name}")
         return bool(found)
 
 
@@ -148,10 +153,12 @@ def stored_options(config: Config, arrays: bool) -> dict[str, Any]:
             if not arrays or k not in ("dataset", "data", "target")}
 
 
-def names_of(data: Dataset) -> dict[str, Any]:
-    """The names of a data set and its columns, as a checkpoint stores them."""
+def names_of(data: Dataset, scale: InputScale | None) -> dict[str, Any]:
+    """The names of a data set and its columns, and the scale of its inputs, as a checkpoint stores
+    them."""
     return {"dataset": data.name, "features": data.feature_names,
-            **({"targets": data.target_names} if data.target_names else {})}
+            **({"targets": data.target_names} if data.target_names else {}),
+            **(scale.to_facts() if scale else {})}
 
 
 def resumption_of(config: Config, found: Resumption | None, new_data: bool) -> Resumption | None:

@@ -28,6 +28,7 @@ from rawnn.common.files import TextSink
 from rawnn.common.listener import Listener
 from rawnn.common.locks import DirectoryLocks
 from rawnn.data import Dataset
+from rawnn.data.input_scale import InputScale
 from rawnn.distributed import Team
 from rawnn.engine import parallel
 from rawnn.engine.callbacks import Listeners, requested_listeners, without_file_writers
@@ -321,9 +322,15 @@ class Session:
         return Checkpoint(
             network, {name: state.pop(name) for name in names}, epoch, state,
             stored_options(self.config, self._is_callers_data),
-            self.data.normalisation, self.data.label_names, {**self.facts, **names_of(self.data)},
+            self.data.normalisation, self.data.label_names,
+            {**self.facts, **names_of(self.data, self.input_scale)},
             self._resolved_options.plain(), self._record, self.lineage,
             self.data.target_normalisation, self.data.label_dtype, self.data.autoencoder)
+
+    @cached_property
+    def input_scale(self) -> InputScale | None:
+        """The scale of the inputs that the network was trained on from its beginning."""
+        return InputScale.from_facts(self.facts) or InputScale.of(self.data)
 
     @property
     def sharding(self) -> str:
@@ -426,5 +433,6 @@ class Session:
             label_dtype=self.data.label_dtype,
             autoencoder=self.data.autoencoder,
             normalisation=self.data.normalisation,
+            input_scale=self.input_scale,
             parameters=self.runner.parameters(),
         )

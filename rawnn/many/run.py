@@ -25,6 +25,7 @@ from rawnn.common.listener import Listener
 from rawnn.common.locks import DirectoryLocks
 from rawnn.data import Dataset
 from rawnn.data.identity import identity_of
+from rawnn.data.input_scale import InputScale
 from rawnn.distributed import Team
 from rawnn.engine import many_checkpoint, parallel
 from rawnn.engine.callbacks import Listeners
@@ -267,8 +268,8 @@ class ManyRun:
             members.fold, members.group, members.place,
             tuple(self._stored_group(number) for number in range(len(members.groups))),
             lists.rows, lists.held_out, inputs, targets, self.progress.arrays(), settings,
-            names_of(data), self._records, data.label_names, data.label_dtype, data.autoencoder,
-            self.lineage)
+            names_of(data, self._input_scale), self._records, data.label_names, data.label_dtype,
+            data.autoencoder, self.lineage)
 
     def _stored_group(self, number: int) -> StoredGroup:
         members = self.members
@@ -282,6 +283,10 @@ class ManyRun:
                   if m in self.best]
         return StoredGroup(states, members.place[chosen], stacked([self.best[m] for m in chosen]),
                            trainer.sharding)
+
+    @cached_property
+    def _input_scale(self) -> InputScale | None:
+        return InputScale.of(self.source.data)
 
     @cached_property
     def _normalisations(self) -> tuple[Any, Any]:

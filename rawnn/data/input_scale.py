@@ -1,0 +1,61 @@
+"""The scale on which a network's inputs were given for training: whether later inputs are plainly
+on another one, as bytes (0 to 255) are beside the same pixels from 0 to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.errors import DataError
+
+if TYPE_CHECKING:
+    from rawnn.data.dataset_types import Dataset
+
+
+@dataclass(frozen=True)
+class InputScale:
+    """The dtype of training inputs as they were given, and the least and the largest of them."""
+
+    dtype: str
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, data: Dataset) -> InputScale | None:
+        """That of a data set; None where nothing can be said of other inputs: of numbers that are
+        neither bytes nor floats, and of floats that are normalised by their own mean."""
+        inputs = data.train_images
+        dtype = data.given_types.get("train_images", inputs.dtype.name)
+        if dtype != "uint8" and (inputs.dtype.kind != "f" or data.normalisation.mean is not None):
+            return None
+        return cls(dtype, float(inputs.min()), float(inputs.max()))
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> InputScale | None:
+        """As a checkpoint stores it in its facts; None where it does not."""
+        stored = facts.get("inputs")
+        return None if stored is None else cls(
+            str(stored["dtype"]), float(stored["low"]), float(stored["high"]))
+
+    def to_facts(self) -> dict[str, Any]:
+        return {"inputs": asdict(self)}
+
+    def check(self, inputs: NDArray[Any], name: str) -> None:
+        """Raise DataError if `inputs` are plainly on another scale."""
+        if not inputs.size or inputs.dtype.kind not in "biuf":
+            return
+        low, high = float(inputs.min()), float(inputs.max())
+        given = f"{name} are {inputs.dtype} from {low:g} to {high:g}, but the network was " \
+                f"trained on {self.dtype} from {self.low:g} to {self.high:g}"
+        if self.dtype == "uint8":
+            is_float = inputs.dtype.kind == "f"
+            is_fraction = is_float and 0 < high <= 1 < self.high
+            if low < 0 or is_fraction or (high > 255 and not is_float):
+                raise DataError(f"{given}: give them on that scale; a model normalises its inputs "
+                                f"itself")
+        elif inputs.dtype == np.uint8 and self.high <= 1 < high:
+            raise DataError(f"{given}: scale bytes as those were, for example by 1/255")
