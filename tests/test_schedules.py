@@ -104,6 +104,22 @@ def test_warmup_may_be_as_long_as_the_run():
     assert whole_run("warmup:0.001")[0] == np.float32(0.5)
 
 
+@pytest.mark.parametrize("text", ["step:1e18:0.1", "step:22e6:0.1", "warmup:1e300", "warmup:22e6"])
+def test_more_steps_than_the_device_counts_are_refused(text):
+    with pytest.raises(ConfigError, match=r"which are .* steps, but there are at most 2,147,483,6"):
+        schedule(text, steps=100)
+    assert schedule("step:21e6:0.1", steps=100).period == 2_100_000_000
+
+
+def test_a_warmup_that_does_not_end_is_named():
+    assert parse("warmup:8,cosine").unfinished_warmup(2) == (
+        "schedule = warmup:8,cosine: the warm-up of 8 epochs is longer than the run of 2, so that "
+        "the learning rate reaches 0.25 of lr at most")
+    assert whole_run("warmup:8", steps=100, epochs=2).max() == np.float32(0.125)
+    assert not parse("warmup:2").unfinished_warmup(2)
+    assert not parse("cosine").unfinished_warmup(2)
+
+
 @pytest.mark.parametrize(
     ("text", "same"),
     [("cosine,warmup:2", "warmup:2,cosine"), (" warmup : 2 , cosine ", "warmup:2,cosine"),

@@ -378,3 +378,10 @@ def test_each_time_of_a_result_is_in_milliseconds_of_its_own_part(
     assert sum((found.data, found.driver, found.compile, found.setup, found.training,
                 found.evaluation)) <= elapsed
     assert found.process >= elapsed
+
+
+def test_a_warmup_longer_than_the_run_is_said() -> None:
+    x = np.random.default_rng(0).random((40, 3), dtype=np.float32)
+    with pytest.warns(RuntimeWarning, match="the warm-up of 5 epochs is longer than the run of 2"):
+        train(data=(x, (x[:, 0] > 0.5).astype(int)), layers=(3, 2), device="host", epochs=2,
+              schedule="warmup:5")

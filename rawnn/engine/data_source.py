@@ -19,6 +19,7 @@ from rawnn.data.dataset_types import Kind
 from rawnn.data.labels import check_fractions
 from rawnn.data.normalise import TargetNormalisation
 from rawnn.engine.config import DEFAULT_BATCH, Config
+from rawnn.model.schedules import parse
 from rawnn.plan.recipe import Recipe
 
 ROWS = 4096  # inputs normalised at a time when they are checked
@@ -173,6 +174,13 @@ def left_out(recipe: Recipe, examples: int) -> str:
         return ""
     which = f"{count:,} an epoch" if recipe.shuffle else f"the last {count:,}"
     return f"{which} fill no batch and are left out; --partial keeps them"
+
+
+def doubts(config: Config, data: Dataset) -> tuple[str, ...]:
+    """Sentences on what of a run is hardly meant: outputs without a class, and a warm-up that does
+    not end."""
+    warmup = parse(config.schedule).unfinished_warmup(config.epochs)
+    return tuple(filter(None, (spare_outputs(config, data), warmup)))
 
 
 def spare_outputs(config: Config, data: Dataset) -> str:

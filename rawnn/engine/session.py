@@ -38,10 +38,10 @@ from rawnn.engine.config import Config
 from rawnn.engine.data_source import (
     ReadAhead,
     check_fit,
+    doubts,
     left_out,
     named,
     settled,
-    spare_outputs,
     with_targets_of,
 )
 from rawnn.engine.loop import Loop
@@ -204,8 +204,8 @@ class Session:
         check_fit(config, self.data)
         self._is_other_data = before is not None and before.differs(self.data, self._new_data)
         self.config, message = settled(config, self.data)
-        self.spare = spare_outputs(self.config, self.data)
-        self._notify_of_each((message, self.spare))
+        self.doubts = doubts(self.config, self.data)
+        self._notify_of_each((message, *self.doubts))
         if self.team is not None:
             if self.team.place.is_open:
                 notify(parallel.OPEN_JOB)

@@ -81,7 +81,7 @@ def train(config: Config | None = None, *, listener: object = (),
         if session.device is None and config.device == "auto":
             warnings.warn(f"training on the host, not on a GPU: {session.no_gpu}", RuntimeWarning,
                           stacklevel=2)
-        for sentence in filter(None, (session.spare, session.unknown, *session.data.cautions)):
+        for sentence in filter(None, (*session.doubts, session.unknown, *session.data.cautions)):
             warnings.warn(sentence, RuntimeWarning, stacklevel=2)
         result = session.run()
     if session.unsaved is not None:

@@ -32,7 +32,7 @@ from rawnn.engine.callbacks import Listeners
 from rawnn.engine.checkpoint import Lineage
 from rawnn.engine.checkpoint_store import Store, how_to_continue, not_stored
 from rawnn.engine.config import Config
-from rawnn.engine.data_source import spare_outputs
+from rawnn.engine.data_source import doubts
 from rawnn.engine.machine import Opened, names_several, open_device
 from rawnn.engine.many_checkpoint import ManyCheckpoint, StoredGroup
 from rawnn.engine.result import environment
@@ -146,10 +146,12 @@ class ManyRun:
         self.lineage: Lineage = ((lineage, 0),)
         if self._store is not None:
             self._store.expect(int(progress.epoch.max()), self._is_locked)
-        for sentence in dict.fromkeys(spare_outputs(group.config, group.dataset)
-                                      for group in members.groups):
-            if sentence:
-                self.notify(sentence)
+        distinct = {(config.schedule, config.epochs, group): config for config, group in
+                    zip(members.configs, members.group.tolist(), strict=True)}
+        for sentence in dict.fromkeys(
+                sentence for (_, _, group), config in distinct.items()
+                for sentence in doubts(config, members.groups[group].dataset)):
+            self.notify(sentence)
         for trainer in trainers_of(members.groups, self.opened, self.notify, self.gpus, self.team):
             self._closing.callback(trainer.close)
             self._trainers.append(trainer)

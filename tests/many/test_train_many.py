@@ -520,6 +520,14 @@ def test_values_that_become_equal_are_a_warning() -> None:
     assert caught[0].filename == __file__
 
 
+def test_a_warmup_longer_than_the_run_is_noted() -> None:
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 2, "schedule": ["cosine", "warmup:5"],
+                               "lr": [0.1, 0.2]})
+    assert [note for note in many.notes if "warm-up" in note] == [
+        "schedule = warmup:5: the warm-up of 5 epochs is longer than the run of 2, so that the "
+        "learning rate reaches 0.4 of lr at most"]
+
+
 def test_ctrl_c_keeps_what_was_reached() -> None:
     many = rawnn.train_many(**{**OPTIONS, "epochs": 400}, lr=[0.02, 0.01], listener=Recorder(
         lambda recorder, report: signal.raise_signal(signal.SIGINT) if report.epoch == 2 else None))

@@ -51,6 +51,8 @@ class ScheduleSpec:
 
 
 SCHEDULE_SPECS: dict[str, ScheduleSpec] = {}
+MAX_STEPS = 2**31 - 1
+"""Most steps that the kernels of schedules count."""
 
 
 def register(spec: ScheduleSpec) -> ScheduleSpec:
@@ -80,13 +82,25 @@ class Specification:
     warmup: float = 0.0
 
     def resolve(self, lr: float, steps: int, epochs: int) -> Schedule:
-        """The schedule of a run of `epochs` epochs with `steps` steps each and base rate `lr`."""
+        """The schedule of a run of `epochs` epochs with `steps` steps each and base rate `lr`.
+        Raises ConfigError for more steps than the device counts."""
+        for name, length in (("warmup", self.warmup), (self.spec.name, self.settings.epochs)):
+            if length * steps > MAX_STEPS:
+                raise ConfigError(f"schedule '{self.text}': {name} lasts {length:g} epochs, which "
+                                  f"are {length * steps:.4g} steps, but there are at most "
+                                  f"{MAX_STEPS:,}: give fewer epochs")
         warmup = max(1, round(self.warmup * steps)) if self.warmup else 0
         if self.settings.epochs:
             period = round(self.settings.epochs * steps)
         else:
-            period = epochs * steps - warmup
+            period = min(epochs * steps - warmup, MAX_STEPS)
         return Schedule(self.spec.name, lr, self.settings.value, max(1, period), warmup, steps)
+
+    def unfinished_warmup(self, epochs: int) -> str:
+        """A sentence on a warm-up that is longer than a run of `epochs` epochs; "" for none."""
+        return f"schedule = {self.text}: the warm-up of {self.warmup:g} epochs is longer than " \
+               f"the run of {epochs:,}, so that the learning rate reaches " \
+               f"{epochs / self.warmup:.2g} of lr at most" if self.warmup > epochs else ""
 
 
 @dataclass(frozen=True)
