@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,8 +66,11 @@ def _several(name: str, value: Any) -> tuple[Any, ...] | None:
     """The values of an option that was given several, None where it is one. Raises ConfigError."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         return None
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | np.ndarray):
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return None
+    if not isinstance(value, Sequence | np.ndarray):
+        raise ConfigError(f"{name} is a {type(value).__name__}: give several values as a list, "
+                          f"whose order is that of the members, or one value")
     if name == "layers":
         if all(isinstance(item, int | np.integer) for item in value):
             return None

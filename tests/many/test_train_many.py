@@ -459,6 +459,8 @@ def test_a_data_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"lr": []}, "lr is an empty list"),
+    ({"lr": {0.1}}, "lr is a set: give several values as a list, whose order is that of the mem"),
+    ({"lr": iter([0.1])}, "lr is a list_iterator: give several values as a list"),
     ({"learning_rate": [0.1]}, "unknown option 'learning_rate'"),
     ({"device": ["host", "sim"]}, "device is shared by all members"),
     ({"opt": "best", "lr": [[0.1, 0.2]]}, "lr = [0.1, 0.2]"),
