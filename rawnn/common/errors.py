@@ -58,6 +58,13 @@ class TrainingDiverged(RawnnError):
     """The loss became NaN or infinite; names the step."""
 
 
+def check_type(name: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Raise ConfigError unless `value` is of one of these types; `wanted` says what to give."""
+    if not isinstance(value, kinds):
+        found = "None" if value is None else f"a {type(value).__name__}"
+        raise ConfigError(f"{name} is {found}: give {wanted}")
+
+
 def unknown(what: str, name: object, known: Iterable[str],
             there_are: str = "there are") -> ConfigError:
     """The error for an unknown name: with the nearest known one, or all if none is near."""

@@ -18,9 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
-from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.common.errors import ConfigError, RawnnError, check_type
 
 PathLike = str | os.PathLike[str]
+
+
+def check_path(name: str, path: object) -> None:
+    """Raise ConfigError for what is no path."""
+    check_type(name, path, (str, os.PathLike), "a path, as text or a pathlib.Path")
 
 
 def cache_directory() -> Path:
@@ -41,6 +46,7 @@ def write_atomically(path: PathLike, content: bytes, *, durable: bool = False) -
     The target of a link is replaced. A file that is not regular (a device, a FIFO), and the file
     that this process prints to (/dev/stdout), is written into. Raises RawnnError.
     """
+    check_path("the file to be written", path)
     try:
         if _is_replaced(path):
             _replace(Path(os.path.realpath(path)), content, durable)
@@ -183,6 +189,7 @@ def check_output(option: str, path: PathLike | None) -> None:
     """Before the work, find reasons why its result could not be written. Raises ConfigError."""
     if path is None:
         return
+    check_path(option, path)
     name = os.fspath(path)
     if not name:
         raise ConfigError(f"{option} names no file: it is empty")

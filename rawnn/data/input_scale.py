@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rawnn.data.dataset_types import Dataset
 
 
+_KEY = "inputs"
+
+
 @dataclass(frozen=True)
 class InputScale:
     """The dtype of training inputs as they were given, and the least and the largest of them."""
@@ -35,14 +38,16 @@ class InputScale:
         return cls(dtype, float(inputs.min()), float(inputs.max()))
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> InputScale | None:
-        """As a checkpoint stores it in its facts; None where it does not."""
-        stored = facts.get("inputs")
-        return None if stored is None else cls(
-            str(stored["dtype"]), float(stored["low"]), float(stored["high"]))
+    def stored_in(cls, *records: Mapping[str, Any]) -> InputScale | None:
+        """That of the first record of a checkpoint that has one; None without any."""
+        for record in records:
+            if found := record.get(_KEY):
+                return cls(str(found["dtype"]), float(found["low"]), float(found["high"]))
+        return None
 
-    def to_facts(self) -> dict[str, Any]:
-        return {"inputs": asdict(self)}
+    def record(self) -> dict[str, Any]:
+        """An entry of a checkpoint's record of its data, or of a model's facts."""
+        return {_KEY: asdict(self)}
 
     def check(self, inputs: NDArray[Any], name: str) -> None:
         """Raise DataError if `inputs` are plainly on another scale."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
-from rawnn.common.files import SideOutput, check_output
+from rawnn.common.files import SideOutput, check_output, check_path
 from rawnn.common.listener import Listener
 from rawnn.engine.checkpoint import BEST, EARLY_STOPPING, Checkpoint, is_of_run, read, write
 from rawnn.engine.checkpoint_store import Store
@@ -283,6 +283,7 @@ class CsvLog(Listener):
     reads = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        check_path("CsvLog", path)
         self._path = path
 
     def started(self, session: Session) -> None:

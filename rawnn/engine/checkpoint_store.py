@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rawnn.common.errors import CheckpointError, ConfigError
+from rawnn.common.files import check_path
 from rawnn.engine.checkpoint import Checkpoint, listed, name_of, read, write
 
 PARTIALS = ".*.safetensors*.partial"
@@ -19,6 +20,9 @@ class Store:
 
     def __init__(self, directory: str | os.PathLike[str], keep: int | None = None) -> None:
         """Makes the directory. Raises CheckpointError where it cannot be used."""
+        check_path("directory", directory)
+        if not os.fspath(directory):
+            raise ConfigError("directory = '' names no directory: give one")
         self.directory = Path(directory)
         self._keep = keep
         if keep is not None and keep < 1:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from rawnn.common.csvformat import CsvFormat, joined_columns
-from rawnn.common.errors import ConfigError, nearest, unknown
+from rawnn.common.errors import ConfigError, check_type, nearest, unknown
 from rawnn.engine.machine import devices_of
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
@@ -282,6 +282,7 @@ def _hints() -> dict[str, Any]:
 
 def check_device(device: str) -> None:
     """Raise ConfigError unless `device` names a kind of device, or several GPUs."""
+    check_type("device", device, str, "auto, gpu, gpu:N, host or sim")
     if not re.fullmatch(r"auto|host|gpu(:all)?|sim|(gpu|sim)(:[0-9]{1,4}(,[0-9]{1,4})*)", device):
         raise ConfigError(f"device = '{device}': use auto, gpu, gpu:N, host or sim"
                           + nearest(device.partition(":")[0], ("auto", "gpu", "host", "sim")))

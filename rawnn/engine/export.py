@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rawnn.common.errors import ConfigError, MissingLibrary
+from rawnn.common.errors import ConfigError, MissingLibrary, check_type
 from rawnn.common.files import write_atomically
 from rawnn.data.columns import column_text
 from rawnn.data.normalise import SHIFT
@@ -64,6 +64,7 @@ def onnx_model(model: Model, input_type: InputType = "float32") -> Any:
     float64 would. Raises MissingLibrary without the package `onnx`, ConfigError for another input
     type.
     """
+    check_type("model", model, Model, "a rawnn.Model, such as the `model` of a result")
     if input_type not in INPUT_TYPES:
         raise ConfigError(f"input type '{input_type}': the graph can take "
                           f"{', '.join(INPUT_TYPES[:-1])} or {INPUT_TYPES[-1]}")
@@ -141,6 +142,7 @@ def export_onnx(model: Model, path: str | os.PathLike[str],
                 input_type: InputType = "float32") -> None:
     """Write `onnx_model` to a file. Raises as it does; ConfigError for a network of 2 GiB or more,
     which one file of this format cannot hold; RawnnError where the file cannot be written."""
+    check_type("model", model, Model, "a rawnn.Model, such as the `model` of a result")
     size = sum(array.nbytes for array in model.parameters.values())
     if size >= 2**31 - 2**20:
         raise ConfigError(f"the parameters take {size / 2**30:.1f} GiB, and a file of ONNX holds "

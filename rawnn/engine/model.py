@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.errors import CheckpointError, ConfigError, DataError
+from rawnn.common.errors import CheckpointError, ConfigError, DataError, check_type
+from rawnn.common.files import check_path
 from rawnn.data.columns import fix_of, read_answers, read_inputs
 from rawnn.data.dlpack import DeviceArray
 from rawnn.data.input_scale import InputScale
@@ -80,6 +81,10 @@ class Model:
     input_scale: InputScale | None = None
 
     def __post_init__(self) -> None:
+        check_type("network", self.network, Network, "a rawnn.Network")
+        check_type("parameters", self.parameters, Mapping, "a mapping of names to arrays")
+        check_type("normalisation", self.normalisation, Normalisation,
+                   "a rawnn.data.Normalisation, such as the `normalisation` of a result")
         wanted = {t.name: t.shape for t in self.network.parameters()}
         found = {name: array.shape for name, array in self.parameters.items()}
         if wanted != found:
@@ -314,7 +319,7 @@ class Model:
             self.network, self.parameters, normalisation=self.normalisation,
             label_names=self.label_names, target_normalisation=self.target_normalisation,
             facts={**{name: found for name, found in names.items() if found},
-                   **(self.input_scale.to_facts() if self.input_scale else {})},
+                   **(self.input_scale.record() if self.input_scale else {})},
             label_dtype=self.label_dtype, autoencoder=self.autoencoder))
 
     @classmethod
@@ -322,12 +327,13 @@ class Model:
         """Read a checkpoint, or the model of a directory of them: `best.safetensors` if early
         stopping wrote one, else the newest valid one. The logger "rawnn" gets a message if it is
         not the newest. Raises CheckpointError."""
+        check_path("path", path)
         return cls.of(checkpoint.find_model(path, logging.getLogger("rawnn").info)[1])
 
     @classmethod
     def of(cls, found: checkpoint.Checkpoint) -> Model:
         """The model in a checkpoint."""
-        scale = InputScale.from_facts(found.facts)
+        scale = InputScale.stored_in(found.data, found.facts)
         if scale is None and found.normalisation.scale == PIXEL_SCALE \
                 and found.config.get("normalise") != "pixels":  # bytes, of an older checkpoint
             scale = InputScale("uint8", 0, 255)

@@ -132,17 +132,17 @@ class Resumption:
             raise ConfigError(f"the data are not those that {self.path} was trained on: "
                               f"{'; '.join(found[:2])}; give the same, or new_data=True "
                               f"(--new-data) to go on with these")
-        scale = InputScale.from_facts(stored.facts)
+        scale = InputScale.stored_in(stored.data, stored.facts)
         if found and scale is not None:
             scale.check(data.train_images, f"the training inputs of {data.name}")
             scale.check(data.test_images, f"the test inputs of {data.name}")
         return bool(found)
 
 
-def record_of(data: Dataset, arrays: bool) -> dict[str, Any]:
-    """What a checkpoint stores about the data of its run; `arrays` says that a Python program
-    passed them."""
-    return {"arrays": arrays, **identity_of(data)}
+def record_of(data: Dataset, arrays: bool, scale: InputScale | None) -> dict[str, Any]:
+    """What a checkpoint stores about the data of its run, and the `scale` of the inputs; `arrays`
+    says that a Python program passed them."""
+    return {"arrays": arrays, **identity_of(data), **(scale.record() if scale else {})}
 
 
 def stored_options(config: Config, arrays: bool) -> dict[str, Any]:
@@ -153,12 +153,10 @@ def stored_options(config: Config, arrays: bool) -> dict[str, Any]:
             if not arrays or k not in ("dataset", "data", "target")}
 
 
-def names_of(data: Dataset, scale: InputScale | None) -> dict[str, Any]:
-    """The names of a data set and its columns, and the scale of its inputs, as a checkpoint stores
-    them."""
+def names_of(data: Dataset) -> dict[str, Any]:
+    """The names of a data set and its columns, as a checkpoint stores them."""
     return {"dataset": data.name, "features": data.feature_names,
-            **({"targets": data.target_names} if data.target_names else {}),
-            **(scale.to_facts() if scale else {})}
+            **({"targets": data.target_names} if data.target_names else {})}
 
 
 def resumption_of(config: Config, found: Resumption | None, new_data: bool) -> Resumption | None:

@@ -134,6 +134,7 @@ class Session:
         self.stopped, self.signal, self.resumed = "", 0, 0
         self.facts: dict[str, Any] = {}  # what listeners store in checkpoints
         self.unsaved: CheckpointError | None = None
+        self._earlier_scale: InputScale | None = None
         self.lineage: Lineage = ((uuid4().hex[:16], 0),)
         self._scaling_facts: dict[str, float] = {}
         before = self._resumed_run()
@@ -281,6 +282,7 @@ class Session:
         if self.team is not None:
             self.team.compare("the checkpoint", parallel.state_facts(self.runner.state()))
         self.resumed, self.facts = found.epoch, dict(found.facts)
+        self._earlier_scale = InputScale.stored_in(found.data, found.facts)
         self.lineage = (*found.lineage, (self.lineage[0][0], found.epoch))
         for sentence in what_continues(file, found, self.config.epochs, self.data.name):
             self.listener.notify(sentence)
@@ -322,15 +324,14 @@ class Session:
         return Checkpoint(
             network, {name: state.pop(name) for name in names}, epoch, state,
             stored_options(self.config, self._is_callers_data),
-            self.data.normalisation, self.data.label_names,
-            {**self.facts, **names_of(self.data, self.input_scale)},
+            self.data.normalisation, self.data.label_names, {**self.facts, **names_of(self.data)},
             self._resolved_options.plain(), self._record, self.lineage,
             self.data.target_normalisation, self.data.label_dtype, self.data.autoencoder)
 
     @cached_property
     def input_scale(self) -> InputScale | None:
         """The scale of the inputs that the network was trained on from its beginning."""
-        return InputScale.from_facts(self.facts) or InputScale.of(self.data)
+        return self._earlier_scale or InputScale.of(self.data)
 
     @property
     def sharding(self) -> str:
@@ -339,7 +340,7 @@ class Session:
 
     @cached_property
     def _record(self) -> dict[str, Any]:
-        return record_of(self.data, self._is_callers_data)
+        return record_of(self.data, self._is_callers_data, self.input_scale)
 
     def restore(self, state: State) -> None:
         """Replace parameters and state by an earlier `runner.state()`."""

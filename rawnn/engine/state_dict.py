@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.errors import CheckpointError, DataError
+from rawnn.common.errors import CheckpointError, DataError, check_type
 from rawnn.data.dlpack import DeviceArray, read
 from rawnn.model.layers import Network, Parameters
 
@@ -71,7 +71,11 @@ def layers_of(state: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
     for layer, parts in _layers(state).items():
         if "weight" not in parts:
             raise CheckpointError(f"the state dict has no weight for its layer '{layer}'")
-        shape = tuple(int(n) for n in state[parts["weight"]].shape)
+        weight = state[parts["weight"]]
+        if not hasattr(weight, "shape"):
+            raise CheckpointError(f"'{parts['weight']}' is a {type(weight).__name__}, but must be "
+                                  f"an array or a tensor")
+        shape = tuple(int(n) for n in weight.shape)
         if len(shape) != 2:
             raise CheckpointError(f"'{parts['weight']}' is of shape {list(shape)}, but the weight "
                                   f"of a linear layer has two dimensions")
@@ -96,6 +100,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
 
 def _layers(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Layer -> "weight" or "bias" -> key, the layers in order."""
+    check_type("state", state, Iterable, "a state dict: a mapping of names to arrays or tensors")
     found: dict[str, dict[str, str]] = {}
     for key in state:
         match = _KEY.fullmatch(key) if isinstance(key, str) else None

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from rawnn.common.errors import ConfigError, unknown
+from rawnn.common.files import check_path
 from rawnn.common.interrupts import end_by
 from rawnn.common.listener import listeners_of
 from rawnn.distributed import Team
@@ -67,6 +68,8 @@ def train(config: Config | None = None, *, listener: object = (),
     if config is not None and (options or of_config):
         raise ConfigError("give either a Config or its options, not both")
     resume = options.get("resume") if config is None else config.resume
+    if resume is not None:
+        check_path("resume", resume)
     before = Resumption.of(os.path.expanduser(resume)) if resume else None
     if config is None:
         config = Config(**continued({**options, **of_config}, arrays,

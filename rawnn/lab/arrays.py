@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rawnn.common.dtypes import first_lossy
-from rawnn.common.errors import ConfigError, DeviceError
+from rawnn.common.errors import ConfigError, DeviceError, check_type
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import open_gpu
 from rawnn.lab.array_exchange import capsule, exported, interface, order, stream_of
@@ -28,6 +28,15 @@ def default_device() -> Device:
         raise DeviceError(f"{error}; without a GPU, pass device=rawnn.lab.simulated() to kernels "
                           f"and arrays: kernels are compiled and their launches checked there"
                           ) from None
+
+
+def chosen_device(device: Device | None) -> Device:
+    """The device that a caller names; the first GPU for None. Raises ConfigError, DeviceError."""
+    if device is None:
+        return default_device()
+    check_type("device", device, Device, "a device, such as rawnn.lab.simulated(), or None for the "
+                                         "first GPU")
+    return device
 
 
 def simulated() -> Device:
@@ -49,6 +58,10 @@ class Array:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, device: Device) -> None:
+        try:
+            np.dtype(dtype)
+        except TypeError as error:
+            raise ConfigError(f"dtype = {dtype!r}: {error}") from None
         if np.dtype(dtype).hasobject or np.dtype(dtype).kind in "USmM":
             raise ConfigError(f"an array on a GPU holds numbers, not {np.dtype(dtype)}: say "
                               f"dtype=np.float32, or another type that a kernel can read")
@@ -144,7 +157,7 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
     if place is not None:
         raise ConfigError(f"an array of {host.dtype} cannot hold {given[place]} (element "
                           f"{list(place)}): round or clip the values first, or give another dtype")
-    result = Array(host.shape, host.dtype, device or default_device())
+    result = Array(host.shape, host.dtype, chosen_device(device))
     result.device.to_device(result.address, host, repr(result))
     return result
 
@@ -170,4 +183,4 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,
     if min(extents, default=0) < 0:
         raise ConfigError(f"shape = {shape!r}: give a whole number of at least 0, or a tuple of "
                           f"them")
-    return Array(extents, dtype, device or default_device())
+    return Array(extents, dtype, chosen_device(device))

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rawnn.common.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, check_type, nearest
 from rawnn.common.words import python_name
 from rawnn.cuda.compiling.c_types import FORMATS, code_of
 from rawnn.cuda.compiling.cache import CubinCache
@@ -25,7 +25,7 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, KernelLaunch, Value
 from rawnn.lab.arguments import Convert, Elements, Streams, converter, elements_of
 from rawnn.lab.array_exchange import Handle, order, stream_of
-from rawnn.lab.arrays import default_device
+from rawnn.lab.arrays import chosen_device
 from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
 from rawnn.lab.kernel_source import Source
 from rawnn.lab.symbols import Symbol, symbol
@@ -107,7 +107,7 @@ class Kernel:
         folders = (Path(own.name).parent, *own.include, *INCLUDE)
         self._declared = Declarations(own.declarations, folders)
         self._declared.check(expression)
-        self.device = device or default_device()
+        self.device = chosen_device(device)
         own.check_arch(self.device.capability)
         self._source, self._expression = own, expression
         self._compiled: CompiledKernel | None = None
@@ -127,6 +127,7 @@ class Kernel:
             if parameter.pointer:
                 self.elements[parameter.name] = elements_of(parameter, layout)
         self._launchers: dict[Any, Any] = {}
+        check_type("symbols", symbols or {}, Mapping, "a mapping of variables to their values")
         for name, values in (symbols or {}).items():
             self.symbol(name)[:] = values
 

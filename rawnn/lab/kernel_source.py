@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from rawnn.common.cuda_text import CudaText
-from rawnn.common.errors import ConfigError, MissingLibrary, nearest
+from rawnn.common.errors import ConfigError, MissingLibrary, check_type, nearest
 from rawnn.cuda.compiling.c_types import code_of
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.compile import Compiled, compile_source
@@ -46,6 +46,7 @@ class Source(CudaText):
                               f"such as {{\"TILE\": 32}} (True for one without a value)")
         if isinstance(options, str):
             raise ConfigError(f"options is a list, such as [{options!r}]")
+        check_type("options", options, Iterable, 'a list, such as ["-lineinfo"]')
         for option in options:
             if not isinstance(option, str) or not option.startswith("-"):
                 raise ConfigError(f"the option {option!r} does not begin with a dash: write "
@@ -58,7 +59,7 @@ class Source(CudaText):
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"include: there is no folder {folder}")
-        if arch is not None and not _ARCH.fullmatch(arch):
+        if arch is not None and not (isinstance(arch, str) and _ARCH.fullmatch(arch)):
             raise ConfigError(f"arch = {arch!r}: give one such as \"sm_90\", or \"sm_90a\" for "
                               f"what this architecture alone can do (wgmma)")
         macros = {name: _value(name, value) for name, value in (defines or {}).items()}

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.common.errors import ConfigError, RawnnError, check_type
 from rawnn.common.words import counted
 from rawnn.lab.checking import check
 from rawnn.lab.expressions import evaluate
@@ -134,6 +134,8 @@ def sweep(kernel: Kernel, parameters: Mapping[str, Sequence[Any]], reference: An
     work
         keywords of Work
     """
+    check_type("kernel", kernel, Kernel, "a rawnn.Kernel, whose macros vary")
+    check_type("parameters", parameters, Mapping, 'a mapping, such as {"TILE": [64, 128]}')
     declared = Work.of(reference, work)
     kernel.source.check_macros([n for n in parameters if n not in _LAUNCH], repr(declared))
     every = list(_allowed(parameters, restrict))

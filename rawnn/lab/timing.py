@@ -14,7 +14,7 @@ import numpy as np
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.common.words import counted
 from rawnn.lab.advice import Measurements, Uses, advice, uses_of
-from rawnn.lab.arrays import default_device
+from rawnn.lab.arrays import chosen_device
 from rawnn.lab.checking import (
     Checked,
     CheckFailed,
@@ -191,7 +191,7 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
             Checked(problem.label, (tried,), 1).require()
         clock = _Clock(problem, sizes, runner, generator, compared)
         cold, warm = clock.times(samples, False), clock.times(samples, True)
-        on = kernel.device if isinstance(kernel, Kernel) else device or default_device()
+        on = kernel.device if isinstance(kernel, Kernel) else chosen_device(device)
         real = on.backend.name != "sim"
         empty = float(np.median(runner.empty(_BATCH))) \
             if real and isinstance(kernel, Kernel) else None

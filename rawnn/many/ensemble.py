@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from types import NoneType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, check_type
 from rawnn.engine.model import BATCH, OUTPUTS, Model, Score
 
 
@@ -16,18 +17,23 @@ class Ensemble:
     """Models that answer together: the mean of their probabilities, or of their values. `models`
     have the same classes, or the same targets; layers may differ. Raises ConfigError otherwise."""
 
-    def __init__(self, models: Sequence[Model]) -> None:
-        if not models:
+    def __init__(self, models: Iterable[Model]) -> None:
+        check_type("models", models, (Iterable, NoneType), "a list of rawnn.Model")
+        self.models = tuple(models or ())
+        if not self.models:
             raise ConfigError("an ensemble needs one model or more")
-        self.models = tuple(models)
+        for place, each in enumerate(self.models):
+            check_type(f"models[{place}]", each, Model,
+                       "a rawnn.Model, such as the `model` of a result")
         first = self.models[0]
         for model in self.models[1:]:
             if model.network.loss_spec.link != first.network.loss_spec.link \
                     or model.network.outputs != first.network.outputs \
+                    or model.network.layers[0] != first.network.layers[0] \
                     or model.label_names != first.label_names \
                     or model.autoencoder != first.autoencoder:
                 raise ConfigError(f"the models of an ensemble answer alike, but {first} and "
-                                  f"{model} differ in loss, outputs or classes")
+                                  f"{model} differ in loss, inputs, outputs or classes")
 
     def __repr__(self) -> str:
         return f"rawnn.Ensemble({len(self.models)} models, the first {self.models[0]!r})"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.errors import ConfigError
 from rawnn.many.members import Arrays
 
 
@@ -118,3 +121,12 @@ def best_of(values: NDArray[np.float64], name: str) -> NDArray[np.int64]:
     found = known.argmax(axis=1) if name in HIGHER_IS_BETTER else known.argmin(axis=1)
     is_known = ~missing[np.arange(len(lines)), found]  # infinite values are, too
     return np.where(missing.all(axis=1), -1, np.where(is_known, found, missing.argmin(axis=1)))
+
+
+def member_numbers(given: object) -> list[int]:
+    """Numbers of members that a caller lists. Raises ConfigError for anything else."""
+    numbers: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if not isinstance(given, Iterable) or any(
+            isinstance(n, bool) or not isinstance(n, int | np.integer) for n in numbers):
+        raise ConfigError(f"members = {given!r}: give a list of whole numbers, such as [3, 17]")
+    return [int(n) for n in numbers]

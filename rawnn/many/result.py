@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError, MissingLibrary
-from rawnn.common.files import write_atomically
+from rawnn.common.files import check_path, write_atomically
 from rawnn.data import Dataset
 from rawnn.engine import many_checkpoint
 from rawnn.engine.checkpoint import Checkpoint
@@ -26,7 +26,7 @@ from rawnn.engine.many_checkpoint import ManyCheckpoint
 from rawnn.engine.model import Model
 from rawnn.engine.result import Environment, Report
 from rawnn.many.ensemble import Ensemble
-from rawnn.many.progress import FIGURES, Progress, Status
+from rawnn.many.progress import FIGURES, Progress, Status, member_numbers
 from rawnn.many.tables import (
     configurations_of,
     cv_results_of,
@@ -224,7 +224,7 @@ class Many:
             chosen = [member.index for member in self.best(int(members))
                       if final_epochs(self)[member.index]]
         else:
-            chosen = [int(i) for i in members]
+            chosen = member_numbers(members)
         return Ensemble([self[i].model for i in chosen])
 
     def resume(self, epochs: int | None = None, members: Iterable[int] | None = None,
@@ -249,6 +249,7 @@ class Many:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Many:
         """What a file holds, or the newest good one of a directory. Raises CheckpointError."""
+        check_path("path", path)
         return cls(many_checkpoint.find(path, logging.getLogger("rawnn").info)[1])
 
     def to_dict(self) -> dict[str, Any]:

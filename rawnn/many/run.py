@@ -270,8 +270,8 @@ class ManyRun:
             members.fold, members.group, members.place,
             tuple(self._stored_group(number) for number in range(len(members.groups))),
             lists.rows, lists.held_out, inputs, targets, self.progress.arrays(), settings,
-            names_of(data, self._input_scale), self._records, data.label_names, data.label_dtype,
-            data.autoencoder, self.lineage)
+            names_of(data), self._records, data.label_names, data.label_dtype, data.autoencoder,
+            self.lineage)
 
     def _stored_group(self, number: int) -> StoredGroup:
         members = self.members
@@ -285,10 +285,6 @@ class ManyRun:
                   if m in self.best]
         return StoredGroup(states, members.place[chosen], stacked([self.best[m] for m in chosen]),
                            trainer.sharding)
-
-    @cached_property
-    def _input_scale(self) -> InputScale | None:
-        return InputScale.of(self.source.data)
 
     @cached_property
     def _normalisations(self) -> tuple[Any, Any]:
@@ -309,8 +305,8 @@ class ManyRun:
         """What a checkpoint of one member says of its data, for each list of rows."""
         first = {fold: member for member, fold in reversed(list(enumerate(
             self.members.fold.tolist())))}
-        return tuple(record_of(self._dataset_of(first[fold]), self.source.is_array)
-                     for fold in sorted(first))
+        sets = (self._dataset_of(first[fold]) for fold in sorted(first))
+        return tuple(record_of(data, self.source.is_array, InputScale.of(data)) for data in sets)
 
 
 class _Notes(Listener):

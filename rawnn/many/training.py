@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rawnn.common.errors import ConfigError, unknown
+from rawnn.common.files import check_path
 from rawnn.common.interrupts import end_by
 from rawnn.common.listener import listeners_of
 from rawnn.data import Dataset
@@ -22,7 +23,7 @@ from rawnn.many.folds import Folds, folds_of
 from rawnn.many.grouping import Lists, load, members_of
 from rawnn.many.halving import rungs_of
 from rawnn.many.loop import Rules
-from rawnn.many.progress import FIGURES, Progress, Status
+from rawnn.many.progress import FIGURES, Progress, Status, member_numbers
 from rawnn.many.result import Many
 from rawnn.many.run import ManyRun, Source
 from rawnn.many.variation import Variation, variation_of
@@ -218,6 +219,8 @@ def continue_from(path: str | os.PathLike[str], data: Any, validation: Any, list
         if name not in allowed:
             raise ConfigError(f"{name} is stored in the checkpoint: with resume give only "
                               f"{', '.join(allowed)}, data, validation and listener")
+    check_path("resume", path)
+    path = os.path.expanduser(path)
     messages: list[str] = []
     file, stored = many_checkpoint.find(path, messages.append)
     options = dict(options)
@@ -295,7 +298,7 @@ def _reactivate(progress: Progress, own: Any, members: Iterable[int] | None) -> 
     if members is None:
         chosen = np.isin(progress.status, [Status.ACTIVE, Status.FINISHED, Status.PAUSED])
     else:
-        numbers = [int(i) for i in members]
+        numbers = member_numbers(members)
         bad = [i for i in numbers if not 0 <= i < len(own)]
         if bad:
             raise ConfigError(f"members has {bad[0]}, but there are the members 0 to "

@@ -114,7 +114,7 @@ def spec_of(kind: str) -> OpSpec:
     activation = _biased_kinds().get(kind)
     if activation is None:
         raise ConfigError(f"there is no op '{kind}'" + (
-            nearest(kind, vocabulary()) or f"; the ops are {', '.join(vocabulary())}"))
+            nearest(str(kind), vocabulary()) or f"; the ops are {', '.join(vocabulary())}"))
     return _biased(activation)
 
 
