@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError, DataError, nearest
 from rawnn.common.random import permutation
-from rawnn.data.columns import NamedColumns, column_text, fix_of, read_answers, read_inputs
+from rawnn.data.columns import (
+    NamedColumns,
+    check_columns,
+    column_text,
+    fix_of,
+    merged_text,
+    read_answers,
+    read_inputs,
+)
 from rawnn.data.dataset_types import (
     DEFAULT_FRACTION,
     INPUT_TYPES,
@@ -38,7 +46,7 @@ from rawnn.data.normalise import (
     NormaliseTargets,
     TargetNormalisation,
 )
-from rawnn.data.precision import as_float32, check_finite, merged_columns, merged_text
+from rawnn.data.precision import as_float32, check_finite, merged_columns
 
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
@@ -239,7 +247,7 @@ class _Reader:
         columns = self._noted(read_inputs(array, name))
         found = columns.array
         self._features = self._features or columns
-        _check_columns(name, columns, "the training inputs", self._features)
+        check_columns(name, columns, "the training inputs", self._features)
         self.names = self.names or columns.names
         if isinstance(found, DeviceArray):
             _rows(found, name)
@@ -355,7 +363,7 @@ class _Reader:
         exact = normalise_targets not in (None, "none")
         as_labels = not exact and _has_labels(found[0][1]) if kind is None else kind == "labels"
         if not as_labels:
-            _check_columns("the validation y", read[1], "the training y", read[0])
+            check_columns("the validation y", read[1], "the training y", read[0])
             targets = [self._values(*each, names, exact) for each, names in
                        zip(found, columns, strict=True)]
             if targets[0].shape[1] != targets[1].shape[1]:
@@ -435,14 +443,6 @@ class _Reader:
                 self.resident[key] = given
             return np.ascontiguousarray(host)
         return host.astype(np.uint8 if classes <= 256 else np.int32)
-
-
-def _check_columns(name: str, columns: NamedColumns, first: str, training: NamedColumns) -> None:
-    """Raise DataError if the columns of two frames differ, or have another order."""
-    for names, wanted in ((columns.names, training.names), (columns.integers, training.integers)):
-        if names and wanted and names != wanted:
-            raise DataError(f"{name} have the columns {', '.join(names[:12])}, but {first} have "
-                            f"{', '.join(wanted[:12])}, in this order: name and order them alike")
 
 
 def _has_labels(array: NDArray[Any]) -> bool:

@@ -71,6 +71,14 @@ def _in_order(given: Sequence[str], wanted: Sequence[str], name: str) -> list[in
     return [given.index(column) for column in wanted]
 
 
+def check_columns(name: str, columns: NamedColumns, first: str, training: NamedColumns) -> None:
+    """Raise DataError if the columns of two frames differ, or have another order."""
+    for names, wanted in ((columns.names, training.names), (columns.integers, training.integers)):
+        if names and wanted and names != wanted:
+            raise DataError(f"{name} have the columns {', '.join(names[:12])}, but {first} have "
+                            f"{', '.join(wanted[:12])}, in this order: name and order them alike")
+
+
 def is_missing(value: object) -> bool:
     """Whether a Python object represents a missing value: None, NaN, pandas' NA, NaT."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
@@ -124,18 +132,17 @@ def _read(data: Any, name: str, of_inputs: bool, wanted: Sequence[str],
 
 def _lost_integers(name: str, names: Sequence[str], arrays: Sequence[NDArray[Any]],
                    found: NDArray[Any]) -> tuple[str, ...]:
-    """A note for each column of integers whose distinct values became equal in the float64 of
-    `found`, which holds all columns."""
-    notes = []
+    """A note on columns of integers whose distinct values became equal in the float64 of `found`,
+    which holds all columns."""
+    merged = []
     for place, array in enumerate(arrays):
         if array.dtype.kind in "iu" and found.dtype.kind == "f" and len(array) \
                 and max(abs(int(array.min())), abs(int(array.max()))) > EXACT_IN_FLOAT64:
             before, after = len(np.unique(array)), len(np.unique(found[:, place]))
             if after < before:
-                notes.append(f"{name}: distinct integers become equal in {found.dtype}, in column "
-                             f"'{names[place]}' {before:,} become {after:,}: subtract the lowest "
-                             f"value first")
-    return tuple(notes)
+                merged.append((place, before, after))
+    return (merged_text(name, merged, names, "subtract the lowest value first", found.dtype.name,
+                        "integers"),) if merged else ()
 
 
 def _columns(data: Any) -> list[tuple[Any, Any]] | None:
@@ -255,3 +262,14 @@ def fix_of(array: NDArray[Any]) -> str:
 def column_text(column: int, names: Sequence[str]) -> str:
     """How a sentence names a column: by its name, or by its index."""
     return f"column '{names[column]}'" if names else f"column {column}"
+
+
+def merged_text(what: str, found: Sequence[tuple[int, int, int]], names: Sequence[str],
+                fix: str, dtype: str = "float32", kind: str = "values") -> str:
+    """A sentence on columns in which distinct values became equal as `dtype`: for each its place,
+    and how many values are distinct before and after."""
+    column, before, after = found[0]
+    others = len(found) - 1
+    more = f", and so in {others:,} other column{'s' * (others > 1)}" if others else ""
+    return (f"{what}: distinct {kind} become equal in {dtype}, in {column_text(column, names)} "
+            f"{before:,} become {after:,}{more}: {fix}")

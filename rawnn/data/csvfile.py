@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from rawnn.common.csvformat import DEFAULT_FORMAT, Columns, CsvFormat, columns_of, joined_columns
 from rawnn.common.errors import ConfigError, DataError, nearest
-from rawnn.data.columns import EXACT_IN_FLOAT64
+from rawnn.data.columns import EXACT_IN_FLOAT64, merged_text
 from rawnn.data.dataset_types import Kind
 from rawnn.data.labels import MISSING
-from rawnn.data.precision import merged_counts, merged_text
+from rawnn.data.precision import merged_counts
 
 _DELIMITERS = ",;\t|"
 _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",

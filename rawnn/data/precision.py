@@ -90,12 +90,3 @@ def _distinct(values: NDArray[Any]) -> NDArray[np.int64]:
     ordered = np.sort(values, axis=0)
     count: NDArray[np.int64] = 1 + np.count_nonzero(ordered[1:] != ordered[:-1], axis=0)
     return count
-
-
-def merged_text(what: str, found: Sequence[tuple[int, int, int]], names: Sequence[str],
-                fix: str, dtype: str = "float32") -> str:
-    """A sentence on the result of `merged_columns`, where values became `dtype`."""
-    column, before, after = found[0]
-    more = f", and so in {len(found) - 1:,} other columns" if len(found) > 1 else ""
-    return (f"{what}: distinct values become equal in {dtype}, in {column_text(column, names)} "
-            f"{before:,} become {after:,}{more}: {fix}")
