@@ -34,6 +34,11 @@ def load(path: Path, content: str | bytes) -> Config:
     return Config.from_mapping(read_toml(path), str(path))
 
 
+def test_a_byte_order_mark_is_no_key(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfepochs = 3\r\n")
+    assert read_toml(tmp_path / "a.toml") == {"epochs": 3}
+
+
 def test_defaults_are_the_published_task() -> None:
     config = Config()
     assert (config.layers, config.epochs, config.lr) == ((784, 10), 20, 0.1)

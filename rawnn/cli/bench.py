@@ -34,6 +34,7 @@ from rawnn.cli.screen import Screen, say, table_console
 from rawnn.cli.termination import as_by_ctrl_c
 from rawnn.common.errors import ConfigError, RawnnError, nearest, unknown
 from rawnn.common.files import check_output, write_atomically
+from rawnn.common.jsontext import indented_json
 from rawnn.engine.result import Environment
 
 CASES = all_cases()
@@ -287,7 +288,7 @@ def compare(a: str, b: str, effect: float, everything: bool, again: bool, device
         found = {"a": a, "b": b, "effect": effect, "notes": notes,
                  "pairs": [{k: v for k, v in msgspec.to_builtins(
                      _plain(pair)).items() if v not in (None, "")} for pair in pairs]}
-        write_atomically(json_file, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        write_atomically(json_file, indented_json(found) + b"\n")
     _show(pairs, notes, everything, a, b, effect)
     bad = [p for p in pairs if p.is_ours and p.verdict in ("slower", "flagged", "lost")]
     if bad:

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 
 from rawnn.cli.examples import Examples, given_examples, own_examples, say
@@ -27,6 +26,7 @@ from rawnn.cli.run_summary import loss_text
 from rawnn.cli.screen import fitted, working
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output, write_atomically
+from rawnn.common.jsontext import indented_json
 from rawnn.data.catalog import DATASETS
 from rawnn.engine.checkpoint import Checkpoint, find_model
 from rawnn.engine.model import Model
@@ -69,7 +69,7 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
                        Console(highlight=False, soft_wrap=True))
     if json_file:
         values = {"checkpoint": str(path), "epoch": found.epoch, **figures}
-        write_atomically(json_file, msgspec.json.format(msgspec.json.encode(values), indent=2))
+        write_atomically(json_file, indented_json(values))
 
 
 def _reconstructs(found: Checkpoint) -> bool:

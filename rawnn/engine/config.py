@@ -352,8 +352,8 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     `opt` may be a list of strings. Raises ConfigError for a missing or malformed file.
     """
     try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
+        with open(path, encoding="utf-8-sig") as file:  # editors of Windows write a mark first
+            values = tomllib.loads(file.read())
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # int() refuses thousands of digits, too

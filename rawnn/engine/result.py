@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from rawnn.common.files import write_atomically
+from rawnn.common.jsontext import indented_json
 from rawnn.data.input_scale import InputScale
 from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.engine.config import Config
@@ -225,7 +226,7 @@ class Result:
 
     def write_json(self, path: str | os.PathLike[str]) -> None:
         """Write the result atomically. Raises RawnnError where the file cannot be written."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2))
+        write_atomically(path, indented_json(self.to_dict()))
 
 
 def schema() -> dict[str, Any]:

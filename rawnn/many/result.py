@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError, MissingLibrary
 from rawnn.common.files import check_path, write_atomically
+from rawnn.common.jsontext import indented_json
 from rawnn.data import Dataset
 from rawnn.engine import many_checkpoint
 from rawnn.engine.checkpoint import Checkpoint
@@ -271,7 +272,7 @@ class Many:
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """`to_dict` as JSON, where NaN is null; also written to a file, atomically, where a path is
         given. Raises RawnnError where it cannot be written."""
-        content = msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2)
+        content = indented_json(self.to_dict())
         if path is not None:
             write_atomically(path, content)
         return content.decode()

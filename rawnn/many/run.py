@@ -21,6 +21,7 @@ from rawnn.common.errors import (
     RanksError,
     RawnnError,
 )
+from rawnn.common.jsontext import json_bytes
 from rawnn.common.listener import Listener
 from rawnn.common.locks import DirectoryLocks
 from rawnn.data import Dataset
@@ -171,7 +172,7 @@ class ManyRun:
         team.compare("the data", parallel.data_facts(source.data))
         team.compare("the networks", {
             "the device": device.info.name if device is not None else "the host",
-            "the networks": f"checksum {zlib.crc32(msgspec.json.encode([configs, rows])):08x}",
+            "the networks": f"checksum {zlib.crc32(json_bytes([configs, rows])):08x}",
             "the checkpoint": f"epoch {before.epoch} of {before.lineage[-1][0]}" if before
             else "none"})
 

@@ -37,6 +37,22 @@ def test_a_full_disk(arguments: tuple[str, ...]) -> None:
     assert done.stderr == "rawnn: error: cannot write: No space left on device\n"
 
 
+def test_paths_that_are_no_text(tmp_path: Path) -> None:
+    """Of a file system, names are bytes; JSON holds text alone."""
+    folder, file = os.fsencode(tmp_path) + b"/run\xff", os.fsencode(tmp_path) + b"/out\xff.json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAWNN_WORKERS": "1"}
+    for words in ([], ["eval", folder, "--device", "host"],
+                  ["many", "--seeds", "2", "--save", folder + b"s"]):
+        options = [] if words[:1] == ["eval"] else list(FAST)
+        save = [] if words else ["--save", folder]
+        done = subprocess.run([sys.executable, "-m", "rawnn", *words, *options, *save, "--json",
+                               file], capture_output=True, timeout=120, check=False, cwd=ROOT,
+                              env=environment)
+        assert done.returncode == 0, done.stderr
+        assert b"run\\\\udcff" in Path(os.fsdecode(file)).read_bytes()
+        json.loads(Path(os.fsdecode(file)).read_bytes())
+
+
 def test_closed_streams() -> None:
     done = shell(f"rawnn {' '.join(FAST)} >&-")
     assert (done.returncode, done.stderr) == (0, "")
