@@ -5,7 +5,8 @@
 #include "persistent/block.cuh"
 
 // An epilogue that calls a body for each tile. early(mt, nt) is called ahead of the GEMM's loop, for loads
-// that should overlap with it; store() is called after it, and sums() for the sums of two columns.
+// that should overlap with it; store() is called after it. All lanes call sums(nt, first, second, there): those
+// that are `there` have the sums of two columns of tile nt, the lane % 4-th two.
 template <typename F>
 struct Finish {
   struct Early {};
@@ -15,7 +16,7 @@ struct Finish {
                                         const Early&) const {
     body(part, mt, nt, sum);
   }
-  __device__ __forceinline__ void sums(int, float, float) const {}
+  __device__ __forceinline__ void sums(int, float, float, bool) const {}
 };
 
 template <typename F>
@@ -69,7 +70,7 @@ struct Biased {
                           sum[3] + bias.lower};
     finish.store(part, mt, nt, all, {});
   }
-  __device__ __forceinline__ void sums(int, float, float) const {}
+  __device__ __forceinline__ void sums(int, float, float, bool) const {}
 };
 
 template <typename F>
@@ -98,15 +99,14 @@ __device__ __forceinline__ WithBias<F> with_bias(const float* biases, F body) {
   return {biases, body};
 }
 
-// The column sums of a tile, of which the lanes 0 to 3 have two each, as quads of the lanes 0 and 2:
-// body(number of the quad among the layer's biases, quad).
+// The column sums of tiles as quads: of four lanes that have two each, every second one gets a quad, if it is
+// `there`: body(number of the quad among the layer's biases, quad). All lanes call it.
 template <typename F>
-__device__ __forceinline__ void by_quads(int nt, float first, float second, F body) {
-  constexpr unsigned int four = 0xfu;
-  const float third = __shfl_xor_sync(four, first, 1);
-  const float fourth = __shfl_xor_sync(four, second, 1);
-  const int lane = lane_index();
-  if (lane % 2 == 0) body(nt * 2 + lane / 2, make_float4(first, second, third, fourth));
+__device__ __forceinline__ void by_quads(int nt, float first, float second, bool there, F body) {
+  const float third = __shfl_xor_sync(kFullWarp, first, 1);
+  const float fourth = __shfl_xor_sync(kFullWarp, second, 1);
+  const int t = lane_index() % 4;
+  if (there && t % 2 == 0) body(nt * 2 + t / 2, make_float4(first, second, third, fourth));
 }
 
 // A body of four or two values that passes them on in pairs.

@@ -72,7 +72,8 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
       Base::clear(high_sum[j]), Base::clear(low_sum[j]);
-      from[j] = right + (min(across + j, N8 - 1) * 8 + g) * LDB + 2 * t;
+      const int tile = N8 % NT ? min(across + j, N8 - 1) : across + j;
+      from[j] = right + (tile * 8 + g) * LDB + 2 * t;
     }
     if constexpr (in_halves<SHAPE>()) {
 #pragma unroll 1
@@ -100,14 +101,15 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
         }
       }
     }
-    if (g == 0) {
+    // All rows of the product are equal, so that each of the first lanes' rows finishes another tile.
+    static_assert(NT <= 8, "rows of a tile's half");
+    float first = high_sum[0][0] + low_sum[0][0];
+    float second = high_sum[0][1] + low_sum[0][1];
 #pragma unroll
-      for (int j = 0; j < NT; ++j) {
-        if (across + j < N8) {
-          finish.sums(across + j, high_sum[j][0] + low_sum[j][0], high_sum[j][1] + low_sum[j][1]);
-        }
-      }
+    for (int j = 1; j < NT; ++j) {
+      if (g == j) first = high_sum[j][0] + low_sum[j][0], second = high_sum[j][1] + low_sum[j][1];
     }
+    finish.sums(across + g, first, second, g < NT && (N8 % NT == 0 || across + g < N8));
   }
 
   // Begins the sums of a task whose first tile is (down, across).
@@ -154,7 +156,8 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
-        early[i][j] = finish.early(min(down + i, M16 - 1), min(across + j, N8 - 1));
+        early[i][j] = finish.early(M16 % MT ? min(down + i, M16 - 1) : down + i,
+                                   N8 % NT ? min(across + j, N8 - 1) : across + j);
       }
     }
     p.template add_part<K8 % SPLIT == 0>(part);

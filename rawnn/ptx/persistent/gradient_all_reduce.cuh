@@ -35,8 +35,8 @@ struct PublishTiles {
     send_flagged(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(),
                  make_float4(sum[0], sum[1], sum[2], sum[3]), flag_bit);
   }
-  __device__ __forceinline__ void sums(int nt, float first, float second) const {
-    by_quads(nt, first, second, [&](int quad, const float4& v) {
+  __device__ __forceinline__ void sums(int nt, float first, float second, bool there) const {
+    by_quads(nt, first, second, there, [&](int quad, const float4& v) {
       send_flagged(tiles + TILES * kTileQuads + quad, v, flag_bit);
     });
   }
@@ -66,8 +66,8 @@ struct AccumulateTiles {
     add(tiles + (mt * ACROSS + nt) * kTileQuads + lane_index(), early,
         make_float4(sum[0], sum[1], sum[2], sum[3]));
   }
-  __device__ __forceinline__ void sums(int nt, float first, float second) const {
-    by_quads(nt, first, second, [&](int quad, const float4& v) {
+  __device__ __forceinline__ void sums(int nt, float first, float second, bool there) const {
+    by_quads(nt, first, second, there, [&](int quad, const float4& v) {
       float4* const at = tiles + TILES * kTileQuads + quad;
       add(at, before(at), v);
     });

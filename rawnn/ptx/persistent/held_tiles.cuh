@@ -91,16 +91,16 @@ struct HeldTiles {
     float* earlier;
     int micro_batch;
 
-    __device__ __forceinline__ void sums(int nt, float first, float second) const {
+    __device__ __forceinline__ void sums(int nt, float first, float second, bool there) const {
       if constexpr (MICRO_BATCHES > 1) {
         float2* const at = reinterpret_cast<float2*>(earlier + nt * 8 + lane_index() % 4 * 2);
-        if (micro_batch > 0) first += at->x, second += at->y;
+        if (there && micro_batch > 0) first += at->x, second += at->y;
         if (micro_batch < MICRO_BATCHES - 1) {
-          *at = make_float2(first, second);
+          if (there) *at = make_float2(first, second);
           return;
         }
       }
-      finish.sums(nt, first, second);
+      finish.sums(nt, first, second, there);
     }
   };
 
@@ -123,8 +123,9 @@ struct HeldTiles {
             for (int j = 0; j < kAcross; ++j) {
               early[i][j] = {};
               if (last) {
-                early[i][j] = finish.early(min(down + i, GEMM::kRows - 1),
-                                           min(across + j, GEMM::kColumns - 1));
+                early[i][j] =
+                    finish.early(GEMM::kRows % kDown ? min(down + i, GEMM::kRows - 1) : down + i,
+                                 GEMM::kColumns % kAcross ? min(across + j, GEMM::kColumns - 1) : across + j);
               }
             }
           }

@@ -133,7 +133,8 @@ struct UpdateTiles {
     update(kept, mt, nt, sum);
     kept.store(state);
   }
-  __device__ __forceinline__ void sums(int nt, float first, float second) const {
+  __device__ __forceinline__ void sums(int nt, float first, float second, bool there) const {
+    if (!there) return;
     const int place = nt * 8 + lane_index() % 4 * 2;
     const float gradient[2] = {first, second};
     float* const state = reinterpret_cast<float*>(state_of(TILES + place / kTileFloats)) +
