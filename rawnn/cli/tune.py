@@ -19,7 +19,8 @@ from rawnn.engine.data_source import named, settled
 from rawnn.engine.launch_choices import remembered
 from rawnn.engine.machine import open_device
 from rawnn.engine.result import environment
-from rawnn.opts.best_table import PACKAGED, Entry, read, remember, user_file
+from rawnn.engine.runners.plan_data import data_spec_of
+from rawnn.opts.best_table import PACKAGED, Entry, conditions_of, read, remember, user_file
 from rawnn.opts.precision_names import precision_of
 from rawnn.tuning.launch_tuning import described
 from rawnn.tuning.search import Measured, Search, Task, fits
@@ -90,7 +91,9 @@ def _entry(search: Search, task: Task, driver: str) -> Entry:
     best = search.fastest()[0]
     return Entry(gpu=task.machine.name, layers=task.network.layers, batch=task.recipe.batch,
                  precision=task.precision, toggles=best.toggles, us=round(best.us, 2),
-                 others=search.others(), driver=driver, commit=here.commit, date=here.date)
+                 others=search.others(), driver=driver, commit=here.commit, date=here.date,
+                 conditions=conditions_of(task.network, task.recipe,
+                                          data_spec_of(task.data, "train")))
 
 
 def _say(message: str) -> None:
@@ -121,8 +124,9 @@ def _report(search: Search, entry: Entry) -> None:
 
 
 def _what(entry: Entry) -> str:
-    return f"{'-'.join(map(str, entry.layers))} at batch {entry.batch}, " \
-           f"{entry.precision or 'float32'}"
+    words = [f"{'-'.join(map(str, entry.layers))} at batch {entry.batch}",
+             entry.precision or "float32", *entry.conditions.values()]
+    return ", ".join(words)
 
 
 def _show(path: Path) -> None:

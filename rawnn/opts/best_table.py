@@ -4,7 +4,7 @@ kernel cache, which has precedence."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,8 @@ import msgspec
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import cache_directory
 from rawnn.common.target import is_called
+from rawnn.model.layers import Network
+from rawnn.plan.recipe import DataSpec, Recipe
 
 PACKAGED = Path(__file__).with_name("best.json")
 ENVIRONMENT = "RAWNN_BEST"
@@ -24,6 +26,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     toggles: the fastest set in addition to them.
     us: its median time per step in microseconds, by the device's clock.
     others: those times of the sets that it was compared with.
+    conditions: what else the time depends on (`conditions_of`); empty where an earlier version
+        measured, which did not record it.
     """
 
     gpu: str
@@ -36,6 +40,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     commit: str
     date: str
+    conditions: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def conditions_of(network: Network, recipe: Recipe | None, data_spec: DataSpec | None
+                  ) -> dict[str, str]:
+    """What the time of a step depends on besides sizes and precision, as far as it is known: fused
+    kernels exist for some losses, optimizers and input dtypes only."""
+    found = {"loss": network.loss}
+    if recipe is not None:
+        found["optimizer"] = recipe.optimizer.kind
+    if data_spec is not None:
+        found["inputs"] = data_spec.inputs + (", normalised" if data_spec.normalised else "")
+    return found
 
 
 def user_file() -> Path:
@@ -65,21 +82,30 @@ def write(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def remember(path: Path, entry: Entry) -> None:
-    """Add an entry; it replaces one of the same GPU, network, batch and precision."""
-    write(path, [*(e for e in read(path) if _key(e) != _key(entry)), entry])
+    """Add an entry; it replaces one of the same GPU, network, batch, precision and conditions."""
+    write(path, [*(e for e in read(path) if _key(e) != _key(entry)
+                   or not _agree(e, entry.conditions)), entry])
 
 
 def _key(e: Entry) -> tuple[object, ...]:
     return e.gpu, e.layers, e.batch, e.precision
 
 
-def exact(gpu: str, layers: Sequence[int], batch: int, precision: str) -> Entry | None:
-    """The entry of this network, batch and precision on this GPU, by its driver's name or one of
-    NAMED; the user's own table comes before the package's. None without a measurement: what is
-    fastest for a similar network may be slow for this one. Raises ConfigError for a broken table.
+def _agree(entry: Entry, conditions: Mapping[str, str]) -> bool:
+    """Whether no condition that both state differs."""
+    return all(entry.conditions.get(name, value) == value for name, value in conditions.items())
+
+
+def exact(gpu: str, layers: Sequence[int], batch: int, precision: str,
+          conditions: Mapping[str, str] | None = None) -> Entry | None:
+    """The entry of this network, batch and precision under these conditions on this GPU, by its
+    driver's name or one of NAMED; the user's own table comes before the package's. None without a
+    measurement: what is fastest for a similar network may be slow for this one. Raises ConfigError
+    for a broken table.
     """
     for path in (user_file(), PACKAGED):
         for entry in read(path):
-            if _key(entry)[1:] == (tuple(layers), batch, precision) and is_called(entry.gpu, gpu):
+            if _key(entry)[1:] == (tuple(layers), batch, precision) \
+                    and is_called(entry.gpu, gpu) and _agree(entry, conditions or {}):
                 return entry
     return None

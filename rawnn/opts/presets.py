@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rawnn.common.errors import ConfigError
 from rawnn.model.layers import Network
-from rawnn.opts.best_table import Entry, exact
+from rawnn.opts.best_table import Entry, conditions_of, exact
 from rawnn.opts.persistent_payoff import Verdict, default_data_spec, evaluate_payoff
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.opts.user_kernel_toggles import why_not_persistent
@@ -112,9 +112,11 @@ def _payoff(setting: Setting, precision: str, launch_us: float | None) -> Verdic
 
 
 def _lookup(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:
-    """The table's entry of exactly this network; None if there is none."""
+    """The table's entry of exactly this network and step; None if there is none."""
+    conditions = conditions_of(setting.network, setting.recipe, setting.data_spec)
     try:
-        return exact(setting.machine.name, setting.network.layers, setting.batch, precision), []
+        return exact(setting.machine.name, setting.network.layers, setting.batch, precision,
+                     conditions), []
     except ConfigError as error:
         return None, [f"best goes by rule: {error}"]
 

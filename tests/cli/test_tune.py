@@ -35,6 +35,7 @@ def test_the_fastest_set_is_remembered_and_then_taken(rawnn: Rawnn, mine: Path) 
     assert (entry.layers, entry.batch, entry.precision) == ((20, 16, 5), 8, "bf16")
     assert entry.toggles
     assert entry.others
+    assert entry.conditions == {"loss": "cross_entropy", "optimizer": "sgd", "inputs": "uint8"}
     shown = rawnn("tune", "--show")
     assert "20-16-5 at batch 8, bf16" in shown.out
     assert entry.toggles in shown.out

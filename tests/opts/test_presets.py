@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rawnn.model.layers import Network
@@ -15,9 +16,10 @@ from rawnn.opts.best_table import Entry
 from rawnn.opts.persistent_payoff import Verdict
 from rawnn.opts.precision_names import PRECISIONS, precision_of
 from rawnn.opts.registry import Machine
-from rawnn.plan.recipe import Recipe
+from rawnn.plan.recipe import DataSpec, Recipe
 from tests.engine import CAPABLE
 
+PACKAGED = table.PACKAGED
 DEEP = Network((784, 784, 784, 784, 784, 10), bias=False)
 HOPPER = replace(CAPABLE, name="NVIDIA H200")
 ENTRY = Entry(gpu="NVIDIA H200", layers=DEEP.layers, batch=64, precision="bf16",
@@ -75,6 +77,41 @@ def test_an_entry_is_for_its_network_and_its_batch_only(user: Path) -> None:
     assert any("measured" in n for n in chosen("best,bf16").notes)
     for network, batch in ((near, 64), (DEEP, 65), (Network((784, 784, 10)), 64)):
         assert not any("measured" in n for n in chosen("best,bf16", network, batch=batch).notes)
+
+
+FLOATS = DataSpec(64 * 468, inputs="float32", labels="uint8")
+
+
+@pytest.mark.parametrize(("network", "optimizer", "data_spec", "matches"), [
+    (DEEP, "sgd", DataSpec(64 * 468), True), (DEEP, "sgd", FLOATS, False),
+    (DEEP, "sgd", DataSpec(64 * 468, normalised=True), False),
+    (DEEP, "adam", DataSpec(64 * 468), False),
+    (replace(DEEP, loss="mse"), "sgd", DataSpec(64 * 468), False),
+])
+def test_an_entry_is_for_the_step_that_was_measured(
+        user: Path, network: Network, optimizer: str, data_spec: DataSpec, matches: bool) -> None:
+    """Fused kernels exist for some losses, optimizers and input dtypes only."""
+    recipe = Recipe(64, Optimizer("sgd"))
+    stated = msgspec.structs.replace(
+        ENTRY, conditions=table.conditions_of(DEEP, recipe, DataSpec(64 * 468)))
+    for entry, finds in ((stated, matches), (ENTRY, True)):  # a table of an earlier version
+        table.write(user, [entry])
+        found = select("best,bf16", network, 468, HOPPER, batch=64,
+                       recipe=Recipe(64, Optimizer(optimizer)), data_spec=data_spec)
+        assert any("measured" in note for note in found.notes) == finds
+    assert any("measured" in note for note in chosen("best,bf16").notes)  # nothing else is known
+
+
+def test_a_time_of_bytes_does_not_stand_for_float32_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H200, `wide128` in bf16 takes 6.7 us by two kernels that read bytes. On float32 inputs,
+    which they do not read, it takes 16.6."""
+    monkeypatch.setattr(table, "PACKAGED", PACKAGED)
+    network = Network((784, 128, 128, 128, 10))
+    recipe = Recipe(32, Optimizer(), epochs=1000)
+    taken = {inputs: "persistent" in select(
+        "best,bf16", network, 1875, HOPPER, batch=32, recipe=recipe,
+        data_spec=DataSpec(60_000, inputs=inputs)).values for inputs in ("uint8", "float32")}
+    assert taken == {"uint8": False, "float32": True}
 
 
 def test_the_users_table_wins_over_the_packages(user: Path) -> None:

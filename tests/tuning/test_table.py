@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rawnn.common.errors import ConfigError
@@ -24,6 +25,14 @@ def test_an_entry_replaces_the_one_of_its_kind(tmp_path: Path) -> None:
         for precision in ("", "bf16"):
             table.remember(path, entry(precision=precision, toggles=toggles))
     assert [(e.precision, e.toggles) for e in table.read(path)] == [("", "mma"), ("bf16", "mma")]
+
+
+def test_an_entry_replaces_the_one_of_its_conditions(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    sgd, adam = ({"loss": "mse", "optimizer": name} for name in ("sgd", "adam"))
+    for conditions, kept in (({}, [{}]), (sgd, [sgd]), (adam, [sgd, adam]), (sgd, [adam, sgd])):
+        table.remember(path, msgspec.structs.replace(entry(), conditions=conditions))
+        assert [e.conditions for e in table.read(path)] == kept
 
 
 def test_a_missing_table_is_empty_and_a_broken_one_an_error(tmp_path: Path) -> None:
