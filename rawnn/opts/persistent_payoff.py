@@ -4,17 +4,20 @@ launches, and the run is long enough to repay its longer compilation."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import inf, prod
 
 from rawnn.common.dtypes import FLOATS
 from rawnn.model.layers import Network
 from rawnn.opts.registry import TOGGLES, Machine
+from rawnn.persistent import cost
 from rawnn.persistent.chip import chip_of
-from rawnn.persistent.choose import choose
+from rawnn.persistent.choose import Choice, choose
 from rawnn.persistent.cost import FITTED_AT
+from rawnn.persistent.layout import layout_of
 from rawnn.persistent.problem import Problem, Unsupported, problem_of
 from rawnn.persistent.rounding import with_rounded_inputs
+from rawnn.persistent.sharding import Sharding
 from rawnn.plan.build import training_step
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
@@ -69,11 +72,42 @@ and sr take the figures of bf16. docs/notes/cost-fits.md has the runs and correc
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """Expected microseconds of a step.
+
+    launches: by launches.
+    choice: the persistent kernel; None where it cannot run, or only in micro-batches.
+    later: extra microseconds before the first step with it.
+    """
+
+    launches: float
+    choice: Choice | None = None
+    later: float = 0.0
+
+    @property
+    def persistent(self) -> float:
+        """Of a step with the persistent kernel."""
+        return inf if self.choice is None else self.choice.us
+
+    @property
+    def steps_needed(self) -> float:
+        """Steps that earn the compilation of the persistent kernel."""
+        gained = self.launches - self.persistent
+        return self.later / gained if gained > 0 else inf
+
+    def us(self, steps: int) -> float:
+        """Of a step of a run of so many, by what is then taken."""
+        return self.persistent if steps >= self.steps_needed else self.launches
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """Whether `best` uses persistent, and why, in a sentence ("" if persistent cannot run)."""
+    """Whether `best` uses persistent, and why, in a sentence ("" if persistent cannot run).
+    `estimate` is None where nothing is expected of a step."""
 
     taken: bool
     why: str = ""
+    estimate: Estimate | None = None
 
 
 def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str,
@@ -84,31 +118,59 @@ def evaluate_payoff(network: Network, recipe: Recipe, data_spec: DataSpec, preci
     if precision not in LAUNCH_COSTS or TOGGLES["persistent"].needs(machine):
         return Verdict(False)
     plan = _step(network, recipe, data_spec, precision)
+    launches = _launches_us(plan, precision, machine, launch_us)
     try:
         problem = problem_of(plan)
         chosen = choose(problem, chip_of(machine.target))
     except Unsupported as reason:
-        return Verdict(False, f"best leaves persistent out: the step {reason.reason}")
+        return Verdict(False, f"best leaves persistent out: the step {reason.reason}",
+                       Estimate(launches))
     if chosen.sharding.micro_batches > 1:
         return Verdict(False, f"best leaves persistent out: the batch fits the chip in "
                               f"{chosen.sharding.micro_batches} micro-batches only, which took "
                               f"longer than launches in all networks that were timed; "
-                              f"{chosen.us:.0f} us a step are expected of it")
-    clock = machine.target.clock or FITTED_AT  # measured times scale with the clock, as predictions
-    launches = launch_us or predict_launches_us(plan, precision) * FITTED_AT / clock
+                              f"{chosen.us:.0f} us a step are expected of it", Estimate(launches))
     chosen = chosen.launched(recipe.updates(data_spec.examples))
+    found = Estimate(launches, chosen, extra_compile_us(problem))
     if chosen.us >= launches:
         return Verdict(False, f"best leaves persistent out: {chosen.us:.0f} us a step are expected "
-                              f"of it, {launches:.0f} of launches")
+                              f"of it, {launches:.0f} of launches", found)
     steps = recipe.updates(data_spec.examples) * recipe.epochs
-    later = extra_compile_us(problem)
-    needed = later / (launches - chosen.us)
-    if steps < needed:
+    if steps < found.steps_needed:
         return Verdict(False, f"best leaves persistent out: {steps} steps are too few to earn its "
-                              f"compilation, which delays a first run by about {later / 1e6:.2g} s "
-                              f"more than launches' own; from about {needed:.0f} on it takes it")
+                              f"compilation, which delays a first run by about "
+                              f"{found.later / 1e6:.2g} s more than launches' own; from about "
+                              f"{found.steps_needed:.0f} on it takes it", found)
     return Verdict(True, f"best takes persistent: {chosen.us:.1f} us a step are expected of it "
-                         f"({chosen.sharding}), {launches:.0f} of launches")
+                         f"({chosen.sharding}), {launches:.0f} of launches", found)
+
+
+def estimate_sharding(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str,
+                      machine: Machine, launch_us: float | None, sharding: Sharding | None
+                      ) -> Estimate:
+    """What is expected of a step in another precision with the sharding that was chosen for one:
+    at most so much of the sharding that would be chosen, without a search for it."""
+    plan = _step(network, recipe, data_spec, precision)
+    launches = _launches_us(plan, precision, machine, launch_us)
+    try:
+        problem = problem_of(plan)
+    except Unsupported:
+        return Estimate(launches)
+    if sharding is None:
+        return Estimate(launches)
+    chip = chip_of(machine.target)
+    found = layout_of(replace(sharding, problem=problem), chip.shared)
+    if found.nbytes > chip.shared:
+        return Estimate(launches)
+    us = cost.microseconds(found.sharding, chip.costs) + cost.state_microseconds(found, chip.costs)
+    choice = Choice(found, us, chip.costs).launched(recipe.updates(data_spec.examples))
+    return Estimate(launches, choice, extra_compile_us(problem))
+
+
+def _launches_us(plan: Plan, precision: str, machine: Machine, measured: float | None) -> float:
+    """Of a step by launches: as measured, or predicted."""
+    clock = machine.target.clock or FITTED_AT  # measured times scale with the clock, as predictions
+    return measured or predict_launches_us(plan, precision) * FITTED_AT / clock
 
 
 def extra_compile_us(problem: Problem) -> float:

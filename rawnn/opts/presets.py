@@ -9,6 +9,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.model.layers import Network
 from rawnn.opts.best_table import Entry, conditions_of, exact
 from rawnn.opts.persistent_payoff import Verdict, default_data_spec, evaluate_payoff
+from rawnn.opts.precision_gain import compare_more_bits
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.opts.user_kernel_toggles import why_not_persistent
 from rawnn.plan.recipe import DataSpec, Recipe
@@ -78,16 +79,16 @@ def best(setting: Setting, precision: str = "",
     entry, notes = _lookup(setting, precision)
     taken, why = from_table(entry, machine) if entry else (None, [])
     notes += why
-    us = entry.us if entry and taken is not None else None
     if taken is None:
         taken, why = by_rule(setting, precision)
         notes += why
     if user_kernels:
         verdict = Verdict(False, f"best goes without persistent: "
                                  f"{why_not_persistent(list(user_kernels))}")
+        notes.append(verdict.why)
     else:
-        verdict = _payoff(setting, precision, us)
-    notes += [verdict.why] if verdict.why else []
+        verdict, why = _payoff(setting, precision)
+        notes += why
     if verdict.taken:
         values["persistent"] = TOGGLES["persistent"].parse(None)
     values |= taken
@@ -101,14 +102,22 @@ def best(setting: Setting, precision: str = "",
     return values, notes
 
 
-def _payoff(setting: Setting, precision: str, launch_us: float | None) -> Verdict:
+def _payoff(setting: Setting, precision: str) -> tuple[Verdict, list[str]]:
+    """Whether persistent is taken, and sentences on it and on precisions that are faster."""
     # Without a recipe the number of steps is unknown.
     if setting.recipe is None or setting.recipe.world_size > 1:
-        return Verdict(False)
-    data_spec = setting.data_spec or default_data_spec(setting.network, setting.batch
-                                                       * setting.steps)
-    return evaluate_payoff(setting.network, setting.recipe, data_spec, precision, setting.machine,
-                           launch_us)
+        return Verdict(False), []
+    network, recipe, machine = setting.network, setting.recipe, setting.machine
+    data_spec = setting.data_spec or default_data_spec(network, setting.batch * setting.steps)
+
+    def launch_us(precision: str) -> float | None:
+        entry, _ = _lookup(setting, precision)
+        return entry.us if entry and from_table(entry, machine)[0] is not None else None
+
+    verdict = evaluate_payoff(network, recipe, data_spec, precision, machine, launch_us(precision))
+    verdict, faster = compare_more_bits(verdict, network, recipe, data_spec, precision, machine,
+                                        launch_us)
+    return verdict, [*([verdict.why] if verdict.why else []), *faster]
 
 
 def _lookup(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:
