@@ -13,11 +13,12 @@ import pytest
 from rawnn.bench.driver_calls import driver_calls
 from rawnn.bench.record import read_results
 from rawnn.bench.render.ladder_comparison import ladder_comparison
-from rawnn.bench.render.schedule_chart import LANE_OF, choice_of, schedule_chart
+from rawnn.bench.render.schedule_chart import LANES, choice_of, schedule_chart
 from rawnn.bench.render.timeline import PYTHON, WAIT, boxes, calls_of, timeline
 from rawnn.bench.render.training import rungs
 from rawnn.common.errors import ConfigError
-from rawnn.persistent.phases import Gemm, Phase
+from rawnn.persistent.phases.gemm import Gemm
+from rawnn.persistent.phases.phase import Phase
 from tests import requires
 from tools import site, tutorial
 
@@ -198,7 +199,7 @@ def test_every_kind_of_phase_has_a_lane() -> None:
     def kinds(of: type[Phase]) -> set[type[Phase]]:
         return set().union(*({each, *kinds(each)} for each in of.__subclasses__()))
 
-    assert {kind for kind in kinds(Phase) if kind.__module__.startswith("rawnn.")} == set(LANE_OF)
+    assert {kind.lane for kind in kinds(Phase)} == set(LANES)
 
 
 def test_the_schedule_shows_each_phase_in_its_place() -> None:

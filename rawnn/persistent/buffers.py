@@ -7,10 +7,12 @@ the receive buffers lie in global memory (ptx/persistent/exchange_l2.cuh says ho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rawnn.persistent.phases import REDUCE_SCATTER, Exchange
-from rawnn.persistent.schedule import Schedule
-from rawnn.persistent.sharding import Sharding, up
+from rawnn.persistent.sharding import up
+
+if TYPE_CHECKING:
+    from rawnn.persistent.schedule import Schedule
 
 LINE = 32
 """Floats of a line of the L2 cache."""
@@ -30,14 +32,6 @@ def dsmem_floats(schedule: Schedule) -> int:
     """Floats of one of the two receive buffers of a block in a cluster; 0 without exchanges."""
     d = schedule.sharding
     return max((each.rows * d.sent + up(each.flags, 4) for each in schedule.exchanges), default=0)
-
-
-def l2_floats(d: Sharding, exchange: Exchange) -> int:
-    """Floats of a group's receive buffer for an exchange via L2, in whole lines. What all blocks
-    get is stored once; partial sums have a place for each block that adds them up."""
-    if exchange.kind == REDUCE_SCATTER:
-        return d.tp_size * exchange.rows * d.sent
-    return up(exchange.rows * d.sent + 4 * exchange.flags, LINE)
 
 
 def l2_slots(schedule: Schedule) -> tuple[Slot, ...]:
@@ -63,14 +57,14 @@ def l2_slots(schedule: Schedule) -> tuple[Slot, ...]:
     offset = 0
     for users in shared:
         found |= {i: Slot(offset, len(users), number) for number, i in enumerate(users)}
-        offset += l2_floats(d, exchanges[users[0]])
+        offset += exchanges[users[0]].floats_via_l2(d)
     return tuple(found[i] for i in range(len(exchanges)))
 
 
 def group_floats(schedule: Schedule) -> int:
     """Floats of a copy of a group's receive buffer via L2, with the slots of all exchanges."""
     d = schedule.sharding
-    return max((slot.offset + l2_floats(d, each) for slot, each in
+    return max((slot.offset + each.floats_via_l2(d) for slot, each in
                 zip(l2_slots(schedule), schedule.exchanges, strict=False)), default=0)
 
 
@@ -78,12 +72,3 @@ def copies(schedule: Schedule) -> int:
     """Copies of a group's receive buffer via L2. The only exchange of a micro-batch alternates
     between two."""
     return 2 if len(l2_slots(schedule)) == 1 else 1
-
-
-def reduction_floats(schedule: Schedule) -> int:
-    """Floats of scratch memory for reductions via L2 whose sums several threads share."""
-    d = schedule.sharding
-    if not d.via_l2:
-        return 0
-    shares = [each.rows // d.tp_size for each in schedule.exchanges if each.parts > 1]
-    return max((d.teams(rows) * rows * d.sent for rows in shares if d.teams(rows) > 1), default=0)

@@ -18,7 +18,6 @@ from rawnn.persistent.chip import Chip
 from rawnn.persistent.choose import MOST_WARPS, Choice, candidates
 from rawnn.persistent.layout import Layout, layout_of
 from rawnn.persistent.member_problem import FIX, check_members
-from rawnn.persistent.phases import Gemm
 from rawnn.persistent.problem import Problem, Unsupported
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
@@ -185,10 +184,10 @@ def instructions(layout: Layout) -> float:
     """Expected instructions of all warps of a block in a step."""
     d, p = layout.sharding, layout.sharding.problem
     parts = d.micro_batches
-    phases = [phase for phase in layout.schedule.micro_batch if isinstance(phase, Gemm)]
-    steps = sum(ceil(g.m, 16) * ceil(g.n, 8) * ceil(g.k, 8) for g in phases)
+    gemms = layout.schedule.gemms
+    steps = sum(ceil(g.m, 16) * ceil(g.n, 8) * ceil(g.k, 8) for g in gemms)
     tiles = sum(layer.all_tiles * _of_state(layer) for layer in layout.layers)
-    each = 3 + len(phases)
+    each = 3 + len(gemms)
     return parts * steps * K8_STEP[p.numbers] + tiles * TILE[min(len(p.states), 2)] \
         + parts * each * d.warps * PHASE[p.numbers]
 

@@ -1,4 +1,4 @@
-"""The expected cycles of a schedule: one rule for each class of phase, and a walk over the list.
+"""The expected cycles of a schedule: constants, and a walk over the phases, which have the rules.
 
 Small networks take the number of their phases times a latency. The constants were fitted to kernels
 on an H200. Another GPU uses them with the ratio of the clocks, unless constants were fitted to it.
@@ -6,41 +6,15 @@ on an H200. Another GPU uses them with the ratio of the clocks, unless constants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from rawnn.common.errors import ConfigError
 from rawnn.common.target import Target
 from rawnn.persistent.layout import Layout
-from rawnn.persistent.phases import (
-    BETWEEN,
-    GRADIENT,
-    LOSS,
-    OVERFLOW,
-    REDUCE_SCATTER,
-    STATISTICS,
-    AgreeOnStep,
-    ConvertInput,
-    Epilogue,
-    Exchange,
-    Gemm,
-    GradientAllReduce,
-    Phase,
-    Softmax,
-    WaitForInput,
-)
+from rawnn.persistent.phases.gradient_all_reduce import summed_by_all, summed_in_shares
+from rawnn.persistent.phases.phase import Line, Phase
 from rawnn.persistent.schedule import Schedule, backward, build, forward, loss, weight_gradient
-from rawnn.persistent.sharding import (
-    ALL_GATHERED,
-    COLUMN_PARALLEL,
-    REPLICATED,
-    ROW_PARALLEL,
-    TILE,
-    Sharding,
-    ceil,
-    up,
-)
-from rawnn.persistent.tiles import softmax_of
+from rawnn.persistent.sharding import ALL_GATHERED, COLUMN_PARALLEL, ROW_PARALLEL, Sharding, up
 
 
 @dataclass(frozen=True)
@@ -165,16 +139,9 @@ def costs_of(target: Target) -> Costs:
     return replace(FITTED, **(fitted or slower))
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of the cost table: a part of the step by its name, and its cycles."""
-
-    name: str
-    cycles: float
-
-
 class CostModel:
-    """What the phases of a sharding cost. `rest` is a factor of everything but exchanges."""
+    """What the phases of a sharding ask for their costs. `rest` is a factor of everything but
+    exchanges."""
 
     def __init__(self, d: Sharding, costs: Costs, rest: float | None = None) -> None:
         self.d, self.p, self.costs = d, d.problem, costs
@@ -182,92 +149,7 @@ class CostModel:
         self.rest = rest or (costs.via_l2_rest if self.exchanges_via_l2 else 1.0)
 
     def cycles(self, phase: Phase) -> float:
-        return sum(line.cycles for line in self.lines(phase))
-
-    def lines(self, phase: Phase) -> Iterator[Line]:
-        """The lines of the table that a phase adds to. Most phases have one; a phase without a rule
-        costs nothing."""
-        match phase:
-            case Gemm(kind=kind) if kind == GRADIENT:
-                yield from self.weight_gradient(phase)
-            case Gemm():
-                cycles = self.costs.gemm_begin + self.costs.gemm * phase.tiling(self.d).cycles
-                yield Line(phase.name, self.rest * cycles + self.epilogue(phase.epilogue))
-            case Exchange():
-                rest = self.rest if phase.name == OVERFLOW else 1.0
-                yield Line(phase.name, rest * self.exchange(phase) + self.epilogue(phase.epilogue))
-            case ConvertInput():
-                yield Line(phase.name, self.rest * self.conversion())
-            case Softmax(statistics=False):
-                cycles = self.costs.softmax + self.costs.softmax_rows * softmax_of(self.d).cycles
-                yield Line(phase.name, self.rest * cycles)
-            case AgreeOnStep():
-                between = self.costs.group_overflow_check if self.d.dp_size > 1 else 0.0
-                yield Line(phase.name, self.rest * (self.costs.overflow_check + between))
-            case GradientAllReduce():
-                yield Line(phase.name, self.rest * self.all_reduce(phase))
-            case WaitForInput():
-                hidden = self.d.dp_size > 1 and self.d.micro_batches == 1
-                step = self.costs.step - (self.costs.hidden_step if hidden else 0.0)
-                yield Line(BETWEEN, self.rest * step)
-                if self.exchanges_via_l2:
-                    yield Line("exchanges begin", self.costs.via_l2_step)
-
-    def weight_gradient(self, phase: Gemm) -> Iterator[Line]:
-        d, costs = self.d, self.costs
-        factor = costs.gradient if d.dp_size == 1 else costs.published
-        factor *= 1.0 if phase.layer == 0 or phase.conditional else costs.overlapped
-        yield Line(phase.name, self.rest * phase.tiling(d).cycles * factor)
-        if self.p.streams:  # stochastic rounding of the updated weights
-            tiles = ceil(ceil(phase.m, 16) * ceil(phase.n, 8), d.dp_size)
-            yield Line(f"rounding {phase.layer + 1}", self.rest * costs.rounding * ceil(tiles, 4))
-
-    def epilogue(self, epilogue: Epilogue) -> float:
-        """An elementwise loss, which was fitted by itself. Other epilogues are part of the rest."""
-        if epilogue.function != LOSS:
-            return 0.0
-        elements = self.d.columns * self.d.outs(self.p.depth - 1)
-        return self.costs.elementwise_round * ceil(elements, self.d.threads)
-
-    def exchange(self, phase: Exchange) -> float:
-        d, costs = self.d, self.costs
-        if d.via_l2:
-            rate = costs.via_l2_sums if phase.kind == REDUCE_SCATTER else costs.via_l2_bytes
-            return costs.via_l2 + costs.via_l2_block * d.tp_size + phase.rows * d.sent * 4 / rate
-        latency = costs.second_exchange if phase.second else costs.exchange
-        latency += costs.second_exchange if phase.name == STATISTICS else 0.0
-        return latency + phase.features * d.sent * 4 / costs.exchange_bytes
-
-    def conversion(self) -> float:
-        shards = self.d.tp_size if self.d.boundaries[0] != REPLICATED else 1
-        quads = self.d.columns * ceil(ceil(self.p.layers[0], 4), shards)
-        return self.costs.convert + self.costs.convert_round * ceil(quads, self.d.threads)
-
-    def all_reduce(self, phase: GradientAllReduce) -> float:
-        latency = self.costs.via_l2_all_reduce if self.exchanges_via_l2 else self.costs.all_reduce
-        if phase.sharded:
-            return 2 * latency + self.summed_in_shares(phase.tiles)
-        return latency + self.summed_by_all(phase.tiles)
-
-    def summed_by_all(self, tiles: int) -> float:
-        """What every group takes to sum and update so many tiles, besides the latency."""
-        nbytes = tiles * TILE * self.d.published_bytes
-        return self.d.dp_size * nbytes / self.costs.summed_bytes / self._dtype_factor \
-            + self._state(nbytes)
-
-    def summed_in_shares(self, tiles: int) -> float:
-        """The same for a group that updates its share, and takes in the others' changes."""
-        nbytes = tiles * TILE * self.d.published_bytes
-        return nbytes / self.costs.sharded_bytes / self._dtype_factor \
-            + self._state(nbytes / self.d.dp_size)
-
-    @property
-    def _dtype_factor(self) -> float:
-        return self.costs.bf16 if self.d.publishes_bf16 else 1.0
-
-    def _state(self, nbytes: float) -> float:
-        """The optimizer state of gradients that are published in so many bytes."""
-        return len(self.p.states) * nbytes * 4 / self.d.published_bytes / self.costs.state_bytes
+        return sum(line.cycles for line in phase.cost(self))
 
 
 # -- a step ----------------------------------------------------------------------------------------
@@ -279,7 +161,7 @@ def table(schedule: Schedule, costs: Costs = FITTED) -> list[tuple[Phase, Line]]
     repeated = d.micro_batches * (costs.micro_batch if in_clusters else 1.0)
     return [(phase, Line(line.name, times * line.cycles))
             for phases, times in ((schedule.micro_batch, repeated), (schedule.step, 1.0))
-            for phase in phases for line in model.lines(phase)]
+            for phase in phases for line in phase.cost(model)]
 
 
 def phases(d: Sharding, costs: Costs = FITTED) -> list[Line]:
@@ -325,7 +207,7 @@ def layer_cycles(d: Sharding, layer: int, costs: Costs = FITTED) -> float:
         *forward(d, layer), *(backward(d, layer) if layer else ()), weight_gradient(d, layer)))
     if d.dp_size > 1:
         tiles = d.gradient_tiles(layer)
-        found += min(model.summed_by_all(tiles), model.summed_in_shares(tiles))
+        found += min(summed_by_all(model, tiles), summed_in_shares(model, tiles))
     if layer == d.problem.depth - 1:
         unscaled = CostModel(d, costs, rest=1.0)
         found += sum(unscaled.cycles(phase) for phase in loss(d))

@@ -9,15 +9,12 @@ from itertools import pairwise
 
 from rawnn.persistent import buffers
 from rawnn.persistent.block_memory import FIXED_BYTES, LayerLayout, Memory
-from rawnn.persistent.phases import BACKWARD, FORWARD, Gemm
+from rawnn.persistent.phases.gemm import BACKWARD, FORWARD
+from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
+from rawnn.persistent.phases.input import orders_at_once
+from rawnn.persistent.phases.loss import AT_ONCE, BY_FIRST, BY_LAST, tallies
 from rawnn.persistent.problem import Problem
-from rawnn.persistent.schedule import (
-    Schedule,
-    build,
-    separates_logits,
-    stores_tallies,
-    weight_gradient,
-)
+from rawnn.persistent.schedule import Schedule, build, weight_gradient
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     MOST_REGISTERS,
@@ -28,10 +25,8 @@ from rawnn.persistent.sharding import (
     pitch,
     up,
 )
-from rawnn.persistent.tiles import Tiling, global_state_tiling, softmax_floats, tiling
+from rawnn.persistent.tiles import Tiling, global_state_tiling, tiling
 
-ALL, SHARE = "all", "share"
-AT_ONCE, BY_FIRST, BY_LAST = "at once", "by the first block", "by the last block"
 STATE = "state of the optimizer"
 
 COUNTS = ("counters", "generations", "all_reduces", "trace")
@@ -56,7 +51,6 @@ class Layout:
     places, contents: floats from the start of a block's shared memory by name, and what lies at
         each, in words.
     nbytes: shared memory of a block.
-    shares: warps that share the sum of a tile in a sharded update.
     input_pitch, input_floats: values of a row of the input, and floats of a micro-batch of it.
     raw_pitch: values of a row of the input as the data set stores it.
     target_pitch, target_width: the same of targets.
@@ -74,7 +68,6 @@ class Layout:
     places: dict[str, int] = field(hash=False)
     contents: dict[str, str] = field(hash=False)
     nbytes: int
-    shares: int
     input_pitch: int
     input_floats: int
     raw_pitch: int
@@ -119,7 +112,7 @@ class Layout:
         """Parts of a step's loss: of each example where tallies are stored, else of each group, or
         of each block where outputs are sharded."""
         d = self.sharding
-        if stores_tallies(d):
+        if d.stores_tallies:
             return d.group_batch
         return d.blocks if d.boundaries[-1] == SHARDED else d.dp_size
 
@@ -131,7 +124,7 @@ class Layout:
         d = self.sharding
         if self.counters:  # which the last block resets
             return BY_LAST
-        if not stores_tallies(d) and self.parts * d.micro_batches == 1:
+        if not d.stores_tallies and self.parts * d.micro_batches == 1:
             return AT_ONCE
         return BY_FIRST if d.dp_size == 1 and not (d.via_l2 and self.all_report) else BY_LAST
 
@@ -140,7 +133,7 @@ class Layout:
         """Whether each block of a group has parts of a step's loss."""
         d = self.sharding
         return d.tp_size > 1 and (
-            d.shards_softmax if stores_tallies(d) else d.boundaries[-1] == SHARDED)
+            d.shards_softmax if d.stores_tallies else d.boundaries[-1] == SHARDED)
 
     def workspaces(self, steps: int) -> dict[str, int]:
         """4-byte words of each workspace of an epoch of so many steps; with members, of each."""
@@ -177,32 +170,6 @@ class Layout:
         if d.via_l2:
             return 0 if self.receive_floats else 1
         return 1 if self.sync and d.tp_size > 1 and not self.receive_floats else 0
-
-
-def tallies(d: Sharding) -> int:
-    """Tallies of a step in shared memory: of each example, or where the loss is a mean over
-    elements, of each thread that may have some, two or more as the last GEMM ends."""
-    p = d.problem
-    if stores_tallies(d):
-        return 1
-    most = up(d.outs(p.depth - 1), 16) * d.columns // 2
-    return d.columns if p.labelled else min(d.threads, most)
-
-
-ORDERED_AT_ONCE, ORDERS_OF_A_THREAD = 256, 4
-"""Most examples whose order is computed at once, if that is several micro-batches: in all, and per
-thread."""
-
-
-def orders_at_once(d: Sharding) -> int:
-    """Micro-batches whose order a kernel of members computes at once, a power of two; 1 where
-    nothing is computed."""
-    if d.members is None or not d.members.shuffled:
-        return 1
-    found = 2
-    while 2 * found * d.columns <= min(ORDERED_AT_ONCE, ORDERS_OF_A_THREAD * d.threads):
-        found *= 2
-    return found
 
 
 def beyond(features: int, step: int) -> int:
@@ -271,16 +238,16 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
         memory.take("settings", 2 * len(p.numeric_settings), "settings of the member")
         memory.take("permutation", PERMUTATION_BYTES // 4, "order of the epoch")
     memory.take("barriers", 8, "barriers")
-    if schedule.all_reduce:
-        memory.take("places", 2 * base, "places of the tiles of gradients")
+    for phase in schedule.phases:
+        for name, (floats, what) in phase.own_floats(d).items():
+            memory.take(name, floats, what)
     memory.take("tallies", 2 * tallies(d), "losses")
     if p.scaled:
         memory.take("scaling", 4, "loss scale")
     receive_floats = buffers.dsmem_floats(schedule)
     if receive_floats and not d.via_l2:
         memory.take("exchange", 2 * receive_floats, "receive buffers")
-    shares = _shares(schedule)
-    memory.take("scratch", _scratch_floats(schedule, shares), "scratch")
+    memory.take("scratch", max(phase.scratch_floats(d) for phase in schedule.phases), "scratch")
     memory.cursor = up(memory.cursor, 4)
     if d.micro_batches > 1 and d.holds_tiles and p.bias:
         for layer in range(p.depth):
@@ -288,7 +255,7 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     layers, shared_state, global_tiles = _with_state(schedule, layers, memory, room)
     return Layout(
         schedule, tuple(layers), memory.places, memory.contents,
-        nbytes=memory.cursor * 4 + FIXED_BYTES, shares=shares, input_pitch=input_pitch,
+        nbytes=memory.cursor * 4 + FIXED_BYTES, input_pitch=input_pitch,
         input_floats=input_floats, raw_pitch=raw_pitch, target_pitch=target_pitch,
         target_width=target_width, receive_floats=receive_floats, shared_state=shared_state,
         global_tiles=global_tiles, copies=copies, copied=weights)
@@ -306,8 +273,7 @@ def _take_weights(schedule: Schedule, layer: int, memory: Memory, copied: bool) 
     tiles, bias_tiles = ceil(ins, 16) * ceil(outs, 8), ceil(outs, TILE) if p.bias else 0
     weights = memory.take(f"w{layer}", rows * step + beyond(outs, step), "weights")
     bias = memory.take(f"b{layer}", bias_tiles * TILE, "biases")
-    tilings = {phase.kind: phase.tiling(d) for phase in schedule.micro_batch
-               if isinstance(phase, Gemm) and phase.layer == layer}
+    tilings = {gemm.kind: gemm.tiling(d) for gemm in schedule.gemms if gemm.layer == layer}
     return LayerLayout(rows=rows, pitch=step, weights=weights, bias=bias, across=ceil(outs, 8),
                        tiles=tiles, bias_tiles=bias_tiles, forward=tilings[FORWARD],
                        backward=tilings.get(BACKWARD), update=weight_gradient(d, layer).tiling(d))
@@ -320,27 +286,9 @@ def _take_values(d: Sharding, memory: Memory) -> None:
         memory.take(f"a{layer}", up(d.ins(layer), 16) * d.pitch // size, "activations")
     for layer in range(1, p.depth + 1):
         memory.take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch // size, "sums and gradients")
-    if separates_logits(d):
+    if d.separates_logits:
         rows = p.outputs if d.boundaries[-1] == ALL_GATHERED else d.outs(p.depth - 1)
         memory.take("logits", rows * d.pitch, "outputs")
-
-
-def _shares(schedule: Schedule) -> int:
-    """Warps that share the sum of a tile in a sharded update: with few tiles, more than one."""
-    d, found, shares = schedule.sharding, schedule.all_reduce, 1
-    if found and found.sharded:
-        while shares * 2 <= min(d.warps, d.dp_size) and found.owned(d) * shares < d.warps:
-            shares *= 2
-    return shares
-
-
-def _scratch_floats(schedule: Schedule, shares: int) -> int:
-    """Scratch memory: phases use it one after the other."""
-    d, reduce = schedule.sharding, schedule.all_reduce
-    splits = [gemm.tiling(d).split * up(gemm.m, 16) * d.pitch for gemm in schedule.micro_batch
-              if isinstance(gemm, Gemm) and gemm.tiling(d).split > 1]
-    shared = reduce.owned(d) * shares * TILE if reduce and shares > 1 else 0
-    return max(softmax_floats(d), buffers.reduction_floats(schedule), shared, *splits)
 
 
 def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: Memory,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rawnn.persistent import cost, phases
+from rawnn.persistent import cost
 from rawnn.persistent.choose import Choice
 from rawnn.persistent.layout import Layout
-from rawnn.persistent.phases import Epilogue, Phase
 from rawnn.persistent.sharding import ALL_GATHERED, COLUMN_PARALLEL, ROW_PARALLEL, Sharding
 
 
@@ -43,7 +42,7 @@ def _lines(choice: Choice) -> Iterator[str]:
 def _phases(choice: Choice) -> Iterator[str]:
     """The phases that cost something, in program order."""
     d = choice.sharding
-    lines = [(line.name, line.cycles, _what(d, phase) if line.name == phase.name else "")
+    lines = [(line.name, line.cycles, phase.describe(d) if line.name == phase.name else "")
              for phase, line in cost.table(choice.layout.schedule, choice.costs)]
     lines.append((cost.LAUNCH, cost.launch_cycles(d, choice.costs) / cost.LAUNCHED,
                   f"a share of one with {cost.LAUNCHED} steps"))
@@ -51,31 +50,6 @@ def _phases(choice: Choice) -> Iterator[str]:
     yield f"expected: {choice.us:.1f} us a step, {total:,.0f} cycles"
     for name, cycles, what in lines:
         yield f"  {name:<24} {cycles:>9,.0f}  {what}".rstrip()
-
-
-def _what(d: Sharding, phase: Phase) -> str:
-    """What a phase does, in a few words."""
-    match phase:
-        case phases.Gemm():
-            return f"{phase.m} x {phase.n} over {phase.k}{_epilogue(d, phase.epilogue)}"
-        case phases.Exchange():
-            nbytes = phase.rows * d.sent * 4
-            return f"{phase.kind}, {nbytes:,} bytes a block{_epilogue(d, phase.epilogue)}" \
-                if nbytes else phase.kind
-        case phases.GradientAllReduce():
-            group = "group" if d.via_l2 else "cluster"
-            return f"each {group} sums and updates its share of {phase.tiles} tiles" \
-                if phase.sharded else f"every {group} sums and updates all {phase.tiles} tiles"
-    return ""
-
-
-def _epilogue(d: Sharding, end: Epilogue) -> str:
-    words = [word for word, said in (
-        ("bias", bool(end.bias)), (d.problem.activation, end.function == phases.ACTIVATE),
-        (f"gradient of {d.problem.activation}", end.function == phases.ACTIVATE_BACKWARD),
-        ("loss", end.function == phases.LOSS), ("update", end.function == phases.UPDATE),
-        ("send", end.send is not None)) if said]
-    return f", {', '.join(words)}" if words else ""
 
 
 def _outputs(d: Sharding, layer: int) -> str:

@@ -8,8 +8,7 @@ what a step does.
   What lies between the two runs while the data is on its way.
 - Barriers of a block are not written down: `with_barriers` puts one between two phases if they read
   and write the same buffer.
-
-phases.py has the vocabulary.
+- phases/ has the kinds of phases. Here each enters the step.
 """
 
 from __future__ import annotations
@@ -17,46 +16,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from rawnn.persistent.phases import (
+from rawnn.persistent.phases.epilogue import (
     ACCUMULATE,
     ACTIVATE,
     ACTIVATE_BACKWARD,
-    ALL_GATHER,
-    ALL_REDUCE,
-    BACKWARD,
-    BETWEEN,
-    FORWARD,
-    GRADIENT,
     IDENTITY,
-    INPUT,
     LOSS,
-    OVERFLOW,
     PUBLISH,
-    REDUCE_SCATTER,
-    SOFTMAX,
-    STATISTICS,
+    UPDATE,
+    Epilogue,
+)
+from rawnn.persistent.phases.exchange import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Exchange
+from rawnn.persistent.phases.gemm import BACKWARD, FORWARD, GRADIENT, Gemm
+from rawnn.persistent.phases.gradient_all_reduce import (
     SUM_ALL,
     SUM_SHARES,
-    UPDATE,
-    AdjustLossScale,
-    AgreeOnStep,
-    Barrier,
-    CheckOverflow,
-    ClearInput,
-    ConvertInput,
-    Epilogue,
-    Exchange,
-    Gemm,
     GradientAllReduce,
-    LoadRate,
-    Phase,
-    Prefetch,
-    Softmax,
-    StoreTallies,
-    SumLoss,
-    WaitForInput,
     WeightAllGather,
 )
+from rawnn.persistent.phases.input import INPUT, ClearInput, ConvertInput, Prefetch, WaitForInput
+from rawnn.persistent.phases.learning_rate import LoadRate
+from rawnn.persistent.phases.loss import StoreTallies, SumLoss
+from rawnn.persistent.phases.overflow import (
+    OVERFLOW,
+    AdjustLossScale,
+    AgreeOnStep,
+    CheckOverflow,
+    FlagExchange,
+)
+from rawnn.persistent.phases.phase import BETWEEN, Barrier, Phase
+from rawnn.persistent.phases.softmax import SOFTMAX, STATISTICS, Softmax, StatisticsExchange
+from rawnn.persistent.phases.weight_gradient import WeightGradient
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     COLUMN_PARALLEL,
@@ -82,9 +72,22 @@ class Schedule:
     step: tuple[Phase, ...]
 
     @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Each phase of the two lists once."""
+        return (*self.micro_batch, *self.step)
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        return tuple(phase for phase in self.micro_batch if isinstance(phase, Gemm))
+
+    @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """Those of a micro-batch, in the order in which they are received."""
         return tuple(phase for phase in self.micro_batch if isinstance(phase, Exchange))
+
+    @property
+    def prefetch(self) -> Prefetch:
+        return next(phase for phase in self.phases if isinstance(phase, Prefetch))
 
     @property
     def all_reduce(self) -> GradientAllReduce | None:
@@ -96,7 +99,7 @@ class Schedule:
 def forward(d: Sharding, layer: int) -> list[Phase]:
     """The forward pass of one layer: a GEMM, and the exchanges that complete its outputs."""
     p, n = d.problem, layer + 1
-    to = f"a{n}" if n < p.depth else "logits" if separates_logits(d) else f"z{n}"
+    to = f"a{n}" if n < p.depth else "logits" if d.separates_logits else f"z{n}"
     function = ACTIVATE if n < p.depth else IDENTITY if p.labelled else LOSS
     last = Epilogue(function, to, f"b{n}" if p.bias else "",
                     f"z{n}" if p.saves_input and n < p.depth else "")
@@ -135,13 +138,13 @@ def backward(d: Sharding, layer: int) -> list[Phase]:
     return all_reduce(d, gemm, name, layer, last)
 
 
-def weight_gradient(d: Sharding, layer: int) -> Gemm:
+def weight_gradient(d: Sharding, layer: int) -> WeightGradient:
     """The gradient of a layer's weights and biases, updated or published in the epilogue."""
     n, published = layer + 1, PUBLISH if d.micro_batches == 1 else ACCUMULATE
-    return Gemm(f"gradient {n}", GRADIENT, layer, f"a{layer}" if layer else "x", f"z{n}",
-                d.ins(layer), d.outs(layer), d.columns,
-                Epilogue(published) if d.dp_size > 1 else Epilogue(UPDATE, f"w{n}"),
-                conditional=d.problem.scaled and d.dp_size == 1)
+    return WeightGradient(f"gradient {n}", GRADIENT, layer, f"a{layer}" if layer else "x",
+                          f"z{n}", d.ins(layer), d.outs(layer), d.columns,
+                          Epilogue(published) if d.dp_size > 1 else Epilogue(UPDATE, f"w{n}"),
+                          conditional=d.problem.scaled and d.dp_size == 1)
 
 
 GemmOf = Callable[[Epilogue], Gemm]
@@ -175,28 +178,14 @@ def loss(d: Sharding) -> list[Phase]:
     if not d.problem.labelled:
         return []
     depth = d.problem.depth
-    end = Softmax(SOFTMAX, "logits" if separates_logits(d) else f"z{depth}", f"z{depth}")
+    end = Softmax(SOFTMAX, "logits" if d.separates_logits else f"z{depth}", f"z{depth}")
     if d.shards_softmax:
-        sums = Exchange(STATISTICS, ALL_GATHER, depth, 4 * d.tp_size, 4 * d.tp_size,
-                        Epilogue(IDENTITY, "statistics"))
+        sums = StatisticsExchange(STATISTICS, ALL_GATHER, depth, 4 * d.tp_size, 4 * d.tp_size,
+                                  Epilogue(IDENTITY, "statistics"))
         return [replace(end, statistics=True, send=sums), sums, end]
     if softmax_of(d).warps > 1:
         return [replace(end, statistics=True), end]
     return [end]
-
-
-def separates_logits(d: Sharding) -> bool:
-    """Whether a softmax stores gradients elsewhere than where its logits lie: those of all blocks,
-    or gradients in 16 bits."""
-    return d.boundaries[-1] == ALL_GATHERED or (d.problem.labelled and d.problem.halved)
-
-
-def stores_tallies(d: Sharding) -> bool:
-    """Whether what each example contributes to the loss goes to global memory, and is added up
-    behind the steps. With one group, no other phase hides `SumLoss`. Of many members, such a
-    buffer would be as large as their orders of examples: they sum in each step. So do
-    micro-batches, which members have in the same way."""
-    return d.problem.labelled and d.dp_size == 1 and d.members is None and d.micro_batches == 1
 
 
 # -- data parallelism ------------------------------------------------------------------------------
@@ -236,7 +225,7 @@ def build(d: Sharding, *, barriers: bool = True) -> Schedule:
     micro_batch = [*[ConvertInput(INPUT)] * p.converted,
                    *[ClearInput(INPUT)] * (p.partial and d.micro_batches == 1),
                    *(head if hides else with_prefetch(d, head)),
-                   *[SumLoss(BETWEEN)] * (not hides and not stores_tallies(d)),
+                   *[SumLoss(BETWEEN)] * (not hides and not d.stores_tallies),
                    *(() if d.evaluates else backward_pass(d))]
     if barriers:
         micro_batch = with_barriers(d, micro_batch)
@@ -266,7 +255,7 @@ def backward_pass(d: Sharding) -> list[Phase]:
     waiting.append(weight_gradient(d, 0))
     if not p.scaled:
         return [*found, *waiting]
-    flags = Exchange(OVERFLOW, ALL_GATHER, 0, 0, 0, Epilogue(IDENTITY), flags=d.tp_size)
+    flags = FlagExchange(OVERFLOW, ALL_GATHER, 0, 0, 0, Epilogue(IDENTITY), flags=d.tp_size)
     checked = CheckOverflow(OVERFLOW, flags if d.tp_size > 1 else None)
     agreed: list[Phase] = [*[flags] * (d.tp_size > 1), AgreeOnStep(OVERFLOW)]
     return [*found, checked, *(agreed + waiting if late else waiting + agreed)]
@@ -297,9 +286,7 @@ def with_barriers(d: Sharding, phases: Iterable[Phase]) -> list[Phase]:
     for phase in phases:
         reads, writes = phase.reads(d), phase.writes(d)
         conflict = (written & reads) | (writes & (written | read))
-        if isinstance(phase, Softmax) and any(isinstance(each, Softmax) for each in found[begin:]):
-            conflict -= {phase.logits, phase.to}  # each warp has the same logits in both halves
-        if conflict:
+        if conflict - phase.unshared(found[begin:]):
             at = len(found)
             while found[at - 1].runs_beside_next:
                 at -= 1
@@ -312,11 +299,6 @@ def with_barriers(d: Sharding, phases: Iterable[Phase]) -> list[Phase]:
 
 
 def barrier_behind(phases: list[Phase]) -> Barrier:
-    """A barrier has the name of the phase that it ends. GEMMs stamp the end of their work in a
-    trace, and the first half of a softmax does; other phases end with the barrier."""
-    last = next(phase for phase in reversed(phases)
-                if not isinstance(phase, (Prefetch, LoadRate, StoreTallies, SumLoss))
-                and not (isinstance(phase, Gemm) and phase.kind == GRADIENT))
-    if isinstance(last, Softmax):
-        return Barrier(last.name, "" if last.statistics else "work")
-    return Barrier(last.name, "barrier" if isinstance(last, Gemm) else "work")
+    """A barrier has the name of the phase that it ends."""
+    return next(Barrier(phase.name, part) for phase in reversed(phases)
+                if (part := phase.part_at_barrier) is not None)

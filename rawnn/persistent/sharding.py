@@ -259,6 +259,22 @@ class Sharding:
         """Whether each block has the softmax of its own shard of the outputs."""
         return self.problem.labelled and self.boundaries[-1] == SHARDED
 
+    @property
+    def separates_logits(self) -> bool:
+        """Whether a softmax stores gradients elsewhere than where its logits lie: those of all
+        blocks, or gradients in 16 bits."""
+        return self.boundaries[-1] == ALL_GATHERED or (self.problem.labelled
+                                                       and self.problem.halved)
+
+    @property
+    def stores_tallies(self) -> bool:
+        """Whether what each example contributes to the loss goes to global memory, and is added up
+        behind the steps. With one group, no other phase hides `SumLoss`. Of many members, such a
+        buffer would be as large as their orders of examples: they sum in each step. So do
+        micro-batches, which members have in the same way."""
+        return self.problem.labelled and self.dp_size == 1 and self.members is None \
+            and self.micro_batches == 1
+
     def is_one_shot(self, features: int) -> bool:
         """Whether the all-reduce of so many features is one-shot: every block adds up all partial
         sums. Else it is two-shot: a reduce-scatter, then an all-gather."""

@@ -8,28 +8,23 @@ from __future__ import annotations
 from rawnn.model.activations import functor
 from rawnn.model.activations import functor_text as activations
 from rawnn.model.optimizers import functor_text as optimizers
-from rawnn.persistent.exchanges import ExchangeEmitter
-from rawnn.persistent.inputs import InputEmitter
-from rawnn.persistent.layout import (
-    ALL,
-    BY_FIRST,
-    BY_LAST,
-    RULE_BYTES,
-    SHARE,
-    Layout,
-    orders_at_once,
-)
+from rawnn.persistent.layout import RULE_BYTES, Layout
 from rawnn.persistent.parameters import parameters
-from rawnn.persistent.phases import GRADIENT, Gemm
-from rawnn.persistent.sharding import (
-    COLUMN_PARALLEL,
-    REPLICATED_LAYER,
-    ROW_PARALLEL,
-    TILE,
+from rawnn.persistent.phases.exchange import set_up_transport, store_micro_batch
+from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
+from rawnn.persistent.phases.input import (
+    declare_threads_of_prefetch,
+    fetch,
+    order_ahead,
+    orders_at_once,
+    wait_for_input,
 )
+from rawnn.persistent.phases.loss import BY_FIRST, BY_LAST, report, take_ticket
+from rawnn.persistent.phases.weight_gradient import store_held
+from rawnn.persistent.sharding import COLUMN_PARALLEL, REPLICATED_LAYER, ROW_PARALLEL, TILE
 from rawnn.persistent.stamps import stamps
-from rawnn.persistent.steps import StepEmitter, first_warps
-from rawnn.persistent.writer import Emitter, Kernel, literal
+from rawnn.persistent.steps import emit_step, with_first_warps
+from rawnn.persistent.writer import Kernel, literal
 
 LONG_FROM = 3
 """Layers from which on a kernel takes a second and more to compile, and is emitted to take less:
@@ -43,24 +38,23 @@ def source(layout: Layout, name: str) -> str:
     return KernelEmitter(layout, name).text()
 
 
-class KernelEmitter(Emitter):
+class KernelEmitter:
     """Emits a kernel: what stands ahead of the steps, the steps, and what stands behind them."""
 
     headers: tuple[str, ...] = ("kernel.cuh",)
 
     def __init__(self, layout: Layout, name: str) -> None:
-        kernel = Kernel(layout)
-        super().__init__(kernel)
-        self.name = name
-        self.exchanges, self.inputs = ExchangeEmitter(kernel), InputEmitter(kernel)
-        self.steps = StepEmitter(kernel)
+        self.k = Kernel(layout)
+        self.w, self.layout, self.schedule = self.k.w, layout, layout.schedule
+        self.d, self.p, self.name = self.k.d, self.k.p, name
         self.is_long = self.p.depth >= LONG_FROM
 
     # -- the whole ---------------------------------------------------------------------------------
     def text(self) -> str:
         d, p, w = self.d, self.p, self.w
         w(f"// {'-'.join(map(str, p.layers))}, batch {p.batch}, {p.numbers}: {d}")
-        for header in self.headers:
+        own = (phase.header for phase in self.schedule.phases if phase.header)
+        for header in (*self.headers, *dict.fromkeys(own)):
             w(f'#include "persistent/{header}"')
         if self.layout.traced:
             w('#include "persistent/trace.cuh"')
@@ -73,8 +67,8 @@ class KernelEmitter(Emitter):
         w(f"static constexpr bool kCluster = {literal(d.cluster_size > 1)};")
         w("};")
         head = len(w.lines)
-        own = activations([functor(p.activation)]), optimizers([p.rule])
-        for line in "\n".join(own).strip().splitlines():
+        functors = activations([functor(p.activation)]), optimizers([p.rule])
+        for line in "\n".join(functors).strip().splitlines():
             w(line)
         w(f"using Activation = {functor(p.activation)};")
         rule = f"OnChip<{p.rule}>::Rule"
@@ -87,7 +81,7 @@ class KernelEmitter(Emitter):
         self.begin()
         self.k.stamp_launch(1)
         self.begin_steps()
-        self.steps.step()
+        emit_step(self.k)
         w("}")
         self.k.stamp_launch(2)
         self.end()
@@ -155,8 +149,8 @@ class KernelEmitter(Emitter):
         self.load_first_input()
         for layer in range(p.depth):
             self.move_states(layer, "load", in_global=True)
-        self.hold_tiles()
-        self.steps.updates.tile_places()
+        for phase in with_first_warps(self.k, self.schedule.phases):
+            phase.begin_launch(self.k)
         if not d.evaluates:
             w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.k.at('rules')};")
         w("[[maybe_unused]] Tally* const tallies = "
@@ -168,14 +162,14 @@ class KernelEmitter(Emitter):
             w(f"float rate = thread == {d.threads - 1} ? {self.k.rate('0')} : 0.0f;")
         if p.timed:
             w("const int steps_before = steps_of_epochs + cursor_now;")
-        self.inputs.wait_for_input("0")
+        wait_for_input(self.k, "0")
         if p.labelled:
             w("labels_ahead.store(y);")
         w("__syncthreads();")
         if self.layout.copies is not None:
             w(f"copy_weights<Shape>({self.layout.copied});")
             w("__syncthreads();")
-        self.exchanges.set_up_transport()
+        set_up_transport(self.k)
 
     def ahead_of_wait(self) -> None:
         """What can run while the launch ahead is still running: it touches shared memory and reads
@@ -206,19 +200,19 @@ class KernelEmitter(Emitter):
     def load_first_input(self) -> None:
         """Starts the copies of the first micro-batch, and reads the order of the second, while
         weights are on their way."""
-        d, p, w = self.d, self.p, self.w
+        d, p, w, first_thread = self.d, self.p, self.w, self.schedule.prefetch.first_thread
         if p.normalised:
             start = self.k.first(0)
             for name in ("mean", "inverse_std"):
                 w(f"load_floats<Shape>({self.k.at(name)}, {name} + {start}, {self.k.count(0)});")
-        self.inputs.threads_of_prefetch()
+        declare_threads_of_prefetch(self.k)
         if p.labelled:
             w(f"int* const y = reinterpret_cast<int*>{self.k.at('y')};")
-            w(f"NextLabels<Shape, {self.inputs.first_thread}, kBehindRows> labels_ahead;")
+            w(f"NextLabels<Shape, {first_thread}, kBehindRows> labels_ahead;")
         if p.ordered:
             w(f"int* const fetched = reinterpret_cast<int*>{self.k.at('order')};")
         if orders_at_once(d) > 1:
-            self.inputs.order_ahead("0", 0)
+            order_ahead(self.k, "0", 0)
             if d.members_or_fail.listed:
                 w("ptx::commit_copies();")
                 w("ptx::wait_for_copies<0>();")
@@ -226,8 +220,8 @@ class KernelEmitter(Emitter):
             w(f"first_orders<Shape>(fetched, order, first_of(0), {self.k.present('0')}, "
               f"first_of(1), {self.k.count_of_launch} > 1 ? {self.k.present('1')} : 0);")
         w("__syncthreads();")
-        w(f"if (thread >= {self.inputs.first_thread}) {{" if self.inputs.first_thread else "{")
-        self.inputs.fetch("0")
+        w(f"if (thread >= {first_thread}) {{" if first_thread else "{")
+        fetch(self.k, "0")
         w("}")
         w("ptx::commit_copies();")
 
@@ -312,23 +306,6 @@ class KernelEmitter(Emitter):
             self.w(f"{way}_states<Shape, {kinds}, {shares}>({place}, {where}, {number}, "
                    f"w{n}_{state}, ldw{n}_{state}, {of_bias[number]}, {last});")
 
-    def hold_tiles(self) -> None:
-        """Declares what registers hold of the weights, and loads it."""
-        phases = self.schedule.micro_batch
-        for phase, first in zip(phases, first_warps(self.layout), strict=True):
-            if isinstance(phase, Gemm) and phase.kind == GRADIENT and self.k.holds(phase.layer):
-                n, held = phase.layer + 1, self.layout.layers[phase.layer].in_registers
-                self.w(f"HeldTiles<{self.k.weight_gradient_type(phase)}, Rule, {literal(held)}, "
-                       f"{self.d.micro_batches}, {first}> held{n};")
-                self.w(f"held{n}.clear();")
-                for i, state in enumerate(self.p.states if held else ()):
-                    self.w(f"held{n}.load<{i}>(w{n}_{state}, ldw{n}_{state}, shard{n});")
-
-    def store_held(self, layer: int) -> None:
-        n = layer + 1
-        for i, state in enumerate(self.p.states if self.layout.layers[layer].in_registers else ()):
-            self.w(f"held{n}.store<{i}>(w{n}_{state}, ldw{n}_{state}, shard{n});")
-
     def store_share(self, layer: int, own: bool = False) -> str:
         """C++: which part of a layer this block stores. Blocks that have the same values share the
         store, unless each group has values of its `own`."""
@@ -344,7 +321,7 @@ class KernelEmitter(Emitter):
             w("// Without exchanges nothing else says that all have loaded what one block stores.")
             w(f"ptx::grid_barrier(counters + 1, {d.blocks}u, 4);")
         self.arrive_at_end()
-        self.steps.loss.take_ticket()
+        take_ticket(self.k)
         w(f"[[maybe_unused]] const StoreShare of_groups = {{group, {d.dp_size}}};")
         w(f"[[maybe_unused]] const StoreShare of_blocks = {{group * {d.tp_size} + rank, "
           f"{d.blocks}}};")
@@ -363,13 +340,13 @@ class KernelEmitter(Emitter):
             if p.bias and not self.is_long:
                 w(f"store_biases<Shape>(b{n}, biases{n}, shard{n}, {bias_share});")
             self.move_states(layer, "store")
-            self.store_held(layer)
+            store_held(self.k, layer)
         if p.scaled:
             w(f"if ({self.first_block} && thread == 0) {{")
             w("loss_scale[0] = scaling->scale, loss_scale[1] = scaling->good;")
             w("overflow[0] = 0;")
             w("}")
-        self.exchanges.store_micro_batch()
+        store_micro_batch(self.k)
         if found.sync:
             w("if (thread == 0) all_reduces[blockIdx.x] = all_reduces_before + span;")
         if found.has_epoch_boundary:
@@ -379,7 +356,7 @@ class KernelEmitter(Emitter):
             w(f"cluster_wait<Shape>();{remark}")
         if found.has_epoch_boundary:  # all blocks have read this epoch's order
             w("next_order.store(order);")
-        self.steps.loss.report()
+        report(self.k)
         if found.has_epoch_boundary and found.reports != BY_LAST:
             w("if (blockIdx.x == 0 && thread == 0) tick_clock(clock, steps);")
 

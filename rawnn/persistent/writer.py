@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from rawnn.persistent.layout import Layout
-from rawnn.persistent.phases import Exchange, Gemm
-from rawnn.persistent.schedule import separates_logits
-from rawnn.persistent.sharding import REPLICATED, TILE, ceil
+from typing import TYPE_CHECKING
+
+from rawnn.persistent.sharding import REPLICATED, TILE
 from rawnn.persistent.stamps import Stamp, stamps_of
+
+if TYPE_CHECKING:
+    from rawnn.persistent.layout import Layout
+    from rawnn.persistent.phases.exchange import Exchange
 
 
 def literal(value: float | bool | int) -> str:
@@ -45,6 +48,8 @@ class Kernel:
         self.of_micro_batch = stamps_of(self.d, layout.schedule.micro_batch)
         self.of_step = stamps_of(self.d, layout.schedule.step)
         self.in_micro_batch = False
+        self.first_warp = 0
+        """The warp that has the first task of the phase that is emitted."""
         self.stamped = [0, 0]  # of a step, of a micro-batch
 
     def stamp(self, phase: str, part: str = "work") -> None:
@@ -84,7 +89,7 @@ class Kernel:
     @property
     def logits(self) -> str:
         """The last layer's sums."""
-        return self.at("logits") if separates_logits(self.d) else self.z(self.p.depth)
+        return self.at("logits") if self.d.separates_logits else self.z(self.p.depth)
 
     def type_of(self, boundary: int) -> str:
         """C++ type in which a GEMM reads a boundary's values or gradients. Inputs that are not
@@ -107,19 +112,6 @@ class Kernel:
         """C++: the first of the features of the boundary that this block has."""
         return "0" if self.d.boundaries[boundary] == REPLICATED \
             else f"rank * {self.d.shards[boundary]}"
-
-    def weight_gradient_type(self, g: Gemm) -> str:
-        """C++ type of the GEMM of a weight gradient."""
-        d, tiles = self.d, self.layout.layers[g.layer].update
-        pitch = d.pitch if g.layer else self.layout.input_pitch
-        return f"Gemm<Shape, {literal(g.layer > 0)}, true, {ceil(g.m, 16)}, {ceil(g.n, 8)}, " \
-               f"{d.columns // 8}, 1, {tiles.down}, {tiles.across}, {pitch}, {d.pitch}, " \
-               f"{literal(self.p.bias)}, {self.type_of(g.layer)}, {self.type_of(g.layer + 1)}>"
-
-    def holds(self, layer: int) -> bool:
-        """Whether registers hold state or sums of the layer's weights."""
-        sums = self.d.holds_tiles and self.d.micro_batches > 1
-        return sums or self.layout.layers[layer].in_registers
 
     def states_at(self, layer: int) -> str:
         """C++ float4 pointer to the layer's optimizer state; to that of all layers with several
@@ -183,11 +175,3 @@ class Kernel:
         if self.p.partial:
             return f"static_cast<float>(batch_of({step}) * {each})"
         return f"{literal(float(self.p.batch * each))}f"
-
-
-class Emitter:
-    """Emits some classes of phases into a kernel."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.k, self.w, self.layout = kernel, kernel.w, kernel.layout
-        self.schedule, self.d, self.p = kernel.schedule, kernel.d, kernel.p

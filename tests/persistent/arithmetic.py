@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.persistent.choose import Choice
-from rawnn.persistent.layout import SHARE
+from rawnn.persistent.phases.gradient_all_reduce import SHARE
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     COLUMN_PARALLEL,

@@ -5,16 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rawnn.persistent.phases import (
-    GRADIENT,
-    Barrier,
-    Gemm,
-    GradientAllReduce,
-    Phase,
-    Softmax,
-    WaitForInput,
-    WeightAllGather,
-)
+from rawnn.persistent.phases.gemm import GRADIENT, Gemm
+from rawnn.persistent.phases.gradient_all_reduce import GradientAllReduce, WeightAllGather
+from rawnn.persistent.phases.input import WaitForInput
+from rawnn.persistent.phases.phase import Barrier, Phase
+from rawnn.persistent.phases.softmax import Softmax
 from rawnn.persistent.schedule import Schedule
 from rawnn.persistent.sharding import Sharding
 

@@ -18,31 +18,14 @@ from numpy.typing import NDArray
 
 from rawnn.common.dtypes import overflows
 from rawnn.model.activations import activation
-from rawnn.persistent.phases import (
-    ACTIVATE,
-    ACTIVATE_BACKWARD,
-    ALL_GATHER,
-    FORWARD,
-    GRADIENT,
-    LOSS,
-    OVERFLOW,
-    REDUCE_SCATTER,
-    STATISTICS,
-    UPDATE,
-    AdjustLossScale,
-    AgreeOnStep,
-    CheckOverflow,
-    ConvertInput,
-    Epilogue,
-    Exchange,
-    Gemm,
-    GradientAllReduce,
-    Phase,
-    Prefetch,
-    Softmax,
-    WaitForInput,
-    WeightAllGather,
-)
+from rawnn.persistent.phases.epilogue import ACTIVATE, ACTIVATE_BACKWARD, LOSS, UPDATE, Epilogue
+from rawnn.persistent.phases.exchange import ALL_GATHER, REDUCE_SCATTER, Exchange
+from rawnn.persistent.phases.gemm import FORWARD, GRADIENT, Gemm
+from rawnn.persistent.phases.gradient_all_reduce import GradientAllReduce, WeightAllGather
+from rawnn.persistent.phases.input import ConvertInput, Prefetch, WaitForInput
+from rawnn.persistent.phases.overflow import OVERFLOW, AdjustLossScale, AgreeOnStep, CheckOverflow
+from rawnn.persistent.phases.phase import Phase
+from rawnn.persistent.phases.softmax import STATISTICS, Softmax
 from rawnn.persistent.schedule import Schedule
 from rawnn.persistent.sharding import ALL_GATHERED, COLUMN_PARALLEL, REPLICATED, ROW_PARALLEL
 from rawnn.plan.op import Op

@@ -14,21 +14,14 @@ import pytest
 from rawnn.common.target import known
 from rawnn.persistent import cost
 from rawnn.persistent.cost import FITTED, Costs, costs_of, launch_cycles, microseconds, table
-from rawnn.persistent.phases import (
-    GRADIENT,
-    LOSS,
-    OVERFLOW,
-    REDUCE_SCATTER,
-    STATISTICS,
-    AgreeOnStep,
-    ConvertInput,
-    Exchange,
-    Gemm,
-    GradientAllReduce,
-    Phase,
-    Softmax,
-    WaitForInput,
-)
+from rawnn.persistent.phases.epilogue import LOSS
+from rawnn.persistent.phases.exchange import REDUCE_SCATTER, Exchange
+from rawnn.persistent.phases.gemm import GRADIENT, Gemm
+from rawnn.persistent.phases.gradient_all_reduce import GradientAllReduce
+from rawnn.persistent.phases.input import ConvertInput, WaitForInput
+from rawnn.persistent.phases.overflow import OVERFLOW, AgreeOnStep
+from rawnn.persistent.phases.phase import Phase
+from rawnn.persistent.phases.softmax import STATISTICS, Softmax
 from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import REPLICATED, Sharding
 from tests.persistent.sampling import sampled

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rawnn.persistent.buffers import l2_slots
-from rawnn.persistent.exchanges import share_of
 from rawnn.persistent.layout import BY_FIRST
+from rawnn.persistent.phases.exchange import share_of
 from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import DSMEM, L2
 from tests import requires

@@ -10,24 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.persistent.phases import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    GRADIENT,
-    IDENTITY,
-    REDUCE_SCATTER,
-    STATISTICS,
-    AgreeOnStep,
-    CheckOverflow,
-    ConvertInput,
-    Exchange,
-    Gemm,
-    GradientAllReduce,
-    Phase,
-    Prefetch,
-    Softmax,
-    WeightAllGather,
-)
+from rawnn.persistent.phases.epilogue import IDENTITY
+from rawnn.persistent.phases.exchange import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Exchange
+from rawnn.persistent.phases.gemm import GRADIENT, Gemm
+from rawnn.persistent.phases.gradient_all_reduce import GradientAllReduce, WeightAllGather
+from rawnn.persistent.phases.input import ConvertInput, Prefetch
+from rawnn.persistent.phases.overflow import AgreeOnStep, CheckOverflow
+from rawnn.persistent.phases.phase import Phase
+from rawnn.persistent.phases.softmax import STATISTICS, Softmax
 from rawnn.persistent.schedule import Schedule, build
 from rawnn.persistent.sharding import L2
 from rawnn.plan.tensor import Role

@@ -13,20 +13,12 @@ import pytest
 from rawnn.persistent import cost
 from rawnn.persistent.buffers import LINE, dsmem_floats, group_floats, l2_slots
 from rawnn.persistent.layout import layout_of
-from rawnn.persistent.phases import (
-    ALL_GATHER,
-    GRADIENT,
-    OVERFLOW,
-    REDUCE_SCATTER,
-    Barrier,
-    ConvertInput,
-    Exchange,
-    Gemm,
-    LoadRate,
-    Phase,
-    Prefetch,
-    WaitForInput,
-)
+from rawnn.persistent.phases.exchange import ALL_GATHER, REDUCE_SCATTER, Exchange
+from rawnn.persistent.phases.gemm import GRADIENT, Gemm
+from rawnn.persistent.phases.input import ConvertInput, Prefetch, WaitForInput
+from rawnn.persistent.phases.learning_rate import LoadRate
+from rawnn.persistent.phases.overflow import OVERFLOW
+from rawnn.persistent.phases.phase import Barrier, Phase
 from rawnn.persistent.schedule import Schedule, build, with_barriers
 from rawnn.persistent.sharding import Sharding
 from rawnn.persistent.stamps import stamps

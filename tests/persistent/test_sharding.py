@@ -8,7 +8,8 @@ from itertools import pairwise, product
 
 import pytest
 
-from rawnn.persistent.layout import ALL, RULE_BYTES, SHARE, Layout, layout_of
+from rawnn.persistent.layout import RULE_BYTES, Layout, layout_of
+from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
 from rawnn.persistent.problem import Problem
 from rawnn.persistent.schedule import is_summed_by_all
 from rawnn.persistent.sharding import (

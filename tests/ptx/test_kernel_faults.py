@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from rawnn.persistent.layout import ALL, SHARE
+from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
 from tests import requires
 from tests.persistent.test_emulator import Launch
 from tests.ptx.emulator import attempts, faults, outcomes
@@ -61,7 +61,8 @@ def test_kernels_that_are_written_take_every_way() -> None:
     layouts = [Launch(*how).op.attributes["choice"].layout for how in faults.WRITTEN]
     problems = [found.sharding.problem for found in layouts]
     assert {found.sync for found in layouts} == {"", ALL, SHARE}
-    assert {found.shares > 1 for found in layouts if found.sync == SHARE} == {True, False}
+    assert {found.schedule.all_reduce.warps_of_tile(found.sharding) > 1
+            for found in layouts if found.sync == SHARE} == {True, False}
     assert {bool(found.global_tiles) for found in layouts if found.sync} == {True, False}
     assert any(found.global_tiles and not found.sync for found in layouts)
     assert any(layer.forward.split > 1 for found in layouts for layer in found.layers)

@@ -11,23 +11,20 @@ from rawnn.common.words import counted
 from rawnn.engine.config import Config
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
-from rawnn.persistent import phases
 from rawnn.persistent.choose import Choice
-from rawnn.persistent.phases import Phase
+from rawnn.persistent.phases.phase import (
+    BARRIER,
+    ELEMENTWISE,
+    INPUTS,
+    OTHER_BLOCKS,
+    TENSOR_CORES,
+    Phase,
+)
 from rawnn.plan.build import training_step
 from rawnn.plan.recipe import DataSpec
 
-MEMORY, GEMM, ELEMENTS, OTHERS, BARRIER = (
-    "input", "tensor cores", "loss and scale", "other blocks", "barrier")
-LANES = {MEMORY: "grey", GEMM: "blue", ELEMENTS: "orange", OTHERS: "purple", BARRIER: "bar"}
-LANE_OF: dict[type[Phase], str] = {
-    phases.ConvertInput: MEMORY, phases.ClearInput: MEMORY, phases.Prefetch: MEMORY,
-    phases.WaitForInput: MEMORY, phases.Gemm: GEMM, phases.Softmax: ELEMENTS,
-    phases.LoadRate: ELEMENTS, phases.StoreTallies: ELEMENTS, phases.SumLoss: ELEMENTS,
-    phases.CheckOverflow: ELEMENTS, phases.AgreeOnStep: OTHERS, phases.AdjustLossScale: ELEMENTS,
-    phases.Exchange: OTHERS, phases.GradientAllReduce: OTHERS, phases.WeightAllGather: OTHERS,
-    phases.Barrier: BARRIER}
-"""Where a phase is drawn: what it keeps busy."""
+LANES = {INPUTS: "grey", TENSOR_CORES: "blue", ELEMENTWISE: "orange", OTHER_BLOCKS: "purple",
+         BARRIER: "bar"}
 EXAMPLES = 60_000
 
 
@@ -56,7 +53,7 @@ def schedule_chart(choice: Choice) -> Chart:
     """The phases of a step in program order, from left to right, in lanes of what they keep busy.
     An arrow leads from the GEMM that sends to the exchange that receives."""
     plan, sharding = choice.layout.schedule, choice.sharding
-    listed = [*plan.micro_batch, *plan.step]
+    listed = plan.phases
     where = "L2" if sharding.via_l2 else "distributed shared memory"
     layers = "-".join(map(str, sharding.problem.layers))
     title = f"The schedule of {layers}: {counted(len(listed), 'phase')}, one kernel"
@@ -69,9 +66,8 @@ def _draw(axes: Any, listed: Sequence[Phase]) -> None:
     names = list(LANES)
     sent: dict[Phase, int] = {}
     for place, phase in enumerate(listed):
-        lane = LANE_OF[type(phase)]
-        row = names.index(lane)
-        axes.broken_barh([(place + 0.08, 0.84)], (row - 0.3, 0.6), color=LIGHT[LANES[lane]],
+        row = names.index(phase.lane)
+        axes.broken_barh([(place + 0.08, 0.84)], (row - 0.3, 0.6), color=LIGHT[LANES[phase.lane]],
                          linewidth=0)
         exchange = getattr(phase, "send", None) or getattr(
             getattr(phase, "epilogue", None), "send", None)
@@ -79,39 +75,16 @@ def _draw(axes: Any, listed: Sequence[Phase]) -> None:
             sent[exchange] = place
         begun = sent.get(phase)
         if begun is not None:
-            start = names.index(LANE_OF[type(listed[begun])])
+            start = names.index(listed[begun].lane)
             tail, head = ((begun + 0.5, start + 0.3), (place + 0.5, row - 0.3)) if start != row \
                 else ((begun + 0.92, row), (place + 0.08, row))
             axes.annotate("", head, tail, arrowprops={"arrowstyle": "->", "color": LIGHT["ink"],
                                                       "linewidth": 1})
     axes.set_xticks([place + 0.5 for place in range(len(listed))],
-                    [f"{place + 1}. {_words(phase)}" for place, phase in enumerate(listed)],
+                    [f"{place}. {phase.label or phase.name}"
+                     for place, phase in enumerate(listed, 1)],
                     rotation=60, ha="right", rotation_mode="anchor", fontsize=SMALL)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(0, len(listed))
     axes.invert_yaxis()
     axes.grid(axis="y")
-
-
-def _words(phase: Phase) -> str:
-    """The kind of a phase where its name is that of a group of phases."""
-    match phase:
-        case phases.Barrier():
-            return "barrier"
-        case phases.Prefetch():
-            return "prefetch"
-        case phases.WaitForInput():
-            return "wait for input"
-        case phases.SumLoss():
-            return "sum of losses"
-        case phases.LoadRate():
-            return "learning rate"
-        case phases.StoreTallies():
-            return "tallies"
-        case phases.AdjustLossScale():
-            return "loss scale"
-        case phases.GradientAllReduce():
-            return "gradient all-reduce"
-        case phases.WeightAllGather():
-            return "weight all-gather"
-    return phase.name

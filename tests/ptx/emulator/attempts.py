@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rawnn.common.cuda_text import CudaText
-from rawnn.persistent.layout import SHARE
+from rawnn.persistent.phases.gradient_all_reduce import SHARE
 from rawnn.ptx import SOURCES
 from tests.persistent.test_emulator import DECAY, Launch, check_alike, check_stochastic_rounding
 from tests.persistent.test_emulator import check as check_written
