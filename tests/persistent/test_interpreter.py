@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.persistent.interpreter import Block, Interpreter
 from rawnn.persistent.phases.epilogue import IDENTITY
 from rawnn.persistent.phases.exchange import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Exchange
 from rawnn.persistent.phases.gemm import GRADIENT, Gemm
@@ -22,7 +23,6 @@ from rawnn.persistent.schedule import Schedule, build
 from rawnn.persistent.sharding import L2
 from rawnn.plan.tensor import Role
 from tests.persistent import test_interpreter
-from tests.persistent.interpreter import Block, Interpreter
 from tests.persistent.test_emulator import (
     FAR,
     FAR_STEPS,

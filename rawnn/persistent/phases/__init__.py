@@ -2,8 +2,8 @@
 kernel does between two of its barriers, or beside another phase.
 
 - A phase says all about itself (phase.py has the methods): which buffers it reads and writes, its
-  calls of the templates in ptx/persistent/*.cuh, the cycles that it takes, its stamps, its words.
-  What walks a schedule asks the phase, and knows no kinds.
+  calls of the templates in ptx/persistent/*.cuh, the cycles that it takes, its stamps, its words,
+  and its meaning in NumPy. What walks a schedule asks the phase, and knows no kinds.
 - Phases name buffers of a block: `x` (inputs), `w1`, `b1` (weights, biases), `a1` (activations of
   boundary 1), `z1` (pre-activations, then their gradients), `logits`, `y` (labels or targets),
   `statistics` (of a softmax), `tallies` (of the loss), `overflow` (whether a gradient was too large

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from rawnn.model.activations import activation
 from rawnn.persistent.sharding import Sharding, ceil
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel
+    from rawnn.persistent.interpreter import Array, Block, Interpreter
     from rawnn.persistent.phases.exchange import Exchange
     from rawnn.persistent.writer import Kernel
 
@@ -120,6 +124,35 @@ class Epilogue:
             applied = ", ".join(f"Activation::apply(v.{c})" for c in "xyzw")
             lines.append(f"v = make_float4({applied});")
         return "\n".join([*lines, send.send_row(k)])
+
+    # -- meaning -----------------------------------------------------------------------------------
+    def interpret(self, run: Interpreter, block: Block, v: Array, boundary: int) -> None:
+        """Of sums `v` [features, examples] at a boundary (0 is the input)."""
+        p = run.p
+        if self.bias:
+            v = v + block.at[self.bias][:, None]
+        if self.own_rows and len(v) == p.layers[boundary]:
+            v = v[run.own(block, boundary)]
+        if self.function == ACTIVATE:
+            if self.saved:
+                block.at[self.saved] = v
+            v = activation(p.activation).function(v)
+        elif self.function == ACTIVATE_BACKWARD:
+            saved = block.at[self.saved]
+            saved = saved if len(saved) == len(v) else saved[run.own(block, boundary)]
+            run.check_overflow(block, v)
+            v = v * activation(p.activation).slope(saved)
+            run.check_overflow(block, v)
+        elif self.function == LOSS:
+            y = block.at["y"][run.shard(block, boundary)]
+            if p.reconstruct and len(y) != len(v):
+                y = block.at["y"]
+            slope = 2 * (v - y) if p.loss == "SquaredError" else 1 / (1 + np.exp(-v)) - y
+            v = run.scaled(block, slope * (1 / (len(run.inputs) * p.outputs)))
+        if self.to:
+            block.at[self.to] = v
+        if self.send:
+            self.send.send(run, block, v)
 
 
 def _store(k: Kernel, to: str, first: str, second: str, row: str) -> str:

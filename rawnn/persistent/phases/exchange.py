@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rawnn.persistent import buffers
 from rawnn.persistent.buffers import Slot
 from rawnn.persistent.phases.epilogue import Epilogue
@@ -15,6 +17,7 @@ from rawnn.persistent.sharding import ALL_GATHERED, Sharding, ceil, up
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel, Costs
+    from rawnn.persistent.interpreter import Array, Block, Interpreter
     from rawnn.persistent.writer import Kernel
 
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all-gather", "reduce-scatter", "all-reduce"
@@ -163,6 +166,26 @@ class Exchange(Phase):
         if self.idle:
             k.w(f"receive_flags<{name}>(transport, received_{name}, "
                 f"{self.rows_of_block(k.d)[1]});")
+
+    # -- meaning -----------------------------------------------------------------------------------
+    def send(self, run: Interpreter, block: Block, v: Array) -> None:
+        """`v` [features, examples], or of a reduce-scatter each other block's rows of it."""
+        share = self.rows // run.d.tp_size
+        for other in run.group(block):
+            rows = slice(other.tp_rank * share, (other.tp_rank + 1) * share) \
+                if self.kind == REDUCE_SCATTER else slice(None)
+            other.received.setdefault(f"{self.kind} {self.name}", {})[block.tp_rank] = v[rows]
+
+    def received(self, run: Interpreter, block: Block) -> list[Array]:
+        """What the blocks of the group sent, in their order."""
+        found = block.received.pop(f"{self.kind} {self.name}")
+        return [found[rank] for rank in range(run.d.tp_size)]
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        parts = self.received(run, block)
+        v = np.concatenate(parts) if self.kind == ALL_GATHER else sum(parts[1:], parts[0])
+        assert self.kind != ALL_GATHER or len(v) == self.features
+        self.epilogue.interpret(run, block, v, self.boundary)
 
 
 def share_of(features: int, tp_size: int) -> tuple[int, str]:

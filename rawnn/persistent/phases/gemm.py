@@ -17,6 +17,7 @@ from rawnn.persistent.writer import literal
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel
+    from rawnn.persistent.interpreter import Block, Interpreter
     from rawnn.persistent.layout import Layout
     from rawnn.persistent.writer import Kernel
 
@@ -125,6 +126,12 @@ class Gemm(Phase):
         w(f"add_parts<Shape, {tiles.split}, {rows}>({scratch}, {limit}, "
           f"{f'with_bias({bias}, {body})' if bias else body});")
         k.stamp(self.name, "parts")
+
+    # -- meaning -----------------------------------------------------------------------------------
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        w, forward = block.at[self.left], self.kind == FORWARD
+        sums = (w if forward else w.T) @ block.at[self.right]
+        self.epilogue.interpret(run, block, sums, self.layer + forward)
 
 
 def declare_for_epilogues(k: Kernel) -> None:

@@ -13,6 +13,7 @@ from rawnn.persistent.writer import literal
 if TYPE_CHECKING:
     from rawnn.persistent.block_memory import LayerLayout
     from rawnn.persistent.cost import CostModel
+    from rawnn.persistent.interpreter import Block, Interpreter
     from rawnn.persistent.writer import Kernel
 
 ALL, SHARE = "all", "share"
@@ -133,6 +134,20 @@ class GradientAllReduce(Phase):
         if not self.sharded:
             w("}")
 
+    # -- meaning -----------------------------------------------------------------------------------
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        same = run.replicas(block)
+        block.changes = {}
+        if block.left_out:
+            return
+        for name in same[0].gradients:
+            parts = [other.gradients[name] for other in same]
+            owned = run.owned(parts[0], block.group) if self.sharded else slice(None)
+            before = block.at[name].reshape(-1)[owned].copy()
+            run.update(block, name, sum(parts[1:], parts[0]), owned)
+            if self.sharded:
+                block.changes[name] = block.at[name].reshape(-1)[owned] - before
+
 
 @dataclass(frozen=True)
 class WeightAllGather(Phase):
@@ -153,6 +168,13 @@ class WeightAllGather(Phase):
             f"group, place{_rounding(k)});")
         k.stamp(self.name, "changes")
         k.w("}")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        for other in run.replicas(block):
+            for name, change in other.changes.items():
+                if other is not block:
+                    owned = run.owned(block.at[name], other.group)
+                    block.at[name].reshape(-1)[owned] += change
 
 
 def parameters(d: Sharding) -> set[str]:

@@ -15,6 +15,7 @@ from rawnn.persistent.writer import literal
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel
+    from rawnn.persistent.interpreter import Block, Interpreter
     from rawnn.persistent.writer import Kernel
 
 INPUT = "input"
@@ -48,6 +49,9 @@ class ConvertInput(Phase):
         k.w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
             f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
             f"{k.count(0)}, present);")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        block.at["x"] = block.at.pop("raw")
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,9 @@ class Prefetch(Phase):
         w("}")
         k.stamp(self.name, "fetch")
 
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        run.fetch(block, run.part + 1)
+
 
 @dataclass(frozen=True)
 class WaitForInput(Phase):
@@ -150,6 +157,12 @@ class WaitForInput(Phase):
         end_exchanges(k)
         w("__syncthreads();")
         k.stamp(self.name, "next input")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        if not block.fetched:
+            raise KeyError("nothing was fetched")
+        block.at |= block.fetched
+        block.fetched = {}
 
 
 def wait_for_input(k: Kernel, step: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rawnn.persistent.phases.exchange import Exchange
 from rawnn.persistent.phases.phase import OTHER_BLOCKS, Line, Phase
@@ -12,6 +15,7 @@ from rawnn.persistent.sharding import Sharding
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel
+    from rawnn.persistent.interpreter import Block, Interpreter
     from rawnn.persistent.writer import Kernel
 
 OVERFLOW = "overflow"
@@ -33,6 +37,10 @@ class FlagExchange(Exchange):
     def emit(self, k: Kernel) -> None:
         """Nothing: `transport.any` waits."""
 
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        flags = self.received(run, block)
+        block.at["overflow"] = np.array([any(bool(flag[0]) for flag in flags)])
+
 
 @dataclass(frozen=True)
 class CheckOverflow(Phase):
@@ -53,6 +61,13 @@ class CheckOverflow(Phase):
                 "*found != 0 ? 1.0f : 0.0f);")
         if k.d.dp_size > 1:
             k.stamp(self.name, "send")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        flag = np.array([block.overflowed])
+        if self.send:
+            self.send.send(run, block, flag)
+        else:
+            block.at["overflow"] = flag
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,9 @@ class AgreeOnStep(Phase):
               "make_float4(seen ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f), overflow_flag_bit);")
         k.stamp(self.name)
 
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        block.left_out = any(bool(other.at["overflow"][0]) for other in run.replicas(block))
+
 
 @dataclass(frozen=True)
 class AdjustLossScale(Phase):
@@ -96,3 +114,10 @@ class AdjustLossScale(Phase):
 
     def emit(self, k: Kernel) -> None:
         k.w(f"if (thread == 0) scaling->adjust(skipped, {k.p.growth}, (u + 1) & 1);")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        (op,) = run.plan.find(kind="adjust_scale")
+        op.spec.reference(SimpleNamespace(
+            overflow=np.array([block.left_out]), loss_scale=block.loss_scale), op.attributes)
+        block.overflowed = block.left_out = False
+        block.at.pop("overflow", None)

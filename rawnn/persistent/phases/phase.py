@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel
+    from rawnn.persistent.interpreter import Block, Interpreter
     from rawnn.persistent.layout import Layout
     from rawnn.persistent.sharding import Sharding
     from rawnn.persistent.writer import Kernel
@@ -106,6 +107,10 @@ class Phase:
     def describe(self, d: Sharding) -> str:
         """What it does, in a few words."""
         return ""
+
+    # -- meaning -----------------------------------------------------------------------------------
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        """What it does to a block, in NumPy."""
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rawnn.persistent.phases.exchange import Exchange
 from rawnn.persistent.phases.loss import gradient_scaling
 from rawnn.persistent.phases.phase import Line, Phase
-from rawnn.persistent.sharding import Sharding
+from rawnn.persistent.sharding import ALL_GATHERED, Sharding
 from rawnn.persistent.tiles import softmax_floats, softmax_of, statistics_floats
 from rawnn.persistent.writer import literal
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel, Costs
+    from rawnn.persistent.interpreter import Block, Interpreter
     from rawnn.persistent.writer import Kernel
 
 SOFTMAX, STATISTICS = "softmax", "exchange of softmax"
@@ -37,12 +40,12 @@ class StatisticsExchange(Exchange):
     def latency(self, costs: Costs) -> float:
         return super().latency(costs) + costs.second_exchange
 
-    def received(self, k: Kernel) -> str:
-        """C++: the array of all statistics."""
+    def array(self, k: Kernel) -> str:
+        """C++: the statistics of all blocks."""
         return f"received_{k.type_of_exchange(self)}"
 
     def emit(self, k: Kernel) -> None:
-        k.w(f"const float* const {self.received(k)} = transport.gather<"
+        k.w(f"const float* const {self.array(k)} = transport.gather<"
             f"{k.type_of_exchange(self)}>({k.at('scratch')} + {statistics_floats(k.d)});")
         k.stamp(self.name, "wait")
 
@@ -116,10 +119,35 @@ class Softmax(Phase):
         if d.shards_softmax:
             parts, columns = d.tp_size, d.sent
             (sums,) = (e for e in k.schedule.exchanges if isinstance(e, StatisticsExchange))
-            statistics = f"reinterpret_cast<const float4*>({sums.received(k)})"
+            statistics = f"reinterpret_cast<const float4*>({sums.array(k)})"
         w(f"loss_of_slice<Shape, {p.outputs}, {shape}, {parts}, {columns}, "
           f"{literal(d.stores_tallies)}>({k.logits}, {k.z(last)}, {mine}, {statistics}, {ends}")
         w("}")
+
+    # -- meaning -----------------------------------------------------------------------------------
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        """Statistics have four rows, of which two say which output is the largest."""
+        z, depth = block.at[self.logits], run.p.depth
+        mine = z.max(axis=0, initial=-np.inf)
+        most = np.where(np.isfinite(mine), mine, 0)  # of a block without outputs
+        own = np.stack([mine, np.exp(z - most).sum(axis=0), 0 * most, 0 * most])
+        if self.send:
+            self.send.send(run, block, own)
+        elif self.statistics:
+            block.at["statistics"] = own
+        if self.statistics:
+            return
+        found = block.at.pop("statistics", None)
+        if found is None:
+            assert not run.d.shards_softmax
+            found = own
+        highest = found[::4].max(axis=0)
+        total = (found[1::4] * np.exp(found[::4] - highest)).sum(axis=0)
+        hot = np.arange(run.p.outputs)[:, None] == block.at["y"][None]
+        if run.d.boundaries[-1] == ALL_GATHERED:
+            z = z[run.own(block, depth)]
+        gradient = np.exp(z - highest) / total - hot[run.shard(block, depth)]
+        block.at[self.to] = run.scaled(block, gradient / len(run.inputs))
 
 
 def _place_of_tallies(k: Kernel) -> str:

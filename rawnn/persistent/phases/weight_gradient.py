@@ -16,6 +16,7 @@ from rawnn.persistent.writer import literal
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel
+    from rawnn.persistent.interpreter import Block, Interpreter
     from rawnn.persistent.layout import Layout
     from rawnn.persistent.writer import Kernel
 
@@ -126,6 +127,18 @@ class WeightGradient(Gemm):
             f"reinterpret_cast<{published}*>(gradients) + ((({copy} * {d.dp_size} + group) * "
             f"{d.tp_size}ll + rank) * {k.layout.tiles} + {part.base}) * {TILE // 4}, "
             f"flag_bit{adds}}};")
+
+    # -- meaning -----------------------------------------------------------------------------------
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        a, z, n = block.at[self.left], block.at[self.right], self.layer + 1
+        for name, gradient in ((f"w{n}", z @ a.T), (f"b{n}", z.sum(axis=1))):
+            if name not in block.at:
+                continue
+            total = gradient + block.gradients[name] if run.part else gradient
+            if self.epilogue.function == UPDATE and run.part == run.d.micro_batches - 1:
+                run.update(block, name, total, slice(None))
+            else:
+                block.gradients[name] = total
 
 
 def store_held(k: Kernel, layer: int) -> None:
