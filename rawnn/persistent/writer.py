@@ -9,7 +9,6 @@ from rawnn.persistent.stamps import Stamp, stamps_of
 
 if TYPE_CHECKING:
     from rawnn.persistent.layout import Layout
-    from rawnn.persistent.phases.exchange import Exchange
 
 
 def literal(value: float | bool | int) -> str:
@@ -128,10 +127,6 @@ class Kernel:
                f"(blockIdx.x * {found.global_tiles}ll + {tile}) * {many})"
 
     # -- variables and expressions of the kernel --------------------------------------------------
-    def type_of_exchange(self, exchange: Exchange) -> str:
-        """The C++ type of an exchange."""
-        return f"E{self.schedule.exchanges.index(exchange)}"
-
     @property
     def published_type(self) -> str:
         """C++ type of four published numbers."""

@@ -115,9 +115,12 @@ class Exchange(Phase):
         return f"{self.kind}, {nbytes:,} bytes a block{self.epilogue.describe(d)}" \
             if nbytes else self.kind
 
+    def c_type(self, k: Kernel) -> str:
+        return f"E{k.schedule.exchanges.index(self)}"
+
     def begin(self, k: Kernel) -> None:
         """Declares the C++ type of the exchange and announces it. Must precede its sends."""
-        d, name = k.d, k.type_of_exchange(self)
+        d, name = k.d, self.c_type(k)
         share, own = self.rows_of_block(d)
         number = k.schedule.exchanges.index(self)
         slots = buffers.l2_slots(k.schedule)
@@ -134,12 +137,12 @@ class Exchange(Phase):
 
     def send_row(self, k: Kernel) -> str:
         """C++ that sends `v`, row `m` of the examples e .. e + 3."""
-        return f"send_row<{k.type_of_exchange(self)}>(transport, m, e, v);"
+        return f"send_row<{self.c_type(k)}>(transport, m, e, v);"
 
     def emit(self, k: Kernel) -> None:
         """Waits for the exchange, and hands what it brings to the epilogue. Via L2, receiving
         waits, so the stamp of a traced kernel would say nothing ahead of it."""
-        end, name = self.epilogue, k.type_of_exchange(self)
+        end, name = self.epilogue, self.c_type(k)
         k.w(f"const auto received_{name} = transport.wait<{name}>();")
         if not k.d.via_l2:
             k.stamp(self.name, "wait")
@@ -158,7 +161,7 @@ class Exchange(Phase):
 
     def _receive(self, k: Kernel, count: str, body: str) -> None:
         """Hands the first `count` rows to `body`, each reduced in the order of the blocks."""
-        name = k.type_of_exchange(self)
+        name = self.c_type(k)
         scratch = k.at("scratch") if self.teams(k.d) > 1 else "nullptr"
         if self.scratch_busy:
             k.w("__syncthreads();")

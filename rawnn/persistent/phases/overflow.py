@@ -57,7 +57,7 @@ class CheckOverflow(Phase):
     def emit(self, k: Kernel) -> None:
         if self.send:
             self.send.begin(k)
-            k.w(f"transport.publish_flag<{k.type_of_exchange(self.send)}>(rank, "
+            k.w(f"transport.publish_flag<{self.send.c_type(k)}>(rank, "
                 "*found != 0 ? 1.0f : 0.0f);")
         if k.d.dp_size > 1:
             k.stamp(self.name, "send")
@@ -90,7 +90,7 @@ class AgreeOnStep(Phase):
     def emit(self, k: Kernel) -> None:
         d, w = k.d, k.w
         found = "*found != 0" if d.tp_size == 1 else \
-            f"transport.any<{k.type_of_exchange(k.schedule.exchanges[-1])}>()"
+            f"transport.any<{k.schedule.exchanges[-1].c_type(k)}>()"
         if d.dp_size == 1:
             w(f"const bool skipped = {found};")
         else:

@@ -42,11 +42,11 @@ class StatisticsExchange(Exchange):
 
     def array(self, k: Kernel) -> str:
         """C++: the statistics of all blocks."""
-        return f"received_{k.type_of_exchange(self)}"
+        return f"received_{self.c_type(k)}"
 
     def emit(self, k: Kernel) -> None:
         k.w(f"const float* const {self.array(k)} = transport.gather<"
-            f"{k.type_of_exchange(self)}>({k.at('scratch')} + {statistics_floats(k.d)});")
+            f"{self.c_type(k)}>({k.at('scratch')} + {statistics_floats(k.d)});")
         k.stamp(self.name, "wait")
 
 
@@ -111,7 +111,7 @@ class Softmax(Phase):
             publish = "PublishNothing{}"
             if self.send:
                 self.send.begin(k)
-                publish = f"publish_statistics<{k.type_of_exchange(self.send)}, {lanes}>(transport)"
+                publish = f"publish_statistics<{self.send.c_type(k)}, {lanes}>(transport)"
             w(f"exponentials_of_slice<Shape, {shape}>({k.logits}, {mine}, {publish});")
             k.stamp(self.name, "slice")
             return
