@@ -215,7 +215,8 @@ def slower() -> str:
         *lines,
         f"- **Compilation takes seconds**: {seconds} in the median of the random networks. A run "
         f"must last {round(median(steps), -3):,.0f} steps in the median, "
-        f"{round(max(steps), -3):,.0f} at most, until that is earned back. Kernels stay on disk.")), ""])
+        f"{round(max(steps), -3):,.0f} at most, until that is earned back. Kernels stay on disk."
+        )), ""])
 
 
 def first_run() -> str:
