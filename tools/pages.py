@@ -44,7 +44,7 @@ from rawnn.bench.render.texts import milliseconds  # noqa: E402
 from rawnn.bench.render.view import Grids  # noqa: E402
 from rawnn.opts import TOGGLES  # noqa: E402
 from rawnn.opts.registry import Toggle  # noqa: E402
-from tools import false_alarms, full_walk, gpu_record, trials, tutorial  # noqa: E402
+from tools import full_walk, gpu_record, trials, tutorial  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOGGLE_PAGES = "docs/toggles"
@@ -376,7 +376,6 @@ OTHERS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/toggles/persistent.md": {"float32": float32_error},
     "examples/lab/README.md": {f"{topic}-lessons": partial(lessons, topic) for topic in TOPICS},
     "docs/testing.md": {"walk": lambda: full_walk.table(full_walk.read_record()),
-                        "alarms": lambda: false_alarms.table(false_alarms.read_record()),
                         "gpu": lambda: gpu_record.lists_table(gpu_record.read_record()),
                         "checked": lambda: gpu_record.checked_table(gpu_record.read_record())},
 }
