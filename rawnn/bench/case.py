@@ -57,11 +57,11 @@ class Part(click.ParamType):  # type: ignore[type-arg]
         return int(number), int(count)
 
 
-def part_option(what: str, more: str = "") -> Option[Any]:
+def part_option(what: str) -> Option[Any]:
     """Which part of the networks, cells or ensembles is measured."""
     return click.option("--part", type=Part(), metavar="K/N",
                         help=f"The Kth of every N {what}, so that several GPUs share them; bench "
-                             f"merge makes one file of the parts.{more}")
+                             f"merge makes one file of the parts.")
 
 
 @dataclass(frozen=True)

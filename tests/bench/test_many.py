@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rawnn.bench import many_tasks
 from rawnn.bench.cases import many_networks as many
 from rawnn.bench.cases.many_networks import forms_of, named, sampled_named, wanted_of
-from rawnn.bench.harness import Sample
-from rawnn.bench.many_tasks import TASKS, arguments_of, from_shell
 from rawnn.bench.record import read_results
 from rawnn.bench.render.networks import PRECISIONS
 from rawnn.bench.suites import read_suites
-from rawnn.common.errors import ConfigError, RawnnError
+from rawnn.common.errors import ConfigError
 from tests import requires
 from tests.bench.measuring import invoke
 
@@ -27,12 +21,10 @@ SUITE = read_suites().many
 
 def test_everything_is_asked_for_unless_some_is_named() -> None:
     whole = wanted_of((), SUITE.members, 30, 0, SUITE)
-    assert len(whole.ensembles) == 4 * 4 + 30
-    assert list(whole.tasks) == ["table", "seeds"]
-    assert [p.name for p in whole.ensembles[:5]] == ["A/1056", "B/1056", "C/1056", "D/1056", "A/16"]
+    assert len(whole) == 4 * 4 + 30
+    assert [p.name for p in whole[:5]] == ["A/1056", "B/1056", "C/1056", "D/1056", "A/16"]
     some = wanted_of(("sampled", "C"), (16,), 2, 7, SUITE)
-    assert [p.name for p in some.ensembles] == ["C/16", "sampled/7", "sampled/8"]
-    assert not some.tasks
+    assert [p.name for p in some] == ["C/16", "sampled/7", "sampled/8"]
     with pytest.raises(ConfigError, match="did you mean 'sampled'"):
         wanted_of(("sample",), (16,), 2, 7, SUITE)
 
@@ -113,52 +105,6 @@ def test_an_ensemble_that_ours_gets_wrong_is_a_failure(tmp_path: Path,
     assert {e.reason for e in entries} == {"its losses are off by 1.5 times the tolerance"}
 
 
-def test_seeds_at_once_beside_one_run(tmp_path: Path) -> None:
-    kept = tmp_path / "m.json"
-    done = invoke("many", "seeds", "--device", "host", "--json", str(kept))
-    assert done.exit_code == 0, done.output
-    (entry,) = read_results(kept).entries("many")
-    assert entry.conditions == {"members": 3, "rows": 256, "epochs": 1}
-    assert [len(entry.samples(m)) for m in ("many_s", "one_s")] == [SUITE.repeats] * 2
-    assert "seeds of MNIST against one run" in done.output
-
-
-def test_the_whole_task_of_the_command_line(tmp_path: Path) -> None:
-    kept = tmp_path / "m.json"
-    done = invoke("many", "table", "--device", "host", "--json", str(kept))
-    assert done.exit_code == 0, done.output
-    (entry,) = read_results(kept).entries("many")
-    assert len(entry.samples("shell_s")) == SUITE.repeats
-    assert entry.conditions["members"] == 6
-
-
-def test_the_command_of_the_whole_task(tmp_path: Path) -> None:
-    words = arguments_of(TASKS["table"].size, "gpu", tmp_path / "t.csv", tmp_path / "o.json")
-    text = " ".join(words)
-    for part in ("--layers 20-64-64-3", "--vary lr=1e-4..1e-1:200", "--folds 5", "--epochs 20"):
-        assert part in text
-    table = many_tasks.table_of(50, tmp_path).read_text().splitlines()
-    assert table[0].endswith("x18,x19,y")
-    assert len(table) == 51
-    assert {line.rpartition(",")[2] for line in table[1:]} == {"0", "1", "2"}
-
-
-@pytest.mark.parametrize(("code", "members", "words"), [
-    (3, 6, "the command ended with 3: no such"), (0, 5, "has 5 members of 6")])
-def test_a_command_that_fails_or_leaves_members_out_is_no_time(
-        code: int, members: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Done:
-        returncode, stderr = code, "no such thing"
-
-    def run(command: list[str], **more: Any) -> Done:
-        Path(command[-1]).write_text(json.dumps({"members": members}))
-        return Done()
-
-    monkeypatch.setattr(many_tasks.subprocess, "run", run)
-    with pytest.raises(RawnnError, match=words):
-        from_shell(TASKS["table"].small, "host", 0)
-
-
 def test_versions_of_all_systems_are_kept_where_each_problem_has_new_processes(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "is_large", lambda problem: True)
@@ -169,29 +115,3 @@ def test_versions_of_all_systems_are_kept_where_each_problem_has_new_processes(
     found = read_results(kept)
     for entry in found.entries("many"):
         assert {"rawnn", "numpy"} <= set(found.place(entry).libraries)
-
-
-def test_parts_measure_a_whole_task_once_and_are_merged(tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = list[int]()
-
-    def take(size: Any, device: str, number: int) -> Sample:
-        taken.append(number)
-        return Sample({"many_s": 2.0, "one_s": 1.0})
-
-    monkeypatch.setitem(TASKS, "seeds", replace(TASKS["seeds"], take=take))
-    files = [str(tmp_path / f"{n}.json") for n in (1, 2)]
-    for number, file in enumerate(files, 1):
-        done = invoke("many", "seeds", "--part", f"{number}/2", "--device", "host", "--json", file)
-        assert done.exit_code == 0, done.output
-    assert taken == list(range(SUITE.repeats))
-    assert [e.status for f in files for e in read_results(f).entries("many")] == [
-        "measured", "not measured"]
-    for order in (files, files[::-1]):
-        whole = tmp_path / "whole.json"
-        done = invoke("merge", *order, "--json", str(whole))
-        assert done.exit_code == 0, done.output
-        assert read_results(whole).is_whole("many")
-    resumed = invoke("many", "--device", "host", "--resume", files[1])
-    assert resumed.exit_code == 0, resumed.output
-    assert len(taken) == 2 * SUITE.repeats

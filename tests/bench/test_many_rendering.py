@@ -38,11 +38,7 @@ def kept() -> Results:
     slow = {**TIMES, ("rawnn", "tf32"): 100.0}
     return results(
         ensemble("A/16", 16), ensemble("A/1056", 1056), ensemble("sampled/3", 100),
-        ensemble("sampled/4", 400, slow),
-        entry("many/table", "rawnn many", {"shell_s": [9.0, 8.0, 8.5]}, precision="tf32",
-              members=1000, rows=10_000, epochs=20),
-        entry("many/seeds", "rawnn many", {"many_s": [2.0, 2.2], "one_s": [0.1, 0.1]},
-              precision="tf32", members=1000, rows=60_000, epochs=20))
+        ensemble("sampled/4", 400, slow))
 
 
 def rows_of(suite: str, found: Results, number: int) -> list[dict[str, str]]:
@@ -79,21 +75,13 @@ def test_the_summary_of_random_ensembles_has_mean_worst_and_losses() -> None:
 def test_a_table_says_how_many_of_its_ensembles_were_reached_and_the_headline_does_not() -> None:
     left = [entry(f"many/B/{n}", "rawnn", {"step_us": []}, status="not measured", layers=[8, 1],
                   members=n) for n in (16, 132)]
-    task = entry("many/table", "rawnn many", {"shell_s": []}, status="not measured", members=1000)
-    found = results(ensemble("A/16", 16), ensemble("sampled/3", 100), *left, task,
+    found = results(ensemble("A/16", 16), ensemble("sampled/3", 100), *left,
                     ended={"many": "the budget was spent"})
     random, named, *_ = SUITES["many"].grids(found)
     assert "; 1 of 1 ensemble, " in random.source
     assert "; 1 of 3 ensembles, " in named.source
     assert "ended early: the budget was spent" in named.source
     assert "budget" not in ensembles.headline(found)
-
-
-def test_whole_tasks_have_a_row_each() -> None:
-    rows = rows_of("many", kept(), 4)
-    assert [(r["seconds"], r["of one run"], r["ratio"]) for r in rows] == [
-        ("8.50", "", ""), ("2.10", "0.100", "21.0 x")]
-    assert rows[0]["task"] == "from shell to table: 1,000 members, 10,000 rows, 20 epochs"
 
 
 def test_a_wrong_program_counts_for_nothing() -> None:

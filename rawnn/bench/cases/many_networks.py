@@ -1,10 +1,8 @@
-"""Many small networks at once: named and random ensembles compared with the peers, and two
-whole tasks."""
+"""Many small networks at once: named and random ensembles compared with the peers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -13,8 +11,7 @@ from msgspec import Meta
 
 from rawnn.bench.case import BUDGET, DEVICE, Case, part_option, peer_option
 from rawnn.bench.cases.sample import thorough
-from rawnn.bench.harness import Harness, Variant
-from rawnn.bench.many_tasks import TASKS, task_failures, task_variants
+from rawnn.bench.harness import Harness
 from rawnn.bench.peers.ensemble import (
     CALL_EPOCHS,
     ENSEMBLE_VERSION,
@@ -26,19 +23,15 @@ from rawnn.bench.peers.ensemble import (
 )
 from rawnn.bench.peers.rawnn_system import SETS
 from rawnn.bench.peers.system_comparison import (
-    Rules,
     Task,
-    chosen,
-    compare,
+    compare_systems,
     device_of,
     failures,
-    open_compared,
     part_of,
     task_of,
     tasks_in,
 )
 from rawnn.bench.peers.training_problem import Loss, Problem, Rule
-from rawnn.bench.record import Results
 from rawnn.bench.render import ensembles as shown
 from rawnn.bench.render.networks import OURS, PRECISIONS
 from rawnn.bench.render.view import View
@@ -67,9 +60,6 @@ TIMER = {
                "call of call_s is in it",
     "call_s": f"wall clock of a call of rawnn.train_many for {CALL_EPOCHS} epochs, from Python to "
               f"the result, with an empty cache of kernels",
-    "shell_s": "wall clock of a process of the command line, with an empty cache",
-    "many_s": "wall clock of a call of rawnn.train_many that was made once before",
-    "one_s": "wall clock of a call of rawnn.train that was made once before",
 }
 
 
@@ -85,22 +75,13 @@ class NamedEnsemble(Settings, frozen=True, kw_only=True):
 
 class ManySuite(Settings, frozen=True, kw_only=True):
     """`bench many`: named `ensembles`, each of so many `members`; `n` random ones from `seed` on;
-    whole tasks `repeats` times; compared with the peers `systems`."""
+    compared with the peers `systems`."""
 
     ensembles: list[NamedEnsemble]
     members: list[Count]
     n: Count
     seed: Annotated[int, Meta(ge=0)]
-    repeats: Count
     systems: list[str]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What of the case was asked for: ensembles, and whole tasks by name."""
-
-    ensembles: Sequence[Ensemble]
-    tasks: Sequence[str]
 
 
 def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members: tuple[int, ...],
@@ -108,57 +89,37 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members
             peers: tuple[str, ...], part: tuple[int, int] | None, device: str) -> None:
     """Train many small networks at once, alternately with JAX and PyTorch.
 
-    NAMEs are ensembles of bench.toml (A, B, C, D), `sampled` for random ones, and the whole tasks
-    `table` (200 configurations x 5 folds by the command line) and `seeds` (1,000 seeds against one
-    run); all of them unless some are given. A file to be resumed says what was asked for.
+    NAMEs are ensembles of bench.toml (A, B, C, D), and `sampled` for random ones; all of them
+    unless some are given. A file to be resumed says what was asked for.
     """
-    device, part = device_of(device), part or (1, 1)
+    device = device_of(device)
     suite: ManySuite = suites.many
-    is_new = not names and count is None and seed is None and not members
-    cases = {e.case.partition("/")[2] for e in harness.results.entries("many")} - {""}
-    wanted = Wanted([t.problem for t in tasks_in(harness.results, "many")
-                     if isinstance(t.problem, Ensemble)],
-                    [name for name in TASKS if name in cases]) if is_new and cases else \
-        wanted_of(names, members or tuple(suite.members), count or suite.n,
-                  suite.seed if seed is None else seed, suite)
-    ensembles = [reduced(p) for p in wanted.ensembles] if device in ("host", "sim") \
-        else wanted.ensembles
-    systems, absent = chosen(peers, suite.systems) if ensembles else ((OURS,), {})
-    rules = Rules(systems, device, forms_of(ensembles, precisions or PRECISIONS, device), ROUNDS,
-                  at_once=8, is_large=is_large)
-    open_compared(harness, rules, absent)
-    harness.environment.timer.update(TIMER)
-    if wanted.tasks:
-        variants = task_variants(wanted.tasks, device)
-        harness.ask(variants)
-        if part[0] == 1:
-            harness.interleave(variants, suite.repeats, on_sample=partial(_keep, harness))
-        harness.end()
-    if ensembles and not harness.interrupted:
-        compare(harness, [task_for(p) for p in ensembles], rules, partial(part_of, part))
-
-
-def _keep(harness: Harness, variant: Variant, done: int, total: int) -> None:
-    harness.store(variant.records())
-    said = variant.reason or ", ".join(f"{name} {values[-1]:.2f}"
-                                       for name, values in variant.samples.items())
-    harness.echo(f"{variant.case} ({done} of {total}): {said}")
+    is_new = names or members or count is not None or seed is not None
+    ensembles = [] if is_new else [t.problem for t in tasks_in(harness.results, "many")
+                                   if isinstance(t.problem, Ensemble)]
+    if not ensembles:
+        ensembles = wanted_of(names, members or tuple(suite.members), count or suite.n,
+                              suite.seed if seed is None else seed, suite)
+    if device in ("host", "sim"):
+        ensembles = [reduced(p) for p in ensembles]
+    compare_systems(harness, [task_for(p) for p in ensembles], peers, suite.systems, device,
+                    forms_of(ensembles, precisions or PRECISIONS, device),
+                    partial(part_of, part or (1, 1)), TIMER, rounds=ROUNDS, at_once=8,
+                    is_large=is_large)
 
 
 def wanted_of(names: Sequence[str], members: Sequence[int], count: int, seed: int,
-              suite: ManySuite) -> Wanted:
-    """The ensembles and tasks of some names, all unless some are given. Raises ConfigError."""
+              suite: ManySuite) -> list[Ensemble]:
+    """The ensembles of some names, all unless some are given. Raises ConfigError."""
     known = {e.name: e for e in suite.ensembles}
-    everything = (*known, SAMPLED, *TASKS)
     for name in names:
-        if name not in everything:
-            raise unknown("ensemble", name, everything)
-    chosen_names = names or everything
+        if name not in (*known, SAMPLED):
+            raise unknown("ensemble", name, (*known, SAMPLED))
     sizes = sorted(members, key=lambda n: (n != THOROUGH_MEMBERS, n))  # what says most comes first
-    made = [named(name, n, suite) for n in sizes for name in known if name in chosen_names]
-    if SAMPLED in chosen_names:
+    made = [named(name, n, suite) for n in sizes for name in known if not names or name in names]
+    if not names or SAMPLED in names:
         made += [sampled_named(n) for n in range(seed, seed + count)]
-    return Wanted(made, [name for name in TASKS if name in chosen_names])
+    return made
 
 
 def named(name: str, members: int, suite: ManySuite) -> Ensemble:
@@ -205,11 +166,6 @@ def forms_of(ensembles: Sequence[Ensemble], precisions: Sequence[str],
     return forms
 
 
-def failed(results: Results) -> str:
-    """In which ensembles or tasks ours failed or was wrong."""
-    return "; ".join(filter(None, (failures("many", results), task_failures(results))))
-
-
 CASE = Case("many", measure, (
     click.argument("names", nargs=-1, metavar="[NAME]..."),
     click.option("--members", type=click.IntRange(1), multiple=True, metavar="N",
@@ -220,7 +176,7 @@ CASE = Case("many", measure, (
     click.option("--precision", "precisions", type=click.Choice(PRECISIONS), multiple=True,
                  help="Precisions to compare in; several may be given (all)."),
     peer_option("torch and jax"), BUDGET,
-    part_option("ensembles", " The whole tasks are measured with part 1."), DEVICE),
-    failed, has_bar=False, settings=ManySuite, view=View(
+    part_option("ensembles"), DEVICE),
+    partial(failures, "many"), has_bar=False, settings=ManySuite, view=View(
         "Many networks at once", "Ensembles of small networks compared with the peers.",
         shown.tables, shown.charts_of))

@@ -152,12 +152,13 @@ def device_of(device: str) -> str:
     return name
 
 
-def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str]) -> None:
+def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str],
+                  timer: Mapping[str, str]) -> None:
     """Find out where it is measured, and say who is left out. Raises ConfigError without a GPU,
     unless the host was asked for."""
     with open_device(rules.device, harness.notify) as opened:  # systems have their own processes
         harness.watch = Watch.of(opened)
-        harness.stand(place_of(opened, TIMER))
+        harness.stand(place_of(opened, timer))
     if opened.device is None and rules.device not in ("host", "sim"):
         raise ConfigError(f"there is no GPU to compare on: {opened.machine.no_gpu}; --device host "
                           f"compares small networks on the host")
@@ -172,12 +173,13 @@ def compare_systems(harness: Harness, tasks: Sequence[Task], peers: Sequence[str
                     usual: Sequence[str], device: str,
                     forms: Forms = lambda problem, system: [],
                     part: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks,
-                    **more: Any) -> None:
-    """Compare ours with the peers that are named, or with the usual ones, on every task; `more` are
-    Rules. Raises as `chosen`, `device_of` and `open_compared` do."""
+                    timer: Mapping[str, str] = TIMER, **more: Any) -> None:
+    """Compare ours with the peers that are named, or with the usual ones, on every task; `timer`
+    says what times cover, `more` are Rules. Raises as `chosen`, `device_of` and `open_compared`
+    do."""
     systems, absent = chosen(peers, usual)
     rules = Rules(systems, device_of(device), forms, **more)
-    open_compared(harness, rules, absent)
+    open_compared(harness, rules, absent, timer)
     compare(harness, tasks, rules, part)
 
 

@@ -1,4 +1,4 @@
-"""What `bench many` found: throughput of ensembles and of the best peer, and whole tasks."""
+"""What `bench many` found: throughput of ensembles and of the best peer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rawnn.bench.render.random_networks import SUMMARY, pair, speedup, summaries
 from rawnn.bench.render.tables import compared, interval, provenance, remarks, time_of, workload
 from rawnn.bench.render.texts import factor, three_digits
 from rawnn.bench.render.training import subtitle
-from rawnn.bench.statistics import geometric_mean, ratio, runs_text
+from rawnn.bench.statistics import geometric_mean
 from rawnn.common.words import counted
 
 SHOWN = ("float32 against true float32", "float32 against tf32", "tf32 against tf32",
@@ -34,10 +34,8 @@ SHOWN = ("float32 against true float32", "float32 against tf32", "tf32 against t
 """Classes of the summary, of random_networks.CLASSES."""
 NAMED = ("ensemble", "members", "class", "rawnn", "best peer", "program", "ratio",
          "95 % interval", "s to result", "peer's s")
-TASK = ("task", "seconds", "of one run", "ratio")
 RANDOM = "sampled/"
 """How the names of random ensembles begin."""
-TASK_NAMES = {"table": "from shell to table", "seeds": "seeds of MNIST against one run"}
 
 
 def measured(results: Results) -> list[Network]:
@@ -72,7 +70,7 @@ def classes_of(found: Sequence[Network]) -> list[str]:
 
 
 def tables(results: Results) -> list[Grid]:
-    """The summary of random ensembles, all named ones, all random ones, and the whole tasks."""
+    """The summaries of random and named ensembles, all named ones, and all random ones."""
     found = measured(results)
     random = [n for n in found if is_random(n)]
     named = [n for n in found if not is_random(n)]
@@ -98,7 +96,7 @@ def tables(results: Results) -> list[Grid]:
         grids.append(Grid(heads, [random_row(n, heads[2:]) for n in random], heads[:1],
                           "Each random ensemble: ratio (million network-steps a second of both)",
                           remarks(entries, program), source(results, random), entries))
-    return [*grids, *tasks(results)]
+    return grids
 
 
 def source(results: Results, found: Sequence[Network]) -> str:
@@ -182,28 +180,6 @@ def random_row(network: Network, classes: Sequence[str]) -> list[str]:
         cells.append(f"{factor(value)} x ({rates} {system(other)})"
                      if value is not None and other else f"- ({rates})")
     return cells
-
-
-def tasks(results: Results) -> list[Grid]:
-    """The whole tasks, a row each."""
-    entries = [e for e in results.entries("many") if workload(e) in TASK_NAMES
-               and e.status != "not measured"]
-    rows = []
-    for e in entries:
-        conditions = e.conditions
-        name = f"{TASK_NAMES[workload(e)]}: {conditions.get('members', 0):,} members, " \
-               f"{conditions.get('rows', 0):,} rows, " \
-               f"{counted(int(str(conditions.get('epochs', 0))), 'epoch')}"
-        times, one = e.samples("shell_s") or e.samples("many_s"), e.samples("one_s")
-        found = ratio(times, one) if times and one else None
-        rows.append([name, f"{median(times):.2f}" if times else e.status,
-                     f"{median(one):.3f}" if one else "",
-                     f"{factor(found.value)} x" if found else ""])
-    notes = [f"{workload(e)}: {said}" for e in entries for said in (e.reason, *e.notes) if said]
-    counts = {len(e.samples(m)) for e in entries for m in ("shell_s", "many_s")} - {0}
-    return [Grid(TASK, rows, TASK[:1], "Whole tasks", notes,
-                 provenance(results, entries, runs_text(counts)), entries)
-            .without_empty(TASK[2:])] if rows else []
 
 
 # -- charts ----------------------------------------------------------------------------------------
