@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,13 +121,12 @@ def test_members_are_the_networks_of_their_seeds() -> None:
     assert tiny(members=1).checked == (0,)
 
 
-def test_an_ensemble_is_handed_to_a_process_as_text() -> None:
+def test_an_ensemble_is_handed_to_a_process_whole() -> None:
     command = Prepare(tiny(), "host", ["float32:scan"], 1.0, True)
-    assert msgspec.json.decode(msgspec.json.encode(command), type=Prepare) == command
+    assert pickle.loads(pickle.dumps(command)) == command
     plain = Prepare(Problem(name="n", seed=0, layers=(2, 2), batch=1, loss="mse",
                             optimizer="sgd", lr=0.1), "host", [], 1.0)
-    found = msgspec.json.decode(msgspec.json.encode(plain), type=Prepare)
-    assert type(found.problem) is Problem
+    assert type(pickle.loads(pickle.dumps(plain)).problem) is Problem
     assert system_of("numpy", tiny()).__name__ == "rawnn.bench.peers.numpy_many"  # type: ignore
     assert system_of("numpy", plain.problem).__name__.endswith("numpy_system")  # type: ignore
 

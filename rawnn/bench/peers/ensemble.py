@@ -45,7 +45,7 @@ CHECKED = 8
 """Members at most whose losses are compared, evenly spread, the first and the last included."""
 
 
-class Ensemble(Problem, tag="ensemble", frozen=True, kw_only=True):
+class Ensemble(Problem, frozen=True, kw_only=True):
     """`members` networks. Of each epoch the mean loss of every member is compared, not the loss of
     each step."""
 

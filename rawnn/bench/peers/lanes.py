@@ -9,18 +9,16 @@ ready before is made ready again in a new process.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-import msgspec
-
 from rawnn.bench.peers.process import SystemProcess
 from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import Prepare, ReadyProgram, Timed
+from rawnn.many.host import core_count
 
 SHARES = {"jax": 9, "torch": 3, "rawnn": 4}
 """How the cores are divided among systems, so that all end at about the same time: the share of
@@ -73,8 +71,6 @@ class Lane:
         prepared.programs = self.process.prepare(command, command.seconds + GRACE_S)
         if self.process.lost:
             prepared.reason = self.process.lost
-            prepared.programs = [msgspec.structs.replace(m, reason=prepared.reason)
-                             for m in prepared.programs]
             self.renew()
         else:
             self._prepared.append((command, prepared))
@@ -111,7 +107,7 @@ class Lanes:
 
     def __init__(self, systems: Sequence[str], problems: int, cores: int | None = None) -> None:
         """For so many problems at most; `cores` are the machine's unless given."""
-        cores = cores or available_cores()
+        cores = cores or core_count()
         total = sum(SHARES.get(s, 1) for s in systems)
         counts = {s: min(problems, max(1, round(cores * SHARES.get(s, 1) / total)))
                   for s in systems}
@@ -206,8 +202,3 @@ def most(seconds: Sequence[float]) -> float:
     """Within which four in five were, 0 for none. The longest would count one slow network for all
     that come: 3 of 30 were not begun with half of the time left."""
     return sorted(seconds)[(4 * len(seconds) - 1) // 5] if seconds else 0.0
-
-
-def available_cores() -> int:
-    """The cores that this process may use, of which `taskset` leaves it some."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2

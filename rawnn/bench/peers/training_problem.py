@@ -42,7 +42,7 @@ LEARNING_RATES: dict[Rule, float] = {"sgd": 0.05, "adam": 1e-3}
 Array = NDArray[np.float32]
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, tag="network"):
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """A network and how it is trained: an epoch is `steps` batches of `batch` examples. `data` is
     "random" (float32 from a generator, of which all follows from `seed`) or a data set's name, of
     which the first examples are used."""

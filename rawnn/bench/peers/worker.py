@@ -1,21 +1,21 @@
-"""The process in which one system works: `python -m rawnn.bench.peers.worker torch`.
+"""The process in which one system works, as rawnn.bench.peers.process starts it.
 
-It reads commands as lines of JSON and answers likewise. `prepare` makes all programs of a problem
-and trains each for two epochs; `time` times one of them; `forget` drops a problem's. What the
-system itself prints goes to the standard error stream, so that it cannot be taken for an answer.
+It is asked for methods of Worker through a pipe: `prepare` makes all programs of a problem and
+trains each for two epochs; `time` times one of them; `forget` drops a problem's.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from time import perf_counter
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -81,34 +81,18 @@ class System(Protocol):
         """Versions of what it runs on."""
 
 
-class Prepare(msgspec.Struct, tag="prepare", frozen=True):
+class Prepare(msgspec.Struct, frozen=True):
     """Make the programs of a problem ready, in at most `seconds`. Of a large problem no program
     stays on the device between commands: each is made again for its time."""
 
-    problem: Problem | Ensemble
+    problem: Problem
     device: str
     forms: list[str]
     seconds: float
     is_large: bool = False
 
 
-class Time(msgspec.Struct, tag="time", frozen=True):
-    """Time a program of a problem, by its place in the order of the answers to `prepare`."""
-
-    problem: str
-    program: int
-
-
-class Forget(msgspec.Struct, tag="forget", frozen=True):
-    """Give the memory of a problem's programs back. Has no answer."""
-
-    problem: str
-
-
-Command = Prepare | Time | Forget
-
-
-class ReadyProgram(msgspec.Struct, tag="made", frozen=True, kw_only=True):
+class ReadyProgram(msgspec.Struct, frozen=True, kw_only=True):
     """A program that is ready, with the losses of its first steps (None: not finite) and its
     footprint where that is known; or why it is not."""
 
@@ -121,22 +105,13 @@ class ReadyProgram(msgspec.Struct, tag="made", frozen=True, kw_only=True):
     footprint: dict[str, float] = {}
 
 
-class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """Every program has been answered for."""
-
-    versions: dict[str, str]
-
-
-class Timed(msgspec.Struct, tag="timed", frozen=True, kw_only=True):
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds of an epoch, one a sample; or why there are none."""
 
     milliseconds: list[float] = []
     epochs: int = 0
     steady: bool = True
     reason: str = ""
-
-
-Answer = ReadyProgram | Ready | Timed
 
 
 def timed(program: Program) -> Timed:
@@ -183,30 +158,22 @@ def system_of(name: str, problem: Problem) -> System:
 
 
 class Worker:
-    """One system's side of the conversation."""
+    """What one system has made ready."""
 
-    def __init__(self, name: str, out: TextIO) -> None:
-        self._name, self._out = name, out
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._programs: dict[str, list[_Prepared]] = {}
 
-    def serve(self, lines: Iterator[str]) -> None:
-        """Answer every command until there are no more."""
-        for line in lines:
-            command: Command = msgspec.json.decode(line, type=Command)
-            if isinstance(command, Prepare):
-                self._prepare(command)
-            elif isinstance(command, Time):
-                self._answer(self._timed(self._programs[command.problem], command.program))
-            else:
-                del self._programs[command.problem]
-                free_memory()
+    def serve(self, pipe: Connection) -> None:
+        """Send what the methods return that are asked for, until nobody asks any more."""
+        with suppress(EOFError):
+            while True:
+                method, *arguments = pipe.recv()
+                pipe.send(getattr(self, method)(*arguments))
 
-    def _answer(self, answer: Answer) -> None:
-        self._out.write(msgspec.json.encode(answer).decode() + "\n")
-        self._out.flush()
-
-    def _prepare(self, command: Prepare) -> None:
-        problem = command.problem
+    def prepare(self, command: Prepare) -> tuple[list[ReadyProgram], dict[str, str]]:
+        """The programs of a problem, and versions of what they run on."""
+        problem, found = command.problem, list[ReadyProgram]()
         programs = self._programs[problem.name] = []
         system, begun = system_of(self._name, problem), perf_counter()
         for offer in system.offers(problem, command.device, command.forms):
@@ -229,14 +196,14 @@ class Worker:
             if command.is_large:
                 program = None
                 free_memory()
-            self._answer(ReadyProgram(precision=offer.precision, form=offer.form, clock=offer.clock,
-                              losses=losses, reason=reason,
-                              seconds=perf_counter() - started,
-                              footprint=footprint))
-        self._answer(Ready(system.versions()))
+            found.append(ReadyProgram(
+                precision=offer.precision, form=offer.form, clock=offer.clock, losses=losses,
+                reason=reason, seconds=perf_counter() - started, footprint=footprint))
+        return found, system.versions()
 
-    def _timed(self, programs: list[_Prepared], index: int) -> Timed:
-        prepared = programs[index]
+    def time(self, problem: str, index: int) -> Timed:
+        """A program of a problem, by its place among those that were prepared."""
+        prepared = self._programs[problem][index]
         if not prepared.is_ready:
             return Timed(reason="the program was never ready")
         try:
@@ -248,6 +215,11 @@ class Worker:
         finally:
             if prepared.program is None:
                 free_memory()
+
+    def forget(self, problem: str) -> None:
+        """Give the memory of a problem's programs back."""
+        del self._programs[problem]
+        free_memory()
 
 
 def free_memory() -> None:
@@ -276,13 +248,11 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
 
 
-def main(name: str) -> None:
-    """Serve the system of a module of this package, on the standard streams."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def main(name: str, pipe: str) -> None:
+    """Serve the system of a module of this package, on the pipe of a file descriptor."""
     importlib.import_module(f"rawnn.bench.peers.{name}_system")  # while nobody waits for it
-    Worker(name, out).serve(iter(sys.stdin))
+    Worker(name).serve(Connection(int(pipe)))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+if __name__ == "__main__":  # under its own name, by which the answers' classes are found
+    importlib.import_module("rawnn.bench.peers.worker").main(*sys.argv[1:])
