@@ -45,8 +45,6 @@ def converted(content: bytes, path: str) -> Results:
     for words, wanted in OTHERS.items():
         if wanted <= keys and "kind" not in keys:
             raise ConfigError(f"{path} is {words}, and no measurement of `rawnn bench`")
-    if {"schema_version", "entries"} == keys:
-        return _references(raw)
     kind = str(raw.get("kind") or "") if isinstance(raw, dict) else ""
     if kind not in READERS:
         raise ConfigError(f"{path} holds '{kind}', which is no results file of rawnn bench; older "
@@ -63,16 +61,6 @@ def converted(content: bytes, path: str) -> Results:
         for suite in results.suites:
             results.ended[suite] = raw.get("ended") or "Ctrl-C"
     return results
-
-
-def _references(raw: Json) -> Results:
-    """The reference accuracies that were kept in a file of their own."""
-    stored = [msgspec.structs.replace(record, environment=UNKNOWN.key) for entry in raw["entries"]
-            for record in records_of(
-                "ladder", "reference", {"accuracy": entry["accuracies"]}, precision="float64",
-                conditions={name: entry[name] for name in (
-                    "layers", "epochs", "batch", "lr", "dataset", "data_digest", "seeds")})]
-    return Results(environments={UNKNOWN.key: UNKNOWN}, records=stored)
 
 
 def environment_of(raw: Json) -> Environment:
@@ -271,10 +259,6 @@ def _floors(raw: Json) -> Iterator[Record]:
                                 "l2_bytes": raw.get("l2_bytes") or None,
                                 **_readings(raw.get("conditions"))},
         notes=_slowed(raw.get("conditions")))
-
-
-UNKNOWN = Environment(rawnn="unknown", commit="", python="unknown", platform="unknown",
-                      device="unknown", gpu=None, libraries={}, clocks={}, date="")
 
 
 READERS: dict[str, Callable[[Json], Iterator[Record]]] = {

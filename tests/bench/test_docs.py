@@ -14,7 +14,7 @@ from tests.bench.typed import ROOT, prose
 DOCS = ROOT / "docs"
 KEPT = [path for path in (*(ROOT / "results").glob("*.json"),
                           *(ROOT / "tests/bench/old_results").glob("*.json"))
-        if not path.name.startswith(("oracle", "kernel", "gpu-tests", "float32", "full-walk"))]
+        if not path.name.startswith(("kernel", "gpu-tests", "float32", "full-walk"))]
 
 
 def keys(schema: Any) -> set[str]:

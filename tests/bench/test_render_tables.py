@@ -67,7 +67,14 @@ def test_accuracies_are_compared_with_the_reference(ladder: Results) -> None:
     wrong = results(rung("fuse", 1.0), reference(0.5, 0.5001, 0.4999))
     assert cells(wrong, "ladder", "reference") == ["DIFFERS (0.4200)"]
     assert any("NOT within two standard deviations" in text for text in ladder_remarks(wrong))
-    assert any("--oracle compute" in text for text in ladder_remarks(results(rung("a", 1.0))))
+
+
+def test_accuracies_are_compared_with_the_baseline_where_float64_was_not_computed() -> None:
+    found = results(rung("baseline", 20.0, 21.0), rung("fuse", 10.0, 11.0))
+    found.where("ladder", variant="fuse", metric="accuracy")[0].samples[:] = [0.92, 0.5]
+    assert cells(found, "ladder", "reference") == ["", "DIFFERS (0.4200)"]
+    assert any("the accuracy of fuse, 0.7100, is NOT within" in t for t in ladder_remarks(found))
+    assert ladder_remarks(found)[-1].startswith("reference: baseline (--oracle compute")
 
 
 def test_remarks_name_reasons_notes_losses_and_noise(ladder: Results) -> None:

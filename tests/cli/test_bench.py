@@ -51,20 +51,18 @@ def test_a_ladder_is_gone_on_with_where_it_ended(tmp_path: Path) -> None:
     assert [len(e.samples("epoch_ms")) for e in after] == [3, 3]
 
 
-def test_the_reference_is_computed_once_and_then_used(tmp_path: Path) -> None:
-    where = ("--oracle-file", str(tmp_path / "oracle.json"), "--rungs", "fuse")
-    first = invoke(*SMALL, "--oracle", "compute", *where)
+def test_accuracies_are_compared_with_float64_or_else_with_the_baseline(tmp_path: Path) -> None:
+    kept = tmp_path / "l.json"
+    first = invoke(*SMALL, "--oracle", "compute", "--rungs", "fuse", "--json", str(kept))
     assert first.exit_code == 0, first.output
     assert "seed 9: accuracy" in first.output
-    assert "agrees" in first.output
-    second = invoke(*SMALL, *where)
+    assert "reference: float64 on the host" in first.output
+    second = invoke(*SMALL, "--rungs", "fuse", "--resume", str(kept))
     assert "seed 9" not in second.output
-    assert "agrees" in second.output
-    without = invoke(*SMALL, *where, "--oracle", "off")
-    assert "agrees" not in without.output
-    absent = invoke(*SMALL, "--oracle-file", str(tmp_path / "none.json"), "--rungs", "fuse")
-    assert absent.exit_code == 0
-    assert not (tmp_path / "none.json").exists()
+    assert "reference: float64 on the host" in second.output
+    without = invoke(*SMALL, "--rungs", "fuse")
+    assert "agrees (" in without.output
+    assert "reference: baseline (--oracle compute" in without.output
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

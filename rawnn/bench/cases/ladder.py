@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,14 +13,7 @@ import msgspec
 from rawnn.bench.case import BUDGET, DEVICE, Case
 from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.record import Record, Results, Value
-from rawnn.bench.reference import (
-    REFERENCE,
-    SEEDS,
-    default_path,
-    find_reference,
-    host_accuracy,
-    store_reference,
-)
+from rawnn.bench.reference import REFERENCE, SEEDS, host_accuracy
 from rawnn.bench.render import training
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites
@@ -49,8 +41,7 @@ class LadderSuite(Settings, frozen=True, kw_only=True):
 
 
 def measure(harness: Harness, suites: Suites, *, rungs: str | None, repeats: int | None,
-            oracle: str, oracle_file: Path | None, data: str | None, device: str,
-            **options: Any) -> None:
+            oracle: str, data: str | None, device: str, **options: Any) -> None:
     """Run the ladder: the same training with one optimization more at every rung, interleaved.
 
     Exits with 1 if a rung failed; a rung that cannot run on this machine is a row that says why.
@@ -63,7 +54,7 @@ def measure(harness: Harness, suites: Suites, *, rungs: str | None, repeats: int
     examples = load_dataset(config.dataset, config.data, notify=harness.notify, stand_in=True)
     check_fit(config, examples)
     config, _ = settled(config, examples)
-    reference = _reference(oracle, oracle_file or default_path(), config, examples, harness)
+    reference = _reference(config, examples, harness) if oracle == "compute" else None
     run_ladder(harness, config, repeats or suite.repeats, names, suite.base, examples, reference)
 
 
@@ -175,21 +166,13 @@ class _Once(Listener):
             self._notify(message)
 
 
-def _reference(mode: str, path: Path, config: Config, data: Dataset,
-               harness: Harness) -> Record | None:
-    """The accuracy that a correct run reaches, as --oracle says."""
-    if mode == "off":
-        return None
-    if mode == "auto":
-        return find_reference(path, config, data)
-
+def _reference(config: Config, data: Dataset, harness: Harness) -> Record:
+    """The accuracy that a correct run reaches."""
     def said(seed: int, accuracy: float) -> None:
         harness.notify(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
         harness.progress(SEEDS.index(seed) + 1, len(SEEDS), len(SEEDS), f"reference, seed {seed}")
 
-    found = host_accuracy(config, data, SEEDS, said)
-    store_reference(path, found)
-    return found
+    return host_accuracy(config, data, SEEDS, said)
 
 
 def failures(results: Results) -> str:
@@ -218,10 +201,8 @@ CASE = Case("ladder", measure, (
     DEVICE,
     click.option("--oracle", type=click.Choice(["auto", "compute", "off"]), default="auto",
                  show_default=True,
-                 help="Compare accuracies with float64 runs on the host: kept ones if there are "
-                      "any, computed now and kept, or not at all."),
-    click.option("--oracle-file", type=click.Path(path_type=Path), metavar="FILE",
-                 help="Where the reference accuracies are kept."),
+                 help="Compare accuracies with float64 runs on the host that are computed now, or "
+                      "else with those of the baseline."),
 ), failures, has_plot=True, settings=LadderSuite, view=View(
     "The ladder", "The same training with one optimization more at every rung.", training.ladder,
     training.ladder_charts))

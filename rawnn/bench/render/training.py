@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 
 from rawnn.bench.pairings import TogglesSuite, pairings
 from rawnn.bench.record import Entry, Results
@@ -59,19 +60,26 @@ def agreement(rung: Entry, reference: Entry | None) -> str:
     """Whether the mean accuracy of the runs lies within two standard deviations of the reference,
     and the largest difference between runs of the same seed."""
     mine, right = rung.samples("accuracy"), reference.samples("accuracy") if reference else []
-    if not mine or not right or reference is None:
+    if not mine or not right or reference is None or rung.variant == reference.variant:
         return ""
     mean, deviation = mean_std(right)
     agrees = abs(statistics.fmean(mine) - mean) <= TOLERATED_DEVIATIONS * deviation + 1e-12
-    seeds, first = reference.conditions.get("seeds"), rung.conditions.get("seed")
-    known = dict(zip(seeds if isinstance(seeds, list) else (), right, strict=False))
-    apart = [abs(a - known[seed]) for seed, a in enumerate(
-        mine, first if isinstance(first, int) else 0) if seed in known]
+    known = dict(zip(_seeds(reference), right, strict=False))
+    apart = [abs(a - known[seed]) for seed, a in zip(_seeds(rung), mine, strict=False)
+             if seed in known]
     return ("agrees" if agrees else "DIFFERS") + (f" ({max(apart):.4f})" if apart else "")
 
 
+def _seeds(entry: Entry) -> Iterable[int]:
+    """Of an entry's runs, in order."""
+    seeds, first = entry.conditions.get("seeds"), entry.conditions.get("seed")
+    return seeds if isinstance(seeds, list) else count(first if isinstance(first, int) else 0)
+
+
 def _reference(results: Results) -> Entry | None:
-    return next(iter(results.entries("ladder", variant=REFERENCE)), None)
+    """What accuracies are compared with: float64 where it was computed, else the first rung."""
+    exact = results.entries("ladder", variant=REFERENCE)
+    return next((e for e in [*exact, *rungs(results)[:1]] if e.samples("accuracy")), None)
 
 
 LADDER = (
@@ -134,12 +142,13 @@ def ladder_remarks(results: Results) -> list[str]:
         elif ratio.is_noise:
             found.append(f"{rung.variant} and {before.variant} differ by no more than the noise")
     if reference is None:
-        return [*found, "no reference accuracy is kept for this configuration, so the accuracies "
-                        "were not compared: --oracle compute makes one on the host"]
+        return found
     right = reference.samples("accuracy")
-    return [*found, f"reference: float64 on the host, {mean_and_deviation(right)} over "
-                    f"{len(right)} seeds; 'agrees' is a mean within two standard deviations, and "
-                    f"in brackets stands the largest difference between runs of the same seed"]
+    what = "float64 on the host" if reference.variant == REFERENCE else \
+        f"{reference.variant} (--oracle compute: float64 on the host)"
+    return [*found, f"reference: {what}, {mean_and_deviation(right)} over {len(right)} seeds; "
+                    f"'agrees' is a mean within two standard deviations, and in brackets stands "
+                    f"the largest difference between runs of the same seed"]
 
 
 def ladder_charts(results: Results) -> dict[str, Chart]:
