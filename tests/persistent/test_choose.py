@@ -25,7 +25,8 @@ from rawnn.persistent.choose import (
     choose,
 )
 from rawnn.persistent.layout import layout_of, least_bytes
-from rawnn.persistent.phases import Exchange, Gemm
+from rawnn.persistent.phases.exchange import Exchange
+from rawnn.persistent.phases.gemm import Gemm
 from rawnn.persistent.problem import Unsupported, problem_of
 from rawnn.persistent.report import describe
 from rawnn.persistent.sharding import (

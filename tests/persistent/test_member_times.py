@@ -15,7 +15,7 @@ from rawnn.persistent import cost
 from rawnn.persistent.choose import Choice
 from rawnn.persistent.choose_members import member_candidates
 from rawnn.persistent.layout import Layout, orders_at_once
-from rawnn.persistent.phases import Gemm
+from rawnn.persistent.phases.gemm import Gemm
 from tests.persistent.problems import HOPPER
 from tests.persistent.test_member_kernels import SHUFFLED, of_members
 
