@@ -69,8 +69,8 @@ def _draw(axes: Any, listed: Sequence[Phase]) -> None:
         row = names.index(phase.lane)
         axes.broken_barh([(place + 0.08, 0.84)], (row - 0.3, 0.6), color=LIGHT[LANES[phase.lane]],
                          linewidth=0)
-        exchange = getattr(phase, "send", None) or getattr(
-            getattr(phase, "epilogue", None), "send", None)
+        end = getattr(phase, "epilogue", None)
+        exchange = end.send if end else getattr(phase, "send", None)
         if exchange is not None:
             sent[exchange] = place
         begun = sent.get(phase)
