@@ -1,8 +1,8 @@
 """The training step of the persistent kernel as data: a list of phases in program order.
 
 Every block of every group runs the same list. The cost model, the shared-memory layout, the
-emitter, the tracer, `rawnn plan` and the interpreter walk it, so that it alone says
-what a step does.
+emitter, the tracer, `rawnn plan` and the interpreter walk it, so that it alone says what a step
+does.
 
 - A GEMM whose epilogue sends stands where it runs. An `Exchange` stands where its data is received.
   What lies between the two runs while the data is on its way.
