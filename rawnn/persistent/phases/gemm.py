@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rawnn.persistent.phases.epilogue import Epilogue
 from rawnn.persistent.phases.exchange import ALL_GATHER
@@ -39,6 +39,7 @@ class Gemm(Phase):
     epilogue: Epilogue
 
     lane = TENSOR_CORES
+    part_at_barrier: ClassVar[str | None] = "barrier"
 
     def tiling(self, d: Sharding) -> Tiling:
         """How the warps share it. The layout may choose another one for a GRADIENT."""
@@ -63,10 +64,6 @@ class Gemm(Phase):
         return split * up(self.m, 16) * d.pitch if split > 1 else 0
 
     # -- order and time ----------------------------------------------------------------------------
-    @property
-    def part_at_barrier(self) -> str | None:
-        return "barrier"
-
     def stamps(self, d: Sharding) -> Sequence[str]:
         return ("work", "parts") if self.tiling(d).split > 1 else ("work",)
 

@@ -91,15 +91,11 @@ class Prefetch(Phase):
 
     first_thread: int = 0
 
-    lane, label = INPUTS, "prefetch"
+    lane, label, part_at_barrier = INPUTS, "prefetch", None
 
     @property
     def runs_beside_next(self) -> bool:
         return self.first_thread > 0
-
-    @property
-    def part_at_barrier(self) -> str | None:
-        return None
 
     def stamps(self, d: Sharding) -> Sequence[str]:
         return ("fetch",)

@@ -15,15 +15,7 @@ if TYPE_CHECKING:
 class LoadRate(Phase):
     """One thread reads the learning rate of the next step."""
 
-    label = "learning rate"
-
-    @property
-    def runs_beside_next(self) -> bool:
-        return True
-
-    @property
-    def part_at_barrier(self) -> str | None:
-        return None
+    label, runs_beside_next, part_at_barrier = "learning rate", True, None
 
     def emit(self, k: Kernel) -> None:
         k.w("if (u + 1 < span) {")

@@ -32,14 +32,10 @@ def tallies(d: Sharding) -> int:
 class StoreTallies(Phase):
     """Each thread stores what its elements contribute to a loss in an epilogue."""
 
-    label = "tallies"
+    label, part_at_barrier = "tallies", None
 
     def writes(self, d: Sharding) -> set[str]:
         return {"tallies"}
-
-    @property
-    def part_at_barrier(self) -> str | None:
-        return None
 
     def emit(self, k: Kernel) -> None:
         k.w(f"if (thread < {tallies(k.d)}) tallies[thread] = tallied;")
@@ -50,14 +46,10 @@ class SumLoss(Phase):
     """The last warp adds up what the examples of the step contribute to the loss: the tallies of a
     block, or of a group where all blocks have the same outputs."""
 
-    label = "sum of losses"
+    label, part_at_barrier = "sum of losses", None
 
     def reads(self, d: Sharding) -> set[str]:
         return {"tallies"}
-
-    @property
-    def part_at_barrier(self) -> str | None:
-        return None
 
     def stamps(self, d: Sharding) -> Sequence[str]:
         return ("tally",)

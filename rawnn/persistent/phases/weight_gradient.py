@@ -30,6 +30,8 @@ class WeightGradient(Gemm):
 
     conditional: bool = False
 
+    part_at_barrier = None
+
     def writes(self, d: Sharding) -> set[str]:
         """With a published gradient as with an update, so that barriers are the same in both."""
         return {f"w{self.layer + 1}", f"b{self.layer + 1}"}
@@ -38,10 +40,6 @@ class WeightGradient(Gemm):
     @property
     def is_conditional(self) -> bool:
         return self.conditional
-
-    @property
-    def part_at_barrier(self) -> str | None:
-        return None
 
     def next_warp(self, layout: Layout, first: int) -> int:
         d, tiles = layout.sharding, layout.layers[self.layer].update
