@@ -61,6 +61,8 @@ def converter(parameter: Parameter, layout: Struct | None, device: Device) -> Co
     if parameter.ctype in _SMALL:
         small = np.dtype(_SMALL[parameter.ctype])
         return lambda argument, streams: _small(parameter, small, argument)
+    if parameter.ctype == "bool":
+        return lambda argument, streams: _truth(parameter, argument)
     is_integer = parameter.format in _INTEGERS
 
     def number(argument: Any, streams: Streams) -> Value:
@@ -188,6 +190,15 @@ def _scalar(parameter: Parameter, argument: Any) -> Any:
         raise ConfigError(f"{what}, not an array: pass one number (x.item()), or declare it "
                           f"{parameter.ctype}*")
     return argument
+
+
+def _truth(parameter: Parameter, argument: Any) -> bool:
+    """Raises ConfigError for what is neither a truth value nor 0 or 1: C would make true of it."""
+    value = _scalar(parameter, argument)
+    if not isinstance(value, int) or value not in (0, 1):
+        raise ConfigError(f"argument '{parameter.name}' (bool) cannot hold {value!r}: pass True or "
+                          f"False")
+    return bool(value)
 
 
 def _small(parameter: Parameter, dtype: np.dtype[Any], argument: Any) -> int:

@@ -191,6 +191,9 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
         keywords of Work
     """
     problem = problem_of(kernel, Work.of(reference, work))
+    for name, number, least in (("trials", trials, 1), ("seed", seed, 0)):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+            raise ConfigError(f"{name} = {number!r}: give a whole number of at least {least}")
     generator = np.random.default_rng(seed)
     every = problem.sizes(trials, generator)
     first = problem.trial(every[0], np.random.default_rng(seed), special)

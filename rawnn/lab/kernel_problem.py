@@ -192,6 +192,7 @@ class KernelProblem:
         parts of longer samples at varying offsets: as good as new ones, in a fraction of the
         time."""
         known = self.known(sizes)
+        self._check_sizes(known)
         arrays = {}
         for operand in self.operands:
             shape = self.shape(operand, known)
@@ -314,8 +315,22 @@ class KernelProblem:
                               f"return an array of numbers")
         return array.reshape(shape)
 
+    def _check_sizes(self, known: Mapping[str, Any]) -> None:
+        """Raise ConfigError for a size that the kernel's parameter cannot hold, before arrays of
+        that size are made."""
+        for name, parameter in self.scalars.items():
+            dtype = np.dtype(ELEMENTS.get(parameter.ctype, "V"))
+            if name in known and dtype.kind in "iu" and not isinstance(known[name], str) \
+                    and known[name] > np.iinfo(dtype).max:
+                raise ConfigError(f"sizes: {name} = {known[name]:,} is beyond "
+                                  f"{np.iinfo(dtype).max:,}, the largest {parameter.ctype}")
+
     def length(self, known: Mapping[str, Any]) -> float:
-        return float(evaluate(self.work.length, known, "length"))
+        found = float(evaluate(self.work.length, known, "length"))
+        if not found >= 1:
+            raise ConfigError(f"length = {self.work.length!r} is {found:g}: the number of products "
+                              f"that are summed is at least 1")
+        return found
 
     def moved(self, trial: Trial) -> int:
         """Bytes that the work has to move: as declared, else every input once and every output

@@ -169,7 +169,7 @@ def _replaced(text: str, macros: Mapping[str, str]) -> str:
 def _read(source: str | os.PathLike[str]) -> tuple[str, str]:
     """(text, name) of a kernel given as text or as a path."""
     if isinstance(source, str) and ("__global__" in source or "\n" in source):
-        return source, "kernel.cu"
+        return source.removeprefix("\ufeff"), "kernel.cu"
     if not isinstance(source, str | os.PathLike):
         raise ConfigError(f"a kernel's source is text or the path of a file, not a "
                           f"{type(source).__name__}")

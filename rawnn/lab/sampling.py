@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.dtypes import first_lossy
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.lab.expressions import evaluate, names_in
 
 Sizes = dict[str, int]
@@ -142,7 +142,13 @@ def sample(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dt
             result[name] = sample(None, generator, (*shape, *inner.shape), inner.base, names, what)
         return result
     if callable(kind):
-        given = np.asarray(kind(generator, shape))
+        try:
+            given = np.asarray(kind(generator, shape))
+        except RawnnError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"inputs: the function for {what} fails with (generator, {shape}): "
+                              f"{type(error).__name__}: {error}") from error
         if given.shape != shape:
             raise ConfigError(f"inputs: the function for {what} gave an array of shape "
                               f"{given.shape}, and {shape} is needed")

@@ -6,15 +6,17 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from pathlib import Path
-from types import CodeType
+from types import CodeType, NoneType
 from typing import Any
 
 import numpy as np
 
-from rawnn.common.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, check_type, nearest
 from rawnn.common.words import named_by, python_name
 from rawnn.lab.expressions import Expression
 
@@ -81,6 +83,19 @@ class Work:
     flops: Expression | None = None
     folder: Path = Path()
 
+    def __post_init__(self) -> None:
+        for name in _TABLES:
+            check_type(name, getattr(self, name), Mapping, "a mapping by names of the kernel")
+        for name in ("require", "writes"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+        check_type("require", self.require, Iterable, "a list of conditions, as text")
+        check_type("writes", self.writes, (Iterable, NoneType), "a list of the kernel's arrays")
+        limit = self.tolerance
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, Real)
+                                  or not 0 <= limit < math.inf):
+            raise ConfigError(f"tolerance = {limit!r}: give a number of at least 0")
+
     @classmethod
     def of(cls, reference: Any, given: Mapping[str, Any]) -> Work:
         """A Work from the arguments of `check` and similar functions: a Work, or a reference with
@@ -101,11 +116,12 @@ class Work:
         """The same with the kernel's own names of parameters: `in` for `in_`."""
         tables: dict[str, Any] = {
             table: {named_by(name, names): each for name, each in getattr(self, table).items()}
-            for table in ("shapes", "types", "maps", "sizes", "values", "inputs")}
+            for table in _TABLES if table != "symbols"}
         writes = None if self.writes is None else [named_by(name, names) for name in self.writes]
         return replace(self, writes=writes, **tables)
 
 
+_TABLES = ("shapes", "types", "maps", "sizes", "values", "inputs", "symbols")
 KNOWN = tuple(each.name for each in fields(Work) if each.name != "folder")
 
 

@@ -318,6 +318,16 @@ def test_a_function_of_several_launches(device: Device) -> None:
     ({"writes": []}, "writes nothing"),
     ({"inputs": {"x": lambda g, shape: np.zeros(3)}}, "gave an array of shape (3,)"),
     ({"inputs": {"x": lambda g, shape: np.full(shape, 1 + 2j)}}, "which cannot hold (1+2j)"),
+    ({"inputs": {"x": lambda g: 1}}, "the function for x fails with (generator, (1,)): TypeError"),
+    ({"inputs": 3}, "inputs is a int: give a mapping"),
+    ({"sizes": None}, "sizes is None: give a mapping"), ({"shapes": 3}, "shapes is a int: give a"),
+    ({"sizes": {"n": 2**31}}, "n = 2,147,483,648 is beyond 2,147,483,647, the largest int"),
+    ({"tolerance": -1}, "tolerance = -1: give a number of at least 0"),
+    ({"tolerance": "a"}, "tolerance = 'a'"), ({"tolerance": float("nan")}, "tolerance = nan"),
+    ({"trials": 0}, "trials = 0: give a whole number"), ({"trials": 1.5}, "trials = 1.5"),
+    ({"seed": -1}, "seed = -1: give a whole number"), ({"seed": "a"}, "seed = 'a'"),
+    ({"require": 3}, "require is a int: give a list"), ({"require": "n < 0"}, "no sizes meet"),
+    ({"length": -1}, "length = -1 is -1: the number of products"),
 ])
 def test_what_does_not_fit_is_said(device: Device, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -213,3 +213,9 @@ def test_what_a_kernel_and_its_launches_say_of_themselves(device: Device,
     assert repr(kernel.bind(1, 32, x, y, 2.0, 100)).endswith(f".bind({x!r}, {y!r}, 2.0, 100)")
     with pytest.raises(TypeError, match="make it of its source"):
         pickle.dumps(kernel)
+
+
+def test_a_byte_order_mark_of_a_text_is_left_out(device: Device) -> None:
+    kernel = rawnn.Kernel("\ufeff__global__ void marked(float* y) { y[0] = 1; }", "marked",
+                          device=device)
+    assert [parameter.name for parameter in kernel.signature.parameters] == ["y"]

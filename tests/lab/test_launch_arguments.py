@@ -82,6 +82,8 @@ def test_numbers_of_python_and_of_numpy_are_packed_alike(launch: Any, arrays: An
     (2, 1e300, "argument 'a' \\(float\\) cannot hold 1e\\+300"),
     (3, 2**40, "argument 'n' \\(int\\) cannot hold 1099511627776"),
     (3, 1.5, "which is no whole number"),
+    (4, "off", "argument 'on' \\(bool\\) cannot hold 'off': pass True or False"),
+    (4, 2, "argument 'on' \\(bool\\) cannot hold 2"), (4, 1.0, "cannot hold 1.0: pass True"),
     (5, 1e9, "argument 'h'"),
     (6, None, "only a pointer may be None"),
 ])
