@@ -24,6 +24,7 @@ from rawnn.engine.result import Result
 from rawnn.engine.resumption import state_of
 from rawnn.engine.training import train
 from rawnn.model.layers import Network
+from rawnn.model.optimizers import UPDATE_RULES
 from tests.cli.conftest import Rawnn
 from tests.cli.conftest import rawnn as rawnn
 from tests.engine import same_parameters
@@ -570,3 +571,29 @@ def test_data_are_known_by_all_their_parts() -> None:
         assert differences(identity_of(wide), identity_of(other))
     assert not differences(identity_of(wide), identity_of(wide))
     assert SAMPLE <= 2**20
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("batch", [5, 20, 75])
+def test_a_schedule_goes_on_at_its_epoch_with_another_batch(tmp_path: Path, optimizer: str,
+                                                            batch: int) -> None:
+    x, y = X / np.float32(1000), Y
+    options: dict[str, Any] = {"layers": OPTIONS["layers"], "optimizer": optimizer, "lr": 0.01,
+                               "device": "host", "schedule": "step:3:1e-7", "batch": 10}
+    first = train(data=(x, y), epochs=3, save=tmp_path, **options)
+    more = train(data=(x, y), resume=tmp_path, epochs=5, batch=batch, save=tmp_path)
+    for name, array in first.parameters.items():  # a rate of 1e-9 from epoch 3 on
+        np.testing.assert_allclose(more.parameters[name], array, rtol=0, atol=1e-6)
+    stored = find(tmp_path, lambda message: None)[1]
+    assert stored.state["clock"].tolist() == [5, 5 * -(-len(x) * 4 // 5 // batch)]
+
+
+def test_moments_keep_their_corrected_values() -> None:
+    rule = UPDATE_RULES["adam"]
+    rng = np.random.default_rng(3)
+    state = {"m": rng.normal(size=(4, 3)), "v": rng.random((4, 3))}
+    a = {"beta1": 0.9, "beta2": 0.999}
+    assert rule.recount is not None
+    found = rule.recount(state, a, 15, 30)
+    for name, beta in (("m", 0.9), ("v", 0.999)):
+        np.testing.assert_allclose(found[name] / (1 - beta**30), state[name] / (1 - beta**15))

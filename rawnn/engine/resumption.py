@@ -23,7 +23,10 @@ from rawnn.engine.config import Config
 from rawnn.engine.data_source import given
 from rawnn.engine.runners.prepared_run import State
 from rawnn.model.layers import Network
+from rawnn.model.optimizers import UPDATE_RULES
+from rawnn.model.schedules import parse
 from rawnn.plan.ops.epoch import count_after
+from rawnn.plan.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +187,24 @@ def dataset_of(data: Any, config: Config, validation: Any, normalise: Normalise,
     if isinstance(normalise, str | Mapping):
         options["normalise"] = normalise
     return dataset, replace(config, **options)
+
+
+def at_its_epoch(stored: Checkpoint, recipe: Recipe, updates: int) -> Checkpoint:
+    """The checkpoint where a schedule, which counts steps, is at its epoch in a run of `updates`
+    steps an epoch, also if those before had another number: with other steps on its clock, and an
+    optimizer that counts them, too, as it was."""
+    clock, steps = stored.state.get("clock"), count_after(stored.epoch * updates)
+    if clock is None or parse(recipe.schedule).is_constant or int(clock[1]) in (0, steps):
+        return stored
+    state = {**stored.state, "clock": np.array([stored.epoch, steps], np.int32)}
+    optimizer = recipe.optimizer
+    rule = UPDATE_RULES[optimizer.kind]
+    for name in stored.parameters if rule.recount else ():
+        kept = {part: state[f"{name}.{part}"] for part in rule.keeps if f"{name}.{part}" in state}
+        if rule.recount and len(kept) == len(rule.keeps):
+            found = rule.recount(kept, optimizer.attributes(), int(clock[1]), steps)
+            state |= {f"{name}.{part}": array for part, array in found.items()}
+    return replace(stored, state=state)
 
 
 def state_of(stored: Checkpoint, network: Network, now: State, updates: int, optimizer: str,

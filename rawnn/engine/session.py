@@ -50,6 +50,7 @@ from rawnn.engine.resolved_options import resolve_options
 from rawnn.engine.result import Result, Times, environment
 from rawnn.engine.resumption import (
     Resumption,
+    at_its_epoch,
     names_of,
     record_of,
     resumption_of,
@@ -350,8 +351,10 @@ class Session:
     def load(self, checkpoint: Checkpoint, where: str) -> None:
         """Replace parameters and state by a checkpoint's. Raises CheckpointError if it is of
         another network or optimizer."""
-        self.runner.load(state_of(checkpoint, self.prepared.network, self.runner.state(),
-                                  self.prepared.updates, self.config.optimizer, where))
+        prepared = self.prepared
+        checkpoint = at_its_epoch(checkpoint, prepared.recipe, prepared.updates)
+        self.runner.load(state_of(checkpoint, prepared.network, self.runner.state(),
+                                  prepared.updates, self.config.optimizer, where))
 
     # -- running ----------------------------------------------------------------------------------
     def run(self) -> Result:

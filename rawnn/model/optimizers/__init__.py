@@ -26,7 +26,9 @@ class UpdateRule:
     arrays of one shape, `state` the arrays of the names in `keeps`, which it changes in place, `a`
     the op's attributes (Python numbers: what multiplies an array is converted to its dtype first),
     `rate` the step's learning rate in w's dtype, `t` the step's number from 1 on. `counts_steps`
-    says that it needs `t`. `functor` is the CUDA functor of the rule, `code` the text that declares
+    says that it needs `t`; `recount(state, a, before, after)` then returns the state that means the
+    same at step `after` as `state` did at step `before`, where a resumed run has other batches.
+    `functor` is the CUDA functor of the rule, `code` the text that declares
     it where ptx/optimizers/step_functors.cuh does not; its kernels are then made of it
     (ptx/instance_text.py), and `settings` are the C types of the op's attributes beside lr and
     decay, in the order of the functor's constructor. `is_fused` says that there is a kernel
@@ -41,6 +43,8 @@ class UpdateRule:
     is_fused: bool = True
     code: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+    recount: Callable[[Mapping[str, Array], Mapping[str, Any], int, int],
+                      dict[str, Array]] | None = None
 
     @property
     def fused_kind(self) -> str:

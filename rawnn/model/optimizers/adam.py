@@ -37,6 +37,14 @@ def _step(w: Array, g: Array, state: Mapping[str, Array], a: Mapping[str, Any], 
     return result
 
 
+def _recount(state: Mapping[str, Array], a: Mapping[str, Any], before: int, after: int
+             ) -> dict[str, Array]:
+    """Moments whose bias-corrected values are those of before."""
+    factors = {name: (1 - a[beta] ** after) / (1 - a[beta] ** before)
+               for name, beta in (("m", "beta1"), ("v", "beta2"))}
+    return {name: array * array.dtype.type(factors[name]) for name, array in state.items()}
+
+
 def _adam(name: str, decay: float, decoupled: bool) -> OptimizerSpec:
     def attributes(s: Settings) -> dict[str, float | bool]:
         return {"beta1": s["beta1"], "beta2": s["beta2"], "eps": s["eps"], "decoupled": decoupled}
@@ -46,6 +54,7 @@ def _adam(name: str, decay: float, decoupled: bool) -> OptimizerSpec:
                          counts_steps=True)
 
 
-register_rule(UpdateRule("adam", "Adam", _step, keeps=("m", "v"), counts_steps=True))
+register_rule(UpdateRule("adam", "Adam", _step, keeps=("m", "v"), counts_steps=True,
+                         recount=_recount))
 register(_adam("adam", 0.0, decoupled=False))
 register(_adam("adamw", 0.01, decoupled=True))

@@ -51,7 +51,7 @@ class ScheduleSpec:
 
 
 SCHEDULE_SPECS: dict[str, ScheduleSpec] = {}
-MAX_STEPS = 2**31 - 1
+MOST_STEPS = 2**31 - 1
 """Most steps that the kernels of schedules count."""
 
 
@@ -81,19 +81,24 @@ class Specification:
     settings: Settings
     warmup: float = 0.0
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether the rate is lr at every step."""
+        return self.spec.name == "constant" and not self.warmup
+
     def resolve(self, lr: float, steps: int, epochs: int) -> Schedule:
         """The schedule of a run of `epochs` epochs with `steps` steps each and base rate `lr`.
         Raises ConfigError for more steps than the device counts."""
         for name, length in (("warmup", self.warmup), (self.spec.name, self.settings.epochs)):
-            if length * steps > MAX_STEPS:
+            if length * steps > MOST_STEPS:
                 raise ConfigError(f"schedule '{self.text}': {name} lasts {length:g} epochs, which "
                                   f"are {length * steps:.4g} steps, but there are at most "
-                                  f"{MAX_STEPS:,}: give fewer epochs")
+                                  f"{MOST_STEPS:,}: give fewer epochs")
         warmup = max(1, round(self.warmup * steps)) if self.warmup else 0
         if self.settings.epochs:
             period = round(self.settings.epochs * steps)
         else:
-            period = min(epochs * steps - warmup, MAX_STEPS)
+            period = min(epochs * steps - warmup, MOST_STEPS)
         return Schedule(self.spec.name, lr, self.settings.value, max(1, period), warmup, steps)
 
     def unfinished_warmup(self, epochs: int) -> str:
