@@ -110,7 +110,7 @@ class Trial:
                 found = problem.reference(given)
         except RawnnError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             sizes = ", ".join(f"{n} = {v}" for n, v in self.sizes.items())
             raise ConfigError(f"the reference fails with {sizes or 'its only size'}: "
                               f"{type(error).__name__}: {error}") from error

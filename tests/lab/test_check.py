@@ -305,6 +305,7 @@ def test_a_function_of_several_launches(device: Device) -> None:
     ({"reference": lambda x: {"x": x}}, "returns 'x', which is no array that lab_honest may write"),
     ({"reference": lambda x: x[1:]}, "returns 'y' of shape"),
     ({"reference": lambda x: None}, "the reference returns None"),
+    ({"reference": lambda x: exit(3)}, "the reference fails with n = 1: SystemExit: 3"),
     ({"reference": lambda x: x + 1j}, "of type complex128, and the kernel's is float32"),
     ({"reference": lambda x: x.astype(str)}, "let it return an array of numbers"),
     ({"reference": lambda x: {}}, "returns no array to compare with"),
