@@ -79,3 +79,10 @@ def test_a_loaded_state_renews_the_rounded_copies_of_weights() -> None:
         np.testing.assert_array_equal(other.parameters()[name], array, err_msg=name)
     first.close()
     other.close()
+
+
+def test_eps_is_above_0_in_float32() -> None:
+    for eps in (1e-50, 1e-39):
+        with pytest.raises(ConfigError, match=r"eps = 1e-.*above 0, and at least 1.2e-38"):
+            Optimizer("adam", 0.1, {"eps": eps})
+    assert Optimizer("adam", 0.1, {"eps": 1e-37}).settings["eps"] == 1e-37

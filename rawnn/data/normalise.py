@@ -44,8 +44,11 @@ class Normalisation:
     inverse_std: Floats | None = field(init=False, default=None)  # 1 / std, in std's dtype
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.scale) or self.scale == 0:
-            raise ConfigError(f"normalise: scale = {self.scale} must be finite and not 0")
+        with np.errstate(over="ignore", under="ignore"):
+            scale = float(self.scale if self.is_double else np.float32(self.scale))
+        if not math.isfinite(scale) or scale == 0:
+            raise ConfigError(f"normalise: scale = {self.scale} must be finite and not 0 in "
+                              f"{'float64' if self.is_double else 'float32'}")
         if (self.mean is None) != (self.std is None):
             raise ConfigError("normalise: give mean and std, or neither")
         if self.mean is None or self.std is None:

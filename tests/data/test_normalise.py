@@ -107,6 +107,8 @@ def test_given_numbers() -> None:
     ({"scale": "x"}, "is no number"),
     ({"scale": 0}, "must be finite and not 0"),
     ({"scale": np.inf}, "must be finite and not 0"),
+    ({"scale": 1e-50}, "must be finite and not 0 in float32"),
+    ({"scale": 1e300}, "must be finite and not 0 in float32"),
     ({"mean": [1, 2, 3]}, r"mean is of shape \[3\], but the data have 2 features"),
     ({"mean": "x"}, "must be a number or one number a feature"),
     ({"std": [1, 0]}, "std of feature 1 is 0"),

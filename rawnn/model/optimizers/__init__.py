@@ -112,7 +112,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "nesterov": (lambda v: v in (0, 1), "true or false"),
     "beta1": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "beta2": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "eps": (lambda v: v > 0, "above 0"),
+    "eps": (lambda v: v >= 2.0**-126, "above 0, and at least 1.2e-38, as float32 has it"),
     "decay": (lambda v: v >= 0, "at least 0"),
 }
 _ANY: tuple[Callable[[float], bool], str] = (lambda v: True, "a number")
