@@ -351,6 +351,11 @@ def test_integer_names_are_indices_where_training_had_none() -> None:
             np.testing.assert_array_equal(model.predict(given), right)
         with pytest.raises(DataError, match=r"the inputs have no column '[012]'"):
             model.predict(pandas.DataFrame(x, columns=[5, 6, 7]))
+    hot = pandas.DataFrame(np.eye(2)[y])
+    for answers in (hot, hot[[1, 0]]):
+        model = train(data=(x, answers), layers=(3, 2), epochs=2, lr=1e-3, device="host").model
+        for each in (hot, hot[[1, 0]]):
+            assert model.score(x, each) == model.score(x, y)
     two = train(data=(x, frame[[0, 1]]), layers=(3, 2), loss="mse", epochs=1, lr=1e-6,
                 device="host").model
     assert two.score(x, frame[[1, 0]]).loss == two.score(x, x[:, :2]).loss

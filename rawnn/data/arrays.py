@@ -30,6 +30,7 @@ from rawnn.data.dataset_types import (
     Labels,
 )
 from rawnn.data.dlpack import DeviceArray
+from rawnn.data.input_scale import check_scales
 from rawnn.data.labels import (
     Rows,
     check_labels,
@@ -37,6 +38,7 @@ from rawnn.data.labels import (
     class_indices,
     class_names,
     given_labels,
+    has_labels,
     place_of,
 )
 from rawnn.data.normalise import (
@@ -108,8 +110,7 @@ def from_arrays(
     if isinstance(validation, str | bool):
         raise ConfigError(f"validation = {validation!r}: give a fraction between 0 and 1, or the "
                           f"arrays (X, y)")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise ConfigError(f"seed = {seed!r}: it must be a whole number of at least 0")
+    _check_arguments(seed, classes, label_names)
     train = _pair(data, "data")
     notes: list[str] = []
     split = isinstance(validation, int | float) and not isinstance(validation, bool)
@@ -125,7 +126,7 @@ def from_arrays(
                         f"inputs have {xt.shape[1]}")
     if x.dtype != xt.dtype:
         if normalise is None:
-            _check_scales(x, xt)
+            check_scales(x, xt)
         x, xt = (a.astype(np.float32) if np.can_cast(a.dtype, np.float32) else a for a in (x, xt))
     normalisation = reader.normalisation(normalise, x)
     x, xt = (reader.stored(array, normalisation, f"{part}_images", f"the {word} inputs")
@@ -146,16 +147,15 @@ def from_arrays(
                    resident=reader.resident)
 
 
-def _check_scales(x: NDArray[Any], xt: NDArray[Any]) -> None:
-    """Raises DataError where one part has bytes, which are scaled by 1/255 by default, and the
-    other has numbers whose scale nobody knows."""
-    for inputs, other, word, rest in ((x, xt, "training", "validation"),
-                                      (xt, x, "validation", "training")):
-        if inputs.dtype == np.uint8 and int(inputs.max()) > 1:
-            raise DataError(
-                f"the {word} inputs are bytes, which are scaled by 1/255, but the {rest} inputs "
-                f"are {other.dtype}, of unknown scale: give both with one type, or say with "
-                f"normalise how both are scaled ('none' leaves them as they are)")
+def _check_arguments(seed: Any, classes: Any, label_names: Any) -> None:
+    """Raise ConfigError for arguments of another type, or out of range."""
+    for name, value, least in (("seed", seed, 0), ("classes", classes, 1)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)
+                                  or not least <= value < 2**63):
+            raise ConfigError(f"{name} = {value!r}: it must be a whole number from {least} to "
+                              f"2**63 - 1")
+    if isinstance(label_names, str):
+        raise ConfigError(f"label_names = {label_names!r}: give a list, one name a class")
 
 
 def _pair(data: Any, name: str) -> Pair:
@@ -343,7 +343,6 @@ class _Reader:
                  known: int, normalise_targets: NormaliseTargets = None) -> Dataset:
         """`made` with labels or targets. Classes are derived from the first `known` parts."""
         found = []
-        columns: list[tuple[str, ...]] = []
         read: list[NamedColumns] = []
         for array, part, inputs in ((train, "train", made.train_images),
                                     (test, "test", made.test_images)):
@@ -356,12 +355,16 @@ class _Reader:
                                 f"{len(host):,}")
             found.append((given, host, name, part))
             read.append(answers)
-            columns.append(answers.names or self._answer_names)
+        numbered = all(each.integers for each in read) and any(each.names for each in read)
+        columns = [each.integers if numbered else each.names or self._answer_names for each in read]
         if kind not in (None, *get_args(Kind)):
             raise ConfigError(f"kind = {kind!r}" + (nearest(str(kind), get_args(Kind))
                                                     or ": use labels or values"))
         exact = normalise_targets not in (None, "none")
-        as_labels = not exact and _has_labels(found[0][1]) if kind is None else kind == "labels"
+        as_labels = not exact and has_labels(found[0][1]) if kind is None else kind == "labels"
+        if not as_labels and (label_names or classes is not None):
+            raise ConfigError("label_names and classes are of class labels, but y is values: leave "
+                              "them out, or say kind='labels'")
         if not as_labels:
             check_columns("the validation y", read[1], "the training y", read[0])
             targets = [self._values(*each, names, exact) for each, names in
@@ -443,8 +446,3 @@ class _Reader:
                 self.resident[key] = given
             return np.ascontiguousarray(host)
         return host.astype(np.uint8 if classes <= 256 else np.int32)
-
-
-def _has_labels(array: NDArray[Any]) -> bool:
-    one_column = array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1)
-    return one_column and array.dtype.kind in "biuUSTO"

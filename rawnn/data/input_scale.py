@@ -64,3 +64,15 @@ class InputScale:
                                 f"itself")
         elif inputs.dtype == np.uint8 and self.high <= 1 < high:
             raise DataError(f"{given}: scale bytes as those were, for example by 1/255")
+
+
+def check_scales(x: NDArray[Any], xt: NDArray[Any]) -> None:
+    """Raises DataError where one part has bytes, which are scaled by 1/255 by default, and the
+    other has numbers whose scale nobody knows."""
+    for inputs, other, word, rest in ((x, xt, "training", "validation"),
+                                      (xt, x, "validation", "training")):
+        if inputs.dtype == np.uint8 and int(inputs.max()) > 1:
+            raise DataError(
+                f"the {word} inputs are bytes, which are scaled by 1/255, but the {rest} inputs "
+                f"are {other.dtype}, of unknown scale: give both with one type, or say with "
+                f"normalise how both are scaled ('none' leaves them as they are)")

@@ -195,3 +195,9 @@ def check_fractions(array: NDArray[Any], name: str) -> None:
     if low < 0 or high > 1:
         raise DataError(f"{name} reach from {low:g} to {high:g}, but the loss bce compares with "
                         f"numbers from 0 to 1: scale them, or use --loss mse")
+
+
+def has_labels(array: NDArray[Any]) -> bool:
+    """Whether answers are labels where nothing says so: one column of whole numbers or words."""
+    one_column = array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1)
+    return one_column and array.dtype.kind in "biuUSTO"

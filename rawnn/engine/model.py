@@ -292,7 +292,8 @@ class Model:
             if self.network.loss_spec.link == "sigmoid":
                 check_fractions(values, "the answers")
             return values.astype(np.float32 if self.target_normalisation is None else np.float64)
-        given = given_labels(host, "the answers'", columns=columns.names)
+        names = columns.names or (columns.integers if are_whole(self.label_names) else ())
+        given = given_labels(host, "the answers'", columns=names)
         check_words(given, self.label_names, "answers")
         by_number = self._has_number_labels and given.columns is None
         labels = label_indices(given.values, self.names, "answers") \

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.common.errors import DataError
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import columns, from_arrays
 from rawnn.data.columns import read_answers, read_inputs
 from tests import requires
@@ -183,3 +183,32 @@ def test_integers_that_become_equal_in_float64_are_noted(dtype: str) -> None:
     exact = from_arrays(({"id": first - first[0], "x": np.linspace(0, 1, 40)}, np.arange(40) % 2),
                         normalise="learned")
     assert not any("become equal" in note for note in exact.notes)
+
+
+def test_one_hot_columns_are_found_by_integers_too() -> None:
+    pandas = requires.module("pandas")
+    y = np.array([2, 0, 1, 1, 0, 2])
+    x, frame = np.arange(12.0).reshape(6, 2), pandas.DataFrame(np.eye(3)[y])
+    for first, second in ((frame, frame[[2, 0, 1]]), (frame[[2, 0, 1]], frame)):
+        data = from_arrays((x, first), (x, second), kind="labels")
+        assert data.train_labels is not None
+        assert data.test_labels is not None
+        np.testing.assert_array_equal(data.train_labels, data.test_labels)
+        names = np.array(data.label_names or ["0", "1", "2"]).astype(int)
+        np.testing.assert_array_equal(names[data.train_labels], y)
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    ({"classes": 2.5}, "classes = 2.5"), ({"classes": -1}, "classes = -1"),
+    ({"classes": True}, "classes = True"), ({"seed": 2**64}, "seed = 18446744073709551616"),
+    ({"label_names": "ab"}, "label_names = 'ab': give a list, one name a class"),
+])
+def test_arguments_of_another_type_are_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        from_arrays((np.eye(4), [0, 1, 0, 1]), **given)
+
+
+def test_names_of_classes_are_refused_for_values() -> None:
+    for given in ({"label_names": ["a", "b"]}, {"classes": 2}):
+        with pytest.raises(ConfigError, match="are of class labels, but y is values"):
+            from_arrays((np.eye(4), [0.5, 1, 0, 1]), **given)  # type: ignore[arg-type]
