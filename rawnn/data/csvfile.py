@@ -107,6 +107,8 @@ class Sheet:
             start = file.tell()
         file.seek(start)
         first = file.readline()
+        while first and not first.strip("\r\n"):  # a blank line says nothing of the separator
+            first = file.readline()
         file.seek(start)
         if "\0" in first:
             raise not_decodable(self.path, self._format, "it holds characters of value 0")

@@ -239,3 +239,70 @@ def test_numbers_beyond_float64_that_become_equal_are_noted(tmp_path: Path) -> N
     zipped = tmp_path / "t.csv.gz"
     zipped.write_bytes(gzip.compress(text.encode()))
     assert "40 become 1" in load_table(zipped, "y").notes[0]
+
+
+def spelled(generator: np.random.Generator, value: float, decimal: str) -> str:
+    """A number in one of the spellings that mean it."""
+    text = str(generator.choice([repr(value), f"{value:.17g}", f"{value:+.17e}", f" {value!r} "]))
+    return text.replace(".", decimal)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_tables_are_read_as_they_were_written(tmp_path: Path, seed: int) -> None:
+    """Separators, decimal marks, headers, quotes, blank lines, line ends, encodings; the target
+    anywhere, and columns left out."""
+    generator = np.random.default_rng(seed)
+
+    def is_so(chance: float = 0.5) -> bool:
+        return bool(generator.random() < chance)
+
+    decimal = "," if is_so() else "."
+    mark = str(generator.choice([";", "\t", "|"] if decimal == "," else [",", ";", "\t", "|"]))
+    rows, columns = int(generator.integers(3, 9)), int(generator.integers(3, 7))
+    values = generator.normal(size=(rows, columns)) * 10.0 ** generator.integers(-6, 7, columns)
+    target = int(generator.integers(columns))
+    kind = str(generator.choice(["words", "whole", "decimals"]))
+    answers = {"words": generator.choice(["ja", "nein", "viel leicht"], rows).tolist(),
+               "whole": generator.integers(-3, 9, rows).tolist(),
+               "decimals": values[:, target].tolist()}[kind]
+    names = [f"säule {n}" for n in range(columns)]
+    has_header = is_so(0.7)
+    skipped = [n for n in range(columns) if n != target and is_so(0.2)]
+    if len(skipped) == columns - 1:
+        skipped = skipped[1:]
+
+    def line(cells: list[str]) -> str:
+        return mark.join(f'"{cell}"' if is_so(0.2) else cell for cell in cells)
+
+    lines = [line(names)] if has_header else []
+    for row in range(rows):
+        cells = [spelled(generator, value, decimal) for value in values[row].tolist()]
+        cells[target] = answers[row] if kind == "words" else str(answers[row]).replace(".", decimal)
+        lines += [""] * is_so(0.1) + [line(cells)]
+    encoding = str(generator.choice(["utf-8", "utf-8-sig", "utf-16", "latin-1"]))
+    end = str(generator.choice(["\n", "\r\n"]))
+    file = write(tmp_path, end.join(lines) + end * is_so(0.7), encoding)
+
+    def named(column: int) -> str:
+        return names[column] if has_header else str(column)
+
+    table = read_table(file, named(target), csv_format=CsvFormat(
+        None if encoding.startswith("utf-8") else encoding, decimal,
+        joined_columns([named(n) for n in skipped]) if skipped else None))
+    features = [n for n in range(columns) if n != target and n not in skipped]
+    np.testing.assert_array_equal(table.inputs, values[:, features].astype(table.inputs.dtype))
+    assert table.feature_names == (tuple(names[n] for n in features) if has_header else ())
+    assert table.answers is not None
+    if kind == "decimals":
+        np.testing.assert_array_equal(table.answers.astype(np.float32).reshape(-1),
+                                      np.array(answers, np.float32))
+    else:
+        assert table.answers.reshape(-1).tolist() == answers
+
+
+@pytest.mark.parametrize("blank", ["", "\n", "\r\n\n\n"])
+def test_blank_lines_before_the_first_row_say_nothing_of_the_separator(tmp_path: Path, blank: str
+                                                                       ) -> None:
+    file = write(tmp_path, f"{blank}1,5;2;0\n-3,25;1e-1;1\n")
+    table = read_table(file, "2", csv_format=CsvFormat(decimal=","))
+    np.testing.assert_array_equal(table.inputs, np.array([[1.5, 2], [-3.25, 0.1]], np.float32))
