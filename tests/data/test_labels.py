@@ -10,6 +10,7 @@ import pytest
 
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import from_arrays
+from rawnn.data import labels as labels_module
 from rawnn.engine.model import Model
 from rawnn.engine.result import Result
 from rawnn.engine.training import train
@@ -208,3 +209,52 @@ def test_names_and_kinds_that_cannot_be_meant_are_refused() -> None:
     for validation in ("0.2", True):
         with pytest.raises(ConfigError, match=r"validation = .*: give a fraction"):
             from_arrays((X, PLACES), validation)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_index_leads_back_to_the_label_that_was_given(seed: int) -> None:
+    """Whole numbers with gaps, negative ones, words, truth values and one-hot rows; in random rows.
+    """
+    generator = np.random.default_rng(seed)
+    kind = ["indices", "gaps", "words", "truth", "one-hot"][seed % 5]
+    classes, count = int(generator.integers(2, 7)), int(generator.integers(20, 40))
+    which = np.concatenate([np.arange(classes), generator.integers(0, classes, count)])
+    pool: Any = {
+        "indices": np.arange(classes), "one-hot": np.arange(classes),
+        "gaps": np.sort(generator.choice(np.arange(-50, 50) * 2, classes, replace=False)),
+        "words": np.array(sorted(f"w{n}" for n in generator.permutation(99)[:classes])),
+        "truth": np.array([False, True])}[kind]
+    which %= len(pool)
+    given = np.eye(classes, dtype=np.float32)[which] if kind == "one-hot" else pool[which]
+    read = labels_module.given_labels(given, "train")
+    names = labels_module.class_names([read], (), None, len(pool))
+    indices = labels_module.class_indices(read, names, read, "train")
+    if kind in ("words", "gaps"):
+        assert names == tuple(str(value) for value in pool.tolist())
+        assert [names[i] for i in indices.tolist()] == [str(value) for value in given.tolist()]
+    else:
+        assert np.array_equal(indices, which)
+
+
+@pytest.mark.parametrize("at", [0, 3, 7])
+@pytest.mark.parametrize("value", [-1, 4, 100])
+@pytest.mark.parametrize("rows", [None, np.array([10, 11, 13, 17, 19, 23, 29, 31], np.int32)])
+def test_the_row_of_a_label_out_of_range_is_the_callers(at: int, value: int, rows: Any) -> None:
+    values = np.array([0, 1, 2, 3, 3, 2, 1, 0])
+    labels_module.check_labels(values, 4, "labels", rows)
+    values[at] = value
+    row = at if rows is None else int(rows[at])
+    with pytest.raises(DataError, match=f"labels: row {row} has the label {value}, but labels run "
+                                        f"from 0 to 3"):
+        labels_module.check_labels(values, 4, "labels", rows)
+    names = ("a", "b", "c", "d")
+    words = np.array([*names, *names], "U2")
+    assert labels_module.label_indices(words, names, "words", rows).tolist() == [0, 1, 2, 3] * 2
+    words[at] = "e"
+    with pytest.raises(DataError, match=f"words: row {row} has the label 'e'"):
+        labels_module.label_indices(words, names, "words", rows)
+    words[at] = "NA"
+    given = labels_module.given_labels(words, "train")
+    with pytest.raises(DataError, match=f"words: row {row} has no value"):
+        labels_module.check_words(given, names, "words", rows)
+    labels_module.check_words(given, (*names, "NA"), "words", rows)

@@ -80,7 +80,7 @@ def test_launches_are_refused_from_their_limits_on(monkeypatch: pytest.MonkeyPat
     for launch in allowed:
         checked(monkeypatch, launch)
     for launch in refused:
-        with pytest.raises((DeviceError, ConfigError), match="^k: "):
+        with pytest.raises((DeviceError, ConfigError), match=r"^k: "):
             checked(monkeypatch, launch)
 
 
@@ -108,7 +108,7 @@ def test_a_programmatic_launch_needs_a_kernel_that_waits(monkeypatch: pytest.Mon
     (2.5, None), ("5", None), (-1, None)])
 def test_extents_have_three_dimensions(given: Any, found: Any) -> None:
     if found is None:
-        with pytest.raises(ConfigError, match="grid = .*whole numbers of at least 1"):
+        with pytest.raises(ConfigError, match=r"grid = .*whole numbers of at least 1"):
             extents(given, "grid")
     else:
         assert extents(given, "grid") == found
