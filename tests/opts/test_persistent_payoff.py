@@ -7,6 +7,7 @@ import re
 import statistics
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,35 @@ def test_persistent_is_taken_from_the_step_on_that_earns_its_compilation(precisi
         if not verdict.taken:
             assert f"{number * updates} steps are too few" in verdict.why
             assert f"from about {earned:.0f} on it takes it" in verdict.why
+
+
+@pytest.mark.parametrize("precision", NUMBERS.values())
+@pytest.mark.parametrize(("layers", "batch"), [
+    ((40, 10), 32), ((20, 64, 64, 3), 17), ((100, 36, 129, 12, 7), 256)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_launches_take_what_each_of_them_moves_and_computes(
+        precision: str, layers: tuple[int, ...], batch: int, optimizer: str) -> None:
+    """Layer by layer: three launches, its outputs, its products, and what is trained."""
+    plan = step(asked(layers, batch, "cross_entropy", optimizer), precision)
+    costs = persistent_payoff.LAUNCH_COSTS[precision]
+    expected = costs.node + batch * layers[0] / costs.values
+    states = 2 if optimizer == "adam" else 0
+    for number, (given, out) in enumerate(pairwise(layers)):
+        expected += 3 * costs.node + batch * out / costs.values
+        expected += batch * out / costs.odd if out % 8 else 0.0
+        products = 2 if number == 0 else 3  # no gradient of the first layer's inputs
+        expected += products * 2 * batch * given * out / costs.rate
+        expected += (1 + states) * (given * out + out) / costs.kept
+    assert persistent_payoff.predict_launches_us(plan, precision) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("layers", [(4, 3), (4, 8, 3), (4, 8, 8, 8, 8, 8, 3)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_compilation_delays_by_its_products_beyond_that_of_launches(layers: tuple[int, ...],
+                                                                     optimizer: str) -> None:
+    problem = problem_of(step(asked(layers, 16, "mse", optimizer), ""))
+    products = sum(2 if number == 0 else 3 for number in range(len(layers) - 1))
+    each = 0.11e6 + (0.03e6 if optimizer == "adam" else 0.0)
+    assert persistent_payoff.count_gemms(problem) == products
+    assert persistent_payoff.extra_compile_us(problem) == pytest.approx(
+        max(0.06e6, products * each - 0.45e6))
