@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rawnn.bench.record import Results, read_all
-from rawnn.bench.render import charts, timeline, variation
+from rawnn.bench.render import charts, heat, timeline, variation
 from rawnn.bench.render.html_report import parts_of
 from rawnn.bench.render.random_networks import _break_even
 from rawnn.bench.render.texts import factor
@@ -302,3 +302,47 @@ def test_the_five_worst_networks_stand_first_and_the_rest_is_counted(tmp_path: P
     assert part.losses.notes == (["No network of these is slower."] if not every else
                                  [f"{left} more {'is' if left == 1 else 'are'} in the blocks below"]
                                  if left > 0 else [])
+
+
+# -- the grid --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(4))
+def test_a_heat_map_has_each_mean_at_its_place_and_frames_the_worst_cell(seed: int) -> None:
+    """The cell with the worst single speedup, which need not have the worst mean."""
+    generator = np.random.default_rng(seed)
+    widths, batches = (64, 256, 1024), (8, 32)
+    maps = {name: {(w, b): np.exp(generator.normal(0, 1, 3)).tolist()
+                   for w, b in product(widths, batches) if (w, b) != (256, 8)}
+            for name in ("float32", "tf32")}
+    chart = heat.heat_map("t", "s", maps)
+    assert chart.panels == 2
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+
+    several = Figure().subplots(1, 2)
+    chart.draw(several)
+    for axes, (name, cells) in zip(several, maps.items(), strict=True):
+        means = {key: math.exp(np.mean(np.log(values))) for key, values in cells.items()}
+        written = {text.xy: text.get_text() for text in axes.texts}
+        filled = {patch.get_xy(): patch for patch in axes.patches if patch.get_fill()}
+        assert len(written) == len(filled) == len(cells)
+        for (width, batch), mean in means.items():
+            x, y = batches.index(batch), widths.index(width)
+            assert written[x, y] == factor(mean)
+            patch = filled[corner_of(x), corner_of(y)]
+            assert to_rgb(patch.get_facecolor()[:3]) == to_rgb(
+                charts.LIGHT["blue" if mean >= 1 else "red"])
+            strength = min(abs(math.log(mean, 4.0)), 1)
+            assert patch.get_alpha() == pytest.approx(0.12 + 0.5 * strength)
+        [frame] = [patch for patch in axes.patches if not patch.get_fill()]
+        worst = min(cells, key=lambda key: min(cells[key]))
+        assert frame.get_xy() == pytest.approx((batches.index(worst[1]) - 0.46,
+                                                widths.index(worst[0]) - 0.46))
+        mean = math.exp(np.mean(np.log([v for values in cells.values() for v in values])))
+        assert axes.get_title(loc="left") == f"{name}: geometric mean {mean:.2f}x"
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "32"]
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["64", "256", "1024"]
+
+
+def corner_of(at: int) -> float:
+    """Where the rectangle of a cell begins."""
+    return at - 0.48
