@@ -1,0 +1,84 @@
+"""References in every form: what they ask for, and what they return of names that are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.common.errors import ConfigError
+from rawnn.lab.work import reference_of
+
+KNOWN: dict[str, Any] = {"x": np.arange(6.0), "y": np.arange(6.0)[::-1].copy(), "a": 2.0, "n": 6}
+X, Y = KNOWN["x"], KNOWN["y"]
+
+
+def with_default(x: Any, a: float = 5.0, other: float = 3.0) -> Any:
+    return a * x + other
+
+
+EXPRESSIONS: list[tuple[str, set[str], Any]] = [
+    ("a * x + y", {"a", "x", "y"}, 2 * X + Y), ("x[1:]", {"x"}, X[1:]),
+    ("x[:n // 2] if n > 3 else y", {"x", "y", "n"}, X[:3]),
+    ("np.maximum(x, a)", {"x", "a"}, np.maximum(X, 2)),
+    ("{'y': x, 'z': y}['z']", {"x", "y"}, Y), ("(lambda v: v + a)(x)", {"a", "x"}, X + 2),
+    ("np.array([i * a for i in range(n)])", {"a", "n"}, 2 * np.arange(6)),
+    (" sum(x) ", {"x"}, 15.0), ("max(a, n)", {"a", "n"}, 6)]
+
+
+@pytest.mark.parametrize(("text", "wants", "value"), EXPRESSIONS, ids=[e[0] for e in EXPRESSIONS])
+def test_an_expression_asks_for_its_names_and_no_others(text: str, wants: set[str], value: Any
+                                                        ) -> None:
+    found = reference_of(text)
+    assert found.wants == wants
+    assert np.array_equal(found(KNOWN), value)
+    assert all(found.asks_for(name) == (name in wants) for name in KNOWN)
+
+
+def test_a_table_of_expressions_has_a_value_for_each_name() -> None:
+    found = reference_of({"y": "a * x", "z": "x[1:]"})
+    assert found.wants == {"a", "x"}
+    values = found(KNOWN)
+    assert values.keys() == {"y", "z"}
+    assert np.array_equal(values["y"], 2 * X)
+    assert np.array_equal(values["z"], X[1:])
+
+
+def test_a_function_gets_what_it_names_and_its_defaults_where_nothing_is_known() -> None:
+    found = reference_of(with_default)
+    assert (found.wants, found.takes) == ({"x"}, {"a", "other"})
+    assert np.array_equal(found(KNOWN), 2 * X + 3)
+    assert found.asks_for("other")
+    assert not found.asks_for("y")
+    every = reference_of(lambda **known: sorted(known))
+    assert every.wants is None
+    assert every(KNOWN) == sorted(KNOWN)
+    assert every.asks_for("anything")
+    keyword = reference_of(lambda in_: in_ + 1)  # as a kernel's own name may be
+    assert keyword({"in": 4}) == 5
+
+
+def test_a_function_of_a_file_is_called_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def doubled(x):\n    return 2 * x\nn = 3\n")
+    for text in ("mine.py:doubled", "mine.py: doubled"):
+        assert np.array_equal(reference_of(text, tmp_path)(KNOWN), 2 * X)
+    for text, words in (("mine.py:double", "did you mean 'doubled'"), ("none.py:f", "is not there"),
+                        ("mine.py:n", "has no function 'n'")):
+        with pytest.raises(ConfigError, match=words):
+            reference_of(text, tmp_path)
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    (None, "a check needs a reference"), ("a +", "cannot be read"),
+    (lambda *several: None, "does not say the names"), (dict, "does not say the names|needs"),
+    (lambda x, /: x, "does not say the names")])
+def test_what_cannot_be_called_by_names_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        reference_of(given)
+
+
+def test_a_name_that_is_not_known_is_said_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"asks for 'b'.*\(known: a, n, x, y\)"):
+        reference_of("b * x")(KNOWN)
