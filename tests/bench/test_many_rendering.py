@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -166,3 +167,36 @@ def test_the_picture_of_the_grid() -> None:
 def test_nothing_measured_makes_no_table(suite: str) -> None:
     assert SUITES[suite].grids(results()) == []
     assert SUITES[suite].charts(results()) == {}
+
+
+@pytest.mark.parametrize("ratios", [[0.5, 1.0, 2.0], [1.0, 1.0], [0.25, 0.5], [3.0]])
+def test_slower_and_faster_are_counted_and_as_fast_is_neither(ratios: Sequence[float]) -> None:
+    found = results(*(ensemble(f"sampled/{n}", 16 * (n + 1), {
+        ("rawnn", "tf32"): 10.0, ("torch", "tf32"): 10.0 * ratio}) for n, ratio in
+        enumerate(ratios)), ensemble("A/16", 16, {("rawnn", "tf32"): 1.0, ("torch", "tf32"): 1.0}))
+    worse = [f"seed {n} of {16 * (n + 1)} (tf32 against tf32, {ratio:.2f} x)"
+             for n, ratio in enumerate(ratios) if ratio < 1]
+    said = ensembles.slower([n for n in ensembles.measured(found) if ensembles.is_random(n)])
+    assert said == (f"rawnn is slower in {len(worse)}: {', '.join(worse)}." if worse else
+                    "rawnn is slower in none that has a peer's time.")
+    mean = math.prod(ratios) ** (1 / len(ratios))
+    words = " ".join(ensembles.headline(found).split())
+    random = f"**{mean:.2f} x** on {len(ratios)} random ensembles (worst {min(ratios):.2f} x)"
+    assert random in words
+    assert "**1.00 x** on 1 named ensembles (worst 1.00 x)" in words
+    chart = ensembles.charts_of(found)["many-ratio"]
+    faster = sum(ratio > 1 for ratio in ratios)
+    assert chart.title == f"Faster than the best peer on {faster} of {len(ratios) + 1} ensembles"
+
+
+def test_seconds_to_a_result_are_of_a_call_or_of_a_setup_and_as_many_epochs() -> None:
+    times = {("rawnn", "tf32"): 10.0, ("torch", "tf32"): 50.0}
+    [network] = ensembles.measured(results(ensemble("A/16", 16, times)))
+    ours, theirs = (network.best((who,), ("tf32",)) for who in ("rawnn", "torch"))
+    assert ours is not None
+    assert theirs is not None
+    assert ensembles.result_seconds(ours) == 2.0
+    assert ensembles.result_seconds(theirs) == pytest.approx(
+        1.0 + ensembles.CALL_EPOCHS * 64 * 50e-6)
+    assert ensembles.rate(ours) == pytest.approx(16 / 10)
+    assert ensembles.seconds(None) == ""
