@@ -265,6 +265,14 @@ def test_the_one_just_written_is_never_deleted(tmp_path: Path) -> None:
         Store(tmp_path, keep=0)
 
 
+def test_an_old_one_that_cannot_be_deleted_is_named_with_the_reason(tmp_path: Path) -> None:
+    store = Store(tmp_path, keep=1)
+    old = tmp_path / "rawnn-000001.safetensors"
+    old.mkdir()
+    with pytest.raises(CheckpointError, match=f"cannot delete {old}: Is a directory$"):
+        store.save(make(2))
+
+
 def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for epoch in (1, 2, 3):

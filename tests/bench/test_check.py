@@ -19,8 +19,10 @@ from rawnn.bench.specification import SMALL, Limits, Specification, sample
 from rawnn.common.errors import ConfigError, OutOfMemory, RawnnError
 from rawnn.cuda.errors import CallFailed
 from rawnn.engine.machine import Opened, open_device
+from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
-from rawnn.model.optimizers import Optimizer
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer
 from rawnn.opts.registry import Machine
 from rawnn.plan.op import OPS, Attributes
 from tests.bench.measuring import invoke
@@ -62,6 +64,35 @@ def test_specifications_keep_to_their_limits_and_vary() -> None:
             "streams", "pool", "async", "pinned"} <= toggles
     assert any(spec.autoencoder for spec in specs)
     assert any(spec.normalised for spec in specs)
+
+def test_each_choice_has_its_share_of_all_specifications() -> None:
+    """Within four standard deviations of what is meant, of those that have the choice."""
+    specs = [sample(n, Limits(), HOST) for n in range(600)]
+    losses = [spec.network.loss for spec in specs]
+    few = [spec.network.outputs <= 32 for spec in specs]
+    whole = [all(n % 16 == 0 for n in (*spec.network.layers[:-1], spec.batch)) for spec in specs]
+    small = [b for a, b in zip(losses, few, strict=True) if a == "cross_entropy"]
+    others = [b for a, b in zip(losses, few, strict=True) if a in ("bce", "huber")]
+    for choices, share in [
+            ([loss == "cross_entropy" for loss in losses], 2 / (len(LOSSES) + 1)),
+            ([spec.autoencoder for spec in specs if spec.network.loss == "mse"], 0.3),
+            ([spec.network.bias for spec in specs], 0.7),
+            ([spec.shuffle for spec in specs], 0.4), ([spec.partial for spec in specs], 0.5),
+            ([spec.inputs == "uint8" for spec in specs], 0.5),
+            ([spec.normalised for spec in specs], 0.3),
+            ([spec.schedule == "constant" for spec in specs], 0.4),
+            ([bool(spec.precision) for spec in specs], 0.5),
+            ([spec.network.activation == "relu" for spec in specs], 1 / len(ACTIVATIONS)),
+            ([spec.optimizer.name == "sgd" for spec in specs], 2 / (len(OPTIMIZER_SPECS) + 1)),
+            ([spec.optimizer.settings.get("momentum") == 0.9 for spec in specs
+              if spec.optimizer.name == "sgd"], 0.5)]:
+        assert abs(np.mean(choices) - share) < 4 * math.sqrt(share * (1 - share) / len(choices))
+    assert 0.4 < np.mean(whole) < 0.65  # half of them, and by luck
+    assert np.mean(small) > 0.6 > 2 * np.mean(others)  # few classes in three of five
+    assert not any(spec.autoencoder for spec in specs if spec.network.loss != "mse")
+    assert all(spec.network.init != "zeros" for spec in specs if spec.network.depth > 1)
+    assert all(spec.network.layers[0] == spec.network.outputs for spec in specs
+               if spec.autoencoder)
 
 
 def test_only_what_the_machine_can_run_is_asked_for() -> None:

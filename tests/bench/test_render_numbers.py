@@ -305,22 +305,24 @@ def test_the_five_worst_networks_stand_first_and_the_rest_is_counted(tmp_path: P
 
 
 # -- the grid --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("seed", range(4))
-def test_a_heat_map_has_each_mean_at_its_place_and_frames_the_worst_cell(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "names"), [
+    (0, ("float32", "tf32")), (1, ("float32", "tf32", "bf16")), (2, ("bf16",)), (3, ("a", "b"))])
+def test_a_heat_map_has_each_mean_at_its_place_and_frames_the_worst_cell(
+        seed: int, names: tuple[str, ...]) -> None:
     """The cell with the worst single speedup, which need not have the worst mean."""
     generator = np.random.default_rng(seed)
     widths, batches = (64, 256, 1024), (8, 32)
     maps = {name: {(w, b): np.exp(generator.normal(0, 1, 3)).tolist()
                    for w, b in product(widths, batches) if (w, b) != (256, 8)}
-            for name in ("float32", "tf32")}
+            for name in names}
     chart = heat.heat_map("t", "s", maps)
-    assert chart.panels == 2
+    assert chart.panels == len(names)
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
 
-    several = Figure().subplots(1, 2)
+    several = Figure().subplots(1, len(names))
     chart.draw(several)
-    for axes, (name, cells) in zip(several, maps.items(), strict=True):
+    for axes, (name, cells) in zip(np.ravel(several), maps.items(), strict=True):
         means = {key: math.exp(np.mean(np.log(values))) for key, values in cells.items()}
         written = {text.xy: text.get_text() for text in axes.texts}
         filled = {patch.get_xy(): patch for patch in axes.patches if patch.get_fill()}

@@ -258,3 +258,16 @@ def test_the_row_of_a_label_out_of_range_is_the_callers(at: int, value: int, row
     with pytest.raises(DataError, match=f"words: row {row} has no value"):
         labels_module.check_words(given, names, "words", rows)
     labels_module.check_words(given, (*names, "NA"), "words", rows)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8", "bool"])
+def test_fractions_have_both_their_ends(dtype: str) -> None:
+    for held in ([0, 1], [0, 0], [1, 1], [0.5, 0.25]):
+        labels_module.check_fractions(np.array(held).astype(dtype), "x")
+    past = [] if dtype == "bool" else [[0, 2]] if dtype == "uint8" else \
+        [[0, 1.001], [-0.001, 1], [-7, -6]]
+    for beyond in past:
+        array = np.array(beyond).astype(dtype)
+        with pytest.raises(DataError, match=f"x reach from {float(array.min()):g} to "
+                                            f"{float(array.max()):g}, but"):
+            labels_module.check_fractions(array, "x")

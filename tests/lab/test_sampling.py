@@ -79,3 +79,56 @@ def test_inputs_that_the_array_cannot_hold_are_refused(kind: Any, dtype: str, sh
     for held in (3, "0..100", lambda generator, shape: np.full(shape, 7.0), float("inf")):
         if held != float("inf") or dtype == "float32":
             sample(held, generator, (5,), np.dtype(dtype), {}, "x")
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 7), (3, 4096), (100, 300), (17, 17)])
+@pytest.mark.parametrize("is_even", [False, True])
+@pytest.mark.parametrize("offset", [None, -1, 0, 1])
+def test_a_size_lies_in_its_range_and_next_to_a_tile_where_it_is_asked_for(
+        low: int, high: int, is_even: bool, offset: int | None) -> None:
+    generator = np.random.default_rng(low + high)
+    drawn = [_sample_size(low, high, generator, is_even, offset) for _ in range(200)]
+    assert all(low <= size <= high for size in drawn)
+    if high < 4096:
+        return
+    if offset is not None:  # all of them as far from the largest tile
+        assert len({(size - offset) % 1024 for size in drawn}) == 1
+        return
+    assert len(set(drawn)) > 20
+    if is_even:
+        assert {size % 8 for size in drawn if size > 8} == {0}
+    else:
+        assert sum((size + 1) % 8 < 3 for size in drawn) > 120  # three in four, and by luck
+
+
+@pytest.mark.parametrize(("kind", "names", "value"), [
+    ("3", {}, 3.0), ("n / 4", {"n": 10}, 2.5), (2, {}, 2.0),
+    ("cdiv(n, 4) + m", {"n": 9, "m": 1}, 4.0)])
+def test_an_input_may_be_a_number_of_the_sizes(kind: Any, names: dict[str, int], value: float
+                                               ) -> None:
+    found = sample(kind, np.random.default_rng(0), (2, 3), np.dtype(np.float32), names, "x")
+    assert found.dtype == np.float32
+    assert found.tolist() == [[value] * 3] * 2
+
+
+@pytest.mark.parametrize("kind", ["normle", "n + k", "unifrom"])
+def test_an_input_of_unknown_words_is_refused_with_what_there_is(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r'give "normal", "uniform", "lo..hi", a number'):
+        sample(kind, np.random.default_rng(0), (2,), np.dtype(np.float32), {"n": 3}, "x")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool", "float32", "float16"])
+@pytest.mark.parametrize(("kind", "low", "high"), [
+    ("0..1", 0, 1), ("n..n + 3", 5, 8), ("2..2", 2, 2)])
+def test_a_range_has_both_its_ends(dtype: str, kind: str, low: int, high: int) -> None:
+    """Of whole numbers each comes; floats lie between."""
+    if dtype == "bool" and high > 1:
+        return
+    found = sample(kind, np.random.default_rng(1), (400,), np.dtype(dtype), {"n": 5}, "x")
+    assert found.dtype == np.dtype(dtype)
+    if np.dtype(dtype).kind == "f":
+        assert found.min() >= low
+        assert found.max() <= high
+        assert len(set(found.tolist())) > 50 or low == high
+    else:
+        assert set(found.astype(int).tolist()) == set(range(low, high + 1))

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from rawnn.persistent import tiles
+from rawnn.persistent.layout import layout_of
+from rawnn.persistent.phases import BACKWARD, GRADIENT, Barrier, Gemm
 from rawnn.persistent.sharding import pitch
+from rawnn.persistent.steps import first_warps
 from rawnn.persistent.tiles import COSTS, Tiling, global_state_tiling, tiling
+from tests.persistent.problems import HOPPER
+from tests.persistent.sampling import sampled
 
 SHAPES = [(1, 1, 1), (2, 1, 7), (3, 5, 13), (8, 4, 98), (16, 16, 8), (1, 64, 30), (49, 2, 6)]
 WARPS = (1, 4, 8, 16)
@@ -112,3 +117,32 @@ def test_a_softmax_is_shared_in_the_way_that_takes_least(columns: int, outputs: 
         found = tiles._softmax(columns, outputs, blocks, warps, many)
         assert found.cycles == pytest.approx(expected[found.lanes, found.warps])
         assert found.cycles == pytest.approx(min(expected.values()))
+
+
+def test_a_weight_gradient_begins_at_the_first_warp_that_has_nothing_to_do() -> None:
+    """Tasks are dealt warp by warp, those of gradients and of their sums of biases one behind the
+    other; behind a barrier, or a GEMM that others add up, all warps are free."""
+    moved = 0
+    for seed in range(60):
+        layout = layout_of(sampled(seed), HOPPER.shared)
+        d, free = layout.sharding, 0
+        for phase, first in zip(layout.schedule.micro_batch, first_warps(layout), strict=True):
+            assert first == free
+            if isinstance(phase, Barrier):
+                free = 0
+            if not isinstance(phase, Gemm):
+                continue
+            if phase.kind == GRADIENT:
+                shared = layout.layers[phase.layer].update
+                for _ in range(shared.tasks):
+                    free = (free + 1) % d.warps
+                if d.problem.bias:
+                    for _ in range(0, -(-phase.n // 8), shared.across):
+                        free = (free + 1) % d.warps
+                moved += free > 0
+            else:
+                shared, free = phase.tiling(d), 0
+                if phase.kind == BACKWARD and not phase.epilogue.send and shared.split == 1:
+                    for _ in range(shared.tasks):
+                        free = (free + 1) % d.warps
+    assert moved
