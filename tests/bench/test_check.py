@@ -85,7 +85,11 @@ def test_each_choice_has_its_share_of_all_specifications() -> None:
             ([spec.network.activation == "relu" for spec in specs], 1 / len(ACTIVATIONS)),
             ([spec.optimizer.name == "sgd" for spec in specs], 2 / (len(OPTIMIZER_SPECS) + 1)),
             ([spec.optimizer.settings.get("momentum") == 0.9 for spec in specs
-              if spec.optimizer.name == "sgd"], 0.5)]:
+              if spec.optimizer.name == "sgd"], 0.5),
+            ([spec.optimizer.settings["nesterov"] == 1 for spec in specs
+              if spec.optimizer.settings.get("momentum") and spec.optimizer.name == "sgd"], 0.5),
+            ([spec.optimizer.settings["decay"] == 0.01 for spec in specs
+              if spec.optimizer.name == "sgd"], 0.3)]:
         assert abs(np.mean(choices) - share) < 4 * math.sqrt(share * (1 - share) / len(choices))
     assert 0.4 < np.mean(whole) < 0.65  # half of them, and by luck
     assert np.mean(small) > 0.6 > 2 * np.mean(others)  # few classes in three of five

@@ -10,8 +10,9 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
-from rawnn.cli.screen import Heartbeat, Pace, Screen, duration
+from rawnn.cli.screen import Heartbeat, Pace, Screen, duration, fitted
 
 
 class Clock:
@@ -112,3 +113,20 @@ def test_rows_and_the_bar_do_not_run_into_each_other(width: int) -> None:
     lines = [line.split("\r")[-1] for line in shown.replace("\r\n", "\n").split("\n")]
     assert [line.strip() for line in lines if "row" in line] == ["row 1", "row 2", "row 3"]
     assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [20, 33, 34, 35, 200])
+@pytest.mark.parametrize("indent", [0, 2, 5])
+def test_a_sentence_is_wrapped_on_a_terminal_alone(width: int, indent: int) -> None:
+    """At words, not within one-word or a long word; of 34 characters here."""
+    text = "A-line one-word of rather few words"[:-1]
+    assert fitted(Console(force_terminal=False, width=width), text, indent) == text
+    shown = fitted(Console(force_terminal=True, width=width), text, indent)
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(" " * indent * bool(lines) + word)
+    assert shown.split("\n") == lines
+    assert (shown == text) == (width >= 34)

@@ -501,6 +501,39 @@ def test_a_warm_cache_is_pointed_out() -> None:
     hints = list(advice(uses(), replace(LAUNCH, grid=(5280, 1, 1)), replace(SEEN, warm=20.0)))
     assert "5.0 times as long with a cold cache" in hints[1]
 
+def test_each_hint_is_given_where_its_reason_holds_and_nowhere_else() -> None:
+    """Of a launch that is no shorter than an empty kernel's thrice."""
+    generator, given = np.random.default_rng(0), 0
+    for _ in range(2000):
+        blocks, of_one = int(generator.integers(1, 6000)), int(generator.choice([0, 1, 4, 8]))
+        threads, spilled = int(generator.choice([32, 100, 256])), int(generator.integers(0, 2))
+        fraction, limit = generator.choice([0.1, 0.25, 0.5]), generator.choice(
+            ["registers", "shared", "threads"])
+        warm, least = generator.choice([20.0, 60.0, 70.0, 95.0]), generator.choice([50.0, 90.0])
+        bound, moved = generator.choice(["memory", "arithmetic"]), int(generator.integers(99, 103))
+        hints = list(advice(
+            uses(of_one, fraction, limit, spilled),
+            replace(LAUNCH, grid=(blocks, 1, 1), block=(threads, 1, 1)),
+            replace(SEEN, warm=warm, least=least, bound=bound, moved=moved, cache=101)))
+        at_once = 132 * of_one
+        whole, rest = divmod(blocks, at_once) if at_once else (0, 0)
+        near = least >= 90
+        expected = {
+            "spill": spilled > 0, "multiprocessors: make more": blocks < 132,
+            "mostly idle": blocks >= 132 and 1 <= whole < 4 and 0 < 2 * rest < at_once,
+            "waste part of a warp": threads == 100,
+            "helps now: fuse": near and bound == "memory",
+            "help now: a smaller": near and bound == "arithmetic",
+            "leave room for": not near and fraction < 0.25 and limit != "threads",
+            "it is memory that": not near and bound == "memory",
+            "with a cold cache": not near and bound == "memory" and warm < 66 and moved <= 101,
+            "it is arithmetic that": not near and bound == "arithmetic"}
+        for words, is_expected in expected.items():
+            assert sum(words in hint for hint in hints) == is_expected, (words, hints)
+        assert len(hints) == sum(expected.values())
+        given += len(hints)
+    assert given > 3000
+
 
 @pytest.mark.parametrize("static", [0, 10_000])
 @pytest.mark.parametrize("dynamic", [0, 60_000, 100_000])
