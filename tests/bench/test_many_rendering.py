@@ -54,6 +54,7 @@ def test_throughput_and_ratio_of_a_named_ensemble() -> None:
     tf32 = rows[1]
     assert (tf32["rawnn"], tf32["best peer"], tf32["program"]) == ("1.60", "0.320", "jax <form>")
     assert tf32["ratio"] == "5.00 x"
+    assert [r["members"] for r in rows] == ["16", "", "", "1,056", "", ""]  # once, in the first row
     assert rows[4]["rawnn"] == "106"  # 1056 / 10 us
     assert rows[0]["ratio"] == "2.50 x"  # float32 against the peers' tf32
     assert tf32["s to result"] == "2.00"

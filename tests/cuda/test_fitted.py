@@ -12,6 +12,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.common.target import known
 from rawnn.cuda.device import Device
 from rawnn.cuda.fitted_constants import keep, kept, path_of
+from rawnn.cuda.occupancy import blocks_at_once
 from rawnn.persistent.chip import chip_of
 from rawnn.persistent.choose import choose
 from rawnn.persistent.cost import FITTED, FITTED_AT, costs_of
@@ -78,3 +79,12 @@ def test_they_decide_what_is_chosen() -> None:
     assert ours.sharding.tp_size > 1
     dear = chip_of(replace(known((9, 0)), costs={"exchange": 1e6, "far": 1e6, "meeting": 1e6}))
     assert choose(asked, dear).sharding.tp_size == 1
+
+
+def test_blocks_at_once_are_the_clusters_at_once_by_their_size() -> None:
+    """The simulated GPU has 132 multiprocessors, with a block each."""
+    device = Device(sim_backend())
+    shared = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+    assert blocks_at_once(device, shared) == {
+        size: len(range(size, 133, size)) * size for size in (1, 2, 4, 8, 16)}
+    device.close()

@@ -159,3 +159,15 @@ def test_sums_of_tensor_cores_have_a_unit_of_their_own() -> None:
         allowed(kind, 8192, "float32", "tensor core")
     with pytest.raises(ConfigError, match='compute = "tf23": give one of'):
         allowed(kind, 8192, "tf23", "float32")
+
+
+@pytest.mark.parametrize("power", [-200, -145, -100, 0, 100, 145, 200])
+def test_errors_are_relative_at_any_size(power: int) -> None:
+    """Also where squares would overflow or vanish."""
+    generator = np.random.default_rng(0)
+    exact = generator.normal(size=100)
+    got = exact * (1 + 1e-3 * generator.normal(size=100))
+    error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
+    found = compare("y", exact * 10.0 ** power, got * 10.0 ** power, 1e-2, 0, 0)
+    assert found.error == pytest.approx(error, rel=1e-9)
+    assert found.passed
