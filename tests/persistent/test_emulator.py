@@ -358,6 +358,18 @@ def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, group
     check(Launch(name, ranks, groups, types), tmp_path, run)
 
 
+@pytest.mark.parametrize("sync", [layout.ALL, layout.SHARE])
+def test_a_warp_updates_more_tiles_than_it_loads_at_once(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str) -> None:
+    """71 tiles of two clusters: eight warps load at most four each at once."""
+    monkeypatch.setattr(schedule, "is_summed_by_all", lambda *_: sync == layout.ALL)
+    launch = Launch("long rows", 1, 2, "FF")
+    found = launch.op.attributes["choice"].layout
+    assert (found.sync, launch.sharding.threads) == (sync, 256)
+    assert found.tiles // (2 if sync == layout.SHARE else 1) > 4 * 8
+    check(launch, tmp_path, 0)
+
+
 SCALES = [
     ("float16", 1, 1, "", (64.0, 1998.0)),  # doubles behind the second step
     ("float16", 1, 1, "", (2.0**20, 0.0)),  # the first steps overflow
