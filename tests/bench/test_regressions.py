@@ -17,8 +17,12 @@ from rawnn.bench.record import Record, Results, read_results
 from rawnn.bench.regressions import Pair, elsewhere, judged, notes_of, pairs_of
 from rawnn.bench.statistics import ratio
 from rawnn.common.errors import ConfigError
+from rawnn.engine.machine import Opened
 from rawnn.engine.result import Result
 from rawnn.engine.session import Session
+from rawnn.model.workloads import workload
+from rawnn.opts.registry import Machine
+from tests.bench import built
 from tests.bench.measuring import invoke, place, record, results, standing
 
 EIGHT = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1]
@@ -196,6 +200,40 @@ def test_a_program_is_timed_in_microseconds_of_a_step_as_before(
     with standing() as harness:
         sample = regressions._timed(problem, "best", "host", None, harness, 0)  # type: ignore[arg-type]
     assert sample.metrics == {"step_us": [100.0, 200.0]}
+
+
+@pytest.mark.parametrize("variant", ["fuse", "best"])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_run_is_made_again_of_what_its_entry_says(monkeypatch: pytest.MonkeyPatch, variant: str,
+                                                    on_gpu: bool) -> None:
+    """A rung of a ladder with all the toggles up to it; sample by sample with the next seed."""
+    configs: list[Any] = []
+    monkeypatch.setattr(regressions, "load_dataset", lambda name, **_: name)
+    monkeypatch.setattr(regressions, "trained", lambda config, data, opened, watch: configs.append(
+        (config, data)))
+    opened = Opened(SimpleNamespace() if on_gpu else None, Machine("none"), 0.0)  # type: ignore[arg-type]
+    shared = {"lr": 0.3, "epochs": 3, "dataset": "synthetic", "seed": 5}
+    found = built.results(
+        built.rung(variant, 10.0, notes=["said", "toggles: graphs,fuse"], **shared),
+        built.entry("workloads/mlp4", variant, {"epoch_ms": [10.0]}, dataset="mnist", epochs=7,
+                    seed=9))
+    with standing() as harness:
+        for suite in ("ladder", "workloads"):
+            [entry] = found.entries(suite)
+            take = regressions._training(entry, opened, harness)
+            for number in range(2):
+                take(number)
+    for number, (config, data) in enumerate(configs[:2]):
+        assert (config.opt, config.seed) == ("best" if variant == "best" else "none,graphs,fuse",
+                                             5 + number)
+        assert (data, config.dataset, config.epochs, config.lr) == (
+            "synthetic", "synthetic", 3, 0.3)
+        assert tuple(config.layers) == (784, 10)
+    for number, (config, data) in enumerate(configs[2:]):
+        assert (config.opt, config.seed) == (variant, workload("mlp4").get("seed", 0) + number)
+        assert (data, config.dataset, config.epochs) == ("mnist", "mnist", 7)
+        assert tuple(config.layers) == tuple(workload("mlp4")["layers"])
+    assert {config.device for config, _ in configs} == {"auto" if on_gpu else "host"}
 
 
 def test_a_pair_is_named_by_what_it_is() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import msgspec
 import pytest
 
 from rawnn.bench.harness import sample_of
@@ -14,7 +16,7 @@ from rawnn.bench.render.networks import networks
 from rawnn.bench.render.peer_programs import headline
 from rawnn.bench.render.random_networks import break_even_steps, sample, setup_medians, summaries
 from rawnn.bench.render.suites import SUITES, markdown
-from rawnn.bench.render.tables import groups, unequal
+from rawnn.bench.render.tables import groups, machine, unequal
 from rawnn.bench.render.texts import bound_multiple, factor, milliseconds, three_digits
 from rawnn.bench.render.training import ladder_remarks, toggle_grids
 from rawnn.opts import TOGGLES
@@ -286,3 +288,14 @@ def test_a_time_that_never_became_steady_is_named_below_its_table() -> None:
                           epochs=3))
     assert "- mlp4 best: it never became steady" in markdown(found, "workloads")
     assert not sample_of(Timed(milliseconds=[1.0]), 10, None).notes
+
+
+@pytest.mark.parametrize(("changed", "named"), [
+    ({}, "NVIDIA Test GPU, driver 580.1, CUDA 13.0"),
+    ({"gpu": {"name": "A"}}, "A"), ({"gpu": {"name": "A", "cuda": "12.8"}}, "A, CUDA 12.8"),
+    ({"gpu": {"name": "A", "driver": "7"}}, "A, driver 7"),
+    ({"device": "host", "gpu": {}}, "host (Linux x86_64), by the wall clock"),
+    ({"device": "sim"}, "a SIMULATED GPU, whose times say nothing about a real one"),
+    ({"device": "sim", "gpu": {}}, "a SIMULATED GPU, whose times say nothing about a real one")])
+def test_a_machine_is_named_with_its_driver(changed: dict[str, Any], named: str) -> None:
+    assert machine(msgspec.structs.replace(place(), **changed)) == named
