@@ -156,15 +156,16 @@ def estimate_sharding(network: Network, recipe: Recipe, data_spec: DataSpec, pre
         problem = problem_of(plan)
     except Unsupported:
         return Estimate(launches)
+    later = extra_compile_us(problem)
     if sharding is None:
-        return Estimate(launches)
+        return Estimate(launches, later=later)
     chip = chip_of(machine.target)
     found = layout_of(replace(sharding, problem=problem), chip.shared)
     if found.nbytes > chip.shared:
-        return Estimate(launches)
+        return Estimate(launches, later=later)
     us = cost.microseconds(found.sharding, chip.costs) + cost.state_microseconds(found, chip.costs)
     choice = Choice(found, us, chip.costs).launched(recipe.updates(data_spec.examples))
-    return Estimate(launches, choice, extra_compile_us(problem))
+    return Estimate(launches, choice, later)
 
 
 def _launches_us(plan: Plan, precision: str, machine: Machine, measured: float | None) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rawnn.model.layers import Network
-from rawnn.opts.persistent_payoff import Estimate, Verdict, estimate_sharding
+from rawnn.opts.persistent_payoff import Estimate, Verdict, estimate_sharding, evaluate_payoff
 from rawnn.opts.registry import Machine
 from rawnn.plan.recipe import DataSpec, Recipe
 
@@ -33,13 +33,16 @@ def compare_more_bits(verdict: Verdict, network: Network, recipe: Recipe, data_s
                                        launch_us(other), sharding)
               for other in MORE_BITS.get(precision, ())}
     steps = recipe.updates(data_spec.examples) * recipe.epochs
-    if not verdict.taken and own.persistent < own.launches:
-        earned = [other for other, found in others.items() if steps >= found.steps_needed]
-        if earned and own.choice:
-            verdict = replace(verdict, taken=True, why=(
-                f"best takes persistent: {own.persistent:.1f} us a step are expected of it "
-                f"({own.choice.sharding}), {own.launches:.0f} of launches; {steps} steps earn its "
-                f"compilation in {earned[0] or 'float32'}, so that {precision} takes it, too"))
+    if not verdict.taken and own.choice and own.persistent < own.launches:
+        for other, found in others.items():
+            # A search in the other precision is slow, and finds nothing faster than this one's.
+            if steps >= replace(found, choice=own.choice).steps_needed and evaluate_payoff(
+                    network, recipe, data_spec, other, machine, launch_us(other)).taken:
+                verdict = replace(verdict, taken=True, why=(
+                    f"best takes persistent: {own.persistent:.1f} us a step are expected of it "
+                    f"({own.choice.sharding}), {own.launches:.0f} of launches; {steps} steps earn "
+                    f"its compilation in {other or 'float32'}, so that {precision} takes it, too"))
+                break
     return verdict, _faster(own, verdict.taken, precision, others, steps)
 
 

@@ -61,9 +61,9 @@ MEMBER_STEP = 350.0
 """Cycles of a step besides those that cost.py expects: examples are put in order in the kernel, and
 losses summed in each step (the same times)."""
 TILE_CYCLES = {0: 0.0, 1: 140.0, 2: 280.0}
-"""Cycles of a warp for the update of a tile, by the optimizer's state of a weight. cost.py leaves
-it out: there, many warps share the tiles. (The same times: with 1 to 16 warps, 20-64-64-3 takes
-1.5 to 9.5 us more than expected without.)"""
+"""Cycles of a warp for the update of a tile, by the optimizer's state of a weight, in place of the
+`update_state` of cost.py: where state lies counts here. (The same times: with 1 to 16 warps,
+20-64-64-3 takes 1.5 to 9.5 us more than expected without.)"""
 IN_REGISTERS, IN_GLOBAL_MEMORY = 0.7, 1.2
 """Factors of these cycles and instructions where state lies in registers (estimated), and in global
 memory."""
@@ -209,7 +209,8 @@ def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:
     once. A block that has a multiprocessor for itself takes its latency; several share what the
     multiprocessor issues, and hide each other's latency in part."""
     d, resident = layout.sharding, layout.sharding.blocks_per_multiprocessor
-    latency = cost.microseconds(d, chip.costs) + update_cycles(layout) / chip.costs.clock
+    costs = replace(chip.costs, update_state=0.0)
+    latency = cost.microseconds(d, costs) + update_cycles(layout) / costs.clock
     if d.tp_size > 1:
         return ceil(networks, max(chip.most_groups(d.tp_size), 1)) * latency
     issue = instructions(layout) / SCHEDULERS / chip.costs.clock

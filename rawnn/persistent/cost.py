@@ -12,7 +12,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.common.target import Target
 from rawnn.persistent.layout import Layout
 from rawnn.persistent.phases.gradient_all_reduce import summed_by_all, summed_in_shares
-from rawnn.persistent.phases.phase import Line, Phase
+from rawnn.persistent.phases.phase import BETWEEN, Line, Phase
 from rawnn.persistent.schedule import Schedule, backward, build, forward, loss, weight_gradient
 from rawnn.persistent.sharding import ALL_GATHERED, COLUMN_PARALLEL, ROW_PARALLEL, Sharding, up
 
@@ -26,6 +26,8 @@ class Costs:
         takes besides.
     gradient, published: the same factor of weight gradients with their update, and of those that
         are published for other groups.
+    update_state: the update of a tile by a warp, for each tensor of optimizer state, with one
+        group.
     overlapped: a factor of weight gradients above the first layer besides: warps that are done
         continue with the first layer's.
     exchange, second_exchange: an exchange through DSMEM, and one that follows a reduce-scatter.
@@ -41,10 +43,12 @@ class Costs:
         with exchanges via L2.
     summed_bytes, sharded_bytes: bytes of gradients in a cycle, if every group sums all of them, or
         its share.
-    bf16: a factor of these rates for gradients in bfloat16.
+    bf16_summed, bf16: factors of these two rates for gradients in bfloat16.
     state_bytes: bytes of gradients in a cycle whose optimizer state is updated.
     step, hidden_step: the begin and end of a step, and how much of it the all-reduce hides.
     global_state: a tile whose optimizer state lies in global memory.
+    fetch, fetch_bytes: from the start of the copies of the next input until it is there, and bytes
+        of it in a cycle. What runs meanwhile hides it.
     micro_batch: a factor of micro-batches in clusters, relative to batches of their size.
     overflow_check, group_overflow_check: agreeing on an fp16 step, in a block and between groups.
     rounding: stochastic rounding of a tile on one of four sub-cores, four random numbers a lane.
@@ -56,34 +60,38 @@ class Costs:
     results/forms.csv (docs/notes/persistent.md says how well).
     """
 
-    gemm: float = 1.46
-    gemm_begin: float = 15.9
-    gradient: float = 1.61
-    published: float = 1.39
-    overlapped: float = 1.46
-    exchange: float = 409.0
-    second_exchange: float = 940.0
-    exchange_bytes: float = 12.1
-    via_l2: float = 968.0
-    via_l2_block: float = 0.580
-    via_l2_bytes: float = 30.6
-    via_l2_sums: float = 8.46
+    gemm: float = 1.02
+    gemm_begin: float = 10.7
+    gradient: float = 1.93
+    published: float = 2.53
+    update_state: float = 87.3
+    overlapped: float = 1.25
+    exchange: float = 429.0
+    second_exchange: float = 955.0
+    exchange_bytes: float = 12.9
+    via_l2: float = 977.0
+    via_l2_block: float = 2.77
+    via_l2_bytes: float = 42.8
+    via_l2_sums: float = 9.33
     via_l2_rest: float = 0.997
-    via_l2_step: float = 51.7
-    softmax: float = 248.0
-    softmax_rows: float = 1.39
-    elementwise_round: float = 397.0
-    convert: float = 112.0
-    convert_round: float = 40.5
-    all_reduce: float = 1540.0
-    via_l2_all_reduce: float = 1820.0
-    summed_bytes: float = 39.4
-    sharded_bytes: float = 23.0
-    state_bytes: float = 96.2
-    bf16: float = 1.31
-    step: float = 45.6
-    hidden_step: float = 279.0
-    global_state: float = 57.3
+    via_l2_step: float = 15.4
+    softmax: float = 268.0
+    softmax_rows: float = 0.941
+    elementwise_round: float = 270.0
+    convert: float = 252.0
+    convert_round: float = 45.1
+    all_reduce: float = 1670.0
+    via_l2_all_reduce: float = 2200.0
+    summed_bytes: float = 54.1
+    sharded_bytes: float = 26.5
+    state_bytes: float = 55.5
+    bf16_summed: float = 0.762
+    bf16: float = 2.48
+    step: float = 92.3
+    hidden_step: float = 635.0
+    global_state: float = 21.3
+    fetch: float = 598.0
+    fetch_bytes: float = 16.0
     micro_batch: float = 1.30
     overflow_check: float = 900.0
     group_overflow_check: float = 1500.0
@@ -159,9 +167,16 @@ def table(schedule: Schedule, costs: Costs = FITTED) -> list[tuple[Phase, Line]]
     model = CostModel(d, costs)
     in_clusters = d.micro_batches > 1 and not d.via_l2
     repeated = d.micro_batches * (costs.micro_batch if in_clusters else 1.0)
-    return [(phase, Line(line.name, times * line.cycles))
-            for phases, times in ((schedule.micro_batch, repeated), (schedule.step, 1.0))
-            for phase in phases for line in phase.cost(model)]
+    found: list[tuple[Phase, Line]] = []
+    left = 0.0  # of the copies of the next input, that nothing has hidden yet
+    for phases, times in ((schedule.micro_batch, repeated), (schedule.step, 1.0)):
+        for phase in phases:
+            left = phase.fetching(model) or left
+            for line in phase.cost(model):
+                waited = max(left, 0.0) if line.name == BETWEEN else 0.0
+                left -= line.cycles
+                found.append((phase, Line(line.name, times * (line.cycles + waited))))
+    return found
 
 
 def phases(d: Sharding, costs: Costs = FITTED) -> list[Line]:

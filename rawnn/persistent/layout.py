@@ -25,7 +25,7 @@ from rawnn.persistent.sharding import (
     pitch,
     up,
 )
-from rawnn.persistent.tiles import Tiling, global_state_tiling, tiling
+from rawnn.persistent.tiles import Tiling, global_state_tiling, update_tiling
 
 STATE = "state of the optimizer"
 
@@ -321,8 +321,7 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: Memor
         elif tilings:
             update = tilings[layer]
         elif state is not None:
-            update = tiling(rows, part.across, d.columns // 8, d.warps, p.numbers, may_split=False,
-                            most_tiles=1 if states > 1 else 8)
+            update = update_tiling(rows, part.across, d.columns // 8, d.warps, p.numbers, states)
         else:
             update = global_state_tiling(rows, part.across, d.warps)
         found[layer] = replace(part, state=state, update=update, in_registers=layer in held,

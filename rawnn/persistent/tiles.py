@@ -102,6 +102,14 @@ def _tiling(costs: GemmCosts, rows: int, columns: int, steps: int, warps: int, d
     return Tiling(down, across, split, tasks, cycles)
 
 
+def update_tiling(rows: int, columns: int, steps: int, warps: int, numbers: str,
+                  states: int) -> Tiling:
+    """The same for gradients that are updated where they are summed, with so many tensors of
+    optimizer state in shared memory: with two, a task has one tile."""
+    return tiling(rows, columns, steps, warps, numbers, may_split=False,
+                  most_tiles=1 if states > 1 else 8)
+
+
 def global_state_tiling(rows: int, columns: int, warps: int) -> Tiling:
     """The same for gradients whose optimizer state is loaded from L2 ahead of the GEMM: with more
     tiles a task, more loads are in flight."""

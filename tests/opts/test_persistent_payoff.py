@@ -118,16 +118,37 @@ def test_persistent_takes_about_what_is_expected_of_it() -> None:
 
 def test_the_form_that_is_chosen_is_near_the_fastest_that_was_timed() -> None:
     """Of the forms of one step, the one of which least is expected took 2 % longer than the fastest
-    in the mean, 14 % at most."""
+    in the mean, 20 % at most (48-64-752 at batch 512 in bf16)."""
     forms: dict[Problem, list[Measured]] = {}
     for m in timed():
         forms.setdefault(m.choice.sharding.problem, []).append(m)
     several = [each for each in forms.values() if len(each) >= 3]
     longer = [min(each, key=lambda m: expected(m.choice, cost.FITTED)).us / min(m.us for m in each)
               for each in several]
-    assert len(longer) >= 40
-    assert statistics.geometric_mean(longer) < 1.04, sorted(longer)
-    assert max(longer) < 1.2, sorted(longer)
+    assert len(longer) >= 120
+    assert statistics.geometric_mean(longer) < 1.03, sorted(longer)
+    assert max(longer) < 1.25, sorted(longer)
+
+
+STATE = [("304-272-9", 16), ("299-312-6", 31), ("129-774-23", 7)]
+ONE_GROUP = [("800-512-144", 16), ("67-402-306", 11)]
+
+
+@pytest.mark.parametrize(("layers", "batch"), [*STATE, *ONE_GROUP])
+def test_fewer_bits_take_a_form_that_is_no_slower(layers: str, batch: int) -> None:
+    """In fewer bits, GEMMs take less of a step, and what else it does counts more: the update of
+    optimizer state, the input of the next step. These networks were slower in fewer bits, with the
+    form that was chosen for them."""
+    least: dict[str, Measured] = {}
+    for m in timed():
+        d = m.choice.sharding
+        if "-".join(map(str, d.problem.layers)) == layers and d.problem.batch == batch:
+            numbers = d.problem.numbers
+            if numbers not in least or expected(m.choice, cost.FITTED) < expected(
+                    least[numbers].choice, cost.FITTED):
+                least[numbers] = m
+    us = [least[numbers].us for numbers in ("float32", "tf32", "bfloat16")]
+    assert us[0] > us[1] > us[2], us
 
 
 def asked(layers: tuple[int, ...], batch: int, loss: str, optimizer: str) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from rawnn.persistent.phases.epilogue import LOSS
 from rawnn.persistent.phases.exchange import REDUCE_SCATTER, Exchange
 from rawnn.persistent.phases.gemm import GRADIENT, Gemm
 from rawnn.persistent.phases.gradient_all_reduce import GradientAllReduce
-from rawnn.persistent.phases.input import ConvertInput, WaitForInput
+from rawnn.persistent.phases.input import ConvertInput, Prefetch, WaitForInput
 from rawnn.persistent.phases.overflow import OVERFLOW, AgreeOnStep
-from rawnn.persistent.phases.phase import Phase
+from rawnn.persistent.phases.phase import BETWEEN, Phase
 from rawnn.persistent.phases.softmax import STATISTICS, Softmax
 from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import REPLICATED, Sharding
@@ -50,6 +50,8 @@ ADDS: dict[str, Adds] = {
     "gemm_begin": lambda d, phase: isinstance(phase, Gemm) and not is_gradient(phase),
     "gradient": lambda d, phase: is_gradient(phase) and d.dp_size == 1,
     "published": lambda d, phase: is_gradient(phase) and d.dp_size > 1,
+    "update_state": lambda d, phase: is_gradient(phase) and d.dp_size == 1
+    and bool(d.problem.states),
     "overlapped": lambda d, phase: isinstance(phase, Gemm) and is_gradient(phase)
     and phase.layer > 0 and not phase.conditional,
     "exchange": of_exchange(lambda d, e: not d.via_l2 and not e.second),
@@ -71,7 +73,8 @@ ADDS: dict[str, Adds] = {
     "via_l2_all_reduce": of_all_reduce(lambda d, a: exchanges_via_l2(d)),
     "summed_bytes": of_all_reduce(lambda d, a: not a.sharded),
     "sharded_bytes": of_all_reduce(lambda d, a: a.sharded),
-    "bf16": of_all_reduce(lambda d, a: d.publishes_bf16),
+    "bf16_summed": of_all_reduce(lambda d, a: d.publishes_bf16 and not a.sharded),
+    "bf16": of_all_reduce(lambda d, a: d.publishes_bf16 and a.sharded),
     "state_bytes": of_all_reduce(lambda d, a: bool(d.problem.states)),
     "step": lambda d, phase: isinstance(phase, WaitForInput),
     "hidden_step": lambda d, phase: isinstance(phase, WaitForInput) and d.dp_size > 1
@@ -80,10 +83,11 @@ ADDS: dict[str, Adds] = {
     "overflow_check": lambda d, phase: isinstance(phase, AgreeOnStep),
     "group_overflow_check": lambda d, phase: isinstance(phase, AgreeOnStep) and d.dp_size > 1,
 }
-ELSEWHERE = {"via_l2_rest", "global_state", "micro_batch", "launch", "launch_bytes", "clock"}
-"""Constants of what is no phase of the table, or of all of them."""
-LESS = ("exchange_bytes", "via_l2_bytes", "via_l2_sums", "summed_bytes", "sharded_bytes", "bf16",
-        "state_bytes", "hidden_step")
+ELSEWHERE = {"via_l2_rest", "global_state", "fetch", "fetch_bytes", "micro_batch", "launch",
+             "launch_bytes", "clock"}
+"""Constants of what is no phase of the table, or of all of them, or of some together."""
+LESS = ("exchange_bytes", "via_l2_bytes", "via_l2_sums", "summed_bytes", "sharded_bytes",
+        "bf16_summed", "bf16", "state_bytes", "hidden_step")
 """Rates, and what an all-reduce hides: the greater, the fewer cycles."""
 
 
@@ -102,7 +106,7 @@ def test_every_constant_has_its_phases() -> None:
 def test_a_constant_adds_to_its_phases_alone(constant: str) -> None:
     greater = replace(FITTED, **{constant: 2 * getattr(FITTED, constant)})
     seen = set()
-    for seed in range(40):
+    for seed in (*range(40), 72):  # 72: shares of gradients in bfloat16
         d = sampled(seed)
         before, after = cycles_of(d, FITTED), cycles_of(d, greater)
         for phase, cycles in before.items():
@@ -126,7 +130,8 @@ def bytes_of(d: Sharding, phase: Phase, constant: str) -> float:
     if constant == "state_bytes":
         return 4 * parameters * len(d.problem.states) / (d.dp_size if phase.sharded else 1)
     published = parameters * (2 if d.publishes_bf16 else 4)
-    whole = published / FITTED.bf16 if d.publishes_bf16 else published
+    factor = FITTED.bf16 if phase.sharded else FITTED.bf16_summed
+    whole = published / factor if d.publishes_bf16 else published
     return whole if phase.sharded else whole * d.dp_size
 
 
@@ -228,3 +233,24 @@ def test_another_gpu_has_its_own_constants_or_its_own_clock(fitted: dict[str, fl
         {"clock": FITTED.clock / 2}
     assert costs_of(target) == replace(FITTED, **expected)
     assert costs_of(replace(target, clock=0.0, costs={})) == FITTED
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_step_waits_for_what_does_not_hide_the_next_input(seed: int) -> None:
+    """It takes `fetch` cycles, and one for each byte, from the prefetch on."""
+    d = sampled(seed)
+    schedule = build(d)
+    fast = replace(FITTED, fetch=1e-9, fetch_bytes=1e18)
+    slow = replace(FITTED, fetch=1e5, fetch_bytes=1.0)
+    size = 2 if d.problem.rounded else d.problem.input_size
+    nbytes = d.micro_batch * d.ins(0) * size
+    program = [*schedule.micro_batch, *schedule.step]
+    behind = {*program[next(i for i, p in enumerate(program) if isinstance(p, Prefetch)):]}
+    hidden = sum(line.cycles for phase, line in table(schedule, fast)
+                 if phase in behind and not isinstance(phase, WaitForInput))
+    waited = {line.name: after.cycles - line.cycles for (_, line), (_, after) in
+              zip(table(schedule, fast), table(schedule, slow), strict=True)
+              if after.cycles != line.cycles}
+    assert [*waited] == [BETWEEN]
+    if d.micro_batches == 1:
+        assert waited[BETWEEN] == pytest.approx(1e5 + nbytes - hidden)

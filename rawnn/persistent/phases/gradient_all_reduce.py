@@ -186,19 +186,15 @@ def parameters(d: Sharding) -> set[str]:
 def summed_by_all(model: CostModel, tiles: int) -> float:
     """What every group takes to sum and update so many tiles, besides the latency."""
     nbytes = tiles * TILE * model.d.published_bytes
-    return model.d.dp_size * nbytes / model.costs.summed_bytes / _dtype_factor(model) \
-        + _state(model, nbytes)
+    factor = model.costs.bf16_summed if model.d.publishes_bf16 else 1.0
+    return model.d.dp_size * nbytes / model.costs.summed_bytes / factor + _state(model, nbytes)
 
 
 def summed_in_shares(model: CostModel, tiles: int) -> float:
     """The same for a group that updates its share, and takes in the others' changes."""
     nbytes = tiles * TILE * model.d.published_bytes
-    return nbytes / model.costs.sharded_bytes / _dtype_factor(model) \
-        + _state(model, nbytes / model.d.dp_size)
-
-
-def _dtype_factor(model: CostModel) -> float:
-    return model.costs.bf16 if model.d.publishes_bf16 else 1.0
+    factor = model.costs.bf16 if model.d.publishes_bf16 else 1.0
+    return nbytes / model.costs.sharded_bytes / factor + _state(model, nbytes / model.d.dp_size)
 
 
 def _state(model: CostModel, nbytes: float) -> float:

@@ -100,6 +100,11 @@ class Prefetch(Phase):
     def stamps(self, d: Sharding) -> Sequence[str]:
         return ("fetch",)
 
+    def fetching(self, model: CostModel) -> float:
+        size = 2 if model.p.rounded else model.p.input_size
+        nbytes = model.d.micro_batch * model.d.ins(0) * size
+        return model.costs.fetch + nbytes / model.costs.fetch_bytes
+
     def emit(self, k: Kernel) -> None:
         w, t = k.w, k.counter
         if self.first_thread:  # it stands ahead of the first GEMM

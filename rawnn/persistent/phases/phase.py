@@ -96,6 +96,11 @@ class Phase:
         """The lines of the cost table that it adds to; none if it costs nothing."""
         yield from ()
 
+    def fetching(self, model: CostModel) -> float:
+        """Cycles until the copies of the next input that it starts have ended, which phases behind
+        it hide; 0 if it starts none."""
+        return 0.0
+
     # -- text --------------------------------------------------------------------------------------
     def begin_launch(self, k: Kernel) -> None:
         """Emits what stands ahead of all steps of a launch."""

@@ -12,6 +12,7 @@ from rawnn.persistent.phases.gemm import Gemm
 from rawnn.persistent.phases.gradient_all_reduce import ALL
 from rawnn.persistent.phases.phase import Line
 from rawnn.persistent.sharding import TILE, Sharding, ceil
+from rawnn.persistent.tiles import update_tiling
 from rawnn.persistent.writer import literal
 
 if TYPE_CHECKING:
@@ -47,10 +48,16 @@ class WeightGradient(Gemm):
         return (first + tiles.tasks + sums) % d.warps
 
     def cost(self, model: CostModel) -> Iterator[Line]:
-        d, costs = model.d, model.costs
-        factor = costs.gradient if d.dp_size == 1 else costs.published
-        factor *= 1.0 if self.layer == 0 or self.conditional else costs.overlapped
-        yield Line(self.name, model.rest * self.tiling(d).cycles * factor)
+        d, costs, states = model.d, model.costs, len(model.p.states)
+        if d.dp_size == 1:
+            found = update_tiling(ceil(self.m, 16), ceil(self.n, 8), ceil(self.k, 8), d.warps,
+                                  model.p.numbers, states)
+            tiles = ceil(found.tasks, d.warps) * found.down * found.across
+            cycles = found.cycles * costs.gradient + tiles * states * costs.update_state
+        else:
+            cycles = self.tiling(d).cycles * costs.published
+        factor = 1.0 if self.layer == 0 or self.conditional else costs.overlapped
+        yield Line(self.name, model.rest * cycles * factor)
         if model.p.streams:  # stochastic rounding of the updated weights
             tiles = ceil(ceil(self.m, 16) * ceil(self.n, 8), d.dp_size)
             yield Line(f"rounding {self.layer + 1}",
