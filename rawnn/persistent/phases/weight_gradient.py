@@ -50,8 +50,10 @@ class WeightGradient(Gemm):
     def cost(self, model: CostModel) -> Iterator[Line]:
         d, costs, states = model.d, model.costs, len(model.p.states)
         if d.dp_size == 1:
-            found = update_tiling(ceil(self.m, 16), ceil(self.n, 8), ceil(self.k, 8), d.warps,
-                                  model.p.numbers, states)
+            # choose_members.py was fitted to the tiling of the schedule.
+            found = self.tiling(d) if d.members or d.holds_tiles else update_tiling(
+                ceil(self.m, 16), ceil(self.n, 8), ceil(self.k, 8), d.warps, model.p.numbers,
+                states)
             tiles = ceil(found.tasks, d.warps) * found.down * found.across
             cycles = found.cycles * costs.gradient + tiles * states * costs.update_state
         else:
