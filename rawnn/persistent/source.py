@@ -293,18 +293,19 @@ class KernelEmitter:
             last += f", {self.store_share(layer, own=share)}"
             if self.p.bias and self.d.layer_kinds[layer] == ROW_PARALLEL:  # all blocks have it
                 of_bias = [f"rank == 0 ? {b} : nullptr" for b in of_bias]
+        if not states:
+            return
         is_state_global, shares = literal(near is None), self.d.dp_size if share else 1
-        if self.is_long and states:
+        tensors = ", ".join(f"{{{', '.join(column)}}}" for column in (
+            [f"w{n}_{s}" for s in states], [f"ldw{n}_{s}" for s in states], of_bias))
+        if self.is_long:
             at = f"{place}, 0" if near is None else f"nullptr, {near + ahead}"
-            tensors = ", ".join(f"{{{', '.join(column)}}}" for column in (
-                [f"w{n}_{s}" for s in states], [f"ldw{n}_{s}" for s in states], of_bias))
             self.w(f"{way}_state<Shape, {is_state_global}, {shares}, {len(states)}>({at}, {where}, "
                    f"{{{tensors}}}, {last});")
             return
         kinds = f"{is_state_global}, {len(states)}" if way == "load" else str(len(states))
-        for number, state in enumerate(states):
-            self.w(f"{way}_states<Shape, {kinds}, {shares}>({place}, {where}, {number}, "
-                   f"w{n}_{state}, ldw{n}_{state}, {of_bias[number]}, {last});")
+        self.w(f"{way}_states<Shape, {kinds}, {shares}>({place}, {where}, 0, "
+               f"StateTensors<{len(states)}>{{{tensors}}}, {last});")
 
     def store_share(self, layer: int, own: bool = False) -> str:
         """C++: which part of a layer this block stores. Blocks that have the same values share the

@@ -83,8 +83,12 @@ class GradientAllReduce(Phase):
                                           f"{part.tiles}>(tile - {part.base}, {part.weights}u, "
                                           f"{part.bias}u)")
         w("};")
-        w(f"for (int i = thread; i < {found.tiles}; i += {k.d.threads}) "
-          "places[i] = place_of_tile(i);")
+        if found.tiles <= k.d.threads:
+            w(f"if (thread < {found.tiles}) places[thread] = place_of_tile(thread);")
+        else:
+            w("#pragma unroll 1")
+            w(f"for (int i = thread; i < {found.tiles}; i += {k.d.threads}) "
+              "places[i] = place_of_tile(i);")
 
     def begin_step(self, k: Kernel) -> None:
         """The number of the step since the workspaces were made, and the flag bit of what groups

@@ -40,10 +40,12 @@ __device__ __forceinline__ void fetch_order(int* to, const int* __restrict__ ord
 template <typename SHAPE>
 __device__ __forceinline__ void first_orders(int* to, const int* __restrict__ order, long long first,
                                              int count, long long second, int second_count) {
+#pragma unroll 1
   for (int i = thread_index(); i < SHAPE::kColumns; i += SHAPE::kThreads) {
     const int a = i < count ? order[first + i] : 0;
     const int b = i < second_count ? order[second + i] : 0;
     to[i] = a, to[SHAPE::kColumns + i] = b;
+    if constexpr (SHAPE::kColumns <= SHAPE::kThreads) break;
   }
 }
 

@@ -95,16 +95,23 @@ __device__ __forceinline__ void store_weights_as(T* __restrict__ w, int ld, cons
   });
 }
 
+// Some of the STATES tensors of a layer's optimizer state: of its weights, and of its biases.
+template <int COUNT>
+struct StateTensors {
+  float* w[COUNT];
+  int ld[COUNT];
+  float* b[COUNT];
+};
+
 // Calls a body for a lane's part of each of a layer's `tiles` of optimizer state: `of_weights` tiles of
 // weights, `across` side by side, then tiles of biases. If SHARES groups share the updates, a group holds
 // every SHARES-th tile, those whose number, counted from `base`, is `share` modulo SHARES. `stores` says which
-// of them this block handles. The body gets the place of the lane's first float, whether the tile is of
-// biases, the index of the first element in the tensor, and the distance of each of the four from it, -1 for
+// of them this block handles. The body gets the place of the lane's first float of the first state, whether the
+// tile is of biases, the lane's first output and input in the shard, and which of its four elements are no
 // padding.
 template <typename SHAPE, int STATES, int SHARES, typename F>
 __device__ __forceinline__ void for_states(int across, int of_weights, int tiles, int base,
-                                           int share, int state, int ld, Shard shard, StoreShare stores,
-                                           F body) {
+                                           int share, Shard shard, StoreShare stores, F body) {
   constexpr int warps = SHAPE::kThreads / 32;
   const int lane = lane_index();
   const int skipped = ((share - base) % SHARES + SHARES) % SHARES;
@@ -115,64 +122,84 @@ __device__ __forceinline__ void for_states(int across, int of_weights, int tiles
     const int in = of_bias ? 0 : tile / across * 16 + lane / 4;
     const int out = of_bias ? (tile - of_weights) * kTileFloats + lane * 4
                             : tile % across * 8 + lane % 4 * 2;
-    const long long first =
-        of_bias ? shard.out + out : static_cast<long long>(shard.out + out) * ld + shard.in + in;
-    int behind[4];
+    bool there[4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       // A block without inputs of its own has all biases, too.
-      const bool there = of_bias ? out + q < shard.outs
-                                 : out + q % 2 < shard.outs && in + q / 2 * 8 < shard.ins;
-      behind[q] = !there ? -1 : of_bias ? q : q % 2 * ld + q / 2 * 8;
+      there[q] = of_bias ? out + q < shard.outs
+                         : out + q % 2 < shard.outs && in + q / 2 * 8 < shard.ins;
     }
     const int slot = SHARES > 1 ? (base + tile) / SHARES : tile;
-    body((slot * STATES + state) * kTileFloats + lane * 4, of_bias, first, behind);
+    body(slot * STATES * kTileFloats + lane * 4, of_bias, out, in, there);
   }
 }
 
-// Loads state into shared memory by asynchronous copies; padding is zero already. Or copies it to a workspace
-// in global memory (GLOBAL), padding included.
-template <typename SHAPE, bool GLOBAL, int STATES, int SHARES>
-__device__ __forceinline__ void load_states(float* kept, int across, int of_weights, int tiles,
-                                            int base, int share, int state,
-                                            const float* __restrict__ w, int ld,
-                                            const float* __restrict__ bias, Shard shard) {
+// Where a lane's first element of a tile of state lies in its tensor, null if the tensor is, and the distances
+// of the other three: of the second, and of the third.
+struct StateElements {
+  float* first;
+  int second, third;
+
+  template <int COUNT>
+  __device__ __forceinline__ StateElements(const StateTensors<COUNT>& state, int i, bool of_bias, int out,
+                                           int in, Shard shard)
+      : first(of_bias ? state.b[i] : state.w[i]), second(of_bias ? 1 : state.ld[i]), third(of_bias ? 2 : 8) {
+    const long long row = shard.out + out;
+    if (first != nullptr) first += of_bias ? row : row * state.ld[i] + shard.in + in;
+  }
+  __device__ __forceinline__ float* at(int q) const { return first + q % 2 * second + q / 2 * third; }
+};
+
+// Loads COUNT states, of which the first is number `number`, into shared memory by asynchronous copies; padding
+// is zero already. Or copies them to a workspace in global memory (GLOBAL), padding included.
+template <typename SHAPE, bool GLOBAL, int STATES, int SHARES, int COUNT>
+__device__ __forceinline__ void load_states(float* kept, int across, int of_weights, int tiles, int base,
+                                            int share, int number, const StateTensors<COUNT>& state,
+                                            Shard shard) {
   for_states<SHAPE, STATES, SHARES>(
-      across, of_weights, tiles, base, share, state, ld, shard, kStoresAll,
-      [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
-        const float* const from = (of_bias ? bias : w) + first;
-        float values[4];
+      across, of_weights, tiles, base, share, shard, kStoresAll,
+      [&](int place, bool of_bias, int out, int in, const bool (&there)[4]) {
+        float values[COUNT][4];
 #pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          if constexpr (GLOBAL) {
-            values[q] = behind[q] < 0 ? 0.0f : from[behind[q]];
-          } else if (behind[q] >= 0) {
-            ptx::copy_async<4>(ptx::shared_address(kept + place + q), from + behind[q]);
+        for (int i = 0; i < COUNT; ++i) {
+          const StateElements from(state, i, of_bias, out, in, shard);
+          float* const to = kept + place + (number + i) * kTileFloats;
+#pragma unroll
+          for (int q = 0; q < 4; ++q) {
+            if constexpr (GLOBAL) {
+              values[i][q] = there[q] ? *from.at(q) : 0.0f;
+            } else if (there[q]) {
+              ptx::copy_async<4>(ptx::shared_address(to + q), from.at(q));
+            }
           }
         }
         if constexpr (GLOBAL) {
-          *reinterpret_cast<float4*>(kept + place) =
-              make_float4(values[0], values[1], values[2], values[3]);
+#pragma unroll
+          for (int i = 0; i < COUNT; ++i) {
+            *reinterpret_cast<float4*>(kept + place + (number + i) * kTileFloats) =
+                make_float4(values[i][0], values[i][1], values[i][2], values[i][3]);
+          }
         }
       });
 }
 
-// Stores state. If `bias` is null, another block stores the state of the biases.
-template <typename SHAPE, int STATES, int SHARES>
-__device__ __forceinline__ void store_states(const float* kept, int across, int of_weights,
-                                             int tiles, int base, int share, int state,
-                                             float* __restrict__ w, int ld,
-                                             float* __restrict__ bias, Shard shard,
-                                             StoreShare stores) {
+// Stores states. Where the tensor of the biases' is null, another block stores it.
+template <typename SHAPE, int STATES, int SHARES, int COUNT>
+__device__ __forceinline__ void store_states(const float* kept, int across, int of_weights, int tiles, int base,
+                                             int share, int number, const StateTensors<COUNT>& state,
+                                             Shard shard, StoreShare stores) {
   for_states<SHAPE, STATES, SHARES>(
-      across, of_weights, tiles, base, share, state, ld, shard, stores,
-      [=](int place, bool of_bias, long long first, const int (&behind)[4]) {
-        float* const to = of_bias ? bias : w;
-        float values[4];
-        spread(values, *reinterpret_cast<const float4*>(kept + place));
+      across, of_weights, tiles, base, share, shard, stores,
+      [&](int place, bool of_bias, int out, int in, const bool (&there)[4]) {
 #pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          if (behind[q] >= 0 && to != nullptr) to[first + behind[q]] = values[q];
+        for (int i = 0; i < COUNT; ++i) {
+          const StateElements to(state, i, of_bias, out, in, shard);
+          float values[4];
+          spread(values, *reinterpret_cast<const float4*>(kept + place + (number + i) * kTileFloats));
+#pragma unroll
+          for (int q = 0; q < 4; ++q) {
+            if (there[q] && to.first != nullptr) *to.at(q) = values[q];
+          }
         }
       });
 }
@@ -196,33 +223,17 @@ __device__ __noinline__ void store_layer(T* __restrict__ w, int ld, int image, i
   if (b != nullptr) store_biases<SHAPE>(b, ptx::dynamic_shared<float>() + biases, shard, bias_stores);
 }
 
-// The STATES tensors of a layer's optimizer state: of its weights, and of its biases.
-template <int STATES>
-struct StateTensors {
-  float* w[STATES];
-  int ld[STATES];
-  float* b[STATES];
-};
-
 template <typename SHAPE, bool GLOBAL, int SHARES, int STATES>
 __device__ __noinline__ void load_state(float* global, int local, int across, int of_weights, int tiles,
                                         int base, int share, StateTensors<STATES> state, Shard shard) {
-#pragma unroll
-  for (int i = 0; i < STATES; ++i) {
-    load_states<SHAPE, GLOBAL, STATES, SHARES>(GLOBAL ? global : ptx::dynamic_shared<float>() + local, across,
-                                               of_weights, tiles, base, share, i, state.w[i], state.ld[i],
-                                               state.b[i], shard);
-  }
+  load_states<SHAPE, GLOBAL, STATES, SHARES>(GLOBAL ? global : ptx::dynamic_shared<float>() + local, across,
+                                             of_weights, tiles, base, share, 0, state, shard);
 }
 
 template <typename SHAPE, bool GLOBAL, int SHARES, int STATES>
 __device__ __noinline__ void store_state(float* global, int local, int across, int of_weights, int tiles,
                                          int base, int share, StateTensors<STATES> state, Shard shard,
                                          StoreShare stores) {
-#pragma unroll
-  for (int i = 0; i < STATES; ++i) {
-    store_states<SHAPE, STATES, SHARES>(GLOBAL ? global : ptx::dynamic_shared<float>() + local, across,
-                                        of_weights, tiles, base, share, i, state.w[i], state.ld[i],
-                                        state.b[i], shard, stores);
-  }
+  store_states<SHAPE, STATES, SHARES>(GLOBAL ? global : ptx::dynamic_shared<float>() + local, across, of_weights,
+                                      tiles, base, share, 0, state, shard, stores);
 }
