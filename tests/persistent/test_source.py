@@ -13,9 +13,11 @@ from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.compiling.signature import parse_kernels
 from rawnn.cuda.nvrtc import Nvrtc
 from rawnn.model.layers import Network
+from rawnn.model.optimizers import Optimizer
 from rawnn.opts.persistent import rewrite
 from rawnn.persistent.choose import choose
 from rawnn.persistent.layout import layout_of
+from rawnn.persistent.sharding import Sharding
 from rawnn.persistent.source import source
 from rawnn.plan.op import Op
 from rawnn.ptx.kernels import kernel_for
@@ -77,6 +79,36 @@ def test_each_layer_of_a_long_kernel_is_loaded_and_stored_in_one_call() -> None:
     for what in ("load_layer<", "load_state<", "store_layer<", "store_state<"):
         assert text.count(what) == 3, what
     assert "_biases<" not in text
+
+
+def test_all_states_of_a_layer_of_a_short_kernel_are_moved_in_one_pass() -> None:
+    chosen = choose(problem((40, 17, 10), optimizer=Optimizer("adam", 1e-3)), HOPPER, 1, 1)
+    text = source(chosen.layout, "train_steps")
+    for what in ("load_states<", "store_states<"):
+        assert text.count(what) == 2, what
+    assert text.count("{w1_m, w1_v}, {ldw1_m, ldw1_v}, {b1_m, b1_v}") == 2
+
+
+def test_the_epilogue_of_bias_sums_is_there_once_a_gradient(nvrtc: Nvrtc) -> None:
+    """Its shuffles are two. The task of a sum has four tiles here, and nothing else of the kernel
+    shuffles so."""
+    chosen = choose(problem((32, 128, 64), batch=96, network={"loss": "mse"}), HOPPER, 1, 3)
+    text = source(chosen.layout, "train_steps")
+    assert text.count("1, 1, 4, 40, 40, true, float, float>::run") == 2, "four tiles a task"
+    found = compile_source(nvrtc, text, name="train_steps.cu", arch="compute_90",
+                           expressions=("train_steps",), options=QUICK)
+    assert found.cubin.count(b"shfl.sync.bfly") == 2 * 2
+
+
+@pytest.mark.parametrize(("threads", "loops"), [(256, False), (128, True)])
+def test_the_table_of_tiles_is_filled_by_a_loop_where_threads_are_fewer(threads: int,
+                                                                        loops: bool) -> None:
+    d = Sharding(problem((32, 128, 112), network={"loss": "mse"}), 1, 3, threads, "FFF")
+    layout = layout_of(d, HOPPER.shared)
+    assert 128 < layout.tiles <= 256
+    text = source(layout, "train_steps")
+    assert (f"i < {layout.tiles}; i += {threads}" in text) == loops
+    assert (f"if (thread < {layout.tiles}) places[thread] =" in text) != loops
 
 
 def op_of(name: str) -> Op:
