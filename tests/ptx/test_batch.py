@@ -69,6 +69,22 @@ def test_the_largest_source_is_begun_first() -> None:
     assert [job.file for job, _ in found] == [job.file for job in jobs]
 
 
+def test_a_kernel_written_for_a_network_is_begun_first_however_short_it_is() -> None:
+    begun: list[str] = []
+
+    def slow(job: Job) -> Compiled:
+        begun.append(job.file)
+        return compiled(job)
+
+    instance = CudaText("x" * 20)  # the text of an instance of a file, with what it needs
+    jobs = [Job("losses/loss.cu", ("accuracy",)), Job("losses/softmax.cu", ("s",), code=instance),
+            Job("train_steps_0.cu", ("train_steps_0",), code=CudaText("x" * 10))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 1)
+        list(Batch(jobs, slow, parallel=True))
+    assert begun == ["train_steps_0.cu", "losses/loss.cu", "losses/softmax.cu"]
+
+
 def test_a_kernel_that_does_not_compile_raises_where_it_is_asked_for() -> None:
     def broken(job: Job) -> Compiled:
         if job.expressions == ("y",):

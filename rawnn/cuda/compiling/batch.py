@@ -2,9 +2,10 @@
 
 NVRTC releases Python's lock while it compiles and may be called from several threads, so that a
 first run takes as long as its slowest kernel instead of all of them (784-10 with
-graphs,cublas,cudnn: 1.9 s one after another). The largest source starts first. NVRTC reads one
-source at a time, and what it does in parallel afterwards takes longest for that one (loss.cu: four
-times the median).
+graphs,cublas,cudnn: 1.9 s one after another). What takes longest starts first: a kernel written for
+a network, however short its text, which calls templates once for each layer; then the largest
+source. NVRTC reads one source at a time, and what it does in parallel afterwards takes longest for
+that one (loss.cu: four times the median).
 """
 
 from __future__ import annotations
@@ -60,16 +61,17 @@ class Batch:
             workers = min(len(self._jobs), os.cpu_count() or 1)
             self._pool = ThreadPoolExecutor(workers, "rawnn compiler")
             begun = {place: self._pool.submit(compiled, self._jobs[place])
-                     for place in sorted(range(len(self._jobs)), key=self._size, reverse=True)}
+                     for place in sorted(range(len(self._jobs)), key=self._length, reverse=True)}
             self._futures = [begun[place] for place in range(len(self._jobs))]
 
-    def _size(self, place: int) -> int:
-        """Length of a job's source in characters."""
+    def _length(self, place: int) -> tuple[bool, int]:
+        """What jobs are ordered by: whether the source is no file of rawnn's, and its length."""
         job = self._jobs[place]
-        if job.code is not None:
-            return len(job.code.text)
         file = SOURCES / job.file
-        return file.stat().st_size if file.is_file() else 0
+        is_file = file.is_file()
+        if job.code is not None:
+            return not is_file, len(job.code.text)
+        return not is_file, file.stat().st_size if is_file else 0
 
     def __iter__(self) -> Iterator[tuple[Job, Compiled]]:
         for place, job in enumerate(self._jobs):
