@@ -3,7 +3,8 @@ elsewhere. Needs NVRTC but no GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,7 @@ from rawnn.ptx.gemm.mma import (
     choose_wgmma_scaled,
     choose_wgmma_tf32,
     scaled_is_faster,
+    streams_weights,
     wgmma_is_faster,
 )
 from rawnn.ptx.gemm.tile_cost import shared
@@ -247,13 +249,62 @@ def test_long_sums_of_few_tiles_are_cut_where_blocks_form_clusters() -> None:
 
 def test_tiles_of_float32_by_wgmma_are_128_rows_of_one_operand() -> None:
     for layout in ("nt", "nn", "tn"):
-        for times in (1, 3):
-            found = choose_wgmma_tf32(GemmShape(layout, 2048, 1024, 512, 4, times), known((9, 0)))
+        for m, times in itertools.product((2048, 4096), (1, 3)):
+            found = choose_wgmma_tf32(GemmShape(layout, m, 1024, 512, 4, times), known((9, 0)))
+            other = found.bm if layout == "nn" else found.bn
             assert (found.bn if layout == "nn" else found.bm) == 128
-            assert {found.bm, found.bn} <= {64, 128}
-            assert times == 1 or found.bm * found.bn == 64 * 128
-            assert found.stages * (found.bm + found.bn) * 128 + 512 * min(found.bm, found.bn) \
-                <= 227 << 10
+            assert other in (64, 128, 256)
+            assert times == 1 or other == 64
+            prepared = 0 if times == 1 and layout != "tn" else 2 * other * (2 if times == 3 else 1)
+            operands = 128 * (found.stages * (128 + other) + prepared)
+            room = (227 << 10) // (2 if other == 64 else 1) - 1024
+            assert max(operands, with_partial_sums(found.scalars(), 0)) <= room
+
+
+def test_tf32_has_the_widest_tile_where_it_leaves_no_multiprocessor_idle() -> None:
+    """On an H200, 784-1024-1024-1024-10 at batch 4096: 256 tiles of 128 x 128 are two rounds of
+    132 blocks, 128 of 128 x 256 are one."""
+    target = known((9, 0))
+    for layout, sizes in (("nt", (128, 256)), ("nn", (256, 128))):
+        wide = choose_wgmma_tf32(GemmShape(layout, 4096, 1024, 1024, 4), target)
+        assert (wide.bm, wide.bn, wide.stages, wide.cluster) == (*sizes, 4, 1)
+        few = choose_wgmma_tf32(GemmShape(layout, 4096, 512, 1024, 4), target)
+        assert (few.bm, few.bn, few.stages) == (128, 128, 4)
+        short = choose_wgmma_tf32(GemmShape(layout, 4096, 1024, 128, 4), target)
+        assert max(short.bm, short.bn) == 128
+    update = choose_wgmma_tf32(GemmShape("tn", 1024, 1024, 4096, 4), target)
+    assert (update.bm, update.bn, update.stages, update.cluster) == (128, 128, 4, 2)
+    ragged = choose_wgmma_tf32(GemmShape("tn", 1024, 784, 4096, 4), target)
+    assert (ragged.bm, ragged.bn, ragged.cluster) == (128, 64, 2)
+
+
+@pytest.mark.parametrize(("chosen", "size", "times"), [
+    (choose, 2, 1), (choose, 4, 1), (choose, 4, 3), (choose_wgmma, 2, 1),
+    (choose_wgmma_tf32, 4, 1), (choose_wgmma_tf32, 4, 3), (choose_wgmma_scaled, 4, 3)])
+def test_a_tile_that_spans_a_row_has_no_more_columns_than_a_warp_holds(
+        chosen: Callable[[GemmShape, Target], Tile], size: int, times: int) -> None:
+    """A softmax is one over the lanes of a warp, four columns each."""
+    row, target = GemmShape("nt", 8192, 60, 1024, size, times, rows=True), known((9, 0))
+    assert 60 <= chosen(row, target).bn <= 128
+    for columns in (129, 200, 256):
+        with pytest.raises(ConfigError, match=f"no tile spans rows of {columns}"):
+            chosen(replace(row, n=columns), target)
+
+
+def test_updates_that_stream_their_weights_have_small_tiles() -> None:
+    target = known((9, 0))
+    for times in (1, 3):
+        large = GemmShape("tn", 4096, 4096, 32, 4, times)
+        assert streams_weights(large, target)
+        tile = choose(large, target)
+        assert (tile.bm, tile.bn, tile.wm * tile.wn * tile.wk) == (64, 64, 4)
+        assert 4 * shared(tile) <= target.shared_per_multiprocessor  # many at the same time
+        assert not wgmma_is_faster(large, target)
+        assert not scaled_is_faster(large, target)
+        for other in (replace(large, k=256), replace(large, m=784), replace(large, layout="nt"),
+                      replace(large, size=2, times=1)):
+            assert not streams_weights(other, target)
+    assert not streams_weights(GemmShape("tn", 4096, 4096, 32, 4), known((8, 0)))
 
 
 def test_large_products_of_float32_are_for_wgmma() -> None:

@@ -190,21 +190,47 @@ __device__ __forceinline__ void multiply_async(float (&d)[N / 2], unsigned long 
       "{%64, %65, %66, %67}, %68, p, 1, 1;\n}" \
       : RAWNN_SIXTY_FOUR(d, 0) \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+#define RAWNN_WGMMA_TF32_256 \
+  asm volatile( \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n" \
+      "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 " \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
+      "%8, %9, %10, %11, %12, %13, %14, %15, " \
+      "%16, %17, %18, %19, %20, %21, %22, %23, " \
+      "%24, %25, %26, %27, %28, %29, %30, %31, " \
+      "%32, %33, %34, %35, %36, %37, %38, %39, " \
+      "%40, %41, %42, %43, %44, %45, %46, %47, " \
+      "%48, %49, %50, %51, %52, %53, %54, %55, " \
+      "%56, %57, %58, %59, %60, %61, %62, %63, " \
+      "%64, %65, %66, %67, %68, %69, %70, %71, " \
+      "%72, %73, %74, %75, %76, %77, %78, %79, " \
+      "%80, %81, %82, %83, %84, %85, %86, %87, " \
+      "%88, %89, %90, %91, %92, %93, %94, %95, " \
+      "%96, %97, %98, %99, %100, %101, %102, %103, " \
+      "%104, %105, %106, %107, %108, %109, %110, %111, " \
+      "%112, %113, %114, %115, %116, %117, %118, %119, " \
+      "%120, %121, %122, %123, %124, %125, %126, %127}, " \
+      "{%128, %129, %130, %131}, %132, p, 1, 1;\n}" \
+      : RAWNN_SIXTY_FOUR(d, 0), RAWNN_SIXTY_FOUR(d, 64) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
 // The same for tf32 with a in registers: each warp holds the fragment of its 16 of the 64 rows. Neither
-// those registers nor d may be touched until the products are complete. N is 64 or 128.
+// those registers nor d may be touched until the products are complete. N is 64, 128 or 256.
 template <int N>
 __device__ __forceinline__ void multiply_async(float (&d)[N / 2], const unsigned int (&a)[4],
                                                unsigned long long b, int add) {
   if constexpr (N == 64) {
     RAWNN_WGMMA_TF32_64;
-  } else {
-    static_assert(N == 128, "64 or 128 columns");
+  } else if constexpr (N == 128) {
     RAWNN_WGMMA_TF32_128;
+  } else {
+    static_assert(N == 256, "64, 128 or 256 columns");
+    RAWNN_WGMMA_TF32_256;
   }
 }
 #undef RAWNN_WGMMA_TF32_64
 #undef RAWNN_WGMMA_TF32_128
+#undef RAWNN_WGMMA_TF32_256
 
 #define RAWNN_WGMMA_F16_64(tail) \
   asm volatile( \

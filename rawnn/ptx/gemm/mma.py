@@ -49,10 +49,25 @@ ROWS = (Tile(32, 64, 1, 2, 4, 4, 8, bytes=256),)
 it: docs/notes/mma.md says why."""
 
 
+STREAMED = Tile(64, 64, 2, 2, 1, 2, bytes=128)
+"""The tile of an update that streams its weights: small, so that many blocks of a multiprocessor
+read and write at the same time."""
+STREAMED_ROWS, STREAMED_WEIGHTS = 64, 1 << 23
+
+
+def streams_weights(p: GemmShape, target: Target) -> bool:
+    """Whether an update in float32 is bound by reading and writing its weights, more than an L2
+    cache holds: the model of tiles does not know device memory."""
+    return target.has("wgmma") and p.layout == "tn" and p.size == 4 and p.k <= STREAMED_ROWS \
+        and p.m * p.n >= STREAMED_WEIGHTS
+
+
 @cache
 def choose(p: GemmShape, target: Target) -> Tile:
     """The tile with the fewest predicted cycles among those that the GPU's shared memory and the
     number format allow. A float32 warp has the registers for at most 32 x 32 in eight warps."""
+    if streams_weights(p, target):
+        return STREAMED
     return min(spanning(p, (
         tile for tile in (*TILES, *(ROWS if p.rows else ()))
         if shared(tile) <= target.shared_per_block
@@ -123,14 +138,21 @@ LONGEST_SUM = 32
 twice that of cuBLAS's float32."""
 
 
+WIDEST_STAGES = 8
+"""Least stages of a GEMM in tiles of 128 x 256, which were measured from 16 on."""
+
+
 def _tiles_wgmma_tf32(p: GemmShape) -> list[Tile]:
-    """Tiles with 128 rows of the operand in registers; nn computes the transposed result."""
+    """Tiles with 128 rows of the operand in registers; nn computes the transposed result. Where a
+    multiprocessor has one block, it has a stage more. The widest tile leaves no shared memory to
+    transpose an operand, or for a cluster's sums; it pays for sums of WIDEST_STAGES on."""
     stages = ceil(p.k, 32)
-    return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1, 3, cluster,
-                 bytes=128)
+    return [Tile(*((other, 128) if p.layout == "nn" else (128, other)), 8, 1, 1,
+                 4 if other > 64 else 3, cluster, bytes=128)
             for times, other in TF32_STAGE_CYCLES if times == p.times
             for cluster in (1, 2, 3, 4, 8)
-            if times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8]
+            if (other < 256 or (p.layout != "tn" and cluster == 1 and stages >= WIDEST_STAGES))
+            and (times == 1 or stages <= LONGEST_SUM * cluster or cluster == 8)]
 
 
 @cache
@@ -149,6 +171,8 @@ rows are predicted too well there (docs/tensor-core-kernels.md)."""
 def wgmma_is_faster(p: GemmShape, target: Target) -> bool:
     """Whether wgmma is predicted to be faster than mma.sync, on a GPU that has both. For a float32
     GEMM that has to be exact, its sums must also be short enough."""
+    if streams_weights(p, target):
+        return False
     if p.times == 3 and ceil(p.k, 32) > 8 * LONGEST_SUM:
         return False
     tile = (choose_wgmma_tf32 if p.size == 4 else choose_wgmma)(p, target)
@@ -159,7 +183,8 @@ def wgmma_is_faster(p: GemmShape, target: Target) -> bool:
 
 
 def _shared_wgmma_tf32(s: Scalars) -> int:
-    prepared = 4 * min(s["BM"], s["BN"])  # two stages of two parts each
+    prepared = 0 if s["DEEP"] and s["TIMES"] == 1 else 2 * (s["BM"] + s["BN"] - 128)  # two stages
+    prepared *= 2 if s["TIMES"] == 3 else 1  # of two parts each
     operands = int(s["BYTES"] * (s["STAGES"] * (s["BM"] + s["BN"]) + prepared))
     return max(operands, with_partial_sums(s, 0))
 
@@ -185,7 +210,7 @@ def choose_wgmma_scaled(p: GemmShape, target: Target) -> Tile:
 def scaled_is_faster(p: GemmShape, target: Target) -> bool:
     """Whether a float32 GEMM that has to be exact is predicted to be faster with scaled float16
     operands, on a GPU that has wgmma; and whether its sums are short enough."""
-    if p.times != 3 or ceil(p.k, 32) > 16 * LONGEST_SUM:
+    if p.times != 3 or ceil(p.k, 32) > 16 * LONGEST_SUM or streams_weights(p, target):
         return False
     otherwise = min(cycles(p, choose(p, target), target),
                     cycles_wgmma_tf32(p, choose_wgmma_tf32(p, target), target))

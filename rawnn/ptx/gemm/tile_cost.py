@@ -193,10 +193,13 @@ TF32_STAGE_CYCLES: Mapping[tuple[int, int], StageCycles] = {
                          first=1250.0, floats_per_cycle=1.9),
     (1, 64): StageCycles(nt=(1010.0, 1490.0), nn=(990.0, 1490.0), tn=(1300.0, 1590.0), first=1250.0,
                          floats_per_cycle=1.9),
-    (1, 128): StageCycles(nt=(1270.0,), nn=(1350.0,), tn=(1630.0,), first=2140.0,
+    (1, 128): StageCycles(nt=(1240.0,), nn=(1340.0,), tn=(1400.0,), first=2140.0,
                           floats_per_cycle=1.9),
+    (1, 256): StageCycles(nt=(2010.0,), nn=(2300.0,), tn=(), first=2500.0, floats_per_cycle=1.9),
 }
 """By the tensor-core products for each product, and the rows of the operand in shared memory."""
+RAGGED_TN = 1.16
+"""Of the cycles of a stage of 128 columns in tn, where the last tile has fewer."""
 
 SCALED_STAGE_CYCLES: Mapping[int, StageCycles] = {
     64: StageCycles(nt=(1420.0, 2080.0), nn=(1400.0, 2130.0), tn=(1880.0, 2260.0), first=2490.0,
@@ -207,9 +210,11 @@ SCALED_STAGE_CYCLES: Mapping[int, StageCycles] = {
 scales."""
 
 
-def _from_stage_cycles(p: GemmShape, tile: Tile, target: Target, paces: StageCycles) -> float:
+def _from_stage_cycles(p: GemmShape, tile: Tile, target: Target, paces: StageCycles,
+                       factor: float = 1.0) -> float:
     pace: tuple[float, ...] = getattr(paces, p.layout)
-    return _total_cycles(p, tile, target, len(pace), lambda concurrent: pace[concurrent - 1],
+    return _total_cycles(p, tile, target, len(pace),
+                         lambda concurrent: factor * pace[concurrent - 1],
                          first=paces.first, floats_per_cycle=paces.floats_per_cycle)
 
 
@@ -220,4 +225,7 @@ def cycles_wgmma_scaled(p: GemmShape, tile: Tile, target: Target) -> float:
 
 def cycles_wgmma_tf32(p: GemmShape, tile: Tile, target: Target) -> float:
     """Predicted cycles of a float32 GEMM by wgmma."""
-    return _from_stage_cycles(p, tile, target, TF32_STAGE_CYCLES[p.times, min(tile.bm, tile.bn)])
+    other = tile.bm if p.layout == "nn" else tile.bn
+    ragged = p.times == 1 and p.layout == "tn" and other == 128 and p.n % 128 != 0
+    return _from_stage_cycles(p, tile, target, TF32_STAGE_CYCLES[p.times, other],
+                              RAGGED_TN if ragged else 1.0)

@@ -71,10 +71,14 @@ class GemmShape:
     rows: bool = False
 
 
+LONGEST_ROW = 128
+"""Columns of a tile that spans rows, at most: a warp holds a row, four columns in each lane."""
+
+
 def spanning(p: GemmShape, tiles: Iterable[Tile]) -> list[Tile]:
     """The tiles that the GEMM can be computed in. Raises ConfigError if a tile has to span rows and
     none does."""
-    found = [tile for tile in tiles if not p.rows or tile.bn >= p.n]
+    found = [tile for tile in tiles if not p.rows or p.n <= tile.bn <= LONGEST_ROW]
     if not found:
         raise ConfigError(f"no tile spans rows of {p.n}")
     return found
@@ -203,7 +207,8 @@ def register_family(family: Family, impl: str, source: str, loop: str, choose: C
         return 1 + len(others)
 
     def tile(op: Op, plan: Plan) -> Scalars:
-        return chosen(op, plan).scalars()
+        p = gemm_shape(op, plan)
+        return {**chosen(op, plan).scalars(), "TIMES": p.times, "DEEP": p.layout != "tn"}
 
     def last(op: Op, plan: Plan) -> list[str]:
         numbers = map(str, chosen(op, plan).scalars().values())

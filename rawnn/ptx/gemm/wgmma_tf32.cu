@@ -8,12 +8,14 @@
 // along the inner dimension. nn's b is not, so nn computes the transposed result with b in registers.
 // While the tensor cores work on a stage, the other operand of the next stage is prepared: rounded or
 // split, and transposed for tn. If it need not be transposed, a thread prepares what it has copied
-// itself, and a stage has one barrier only. Copies are requested after the fence. With tf32x3 the sums of
-// two steps begin at zero and the float units add them to the others, as in mma.cu. Every sum has a fixed
-// order. The operand in registers has 128 rows of the tile, the other 64 or 128; a stage is 128 BYTES.
+// itself, and a stage has one barrier only; rounded words then replace those that were copied, which leaves
+// shared memory for another stage. Copies are requested after the fence. With tf32x3 the sums of two steps
+// begin at zero and the float units add them to the others, as in mma.cu. Every sum has a fixed order. The
+// operand in registers has 128 rows of the tile, the other 64, 128 or 256; a stage is 128 BYTES.
 //
 // Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; in addition to the stages two prepared operands,
-// of two parts each with tf32x3. A cluster's receive buffer overlaps them.
+// of two parts each with tf32x3, and none where rounded words replace what was copied. A cluster's receive
+// buffer overlaps them.
 // Limit: for large GEMMs the tensor cores, and the preparation that overlaps with them.
 #include "device/fences.cuh"
 #include "gemm/mma_copy.cuh"
@@ -120,6 +122,7 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
   using PanelL = Panel<float, kRows, DEEP_L, kStageDepth>;
   using PanelR = Panel<float, kColumns, DEEP_R, kStageDepth>;
   using Ready = Panel<float, kColumns, true, kStageDepth>;
+  constexpr bool kInPlace = !kThree && DEEP_R;  // Ready is then the layout of PanelR
   constexpr int kTile = PanelL::kBytes + PanelR::kBytes;
   constexpr int kReady = (kThree ? 2 : 1) * Ready::kBytes;
   using Parts = Sums<TILE, 0>;  // the receive buffer overlaps the operands, so that two blocks fit
@@ -164,7 +167,9 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
   epilogue.begin();
   wait_for_copies<kStages - 2>();
   if constexpr (!DEEP_R) __syncthreads();
-  prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes, prepared, thread, load_right.to);
+  prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes,
+                                        kInPlace ? shared + PanelL::kBytes : prepared, thread,
+                                        load_right.to);
   ptx::fence_proxy_async();
   __syncthreads();
 
@@ -176,7 +181,8 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
     const unsigned int tile = shared + slot * kTile;
-    const unsigned int ready = prepared + stage % 2 * kReady;
+    const unsigned int ready =
+        kInPlace ? tile + PanelL::kBytes : prepared + stage % 2 * kReady;
     slot = slot == kStages - 1 ? 0 : slot + 1;
 #pragma unroll
     for (int first = 0; first < 4; first += kAtOnce) {
@@ -210,9 +216,9 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
       if (first + kAtOnce == 4 && stage + 1 < stages) {
         wait_for_copies<kStages - 3>();
         if constexpr (!DEEP_R) __syncthreads();  // the next stage has arrived
-        prepare<PanelR, Ready, SUM, kThreads>(shared + slot * kTile + PanelL::kBytes,
-                                              prepared + (stage + 1) % 2 * kReady, thread,
-                                              load_right.to);
+        const unsigned int raw = shared + slot * kTile + PanelL::kBytes;
+        prepare<PanelR, Ready, SUM, kThreads>(
+            raw, kInPlace ? raw : prepared + (stage + 1) % 2 * kReady, thread, load_right.to);
         ptx::fence_proxy_async();
         // After the fence, where as few copies as possible are in flight.
         if (stage + kStages - 1 < stages) {  // into the slot of the previous stage
