@@ -193,9 +193,9 @@ TF32_STAGE_CYCLES: Mapping[tuple[int, int], StageCycles] = {
                          first=1250.0, floats_per_cycle=1.9),
     (1, 64): StageCycles(nt=(1010.0, 1490.0), nn=(990.0, 1490.0), tn=(1300.0, 1590.0), first=1250.0,
                          floats_per_cycle=1.9),
-    (1, 128): StageCycles(nt=(1240.0,), nn=(1340.0,), tn=(1400.0,), first=2140.0,
+    (1, 128): StageCycles(nt=(1240.0,), nn=(1350.0,), tn=(1400.0,), first=2140.0,
                           floats_per_cycle=1.9),
-    (1, 256): StageCycles(nt=(2010.0,), nn=(2300.0,), tn=(), first=2500.0, floats_per_cycle=1.9),
+    (1, 256): StageCycles(nt=(1880.0,), nn=(2100.0,), tn=(), first=2500.0, floats_per_cycle=1.9),
 }
 """By the tensor-core products for each product, and the rows of the operand in shared memory."""
 RAGGED_TN = 1.16

@@ -9,9 +9,10 @@
 // While the tensor cores work on a stage, the other operand of the next stage is prepared: rounded or
 // split, and transposed for tn. If it need not be transposed, a thread prepares what it has copied
 // itself, and a stage has one barrier only; rounded words then replace those that were copied, which leaves
-// shared memory for another stage. Copies are requested after the fence. With tf32x3 the sums of two steps
-// begin at zero and the float units add them to the others, as in mma.cu. Every sum has a fixed order. The
-// operand in registers has 128 rows of the tile, the other 64, 128 or 256; a stage is 128 BYTES.
+// shared memory for another stage. Copies are requested after the fence; in the widest tile one warpgroup
+// copies and the other prepares. With tf32x3 the sums of two steps begin at zero and the float units add
+// them to the others, as in mma.cu. Every sum has a fixed order. The operand in registers has 128 rows of
+// the tile, the other 64, 128 or 256; a stage is 128 BYTES.
 //
 // Used by `mma` on Hopper. Launch: as mma.cu, 256 threads; in addition to the stages two prepared operands,
 // of two parts each with tf32x3, and none where rounded words replace what was copied. A cluster's receive
@@ -123,6 +124,10 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
   using PanelR = Panel<float, kColumns, DEEP_R, kStageDepth>;
   using Ready = Panel<float, kColumns, true, kStageDepth>;
   constexpr bool kInPlace = !kThree && DEEP_R;  // Ready is then the layout of PanelR
+  // A thread's fence waits for the copies that it has in flight. In the widest tile, where that takes
+  // longer than the products, the first warpgroup copies and the second prepares.
+  constexpr bool kRoles = !kThree && kColumns > 128;
+  constexpr int kCopiers = kRoles ? TILE::kThreads / 2 : TILE::kThreads;
   constexpr int kTile = PanelL::kBytes + PanelR::kBytes;
   constexpr int kReady = (kThree ? 2 : 1) * Ready::kBytes;
   using Parts = Sums<TILE, 0>;  // the receive buffer overlaps the operands, so that two blocks fit
@@ -139,23 +144,26 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
   const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
   const int stages = share.stages;
   const int begin = share.begin * kStageDepth;
-  Loader<PanelL, kThreads, TILE::kAligned> load_left(left, ldleft, SWAPPED ? n0 : m0,
-                                                     SWAPPED ? n : m, begin, k, thread);
-  Loader<PanelR, kThreads, TILE::kAligned> load_right(right, ldright, SWAPPED ? m0 : n0,
-                                                      SWAPPED ? m : n, begin, k, thread);
+  const int member = thread % kCopiers;
+  const bool copies = !kRoles || thread < kCopiers;
+  const bool prepares = !kRoles || thread >= kCopiers;
+  Loader<PanelL, kCopiers, TILE::kAligned> load_left(left, ldleft, SWAPPED ? n0 : m0,
+                                                     SWAPPED ? n : m, begin, k, member);
+  Loader<PanelR, kCopiers, TILE::kAligned> load_right(right, ldright, SWAPPED ? m0 : n0,
+                                                      SWAPPED ? m : n, begin, k, member);
   const Rows<PanelL> fragments(warp * 16, lane);
   const unsigned int shared = ptx::shared_address(dynamic_shared());
   const unsigned int prepared = shared + kStages * kTile;
 
   if constexpr (TILE::kEarly && SWAPPED) {
-    load_ahead<kStages - 1>(load_left, shared, kTile, stages);
+    if (copies) load_ahead<kStages - 1>(load_left, shared, kTile, stages);
   } else if constexpr (TILE::kEarly) {
-    load_ahead<kStages - 1>(load_right, shared + PanelL::kBytes, kTile, stages);
+    if (copies) load_ahead<kStages - 1>(load_right, shared + PanelL::kBytes, kTile, stages);
   }
   pdl_wait();
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (stage < stages) {
+    if (copies && stage < stages) {
       if constexpr (!TILE::kEarly || !SWAPPED) load_left.load(shared + stage * kTile);
       if constexpr (!TILE::kEarly || SWAPPED) {
         load_right.load(shared + stage * kTile + PanelL::kBytes);
@@ -166,11 +174,13 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
   epilogue.ahead();  // not earlier: Adam's numbers would occupy registers that are needed
   epilogue.begin();
   wait_for_copies<kStages - 2>();
-  if constexpr (!DEEP_R) __syncthreads();
-  prepare<PanelR, Ready, SUM, kThreads>(shared + PanelL::kBytes,
-                                        kInPlace ? shared + PanelL::kBytes : prepared, thread,
-                                        load_right.to);
-  ptx::fence_proxy_async();
+  if constexpr (kRoles || !DEEP_R) __syncthreads();
+  if (prepares) {
+    prepare<PanelR, Ready, SUM, kCopiers>(shared + PanelL::kBytes,
+                                          kInPlace ? shared + PanelL::kBytes : prepared, member,
+                                          load_right.to);
+    ptx::fence_proxy_async();
+  }
   __syncthreads();
 
   float sums[kColumns / 2] = {};
@@ -215,13 +225,15 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
       ptx::commit_products();
       if (first + kAtOnce == 4 && stage + 1 < stages) {
         wait_for_copies<kStages - 3>();
-        if constexpr (!DEEP_R) __syncthreads();  // the next stage has arrived
-        const unsigned int raw = shared + slot * kTile + PanelL::kBytes;
-        prepare<PanelR, Ready, SUM, kThreads>(
-            raw, kInPlace ? raw : prepared + (stage + 1) % 2 * kReady, thread, load_right.to);
-        ptx::fence_proxy_async();
+        if constexpr (kRoles || !DEEP_R) __syncthreads();  // the next stage has arrived
+        if (prepares) {
+          const unsigned int raw = shared + slot * kTile + PanelL::kBytes;
+          prepare<PanelR, Ready, SUM, kCopiers>(
+              raw, kInPlace ? raw : prepared + (stage + 1) % 2 * kReady, member, load_right.to);
+          ptx::fence_proxy_async();
+        }
         // After the fence, where as few copies as possible are in flight.
-        if (stage + kStages - 1 < stages) {  // into the slot of the previous stage
+        if (copies && stage + kStages - 1 < stages) {  // into the slot of the previous stage
           const int ahead = slot < 2 ? slot + kStages - 2 : slot - 2;
           load_left.load(shared + ahead * kTile);
           load_right.load(shared + ahead * kTile + PanelL::kBytes);
