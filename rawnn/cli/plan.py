@@ -73,7 +73,10 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
         raise ConfigError("--cost and --dot print different things: give one")
     config = make_config(config_file, options)
     network, recipe = config.network(), config.recipe()
-    steps = max(recipe.steps(examples), 1)
+    if recipe.batch > examples:
+        raise ConfigError(f"batch = {recipe.batch} is larger than the training set ({examples} "
+                          f"examples): use --batch {examples} or less")
+    steps = recipe.steps(examples)
     labelled = network.loss_spec.labelled
     data_spec = DataSpec(examples, labels="uint8" if labelled else "", scale=1 / 255,
                          targets=0 if labelled else network.outputs)
@@ -84,7 +87,7 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
     step = with_unaligned_rows(step, row_by_row_operands(step))
     graphs = epoch_graphs(
         step, policy, steps, epoch_plans.begin(step, recipe, examples),
-        epoch_plans.end(step, max(recipe.updates(examples), 1)),
+        epoch_plans.end(step, recipe.updates(examples)),
         bool(recipe.partial_size(examples))) if policy.graph else [GraphPlan(step, steps)]
     if dot:
         click.echo(_dot(graphs))

@@ -152,3 +152,13 @@ def test_best_takes_what_a_run_on_that_gpu_would_take_from_the_table(
     assert "tiled" in found.splitlines()[0]
     assert "measured on" not in rawnn(*arguments, "--gpu", "h200").out
     assert "measured on" not in rawnn(*arguments, "--gpu", gpu, "--opt", "best,bf16").out
+
+
+@pytest.mark.parametrize("more", [(), ("--cost",), ("--dot",), ("--batch", "10")])
+def test_a_batch_larger_than_the_training_set(rawnn: Rawnn, more: tuple[str, ...]) -> None:
+    done = rawnn("plan", "--examples", "5", *more)
+    assert done.status == 2
+    batch = 10 if "--batch" in more else 128
+    assert done.err == f"rawnn: error: batch = {batch} is larger than the training set (5 " \
+                       f"examples): use --batch 5 or less\n"
+    assert rawnn("plan", "--examples", "5", *more, "--batch", "5").status == 0
