@@ -4,6 +4,7 @@ exits with the class's `exit_code`, without a traceback."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 
 from rawnn.common.suggestions import nearest as nearest
 
@@ -63,6 +64,13 @@ def check_type(name: str, value: object, kinds: type | tuple[type, ...], wanted:
     if not isinstance(value, kinds):
         found = "None" if value is None else f"a {type(value).__name__}"
         raise ConfigError(f"{name} is {found}: give {wanted}")
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise ConfigError unless `value` is a whole number, Python's or NumPy's, of at least
+    `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{name} = {value!r}: give a whole number of at least {least}")
 
 
 def unknown(what: str, name: object, known: Iterable[str],

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.common.errors import ConfigError, DeviceError, OutOfMemory, RawnnError
+from rawnn.common.errors import ConfigError, DeviceError, OutOfMemory, RawnnError, check_whole
 from rawnn.common.words import counted
 from rawnn.lab.candidate_runner import Runner
 from rawnn.lab.comparison import Comparison, Values, allowed, compare, is_nothing, sensitivity
@@ -191,9 +191,8 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
         keywords of Work
     """
     problem = problem_of(kernel, Work.of(reference, work))
-    for name, number, least in (("trials", trials, 1), ("seed", seed, 0)):
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
-            raise ConfigError(f"{name} = {number!r}: give a whole number of at least {least}")
+    check_whole("trials", trials, 1)
+    check_whole("seed", seed, 0)
     generator = np.random.default_rng(seed)
     every = problem.sizes(trials, generator)
     first = problem.trial(every[0], np.random.default_rng(seed), special)

@@ -116,7 +116,7 @@ class Graph:
 
     @contextmanager
     def _conditional(self, kind: str, flag: Array) -> Iterator[Node]:
-        if flag.dtype != np.int32 or prod(flag.shape) < 1:
+        if not isinstance(flag, Array) or flag.dtype != np.int32 or prod(flag.shape) < 1:
             raise ConfigError(f"the flag of {kind}_ is an int32 array of at least one element, not "
                               f"{flag!r}")
         device = flag.device
@@ -215,13 +215,15 @@ class Graph:
                     (span_of("destination", destination),), add, sides)
 
     def _fill(self, array: Array, value: int) -> Node:
-        if not isinstance(array, Array) or not 0 <= value <= 255:
+        if not isinstance(array, Array) or not isinstance(value, int | np.integer) \
+                or not 0 <= value <= 255:
             raise ConfigError(f"fill takes a rawnn array and a byte, 0 to 255, not {value!r}")
         label = f"fill with {value}, {array.nbytes:,} bytes"
 
         def add(graph: DriverGraph, after: Sequence[Any], early: Sequence[Any],
                 handles: dict[int, int]) -> Any:
-            return graph.add_memset((*after, *early), array.address, value, array.nbytes, label)
+            return graph.add_memset((*after, *early), array.address, int(value), array.nbytes,
+                                    label)
 
         return Node("fill", label, (), (span_of("array", array),), add, array)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.errors import ConfigError, RawnnError, nearest
+from rawnn.common.errors import ConfigError, RawnnError, check_type, check_whole, nearest
 from rawnn.common.words import named_by
 from rawnn.cuda.compiling.signature import Parameter
 from rawnn.cuda.launch import Dim
@@ -155,8 +155,11 @@ class KernelProblem:
         """The largest of all sizes, except those given in `at`. If these do not meet the work's
         conditions, the largest of some samples. Raises ConfigError for a name that is no size, and
         if no sizes meet them."""
+        check_type("at", at, Mapping, 'a mapping of sizes, such as {"n": 4096}')
         for name in at:
-            if name not in self.names:
+            if name in self.names:
+                check_whole(f"at: {name}", at[name], 1)
+            else:
                 raise ConfigError(f"at: '{name}' is no size of {self.label}"
                                   f"{nearest(name, self.names)} ({', '.join(self.names)})")
         found = {**largest(self.names, self.work.sizes, self.together), **at}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, check_type
 from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.graphs.graph import Graph as DriverGraph
@@ -63,6 +63,8 @@ class Node:
     def touches(self, reads: Sequence[Any] = (), writes: Sequence[Any] = ()) -> Node:
         """Declare the arrays that it reads and writes: for a non-const pointer that is only read,
         or for an array behind a pointer in a struct."""
+        for name, arrays in (("reads", reads), ("writes", writes)):
+            check_type(name, arrays, (list, tuple), "a list of arrays")
         self.reads = tuple(span_of(f"array {n + 1}", a) for n, a in enumerate(reads))
         self.writes = tuple(span_of(f"array {n + 1}", a) for n, a in enumerate(writes))
         self.is_explicit = True

@@ -9,10 +9,12 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from rawnn.common.errors import ConfigError, RawnnError, check_type
+from rawnn.common.errors import ConfigError, RawnnError, check_type, check_whole
+from rawnn.common.files import check_output
 from rawnn.common.words import counted
 from rawnn.lab.checking import check
 from rawnn.lab.expressions import evaluate
@@ -136,6 +138,12 @@ def sweep(kernel: Kernel, parameters: Mapping[str, Sequence[Any]], reference: An
     """
     check_type("kernel", kernel, Kernel, "a rawnn.Kernel, whose macros vary")
     check_type("parameters", parameters, Mapping, 'a mapping, such as {"TILE": [64, 128]}')
+    check_whole("samples", samples, 2)
+    check_whole("seed", seed, 0)
+    if budget is not None and (not isinstance(budget, Integral) or budget < 1):
+        raise ConfigError(f"budget = {budget!r}: give a number of variants")
+    if isinstance(restrict, str):
+        restrict = [restrict]
     declared = Work.of(reference, work)
     kernel.source.check_macros([n for n in parameters if n not in _LAUNCH], repr(declared))
     every = list(_allowed(parameters, restrict))
@@ -144,8 +152,6 @@ def sweep(kernel: Kernel, parameters: Mapping[str, Sequence[Any]], reference: An
     sizes = problem_of(kernel, _launched(declared, every[0])).largest(at or {})
     chosen = every
     if budget is not None and budget < len(every):
-        if budget < 1:
-            raise ConfigError(f"budget = {budget}: give a number of variants")
         chosen = random.Random(seed).sample(every, budget)
     file = _File(resume, _fingerprint(kernel, declared, sizes))
     found: list[Variant] = []
@@ -233,8 +239,13 @@ class _File:
         self._fingerprint = fingerprint
         self._stored: dict[str, Variant] = {}
         self.used = 0
+        check_output("resume", path)
         if self._path is not None and self._path.exists():
-            for number, line in enumerate(self._path.read_text().splitlines(), 1):
+            try:
+                lines = self._path.read_text(encoding="utf-8").splitlines()
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"resume: {self._path} cannot be read: {error}") from None
+            for number, line in enumerate(lines, 1):
                 self._read(line, number)
 
     def _read(self, line: str, number: int) -> None:
@@ -256,7 +267,7 @@ class _File:
     def keep(self, variant: Variant) -> None:
         if self._path is not None:
             line = json.dumps({"of": self._fingerprint, **asdict(variant)}, default=str)
-            with self._path.open("a") as out:
+            with self._path.open("a", encoding="utf-8") as out:
                 out.write(line + "\n")
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from numbers import Real
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rawnn.common.errors import ConfigError, DeviceError
+from rawnn.common.errors import ConfigError, DeviceError, check_whole
 from rawnn.common.words import counted
 from rawnn.lab.advice import Measurements, Uses, advice, uses_of
 from rawnn.lab.arrays import chosen_device
@@ -176,8 +177,10 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
     work
         keywords of Work
     """
-    if samples < 2:
+    if isinstance(samples, Real) and samples < 2:
         raise ConfigError(f"samples = {samples}: a spread needs at least 2")
+    check_whole("samples", samples, 2)
+    check_whole("seed", seed, 0)
     declared = Work.of(reference, work)
     compared = declared.reference is not None
     problem = problem_of(kernel, declared if compared else

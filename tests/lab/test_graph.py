@@ -261,3 +261,21 @@ def test_a_graph_for_graphviz_has_every_node_and_edge_with_its_quotes_escaped(de
     assert [line.partition(" [")[0] for line in lines if "->" in line] == [
         f"n{i} -> n{k}" for k, edges in enumerate(g.edges()) for i in edges.full]
     g.close()
+
+
+@pytest.mark.parametrize("value", [1.5, None, "a", 256])
+def test_a_fill_is_a_byte(value: Any) -> None:
+    array = rawnn.empty(4, device=rawnn.lab.simulated())
+    with pytest.raises(ConfigError, match=r"fill takes a rawnn array and a byte"), \
+            rawnn.Graph() as graph:
+        graph.fill(array, value)
+
+
+def test_a_flag_and_what_is_touched_are_arrays() -> None:
+    array = rawnn.empty(4, device=rawnn.lab.simulated())
+    with pytest.raises(ConfigError, match="the flag of while_ is an int32 array"), \
+            rawnn.Graph() as graph, graph.while_(None):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(ConfigError, match="reads is a int: give a list of arrays"), \
+            rawnn.Graph() as graph:
+        graph.fill(array, 0).touches(reads=3)  # type: ignore[arg-type]

@@ -106,6 +106,12 @@ def test_a_wrong_variant_is_never_the_fastest(device: Device) -> None:
     ({"TILE": []}, {}, "TILE = []: give a list"), ({"TILE": "64"}, {}, "give a list"),
     ({"TILE": [64]}, {"restrict": ["TILE > 64"]}, "no variant meets"),
     ({"TILE": [64, 128]}, {"budget": 0}, "give a number of variants"),
+    ({"TILE": [64, 128]}, {"budget": 1.5}, "budget = 1.5: give a number of variants"),
+    ({"TILE": [64, 128]}, {"restrict": "TILE > 500"}, "no variant meets restrict"),
+    ({"TILE": [64, 128]}, {"samples": 0}, "samples = 0: give a whole number of at least 2"),
+    ({"TILE": [64, 128]}, {"seed": "a"}, "seed = 'a': give a whole number"),
+    ({"TILE": [64, 128]}, {"resume": "/nowhere/x"}, "resume /nowhere/x: there is no directory"),
+    ({"TILE": [64, 128]}, {"resume": "/"}, "resume /: that is a directory"),
     ({"TILE": [64]}, {"restrict": ["WIDTH > 64"]}, "asks for 'WIDTH'"),
 ])
 def test_what_does_not_fit(kernel: rawnn.Kernel, parameters: Any, changes: Any,

@@ -460,6 +460,12 @@ def test_what_does_not_fit(device: Device) -> None:
         rawnn.time(kernel, **GIVEN, at={"m": 3})
     with pytest.raises(ConfigError, match="a spread needs at least 2"):
         rawnn.time(kernel, **{**GIVEN, "samples": 1})
+    for changes, sentence in (({"at": 3}, "at is a int: give a mapping"),
+                              ({"at": {"n": 1.5}}, "at: n = 1.5: give a whole number"),
+                              ({"samples": 2.5}, "samples = 2.5: give a whole number"),
+                              ({"seed": -1}, "seed = -1: give a whole number")):
+        with pytest.raises(ConfigError, match=sentence):
+            rawnn.time(kernel, **{**GIVEN, **changes})
 
 
 def test_intervals() -> None:
