@@ -295,6 +295,16 @@ def test_what_is_not_finite_is_never_class_0() -> None:
         model.predict(rows, batch=4)
 
 
+@pytest.mark.filterwarnings("error")
+def test_infinite_outputs_are_no_probabilities() -> None:
+    model = trained(layers=(12, 4)).model
+    model.parameters["fc1.weight"][:] = 1e30
+    rows = np.full((3, 12), 1e20)
+    for output in ("classes", "probabilities", "logits"):
+        with pytest.raises(DataError, match="for row 0 are infinite: its inputs, or the parame"):
+            model.predict(rows, output)  # type: ignore[arg-type]
+
+
 def test_parameters_that_are_not_finite_are_refused() -> None:
     model = trained().model
     state = {name: array.astype(np.float64) for name, array in model.state_dict().items()}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.common.errors import CheckpointError, ConfigError
+from rawnn.common.errors import CheckpointError, ConfigError, DataError
 from rawnn.cuda.device import Device
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
@@ -57,6 +57,8 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
     (rawnn.Many.load, [None, 3], "path is .*: give a path"),
     (rawnn.Checkpoints, [None, 3], "directory is .*: give a path"),
     (rawnn.Checkpoints, [""], "names no directory"),
+    (lambda v: rawnn.EarlyStopping(min_delta=v), ["a", None], "min_delta = .*a finite number >= 0"),
+    (lambda v: rawnn.train(**{**OPTIONS, "data": (v, Y)}), [iter(X)], "X is a .*, not an array"),
     (rawnn.CsvLog, [None, 3], "CsvLog is .*: give a path"),
     (rawnn.Model.from_state_dict, [None, 3], "state is .*: give a state dict"),
     (lambda v: trained().model.load_state_dict(v), [None], "state is None: give a state dict"),
@@ -78,7 +80,7 @@ def test_what_to_give_is_said(call: Callable[[Any], Any], values: list[Any],
                               monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for value in values:
-        with pytest.raises((ConfigError, CheckpointError), match=sentence):
+        with pytest.raises((ConfigError, CheckpointError, DataError), match=sentence):
             call(value)
 
 

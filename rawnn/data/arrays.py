@@ -168,7 +168,8 @@ def _pair(data: Any, name: str) -> Pair:
 
 def _rows(array: Any, name: str) -> int:
     if not array.shape:
-        raise DataError(f"{name} is a single number, not an array")
+        what = f"{type(array.item()).__name__}" if array.dtype.kind == "O" else "single number"
+        raise DataError(f"{name} is a {what}, not an array")
     return int(array.shape[0])
 
 

@@ -187,8 +187,8 @@ class EarlyStopping(Listener):
         _check_whole("patience", patience)
         if patience < 1:
             raise ConfigError(f"patience = {patience}: it must be at least 1")
-        if not 0 <= min_delta < math.inf:
-            raise ConfigError(f"min_delta = {min_delta}: it must be a finite number >= 0")
+        if not isinstance(min_delta, int | float | np.number) or not 0 <= min_delta < math.inf:
+            raise ConfigError(f"min_delta = {min_delta!r}: it must be a finite number >= 0")
         self._patience, self._min_delta = patience, min_delta
         self._monitor, self._restore = monitor, restore_best
         self._file = None if directory is None else Path(directory) / BEST

@@ -123,11 +123,12 @@ class Model:
         parts: list[NDArray[Any]] = []
         rows = 0
         for z in self._logits(self._inputs(inputs), batch, device):
-            bad = np.isnan(z).any(axis=1)
+            bad = ~np.isfinite(z).all(axis=1)
             if bad.any():
-                raise DataError(f"the outputs of the network for row {rows + int(bad.argmax())} "
-                                f"are NaN: its inputs, or the parameters, are too large for "
-                                f"float32")
+                row = int(bad.argmax())
+                word = "NaN" if np.isnan(z[row]).any() else "infinite"
+                raise DataError(f"the outputs of the network for row {rows + row} are {word}: its "
+                                f"inputs, or the parameters, are too large for float32")
             rows += len(z)
             parts.append(self.shaped(z, wanted))
         return np.concatenate(parts)
@@ -178,13 +179,14 @@ class Model:
             return
         between = self.network.activation_spec.fast or self.network.activation_spec.function
         for start in range(0, len(inputs), batch):
-            a = self.normalisation.apply(inputs[start : start + batch])
-            for layer in range(1, self.network.depth + 1):
-                a = a @ self.parameters[f"fc{layer}.weight"].T
-                if self.network.bias:
-                    a += self.parameters[f"fc{layer}.bias"]
-                if layer < self.network.depth:
-                    a = between(a)
+            with np.errstate(over="ignore", invalid="ignore"):  # `predict` refuses the result
+                a = self.normalisation.apply(inputs[start : start + batch])
+                for layer in range(1, self.network.depth + 1):
+                    a = a @ self.parameters[f"fc{layer}.weight"].T
+                    if self.network.bias:
+                        a += self.parameters[f"fc{layer}.bias"]
+                    if layer < self.network.depth:
+                        a = between(a)
             yield a
 
     def shaped(self, z: NDArray[np.float32], output: str) -> NDArray[Any]:
