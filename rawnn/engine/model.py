@@ -290,6 +290,8 @@ class Model:
                                 f"{fix_of(values)}")
             check_finite(values, "the answers", names=columns.names)
             if self.autoencoder:
+                if self.input_scale is not None:
+                    self.input_scale.check(values, "the answers")
                 values = self.normalisation.apply(values)
             if self.network.loss_spec.link == "sigmoid":
                 check_fractions(values, "the answers")

@@ -85,3 +85,11 @@ def test_an_older_checkpoint_is_known_by_its_normalisation(tmp_path: Path) -> No
     np.testing.assert_array_equal(model.predict(BYTES), trained.model.predict(BYTES))
     with pytest.raises(DataError, match="trained on uint8 from 0 to 255"):
         model.predict(BYTES / 255)
+
+
+def test_answers_of_an_autoencoder_have_the_scale_of_its_inputs() -> None:
+    model = rawnn.train(data=BYTES, loss="mse", autoencoder=True,
+                        **{**OPTIONS, "layers": (5, 2, 5)}).model
+    assert model.score(BYTES, BYTES.astype(float)) == model.score(BYTES)
+    with pytest.raises(DataError, match="the answers are float64 from 0 to 1, but the network was"):
+        model.score(BYTES, BYTES / 255)
