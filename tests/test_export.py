@@ -147,3 +147,9 @@ def test_inputs_that_float32_cannot_tell_apart_are_said(first: float) -> None:
         rounded = onnx_model(model)
     off = run(rounded, (inputs - [first, 0]).astype(np.float32))["logits"]
     assert np.abs(off - expected).max() > 0.1
+
+
+def test_the_module_is_imported_by_its_public_name() -> None:
+    from rawnn.export import export_onnx as public
+
+    assert public is export_onnx

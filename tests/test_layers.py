@@ -27,7 +27,7 @@ LAYERS = (
     # The device, or a simulated one.
     "cuda", "graphs", "sim",
     # A run.
-    "data", "distributed", "engine", "tuning",
+    "data", "distributed", "engine", "export", "tuning",
     # What people use.
     "many", "doctor", "lab", "bench", "cli",
 )  # fmt: skip

@@ -1,0 +1,3 @@
+"""The public names of the export to ONNX."""
+
+from rawnn.engine.export import *  # noqa: F403
