@@ -88,7 +88,7 @@ LION = '''
 """Lion (Chen et al., 2023): steps of the sign of a moment."""
 import numpy as np
 
-from rawnn.model.optimizers import OptimizerSpec, Step, register, register_step
+from rawnn.model.optimizers import OptimizerSpec, UpdateRule, register, register_rule
 
 CODE = """
 struct Lion {
@@ -115,8 +115,8 @@ def formula(w, g, state, a, rate, t):
     return w - rate * (np.sign(c) + number(a["decay"]) * w)
 
 
-register_step(Step("lion", "Lion", formula, keeps=("m",), code=CODE,
-                   settings={"beta1": "float", "beta2": "float"}))
+register_rule(UpdateRule("lion", "Lion", formula, keeps=("m",), code=CODE,
+                         settings={"beta1": "float", "beta2": "float"}))
 register(OptimizerSpec("lion", {"beta1": 0.9, "beta2": 0.99, "decay": 0.0},
                        lambda s: "lion", lambda s: ("m",),
                        lambda s: {"beta1": s["beta1"], "beta2": s["beta2"]}))

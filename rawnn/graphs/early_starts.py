@@ -30,7 +30,8 @@ class Prover(Protocol):
 
 def early_edges(plan: Plan, edges: Sequence[tuple[int, ...]], prover: Prover
                 ) -> list[tuple[int, ...]]:
-    """For each op of an unrolled plan those of its `edges` that may be programmatic."""
+    """For each op of an unrolled plan those of its `edges` that may be programmatic: none without
+    the toggle pdl, as the prover then has no proof."""
     proofs: dict[tuple[str, ...], Proof | None] = {}
     for op in plan.ops:
         if op.recurrence not in proofs:

@@ -159,6 +159,8 @@ def all_reduce(d: Sharding, gemm: GemmOf, name: str, boundary: int, last: Epilog
         rows = n * d.tp_size
         one_shot = Exchange(name, ALL_REDUCE, boundary, rows, rows, last, d.tp_size)
         return sending(d, gemm, one_shot)
+    # Blocks that no row is left for need no flags: owners wait for the partial sums of all blocks,
+    # and all blocks for the sums of all owners.
     gather = Exchange(name, ALL_GATHER, boundary, n, n, last, second=True)
     scatter = Exchange(name, REDUCE_SCATTER, boundary, n, ceil(n, d.tp_size) * d.tp_size,
                        Epilogue(IDENTITY, send=gather), d.tp_size)
