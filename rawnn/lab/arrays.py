@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import cache
 from math import prod
 from operator import index
@@ -30,10 +31,11 @@ def default_device() -> Device:
                           ) from None
 
 
-def chosen_device(device: Device | None) -> Device:
-    """The device that a caller names; the first GPU for None. Raises ConfigError, DeviceError."""
+def chosen_device(device: Device | None, default: Callable[[], Device]) -> Device:
+    """The device that a caller names; for None what `default` opens. Raises ConfigError,
+    DeviceError."""
     if device is None:
-        return default_device()
+        return default()
     check_type("device", device, Device, "a device, such as rawnn.lab.simulated(), or None for the "
                                          "first GPU")
     return device
@@ -157,7 +159,7 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
     if place is not None:
         raise ConfigError(f"an array of {host.dtype} cannot hold {given[place]} (element "
                           f"{list(place)}): round or clip the values first, or give another dtype")
-    result = Array(host.shape, host.dtype, chosen_device(device))
+    result = Array(host.shape, host.dtype, chosen_device(device, default_device))
     result.device.to_device(result.address, host, repr(result))
     return result
 
@@ -183,4 +185,4 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,
     if min(extents, default=0) < 0:
         raise ConfigError(f"shape = {shape!r}: give a whole number of at least 0, or a tuple of "
                           f"them")
-    return Array(extents, dtype, chosen_device(device))
+    return Array(extents, dtype, chosen_device(device, default_device))

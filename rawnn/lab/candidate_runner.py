@@ -11,7 +11,7 @@ import numpy as np
 from rawnn.common.errors import RawnnError
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
-from rawnn.lab.arrays import Array, chosen_device
+from rawnn.lab.arrays import Array, chosen_device, default_device
 from rawnn.lab.kernel import Kernel, Launcher
 from rawnn.lab.kernel_problem import Launching
 from rawnn.lab.maps import tensor_map
@@ -51,7 +51,7 @@ class InProcess:
                  device: Device | None = None) -> None:
         self.candidate, self.parameters = candidate, parameters
         self.device = candidate.device if isinstance(candidate, Kernel) else \
-            chosen_device(device)
+            chosen_device(device, default_device)
 
     def run(self, launching: Launching | None, images: Images,
             numbers: Mapping[str, Any]) -> Contents:

@@ -25,7 +25,7 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, KernelLaunch, Value
 from rawnn.lab.arguments import Convert, Elements, Streams, converter, elements_of
 from rawnn.lab.array_exchange import Handle, order, stream_of
-from rawnn.lab.arrays import chosen_device
+from rawnn.lab.arrays import chosen_device, default_device
 from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
 from rawnn.lab.kernel_source import Source
 from rawnn.lab.symbols import Symbol, symbol
@@ -107,7 +107,7 @@ class Kernel:
         folders = (Path(own.name).parent, *own.include, *INCLUDE)
         self._declared = Declarations(own.declarations, folders)
         self._declared.check(expression)
-        self.device = chosen_device(device)
+        self.device = chosen_device(device, default_device)
         own.check_arch(self.device.capability)
         self._source, self._expression = own, expression
         self._compiled: CompiledKernel | None = None

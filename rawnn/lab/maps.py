@@ -16,7 +16,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.errors import check
 from rawnn.cuda.tensormap import ALIGNMENT
 from rawnn.lab.array_exchange import imported
-from rawnn.lab.arrays import Array, chosen_device
+from rawnn.lab.arrays import Array, chosen_device, default_device
 
 _MOST_DIMENSIONS, _MOST_EXTENT = 5, 256
 SWIZZLES = {"128B": 128, "64B": 64, "32B": 32, "none": _MOST_EXTENT * 8}
@@ -65,7 +65,7 @@ def tensor_map(array: Any, box: int | Sequence[int], *, swizzle: str = "128B",
     if isinstance(array, Array):
         owned = array
     else:
-        on = chosen_device(device)
+        on = chosen_device(device, default_device)
         found = imported(array, "array", on, writable=False)
         owned = Array.at(found.address, tuple(found.shape), found.dtype, on)
     extents = tuple(int(n) for n in owned.shape)

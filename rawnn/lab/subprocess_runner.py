@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rawnn.common.errors import ConfigError, DeviceError, RawnnError
-from rawnn.lab.arrays import chosen_device
+from rawnn.lab.arrays import chosen_device, default_device
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.kernel_problem import KernelProblem, Launching
 from rawnn.lab.measuring import Sample, Stopwatch
@@ -50,7 +50,8 @@ def runner_for(problem: KernelProblem, limit: float | None, device: Any = None
 
 def _require_usable(candidate: Any, device: Any) -> None:
     """Raise DeviceError if an earlier error has made the device unusable."""
-    device = candidate.device if isinstance(candidate, Kernel) else chosen_device(device)
+    device = candidate.device if isinstance(candidate, Kernel) else \
+        chosen_device(device, default_device)
     try:
         device.require_usable()
     except RawnnError as error:

@@ -15,7 +15,7 @@ import numpy as np
 from rawnn.common.errors import ConfigError, DeviceError, check_whole
 from rawnn.common.words import counted
 from rawnn.lab.advice import Measurements, Uses, advice, uses_of
-from rawnn.lab.arrays import chosen_device
+from rawnn.lab.arrays import chosen_device, default_device
 from rawnn.lab.checking import (
     Checked,
     CheckFailed,
@@ -194,7 +194,7 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
             Checked(problem.label, (tried,), 1).require()
         clock = _Clock(problem, sizes, runner, generator, compared)
         cold, warm = clock.times(samples, False), clock.times(samples, True)
-        on = kernel.device if isinstance(kernel, Kernel) else chosen_device(device)
+        on = kernel.device if isinstance(kernel, Kernel) else chosen_device(device, default_device)
         real = on.backend.name != "sim"
         empty = float(np.median(runner.empty(_BATCH))) \
             if real and isinstance(kernel, Kernel) else None
