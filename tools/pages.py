@@ -222,8 +222,8 @@ def slower() -> str:
 def first_run() -> str:
     """What README's first command printed on a GPU, epochs left out."""
     place, *lines = (RESULTS / "first-run.txt").read_text(encoding="utf-8").splitlines()
-    return "\n".join([f"The first trains softmax regression on MNIST in a clone ({place}; epochs "
-                      "are left out):", "```", *lines, "```", ""])
+    return "\n".join([f"It trains softmax regression on MNIST in a clone ({place}; epochs are "
+                      "left out):", "```", *lines, "```", ""])
 
 
 def expected() -> str:
