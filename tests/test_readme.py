@@ -70,6 +70,14 @@ def test_the_output_shown_is_that_of_the_first_command(
         assert tuple(number.sub("0", line).split()) in kinds, line
 
 
+def test_the_section_on_tests_has_one_command() -> None:
+    """`.ci/run` takes it from there."""
+    (section,) = re.findall(r"^## Test\n(.*?)^## ", README, re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    (command,) = block.splitlines()
+    assert command.endswith("python -m pytest -n auto")
+
+
 def test_every_command_names_the_interpreter_of_an_environment() -> None:
     """`python -m rawnn` is right only once an environment is activated."""
     assert not re.findall(r"(?<!bin/)python -m rawnn", README)
