@@ -178,7 +178,7 @@ def test_values_of_numpy_are_checked_as_all_are(values: dict[str, Any], message:
         Config(**values)
 
 
-LARGEST = 2**31 - 1
+LARGEST, LEAST_FLOAT32 = 2**31 - 1, 2.0**-126
 SAVED = {"save": "/nowhere"}
 ENDS: list[tuple[str, Any, Any, Any, Any, dict[str, Any]]] = [
     ("epochs", 0, 1, LARGEST, LARGEST + 1, {}), ("batch", 0, 1, LARGEST, LARGEST + 1, {}),
@@ -191,7 +191,7 @@ ENDS: list[tuple[str, Any, Any, Any, Any, dict[str, Any]]] = [
     ("momentum", -5e-324, 0.0, 1 - 2**-53, 1.0, {}),
     ("beta1", -5e-324, 0.0, 1 - 2**-53, 1.0, {"optimizer": "adam"}),
     ("beta2", -5e-324, 0.0, 1 - 2**-53, 1.0, {"optimizer": "adam"}),
-    ("eps", 0.0, 5e-324, 1e300, math.inf, {"optimizer": "adam"})]
+    ("eps", LEAST_FLOAT32 * (1 - 2**-52), LEAST_FLOAT32, 1e300, math.inf, {"optimizer": "adam"})]
 """Of each number: what is just too small, the least, the most, and what is just too large."""
 
 

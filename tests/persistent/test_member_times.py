@@ -61,7 +61,7 @@ def updates(layout: Layout) -> float:
 def expected(layout: Layout, networks: int) -> float:
     """Members in rounds: as many as clusters run at once, or as blocks have place."""
     d, clock = layout.sharding, HOPPER.costs.clock
-    alone = cost.microseconds(d, HOPPER.costs) + updates(layout) / clock
+    alone = cost.microseconds(d, model.FITTED_WITH) + updates(layout) / clock
     if d.tp_size > 1:
         return alone * len(range(0, networks, HOPPER.most_groups(d.tp_size)))
     resident, found = d.blocks_per_multiprocessor, 0.0

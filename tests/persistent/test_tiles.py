@@ -10,9 +10,9 @@ import pytest
 
 from rawnn.persistent import tiles
 from rawnn.persistent.layout import layout_of
-from rawnn.persistent.phases import BACKWARD, GRADIENT, Barrier, Gemm
+from rawnn.persistent.phases.gemm import BACKWARD, GRADIENT, Gemm
+from rawnn.persistent.phases.phase import Barrier
 from rawnn.persistent.sharding import pitch
-from rawnn.persistent.steps import first_warps
 from rawnn.persistent.tiles import COSTS, Tiling, global_state_tiling, tiling
 from tests.persistent.problems import HOPPER
 from tests.persistent.sampling import sampled
@@ -125,9 +125,10 @@ def test_a_weight_gradient_begins_at_the_first_warp_that_has_nothing_to_do() -> 
     moved = 0
     for seed in range(60):
         layout = layout_of(sampled(seed), HOPPER.shared)
-        d, free = layout.sharding, 0
-        for phase, first in zip(layout.schedule.micro_batch, first_warps(layout), strict=True):
+        d, first, free = layout.sharding, 0, 0
+        for phase in layout.schedule.micro_batch:
             assert first == free
+            first = phase.next_warp(layout, first)
             if isinstance(phase, Barrier):
                 free = 0
             if not isinstance(phase, Gemm):

@@ -116,8 +116,12 @@ def by_stages(p: GemmShape, tile: Tile, target: Target, paces: Sequence[float], 
 
 
 def by_tf32(p: GemmShape, tile: Tile, target: Target) -> float:
-    found = TF32_STAGE_CYCLES[p.times, tile.bm if p.layout == "nn" else tile.bn]
-    return by_stages(p, tile, target, getattr(found, p.layout), found.first, found.floats_per_cycle)
+    columns = tile.bm if p.layout == "nn" else tile.bn
+    found = TF32_STAGE_CYCLES[p.times, columns]
+    is_ragged = p.times == 1 and p.layout == "tn" and columns == 128 and p.n % columns
+    paces = [tile_cost.RAGGED_TN * pace if is_ragged else pace
+             for pace in getattr(found, p.layout)]
+    return by_stages(p, tile, target, paces, found.first, found.floats_per_cycle)
 
 
 def by_scaled(p: GemmShape, tile: Tile, target: Target) -> float:
