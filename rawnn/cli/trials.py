@@ -43,7 +43,8 @@ def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
         *compiler.OPTIONS,
         click.option("--seed", default=0, show_default=True, help="Of all random samples."),
         click.option("--limit", default=LIMIT, show_default=True, metavar="SECONDS",
-                     help="Of a launch, in a process of its own; 0: in this one."),
+                     help="Of a launch, in a process of its own, and of a call of the reference; "
+                          "0: in this one, without a limit."),
         click.option("--device", default="gpu", show_default=True, metavar="gpu:N|sim",
                      help="Where to run; sim tries all but what the kernel computes."),
     )):

@@ -166,7 +166,9 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     among the inputs. `seed` seeds all samples.
 
     With `limit` (seconds per launch) the kernel runs in a separate process, so that one that never
-    ends or that breaks the GPU's context becomes a finding; otherwise it runs in this process.
+    ends or that breaks the GPU's context becomes a finding; otherwise it runs in this process. A
+    call of the reference may take as long; one that takes longer is a ConfigError (in the main
+    thread: elsewhere the reference has no limit).
 
     Raises ConfigError, with the fix, for work that does not fit the kernel, and Refused for a
     function that replaces what judges it.
@@ -184,13 +186,14 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     special
         whether inputs have NaN, infinities and zeros
     limit
-        seconds for a launch, in a process of its own; None: no limit
+        seconds for a launch, in a process of its own, and for a call of the reference; None: no
+        limit
     device
         where a function's kernels run; None: that of the kernel
     work
         keywords of Work
     """
-    problem = problem_of(kernel, Work.of(reference, work))
+    problem = problem_of(kernel, Work.of(reference, work), limit)
     check_whole("trials", trials, 1)
     check_whole("seed", seed, 0)
     generator = np.random.default_rng(seed)
@@ -235,6 +238,8 @@ def try_sizes(problem: KernelProblem, sizes: Sizes, runner: Runner, generator: n
     trial = problem.trial(sizes, generator, special)
     images = images_of(trial, generator)
     other = {o.name: _with_other_bytes(images[o.name], o, generator) for o in problem.operands}
+    if isinstance(runner, ReferenceRun):
+        trial.expected()  # raises errors of the reference, which a launch would report as its own
     contents: list[Contents] = []
     try:
         for given in (images, other):

@@ -19,6 +19,7 @@ from rawnn.lab.arguments import ELEMENTS
 from rawnn.lab.comparison import type_name
 from rawnn.lab.expressions import evaluate, whole
 from rawnn.lab.kernel import Kernel
+from rawnn.lab.red_zones import place
 from rawnn.lab.sampling import (
     Sizes,
     converted,
@@ -28,6 +29,7 @@ from rawnn.lab.sampling import (
     sample_sizes,
     with_specials,
 )
+from rawnn.lab.time_limit import time_limit
 from rawnn.lab.work import Geometry, Reference, Work
 
 Host = NDArray[Any]
@@ -107,14 +109,15 @@ class Trial:
             given |= {n: _exactly(v, None, 0) for n, v in self.launching.symbols.items()}
         try:
             with np.errstate(all="ignore"):
-                found = problem.reference(given)
+                found = problem.referred(given)
         except RawnnError:
             raise
         except (Exception, SystemExit) as error:
             sizes = ", ".join(f"{n} = {v}" for n, v in self.sizes.items())
             raise ConfigError(f"the reference fails with {sizes or 'its only size'}: "
                               f"{type(error).__name__}: {error}") from error
-        return problem.named(found, {n: a.shape for n, a in self.arrays.items()})
+        return problem.named(found, {n: a.shape for n, a in self.arrays.items()},
+                             exact=perturb is None)
 
 
 def _exactly(values: Host, perturb: np.random.Generator | None, by: float) -> Host:
@@ -129,7 +132,8 @@ def _exactly(values: Host, perturb: np.random.Generator | None, by: float) -> Ho
 @dataclass(frozen=True)
 class KernelProblem:
     """A kernel, or a function that launches several, with its work. `parameters` are its parameter
-    names in order; `together` is the largest number of size names of one array."""
+    names in order; `together` is the largest number of size names of one array. A call of the
+    reference may take `limit` seconds (None: any time)."""
 
     candidate: Kernel | Callable[..., Any]
     label: str
@@ -141,6 +145,12 @@ class KernelProblem:
     names: tuple[str, ...]
     together: int
     macros: Mapping[str, Any]
+    limit: float | None = None
+
+    def referred(self, known: Mapping[str, Any]) -> Any:
+        """What the reference returns. Raises TimeLimitReached."""
+        with time_limit(self.limit, "the reference"):
+            return self.reference(known)
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
@@ -279,8 +289,10 @@ class KernelProblem:
                                   f"values are of {list(values.shape)}") from None
         return found
 
-    def named(self, found: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Host | None]:
-        """The reference's results by operand. Raises ConfigError if they do not fit."""
+    def named(self, found: Any, shapes: Mapping[str, tuple[int, ...]], exact: bool = True
+              ) -> dict[str, Host | None]:
+        """The reference's results by operand. Raises ConfigError if they do not fit; an `exact`
+        result of whole numbers has no fractions."""
         names = [o.name for o in self.outputs]
         dtypes = {o.name: o.dtype for o in self.outputs}
         if found is None:
@@ -301,6 +313,8 @@ class KernelProblem:
                                   f"({', '.join(names) or 'it may write none'})")
             results[name] = None if values is None else self._fitting(name, values, shapes[name],
                                                                       dtypes[name])
+            if exact and (result := results[name]) is not None:
+                _require_whole(name, result, dtypes[name])
         return results
 
     @staticmethod
@@ -350,6 +364,24 @@ class KernelProblem:
     def rolls(self, operand: Operand) -> bool:
         """Whether any part of a pool is a valid input."""
         return independent(self.work.inputs.get(operand.name), operand.dtype)
+
+
+def _require_whole(name: str, values: Host, dtype: np.dtype[Any]) -> None:
+    """Raise ConfigError for a fraction, NaN or infinity among whole numbers: which number a kernel
+    makes of it is the kernel's choice, so that the reference has to say it."""
+    for member in dtype.names or ():
+        if member in (values.dtype.names or ()):
+            _require_whole(f"{name}.{member}", values[member], dtype[member])
+    if values.dtype.kind != "f" or dtype.kind not in "iub":
+        return
+    with np.errstate(invalid="ignore"):
+        bad = np.flatnonzero(~np.isfinite(values) | (values != np.rint(values)))
+    if bad.size:
+        index = int(bad[0])
+        raise ConfigError(f"the reference returns {values.flat[index].item()!r} for "
+                          f"{name}{place(index, values.shape)}, and '{name}' holds "
+                          f"{type_name(dtype)}: let it return whole numbers, rounded as the kernel "
+                          f"rounds, such as np.trunc(...), np.floor(...) or np.rint(...)")
 
 
 def _dim(given: Geometry | None, known: Mapping[str, Any], what: str) -> Dim:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,24 @@ from rawnn.lab.arguments import ELEMENTS
 from rawnn.lab.expressions import names_in
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.kernel_problem import KernelProblem, Operand
+from rawnn.lab.time_limit import time_limit
 from rawnn.lab.work import Extents, Reference, Work, reference_of
 
 
-def problem_of(candidate: Kernel | Callable[..., Any], work: Work) -> KernelProblem:
-    """A candidate with its work. Raises ConfigError, with the fix, for what is missing or does not
+def problem_of(candidate: Kernel | Callable[..., Any], work: Work, limit: float | None = None
+               ) -> KernelProblem:
+    """A candidate with its work. Loading the reference, and each call of it, may take `limit`
+    seconds (None: any time). Raises ConfigError, with the fix, for what is missing or does not
     fit."""
-    reference = reference_of(work.reference, work.folder)
+    if limit is not None and not limit > 0:
+        raise ConfigError(f"limit = {limit}: give seconds above 0")
+    with time_limit(limit, "the file of the reference"):
+        reference = reference_of(work.reference, work.folder)
     if isinstance(candidate, Kernel):
-        return _of_kernel(candidate, work, reference)
+        return replace(_of_kernel(candidate, work, reference), limit=limit)
     if not callable(candidate):
         raise ConfigError(f"{candidate!r} is neither a rawnn.Kernel nor a function that launches")
-    return _of_function(candidate, work, reference)
+    return replace(_of_function(candidate, work, reference), limit=limit)
 
 
 def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> KernelProblem:

@@ -68,7 +68,7 @@ class ReferenceRun(Stopwatch):
             for name in reads:
                 values = _plain(getattr(t, name), images[name]).reshape(images[name].shape)
                 given[name] = values.astype(np.float64) if values.dtype.kind == "f" else values
-            found = problem.named(problem.reference(given),
+            found = problem.named(problem.referred(given),
                                   {n: image.shape for n, image in images.items()})
             for name, result in found.items():
                 if result is not None:

@@ -20,6 +20,7 @@ from rawnn.lab.checking import check
 from rawnn.lab.expressions import evaluate
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.parameter_roles import problem_of
+from rawnn.lab.time_limit import TimeLimitReached
 from rawnn.lab.timing import SAMPLES, time
 from rawnn.lab.work import Work
 
@@ -149,7 +150,7 @@ def sweep(kernel: Kernel, parameters: Mapping[str, Sequence[Any]], reference: An
     every = list(_allowed(parameters, restrict))
     if not every:
         raise ConfigError(f"no variant meets restrict = {[str(r) for r in restrict]}")
-    sizes = problem_of(kernel, _launched(declared, every[0])).largest(at or {})
+    sizes = problem_of(kernel, _launched(declared, every[0]), limit).largest(at or {})
     chosen = every
     if budget is not None and budget < len(every):
         chosen = random.Random(seed).sample(every, budget)
@@ -208,6 +209,8 @@ def _tried(kernel: Kernel, work: Work, parameters: Parameters, sizes: Mapping[st
         if declared.reference is not None:
             check(variant_kernel, declared, trials=_TRIALS, seed=seed, limit=limit).require()
         timed = time(variant_kernel, declared, at=sizes, samples=samples, seed=seed, limit=limit)
+    except TimeLimitReached:
+        raise  # by the reference, which all variants share
     except RawnnError as error:
         return Variant(parameters, failure=f"{type(error).__name__}: {error}")
     return Variant(parameters, timed.cold.median, timed.cold.low, timed.cold.high,

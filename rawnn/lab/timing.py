@@ -171,7 +171,8 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
     seed
         of all draws
     limit
-        seconds for a batch of samples, in a process of its own; None: no limit
+        seconds for a batch of samples, in a process of its own, and for a call of the reference;
+        None: no limit
     device
         where a function's kernels run; None: that of the kernel
     work
@@ -184,7 +185,7 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
     declared = Work.of(reference, work)
     compared = declared.reference is not None
     problem = problem_of(kernel, declared if compared else
-                         replace(declared, reference=lambda **known: {}))
+                         replace(declared, reference=lambda **known: {}), limit)
     generator, integrity = np.random.default_rng(seed), Integrity()
     sizes = problem.largest(at or {})
     runner = runner_for(problem, limit, device)

@@ -226,3 +226,14 @@ __global__ void header_{name}(float* x, int n) {{
         assert f"at n = {n} " in capsys.readouterr().out
     assert run(["kernel", "check", "--device", "sim", str(file)]) == 2
     assert "has 2 headers, of header_twice, header_thrice: name one" in capsys.readouterr().err
+
+
+def test_a_reference_that_never_ends_is_ended_at_the_limit(capsys: pytest.CaptureFixture[str]
+                                                           ) -> None:
+    Path("endless.py").write_text("def summed(x):\n    while True:\n        pass\n")
+    Path("loaded.py").write_text("import time\ntime.sleep(1e6)\n")
+    given = ["kernel", "check", "axpy.cu", "--device", "sim", "--limit", "0.3", "--reference"]
+    assert run([*given, "endless.py:summed"]) == 2
+    assert "the reference did not end within 0.3 s" in capsys.readouterr().err
+    assert run([*given, "loaded.py:summed"]) == 2
+    assert "the file of the reference did not end within 0.3 s" in capsys.readouterr().err

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import rawnn
 from rawnn.common.errors import ConfigError
+from rawnn.cuda.device import Device
+from rawnn.lab.time_limit import time_limit
 from rawnn.lab.work import reference_of
 
 KNOWN: dict[str, Any] = {"x": np.arange(6.0), "y": np.arange(6.0)[::-1].copy(), "a": 2.0, "n": 6}
@@ -82,3 +88,76 @@ def test_what_cannot_be_called_by_names_is_refused(given: Any, words: str) -> No
 def test_a_name_that_is_not_known_is_said_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"asks for 'b'.*\(known: a, n, x, y\)"):
         reference_of("b * x")(KNOWN)
+
+
+HALVES = """__global__ void lab_halves(const int* x, TYPE* y, int n) {
+    int i = blockIdx.x * 32 + threadIdx.x;
+    if (i < n) y[i] = x[i] / 2;
+}"""
+HALVED = {"grid": "cdiv(n, 32)", "block": 32, "sizes": {"n": [1, 40]}, "inputs": {"x": "0..9"},
+          "trials": 4}
+
+
+@pytest.mark.parametrize("kind", ["int", "unsigned char", "long long"])
+def test_a_reference_with_fractions_for_whole_numbers_is_refused(device: Device, kind: str) -> None:
+    kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": kind}, device=device)
+    for wrong, value in ((lambda x: 0 * x + 2.25, "2.25"), (lambda x: x * np.nan, "nan"),
+                         (lambda x: x + np.inf, "inf")):
+        with pytest.raises(ConfigError, match=rf"returns {value} for y\[0\].*np\.trunc"):
+            rawnn.check(kernel, wrong, **HALVED)
+    assert rawnn.check(kernel, lambda x: x // 2, **HALVED)
+    assert rawnn.check(kernel, lambda x: np.floor(x / 2), **HALVED)  # whole, though float64
+
+
+def test_whole_numbers_of_perturbed_inputs_need_not_be_whole(device: Device) -> None:
+    """The check perturbs float inputs to find the size of terms: not what the reference means."""
+    kernel = rawnn.Kernel("""__global__ void lab_whole(const float* x, float* z, int* y, int n) {
+        y[threadIdx.x] = x[threadIdx.x]; z[threadIdx.x] = x[threadIdx.x]; }""", "lab_whole",
+                          device=device)
+    assert rawnn.check(kernel, lambda x: {"y": x, "z": x}, grid=1, block="n", sizes={"n": [1, 40]},
+                       inputs={"x": lambda generator, shape: generator.integers(1, 9, shape)})
+
+
+def endless(x: Any) -> Any:
+    while True:
+        with suppress(Exception):
+            time.sleep(0.01)
+
+
+def test_a_reference_that_never_ends_is_ended_at_the_limit(device: Device) -> None:
+    kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": "int"}, device=device)
+    before = signal.getsignal(signal.SIGALRM)
+    work: dict[str, Any] = {n: v for n, v in HALVED.items() if n != "trials"}
+    for call in (rawnn.check, rawnn.time,
+                 lambda *a, **k: rawnn.sweep(a[0], {"block": [32, 64]}, *a[1:], **k)):
+        with pytest.raises(ConfigError, match=r"the reference did not end within 0\.2 s"):
+            call(kernel, endless, limit=0.2, **work)
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert rawnn.check(kernel, lambda x: x // 2, limit=20.0, **HALVED)
+    left = signal.getitimer(signal.ITIMER_REAL)[0]  # none, or that of pytest's own limit
+    assert left == 0 or left > 20
+
+
+def test_an_alarm_of_the_caller_goes_on_behind_a_time_limit() -> None:
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(ConfigError, match=r"it did not end within 0\.2 s"), \
+                time_limit(0.2, "it"):
+            endless(None)
+        time.sleep(0.1)
+        assert rung == [signal.SIGALRM]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def failing(x: Any) -> Any:
+    return {40: x}[len(x)]
+
+
+def test_an_error_of_the_reference_at_one_size_is_not_blamed_on_the_kernel(device: Device) -> None:
+    kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": "int"}, device=device)
+    with pytest.raises(ConfigError, match="the reference fails with n = 41: KeyError: 41"):
+        rawnn.check(kernel, failing, **{**HALVED, "sizes": {"n": [40, 41]}})
