@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.common.errors import CheckpointError, ConfigError, DataError
+from rawnn.common.errors import CheckpointError, ConfigError, DataError, DeviceError
+from rawnn.cuda.device import Device
 from rawnn.data import from_arrays
 from rawnn.data.normalise import Normalisation
+from rawnn.engine import machine
 from rawnn.engine.model import Model
 from rawnn.engine.result import Result
 from rawnn.engine.training import train
 from rawnn.many.ensemble import Ensemble
 from rawnn.model.activations import ACTIVATIONS, activation
 from rawnn.model.layers import Network
+from rawnn.sim import sim_backend
 from tests import requires
 from tests.data.foreign import Foreign
 from tests.test_training import DATA
@@ -53,6 +56,32 @@ def test_predictions_are_the_same_in_any_batch_and_on_a_device() -> None:
     np.testing.assert_array_equal(model.predict(many, device="sim"), model.predict(many))
     assert model.score(DATA.test_images, DATA.test_labels, device="sim").loss == pytest.approx(
         model.score(DATA.test_images, DATA.test_labels).loss, rel=1e-5)
+
+
+def test_auto_predicts_on_a_gpu_or_else_on_the_host(monkeypatch: pytest.MonkeyPatch,
+                                                    caplog: pytest.LogCaptureFixture) -> None:
+    model = trained().model
+    opened: list[Device] = []
+
+    def simulated(ordinal: int, notify: Any) -> Device:
+        opened.append(Device(sim_backend()))
+        return opened[-1]
+
+    def missing(ordinal: int, notify: Any) -> Device:
+        raise DeviceError("there is no driver")
+
+    host = model.predict(DATA.test_images, "logits")
+    for open_gpu in (simulated, missing):
+        monkeypatch.setattr(machine, "open_gpu", open_gpu)
+        with caplog.at_level("INFO", "rawnn"):
+            found = model.predict(DATA.test_images, "logits", device="auto")
+        np.testing.assert_allclose(found, host, rtol=1e-5, atol=1e-6)
+    assert len(opened) == 1
+    assert "on the host, not on a GPU: there is no driver" in caplog.text
+    assert model.score(DATA.test_images, DATA.test_labels, device="auto") == \
+        model.score(DATA.test_images, DATA.test_labels)
+    with pytest.raises(ConfigError, match="use auto, gpu"):
+        model.predict(DATA.test_images[:0], device="cpu")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32"])

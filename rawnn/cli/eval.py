@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from rawnn.cli.examples import Examples, given_examples, own_examples, say
+from rawnn.cli.examples import Examples, device_for, given_examples, own_examples, say
 from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
@@ -47,8 +47,8 @@ from rawnn.engine.model import Model
             default=True)
 @run_option(OUTPUT, "--json json_file", "Write the figures as JSON.", "not written",
             metavar="FILE", type=PATH)
-@run_option(DEVICE, "--device", "Where to run.", "host", metavar="host|gpu:N|sim", default="host",
-            values=devices)
+@run_option(DEVICE, "--device", "Where to run.", "host", metavar="host|auto|gpu:N|sim",
+            default="host", values=devices)
 def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | None, device: str,
           confusion: bool, json_file: str | None, **csv_options: str | None) -> None:
     """Measure a CHECKPOINT (a file; of a directory the best, else the newest) on its test set, or
@@ -64,6 +64,7 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
     if examples.answers is None and not _reconstructs(found):
         raise ConfigError(f"{examples.source} brings no answers to compare with: name their column "
                           f"with --target")
+    device = device_for(device)
     with working("measuring"):
         figures = show(found, examples, device, confusion,
                        Console(highlight=False, soft_wrap=True))

@@ -21,6 +21,7 @@ from rawnn.data.dataset_types import Kind
 from rawnn.data.precision import check_finite
 from rawnn.data.tables import Table, read_table
 from rawnn.engine.checkpoint import Checkpoint, check_data_found
+from rawnn.engine.machine import open_device
 from rawnn.engine.resumption import Resumption
 
 _OWN_SET = ("dataset", "data", "target", "validation", "seed")
@@ -40,6 +41,17 @@ class Examples:
 def say(message: str) -> None:
     """Print a sentence for the user on standard error, separate from the command's output."""
     click.echo(f"rawnn: {message}", err=True)
+
+
+def device_for(wanted: str) -> str:
+    """"auto" as the GPU or, with a sentence why, the host; every other device as it is."""
+    if wanted != "auto":
+        return wanted
+    with open_device(wanted, say) as opened:
+        if opened.device is not None:
+            return "gpu"
+    say(f"running on the host: {opened.machine.no_gpu}")
+    return "host"
 
 
 def own_examples(found: Checkpoint, where: str) -> Examples:

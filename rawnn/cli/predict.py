@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from rawnn.cli.eval import show
-from rawnn.cli.examples import given_examples, say
+from rawnn.cli.examples import device_for, given_examples, say
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
     DATA,
@@ -50,8 +50,8 @@ from rawnn.engine.model import Model
             metavar="FILE", type=PATH)
 @run_option(OUTPUT, "--probabilities", "Write the probability of every class, too, under its name.",
             "no", is_flag=True)
-@run_option(DEVICE, "--device", "Where to run.", "host", metavar="host|gpu:N|sim", default="host",
-            values=devices)
+@run_option(DEVICE, "--device", "Where to run.", "host", metavar="host|auto|gpu:N|sim",
+            default="host", values=devices)
 def predict(checkpoint: str, data: str, dataset: str | None, target: str | None, out: str | None,
             probabilities: bool, device: str, **csv_options: str | None) -> None:
     """Predict with a CHECKPOINT (a file; of a directory the best, else the newest) from --data, row
@@ -65,7 +65,7 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
     check_output("--out", out)
     _, found = find_model(checkpoint, say)
     examples = given_examples(found, dataset, data, target, csv_options)
-    model = Model.of(found)
+    model, device = Model.of(found), device_for(device)
     with working("predicting"):
         columns = _columns(model, examples.inputs, probabilities, device)
     if out is None:

@@ -1,7 +1,7 @@
 """A trained network without its training state: predict, score, save, load.
 
 Forward passes run with NumPy in float32, a batch at a time to bound memory, without opening a
-device. With `device` they run on the engine instead.
+device. With `device` they run on the engine instead; "auto" takes a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from rawnn.data.labels import (
 from rawnn.data.normalise import PIXEL_SCALE, Normalisation, TargetNormalisation
 from rawnn.data.precision import check_finite
 from rawnn.engine import checkpoint
+from rawnn.engine.config import check_device
+from rawnn.engine.machine import open_device
 from rawnn.engine.state_dict import from_torch, layers_of, to_torch
 from rawnn.model.layers import Network, Parameters
 from rawnn.model.losses import Link
@@ -115,7 +117,8 @@ class Model:
         "classes" (uint8 [N, C], 0 or 1), "probabilities" or "logits". Mean squared error: "values",
         float32 [N, C], or float64 in the targets' units if they were normalised. An autoencoder's
         "values" are in the units of its inputs, with either loss (float64 if float32 cannot hold
-        the inputs). Without rows the result is an empty array.
+        the inputs). Without rows the result is an empty array. `device` is "host" (NumPy), "gpu",
+        "gpu:N", "sim", or "auto": a GPU if there is one, else the host.
 
         Raises ConfigError, DataError.
         """
@@ -169,14 +172,20 @@ class Model:
         """z of the last layer, float32 [<= batch, C], batch by batch."""
         if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
             raise ConfigError(f"batch = {batch!r}: it must be a whole number of at least 1")
+        check_device(device)
         if not len(inputs):
             yield np.zeros((0, self.network.outputs), np.float32)
             return
-        if device != "host":
-            from rawnn.engine.runners.forward import forward
+        log = logging.getLogger("rawnn").info
+        with open_device(device, log) as opened:
+            if opened.device is None and device != "host":
+                log(f"predicting on the host, not on a GPU: {opened.machine.no_gpu}")
+            if opened.device is not None:
+                from rawnn.engine.runners.forward import forward
 
-            yield from forward(self.network, self.parameters, self.normalisation, inputs, device)
-            return
+                yield from forward(self.network, self.parameters, self.normalisation, inputs,
+                                   opened.device)
+                return
         between = self.network.activation_spec.fast or self.network.activation_spec.function
         for start in range(0, len(inputs), batch):
             with np.errstate(over="ignore", invalid="ignore"):  # `predict` refuses the result

@@ -18,7 +18,9 @@ import pytest
 
 from rawnn.cli.eval import _reconstructs
 from rawnn.cli.figures import class_figures
+from rawnn.common.errors import DeviceError
 from rawnn.data.normalise import TargetNormalisation
+from rawnn.engine import machine
 from rawnn.engine.checkpoint import Checkpoint, listed, write
 from rawnn.engine.model import Model
 from rawnn.model.layers import Network
@@ -159,6 +161,19 @@ def test_predictions_as_csv(rawnn: Rawnn, kept: Path, flowers: Path, tmp_path: P
     assert (done.status, done.out) == (0, "")
     assert "100 predictions are in" in done.err
     assert [r["prediction"] for r in csv.DictReader(out.open())] == [r["prediction"] for r in rows]
+
+
+def test_auto_takes_the_host_without_a_gpu_and_says_so(
+        rawnn: Rawnn, kept: Path, flowers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(ordinal: int, notify: object) -> None:
+        raise DeviceError("there is no driver")
+
+    monkeypatch.setattr(machine, "open_gpu", missing)
+    for command in (("eval", str(kept)), ("predict", str(kept))):
+        done = rawnn(*command, "--data", str(flowers), "--device", "auto")
+        assert done.status == 0, done.err
+        assert done.err.count("running on the host: there is no driver") == 1
+        assert done.out == rawnn(*command, "--data", str(flowers)).out
 
 
 @pytest.mark.parametrize("named", [str, os.path.relpath])

@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.dtypes import numpy_dtype
-from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device, padded
 from rawnn.data.dataset_types import INPUT_TYPES
 from rawnn.data.normalise import Normalisation
-from rawnn.engine.config import check_device
-from rawnn.engine.machine import machine_of, open_device
+from rawnn.engine.machine import machine_of
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.programs import StreamProgram
 from rawnn.model.layers import Network, Parameters
@@ -30,18 +28,13 @@ BATCH = 2048
 
 
 def forward(network: Network, parameters: Parameters, normalisation: Normalisation,
-            inputs: NDArray[Any], device: str) -> Iterator[NDArray[np.float32]]:
-    """The logits of `inputs` [N, F], float32 [<= BATCH, C] at a time, computed on `device` ("gpu",
-    "gpu:1", "sim", ...). Raises DeviceError and ConfigError."""
-    check_device(device)
+            inputs: NDArray[Any], device: Device) -> Iterator[NDArray[np.float32]]:
+    """The logits of `inputs` [N, F], float32 [<= BATCH, C] at a time, computed on the device.
+    Raises DeviceError and ConfigError."""
     if normalisation.is_double:  # applied on the host, as in training
         inputs, normalisation = normalisation.apply(inputs), Normalisation()
-    opened = open_device(device, lambda message: None).device
-    if opened is None:
-        raise ConfigError(f"device = '{device}' is no GPU")
     with ExitStack() as closing:
-        closing.callback(opened.close)
-        yield from _run(opened, network, parameters, normalisation, inputs, closing)
+        yield from _run(device, network, parameters, normalisation, inputs, closing)
 
 
 def _run(device: Device, network: Network, parameters: Parameters, normalisation: Normalisation,
