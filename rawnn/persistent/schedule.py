@@ -111,8 +111,9 @@ def forward(d: Sharding, layer: int) -> list[Phase]:
     if d.layer_kinds[layer] == ROW_PARALLEL:
         return all_reduce(d, gemm, f"sum {n}", n, last)
     if d.boundaries[n] == ALL_GATHERED:  # the GEMM activates and sends, the exchange stores
-        gather = Exchange(f"gather {n}", ALL_GATHER, n, p.layers[n], p.layers[n],
-                          Epilogue(IDENTITY, to), idle=d.idle(n), flags=d.idle(n))
+        gather = Exchange(f"gather {n}", kind=ALL_GATHER, boundary=n, features=p.layers[n],
+                          rows=p.layers[n], epilogue=Epilogue(IDENTITY, to), idle=d.idle(n),
+                          flags=d.idle(n))
         sent = Epilogue(function, "", last.bias, last.saved, send=gather)
         return [gemm(sent), gather]
     return [gemm(last)]
@@ -132,8 +133,9 @@ def backward(d: Sharding, layer: int) -> list[Phase]:
     if d.layer_kinds[layer] != COLUMN_PARALLEL:
         return [gemm(last)]
     if gathered:
-        scatter = Exchange(name, REDUCE_SCATTER, layer, p.layers[layer],
-                           d.shards[layer] * d.tp_size, last, d.tp_size, d.idle(layer))
+        scatter = Exchange(name, kind=REDUCE_SCATTER, boundary=layer, features=p.layers[layer],
+                           rows=d.shards[layer] * d.tp_size, epilogue=last, parts=d.tp_size,
+                           idle=d.idle(layer))
         return sending(d, gemm, scatter)
     return all_reduce(d, gemm, name, layer, last)
 
@@ -157,13 +159,16 @@ def all_reduce(d: Sharding, gemm: GemmOf, name: str, boundary: int, last: Epilog
     n = d.problem.layers[boundary]
     if d.is_one_shot(n):
         rows = n * d.tp_size
-        one_shot = Exchange(name, ALL_REDUCE, boundary, rows, rows, last, d.tp_size)
+        one_shot = Exchange(name, kind=ALL_REDUCE, boundary=boundary, features=rows, rows=rows,
+                            epilogue=last, parts=d.tp_size)
         return sending(d, gemm, one_shot)
     # Blocks that no row is left for need no flags: owners wait for the partial sums of all blocks,
     # and all blocks for the sums of all owners.
-    gather = Exchange(name, ALL_GATHER, boundary, n, n, last, second=True)
-    scatter = Exchange(name, REDUCE_SCATTER, boundary, n, ceil(n, d.tp_size) * d.tp_size,
-                       Epilogue(IDENTITY, send=gather), d.tp_size)
+    gather = Exchange(name, kind=ALL_GATHER, boundary=boundary, features=n, rows=n, epilogue=last,
+                      second=True)
+    scatter = Exchange(name, kind=REDUCE_SCATTER, boundary=boundary, features=n,
+                       rows=ceil(n, d.tp_size) * d.tp_size,
+                       epilogue=Epilogue(IDENTITY, send=gather), parts=d.tp_size)
     return [*sending(d, gemm, scatter), gather]
 
 
@@ -182,8 +187,9 @@ def loss(d: Sharding) -> list[Phase]:
     depth = d.problem.depth
     end = Softmax(SOFTMAX, "logits" if d.separates_logits else f"z{depth}", f"z{depth}")
     if d.shards_softmax:
-        sums = StatisticsExchange(STATISTICS, ALL_GATHER, depth, 4 * d.tp_size, 4 * d.tp_size,
-                                  Epilogue(IDENTITY, "statistics"))
+        sums = StatisticsExchange(STATISTICS, kind=ALL_GATHER, boundary=depth,
+                                  features=4 * d.tp_size, rows=4 * d.tp_size,
+                                  epilogue=Epilogue(IDENTITY, "statistics"))
         return [replace(end, statistics=True, send=sums), sums, end]
     if softmax_of(d).warps > 1:
         return [replace(end, statistics=True), end]
@@ -257,7 +263,8 @@ def backward_pass(d: Sharding) -> list[Phase]:
     waiting.append(weight_gradient(d, 0))
     if not p.scaled:
         return [*found, *waiting]
-    flags = FlagExchange(OVERFLOW, ALL_GATHER, 0, 0, 0, Epilogue(IDENTITY), flags=d.tp_size)
+    flags = FlagExchange(OVERFLOW, kind=ALL_GATHER, boundary=0, features=0, rows=0,
+                         epilogue=Epilogue(IDENTITY), flags=d.tp_size)
     checked = CheckOverflow(OVERFLOW, flags if d.tp_size > 1 else None)
     agreed: list[Phase] = [*[flags] * (d.tp_size > 1), AgreeOnStep(OVERFLOW)]
     return [*found, checked, *(agreed + waiting if late else waiting + agreed)]

@@ -24,7 +24,7 @@ ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all-gather", "reduce-scatter", "all-re
 C_KINDS = {ALL_GATHER: "kAllGather", REDUCE_SCATTER: "kReduceScatter", ALL_REDUCE: "kAllReduce"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exchange(Phase):
     """The receiving end of an exchange in a tensor-parallel group. An earlier epilogue sends.
 

@@ -139,7 +139,10 @@ twice that of cuBLAS's float32."""
 
 
 WIDEST_STAGES = 8
-"""Least stages of a GEMM in tiles of 128 x 256, which were measured from 16 on."""
+"""Least stages of a sum in tiles of 128 x 256. They were measured with sums of 16 stages or more.
+What they gain, one round of blocks in place of two, does not depend on the length of a sum, so that
+half of that is left to the model of tiles. Shorter sums, whose time is mostly that of the first
+stage and of the results, have tiles that were measured."""
 
 
 def _tiles_wgmma_tf32(p: GemmShape) -> list[Tile]:
