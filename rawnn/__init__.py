@@ -22,12 +22,12 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ptx")):
 
 if TYPE_CHECKING:
     from rawnn import engine as engine
+    from rawnn import errors as errors
+    from rawnn import export as export
     from rawnn import lab as lab
     from rawnn import sim as sim
-    from rawnn.common import errors as errors
     from rawnn.common.listener import Listener
     from rawnn.data import Dataset, from_arrays, load_dataset
-    from rawnn.engine import export as export
     from rawnn.engine.callbacks import Checkpoints, CsvLog, EarlyStopping
     from rawnn.engine.config import Config
     from rawnn.engine.model import Model
@@ -86,7 +86,7 @@ __all__ = ["TOGGLES", "Checkpoints", "Config", "CsvLog", "Dataset", "EarlyStoppi
            "train", "train_many", "uniform"]
 
 
-_MODULES = {"errors": "rawnn.common.errors", "export": "rawnn.engine.export", "lab": "rawnn.lab",
+_MODULES = {"errors": "rawnn.errors", "export": "rawnn.export", "lab": "rawnn.lab",
             "run": "rawnn.engine", "sim": "rawnn.sim"}
 """Submodules that are reachable as attributes, such as `rawnn.lab`, without an import."""
 

@@ -153,3 +153,15 @@ def test_the_module_is_imported_by_its_public_name() -> None:
     from rawnn.export import export_onnx as public
 
     assert public is export_onnx
+
+
+def test_public_modules_have_the_public_names_and_no_others() -> None:
+    import rawnn.common.errors
+    import rawnn.errors
+    import rawnn.export
+
+    raised = {name for name, each in vars(rawnn.common.errors).items()
+              if isinstance(each, type) and issubclass(each, rawnn.common.errors.RawnnError)}
+    assert set(rawnn.errors.__all__) == raised
+    for module in (rawnn.errors, rawnn.export):
+        assert {n for n in vars(module) if not n.startswith("_")} == set(module.__all__)

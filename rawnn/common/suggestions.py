@@ -94,7 +94,8 @@ MISSING = {
     },
     "mse": {
         "huber huber_loss smooth_l1 smooth_l1_loss mae mae_loss l1 l1_loss mean_absolute_error "
-        "absolute_error": "rawnn's only loss for values is mse",
+        "absolute_error":
+            "rawnn does not have this loss: there are {known}, of which mse is for values",
         "hinge squared_hinge focal focal_loss kl_div kl_divergence poisson ctc triplet":
             "rawnn does not have this loss: there are {known}",
     },
