@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rawnn
 from rawnn.common.errors import ConfigError, DataError, TrainingDiverged
 from rawnn.common.listener import Listener
 from rawnn.data import Dataset
@@ -385,3 +386,17 @@ def test_a_warmup_longer_than_the_run_is_said() -> None:
     with pytest.warns(RuntimeWarning, match="the warm-up of 5 epochs is longer than the run of 2"):
         train(data=(x, (x[:, 0] > 0.5).astype(int)), layers=(3, 2), device="host", epochs=2,
               schedule="warmup:5")
+
+
+def test_an_autoencoder_of_arrays_takes_no_answers() -> None:
+    """They had no effect: clean images beside noisy ones were not learned."""
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    options: dict[str, Any] = {"layers": (6, 3, 6), "loss": "mse", "autoencoder": True,
+                               "epochs": 1, "batch": 8, "device": "host"}
+    for y in (x + 1, np.arange(40)):
+        for call in (rawnn.train, rawnn.train_many):
+            with pytest.raises(ConfigError, match="reproduces its inputs, so that y would have no"):
+                call(data=(x, y), **options)
+    alone = rawnn.train(data=x, **options)
+    same = rawnn.train(data=(x, x), **options)
+    assert all((alone.parameters[n] == same.parameters[n]).all() for n in alone.parameters)

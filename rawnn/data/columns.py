@@ -147,7 +147,7 @@ def _lost_integers(name: str, names: Sequence[str], arrays: Sequence[NDArray[Any
 
 def _columns(data: Any) -> list[tuple[Any, Any]] | None:
     """Name and values of each column; None for data without columns of their own."""
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) and not hasattr(data, "toarray"):  # dok_matrix of SciPy is one
         return list(data.items())
     if isinstance(data, np.ndarray) and data.dtype.names and data.ndim == 1:
         return [(column, data[column]) for column in data.dtype.names]

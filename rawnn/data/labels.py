@@ -65,7 +65,8 @@ def given_labels(array: NDArray[Any], name: str, rows: Rows = None,
                             f"the row out")
         raise DataError(f"{name} label in row {row} is {value:g}, but labels are whole numbers, or "
                         f"words")
-    bad = np.flatnonzero((flat < -(2.0**63)) | (flat >= 2.0**63))
+    wide = flat.astype(np.float64)  # float16 has no 2^63
+    bad = np.flatnonzero((wide < -(2.0**63)) | (wide >= 2.0**63))
     if bad.size:
         raise DataError(f"{name} label in row {place_of(bad[0], rows)} is {float(flat[bad[0]]):g}, "
                         f"beyond the whole numbers of int64: give such labels as words")

@@ -101,12 +101,21 @@ def given(data: Any, config: Config, validation: Any, normalise: Any,
         if getattr(config, name) != getattr(Config, name):
             raise ConfigError(f"{name} = '{getattr(config, name)}' has no effect with arrays, "
                               f"which are the data: leave it out")
+    if config.autoencoder and _answers_other_than_inputs(data):
+        raise ConfigError("an autoencoder reproduces its inputs, so that y would have no effect: "
+                          "give X alone, or leave autoencoder out to learn y")
     return from_arrays(
         data, config.validation if validation is None else validation,
         seed=config.seed if seed is None else seed,
         normalise=config.normalise if normalise is None else normalise,
         normalise_targets=config.normalise_targets, kind=_kind(config), outputs=config.layers[-1],
         unseen_classes=unseen_classes)
+
+
+def _answers_other_than_inputs(data: Any) -> bool:
+    """Whether arrays (X, y) have another y than X itself."""
+    return isinstance(data, tuple | list) and len(data) == 2 and data[1] is not None \
+        and data[1] is not data[0]
 
 
 def _with_named_labels(data: Dataset, outputs: int) -> Dataset:

@@ -74,7 +74,7 @@ def test_a_matrix_is_an_array() -> None:
 def test_sparse_matrices_are_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     sparse = requires.module("scipy.sparse")
     x = np.array([[0, 2.5], [1, 0], [0, 0]])
-    for kind in (sparse.csr_matrix, sparse.coo_array):
+    for kind in (sparse.csr_matrix, sparse.coo_array, sparse.dok_matrix):
         data = from_arrays((kind(x), [0, 1, 0]), (kind(x), [0, 1, 0]))
         np.testing.assert_array_equal(data.train_images, x)
         assert data.notes[0] == "the training inputs: the sparse matrix, 3 x 2, is made dense " \

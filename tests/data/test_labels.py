@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,10 @@ def test_fractions_have_both_their_ends(dtype: str) -> None:
         with pytest.raises(DataError, match=f"x reach from {float(array.min()):g} to "
                                             f"{float(array.max()):g}, but"):
             labels_module.check_fractions(array, "x")
+
+
+def test_whole_numbers_in_float16_are_labels_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = labels_module.given_labels(np.array([0, 2, 1], np.float16), "train")
+    assert (found.values.tolist(), found.dtype) == ([0, 2, 1], "float16")
