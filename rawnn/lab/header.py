@@ -6,9 +6,9 @@
     block = 256
     */
 
-A file of several kernels may have one for each, which names its `kernel` or its `op`. Compiling,
-checking, timing and plugging in a kernel read the same header (docs/lab.md explains each
-key).
+Lines that begin with //, the first of them `// rawnn`, do as well. A file of several kernels may
+have one for each, which names its `kernel` or its `op`. Compiling, checking, timing and plugging in
+a kernel read the same header (docs/lab.md explains each key).
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ SWEPT: dict[str, type | tuple[type, ...]] = {"sweep": dict, "restrict": (str, li
 """Macros and launch geometries to sweep over, and conditions on them."""
 KNOWN = {**COMPILED, **LAUNCHED, **PLUGGED, **CHECKED, **SWEPT}
 
-_BLOCK = re.compile(r"/\*\s*rawnn\b[^\S\n]*\n(.*?)\*/", re.DOTALL)
+_BLOCK = re.compile(r"/\*+!?\s*rawnn\b[^\S\n]*\n(?P<block>.*?)\*/|"
+                    r"^[^\S\n]*//+[^\S\n]*rawnn[^\S\n]*\n"
+                    r"(?P<lines>(?:[^\S\n]*//[^\n]*(?:\n|\Z))+)", re.DOTALL | re.MULTILINE)
+"""A comment of either kind: /* rawnn ... */, or lines that begin with //."""
 
 
 def header(text: str, path: str | Path = "kernel.cu", kernel: str | None = None,
@@ -81,9 +84,11 @@ def _base(kernel: str | None) -> str:
 
 def _parsed(found: re.Match[str], text: str, path: str | Path) -> Table:
     """The table of one header."""
-    first = text.count("\n", 0, found.start(1)) + 1
+    kind = "block" if found["block"] is not None else "lines"
+    first = text.count("\n", 0, found.start(kind)) + 1
     # Lines may begin with stars, as is usual in comments.
-    lines = [re.sub(r"^[ \t]*\*[ \t]?", "", line) for line in found[1].split("\n")]
+    start = r"^[ \t]*\*[ \t]?" if kind == "block" else r"^[ \t]*//[ \t]?"
+    lines = [re.sub(start, "", line) for line in found[kind].split("\n")]
     try:
         table = tomllib.loads("\n".join(lines))
     except tomllib.TOMLDecodeError as error:

@@ -319,7 +319,11 @@ class KernelProblem:
 
     @staticmethod
     def _fitting(name: str, values: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Host:
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except Exception as error:
+            raise ConfigError(f"the reference returns '{name}' as a {type(values).__name__} of "
+                              f"which NumPy makes no array: {error}") from None
         if array.size != prod(shape):
             raise ConfigError(f"the reference returns '{name}' of shape {array.shape}, and the "
                               f"kernel's is {shape}")

@@ -24,6 +24,15 @@ def test_a_header_is_toml_in_the_comment_that_begins_with_rawnn() -> None:
     assert header("/* rawnn\nblock = 32\n*/") == {"block": 32}
 
 
+def test_a_header_may_be_lines_of_comments() -> None:
+    text = SOURCE.replace("/* rawnn\n", "// rawnn\n").replace(" */\n", "").replace("\n * ", "\n// ")
+    assert header(text) == header(SOURCE)
+    assert header(text.replace("\n", "\r\n")) == header(SOURCE)
+    assert header(SOURCE.replace("/* rawnn", "/** rawnn")) == header(SOURCE)
+    with pytest.raises(ConfigError, match=r"mine\.cu, line 4: the header knows no 'blok'"):
+        header("//\n// rawnn\n//\n//blok = 3", "mine.cu")
+
+
 def test_what_has_none_has_none() -> None:
     assert header("/* about rawnn\nblock = 32 */ __global__ void f() {}") == {}
     assert header("// rawnn\n__global__ void f() {}") == {}

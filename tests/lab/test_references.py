@@ -109,6 +109,12 @@ def test_a_reference_with_fractions_for_whole_numbers_is_refused(device: Device,
     assert rawnn.check(kernel, lambda x: np.floor(x / 2), **HALVED)  # whole, though float64
 
 
+def test_a_reference_of_which_no_array_can_be_made_is_refused(device: Device) -> None:
+    kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": "int"}, device=device)
+    with pytest.raises(ConfigError, match="returns 'y' as a list of which NumPy makes no array"):
+        rawnn.check(kernel, lambda x: [[1, 2], [3]], **HALVED)
+
+
 def test_whole_numbers_of_perturbed_inputs_need_not_be_whole(device: Device) -> None:
     """The check perturbs float inputs to find the size of terms: not what the reference means."""
     kernel = rawnn.Kernel("""__global__ void lab_whole(const float* x, float* z, int* y, int n) {
