@@ -392,6 +392,27 @@ def test_a_model_alone_may_be_trained_on_anything(tmp_path: Path) -> None:
     assert named.label_names == ("ant", "bee", "cat")
 
 
+def test_a_model_alone_says_what_network_it_is(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    for options in ({"layers": (6, 5, 2), "loss": "mse", "activation": "tanh", "bias": False},
+                    {"layers": (6, 3, 6), "loss": "mse", "autoencoder": True}):
+        data = x if "autoencoder" in options else (x, x[:, :2])
+        before = train(data=data, epochs=1, batch=8, device="host", **options)
+        before.model.save(tmp_path / "model.safetensors")
+        with pytest.warns(RuntimeWarning, match="is a model alone"):
+            found = train(data=data, resume=tmp_path / "model.safetensors", epochs=1, batch=8,
+                          lr=1e-30, device="host")
+        assert found.model.network == before.model.network
+        same_parameters(found, before)
+
+
+def test_a_config_of_another_network_is_refused_with_the_way_to_continue(tmp_path: Path) -> None:
+    first(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers are 6-24-3, but those of the Config 784-10; "
+                                              r"a Config gives every option: .*by name"):
+        train(Config(resume=str(tmp_path), epochs=9), data=(X, Y))
+
+
 @pytest.mark.parametrize("wrong", [{"digest": 3}, {"parts": []}, {"split": [1]}, {"classes": "x"}])
 def test_a_record_that_makes_no_sense(tmp_path: Path, wrong: dict[str, Any]) -> None:
     first(tmp_path)

@@ -370,7 +370,9 @@ def continued(values: Mapping[str, Any], arrays: bool = False,
     if not values.get("resume"):
         return dict(values)
     path, stored = found or find(values["resume"], lambda message: None)  # said when it is loaded
-    before = dict(stored.config)
+    network = stored.network  # also of a model that was saved alone, without options
+    before = {"layers": network.layers, "bias": network.bias, "activation": network.activation,
+              "loss": network.loss, "autoencoder": stored.autoencoder, **stored.config}
     if not arrays and "dataset" not in stored.config and values.get("data") is None \
             and values.get("dataset") is None:
         what = "was trained on arrays of a Python program, which no checkpoint holds" \

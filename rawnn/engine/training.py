@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import Any
 
-from rawnn.common.errors import ConfigError, unknown
+from rawnn.common.errors import CheckpointError, ConfigError, unknown
 from rawnn.common.files import check_path
 from rawnn.common.interrupts import end_by
 from rawnn.common.listener import listeners_of
@@ -71,6 +71,8 @@ def train(config: Config | None = None, *, listener: object = (),
     if resume is not None:
         check_path("resume", resume)
     before = Resumption.of(os.path.expanduser(resume)) if resume else None
+    if config is not None and before is not None:
+        _check_network(config, before)
     if config is None:
         config = Config(**continued({**options, **of_config}, arrays,
                                     (before.path, before.checkpoint) if before else None))
@@ -92,3 +94,15 @@ def train(config: Config | None = None, *, listener: object = (),
         raise session.unsaved
     end_by(session.signal)
     return result
+
+
+def _check_network(config: Config, before: Resumption) -> None:
+    """Raise CheckpointError if a Config, which has a value for every option, is of another network
+    than the checkpoint that it continues."""
+    stored = before.checkpoint.network.layers
+    if config.layers != stored:
+        raise CheckpointError(
+            f"{before.path} is of another network: its layers are {'-'.join(map(str, stored))}, but "
+            f"those of the Config {'-'.join(map(str, config.layers))}; a Config gives every option: "
+            f"to continue with those of the earlier run, give the others by name, as in "
+            f"rawnn.train(resume=..., epochs=...)")
