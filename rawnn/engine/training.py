@@ -99,10 +99,10 @@ def train(config: Config | None = None, *, listener: object = (),
 def _check_network(config: Config, before: Resumption) -> None:
     """Raise CheckpointError if a Config, which has a value for every option, is of another network
     than the checkpoint that it continues."""
-    stored = before.checkpoint.network.layers
-    if config.layers != stored:
+    stored, asked = ("-".join(map(str, layers)) for layers in (
+        before.checkpoint.network.layers, config.layers))
+    if asked != stored:
         raise CheckpointError(
-            f"{before.path} is of another network: its layers are {'-'.join(map(str, stored))}, but "
-            f"those of the Config {'-'.join(map(str, config.layers))}; a Config gives every option: "
-            f"to continue with those of the earlier run, give the others by name, as in "
-            f"rawnn.train(resume=..., epochs=...)")
+            f"{before.path} is of another network: its layers are {stored}, but those of the "
+            f"Config {asked}; a Config gives every option: to continue with those of the earlier "
+            f"run, give the others by name, as in rawnn.train(resume=..., epochs=...)")
