@@ -54,6 +54,29 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned int address, i
   RAWNN_SIXTEEN(d, i), RAWNN_SIXTEEN(d, i + 16), RAWNN_SIXTEEN(d, i + 32), \
       RAWNN_SIXTEEN(d, i + 48)
 
+// Operands 0 to COUNT - 1 of an instruction: the sums.
+#define RAWNN_SUMS_32 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, " \
+  "%8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31"
+#define RAWNN_SUMS_64 \
+  RAWNN_SUMS_32 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, " \
+  "%40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, " \
+  "%56, %57, %58, %59, %60, %61, %62, %63"
+#define RAWNN_SUMS_128 \
+  RAWNN_SUMS_64 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, " \
+  "%72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, " \
+  "%88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, " \
+  "%104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, " \
+  "%120, %121, %122, %123, %124, %125, %126, %127"
+
 #define RAWNN_WGMMA_8(shape, types, tail) \
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\nwgmma.mma_async.sync.aligned.m64n8" shape \
@@ -66,10 +89,7 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned int address, i
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64" shape \
       "." types " " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31}, " \
+      "{" RAWNN_SUMS_32 "}, " \
       "%32, %33, p, 1, 1" tail ";\n}" \
       : RAWNN_SIXTEEN(d, 0), RAWNN_SIXTEEN(d, 16) \
       : "l"(a), "l"(b), "r"(add))
@@ -77,14 +97,7 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned int address, i
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128" shape \
       "." types " " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, " \
-      "%40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, " \
-      "%56, %57, %58, %59, %60, %61, %62, %63}, " \
+      "{" RAWNN_SUMS_64 "}, " \
       "%64, %65, p, 1, 1" tail ";\n}" \
       : RAWNN_SIXTY_FOUR(d, 0) \
       : "l"(a), "l"(b), "r"(add))
@@ -92,22 +105,7 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned int address, i
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256" shape \
       "." types " " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, " \
-      "%40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, " \
-      "%56, %57, %58, %59, %60, %61, %62, %63, " \
-      "%64, %65, %66, %67, %68, %69, %70, %71, " \
-      "%72, %73, %74, %75, %76, %77, %78, %79, " \
-      "%80, %81, %82, %83, %84, %85, %86, %87, " \
-      "%88, %89, %90, %91, %92, %93, %94, %95, " \
-      "%96, %97, %98, %99, %100, %101, %102, %103, " \
-      "%104, %105, %106, %107, %108, %109, %110, %111, " \
-      "%112, %113, %114, %115, %116, %117, %118, %119, " \
-      "%120, %121, %122, %123, %124, %125, %126, %127}, " \
+      "{" RAWNN_SUMS_128 "}, " \
       "%128, %129, p, 1, 1" tail ";\n}" \
       : RAWNN_SIXTY_FOUR(d, 0), RAWNN_SIXTY_FOUR(d, 64) \
       : "l"(a), "l"(b), "r"(add))
@@ -164,53 +162,29 @@ __device__ __forceinline__ void multiply_async(float (&d)[N / 2], unsigned long 
 #undef RAWNN_WGMMA_64
 #undef RAWNN_WGMMA_128
 #undef RAWNN_WGMMA_256
-#define RAWNN_WGMMA_TF32_64 \
+
+#define RAWNN_WGMMA_REGISTERS_64(shape, tail) \
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31}, " \
-      "{%32, %33, %34, %35}, %36, p, 1, 1;\n}" \
+      "wgmma.mma_async.sync.aligned.m64n64" shape " " \
+      "{" RAWNN_SUMS_32 "}, " \
+      "{%32, %33, %34, %35}, %36, p, 1, 1" tail ";\n}" \
       : RAWNN_SIXTEEN(d, 0), RAWNN_SIXTEEN(d, 16) \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
-#define RAWNN_WGMMA_TF32_128 \
+#define RAWNN_WGMMA_REGISTERS_128(shape, tail) \
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, " \
-      "%40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, " \
-      "%56, %57, %58, %59, %60, %61, %62, %63}, " \
-      "{%64, %65, %66, %67}, %68, p, 1, 1;\n}" \
+      "wgmma.mma_async.sync.aligned.m64n128" shape " " \
+      "{" RAWNN_SUMS_64 "}, " \
+      "{%64, %65, %66, %67}, %68, p, 1, 1" tail ";\n}" \
       : RAWNN_SIXTY_FOUR(d, 0) \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
-#define RAWNN_WGMMA_TF32_256 \
+#define RAWNN_WGMMA_REGISTERS_256(shape, tail) \
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, " \
-      "%40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, " \
-      "%56, %57, %58, %59, %60, %61, %62, %63, " \
-      "%64, %65, %66, %67, %68, %69, %70, %71, " \
-      "%72, %73, %74, %75, %76, %77, %78, %79, " \
-      "%80, %81, %82, %83, %84, %85, %86, %87, " \
-      "%88, %89, %90, %91, %92, %93, %94, %95, " \
-      "%96, %97, %98, %99, %100, %101, %102, %103, " \
-      "%104, %105, %106, %107, %108, %109, %110, %111, " \
-      "%112, %113, %114, %115, %116, %117, %118, %119, " \
-      "%120, %121, %122, %123, %124, %125, %126, %127}, " \
-      "{%128, %129, %130, %131}, %132, p, 1, 1;\n}" \
+      "wgmma.mma_async.sync.aligned.m64n256" shape " " \
+      "{" RAWNN_SUMS_128 "}, " \
+      "{%128, %129, %130, %131}, %132, p, 1, 1" tail ";\n}" \
       : RAWNN_SIXTY_FOUR(d, 0), RAWNN_SIXTY_FOUR(d, 64) \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
@@ -220,44 +194,14 @@ template <int N>
 __device__ __forceinline__ void multiply_async(float (&d)[N / 2], const unsigned int (&a)[4],
                                                unsigned long long b, int add) {
   if constexpr (N == 64) {
-    RAWNN_WGMMA_TF32_64;
+    RAWNN_WGMMA_REGISTERS_64("k8.f32.tf32.tf32", "");
   } else if constexpr (N == 128) {
-    RAWNN_WGMMA_TF32_128;
+    RAWNN_WGMMA_REGISTERS_128("k8.f32.tf32.tf32", "");
   } else {
     static_assert(N == 256, "64, 128 or 256 columns");
-    RAWNN_WGMMA_TF32_256;
+    RAWNN_WGMMA_REGISTERS_256("k8.f32.tf32.tf32", "");
   }
 }
-#undef RAWNN_WGMMA_TF32_64
-#undef RAWNN_WGMMA_TF32_128
-#undef RAWNN_WGMMA_TF32_256
-
-#define RAWNN_WGMMA_F16_64(tail) \
-  asm volatile( \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31}, " \
-      "{%32, %33, %34, %35}, %36, p, 1, 1, " tail ";\n}" \
-      : RAWNN_SIXTEEN(d, 0), RAWNN_SIXTEEN(d, 16) \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
-#define RAWNN_WGMMA_F16_128(tail) \
-  asm volatile( \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, " \
-      "%8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, " \
-      "%24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, " \
-      "%40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, " \
-      "%56, %57, %58, %59, %60, %61, %62, %63}, " \
-      "{%64, %65, %66, %67}, %68, p, 1, 1, " tail ";\n}" \
-      : RAWNN_SIXTY_FOUR(d, 0) \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
 // The same for float16, in a step of 16: a word of a holds two neighbors along the inner dimension.
 // WIDE_B says that b is not contiguous along it.
@@ -266,17 +210,21 @@ __device__ __forceinline__ void multiply_async_f16(float (&d)[N / 2], const unsi
                                                    unsigned long long b, int add) {
   static_assert(N == 64 || N == 128, "64 or 128 columns");
   if constexpr (N == 64 && WIDE_B) {
-    RAWNN_WGMMA_F16_64("1");
+    RAWNN_WGMMA_REGISTERS_64("k16.f32.f16.f16", ", 1");
   } else if constexpr (N == 64) {
-    RAWNN_WGMMA_F16_64("0");
+    RAWNN_WGMMA_REGISTERS_64("k16.f32.f16.f16", ", 0");
   } else if constexpr (WIDE_B) {
-    RAWNN_WGMMA_F16_128("1");
+    RAWNN_WGMMA_REGISTERS_128("k16.f32.f16.f16", ", 1");
   } else {
-    RAWNN_WGMMA_F16_128("0");
+    RAWNN_WGMMA_REGISTERS_128("k16.f32.f16.f16", ", 0");
   }
 }
-#undef RAWNN_WGMMA_F16_64
-#undef RAWNN_WGMMA_F16_128
+#undef RAWNN_WGMMA_REGISTERS_64
+#undef RAWNN_WGMMA_REGISTERS_128
+#undef RAWNN_WGMMA_REGISTERS_256
+#undef RAWNN_SUMS_32
+#undef RAWNN_SUMS_64
+#undef RAWNN_SUMS_128
 
 // Orders reads of sums that the tensor cores may still be writing: such reads come after this call.
 template <int COUNT>
