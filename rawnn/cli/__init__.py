@@ -62,6 +62,11 @@ def load(arguments: Sequence[str]) -> None:
         _module(name)
 
 
+_TAKEN_BY = {".toml": "--config", ".csv": "--data", ".tsv": "--data", ".npz": "--data",
+             ".cu": "kernel check", ".safetensors": "eval"}
+"""Suffixes of files -> the option or command that takes such a file."""
+
+
 class _Commands(click.Group):
     """A group whose commands are in modules of the same name, and whose default is `train`."""
 
@@ -92,7 +97,10 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS:
-            raise click.UsageError(f"no such command '{args[0]}'" + nearest(args[0], COMMANDS))
+            wanted = _TAKEN_BY.get(os.path.splitext(args[0])[1].lower())
+            hint = f"; that file is taken by rawnn {wanted} {args[0]}" if wanted else \
+                nearest(args[0], COMMANDS)
+            raise click.UsageError(f"no such command '{args[0]}'" + hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.common.errors import CheckpointError, ConfigError, RawnnError
-from rawnn.common.files import write_atomically
+from rawnn.common.files import check_path, write_atomically
 from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.model.layers import Network, Parameters
 from rawnn.version import __version__
@@ -369,6 +369,7 @@ def continued(values: Mapping[str, Any], arrays: bool = False,
     """
     if not values.get("resume"):
         return dict(values)
+    check_path("resume", values["resume"])
     path, stored = found or find(values["resume"], lambda message: None)  # said when it is loaded
     network = stored.network  # also of a model that was saved alone, without options
     before = {"layers": network.layers, "bias": network.bias, "activation": network.activation,

@@ -77,6 +77,8 @@ def test_a_bad_option(rawnn: Rawnn, arguments: tuple[str, ...], words: tuple[str
     (("--no-bais",), "did you mean '--no-bias'?"),
     (("bench", "ladder", "--batch-size", "3"), "did you mean '--batch'?"),
     (("trian",), "did you mean 'train'"),
+    (("run.toml",), "no such command 'run.toml'; that file is taken by rawnn --config run.toml"),
+    (("a/k.cu", "-v"), "no such command 'a/k.cu'; that file is taken by rawnn kernel check a/k.cu"),
     (("train", "extra"), "extra"),
 ])
 def test_bad_usage(rawnn: Rawnn, arguments: tuple[str, ...], word: str) -> None:
@@ -91,6 +93,8 @@ def test_bad_usage(rawnn: Rawnn, arguments: tuple[str, ...], word: str) -> None:
     ("epochs = 'three'", ("epochs", "whole number")),
     ("epochs = [", ("is not valid TOML",)),
     ("opt = [1]", ("opt must be a string",)),
+    ("epochs = 3\nresume = 1", ("resume is a int: give a path",)),
+    ("epochs = 3\nresume = ['runs', 'a']", ("resume is a list: give a path",)),
 ])
 def test_a_bad_configuration_file(
     rawnn: Rawnn, tmp_path: Path, text: str, words: tuple[str, ...]
