@@ -127,6 +127,15 @@ class Array:
         """NumPy would make an array of one Python object. Raises TypeError with the fix."""
         raise TypeError(f"{self!r} lies on a GPU: copy it to the host by numpy()")
 
+    def __getitem__(self, key: object) -> NoReturn:
+        """Elements lie on a device. Raises TypeError with the fix."""
+        raise TypeError(f"{self!r} lies on a GPU: read elements of its numpy()")
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        """Elements lie on a device. Raises TypeError with the fix."""
+        raise TypeError(f"{self!r} lies on a GPU: let a kernel write it, or make another array by "
+                        f"rawnn.array(values)")
+
     def __reduce__(self) -> NoReturn:
         """Device memory cannot be pickled or copied. Raises TypeError with the fix."""
         raise TypeError(f"{self!r} cannot be pickled or copied: take its numpy()")
@@ -155,6 +164,7 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
             host = np.asarray(values, dtype=dtype, order="C")
     except (OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"an array on a GPU cannot hold these values: {error}") from None
+    _check_complete(values, given, host)
     place = first_lossy(given, host)
     if place is not None:
         raise ConfigError(f"an array of {host.dtype} cannot hold {given[place]} (element "
@@ -162,6 +172,19 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
     result = Array(host.shape, host.dtype, chosen_device(device, default_device))
     result.device.to_device(result.address, host, repr(result))
     return result
+
+
+def _check_complete(values: object, given: NDArray[Any], host: NDArray[Any]) -> None:
+    """Raise ConfigError for values that are missing: NumPy drops a mask, and makes NaN of None."""
+    masked = np.count_nonzero(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) \
+        else 0
+    if masked:
+        raise ConfigError(f"{masked:,} of the array's values are masked: fill them in first, with "
+                          f"array.filled(...)")
+    objects = given.reshape(-1).tolist() if given.dtype.kind == "O" != host.dtype.kind else ()
+    if any(value is None for value in objects):
+        raise ConfigError("the array holds None, which is no number: fill it in first, for example "
+                          "with NaN")
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,6 +147,9 @@ def _value(name: str, value: object) -> str:
         return "0"
     if not isinstance(value, int | float | str):
         raise ConfigError(f"defines: {name} = {value!r} is neither a number nor text")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"defines: {name} = {value!r} is no number of C++: give text, such as "
+                          f"\"INFINITY\" or \"NAN\"")
     return str(value)
 
 

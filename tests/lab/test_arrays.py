@@ -155,3 +155,12 @@ def test_numpy_and_pickle_are_told_how_to_take_it(device: Device) -> None:
     for take in (np.asarray, pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match=r"numpy\(\)"):
             take(made)
+
+
+def test_elements_of_an_array_are_not_read_or_written_one_by_one(device: Device) -> None:
+    x = rawnn.array([1.0, 2.0], device=device)
+    with pytest.raises(TypeError, match=r"read elements of its numpy\(\)"):
+        x[0]
+    with pytest.raises(TypeError, match="make another array"):
+        x[:] = 3
+    assert rawnn.array(np.ma.array([1, 2]), device=device).numpy().tolist() == [1, 2]

@@ -339,7 +339,8 @@ def known_name(names: Collection[str], expression: str) -> str:
         return name
     others = [each for each in names if _last(each) == _last(name)]
     raise ConfigError(f"there is no kernel '{name}'" + (
-        f": it is in a namespace, write '{others[0]}'" if others else nearest(name, names)))
+        f": it is in a namespace, write '{others[0]}'" if others else nearest(name, names)
+        or f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" * bool(names)))
 
 
 def _last(name: str) -> str:
