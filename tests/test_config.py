@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError
-from rawnn.engine.config import Config, parse_layers, read_toml
+from rawnn.engine.config import CHECKS, Config, changed, parse_layers, read_toml
 from tests.properties.mutation import Rewritten, mutants
 from tests.slices import FULL, SLICE
 
@@ -214,3 +215,51 @@ def test_every_number_has_its_ends() -> None:
     numbers = {name for name, kind in get_type_hints(Config).items()
                if {int, float} & {kind, *get_args(kind)} and bool not in (kind, *get_args(kind))}
     assert numbers - {"layers"} == {each[0] for each in ENDS}
+
+
+class Reads(Config):
+    """A Config that records which of its fields are read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Config.__dataclass_fields__:
+            READ.add(name)
+        return super().__getattribute__(name)
+
+
+READ: set[str] = set()
+
+
+@pytest.mark.parametrize("values", [
+    {}, {"save": "a", "patience": 3}, {"loss": "mse", "normalise_targets": "learned"},
+    {"sharding": "1x1:128:FFFF"}], ids=str)
+def test_checks_name_the_fields_that_they_read(values: dict[str, Any]) -> None:
+    """`changed` leaves out the checks of fields that stay as they are."""
+    config = Reads(**values)
+    for check, names in CHECKS.items():
+        READ.clear()
+        check(config)
+        assert names >= READ, check
+
+
+@pytest.mark.parametrize("values", [
+    {"seed": np.int64(7)}, {"lr": 0.5, "momentum": 0.9}, {"layers": "784-20-10"},
+    {"schedule": "cosine", "epochs": 3}, {"opt": ["none", "preload"]}, {"device": "sim"},
+    {"save": "~/a", "save_every": 2}])
+def test_a_changed_config_is_one_made_anew(values: dict[str, Any]) -> None:
+    before = Config(shuffle=True, seed=3)
+    found = changed(before, **values)
+    assert found == replace(before, **values) == Config(**{"shuffle": True, "seed": 3, **values})
+    assert (before.seed, before.lr) == (3, 0.1)
+
+
+@pytest.mark.parametrize("values", [
+    {"seed": -1}, {"lr": math.nan}, {"momentum": 2.0}, {"beta1": 0.5}, {"schedule": "wave"},
+    {"layers": (4,)}, {"loss": "mse", "normalise_targets": "learned", "autoencoder": True},
+    {"save_every": 2}, {"activation": "none"}, {"device": "gpu:0,0"}, {"validation": 1.0},
+    {"sharding": "1x1"}, {"opt": "persistent", "sharding": "1x1:128:FFFF"}, {"target": ""}])
+def test_a_changed_config_is_refused_as_one_made_anew(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as new:
+        Config(**values)
+    with pytest.raises(ConfigError) as other:
+        changed(Config(), **values)
+    assert str(new.value) == str(other.value)

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Self, get_type_hints
@@ -164,9 +164,16 @@ class Config:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        hints = _hints()
-        for name in self.known():
-            value = _plain(getattr(self, name))
+        self._check(self.known())
+
+    def _check(self, names: Collection[str]) -> None:
+        """Convert the values of these fields, and check them and what they go together with."""
+        hints, fields = _hints(), self.__dataclass_fields__
+        for name in names:
+            value = getattr(self, name)
+            if value is fields[name].default:
+                continue
+            value = _plain(value)
             if name == "layers" and isinstance(value, str):
                 value = parse_layers(value)
             if name == "opt" and isinstance(value, list):
@@ -179,6 +186,12 @@ class Config:
                 object.__setattr__(self, name, msgspec.convert(value, hints[name]))
             except msgspec.ValidationError:
                 raise ConfigError(f"{name} = {_shown(value)}: {_meant(name)}") from None
+        for check, read in CHECKS.items():
+            if not read.isdisjoint(names):
+                check(self)
+
+    def _check_numbers(self) -> None:
+        """Raise ConfigError for numbers out of range, and for empty names."""
         if not math.isfinite(self.lr) or self.lr < 0:
             raise ConfigError(f"lr = {self.lr}: the learning rate must be a finite number >= 0")
         if not 0 < self.validation < 1:
@@ -188,14 +201,6 @@ class Config:
         for name, what in (("save", "directory"), ("resume", "checkpoint"), ("target", "column")):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} = '' names no {what}: give one, or leave it out")
-        CsvFormat(self.encoding, self.decimal, self.skip)
-        self._check_company()
-        self._check_targets()
-        self.network()
-        self.recipe()
-        parse(self.schedule)
-        check_device(self.device)
-        self._check_sharding()
 
     def _check_sharding(self) -> None:
         """Raise ConfigError for a sharding that is not one in full."""
@@ -243,15 +248,18 @@ class Config:
         """The network that is trained. Raises ConfigError for an unknown name."""
         return Network(self.layers, self.bias, self.activation, self.loss, self.init)
 
-    def recipe(self) -> Recipe:
-        """How it is trained. Raises ConfigError for a setting that the optimizer lacks."""
+    def optimizer_settings(self) -> Optimizer:
+        """The optimizer with its settings. Raises ConfigError for one that it lacks."""
         given = {"momentum": self.momentum, "nesterov": self.nesterov,
                  "decay": self.weight_decay, "beta1": self.beta1, "beta2": self.beta2,
                  "eps": self.eps}
-        optimizer = Optimizer(self.optimizer, self.lr,
-                              {k: float(v) for k, v in given.items() if v is not None})
-        return Recipe(self.batch or DEFAULT_BATCH, optimizer, self.schedule, self.shuffle,
-                      bool(self.partial), self.seed, self.epochs)
+        return Optimizer(self.optimizer, self.lr,
+                         {k: float(v) for k, v in given.items() if v is not None})
+
+    def recipe(self) -> Recipe:
+        """How it is trained. Raises ConfigError for a setting that the optimizer lacks."""
+        return Recipe(self.batch or DEFAULT_BATCH, self.optimizer_settings(), self.schedule,
+                      self.shuffle, bool(self.partial), self.seed, self.epochs)
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
@@ -272,6 +280,33 @@ class Config:
                 raise ConfigError(f"{source}: unknown key '{key}'"
                                   + nearest(str(key), (*cls.known(), "workload")))
         return cls(**{**defaults, **values})
+
+
+CHECKS: dict[Callable[[Config], object], frozenset[str]] = {
+    check: frozenset(read) for check, read in (
+        (Config._check_numbers, ("lr", "validation", "min_delta", "save", "resume", "target")),
+        (lambda config: CsvFormat(config.encoding, config.decimal, config.skip),
+         ("encoding", "decimal", "skip")),
+        (Config._check_company, ("save_every", "keep", "min_delta", "monitor", "save", "patience")),
+        (Config._check_targets, ("normalise_targets", "autoencoder", "layers", "bias", "activation",
+                                 "loss", "init")),
+        (Config.network, ("layers", "bias", "activation", "loss", "init")),
+        (Config.optimizer_settings, ("optimizer", "lr", "momentum", "nesterov", "weight_decay",
+                                     "beta1", "beta2", "eps")),
+        (lambda config: parse(config.schedule), ("schedule",)),
+        (lambda config: check_device(config.device), ("device",)),
+        (Config._check_sharding, ("sharding", "opt")))}
+"""What is checked of a Config, in this order, and the fields that each check reads."""
+
+
+def changed(config: Config, **values: Any) -> Config:
+    """A copy with other values of some fields, as `dataclasses.replace` makes it. Only these, and
+    what goes together with them, are checked anew: of many networks there are thousands. Raises
+    ConfigError."""
+    found = object.__new__(type(config))
+    vars(found).update(vars(config), **values)
+    found._check(values)
+    return found
 
 
 @cache

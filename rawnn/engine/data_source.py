@@ -18,7 +18,7 @@ from rawnn.data.catalog import is_table
 from rawnn.data.dataset_types import Kind
 from rawnn.data.labels import check_fractions
 from rawnn.data.normalise import TargetNormalisation
-from rawnn.engine.config import DEFAULT_BATCH, Config
+from rawnn.engine.config import DEFAULT_BATCH, Config, changed
 from rawnn.model.schedules import parse
 from rawnn.plan.recipe import Recipe
 
@@ -172,7 +172,7 @@ def settled(config: Config, data: Dataset) -> tuple[Config, str]:
         message = f"batch {batch}, since the training set has {examples:,} " \
                   f"example{'s' * (examples != 1)}; --batch sets another"
     partial = data.own if config.partial is None else config.partial
-    return replace(config, batch=batch, partial=partial), message
+    return changed(config, batch=batch, partial=partial), message
 
 
 def left_out(recipe: Recipe, examples: int) -> str:

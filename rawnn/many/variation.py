@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rawnn.common.errors import ConfigError, unknown
-from rawnn.engine.config import Config
+from rawnn.engine.config import Config, changed
 from rawnn.many.members import BEYOND_TRAINING
 
 VARYING = ("layers", "bias", "activation", "loss", "init", "epochs", "batch", "partial", "shuffle",
@@ -48,7 +48,9 @@ def variation_of(configs: Sequence[Config] | Config | None, options: Mapping[str
     axes = {name: values for name, value in options.items()
             if (values := _several(name, value)) is not None}
     fixed = {name: value for name, value in options.items() if name not in axes}
-    return Variation(tuple(Config(**fixed, **values) for values in product_of(axes)), axes)
+    products = product_of(axes)
+    first = Config(**fixed, **next(products))
+    return Variation((first, *(changed(first, **values) for values in products)), axes)
 
 
 def product_of(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -126,4 +128,4 @@ def without_keeping(config: Config) -> Config:
     """The configuration of one member: what concerns all of them together (checkpoints, early
     stopping) is left to who trains them."""
     plain = {name: value for name, value in _PLAIN.items() if getattr(config, name) != value}
-    return replace(config, **plain) if plain else config
+    return changed(config, **plain) if plain else config
