@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rawnn
 from rawnn.__main__ import takes_the_first_gpu
+from rawnn.cuda import driver_start
 from rawnn.cuda.device import Device
 from rawnn.cuda.driver_start import start_driver
+from rawnn.engine.machine import start_opening
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.sim import Simulation
 from tests import requires
@@ -82,6 +85,13 @@ def test_the_driver_is_woken_for_runs_on_the_first_gpu_alone(
     assert takes_the_first_gpu(arguments) == wakes
 
 
+@pytest.fixture
+def no_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that keeps no context yet."""
+    monkeypatch.setattr(driver_start, "_RETAINED", {})
+
+
+@pytest.mark.usefixtures("no_contexts")
 def test_waking_starts_the_driver_and_makes_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     called, done = [], threading.Event()
 
@@ -99,6 +109,72 @@ def test_waking_starts_the_driver_and_makes_a_context(monkeypatch: pytest.Monkey
     start_driver()
     assert done.wait(20)
     assert called == [("cuInit", 0), ("cuDevicePrimaryCtxRetain", 0)]
+
+
+class Contexts:
+    """A driver of three GPUs. Creating a context waits until so many are being created."""
+
+    def __init__(self, at_once: int, code: int = 0) -> None:
+        self.retained: list[int] = []
+        self.released: list[int] = []
+        self._meeting, self._code = threading.Barrier(at_once), code
+        self.done = threading.Semaphore(0)
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = 3
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: object, device: int) -> int:
+        self._meeting.wait(20)
+        self.retained.append(device)
+        self.done.release()
+        return self._code
+
+    def cuDevicePrimaryCtxRelease_v2(self, device: int) -> int:
+        self.released.append(device)
+        return 0
+
+
+def settle() -> None:
+    """Wait for the threads of `start_driver`."""
+    for thread in threading.enumerate():
+        if thread.name == "rawnn driver":
+            thread.join(20)
+
+
+@pytest.mark.usefixtures("no_contexts")
+@pytest.mark.parametrize(("device", "ordinals"), [
+    ("gpu:all", [0, 1, 2]), ("gpu:2,0", [0, 2]), ("gpu:1", [1]), ("gpu", [0]), ("auto", [0]),
+    ("host", []), ("sim:0,1", [])])
+def test_contexts_are_created_side_by_side_and_kept(
+        device: str, ordinals: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Contexts(max(len(ordinals), 1))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
+    for _ in range(2):  # the second time they are there
+        start_opening(device)
+        for _ in ordinals if not driver.retained else ():
+            assert driver.done.acquire(timeout=20)
+        settle()
+        assert sorted(driver.retained) == ordinals
+    for ordinal in (*ordinals, *ordinals, 7):
+        driver_start.release_context(ordinal)
+    assert sorted(driver.released) == ordinals
+
+
+@pytest.mark.usefixtures("no_contexts")
+def test_a_context_that_cannot_be_created_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Contexts(1, code=2)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
+    for tries in (1, 2):
+        start_driver()
+        assert driver.done.acquire(timeout=20)
+        settle()
+        assert driver.retained == [0] * tries
+    driver_start.release_context(0)
+    assert driver.released == []
 
 
 def test_the_process_ends_as_python_does(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rawnn.cuda.compiling.headers import cudadevrt_library
 from rawnn.cuda.driver import Driver
+from rawnn.cuda.driver_start import release_context
 from rawnn.cuda.nvrtc import Nvrtc
 
 
@@ -22,6 +23,7 @@ class Backend:
     cache: whether compiled kernels may be cached on disk.
     parallel: whether several threads may call NVRTC at the same time.
     caution: what a user should know before trusting a time.
+    release_context: no longer keeps the context of a GPU, by its ordinal, for runs to come.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Backend:
     cache: bool = True
     parallel: bool = False
     caution: str = ""
+    release_context: Callable[[int], None] = lambda ordinal: None
 
 
 def real_backend() -> Backend:
@@ -56,7 +59,8 @@ def real_backend() -> Backend:
         return Nccl()
 
     return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn, nccl,
-                   lambda: cudadevrt_library().read_bytes(), has_package, parallel=True)
+                   lambda: cudadevrt_library().read_bytes(), has_package, parallel=True,
+                   release_context=release_context)
 
 
 def has_package(name: str) -> bool:

@@ -22,7 +22,7 @@ from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.common.target import Target
 from rawnn.common.words import counted
 from rawnn.cuda.backend import Backend
-from rawnn.cuda.compiling.batch import Batch, Job
+from rawnn.cuda.compiling.batch import Batch, Job, SharedResults
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.cuda.compiling.launch_proof import Proof
@@ -107,6 +107,8 @@ class Device:
         self._functions: dict[tuple[str, str, bool], Function] = {}
         self._cache = CubinCache(notify=notify) if backend.cache else None
         self.compile_ms, self.compiled, self.cached = 0.0, 0, 0
+        self.results: SharedResults | None = None
+        """What several devices compile once for all."""
         self._target: Target | None = None
         self._handle = self._open(ordinal)
         with ExitStack() as opening:
@@ -270,6 +272,11 @@ class Device:
         return own or (self.arch + "a" if job.specific else self.arch)
 
     def _built(self, code: CudaText, job: Job) -> Compiled:
+        if self.results is None:
+            return self._compiled(code, job)
+        return self.results.get((self._arch_of(job), code, job), lambda: self._compiled(code, job))
+
+    def _compiled(self, code: CudaText, job: Job) -> Compiled:
         return compile_source(
             self.backend.nvrtc, code.text, name=job.file, arch=self._arch_of(job),
             expressions=job.expressions, relocatable=job.relocatable,
@@ -357,11 +364,16 @@ class Device:
     def close(self) -> None:
         """Free all memory, unload all modules and release the context; a second call has no effect.
 
-        Every release is attempted even if an earlier one fails; the last failure is raised.
+        Every release is attempted even if an earlier one fails; the last failure is raised. The
+        process then no longer keeps the context, which an error may have made unusable.
         """
         self._functions = {}
         self.open = False
-        self._closing.close()
+        try:
+            self._closing.close()
+        except DeviceError:
+            self.backend.release_context(self._ordinal)
+            raise
 
 
 def _signatures(code: CudaText, folders: Sequence[Path]) -> Signatures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.data.dlpack import DeviceArray
+from rawnn.data.input_scale import InputScale
 from rawnn.data.labels import check_labels
 from rawnn.data.normalise import (
     Normalisation,
@@ -100,6 +102,11 @@ class Dataset:
             object.__setattr__(self, "normalisation", Normalisation(scale))
         if self.train_labels is not None and not self.label_dtype and not self.label_names:
             object.__setattr__(self, "label_dtype", self.train_labels.dtype.name)
+
+    @cached_property
+    def input_scale(self) -> InputScale | None:
+        """The scale on which inputs were given, by one pass over all of them; see InputScale."""
+        return InputScale.of(self)
 
     @property
     def features(self) -> int:

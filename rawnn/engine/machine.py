@@ -89,12 +89,30 @@ def open_device(wanted: str, notify: Notify, ordinal: int = 0) -> Opened:
     return Opened(device, machine_of(device), (perf_counter() - started) * 1e3)
 
 
+def start_opening(device: str) -> None:
+    """Begin to create the contexts of all GPUs that `device` names, side by side in threads;
+    `open_device` waits for its own. Nothing is reported here."""
+    kind, _, numbers = device.partition(":")
+    if kind not in ("auto", "gpu"):
+        return
+    from rawnn.cuda.driver_start import start_driver
+
+    start_driver(None if numbers == "all" else map(int, (numbers or "0").split(",")))
+
+
 def open_gpu(ordinal: int, notify: Notify) -> Device:
-    """The GPU `ordinal` through the real driver. Raises DeviceError."""
+    """The GPU `ordinal` through the real driver. The process keeps its context, so that opening it
+    again takes no time. Raises DeviceError."""
     from rawnn.cuda.backend import real_backend
     from rawnn.cuda.device import Device
+    from rawnn.cuda.driver_start import release_context
 
-    return Device(real_backend(), ordinal, notify)
+    start_opening(f"gpu:{ordinal}")
+    try:
+        return Device(real_backend(), ordinal, notify)
+    except DeviceError:
+        release_context(ordinal)
+        raise
 
 
 def machine_of(device: Device) -> Machine:

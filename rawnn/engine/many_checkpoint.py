@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class ManyCheckpoint:
     run: Arrays
     settings: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
-    records: tuple[dict[str, Any], ...] = ()
+    records: Sequence[dict[str, Any]] = ()
     label_names: tuple[str, ...] = ()
     label_dtype: str = ""
     autoencoder: bool = False
@@ -133,7 +134,7 @@ def encode(many: ManyCheckpoint) -> bytes:
         "scales": compact_json([n.scale for n in many.normalisations]),
         "shardings": compact_json([group.sharding for group in many.groups]),
         "settings": compact_json(many.settings), "facts": compact_json(many.facts),
-        "records": compact_json(many.records), "label_names": compact_json(many.label_names),
+        "records": compact_json(list(many.records)), "label_names": compact_json(many.label_names),
         "label_dtype": many.label_dtype, "autoencoder": compact_json(many.autoencoder),
         "lineage": compact_json(many.lineage),
     }

@@ -142,9 +142,10 @@ class Resumption:
         return bool(found)
 
 
-def record_of(data: Dataset, arrays: bool, scale: InputScale | None) -> dict[str, Any]:
-    """What a checkpoint stores about the data of its run, and the `scale` of the inputs; `arrays`
-    says that a Python program passed them."""
+def record_of(data: Dataset, arrays: bool, scale: InputScale | None = None) -> dict[str, Any]:
+    """What a checkpoint stores about the data of its run, and the `scale` of the inputs (None: that
+    of these data); `arrays` says that a Python program passed them."""
+    scale = scale or data.input_scale
     return {"arrays": arrays, **identity_of(data), **(scale.record() if scale else {})}
 
 

@@ -332,7 +332,7 @@ class Session:
     @cached_property
     def input_scale(self) -> InputScale | None:
         """The scale of the inputs that the network was trained on from its beginning."""
-        return self._earlier_scale or InputScale.of(self.data)
+        return self._earlier_scale or self.data.input_scale
 
     @property
     def sharding(self) -> str:

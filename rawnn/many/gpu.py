@@ -23,11 +23,11 @@ from rawnn.engine.runners.arenas import fill
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.plan_data import contents
 from rawnn.engine.runners.prepared_run import FIRST_LOSS_SCALE
-from rawnn.many.member_plans import OF_DATA, TEST, member_plans, words_of
-from rawnn.many.members import Arrays, Group, Rows, Scores, columns_from
+from rawnn.many.member_plans import OF_DATA, TEST, MemberPlans, member_plans
+from rawnn.many.members import Arrays, Group, Rows, Scores, as_slice, columns_from
 from rawnn.plan.build import used_tensors
 from rawnn.plan.op import Op
-from rawnn.plan.ops.members import SCORES, member_words
+from rawnn.plan.ops.members import SCORES
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 
@@ -44,17 +44,18 @@ class GpuMembers:
     """Trains the members of a group on an open device, which it leaves open, on a stream of its
     own. A `sharding`, such as "1x1:128:FFFF", is used as it is; else a cost model chooses one, for
     so many members `at_once` (None: all). Arrays of the data set that are in `shared` are not
-    uploaded again. Raises Unsupported where no kernel trains such members, OutOfMemory,
-    CompileError, CallFailed, ConfigError."""
+    uploaded again. `plan` makes the plans. Raises Unsupported where no kernel trains such members,
+    OutOfMemory, CompileError, CallFailed, ConfigError."""
 
     def __init__(self, group: Group, opened: Opened, *,
                  notify: Callable[[str], object] = lambda message: None,
                  sharding: str = "", at_once: int | None = None,
-                 shared: Shared | None = None) -> None:
+                 shared: Shared | None = None,
+                 plan: Callable[..., MemberPlans] = member_plans) -> None:
         assert opened.device is not None
         self._group, self._shared = group, shared
         self._columns = max(member.epochs for member in group.members)
-        self._plans = member_plans(group, opened.machine, sharding, self._columns, at_once)
+        self._plans = plan(group, opened.machine, sharding, self._columns, at_once)
         self._epochs = 0  # columns of scores so far
         self._blocks = [np.empty((len(group), 0, 3))]  # those that were read already
         self._read = 0
@@ -132,8 +133,7 @@ class GpuMembers:
         group, data = self._group, self._group.dataset
         folds = range(max(len(group.rows), len(group.held_out), 1))
         if name == "members":
-            return np.stack([member_words(**words_of(group, i, self._plans.settings))
-                             for i in range(len(group))])
+            return self._plans.words
         if name == "rows":
             return np.concatenate(group.rows)
         if name == "held_out":
@@ -223,9 +223,9 @@ class GpuMembers:
         found = columns_from(self._blocks, first)
         of_folds = [self._group.loss_factor(i) or 1.0
                     for i in range(len(self._group.target_normalisations))]
-        factor = np.array([of_folds[fold if len(of_folds) > 1 else 0]
-                           for fold in self._group.fold])[:, None, None]
-        found[:, :, :2] *= factor
+        if any(factor != 1.0 for factor in of_folds):
+            found[:, :, :2] *= np.array([of_folds[fold if len(of_folds) > 1 else 0]
+                                         for fold in self._group.fold])[:, None, None]
         if not self._plans.evaluate.ops[0].attributes["answers"]:
             found[:, :, 2] = np.nan
         return Scores.of(found)
@@ -250,8 +250,8 @@ class GpuMembers:
             yield tensor, part, address
 
     def state(self, members: Rows) -> Arrays:
-        places = members - members.min()
-        found = {tensor.name: _unpadded(tensor, part)[places]
+        places = as_slice(members - members.min())
+        found = {tensor.name: np.ascontiguousarray(_unpadded(tensor, part)[places])
                  for tensor, part, _ in self._parts(members)}
         return {**found, "epoch": found["clock"][:, 0].astype(np.int64)}
 

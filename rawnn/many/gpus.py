@@ -3,7 +3,7 @@ thread that opened it, and one GPU is waited for while others work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
@@ -48,13 +48,24 @@ class Gpu:
 
         return self.submit(opening)
 
-    def close(self) -> None:
-        """Close the device, and end the thread behind what was submitted; a second call does
-        nothing."""
-        with suppress(RuntimeError):  # the thread has ended
+    def close(self, waits: bool = True) -> None:
+        """Close the device, and end the thread behind what was submitted; without `waits` at once,
+        while the thread goes on. A second call does nothing else than to wait."""
+
+        def closing() -> None:
             if hasattr(self, "opened"):
-                self._thread.submit(self.opened.close)
-        self._thread.shutdown()
+                self.opened.close()
+
+        with suppress(RuntimeError):  # the thread has ended
+            self._thread.submit(closing)
+        self._thread.shutdown(waits)
+
+
+def close_all(gpus: Iterable[Gpu]) -> None:
+    """Close GPUs, all at the same time."""
+    for waits in (False, True):
+        for gpu in gpus:
+            gpu.close(waits)
 
 
 def result_of(future: Future[R]) -> R:
@@ -70,28 +81,30 @@ def open_gpus(device: str, notify: Callable[[str], None]) -> tuple[Gpu, ...]:
     Raises DeviceError, and ConfigError for GPUs of different kinds."""
     if not names_several(device):
         return ()
+    from rawnn.cuda.compiling.batch import SharedResults  # not needed on the host
+
     is_all, names, messages = device.endswith(":all"), devices_of(device), list[str]()
-    gpus = [Gpu("gpu:0" if is_all else names[0])]
+    gpus, results = [Gpu(name) for name in (("gpu:0",) if is_all else names)], SharedResults()
     try:
-        result_of(gpus[0].open(messages.append))
+        for opening in [gpu.open(messages.append) for gpu in gpus]:
+            result_of(opening)
         first = gpus[0].opened.device
         assert first is not None
         if is_all:
-            names = tuple(f"gpu:{number}" for number in range(first.count))
-        gpus += [Gpu(name) for name in names[1:]]
-        for opening in [gpu.open(messages.append) for gpu in gpus[1:]]:
-            result_of(opening)
-        for gpu in gpus[1:]:
+            gpus += [Gpu(f"gpu:{number}") for number in range(1, first.count)]
+            for opening in [gpu.open(messages.append) for gpu in gpus[1:]]:
+                result_of(opening)
+        for gpu in gpus:
             own = gpu.opened.device
             assert own is not None
+            own.results = results
             if (own.info.name, own.info.multiprocessors) != \
                     (first.info.name, first.info.multiprocessors):
                 raise ConfigError(f"{gpus[0].name} is {first.info.name} and {gpu.name} "
                                   f"{own.info.name}: name GPUs of one kind, on which a network has "
                                   f"the same bits")
     except BaseException:
-        for gpu in gpus:
-            gpu.close()
+        close_all(gpus)
         raise
     for message in dict.fromkeys(messages):
         notify(message)

@@ -18,7 +18,7 @@ from rawnn.common.listener import Listener
 from rawnn.distributed import Team
 from rawnn.many.grouping import Members
 from rawnn.many.halving import survivors
-from rawnn.many.members import Arrays, MemberTrainer
+from rawnn.many.members import Arrays, MemberTrainer, as_slice
 from rawnn.many.progress import (
     FIGURES,
     HIGHER_IS_BETTER,
@@ -180,9 +180,7 @@ class ManyLoop:
             ran = np.where(fine.all(axis=1), figures.shape[1], fine.argmin(axis=1)) \
                 if figures.shape[1] else np.zeros(len(call.members), int)
             bad = (ran < call.epochs) & (not broken)
-            columns = progress.epoch[call.members, None] + np.arange(figures.shape[1])
-            rows, places = np.nonzero(np.arange(figures.shape[1]) < ran[:, None])
-            progress.history[call.members[rows], columns[rows, places]] = figures[rows, places]
+            self._record(call.members, figures, ran)
             progress.epoch[call.members] += ran
             progress.status[call.members[bad]] = Status.DIVERGED
             steps += int((ran * self._steps[call.members]).sum())
@@ -197,6 +195,18 @@ class ManyLoop:
         if target in self._rules.rungs:
             self._halve(target)
         self._finish_due()
+
+    def _record(self, members: NDArray[np.int64], figures: NDArray[np.float64],
+                ran: NDArray[np.int64]) -> None:
+        """Add the figures [members, epochs, 3] of the epochs that each of them `ran` to the
+        history."""
+        progress, epochs = self.progress, figures.shape[1]
+        begun = progress.epoch[members]
+        if (ran == epochs).all() and (begun == begun[0]).all():
+            progress.history[as_slice(members), begun[0]:begun[0] + epochs] = figures
+            return
+        rows, places = np.nonzero(np.arange(epochs) < ran[:, None])
+        progress.history[members[rows], begun[rows] + places] = figures[rows, places]
 
     def _finish_due(self) -> None:
         """Members that have all their epochs behind them are finished."""

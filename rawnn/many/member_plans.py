@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from threading import Lock
 from typing import Any
 
-from rawnn.common.target import Machine
+import numpy as np
+from numpy.typing import NDArray
+
+from rawnn.common.target import Machine, Target
 from rawnn.engine.runners.plan_data import data_spec_of
-from rawnn.many.members import Group
+from rawnn.many.members import PER_MEMBER, Group
 from rawnn.model.layers import Network
 from rawnn.model.schedules import Schedule, parse
 from rawnn.opts import TOGGLES, Selection, select
@@ -24,7 +29,7 @@ from rawnn.persistent.spelling import is_full_sharding, sharding_of
 from rawnn.plan.build import CLOCK, evaluation_step, training_step
 from rawnn.plan.epoch_plans import rounded
 from rawnn.plan.op import Op
-from rawnn.plan.ops.members import EVALUATE, TRAIN, word_count
+from rawnn.plan.ops.members import EVALUATE, FOLD_WORD, TRAIN, member_words, word_count
 from rawnn.plan.ops.train_steps import role_of
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import DataSpec, Recipe
@@ -44,6 +49,7 @@ class MemberPlans:
     settings: names of the optimizer's settings in which members may differ, in the words' order.
     constant: whether the rates are always the same, so that they are computed once and no epoch
         runs `rates`.
+    words: of all members, int32 [members, words of one].
     """
 
     start: Plan
@@ -53,6 +59,7 @@ class MemberPlans:
     choice: Choice
     settings: tuple[str, ...]
     constant: bool
+    words: NDArray[np.int32]
 
     @property
     def epoch(self) -> tuple[Plan, ...]:
@@ -63,8 +70,28 @@ class MemberPlans:
 def schedule_of(group: Group, member: int) -> Schedule:
     """The learning rates of a member's run."""
     config = group.members[member]
-    recipe = config.recipe()
-    return parse(config.schedule).resolve(recipe.optimizer.lr, group.steps, config.epochs)
+    return parse(config.schedule).resolve(config.lr, group.steps, config.epochs)
+
+
+class SharedPlans:
+    """`member_plans` for GPUs of one kind, each in a thread of its own: the first that asks for a
+    group plans for all. Where another's facts differ, as the clusters that run at once on it, that
+    one plans for itself, with the sharding that the first has chosen."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._found: dict[tuple[Group, str, int, int | None], tuple[Target, MemberPlans]] = {}
+
+    def __call__(self, group: Group, machine: Machine, sharding: str, epochs: int,
+                 at_once: int | None = None) -> MemberPlans:
+        key, target = (group, sharding, epochs, at_once), machine.target
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = target, member_plans(group, machine, sharding, epochs, at_once)
+            planned_for, plans = self._found[key]
+        if planned_for == target:
+            return plans
+        return member_plans(group, machine, plans.choice.sharding.text, epochs, at_once)
 
 
 def member_plans(group: Group, machine: Machine, sharding: str, epochs: int,
@@ -163,7 +190,7 @@ class _Builder:
         evaluate = self._evaluate(choice, chip.shared, train)
         constant = parse(group.config.schedule).resolve(1.0, 1, 1).constant
         return MemberPlans(self._start(train, evaluate, step), self._rates(train), train, evaluate,
-                           choice, self.settings, constant)
+                           choice, self.settings, constant, table_of(group, self.settings))
 
     def _common(self, plan: Plan, prefix: str,
                 part: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -321,8 +348,25 @@ class _Builder:
 
 def words_of(group: Group, member: int, settings: tuple[str, ...]) -> dict[str, Any]:
     """What `member_words` takes of a member."""
-    config = group.members[member]
-    found: Mapping[str, float | bool] = config.recipe().optimizer.attributes()
-    return {"seed": config.seed, "fold": int(group.fold[member]),
+    found: Mapping[str, float | bool] = group.members[member].optimizer_settings().attributes()
+    return {"seed": group.members[member].seed, "fold": int(group.fold[member]),
             "schedule": schedule_of(group, member),
             "settings": [float(found[name]) for name in settings]}
+
+
+def table_of(group: Group, settings: tuple[str, ...]) -> NDArray[np.int32]:
+    """The words of all members, int32 [members, words of one]. Members with the same options but
+    for seed and rows, which most are, have the same words but for these."""
+    options = [_WORDED(config) for config in group.members]
+    first = {each: member for member, each in reversed(list(enumerate(options)))}
+    words = {each: member_words(**words_of(group, member, settings))
+             for each, member in first.items()}
+    table = np.stack([words[each] for each in options])
+    table[:, :FOLD_WORD] = np.array([config.seed for config in group.members],
+                                    np.uint64)[:, None].view(np.int32)
+    table[:, FOLD_WORD] = group.fold
+    return table
+
+
+_WORDED = attrgetter(*(name for name in PER_MEMBER if name != "seed"))
+"""The options of a member that its words depend on, besides the seed."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +40,12 @@ def stacked(states: Sequence[Arrays]) -> Arrays:
     return {name: np.stack([state[name] for state in states]) for name in names}
 
 
+def as_slice(places: NDArray[Any]) -> slice | NDArray[Any]:
+    """Places as a slice where each follows the one before, with which NumPy copies less."""
+    is_dense = places.size and bool((np.diff(places) == 1).all())
+    return slice(int(places[0]), int(places[-1]) + 1) if is_dense else places
+
+
 def columns_from(blocks: Sequence[NDArray[Any]], first: int) -> NDArray[Any]:
     """The columns from number `first` on of one or more blocks [n, columns, ...] that stand one
     behind the other."""
@@ -52,15 +59,17 @@ def columns_from(blocks: Sequence[NDArray[Any]], first: int) -> NDArray[Any]:
     return np.concatenate(found[::-1], axis=1)
 
 
+_OF_GROUP = attrgetter(*(name for name in Config.known()
+                         if name not in (*PER_MEMBER, *BEYOND_TRAINING, "normalise")))
+
+
 def group_key(config: Config) -> tuple[object, ...]:
     """Configs with equal keys compile alike, so that one kernel trains them: all fields but
     PER_MEMBER, the kind of the optimizer's step (SGD with a momentum of 0 stores no velocity), and
     the schedule's name, whether it has a warm-up and whether the learning rate is constant."""
     schedule = parse(config.schedule)
-    fields = tuple(
-        str(value) if isinstance(value := getattr(config, name), dict) else value
-        for name in Config.known() if name not in (*PER_MEMBER, *BEYOND_TRAINING))
-    return (*fields, config.recipe().optimizer.kind, schedule.spec.name, bool(schedule.warmup))
+    return (*_OF_GROUP(config), str(config.normalise), config.optimizer_settings().kind,
+            schedule.spec.name, bool(schedule.warmup))
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,9 +201,11 @@ class Scores:
     @classmethod
     def of(cls, figures: NDArray[np.float64]) -> Scores:
         """Of [N, E, 3], in this order."""
-        return cls(*np.moveaxis(figures, 2, 0))
+        found = cls(*np.moveaxis(figures, 2, 0))
+        vars(found)["figures"] = figures
+        return found
 
-    @property
+    @cached_property
     def figures(self) -> NDArray[np.float64]:
         """[N, E, 3]."""
         return np.stack([self.train_loss, self.validation_loss, self.validation_score], axis=2)

@@ -49,7 +49,10 @@ class RankMembers(SharedMembers):
 
     def _figures(self, first: int) -> Sequence[NDArray[np.float64]]:
         own = None if self._trainer is None else self._trainer.scores(first).figures
-        return [array for array in self._gathered("scores", own) if array is not None]
+        found = self._gathered("scores", own)
+        of_shares = [found[(self._first + share) % self._team.world_size]
+                     for share in range(self._shares)]
+        return [array for array in of_shares if array is not None]  # all shares have some
 
     def _states(self, members: Sequence[Rows]) -> Sequence[Arrays]:
         own: Arrays = {}

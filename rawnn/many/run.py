@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -26,7 +26,6 @@ from rawnn.common.listener import Listener
 from rawnn.common.locks import DirectoryLocks
 from rawnn.data import Dataset
 from rawnn.data.identity import identity_of
-from rawnn.data.input_scale import InputScale
 from rawnn.distributed import Team
 from rawnn.engine import many_checkpoint, parallel
 from rawnn.engine.callbacks import Listeners
@@ -34,12 +33,12 @@ from rawnn.engine.checkpoint import Lineage
 from rawnn.engine.checkpoint_store import Store, how_to_continue, not_stored
 from rawnn.engine.config import Config
 from rawnn.engine.data_source import doubts
-from rawnn.engine.machine import Opened, names_several, open_device
+from rawnn.engine.machine import Opened, names_several, open_device, start_opening
 from rawnn.engine.many_checkpoint import ManyCheckpoint, StoredGroup
 from rawnn.engine.result import environment
 from rawnn.engine.resumption import names_of, record_of, stored_options
 from rawnn.many.folds import Folds
-from rawnn.many.gpus import open_gpus
+from rawnn.many.gpus import close_all, open_gpus
 from rawnn.many.grouping import Members
 from rawnn.many.loop import ManyLoop, Rules
 from rawnn.many.members import Arrays, MemberTrainer, stacked
@@ -96,6 +95,11 @@ class ManyRun:
         """One sentence to the listeners, and into the result's notes."""
         self.listener.notify(message)
 
+    def start_opening(self) -> None:
+        """Begin to open the device, or several, in threads; ranks open theirs in `open`."""
+        if self.team is None:
+            start_opening(self.config.device)
+
     def open(self, stacklevel: int) -> None:
         """Open the device, or several. A RuntimeWarning, of the caller so many frames up, says
         where the host trains in place of a GPU, and later where values became equal."""
@@ -108,9 +112,8 @@ class ManyRun:
             raise ConfigError(f"device = '{self.config.device}': each rank takes one GPU; leave it "
                               f"out and start a rank for each, or name GPUs without a launcher")
         self.gpus = open_gpus(self.config.device, self.notify)
-        for gpu in self.gpus:
-            self._closing.callback(gpu.close)
         if self.gpus:
+            self._closing.callback(close_all, self.gpus)
             self.notify(f"members are spread over {len(self.gpus)} GPUs: "
                         f"{', '.join(gpu.name for gpu in self.gpus)}")
             self.opened: Opened = self.gpus[0].opened
@@ -153,7 +156,8 @@ class ManyRun:
                 sentence for (_, _, group), config in distinct.items()
                 for sentence in doubts(config, members.groups[group].dataset)):
             self.notify(sentence)
-        for trainer in trainers_of(members.groups, self.opened, self.notify, self.gpus, self.team):
+        for trainer in trainers_of(members.groups, self.opened, self.notify, self.gpus, self.team,
+                                   not (rules.patience or rules.halving)):
             self._closing.callback(trainer.close)
             self._trainers.append(trainer)
         if before is not None:
@@ -302,12 +306,25 @@ class ManyRun:
         return tuple(inputs[f] for f in order), tuple(targets[f] for f in order)
 
     @cached_property
-    def _records(self) -> tuple[dict[str, Any], ...]:
+    def _records(self) -> Sequence[dict[str, Any]]:
         """What a checkpoint of one member says of its data, for each list of rows."""
-        first = {fold: member for member, fold in reversed(list(enumerate(
-            self.members.fold.tolist())))}
-        sets = (self._dataset_of(first[fold]) for fold in sorted(first))
-        return tuple(record_of(data, self.source.is_array, InputScale.of(data)) for data in sets)
+        _, first = np.unique(self.members.fold, return_index=True)
+        return _Records(len(first), lambda fold: record_of(self._dataset_of(int(first[fold])),
+                                                           self.source.is_array))
+
+
+class _Records(Sequence[dict[str, Any]]):
+    """So many records by `record`, each computed when it is asked for: that passes over all inputs
+    of its rows."""
+
+    def __init__(self, count: int, record: Callable[[int], dict[str, Any]]) -> None:
+        self._count, self._record = count, cache(record)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._record(range(self._count)[place])
 
 
 class _Notes(Listener):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import ConfigError
 from rawnn.engine.machine import Opened
-from rawnn.many.members import Arrays, Group, MemberTrainer, Rows, Scores
+from rawnn.many.members import Arrays, Group, MemberTrainer, Rows, Scores, as_slice
 
 UNEVEN = 1.1
 """Members move once a share has so many times its part: fewer blocks than run at once end no
@@ -41,17 +41,27 @@ def check_alike(kinds: Mapping[str, Kind]) -> None:
 
 class SharedMembers(ABC):
     """A MemberTrainer of a share for each of so many `places`, or for each member where there are
-    fewer. `at_once` are the members that train at once in one place, where so many do in all."""
+    fewer. `at_once` are the members that train at once in one place, where so many do in all.
+    Members that follow one another are in different shares, as they often stop at about the same
+    time; where nothing but their epochs ends them and all have equally many (`ends_together`), they
+    are in one, whose states are then copied in one piece."""
 
-    def __init__(self, group: Group, places: int, at_once: int) -> None:
+    def __init__(self, group: Group, places: int, at_once: int,
+                 ends_together: bool = False) -> None:
         self._group, self._shares = group, (shares := min(len(group), places))
         self._owner = np.empty(len(group), np.int32)  # the share that has each member's state
-        order = np.argsort([config.epochs for config in group.members], kind="stable")
-        self._owner[order] = np.arange(len(group)) % shares
+        epochs = [config.epochs for config in group.members]
+        share_of = np.arange(len(group)) * shares // len(group) \
+            if ends_together and min(epochs) == max(epochs) else np.arange(len(group)) % shares
+        self._owner[np.argsort(epochs, kind="stable")] = share_of
         self.at_once = -(-at_once // places)
+        self._columns = 0
+        self._moved = 0
+        """Columns of scores, and how many of them there were when members moved last."""
 
     def run(self, active: Rows, epochs: int) -> None:
         self._balance(active)
+        self._columns += epochs
         self._run([active[where] for where in self._places(active)], epochs)
 
     def _places(self, members: Rows) -> list[NDArray[np.intp]]:
@@ -75,12 +85,18 @@ class SharedMembers(ABC):
                 moved.append(member)
         members = np.array(sorted(moved), np.int32)
         state = self.state(members)
-        self._owner = owner
+        self._owner, self._moved = owner, self._columns
         self.load(members, state)
 
     def scores(self, first: int = 0) -> Scores:
-        # What a share did not train is NaN there.
-        return Scores.of(np.fmax.reduce(self._figures(first)))
+        figures = self._figures(first)
+        if first < self._moved:  # what a share did not train is NaN there
+            return Scores.of(np.fmax.reduce(figures))
+        found = np.empty_like(figures[0])
+        places = self._places(np.arange(len(self._group), dtype=np.int32))
+        for where, own in zip(places, figures, strict=True):
+            found[as_slice(where)] = own[as_slice(where)]
+        return Scores.of(found)
 
     def state(self, members: Rows) -> Arrays:
         places = self._places(members)
@@ -92,7 +108,7 @@ class SharedMembers(ABC):
                 like = given[0][1][name]
                 found[name] = np.empty((len(members), *like.shape[1:]), like.dtype)
                 for where, part in given:
-                    found[name][where] = part[name]
+                    found[name][as_slice(where)] = part[name]
         return found
 
     def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
@@ -106,7 +122,7 @@ class SharedMembers(ABC):
 
     @abstractmethod
     def _figures(self, first: int) -> Sequence[NDArray[np.float64]]:
-        """[members, columns from `first` on, 3] of each share; waits."""
+        """[members, columns from `first` on, 3] of each share, in order; waits."""
 
     @abstractmethod
     def _states(self, members: Sequence[Rows]) -> Sequence[Arrays]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,9 @@ class SpreadMembers(SharedMembers):
     is the place of the GPU that gets the first member."""
 
     def __init__(self, group: Group, gpus: Sequence[Gpu], make: Make,
-                 notify: Callable[[str], None], at_once: int, first: int = 0) -> None:
-        super().__init__(group, len(gpus), at_once)
+                 notify: Callable[[str], None], at_once: int, first: int = 0,
+                 ends_together: bool = False) -> None:
+        super().__init__(group, len(gpus), at_once, ends_together)
         self._gpus = [gpus[(first + share) % len(gpus)] for share in range(self._shares)]
         self._trainers: list[MemberTrainer] = []
         self._running: list[Future[None]] = []
@@ -36,19 +36,18 @@ class SpreadMembers(SharedMembers):
             raise
 
     def _make(self, make: Make, notify: Callable[[str], None]) -> None:
-        """The first trainer chooses the sharding, and compiles what the others read from the
-        cache."""
-        group, at_once = self._group, self.at_once
-        first = result_of(self._gpus[0].submit(make, group, self._gpus[0].opened, notify, at_once))
-        self._trainers.append(first)
-        group = replace(group, config=replace(
-            group.config, sharding=first.sharding or group.config.sharding))
-        making = [gpu.submit(make, group, gpu.opened, lambda message: None, at_once)
-                  for gpu in self._gpus[1:]]
-        wait(making)
-        self._trainers += [each.result() for each in making if each.exception() is None]
-        for each in making:
-            each.result()
+        """All at the same time; the first to come plans and compiles for the others."""
+        listeners = (notify, *[_ignore] * (self._shares - 1))
+        making = [gpu.submit(make, self._group, gpu.opened, listener, self.at_once)
+                  for gpu, listener in zip(self._gpus, listeners, strict=True)]
+        try:
+            for each in making:
+                result_of(each)
+        finally:
+            wait(making)
+            made = [(gpu, each.result()) for gpu, each in zip(self._gpus, making, strict=True)
+                    if each.exception() is None]
+            self._gpus, self._trainers = [gpu for gpu, _ in made], [made for _, made in made]
         check_alike({gpu.name: kind_of(trainer) for gpu, trainer in
                      zip(self._gpus, self._trainers, strict=True)})
 
@@ -98,3 +97,7 @@ class SpreadMembers(SharedMembers):
         for each in closing:
             with suppress(RawnnError):  # of a GPU that failed before
                 each.result()
+
+
+def _ignore(message: str) -> None:
+    """What one GPU has said need not be said by each."""

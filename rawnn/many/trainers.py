@@ -22,6 +22,7 @@ from rawnn.persistent.problem import Unsupported
 
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
+    from rawnn.many.member_plans import MemberPlans
 
 
 @dataclass(eq=False)
@@ -33,15 +34,21 @@ class OnDevice:
 
 
 def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str], None],
-                gpus: Sequence[Gpu] = (), team: Team | None = None) -> Iterator[MemberTrainer]:
+                gpus: Sequence[Gpu] = (), team: Team | None = None,
+                ends_together: bool = False) -> Iterator[MemberTrainer]:
     """The trainers of all groups, one by one: on what is `opened`, over several `gpus`, or over the
     ranks of a `team`, each on what it has opened. Groups on the host share their worker processes;
     those of few members are on different GPUs or ranks. Groups that differ in the length of their
-    lists of rows alone train at once, and so have the sharding for all their members."""
-    pool = None
+    lists of rows alone train at once, and so have the sharding for all their members.
+    `ends_together` says that members stop behind their epochs alone."""
+    pool, plan = None, None
     if opened.device is None:
         pool = WorkerPool(processes=team.place.local_size if team is not None else 1)
-    make: Make = partial(trainer_of, pool=pool, shared={})
+    elif gpus:
+        from rawnn.many.member_plans import SharedPlans
+
+        plan = SharedPlans()
+    make: Make = partial(trainer_of, pool=pool, shared={}, plan=plan)
     keys = [group_key(group.config) for group in groups]
     dealt = 0
     for group, key in zip(groups, keys, strict=True):
@@ -49,7 +56,7 @@ def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str],
         if team is not None:
             yield RankMembers(group, opened, team, make, notify, at_once, dealt)
         elif gpus:
-            yield SpreadMembers(group, gpus, make, notify, at_once, dealt)
+            yield SpreadMembers(group, gpus, make, notify, at_once, dealt, ends_together)
         else:
             yield make(group, opened, notify, at_once)
         dealt += len(group)
@@ -57,21 +64,25 @@ def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str],
 
 def trainer_of(group: Group, opened: Opened, notify: Callable[[str], None],
                at_once: int | None = None, pool: WorkerPool | None = None,
-               shared: dict[Device, OnDevice] | None = None) -> MemberTrainer:
+               shared: dict[Device, OnDevice] | None = None,
+               plan: Callable[..., MemberPlans] | None = None) -> MemberTrainer:
     """The trainer of a group on what is `opened`: on a GPU chosen for so many members at once and
-    with what the groups of a data set have `shared` on each device, on the host with the workers
-    of `pool`. `notify` gets a sentence where no kernel of a GPU trains them at once, and why."""
+    with what the groups of a data set have `shared` on each device, and by the plans that `plan`
+    makes, on the host with the workers of `pool`. `notify` gets a sentence where no kernel of a GPU
+    trains them at once, and why."""
     if opened.device is None:
         return HostMembers(group, opened, notify, pool)
     # Imported only for a GPU: generating its kernels takes more modules than the host needs.
     from rawnn.many.gpu import GpuMembers
+    from rawnn.many.member_plans import member_plans
 
     found = OnDevice() if shared is None else shared.setdefault(opened.device, OnDevice())
 
     def make(sharding: str) -> MemberTrainer:
         return GpuMembers(group, opened, notify=notify if not sharding else lambda message: None,
                           sharding=sharding or group.config.sharding or "", at_once=at_once,
-                          shared=None if shared is None else found.arrays)
+                          shared=None if shared is None else found.arrays,
+                          plan=plan or member_plans)
 
     try:
         return make("") if shared is None else \

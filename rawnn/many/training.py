@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rawnn.common.errors import ConfigError, unknown
+from rawnn.common.errors import ConfigError, RawnnError, unknown
 from rawnn.common.files import check_path
 from rawnn.common.interrupts import end_by
 from rawnn.common.listener import listeners_of
@@ -17,10 +17,10 @@ from rawnn.data import Dataset
 from rawnn.data.identity import differences, identity_of
 from rawnn.distributed import Team
 from rawnn.engine import many_checkpoint, parallel
-from rawnn.engine.config import Config
+from rawnn.engine.config import Config, changed
 from rawnn.engine.many_checkpoint import ManyCheckpoint
 from rawnn.many.folds import Folds, folds_of
-from rawnn.many.grouping import Lists, load, members_of
+from rawnn.many.grouping import Lists, Members, load, members_of
 from rawnn.many.halving import rungs_of
 from rawnn.many.loop import Rules
 from rawnn.many.progress import FIGURES, Progress, Status, member_numbers
@@ -116,11 +116,27 @@ def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, 
     rules = _rules(variation, config, halving, min_epochs, monitor)
     kind: Lists = "folds" if folds is not None else "rows" if rows is not None else ""
     team = team or parallel.join(config, communicator=communicator)
-    with ManyRun(config, listeners_of(listener), team) as run:
-        run.open(stacklevel)
-        source = _source(data, config, validation, normalise, kind, run.notify)
+
+    def members_on(notify: Callable[[str], None]) -> tuple[Source, Folds, Members]:
+        source = _source(data, config, validation, normalise, kind, notify)
         lists = folds_of(folds, repeats, rows, source.data, config.seed)
-        members = members_of(variation.configs, lists, source.data, source.normalise, source.exact)
+        return source, lists, members_of(variation.configs, lists, source.data, source.normalise,
+                                         source.exact)
+
+    with ManyRun(config, listeners_of(listener), team) as run:
+        run.start_opening()
+        messages: list[str] = []
+        found = None
+        if is_array(data):  # others may be downloaded: a missing GPU is reported before
+            try:
+                found = members_on(messages.append)
+            except RawnnError:
+                run.open(stacklevel)
+                raise
+        run.open(stacklevel)
+        for message in messages:
+            run.notify(message)
+        source, lists, members = found or members_on(run.notify)
         settings = _settings(variation, rules, lists, kind)
         run.prepare(members, lists, source, settings, rules,
                     Progress.new(len(members), max(c.epochs for c in members.configs)))
@@ -136,7 +152,7 @@ def _variation(configs: Variation | Sequence[Config] | Config | None, options: d
     found = configs if isinstance(configs, Variation) else variation_of(configs, others, OWN)
     if monitor is not None and (of_run.get("patience") or found.configs[0].patience):
         of_run["monitor"] = monitor
-    return replace(found, configs=tuple(replace(c, **of_run) for c in found.configs)) \
+    return replace(found, configs=tuple(changed(c, **of_run) for c in found.configs)) \
         if of_run else found
 
 
@@ -267,6 +283,7 @@ def _go_on(stored: ManyCheckpoint, source_of: Callable[..., Source], listener: o
     config = configs[0]
     team = team or parallel.join(config, communicator=communicator)
     with ManyRun(config, listeners_of(listener), team) as run:
+        run.start_opening()
         for message in messages:
             run.notify(message)
         run.open(stacklevel)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,6 +114,19 @@ def test_every_release_is_tried_even_if_one_fails() -> None:
         with pytest.raises(DeviceError, match=f"{call} failed"):
             device.close()
         assert simulation.calls[-1] == "cuDevicePrimaryCtxRelease"
+        assert simulation.retained == 0
+
+
+def test_a_context_is_kept_for_the_next_run_unless_closing_fails() -> None:
+    """An error of a kernel fails every later call, also in another device of the same context."""
+    released: list[int] = []
+    for fault, wanted in ((None, []), (Fault(call="cuMemFree"), [0])):
+        simulation, backend = opened(*([fault] if fault else []))
+        device = Device(replace(backend, release_context=released.append))
+        vector(device, 1.0)
+        with suppress(DeviceError):
+            device.close()
+        assert released == wanted
         assert simulation.retained == 0
 
 

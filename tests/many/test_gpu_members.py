@@ -17,8 +17,10 @@ from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.training import Session
 from rawnn.many.gpu import GpuMembers
+from rawnn.many.member_plans import schedule_of, table_of
 from rawnn.many.members import Group
 from rawnn.persistent.problem import Unsupported
+from rawnn.plan.ops.members import member_words
 from rawnn.sim import Simulation
 from tests.engine import dataset_for
 
@@ -217,3 +219,21 @@ def test_what_its_kernels_do_not_do_is_refused(opened: Opened) -> None:
 def test_what_fits_no_block_is_refused(opened: Opened) -> None:
     with pytest.raises(Unsupported, match="fits neither a block nor a cluster"):
         GpuMembers(group_of(2, layers=(2000, 2000, 2000, 4)), opened)
+
+
+@pytest.mark.parametrize("options", [
+    {"optimizer": "adam", "beta1": 0.8}, {"momentum": 0.9, "schedule": "warmup:1,step:1:0.5"}],
+    ids=str)
+def test_the_table_of_members_has_the_words_of_each(options: dict[str, Any]) -> None:
+    group = folded(7, **options)
+    group = replace(group, members=tuple(
+        replace(config, seed=(1 << 40) * (i % 3) + i, epochs=2 + i % 2, lr=[0.1, 0.02, 0.3][i // 3])
+        for i, config in enumerate(group.members)))
+    optimizer = group.config.recipe().optimizer
+    names = tuple(name for name, value in optimizer.attributes().items()
+                  if not isinstance(value, bool))
+    for i, row in enumerate(table_of(group, names)):
+        config = group.members[i]
+        wanted = member_words(config.seed, int(group.fold[i]), schedule_of(group, i), [
+            float(config.recipe().optimizer.attributes()[name]) for name in names])
+        assert row.tolist() == wanted.tolist()

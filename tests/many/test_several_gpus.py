@@ -331,3 +331,147 @@ def test_gpus_of_different_kinds_are_refused(simulations: Any,
     monkeypatch.setattr(gpus, "open_device", other)
     with pytest.raises(ConfigError, match="sim:0 is simulated GPU and sim:1 another GPU: name "):
         rawnn.train_many(**FIXED, device="sim:0,1")
+
+
+def test_gpus_are_opened_and_closed_side_by_side(simulations: Any,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, closing = threading.Barrier(4), threading.Barrier(4)
+    original, close = gpus.open_device, Opened.close
+
+    def together(name: str, notify: Any) -> Opened:
+        opening.wait(20)
+        return original(name, notify)
+
+    def closed(self: Opened) -> None:
+        closing.wait(20)
+        close(self)
+
+    monkeypatch.setattr(gpus, "open_device", together)
+    monkeypatch.setattr(Opened, "close", closed)
+    rawnn.train_many(**{**FIXED, "epochs": 1}, seed=range(4), device="sim:0,1,2,3")
+    assert len(simulations[0]) == 4
+
+
+def test_gpus_that_are_being_opened_are_closed_where_another_fails(
+        simulations: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, failed = gpus.open_device, threading.Event()
+
+    def opening(name: str, notify: Any) -> Opened:
+        if name == "sim:0":
+            raise DeviceError("no usable GPU")
+        assert failed.wait(20)
+        return original(name, notify)
+
+    def closing(opened: Any) -> None:
+        failed.set()
+        close_all(opened)
+
+    close_all = gpus.close_all
+    monkeypatch.setattr(gpus, "open_device", opening)
+    monkeypatch.setattr(gpus, "close_all", closing)
+    with pytest.raises(DeviceError, match=r"^sim:0: no usable GPU"):
+        rawnn.train_many(**FIXED, device="sim:0,1,2")
+    assert len(simulations[0]) == 2  # which the fixture finds clean
+
+
+@pytest.mark.usefixtures("simulations")
+def test_the_first_gpu_plans_and_compiles_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rawnn.cuda import device as devices
+    from rawnn.many import member_plans
+
+    planned: list[int] = []
+    compiled: list[tuple[str, tuple[str, ...]]] = []
+    plan, compile_source = member_plans.member_plans, devices.compile_source
+
+    def planning(group: Any, *more: Any) -> Any:
+        planned.append(len(group))
+        return plan(group, *more)
+
+    def compiling(*arguments: Any, **named: Any) -> Any:
+        compiled.append((named["name"], tuple(named["expressions"])))
+        return compile_source(*arguments, **named)
+
+    monkeypatch.setattr(member_plans, "member_plans", planning)
+    monkeypatch.setattr(devices, "compile_source", compiling)
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 1}, seed=range(8), device="sim:0,1,2,3")
+    assert planned == [8]
+    assert len(compiled) == len(set(compiled)) > 3
+    assert len({member.sharding for member in many}) == 1
+
+
+@pytest.mark.usefixtures("simulations")
+def test_a_gpu_of_other_facts_plans_with_the_sharding_of_the_first(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where fewer clusters run at once on it."""
+    from rawnn.many import member_plans
+
+    original, asked = gpus.open_device, list[str]()
+
+    def opening(name: str, notify: Any) -> Opened:
+        found = original(name, notify)
+        target = found.machine.target
+        if name == "sim:1":
+            target = replace(target, at_once={**target.at_once, 8: 64})
+        return replace(found, machine=replace(found.machine, measure=lambda: target))
+
+    plan = member_plans.member_plans
+
+    def planning(group: Any, machine: Any, sharding: str, *more: Any) -> Any:
+        asked.append(sharding)
+        return plan(group, machine, sharding, *more)
+
+    monkeypatch.setattr(gpus, "open_device", opening)
+    monkeypatch.setattr(member_plans, "member_plans", planning)
+    many = rawnn.train_many(**{**OPTIONS, "epochs": 1}, seed=range(6), device="sim:0,1,2")
+    first, second = sorted(asked)
+    assert (first, second) == ("", many[0].sharding)
+
+
+@pytest.mark.parametrize(("more", "times"), [({}, 1), ({"patience": 3}, 2)])
+@pytest.mark.usefixtures("simulations")
+def test_each_gpu_reads_the_states_of_its_members(more: dict[str, Any], times: int,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one piece, unless members are dealt by turns because they may stop early."""
+    from rawnn.many.gpu import GpuMembers
+
+    read: list[int] = []
+    parts = GpuMembers._parts
+
+    def counted(self: GpuMembers, members: Any) -> Any:
+        for found in parts(self, members):
+            read.append(found[1].nbytes)
+            yield found
+
+    monkeypatch.setattr(GpuMembers, "_parts", counted)
+    many = rawnn.train_many(**{**FIXED, "epochs": 1, **more}, seed=range(16), device="sim:0,1")
+    total = sum(array.nbytes for array in many.stored.groups[0].states.values())
+    assert 0.8 * times * total < sum(read) < 1.3 * times * total or more
+    assert (sum(read) > 1.3 * total) == (times > 1)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_devices_are_begun_to_be_opened_before_members_are_made(
+        bad: bool, simulations: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is missing is reported before bad data are."""
+    from rawnn.many import training
+
+    called: list[str] = []
+    members_of = training.members_of
+    monkeypatch.setattr(run, "start_opening", lambda device: called.append(device))
+
+    def making(*arguments: Any) -> Any:
+        called.append("members")
+        return members_of(*arguments)
+
+    def opening(name: str, notify: Any) -> Opened:
+        called.append(name)
+        raise DeviceError("no usable GPU")
+
+    monkeypatch.setattr(training, "members_of", making)
+    monkeypatch.setattr(gpus, "open_device", opening)
+    options = {**FIXED, **({"data": (X, Y[:5])} if bad else {})}
+    with pytest.raises(DeviceError, match="no usable GPU"):
+        rawnn.train_many(**options, device="sim:0,1")
+    assert called[0] == "sim:0,1"
+    assert called.count("members") == (not bad)
+    assert sorted(called[1 + (not bad):]) == ["sim:0", "sim:1"]

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from rawnn.common.cuda_text import CudaText
 from rawnn.common.errors import CompileError
-from rawnn.cuda.compiling.batch import Batch, Job
+from rawnn.cuda.compiling.batch import Batch, Job, SharedResults
 from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.ptx import source_path
 from tests import requires
@@ -160,3 +162,34 @@ def test_what_else_was_compiled_does_not_decide_the_bits_of_adam_on_the_chip() -
     done = subprocess.run([sys.executable, "-c", ORDER], capture_output=True, text=True,
                           timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_devices_share_results() -> None:
+    """The first that asks compiles, the others wait for it."""
+    results, begun, made = SharedResults(), threading.Barrier(4), list[str]()
+
+    def compiled() -> Any:
+        made.append(threading.current_thread().name)
+        time.sleep(0.05)
+        return object()
+
+    def ask(key: str) -> Any:
+        begun.wait(20)
+        return results.get(key, compiled)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(ask, ["a", "a", "b", "a"]))
+    assert len(made) == 2
+    assert found[0] is found[1] is found[3] is not found[2]
+
+
+def test_what_has_failed_is_tried_by_each() -> None:
+    results, tries = SharedResults(), list[int]()
+
+    def failing() -> Any:
+        tries.append(1)
+        raise CompileError(f"try {len(tries)}")
+
+    for number in (1, 2, 3):
+        with pytest.raises(CompileError, match=f"try {number}"):
+            results.get("a", failing)

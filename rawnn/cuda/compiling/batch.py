@@ -11,8 +11,10 @@ that one (loss.cu: four times the median).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from rawnn.common.cuda_text import CudaText
@@ -20,7 +22,7 @@ from rawnn.cuda.compiling.compile import Compiled
 from rawnn.ptx import SOURCES
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,28 @@ class Job:
     def instances(self) -> list[Job]:
         """One job per instance."""
         return [replace(self, expressions=(expression,)) for expression in self.expressions]
+
+
+class SharedResults:
+    """Compiled kernels that several devices load, each in a thread of its own: the first that asks
+    compiles, the others wait for it. What has failed is tried again by each."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._found: dict[Hashable, Future[Compiled]] = {}
+
+    def get(self, key: Hashable, compiled: Callable[[], Compiled]) -> Compiled:
+        """The result of `key`, by `compiled` if there is none yet."""
+        with self._lock:
+            own = Future[Compiled]()
+            found = self._found.setdefault(key, own)
+        if found is own:
+            try:
+                own.set_result(compiled())
+            except BaseException as error:
+                own.set_exception(error)
+                raise
+        return found.result() if found.exception() is None else compiled()
 
 
 class Batch:
