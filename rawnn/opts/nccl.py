@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rawnn.common.errors import ConfigError
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
-from rawnn.opts.shards import Shards, reduction
+from rawnn.opts.shards import Shards, in_halves, reduction
 from rawnn.plan.op import AFTER, Op
 from rawnn.plan.ops.collectives import ORDERING_TOKEN, all_reduce
 from rawnn.plan.plan import Plan
@@ -87,6 +87,11 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     if wanted.sharded is None and shards is not None and not (
             is_ordered and shards.uses_copies and "overflow" not in plan.tensors):
         shards = None
+    if shards and is_ordered and plan.world_size > 2 and (last := shards.last_in_halves()):
+        plan = in_halves(plan, last)
+        gradients = _gradients(plan, wanted)
+        plan = plan.with_tensors(*gradients.values())
+        shards = Shards(plan, policy, SMALL_MB * 1_000_000, is_ordered)
     order = _large_gradient_last if shards else _ordered_by_need
     plan, ahead = order(plan, gradients) if is_ordered else (plan, set[str]())
     ops: list[Op] = []
@@ -152,22 +157,23 @@ def _large_gradient_last(plan: Plan, gradients: Mapping[str, Tensor]) -> tuple[P
     layer = {op.operands["dw"]: plan[op.operands["w"]].layer for op in updates}
     large = {n for n in gradients if plan[n].nbytes >= SMALL_MB * 1_000_000}
     ahead = {n for n in gradients if n not in large or layer[n] == min(layer.values())}
-    last = max(large - ahead, key=lambda n: layer[n], default="")
-    moved = next((op for op in plan.ops if [n for n, _ in op.writes] == [last]), None)
-    if moved is None or "overflow" in plan.tensors:
+    last = {n for n in large - ahead if layer[n] == max(layer[n] for n in large - ahead)}
+    moved = [op for op in plan.ops if op.writes and all(n in last for n, _ in op.writes)]
+    if not moved or len(moved) != len(last) or "overflow" in plan.tensors:
         return plan, set()
-    begin, end = plan.ops.index(moved), plan.ops.index(updates[0])
-    between = plan.ops[begin + 1:end]
-    if not {n for n, _ in moved.reads}.isdisjoint(n for op in between for n, _ in op.writes):
+    begin, end = plan.ops.index(moved[0]), plan.ops.index(updates[0])
+    between = [op for op in plan.ops[begin:end] if not any(op is each for each in moved)]
+    if not {n for op in moved for n, _ in op.reads}.isdisjoint(
+            n for op in between for n, _ in op.writes):
         return plan, set()
-    ops = [*plan.ops[:begin], *between, moved]
+    ops = [*plan.ops[:begin], *between, *moved]
     order: dict[str, str] = {}
     for i, op in enumerate(ops):  # side by side both would end late
         if op.kind == "matmul" and plan[op.operands["c"]].nbytes >= SMALL_MB * 1_000_000:
             ops[i] = replace(op, attributes={**op.attributes, **order})
             order = {AFTER: op.name} if op.operands["c"] in gradients else {}
     i = next(i for i, op in enumerate(ops) if op.kind == "matmul")
-    ops[i] = replace(ops[i], attributes={**ops[i].attributes, AFTER: moved.name})
+    ops[i] = replace(ops[i], attributes={**ops[i].attributes, AFTER: moved[-1].name})
     return replace(plan, ops=(*ops, *plan.ops[end:])), ahead
 
 

@@ -68,6 +68,7 @@ class Shards:
                            and not plan.user_kernels and self._is_exchanged(name)}
         self._first = first
         self._new: dict[str, Tensor] = {t.name: t for t in (self._token, EXCHANGES)}
+        self._views = {name: t for name, t in plan.tensors.items() if t.role is Role.VIEW}
 
     @property
     def uses_copies(self) -> bool:
@@ -101,12 +102,20 @@ class Shards:
         """The name of a view: this rank's rows of a matrix; or, with `what`, `shares` times as many
         rows from the share `first` on, of the memory in which a gradient is exchanged."""
         t = self._plan[name]
-        rows, source = t.shape[0] // self._plan.world_size, _both(name) if what else name
-        view = replace(t, name=source + PART + what, shape=(rows * shares, t.shape[1]),
-                       role=Role.VIEW, lines=t.lines or t.role in MULTIPLIED, symbol="",
-                       source=source, first=rows * (self._plan.rank if first < 0 else first))
-        assert view.ld == t.ld  # its rows lie where those of the whole do
-        return self._with(view)
+        rows, whole = t.shape[0] // self._plan.world_size, _both(name) if what else name
+        begin = rows * (self._plan.rank if first < 0 else first)
+        return self._with(_rows_of(t, whole + PART + what, begin, rows * shares,
+                                   whole if what else ""))
+
+    def last_in_halves(self) -> str:
+        """The gradient of the last shared layer, if two halves of it should be computed, so that
+        one is summed during the other; else ""."""
+        last = max(self._shared, key=self._layer, default="")
+        writers = [op for op in self._plan.ops if any(n == last for n, _ in op.writes)]
+        is_split = self.uses_copies and len(writers) == 1 and writers[0].kind == "matmul" \
+            and writers[0].attributes["layout"] == "tn" and self._is_halved(writers[0]) \
+            and self._plan[last].shape[0] % (2 * self._plan.world_size) == 0
+        return last if is_split else ""
 
     def reductions(self, names: Sequence[str]) -> list[Op]:
         """The reductions of a bucket, except exchanged gradients, whose ops follow the GEMMs."""
@@ -156,14 +165,14 @@ class Shards:
             if op.kind == SCATTER:
                 sums([op.operands[role] for role in wholes(op)])
         return replace(plan.with_tensors(*self._new.values()),
-                       ops=tuple(op.viewing(self._new) for op in ops))
+                       ops=tuple(op.viewing({**self._views, **self._new}) for op in ops))
 
     def _stepped(self, gradients: Sequence[str]) -> list[Op]:
         """Updates of this rank's rows, and the all-gather of the weights that GEMMs read."""
         complete = [self._of_both(name) for name in gradients if name == self._first]
         own = [self._of_rank(name) for name in gradients if name != self._first]
         parts = [op.operands.get("copy", op.operands["w"]) for op in own]
-        pairs = [(self._new[part].source, part) for part in parts]
+        pairs = [(part.removesuffix(PART), part) for part in parts]
         if not pairs:
             return complete
         return [*complete, *own, all_gather(f"{pairs[-1][0]}.all_gather", pairs, self._token.name)]
@@ -241,6 +250,53 @@ class Shards:
 
         first = half(1 - rank, f"{op.name}.sent", _both(name) + PART + SENT)
         return [first, exchange, half(rank, op.name, name, **{AFTER: first.name})]
+
+
+def in_halves(plan: Plan, gradient: str) -> Plan:
+    """The plan with two GEMMs for the halves of a gradient's rows, each with an update of its rows
+    of the matrix."""
+    gemm = next(op for op in plan.ops if any(n == gradient for n, _ in op.writes))
+    update = next(op for op in plan.ops if steps_a_parameter(op)
+                  and op.operands["dw"] == gradient)
+    t, factor = plan[gradient], plan[gemm.operands["a"]]
+    rows = t.shape[0] // 2
+    tensors: dict[str, Tensor] = {}
+
+    def named(tensor: Tensor) -> str:
+        tensors[tensor.name] = tensor
+        return tensor.name
+
+    def half(op: Op, number: int, operands: dict[str, str], **more: int) -> Op:
+        return replace(op, name=f"{op.name}:{number}", operands={**op.operands, **operands},
+                       attributes={**op.attributes, **more})
+
+    halves: dict[str, list[Op]] = {gemm.name: [], update.name: []}
+    for number in (0, 1):
+        part = named(replace(t, name=f"{gradient}:{number}", shape=(rows, t.shape[1])))
+        columns = named(replace(
+            factor, name=f"{factor.name}{PART}:{number}", shape=(factor.shape[0], rows),
+            role=Role.VIEW, source=factor.name, column=rows * number, pitch=factor.ld))
+        halves[gemm.name].append(half(gemm, number, {"a": columns, "c": part}, m=rows))
+        own = {role: named(_rows_of(plan[name], f"{name}{PART}:{number}", rows * number, rows))
+               for role, name in update.operands.items()
+               if role != "dw" and plan[name].shape == t.shape}
+        # Each half is rounded with random numbers of its own.
+        halves[update.name].append(half(update, number, {**own, "dw": part}, stream=int(
+            update.attributes["stream"]) + (number << 24)))
+    return replace(plan.with_tensors(*tensors.values()), ops=tuple(
+        each.viewing(tensors) if each is not op else each for op in plan.ops
+        for each in halves.get(op.name, [op])))
+
+
+def _rows_of(t: Tensor, name: str, first: int, rows: int, source: str = "") -> Tensor:
+    """A view of rows from `first` on of a matrix, which may be such a view itself, or of `source`,
+    which is laid out like it."""
+    view = replace(t, name=name, shape=(rows, t.shape[1]), role=Role.VIEW,
+                   lines=t.lines or t.role in MULTIPLIED, symbol="",
+                   source=source or (t.source if t.role is Role.VIEW else t.name),
+                   first=first + (t.first if t.role is Role.VIEW else 0))
+    assert view.ld == t.ld  # its rows lie where those of the whole do
+    return view
 
 
 def _urgent(op: Op) -> Op:

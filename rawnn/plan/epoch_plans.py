@@ -18,7 +18,7 @@ from rawnn.plan.ops.collectives import GATHER, all_gather
 from rawnn.plan.ops.epoch import MAX_STEPS
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import Recipe
-from rawnn.plan.tensor import Role, Tensor
+from rawnn.plan.tensor import PART, Role, Tensor
 
 if TYPE_CHECKING:
     from rawnn.model.layers import Network
@@ -83,10 +83,10 @@ def assemble(train: Plan) -> Plan:
     """All-gather the parameters and state that are sharded among ranks."""
     tensors, gathered = used_tensors([train]), {op.operands[role] for op in train.find(kind=GATHER)
                                                 for role in op.operands}
-    parts = [(t.source, t.name) for t in tensors.values() if t.role is Role.VIEW
+    parts = [(t.name.removesuffix(PART), t.name) for t in tensors.values() if t.role is Role.VIEW
              and train[t.source].role in (Role.PARAMETER, Role.STATE) and t.name not in gathered]
     token = next((op.operands["token"] for op in train.find(kind=GATHER)), "")
-    ops = (all_gather("parts.all_gather", parts, token).viewing(tensors),) if parts else ()
+    ops = (all_gather("parts.all_gather", parts, token).viewing(train.tensors),) if parts else ()
     return Plan("assemble", dict(train.tensors) if ops else {}, ops, train.batch,
                 target=train.target).check()
 

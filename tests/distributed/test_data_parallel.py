@@ -231,6 +231,50 @@ def test_more_than_two_ranks_share_rows_where_copy_engines_gather_them(
             np.testing.assert_allclose(one.state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize(("more", "ranks"), sliced(product(
+    ("fuse,bf16,mma", "fuse,mma", "cublas,fuse", "mma"), (3, 4)), 5))
+@pytest.mark.parametrize("optimizer", [
+    Optimizer("adam", 1e-2), Optimizer("sgd", 0.1, {"momentum": 0.9})], ids=["adam", "momentum"])
+def test_the_last_large_gradient_is_summed_in_halves(
+        more: str, ranks: int, optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One half is summed, and its weights are gathered, while the other is computed: nothing else
+    is left to run beside but the first layers of the next step. Each rank has its rows of both."""
+    monkeypatch.setattr("rawnn.opts.nccl.SMALL_MB", 0.0015 if "bf16" in more else 0.0025)
+    monkeypatch.setattr("rawnn.opts.nccl.BUCKET_MB", 0.0005)
+    monkeypatch.setattr("rawnn.opts.shards.TILE", 1)
+    layers, data = (29, 24, 48, 144, 4), random_dataset(29, 4, train=45, test=4)
+    options = {"partial": True, "shuffle": True, "optimizer": optimizer}
+    opt = f"preload,graphs=epoch,streams,{more}"
+    found = on_simulated(f"{opt},nccl", layers, data, 12, ranks, **options)
+    plan = found[0].work.train
+    copy = ".bfloat16" if "bf16" in more else ""
+    wanted = ["fc2.input_grad", "fc1.weight_grad", "fc3.weight_grad:0", "dw3:0.reduce_scatter",
+              f"fc3.weight.{optimizer.name}:0", f"fc3.weight{copy}/part:0.all_gather",
+              "fc3.weight_grad:1", "dw3:1.reduce_scatter", f"fc3.weight.{optimizer.name}:1",
+              f"fc3.weight{copy}/part:1.all_gather"]
+    places = {op.name: i for i, op in enumerate(plan.ops)}
+    assert sorted(wanted, key=lambda name: places[name]) == wanted
+    for number in (0, 1):
+        update, = (op for op in plan.ops if op.name == f"fc3.weight.{optimizer.name}:{number}")
+        rows = plan[update.operands["w"]]
+        assert (rows.shape, rows.first, rows.source) \
+            == ((72 // ranks, 48), 72 * number, "fc3.weight")
+    graph, = graph_plans(plan, found[0].work.policy, 1)
+    ops, edges = graph.plan.ops, graph.edges()
+    reached = {i: set(edges[i]) for i in range(len(ops))}
+    for i in range(len(ops)):
+        reached[i] |= set().union(*(reached[j] for j in edges[i]))
+    at = {op.own_name: i for i, op in enumerate(ops)}
+    for name in wanted[3:6]:
+        assert at[name] not in reached[at["fc3.weight_grad:1"]], name
+    whole = on_simulated(f"{opt},nccl=whole", layers, data, 12, ranks, **options)
+    for one, other in zip(found, whole, strict=True):
+        for name, array in other.state.items():
+            np.testing.assert_allclose(one.state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+        for name, array in found[0].state.items():
+            assert np.array_equal(array, one.state[name])
+
+
 @pytest.mark.parametrize("optimizer", [
     Optimizer("adam", 1e-2), Optimizer("sgd", 0.1, {"momentum": 0.9})], ids=["adam", "momentum"])
 @pytest.mark.usefixtures("nothing_small")
