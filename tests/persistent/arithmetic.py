@@ -54,7 +54,9 @@ def to_nearest(values: Array) -> Array:
 def split(values: Array) -> tuple[Array, Array]:
     """split_tf32 of device/convert.cuh, and of the low part what tensor cores take, in float64."""
     values = np.ascontiguousarray(values)
-    high = ((values.view(np.uint32) + np.uint32(0x1000)) & HIDDEN).view(np.float32)
+    bits = values.view(np.uint32)
+    high = ((bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))) & HIDDEN).view(
+        np.float32)
     low = ((values - high).view(np.uint32) & HIDDEN).view(np.float32)
     return high.astype(np.float64), low.astype(np.float64)
 

@@ -93,14 +93,12 @@ PROBES: dict[str, tuple[str, str, str]] = {
     "split_tf32": ("float a, float b",
                    "const float v[2] = {a, b}; unsigned h[2], l[2]; ptx::split_tf32(v, h, l); "
                    "out[0] = h[0]; out[1] = h[1]; out[2] = l[0]; out[3] = l[1];",
-                   "add.s32 a, a, 4096;\nand.b32 a, a, -8192;\nmov.b32 rest, a;\n"
-                   "sub.f32 rest, a, rest;\nmov.b32"),
+                   "cvt.rn.tf32.f32 R, a;\nmov.b32 rest, "),
     "split_four_tf32": (
         "float a, float b, float c, float d",
         "const float v[4] = {a, b, c, d}; unsigned h[4], l[4]; ptx::split_tf32(v, h, l); "
         "for (int i = 0; i < 4; ++i) out[i] = h[i], out[4 + i] = l[i];",
-        "add.s32 d, d, 4096;\nand.b32 d, d, -8192;\nmov.b32 rest, d;\n"
-        "sub.f32 rest, d, rest;\nmov.b32"),
+        "cvt.rn.tf32.f32 R, d;\nmov.b32 rest, "),
     "add_product": (
         "unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f",
         "const unsigned l[4] = {a, b, c, d}; float s[4] = {1, 2, 3, 4}; "

@@ -98,17 +98,25 @@ __device__ __forceinline__ unsigned int near_tf32(float value) {
 
 // Splits value = high + low into two tf32 numbers of 11 significant bits each. Products of both parts
 // give all but 2 of a float's 24 bits, with two or three tf32 products for each product of floats. `low`
-// is not rounded, because tf32 products ignore its low bits.
+// is not rounded, because tf32 products ignore its low bits. `high` is the nearest tf32, of two the even one
+// where the GPU rounds by one instruction (cvt.rn.tf32.f32, sm_90), else the one away from zero. This is what
+// the CPU emulator runs.
 __device__ __forceinline__ void split_tf32(float value, unsigned int& high, unsigned int& low) {
-  high = near_tf32(value) & 0xffffe000u;
+  const unsigned int bits = __float_as_uint(value);
+  high = (bits + 0xfffu + (bits >> 13 & 1u)) & 0xffffe000u;
   low = __float_as_uint(value - __uint_as_float(high));
 }
 
 // The same as PTX of one of several values, which has a register `rest`.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define RAWNN_NEAREST(high, value) "cvt.rn.tf32.f32 " high ", " value ";\n"
+#else
+#define RAWNN_NEAREST(high, value)                                                                 \
+  "mov.b32 " high ", " value ";\nadd.s32 " high ", " high ", 4096;\nand.b32 " high ", " high ", -8192;\n"
+#endif
 #define RAWNN_SPLIT(high, low, value)                                                              \
-  "mov.b32 " high ", " value ";\nadd.s32 " high ", " high ", 4096;\n"                              \
-  "and.b32 " high ", " high ", -8192;\nmov.b32 rest, " high ";\nsub.f32 rest, " value ", rest;\n" \
-  "mov.b32 " low ", rest;\n"
+  RAWNN_NEAREST(high, value)                                                                       \
+  "mov.b32 rest, " high ";\nsub.f32 rest, " value ", rest;\nmov.b32 " low ", rest;\n"
 
 // The same for two or four values. One statement compiles faster than their C++, and to the same
 // instructions; the CPU emulator has the C++.
