@@ -33,6 +33,7 @@ struct Momentum {
 
 // Square root and quotient as precise as the compiler options say.
 struct AsCompiled {
+  static constexpr bool kByInverse = false;
   static __device__ __forceinline__ float root(float x) { return sqrtf(x); }
   static __device__ __forceinline__ float quotient(float a, float b) { return a / b; }
 };
@@ -58,6 +59,12 @@ struct AdamBy {
     pace = rate / bias_correction(complement1, t);
     // By MATH: what NVRTC makes of 1 / sqrtf(x) depends on what it compiled before.
     spread = MATH::quotient(1.0f, MATH::root(bias_correction(complement2, t)));
+    if constexpr (MATH::kByInverse) {
+      // A rate of 0 gives the largest float, of which the inverse is 0.
+      constexpr float largest = 3.40282347e38f;
+      spread = fminf(MATH::quotient(spread, pace), largest);
+      this->eps = fminf(MATH::quotient(eps, pace), largest);
+    }
   }
   __device__ __forceinline__ float operator()(float w, float g, float* state) const {
     if (decoupled) {
@@ -67,15 +74,20 @@ struct AdamBy {
     }
     state[0] += complement1 * (g - state[0]);
     state[1] += complement2 * (g * g - state[1]);
-    return w - MATH::quotient(pace * state[0], MATH::root(state[1]) * spread + eps);
+    const float below = MATH::root(state[1]) * spread + this->eps;
+    if constexpr (MATH::kByInverse) return w - state[0] * MATH::inverse(below);
+    return w - MATH::quotient(pace * state[0], below);
   }
 };
 using Adam = AdamBy<AsCompiled>;
 
-// Square root and quotient within two units in the last place, except for subnormal numbers. For kernels
-// that are bound by instructions: of Adam's 38 instructions a weight, 14 are a square root and a quotient,
-// and 5 of these handle the ends of the range, which units without a gradient reach.
+// Square root, quotient and inverse within two units in the last place, except for subnormal numbers. For
+// kernels that are bound by instructions: of Adam's 38 instructions a weight, 14 are a square root and a
+// quotient, and 5 of these handle the ends of the range, which units without a gradient reach. The divisor is
+// divided by the rate once a step, so that a weight takes an inverse and one fused multiply and add.
 struct Approximate {
+  static constexpr bool kByInverse = true;
+  static __device__ __forceinline__ float inverse(float x) { return ptx::approximate_inverse(x); }
   static __device__ __forceinline__ float root(float x) { return ptx::approximate_sqrt(x); }
   static __device__ __forceinline__ float quotient(float a, float b) {
     return ptx::approximate_quotient(a, b);
