@@ -78,7 +78,7 @@ def test_the_chosen_kernels_spill_next_to_nothing(name: str, numbers: str) -> No
 def test_training_and_evaluation_compile_for_every_architecture(arch: str) -> None:
     own, chip = of_members("A", "", LISTED), AMPERE if arch == "sm_80" else HOPPER
     layout = choose_members(own, chip, LISTED, 1056).layout
-    assert spilled(layout, arch) == 0
+    assert spilled(layout, arch) <= (32 if arch == "sm_80" else 0)  # four values that a step keeps
     assert spilled(evaluation_layout(layout.sharding, True, True, chip.shared), arch) == 0
 
 

@@ -78,6 +78,8 @@ class Epilogue:
             return "of_outputs"
         if self.send:
             columns = f" && e < {k.d.sent}" if k.d.sent < k.d.columns else ""
+            if is_whole(limit) and not columns:
+                return f"[=](int m, int e, float4 v) {{\n{self._sent(k, self.send)}\n}}"
             return f"[=](int m, int e, float4 v) {{\nif (m < {limit}{columns}) {{\n" \
                    f"{self._sent(k, self.send)}\n}}\n}}"
         if self.own_rows and limit == str(k.p.layers[boundary]):  # all rows are there
@@ -88,6 +90,8 @@ class Epilogue:
             text = self._stored(k, "m", shard)
         else:
             text = self._stored(k, "m", "m")
+        if is_whole(limit):
+            return f"[=](int m, int e, float v0, float v1) {{\n{text}\n}}"
         return f"[=](int m, int e, float v0, float v1) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
 
     def _stored(self, k: Kernel, row: str, saved_row: str) -> str:
@@ -106,10 +110,11 @@ class Epilogue:
         to = k.buffer(self.to)
         saved = f"{to} + ({row}) * {k.d.pitch}" if self.saved == self.to \
             else f"{k.buffer(self.saved)} + ({saved_row}) * {k.d.pitch}"
+        if not k.p.scaled:
+            return f"store_gradients<Shape, Activation>({to} + ({row}) * {k.d.pitch} + e, v0, " \
+                   f"v1, {saved} + e);"
         kept = f"const float2 kept = load_two<Shape>({saved} + e);\n"
         slopes = "Activation::backward(v0, kept.x)", "Activation::backward(v1, kept.y)"
-        if not k.p.scaled:
-            return kept + _store(k, to, *slopes, row)
         return f"{kept}const float d0 = {slopes[0]}, d1 = {slopes[1]};\n" \
                "report_overflow(found, poison<float16>(v0) + poison<float16>(v1) + " \
                "poison<float16>(d0) + poison<float16>(d1));\n" + _store(k, to, "d0", "d1", row)
@@ -153,6 +158,11 @@ class Epilogue:
             block.at[self.to] = v
         if self.send:
             self.send.send(run, block, v)
+
+
+def is_whole(limit: str) -> bool:
+    """Whether tiles have no rows beyond a limit in C++: then none need be left out."""
+    return limit.isdecimal() and int(limit) % 16 == 0
 
 
 def _store(k: Kernel, to: str, first: str, second: str, row: str) -> str:

@@ -95,6 +95,7 @@ class Gemm(Phase):
         # All rows of partial sums are sent; of values, those that the block has.
         whole = end.own_rows or (end.send and end.send.kind != ALL_GATHER)
         limit = str(p.layers[boundary]) if whole else k.count(boundary)
+        assert not limit.isdecimal() or int(limit) == self.m
         self._emit_sums(k, end.text(k, boundary, limit), limit)
 
     def _emit_sums(self, k: Kernel, finish: str, limit: str) -> None:
@@ -112,7 +113,7 @@ class Gemm(Phase):
                f"{type_}, {k.type_of(right)}>::run({weights}, {k.buffer(self.right)}, 0, "
         if tiles.split == 1:
             ends = f"{'quads' if sent else 'pairs'}({finish})"
-            w(f"{head}{f'biased({bias}, {limit}, {ends})' if bias else ends});")
+            w(f"{head}{f'biased({bias}, {ends})' if bias else ends});")
             k.stamp(self.name)
             return
         rows, scratch = ceil(self.m, 16) * 16, k.at("scratch")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rawnn.persistent.phases.learning_rate import declare_rule
 from rawnn.persistent.phases.phase import OTHER_BLOCKS, Line, Phase
 from rawnn.persistent.sharding import TILE, Sharding, ceil
 from rawnn.persistent.writer import literal
@@ -113,7 +114,7 @@ class GradientAllReduce(Phase):
         w(f"float4* const states = {k.states_at(0)};")
         w(f"const auto state = [=](int slot) {{ return states + slot * "
           f"{len(k.p.states) * QUADS}; }};")
-        w("const Rule rule = *rule_of_step;")
+        declare_rule(k)
         copy = "" if self.sharded else f"(all_reduce & 1) * {k.d.blocks}ll + "
         w(f"const {k.published_type}* const parts = reinterpret_cast<const "
           f"{k.published_type}*>(gradients) + ({copy}rank) * {found.tiles * QUADS};")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rawnn.persistent.phases.phase import Phase
+from rawnn.persistent.writer import literal
 
 if TYPE_CHECKING:
     from rawnn.persistent.writer import Kernel
@@ -35,3 +36,11 @@ def prepare_optimizer(k: Kernel) -> None:
     first = "micro_batch == 0 && " if k.d.micro_batches > 1 else ""
     k.w(f"if ({first}thread == {k.d.threads - 1}) *rule_of_step = Rule({scale}{rate}, "
         f"{time}{settings});")
+
+
+def declare_rule(k: Kernel) -> None:
+    """A copy of the object of the optimizer step, with the flags that the kernel knows."""
+    k.w("Rule rule = *rule_of_step;")
+    flags = "".join(f", {literal(value)}" for value in k.p.settings if isinstance(value, bool))
+    if flags:
+        k.w(f"Flags<Rule>::set(rule{flags});")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rawnn.persistent.phases.epilogue import ACCUMULATE, UPDATE
 from rawnn.persistent.phases.gemm import Gemm
 from rawnn.persistent.phases.gradient_all_reduce import ALL
+from rawnn.persistent.phases.learning_rate import declare_rule
 from rawnn.persistent.phases.phase import Line
 from rawnn.persistent.sharding import TILE, Sharding, ceil
 from rawnn.persistent.tiles import update_tiling
@@ -113,7 +114,7 @@ class WeightGradient(Gemm):
         """The epilogue that updates weights and biases."""
         n, part, p = self.layer + 1, k.layout.layers[self.layer], k.p
         far = literal(part.is_state_global and bool(p.states))
-        k.w("const Rule rule = *rule_of_step;")
+        declare_rule(k)
         how = f", StochasticRounding<{p.layers[self.layer]}>" if p.streams else ""
         k.w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
             f"{part.state_tiles}{how}> finish = {{rule, weights{n}, biases{n}, "

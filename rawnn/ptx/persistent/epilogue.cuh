@@ -49,20 +49,20 @@ __device__ __forceinline__ auto quads(F body) {
   });
 }
 
-// Adds the biases of `count` rows first. They are loaded ahead of the GEMM's loop: after it, each load would
-// wait for the store before it, which may alias as far as the compiler knows.
+// Adds the biases of the rows first. They are loaded ahead of the GEMM's loop: after it, each load would wait
+// for the store before it, which may alias as far as the compiler knows. Rows beyond the layer's have floats
+// there, too, which a body leaves out: so no load has a condition, and tiles of the same rows share them.
 template <typename F>
 struct Biased {
   struct Early {
     float upper, lower;
   };
   const float* biases;
-  int count;
   F finish;
 
   __device__ __forceinline__ Early early(int mt, int) const {
-    const int row = mt * 16 + lane_index() / 4;
-    return {row < count ? biases[row] : 0.0f, row + 8 < count ? biases[row + 8] : 0.0f};
+    const float* const row = biases + mt * 16 + lane_index() / 4;
+    return {row[0], row[8]};
   }
   __device__ __forceinline__ void store(int part, int mt, int nt, const float (&sum)[4],
                                         const Early& bias) const {
@@ -74,8 +74,8 @@ struct Biased {
 };
 
 template <typename F>
-__device__ __forceinline__ Biased<F> biased(const float* biases, int count, F finish) {
-  return {biases, count, finish};
+__device__ __forceinline__ Biased<F> biased(const float* biases, F finish) {
+  return {biases, finish};
 }
 
 // A body that adds the row's bias to four or two values and passes them on.

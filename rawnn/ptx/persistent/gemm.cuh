@@ -42,11 +42,11 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
   static constexpr int kColumns = N8;
   static constexpr int kTilesDown = MT;
   static constexpr int kTilesAcross = NT;
-  static constexpr int kWarps = SHAPE::kThreads / 32;
-  static constexpr int kDown = (M16 + MT - 1) / MT;
-  static constexpr int kAcross = (N8 + NT - 1) / NT;
-  static constexpr int kTasks = kDown * kAcross * SPLIT;
-  static constexpr int kAllTasks = kTasks + (SUMS ? kAcross : 0);
+  static constexpr unsigned int kWarps = SHAPE::kThreads / 32;
+  static constexpr unsigned int kDown = (M16 + MT - 1) / MT;
+  static constexpr unsigned int kAcross = (N8 + NT - 1) / NT;
+  static constexpr unsigned int kTasks = kDown * kAcross * SPLIT;
+  static constexpr unsigned int kAllTasks = kTasks + (SUMS ? kAcross : 0);
 
   static __device__ __forceinline__ unsigned int two_of_row(const Half* from) {
     return *reinterpret_cast<const unsigned int*>(from);
@@ -140,15 +140,15 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
   }
 
   template <typename FINISH>
-  static __device__ __forceinline__ void run_task(const TA* left, const TB* right, int task,
+  static __device__ __forceinline__ void run_task(const TA* left, const TB* right, unsigned int task,
                                                   const FINISH& finish) {
     if (SUMS && task >= kTasks) {
-      sum_rows(right, (task - kTasks) * NT, finish);
+      sum_rows(right, static_cast<int>(task - kTasks) * NT, finish);
       return;
     }
-    const int part = task % SPLIT;
-    const int down = task / SPLIT % kDown * MT;
-    const int across = task / SPLIT / kDown * NT;
+    const int part = static_cast<int>(task % SPLIT);
+    const int down = static_cast<int>(task / SPLIT % kDown) * MT;
+    const int across = static_cast<int>(task / SPLIT / kDown) * NT;
     Gemm p;
     typename FINISH::Early early[MT][NT];
     p.begin_task(left, right, down, across);
@@ -174,14 +174,18 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
     }
   }
 
+  // Numbers of tasks have no sign: so quotients and remainders are shifts and masks, and the first task of a
+  // warp, which there is if all warps have one, is not compared with 0.
   template <typename FINISH>
-  static __device__ __forceinline__ void run(const TA* left, const TB* right, int first,
+  static __device__ __forceinline__ void run(const TA* left, const TB* right, unsigned int first,
                                              const FINISH& finish) {
-    const int warp = warp_index();
-    int task = warp < first ? warp - first + kWarps : warp - first;
-    for (; task < kAllTasks; task += kWarps) {
+    const unsigned int warp = warp_index();
+    unsigned int task = warp < first ? warp - first + kWarps : warp - first;
+    if (kAllTasks < kWarps && task >= kAllTasks) return;
+    do {
       run_task(left, right, task, finish);
       if constexpr (kAllTasks <= kWarps) break;
-    }
+      task += kWarps;
+    } while (task < kAllTasks);
   }
 };

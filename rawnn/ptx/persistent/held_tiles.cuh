@@ -6,9 +6,9 @@
 #include "persistent/weights.cuh"
 
 // The tiles of a GEMM whose first task is that of warp FIRST.
-template <typename GEMM, typename RULE, bool STATE, int MICRO_BATCHES, int FIRST>
+template <typename GEMM, typename RULE, bool STATE, int MICRO_BATCHES, unsigned int FIRST>
 struct HeldTiles {
-  static constexpr int kWarps = GEMM::kWarps;
+  static constexpr unsigned int kWarps = GEMM::kWarps;
   static constexpr int kRounds = ceil_div(GEMM::kTasks, kWarps);
   static constexpr int kAllRounds = ceil_div(GEMM::kAllTasks, kWarps);
   static constexpr int kDown = GEMM::kTilesDown;
@@ -18,11 +18,11 @@ struct HeldTiles {
   float sum[MICRO_BATCHES > 1 ? kRounds : 1][kDown][kAcross][4];
 
   // The warp's task of a round; and whether there is one, which the compiler knows of most rounds.
-  static __device__ __forceinline__ int task_of(int round) {
-    const int warp = warp_index();
+  static __device__ __forceinline__ unsigned int task_of(int round) {
+    const unsigned int warp = warp_index();
     return (warp < FIRST ? warp - FIRST + kWarps : warp - FIRST) + round * kWarps;
   }
-  static __device__ __forceinline__ bool is_task(int round, int task) {
+  static __device__ __forceinline__ bool is_task(int round, unsigned int task) {
     return (round + 1) * kWarps <= GEMM::kTasks || (round < kRounds && task < GEMM::kTasks);
   }
   static __device__ __forceinline__ bool is_tile(int mt, int nt) {
@@ -36,9 +36,10 @@ struct HeldTiles {
     const int lane = lane_index();
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      const int task = task_of(r);
+      const unsigned int task = task_of(r);
       if (is_task(r, task)) {
-        const int down = task % GEMM::kDown * kDown, across = task / GEMM::kDown * kAcross;
+        const int down = static_cast<int>(task % GEMM::kDown) * kDown;
+        const int across = static_cast<int>(task / GEMM::kDown) * kAcross;
 #pragma unroll
         for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -112,9 +113,10 @@ struct HeldTiles {
     const bool last = MICRO_BATCHES == 1 || micro_batch == MICRO_BATCHES - 1;
 #pragma unroll
     for (int r = 0; r < kAllRounds; ++r) {
-      const int task = task_of(r);
+      const unsigned int task = task_of(r);
       if (is_task(r, task)) {
-        const int down = task % GEMM::kDown * kDown, across = task / GEMM::kDown * kAcross;
+        const int down = static_cast<int>(task % GEMM::kDown) * kDown;
+        const int across = static_cast<int>(task / GEMM::kDown) * kAcross;
         typename FINISH::Early early[STATE ? 1 : kDown][STATE ? 1 : kAcross];
         if constexpr (!STATE) {
 #pragma unroll
@@ -157,8 +159,8 @@ struct HeldTiles {
           }
         }
       } else if (task >= GEMM::kTasks && task < GEMM::kAllTasks) {
-        GEMM::sum_rows(right, (task - GEMM::kTasks) * kAcross,
-                          BiasSums<FINISH>{finish, bias_sums, micro_batch});
+        GEMM::sum_rows(right, static_cast<int>(task - GEMM::kTasks) * kAcross,
+                       BiasSums<FINISH>{finish, bias_sums, micro_batch});
       }
     }
   }

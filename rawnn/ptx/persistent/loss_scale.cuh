@@ -57,6 +57,14 @@ struct Unscaled {
   }
 };
 
+template <typename RULE>
+struct Flags<Unscaled<RULE>> {
+  template <typename... FLAGS>
+  static __device__ __forceinline__ void set(Unscaled<RULE>& scaled, FLAGS... flags) {
+    Flags<RULE>::set(scaled.rule, flags...);
+  }
+};
+
 // Whether any data-parallel group saw an overflow. The blocks of this tp_rank have published 1 or 0 in
 // `overflows`, kTpSize quads apart. All threads of the block call it, and all get the answer.
 template <typename SHAPE>

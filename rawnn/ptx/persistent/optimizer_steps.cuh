@@ -15,6 +15,24 @@ struct OnChip<Adam> {
   using Rule = ApproximateAdam;
 };
 
+// The flags of an optimizer step. Of an object in shared memory the compiler knows nothing, and computes the
+// step in both ways: so what the kernel knows is set in each copy of it.
+template <typename RULE>
+struct Flags {
+  template <typename... FLAGS>
+  static __device__ __forceinline__ void set(RULE&, FLAGS...) {}
+};
+
+template <>
+struct Flags<ApproximateAdam> {
+  static __device__ __forceinline__ void set(ApproximateAdam& rule, bool decoupled) { rule.decoupled = decoupled; }
+};
+
+template <>
+struct Flags<Momentum> {
+  static __device__ __forceinline__ void set(Momentum& rule, bool nesterov) { rule.nesterov = nesterov; }
+};
+
 // Rounding of new weights. tile(mt, nt) of a HOW gives the rounding of a tile of a layer, a function of each
 // of the lane's four weights and of its number in the fragment.
 //

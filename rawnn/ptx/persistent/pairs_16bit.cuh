@@ -6,6 +6,7 @@
 // single eight is half a step. An operand is `deep` if neighbours along k are contiguous, else wide. Rows are
 // LD elements apart; in 16 bits that is an odd number of eights, so that ldmatrix has no bank conflicts.
 #pragma once
+#include "elementwise/activations.cuh"
 #include "persistent/block.cuh"
 
 // The bits of a bfloat16 or float16.
@@ -67,6 +68,29 @@ __device__ __forceinline__ float2 load_two(const Half* from) {
                        ptx::from_f16(static_cast<Half>(both >> 16)));
   }
   return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+}
+
+// Stores two gradients times the slopes of ACTIVATION at two saved values.
+template <typename SHAPE, typename ACTIVATION, typename T>
+__device__ __forceinline__ void store_gradients(T* to, float first, float second, const T* saved) {
+  const float2 both = load_two<SHAPE>(saved);
+  store_two<SHAPE>(to, ACTIVATION::backward(first, both.x), ACTIVATION::backward(second, both.y));
+}
+
+// The slopes of Relu mask pairs of 16 bits (sm_90).
+template <typename SHAPE, typename ACTIVATION>
+__device__ __forceinline__ void store_gradients(Half* to, float first, float second, const Half* saved) {
+#if defined(RAWNN_TWIN) || RAWNN_ARCH >= 900
+  if constexpr (kSame<ACTIVATION, Relu>) {
+    const unsigned int both = *reinterpret_cast<const unsigned int*>(saved);
+    const unsigned int positive = SHAPE::kPrecision == kFloat16 ? ptx::greater_f16(both, 0u)
+                                                                : ptx::greater_bf16(both, 0u);
+    *reinterpret_cast<unsigned int*>(to) = pack_halves<SHAPE>(first, second) & positive;
+    return;
+  }
+#endif
+  const float2 both = load_two<SHAPE>(saved);
+  store_two<SHAPE>(to, ACTIVATION::backward(first, both.x), ACTIVATION::backward(second, both.y));
 }
 
 // TILES tiles of 16 rows of the left operand, EIGHTS eights along k. It loads a step from `eight` on, or half
