@@ -149,6 +149,12 @@ class _Builder:
         return select(",".join(["none", "preload", "arena", "nosync", *words]), self.network,
                       steps, self.machine, batch=recipe.batch, recipe=recipe, data_spec=spec)
 
+    @property
+    def _decays(self) -> bool:
+        """Whether the weights of any member decay."""
+        distinct = {member.weight_decay: member for member in self.group.members}
+        return any(member.recipe().optimizer.attributes()["decay"] for member in distinct.values())
+
     # -- steps -------------------------------------------------------------------------------------
     def _rounded(self, plan: Plan) -> Plan:
         """With inputs that are rounded once, where all members have the same ones."""
@@ -177,7 +183,7 @@ class _Builder:
         single = problem_of(with_rounded_inputs(step) if self.inputs_differ else step)
         members = Members(self.listed, self.shuffled,
                           single=replace(single, ordered=self.shuffled))
-        own = training_problem(problem, members, left > 0)
+        own = training_problem(problem, members, left > 0, self._decays)
         chip = chip_of(self.machine.target)
         asked = sharding or group.config.sharding or \
             (self.asked if is_full_sharding(self.asked) else "")

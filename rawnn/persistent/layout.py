@@ -12,6 +12,7 @@ from rawnn.persistent.block_memory import FIXED_BYTES, LayerLayout, Memory
 from rawnn.persistent.phases.gemm import BACKWARD, FORWARD
 from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
 from rawnn.persistent.phases.input import orders_at_once
+from rawnn.persistent.phases.learning_rate import rules_at_once
 from rawnn.persistent.phases.loss import AT_ONCE, BY_FIRST, BY_LAST, tallies
 from rawnn.persistent.problem import Problem
 from rawnn.persistent.schedule import Schedule, build, weight_gradient
@@ -233,7 +234,7 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     memory.take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
     if p.ordered:
         memory.take("order", (orders_at_once(d) + 1) * d.columns, "numbers of examples")
-    memory.take("rules", RULE_BYTES // 4, "optimizer step")
+    memory.take("rules", rules_at_once(p) * RULE_BYTES // 4, "optimizer step")
     if d.members:
         memory.take("settings", 2 * len(p.numeric_settings), "settings of the member")
         memory.take("permutation", PERMUTATION_BYTES // 4, "order of the epoch")

@@ -12,10 +12,13 @@ from rawnn.persistent.sharding import DSMEM, SHARDED, Members, Sharding
 FIX = "let train_many choose the sharding"
 
 
-def training_problem(problem: Problem, members: Members, partial: bool) -> Problem:
+def training_problem(problem: Problem, members: Members, partial: bool,
+                     decays: bool | None = None) -> Problem:
     """The problem of members: rates come from memory, nothing but losses is measured, and no copy
-    of weights is stored for other kernels. What differs from member to member is not in it."""
-    settings = tuple(value if isinstance(value, bool) else 0.0 for value in problem.settings)
+    of weights is stored for other kernels. What differs from member to member is not in it, but
+    whether the weights of any decay (None: if those of `problem` do)."""
+    others = tuple(value if isinstance(value, bool) else 0.0 for value in problem.settings[1:])
+    settings = (float(problem.decays if decays is None else decays), *others)
     return replace(problem, lr=0.0, settings=settings, scheduled=True, measured=False, copies="",
                    ordered=members.listed or members.shuffled, partial=partial)
 

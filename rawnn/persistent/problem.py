@@ -83,6 +83,11 @@ class Problem:
         return tuple(i for i, value in enumerate(self.settings) if not isinstance(value, bool))
 
     @property
+    def decays(self) -> bool:
+        """Whether weights decay: the first setting is the weight decay. Of members, of any."""
+        return self.settings[0] != 0.0
+
+    @property
     def depth(self) -> int:
         return len(self.layers) - 1
 

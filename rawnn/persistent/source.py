@@ -19,6 +19,7 @@ from rawnn.persistent.phases.input import (
     orders_at_once,
     wait_for_input,
 )
+from rawnn.persistent.phases.learning_rate import rate_of_thread, rules_at_once
 from rawnn.persistent.phases.loss import BY_FIRST, BY_LAST, report, take_ticket
 from rawnn.persistent.phases.weight_gradient import store_held
 from rawnn.persistent.sharding import COLUMN_PARALLEL, REPLICATED_LAYER, ROW_PARALLEL, TILE
@@ -152,14 +153,15 @@ class KernelEmitter:
         for phase in with_first_warps(self.k, self.schedule.phases):
             phase.begin_launch(self.k)
         if not d.evaluates:
-            w(f"Rule* const rule_of_step = reinterpret_cast<Rule*>{self.k.at('rules')};")
+            w(f"Rule* const rules = reinterpret_cast<Rule*>{self.k.at('rules')};")
         w("[[maybe_unused]] Tally* const tallies = "
           f"reinterpret_cast<Tally*>{self.k.at('tallies')};")
         if p.scaled:
             w(f"LossScale* const scaling = reinterpret_cast<LossScale*>({self.k.at('scaling')});")
             w("if (thread == 0) *scaling = {loss_scale[0], loss_scale[1], {overflow[0], 0}};")
         if p.scheduled:
-            w(f"float rate = thread == {d.threads - 1} ? {self.k.rate('0')} : 0.0f;")
+            first_thread = d.threads - rules_at_once(p)
+            w(f"float rate = thread >= {first_thread} ? {rate_of_thread(self.k, '0')} : 0.0f;")
         if p.timed:
             w("const int steps_before = steps_of_epochs + cursor_now;")
         wait_for_input(self.k, "0")

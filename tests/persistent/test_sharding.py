@@ -10,6 +10,7 @@ import pytest
 
 from rawnn.persistent.layout import RULE_BYTES, Layout, layout_of
 from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
+from rawnn.persistent.phases.learning_rate import rules_at_once
 from rawnn.persistent.problem import Problem
 from rawnn.persistent.schedule import is_summed_by_all
 from rawnn.persistent.sharding import (
@@ -74,7 +75,7 @@ def needed(found: Layout) -> dict[str, int]:
         "raw": 2 * d.columns * found.raw_pitch * p.input_size // 4,
         "mean": d.ins(0), "inverse_std": d.ins(0), "logits": rows * d.pitch,
         "y": d.columns if p.labelled else 2 * d.columns * found.target_pitch,
-        "order": 2 * d.columns, "rules": RULE_BYTES // 4, "barriers": 8,
+        "order": 2 * d.columns, "rules": rules_at_once(d.problem) * RULE_BYTES // 4, "barriers": 8,
         "places": 2 * found.tiles, "tallies": 2, "scaling": 4, "copies": found.copied // 2,
         "exchange": 2 * max((e.rows for e in found.schedule.exchanges), default=0) * d.sent,
         "state": -(-found.tiles // (1 if found.sync == ALL else d.dp_size)) * len(p.states) * TILE}

@@ -4,6 +4,7 @@
 //                                   and the settings of its op in their order
 //   optimizer(w, g, state)          the new weight, from the weight, its gradient without decay, and kStates
 //                                   values of state, which are updated
+//   decays                          false where decay is known to be 0, which then takes no instruction
 //
 // sgd.cu, momentum.cu and adam.cu state the formulas.
 #pragma once
@@ -12,20 +13,21 @@
 struct Sgd {
   static constexpr int kStates = 0;
   float rate, decay;
+  bool decays = true;
   __device__ __forceinline__ Sgd(float rate, int, float decay) : rate(rate), decay(decay) {}
   __device__ __forceinline__ float operator()(float w, float g, float*) const {
-    return w - rate * (g + decay * w);
+    return w - rate * (decays ? g + decay * w : g);
   }
 };
 
 struct Momentum {
   static constexpr int kStates = 1;
   float rate, decay, momentum;
-  bool nesterov;
+  bool nesterov, decays = true;
   __device__ __forceinline__ Momentum(float rate, int, float decay, float momentum, bool nesterov)
       : rate(rate), decay(decay), momentum(momentum), nesterov(nesterov) {}
   __device__ __forceinline__ float operator()(float w, float g, float* velocity) const {
-    g += decay * w;
+    if (decays) g += decay * w;
     *velocity = momentum * *velocity + g;
     return w - rate * (nesterov ? g + momentum * *velocity : *velocity);
   }
@@ -42,7 +44,7 @@ template <typename MATH>
 struct AdamBy {
   static constexpr int kStates = 2;
   float rate, decay, complement1, complement2, pace, spread, eps;
-  bool decoupled;
+  bool decoupled, decays = true;
 
   // 1 - beta^t without the cancellation: beta^t is near 1 for small t.
   static __device__ __forceinline__ float bias_correction(float complement, int t) {
@@ -67,11 +69,8 @@ struct AdamBy {
     }
   }
   __device__ __forceinline__ float operator()(float w, float g, float* state) const {
-    if (decoupled) {
-      w -= rate * decay * w;
-    } else {
-      g += decay * w;
-    }
+    if (decays && decoupled) w -= rate * decay * w;
+    if (decays && !decoupled) g += decay * w;
     state[0] += complement1 * (g - state[0]);
     state[1] += complement2 * (g * g - state[1]);
     const float below = MATH::root(state[1]) * spread + this->eps;

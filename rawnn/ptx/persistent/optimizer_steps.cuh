@@ -15,22 +15,31 @@ struct OnChip<Adam> {
   using Rule = ApproximateAdam;
 };
 
-// The flags of an optimizer step. Of an object in shared memory the compiler knows nothing, and computes the
-// step in both ways: so what the kernel knows is set in each copy of it.
+// The flags of an optimizer step, and whether weights decay. Of an object in shared memory the compiler knows
+// nothing, and computes the step in both ways: so what the kernel knows is set in each copy of it.
 template <typename RULE>
 struct Flags {
   template <typename... FLAGS>
-  static __device__ __forceinline__ void set(RULE&, FLAGS...) {}
+  static __device__ __forceinline__ void set(RULE&, bool, FLAGS...) {}
 };
 
 template <>
-struct Flags<ApproximateAdam> {
-  static __device__ __forceinline__ void set(ApproximateAdam& rule, bool decoupled) { rule.decoupled = decoupled; }
+struct Flags<Sgd> {
+  static __device__ __forceinline__ void set(Sgd& rule, bool decays) { rule.decays = decays; }
 };
 
 template <>
 struct Flags<Momentum> {
-  static __device__ __forceinline__ void set(Momentum& rule, bool nesterov) { rule.nesterov = nesterov; }
+  static __device__ __forceinline__ void set(Momentum& rule, bool decays, bool nesterov) {
+    rule.decays = decays, rule.nesterov = nesterov;
+  }
+};
+
+template <>
+struct Flags<ApproximateAdam> {
+  static __device__ __forceinline__ void set(ApproximateAdam& rule, bool decays, bool decoupled) {
+    rule.decays = decays, rule.decoupled = decoupled;
+  }
 };
 
 // Rounding of new weights. tile(mt, nt) of a HOW gives the rounding of a tile of a layer, a function of each
