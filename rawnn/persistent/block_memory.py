@@ -57,6 +57,10 @@ class LayerLayout:
         """Whether optimizer state, if there is any, lies in global memory."""
         return self.state is None and not self.in_registers
 
+    def loaded(self, states: int) -> int:
+        """Registers of a thread for a task's sums and so many states of its weights."""
+        return 4 * self.update.down * self.update.across * (states + 1)
+
     def registers(self, warps: int) -> int:
         """Registers of a thread for one number of each of its weights."""
         return 4 * ceil(self.update.tasks, warps) * self.update.down * self.update.across

@@ -15,7 +15,7 @@ from rawnn.persistent.phases.input import orders_at_once
 from rawnn.persistent.phases.learning_rate import rules_at_once
 from rawnn.persistent.phases.loss import AT_ONCE, BY_FIRST, BY_LAST, tallies
 from rawnn.persistent.problem import Problem
-from rawnn.persistent.schedule import Schedule, build, weight_gradient
+from rawnn.persistent.schedule import Schedule, aliases_of, build, weight_gradient
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     MOST_REGISTERS,
@@ -43,6 +43,9 @@ PERMUTATION_BYTES = 48
 WORKING_REGISTERS = {"float32": 124, "tf32": 96, "bfloat16": 78, "float16": 84}
 """Of a thread, for everything but the weights that it holds from step to step: what the kernels of
 20-64-64-3 need without these, and a few more."""
+UPDATING_REGISTERS = 30
+"""Of a thread that has summed a gradient, besides the sums and the state that it loads then (H200:
+20-64-64-3 in float32 with three blocks of 128 threads spills two values)."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Layout:
         """The same for epochs that end with a smaller batch."""
         d = self.sharding
         partial = replace(d, problem=replace(d.problem, partial=True))
-        return replace(self, schedule=build(partial))
+        return replace(self, schedule=build(partial, compact=bool(self.schedule.aliases)))
 
     @property
     def tiles(self) -> int:
@@ -198,9 +201,15 @@ def layout_of(d: Sharding, room: int) -> Layout:
     """The layout of a sharding, whether or not it fits in `room` bytes of shared memory.
 
     Optimizer state lies in shared memory as far as there is room. So do 16-bit copies of weights
-    for GEMMs that take such, where no optimizer state needs the room."""
+    for GEMMs that take such, where no optimizer state needs the room. Buffers share memory where
+    more of the state then lies there, or the layout fits at all."""
     schedule = build(d)
     found = _layout(schedule, room, False)
+    if aliases_of(d) and (found.nbytes > room or found.global_tiles):
+        compact = build(d, compact=True)
+        smaller = _layout(compact, room, False)
+        if found.nbytes > room or smaller.global_tiles < found.global_tiles:
+            schedule, found = compact, smaller
     if d.problem.halved and found.nbytes < room:
         copied = _layout(schedule, room, True)
         if copied.nbytes <= room and copied.global_tiles == found.global_tiles:
@@ -230,7 +239,7 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     if p.normalised:
         memory.take("mean", up(ins, 4), "means of inputs")
         memory.take("inverse_std", up(ins, 4), "scales of inputs")
-    _take_values(d, memory)
+    _take_values(schedule, memory)
     memory.take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
     if p.ordered:
         memory.take("order", (orders_at_once(d) + 1) * d.columns, "numbers of examples")
@@ -280,13 +289,20 @@ def _take_weights(schedule: Schedule, layer: int, memory: Memory, copied: bool) 
                        backward=tilings.get(BACKWARD), update=weight_gradient(d, layer).tiling(d))
 
 
-def _take_values(d: Sharding, memory: Memory) -> None:
+def _take_values(schedule: Schedule, memory: Memory) -> None:
     """Values between layers: operands of GEMMs alone, in 16 bits where these take such."""
+    d = schedule.sharding
     p, size = d.problem, 2 if d.problem.halved else 1
-    for layer in range(1, p.depth):
-        memory.take(f"a{layer}", up(d.ins(layer), 16) * d.pitch // size, "activations")
-    for layer in range(1, p.depth + 1):
-        memory.take(f"z{layer}", up(d.outs(layer - 1), 8) * d.pitch // size, "sums and gradients")
+    floats = {f"a{n}": up(d.ins(n), 16) * d.pitch // size for n in range(1, p.depth)}
+    gradients = {f"z{n}": up(d.outs(n - 1), 8) * d.pitch // size for n in range(1, p.depth + 1)}
+    for name, of in schedule.aliases.items():
+        floats[of] = max(floats[of], gradients.pop(name))
+    for name, many in floats.items():
+        memory.take(name, many, "activations")
+    for name, many in gradients.items():
+        memory.take(name, many, "sums and gradients")
+    for name, of in schedule.aliases.items():
+        memory.places[name], memory.contents[name] = memory.places[of], memory.contents[of]
     if d.separates_logits:
         rows = p.outputs if d.boundaries[-1] == ALL_GATHERED else d.outs(p.depth - 1)
         memory.take("logits", rows * d.pitch, "outputs")
@@ -308,10 +324,16 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: Memor
         return found, None, owned
     by_size = sorted(range(p.depth), key=lambda i: -layers[i].all_tiles) if states else []
     held = _held_in_registers(d, layers, by_size)
-    floats = {layer: (layers[layer].bias_tiles if layer in held else layers[layer].all_tiles)
-              * states * TILE for layer in by_size}
-    if held and not memory.has(sum(up(each, 4) for each in floats.values()), room):
-        held, floats = set(), {i: layers[i].all_tiles * states * TILE for i in by_size}
+    while held and (far := _beyond_room(layers, by_size, held, states, memory, room)):
+        fewer = _held_in_registers(d, layers, by_size, max(
+            layers[layer].loaded(states) for layer in far))
+        if held & far:  # not even the state of biases fits
+            held = set()
+        elif fewer == held:
+            break
+        else:
+            held = fewer
+    floats = {layer: _state_floats(layers[layer], states, layer in held) for layer in by_size}
     tilings = _tilings_of_single(d, room)
     for layer in by_size:
         part, rows = layers[layer], ceil(d.ins(layer), 16)
@@ -331,14 +353,34 @@ def _with_state(schedule: Schedule, layers: Sequence[LayerLayout], memory: Memor
     return found, None, global_tiles
 
 
-def _held_in_registers(d: Sharding, layers: Sequence[LayerLayout],
-                       by_size: Sequence[int]) -> set[int]:
+def _state_floats(part: LayerLayout, states: int, held: bool) -> int:
+    """Floats of a layer's optimizer state in memory, if that of its weights is `held` in registers
+    or not."""
+    return (part.bias_tiles if held else part.all_tiles) * states * TILE
+
+
+def _beyond_room(layers: Sequence[LayerLayout], by_size: Sequence[int], held: set[int], states: int,
+                 memory: Memory, room: int) -> set[int]:
+    """The layers with state in global memory, if registers hold that of some layers' weights."""
+    used, found = 0, set()
+    for layer in by_size:
+        floats = _state_floats(layers[layer], states, layer in held)
+        if memory.has(used + floats, room):
+            used += up(floats, 4)
+        else:
+            found.add(layer)
+    return found
+
+
+def _held_in_registers(d: Sharding, layers: Sequence[LayerLayout], by_size: Sequence[int],
+                       loaded: int = 0) -> set[int]:
     """The layers whose optimizer state may lie in registers, the largest ones first: as far as
-    those of a thread go, besides the sums of micro-batches. Where some layer's lies in global
-    memory, none does: what is loaded of it for the tiles of a task takes these registers."""
+    those of a thread go, besides the sums of micro-batches. Behind a GEMM `loaded` registers more
+    are needed for state in global memory and the sums that it belongs to."""
     if not d.holds_tiles or not d.resident:
         return set()
-    left = min(d.registers // 8 * 8, MOST_REGISTERS) - WORKING_REGISTERS[d.problem.numbers]
+    left = min(d.registers // 8 * 8, MOST_REGISTERS) - max(
+        WORKING_REGISTERS[d.problem.numbers], loaded + UPDATING_REGISTERS)
     if d.micro_batches > 1:
         left -= sum(part.registers(d.warps) for part in layers)
     found = set()

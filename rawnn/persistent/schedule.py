@@ -13,8 +13,8 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from rawnn.persistent.phases.epilogue import (
     ACCUMULATE,
@@ -65,11 +65,12 @@ ROWS_OF_A_WARP = 4
 @dataclass(frozen=True)
 class Schedule:
     """The phases of a training step: `micro_batch` runs `sharding.micro_batches` times, then `step`
-    runs once."""
+    runs once. `aliases`: buffers that lie in the memory of another one, and that one."""
 
     sharding: Sharding
     micro_batch: tuple[Phase, ...]
     step: tuple[Phase, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -222,10 +223,11 @@ def data_parallel(d: Sharding) -> list[Phase]:
 
 
 # -- the step --------------------------------------------------------------------------------------
-def build(d: Sharding, *, barriers: bool = True) -> Schedule:
+def build(d: Sharding, *, barriers: bool = True, compact: bool = False) -> Schedule:
     """The schedule of one training step; of a kernel that evaluates, its forward phases. The cost
-    model leaves `barriers` out, which cost nothing, so that the search is fast."""
-    p = d.problem
+    model leaves `barriers` out, which cost nothing, so that the search is fast. A `compact` one
+    needs less shared memory and a barrier more for each layer but two (`aliases_of`)."""
+    p, aliases = d.problem, aliases_of(d) if compact else {}
     hides = d.dp_size > 1 and d.micro_batches == 1  # the all-reduce hides Prefetch and SumLoss
     head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]
     head += [*[StoreTallies(BETWEEN)] * (not p.labelled), *[LoadRate(BETWEEN)] * p.scheduled,
@@ -234,31 +236,44 @@ def build(d: Sharding, *, barriers: bool = True) -> Schedule:
                    *[ClearInput(INPUT)] * (p.partial and d.micro_batches == 1),
                    *(head if hides else with_prefetch(d, head)),
                    *[SumLoss(BETWEEN)] * (not hides and not d.stores_tallies),
-                   *(() if d.evaluates else backward_pass(d))]
+                   *(() if d.evaluates else backward_pass(d, compact=bool(aliases)))]
     if barriers:
-        micro_batch = with_barriers(d, micro_batch)
+        micro_batch = with_barriers(d, micro_batch, aliases)
     reduce = data_parallel(d)
     if d.micro_batches > 1:
         ends = [*reduce, Barrier(BETWEEN, "next step")] if reduce else []
-        return Schedule(d, (*micro_batch, WaitForInput(BETWEEN)), tuple(ends))
+        return Schedule(d, (*micro_batch, WaitForInput(BETWEEN)), tuple(ends), aliases)
     if hides:
         reduce = [Prefetch(BETWEEN), *reduce[:-1], SumLoss(BETWEEN), *reduce[-1:]]
     return Schedule(d, tuple(micro_batch), (*reduce, *[AdjustLossScale(BETWEEN)] * p.scaled,
-                                            WaitForInput(BETWEEN)))
+                                            WaitForInput(BETWEEN)), aliases)
 
 
-def backward_pass(d: Sharding) -> list[Phase]:
+def aliases_of(d: Sharding) -> dict[str, str]:
+    """The gradients that can lie where the activations behind them do, of the layer above, once
+    the gradient of that layer's weights has been computed. Of blocks that may share a
+    multiprocessor, where memory is scarce."""
+    p = d.problem
+    if not d.resident or d.evaluates or d.tp_size > 1 or p.scaled or p.saves_input:
+        return {}
+    return {f"z{n}": f"a{n + 1}" for n in range(1, p.depth - 1)}
+
+
+def backward_pass(d: Sharding, *, compact: bool = False) -> list[Phase]:
     """Backward GEMMs from the last layer on, and weight gradients as soon as they can run.
 
     A weight is updated once its backward GEMM has read it: beside the backward GEMM of the layer
-    below, while partial sums are on their way. With a loss scale and one group, no weight is
-    updated before the group knows that the step counts."""
+    below, while partial sums are on their way; or ahead of that GEMM if it is to be `compact`. With
+    a loss scale and one group, no weight is updated before the group knows that the step counts."""
     p, late = d.problem, d.problem.scaled and d.dp_size == 1
     found: list[Phase] = []
     waiting: list[Phase] = []
     for layer in range(p.depth - 1, 0, -1):
         gemm, *exchanges = backward(d, layer)
-        found += [gemm, *([] if late else waiting), *exchanges]
+        if compact:
+            found += [*waiting, gemm]
+        else:
+            found += [gemm, *([] if late else waiting), *exchanges]
         waiting = [*(waiting if late else []), weight_gradient(d, layer)]
     waiting.append(weight_gradient(d, 0))
     if not p.scaled:
@@ -285,15 +300,19 @@ def with_prefetch(d: Sharding, head: list[Phase]) -> list[Phase]:
 
 
 # -- barriers --------------------------------------------------------------------------------------
-def with_barriers(d: Sharding, phases: Iterable[Phase]) -> list[Phase]:
+def with_barriers(d: Sharding, phases: Iterable[Phase],
+                  aliases: Mapping[str, str] | None = None) -> list[Phase]:
     """The phases with a barrier ahead of each that must wait for an earlier one: if one of the two
-    writes a buffer that the other one reads or writes, and there is no barrier between them."""
+    writes a buffer that the other one reads or writes, and there is no barrier between them.
+    Buffers of `aliases` lie in other ones."""
+    same = aliases or {}
     found: list[Phase] = []
     begin = 0  # behind the last barrier
     read: set[str] = set()  # since then
     written: set[str] = set()
     for phase in phases:
-        reads, writes = phase.reads(d), phase.writes(d)
+        reads, writes = ({same.get(name, name) for name in names}
+                         for names in (phase.reads(d), phase.writes(d)))
         conflict = (written & reads) | (writes & (written | read))
         if conflict - phase.unshared(found[begin:]):
             at = len(found)
@@ -308,6 +327,7 @@ def with_barriers(d: Sharding, phases: Iterable[Phase]) -> list[Phase]:
 
 
 def barrier_behind(phases: list[Phase]) -> Barrier:
-    """A barrier has the name of the phase that it ends."""
-    return next(Barrier(phase.name, part) for phase in reversed(phases)
-                if (part := phase.part_at_barrier) is not None)
+    """A barrier has the name of the phase that it ends: of the last one if no phase claims it, as
+    with a weight gradient between two barriers."""
+    return next((Barrier(phase.name, part) for phase in reversed(phases)
+                 if (part := phase.part_at_barrier) is not None), Barrier(phases[-1].name, "barrier"))

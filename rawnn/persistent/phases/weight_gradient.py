@@ -115,9 +115,10 @@ class WeightGradient(Gemm):
         n, part, p = self.layer + 1, k.layout.layers[self.layer], k.p
         far = literal(part.is_state_global and bool(p.states))
         declare_rule(k)
+        late = far == "true" and any(other.in_registers for other in k.layout.layers)
         how = f", StochasticRounding<{p.layers[self.layer]}>" if p.streams else ""
         k.w(f"const UpdateTiles<Shape, Rule, {far}, {part.pitch}, {part.rows}, {part.across}, "
-            f"{part.state_tiles}{how}> finish = {{rule, weights{n}, biases{n}, "
+            f"{part.state_tiles}, {literal(late)}{how}> finish = {{rule, weights{n}, biases{n}, "
             f"{k.states_at(self.layer)}{f', rounding{n}' if p.streams else ''}}};")
 
     def _declare_publication(self, k: Kernel) -> None:

@@ -7,6 +7,9 @@
 // An epilogue that calls a body for each tile. early(mt, nt) is called ahead of the GEMM's loop, for loads
 // that should overlap with it; store() is called after it. All lanes call sums(nt, first, second, there): those
 // that are `there` have the sums of two columns of tile nt, the lane % 4-th two.
+template <typename FINISH>
+constexpr bool kIsLate = false;  // whether early() is to be called behind the loop, which needs the registers
+
 template <typename F>
 struct Finish {
   struct Early {};

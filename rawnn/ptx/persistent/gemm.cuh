@@ -151,16 +151,20 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
     const int across = static_cast<int>(task / SPLIT / kDown) * NT;
     Gemm p;
     typename FINISH::Early early[MT][NT];
-    p.begin_task(left, right, down, across);
+    const auto load = [&]() {
 #pragma unroll
-    for (int i = 0; i < MT; ++i) {
+      for (int i = 0; i < MT; ++i) {
 #pragma unroll
-      for (int j = 0; j < NT; ++j) {
-        early[i][j] = finish.early(M16 % MT ? min(down + i, M16 - 1) : down + i,
-                                   N8 % NT ? min(across + j, N8 - 1) : across + j);
+        for (int j = 0; j < NT; ++j) {
+          early[i][j] = finish.early(M16 % MT ? min(down + i, M16 - 1) : down + i,
+                                     N8 % NT ? min(across + j, N8 - 1) : across + j);
+        }
       }
-    }
+    };
+    p.begin_task(left, right, down, across);
+    if constexpr (!kIsLate<FINISH>) load();
     p.template add_part<K8 % SPLIT == 0>(part);
+    if constexpr (kIsLate<FINISH>) load();
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll

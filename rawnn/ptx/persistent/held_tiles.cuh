@@ -118,7 +118,7 @@ struct HeldTiles {
         const int down = static_cast<int>(task % GEMM::kDown) * kDown;
         const int across = static_cast<int>(task / GEMM::kDown) * kAcross;
         typename FINISH::Early early[STATE ? 1 : kDown][STATE ? 1 : kAcross];
-        if constexpr (!STATE) {
+        const auto load = [&]() {
 #pragma unroll
           for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -131,10 +131,12 @@ struct HeldTiles {
               }
             }
           }
-        }
+        };
+        if constexpr (!STATE && !kIsLate<FINISH>) load();
         GEMM p;
         p.begin_task(left, right, down, across);
         p.template add_part<true>(0);
+        if constexpr (!STATE && kIsLate<FINISH>) load();
 #pragma unroll
         for (int i = 0; i < kDown; ++i) {
 #pragma unroll

@@ -10,6 +10,7 @@
 // is element p + SHAPE::kCopies of 16 bits, biases included. kCopies is 0 if there are no copies.
 #pragma once
 #include "persistent/pairs_16bit.cuh"
+#include "persistent/epilogue.cuh"
 #include "persistent/optimizer_steps.cuh"
 
 constexpr int kTileFloats = 128;
@@ -100,9 +101,10 @@ struct TileState {
 };
 
 // Epilogue of a weight gradient's GEMM: the update at once, if there is one data-parallel group. Where state of
-// weights is not in memory (held_tiles.cuh), TILES is 0: the tiles there are of biases alone.
+// weights is not in memory (held_tiles.cuh), TILES is 0: the tiles there are of biases alone. State in global
+// memory is loaded ahead of the GEMM, or behind it (LATE) where registers hold state of other layers.
 template <typename SHAPE, typename RULE, bool GLOBAL, int LDW, int ROWS, int ACROSS, int TILES,
-          typename HOW = NoRounding>
+          bool LATE = false, typename HOW = NoRounding>
 struct UpdateTiles {
   using Early = TileState<RULE, GLOBAL>;
   const RULE& rule;
@@ -164,6 +166,9 @@ struct UpdateTiles {
     }
   }
 };
+
+template <typename SHAPE, typename RULE, bool GLOBAL, int LDW, int ROWS, int ACROSS, int TILES, typename HOW>
+constexpr bool kIsLate<UpdateTiles<SHAPE, RULE, GLOBAL, LDW, ROWS, ACROSS, TILES, true, HOW>> = true;
 
 // The place of a lane's part of a tile: two pairs of weights, the second `below` floats after the first, or 0
 // if it would be beyond the layer's rows. In a tile of biases, only lanes whose quad has columns of the
