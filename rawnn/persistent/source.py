@@ -117,6 +117,8 @@ class KernelEmitter:
         w("float* const shared = ptx::dynamic_shared<float>();")
         if p.halved:
             w("[[maybe_unused]] Half* const halves = ptx::dynamic_shared<Half>();")
+        if p.numbers == "tf32":
+            w("[[maybe_unused]] Tf32* const rounded = ptx::dynamic_shared<Tf32>();")
         w("const int rank = rank_of_block<Shape>();")
         self.locate_group()
         w("const int thread = thread_index();")

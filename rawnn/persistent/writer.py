@@ -72,28 +72,33 @@ class Kernel:
     def at(self, name: str) -> str:
         return f"(shared + {self.layout.places[name]})"
 
-    def values(self, name: str, half: bool) -> str:
-        """Values of 32 or 16 bits."""
-        return f"(halves + {2 * self.layout.places[name]})" if half else self.at(name)
+    def values(self, name: str) -> str:
+        """Values between layers, in the type in which GEMMs read them."""
+        place = self.layout.places[name]
+        if self.p.halved:
+            return f"(halves + {2 * place})"
+        return f"(rounded + {place})" if self.p.numbers == "tf32" else self.at(name)
 
     def buffer(self, name: str) -> str:
         """C++ expression of a buffer by its name in the schedule."""
         if name == "x":
             return "x"
-        return self.logits if name == "logits" else self.values(name, self.p.halved)
+        return self.logits if name == "logits" else self.values(name)
 
     def z(self, boundary: int) -> str:
-        return self.values(f"z{boundary}", self.p.halved)
+        return self.values(f"z{boundary}")
 
     @property
     def logits(self) -> str:
         """The last layer's sums."""
-        return self.at("logits") if self.d.separates_logits else self.z(self.p.depth)
+        return self.at("logits" if self.d.separates_logits else f"z{self.p.depth}")
 
     def type_of(self, boundary: int) -> str:
         """C++ type in which a GEMM reads a boundary's values or gradients. Inputs that are not
         rounded ahead lie as float32."""
-        return "Half" if self.p.halved and (boundary or self.p.rounded) else "float"
+        if self.p.halved and (boundary or self.p.rounded):
+            return "Half"
+        return "Tf32" if self.p.numbers == "tf32" and boundary else "float"
 
     def weights_of(self, layer: int) -> tuple[str, str]:
         """Type and place of a layer's weights as GEMMs read them."""

@@ -90,6 +90,8 @@ PROBES: dict[str, tuple[str, str, str]] = {
                       "out[i] = __float_as_uint(s[i]);",
                       "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {0, 1, 2, 3}, {a, b}, "
                       "{c}, {0, 1, 2, 3};"),
+    "round_tf32": ("float x", "out[0] = __float_as_uint(ptx::round_tf32(x));",
+                   "cvt.rn.tf32.f32 R, x;"),
     "split_tf32": ("float a, float b",
                    "const float v[2] = {a, b}; unsigned h[2], l[2]; ptx::split_tf32(v, h, l); "
                    "out[0] = h[0]; out[1] = h[1]; out[2] = l[0]; out[3] = l[1];",

@@ -99,7 +99,8 @@ class Epilogue:
         shard, `saved_row` that of all features."""
         if self.function == ACTIVATE_BACKWARD:
             return self._activation_gradient(k, row, saved_row)
-        to = k.buffer(self.to)
+        is_logits = k.p.labelled and self.to == f"z{k.p.depth}"
+        to = k.logits if is_logits else k.buffer(self.to)
         if self.function != ACTIVATE:
             return _store(k, to, "v0", "v1", row)
         saved = [_store(k, k.buffer(self.saved), "v0", "v1", row)] if self.saved else []

@@ -80,7 +80,8 @@ def declare_input(k: Kernel) -> None:
         w(f"float* const x = {k.at('x')};")
         return
     size = k.layout.input_floats * (2 if p.rounded else 1)
-    w(f"{k.type_of(0)}* const x = {k.values('x', p.rounded)} + ({t} & 1) * {size};")
+    place = k.values("x") if p.rounded else k.at("x")
+    w(f"{k.type_of(0)}* const x = {place} + ({t} & 1) * {size};")
 
 
 # -- the next micro-batch --------------------------------------------------------------------------

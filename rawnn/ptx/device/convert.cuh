@@ -96,14 +96,26 @@ __device__ __forceinline__ unsigned int near_tf32(float value) {
   return __float_as_uint(value) + 0x1000u;
 }
 
+// The nearest tf32, of two the even one where the GPU rounds by one instruction (cvt.rn.tf32.f32, sm_90), else
+// the one away from zero. The CPU emulator has the C++.
+__device__ __forceinline__ float round_tf32(float value) {
+#if defined(RAWNN_TWIN)
+  const unsigned int bits = __float_as_uint(value);
+  return __uint_as_float((bits + 0xfffu + (bits >> 13 & 1u)) & 0xffffe000u);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  unsigned int result;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(result) : "f"(value));
+  return __uint_as_float(result);
+#else
+  return __uint_as_float(near_tf32(value) & 0xffffe000u);
+#endif
+}
+
 // Splits value = high + low into two tf32 numbers of 11 significant bits each. Products of both parts
 // give all but 2 of a float's 24 bits, with two or three tf32 products for each product of floats. `low`
-// is not rounded, because tf32 products ignore its low bits. `high` is the nearest tf32, of two the even one
-// where the GPU rounds by one instruction (cvt.rn.tf32.f32, sm_90), else the one away from zero. This is what
-// the CPU emulator runs.
+// is not rounded, because tf32 products ignore its low bits.
 __device__ __forceinline__ void split_tf32(float value, unsigned int& high, unsigned int& low) {
-  const unsigned int bits = __float_as_uint(value);
-  high = (bits + 0xfffu + (bits >> 13 & 1u)) & 0xffffe000u;
+  high = __float_as_uint(round_tf32(value));
   low = __float_as_uint(value - __uint_as_float(high));
 }
 

@@ -2,10 +2,11 @@
 // memory, converts them to tf32, and accumulates its tiles. A tile has several chains of sums, so that
 // consecutive mma instructions are independent.
 #pragma once
-#include "persistent/block.cuh"
+#include "persistent/pairs_16bit.cuh"
 
-// MT x NT tiles of 16 x 8 over STEPS eights of K8.
-template <typename SHAPE, bool DEEP_A, bool DEEP_B, int K8, int STEPS, int MT, int NT, int LDA, int LDB>
+// MT x NT tiles of 16 x 8 over STEPS eights of K8. Operands are floats, or Tf32: rounded when they were stored.
+template <typename SHAPE, typename TA, typename TB, bool DEEP_A, bool DEEP_B, int K8, int STEPS, int MT, int NT,
+          int LDA, int LDB>
 struct Fragments {
   static constexpr bool kPaired = DEEP_A || DEEP_B;  // a lane takes k = 2t, 2t + 1, not t, t + 4
   static constexpr int kTiles = MT * NT;
@@ -25,7 +26,9 @@ struct Fragments {
 
   // The task's tiles: the i-th from above is down(i), the j-th from the left across(j).
   template <typename F, typename G>
-  __device__ __forceinline__ void aim(const float* left, const float* right, F down, G across) {
+  __device__ __forceinline__ void aim(const TA* first, const TB* second, F down, G across) {
+    const float* const left = reinterpret_cast<const float*>(first);
+    const float* const right = reinterpret_cast<const float*>(second);
     const int g = lane_index() / 4;
     const int t = lane_index() % 4;
 #pragma unroll
@@ -89,6 +92,12 @@ struct Fragments {
     ptx::add_product(to, x, y[0], y[1]);
   }
 
+  // A factor of a tf32 product, from an operand of type T.
+  template <typename T>
+  static __device__ __forceinline__ unsigned int operand(float value) {
+    return kSame<T, Tf32> ? __float_as_uint(value) : ptx::near_tf32(value);
+  }
+
   // One step of 8 in tf32. ODD steps of kTf32 use another chain. Chains that a step BEGINS need not be
   // cleared.
   template <bool ODD, bool BEGINS = false>
@@ -122,12 +131,12 @@ struct Fragments {
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
 #pragma unroll
-        for (int q = 0; q < 4; ++q) high_a[i][q] = ptx::near_tf32(step.a[i][q]);
+        for (int q = 0; q < 4; ++q) high_a[i][q] = operand<TA>(step.a[i][q]);
       }
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
 #pragma unroll
-        for (int q = 0; q < 2; ++q) high_b[j][q] = ptx::near_tf32(step.b[j][q]);
+        for (int q = 0; q < 2; ++q) high_b[j][q] = operand<TB>(step.b[j][q]);
       }
     }
     constexpr int chain = SHAPE::kPrecision == kTf32 && ODD && kChains > 1 ? 1 : 0;

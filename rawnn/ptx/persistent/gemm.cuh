@@ -24,9 +24,10 @@ struct TaskOf {
   using Type = HalfFragments<SHAPE, TA, TB, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB>;
 };
 
-template <typename SHAPE, bool DEEP_A, bool DEEP_B, int K8, int STEPS, int MT, int NT, int LDA, int LDB>
-struct TaskOf<false, SHAPE, float, float, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB> {
-  using Type = Fragments<SHAPE, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB>;
+template <typename SHAPE, typename TA, typename TB, bool DEEP_A, bool DEEP_B, int K8, int STEPS, int MT, int NT,
+          int LDA, int LDB>
+struct TaskOf<false, SHAPE, TA, TB, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB> {
+  using Type = Fragments<SHAPE, TA, TB, DEEP_A, DEEP_B, K8, STEPS, MT, NT, LDA, LDB>;
 };
 
 template <typename SHAPE, bool DEEP_A, bool DEEP_B, int M16, int N8, int K8, int SPLIT, int MT,
@@ -94,10 +95,10 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
         for (int j = 0; j < NT; ++j) {
           const float2 both = *reinterpret_cast<const float2*>(from[j] + k * 8);
           const float two[2] = {both.x, both.y};
-          unsigned int high[2], low[2];
-          ptx::split_tf32(two, high, low);
+          unsigned int high[2] = {__float_as_uint(both.x), __float_as_uint(both.y)}, low[2];
+          if constexpr (!kSame<TB, Tf32>) ptx::split_tf32(two, high, low);
           Base::add_rounded(high_sum[j], ones, high);
-          Base::mma(low_sum[j], ones, low);
+          if constexpr (!kSame<TB, Tf32>) Base::mma(low_sum[j], ones, low);
         }
       }
     }

@@ -23,10 +23,20 @@ __device__ __forceinline__ unsigned int pack_halves(float low, float high) {
   return ptx::pack_bf16(low, high);
 }
 
-// Stores and loads of one, two or four neighbours, as float32 or in 16 bits.
+// A value between layers that is rounded to tf32 as it is stored, once for all GEMMs that read it.
+struct Tf32 {
+  float value;
+};
+
+// Stores and loads of one, two or four neighbours, as float32, rounded to tf32 or in 16 bits.
 template <typename SHAPE>
 __device__ __forceinline__ void store_one(float* to, float value) {
   *to = value;
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ void store_one(Tf32* to, float value) {
+  to->value = ptx::round_tf32(value);
 }
 
 template <typename SHAPE>
@@ -40,6 +50,11 @@ __device__ __forceinline__ void store_two(float* to, float first, float second) 
 }
 
 template <typename SHAPE>
+__device__ __forceinline__ void store_two(Tf32* to, float first, float second) {
+  *reinterpret_cast<float2*>(to) = make_float2(ptx::round_tf32(first), ptx::round_tf32(second));
+}
+
+template <typename SHAPE>
 __device__ __forceinline__ void store_two(Half* to, float first, float second) {
   *reinterpret_cast<unsigned int*>(to) = pack_halves<SHAPE>(first, second);
 }
@@ -50,6 +65,12 @@ __device__ __forceinline__ void store_four(float* to, const float4& v) {
 }
 
 template <typename SHAPE>
+__device__ __forceinline__ void store_four(Tf32* to, const float4& v) {
+  *reinterpret_cast<float4*>(to) =
+      make_float4(ptx::round_tf32(v.x), ptx::round_tf32(v.y), ptx::round_tf32(v.z), ptx::round_tf32(v.w));
+}
+
+template <typename SHAPE>
 __device__ __forceinline__ void store_four(Half* to, const float4& v) {
   *reinterpret_cast<uint2*>(to) =
       make_uint2(pack_halves<SHAPE>(v.x, v.y), pack_halves<SHAPE>(v.z, v.w));
@@ -57,6 +78,11 @@ __device__ __forceinline__ void store_four(Half* to, const float4& v) {
 
 template <typename SHAPE>
 __device__ __forceinline__ float2 load_two(const float* from) {
+  return *reinterpret_cast<const float2*>(from);
+}
+
+template <typename SHAPE>
+__device__ __forceinline__ float2 load_two(const Tf32* from) {
   return *reinterpret_cast<const float2*>(from);
 }
 
