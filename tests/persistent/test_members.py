@@ -14,7 +14,7 @@ import pytest
 from rawnn.persistent import layout
 from rawnn.persistent.chip import Chip
 from rawnn.persistent.problem import Unsupported
-from rawnn.persistent.schedule import Schedule
+from rawnn.persistent.schedule import Schedule, build
 from rawnn.plan.ops.members import SCORES
 from rawnn.ptx.kernels import kernel_for
 from tests import requires
@@ -96,21 +96,21 @@ def test_bits_do_not_depend_on_where_state_lies(tmp_path: Path, monkeypatch: pyt
     check_member(launch, wanted, 2, 0)
 
 
-@pytest.mark.parametrize(("sharding", "opt", "held"), sliced(
-    [("1x1:128x3:FFFF", "tf32", {1, 2}), ("1x1:64x1:FFFF:2", "none", set()),
-     ("1x1:32x2:FFFF", "bf16", set())], 1))
+@pytest.mark.parametrize(("sharding", "opt", "missing", "held"), sliced(
+    [("1x1:128x3:FFFF", "tf32", 0.25, {1, 2}), ("1x1:64x1:FFFF:2", "none", 0.5, {2}),
+     ("1x1:32x2:FFFF", "bf16", 0.5, set())], 1))
 def test_bits_do_not_depend_on_which_buffers_share_memory(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: str, opt: str,
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: str, opt: str, missing: float,
         held: set[int]) -> None:
-    """Of the members a gradient lies where activations did, as there is no room for both; registers
-    hold the state of some layers' weights, and global memory that of others."""
+    """Of the members a gradient lies where activations did, as there is no room for some of both;
+    registers hold the state of some layers' weights, and global memory that of others."""
     group = group_of(3, layers=(21, 40, 40, 7), batch=24, rows=60, optimizer="adam", opt=opt)
     wide = MemberLaunch(group, sharding)
     wanted = wide.single(2, tmp_path)
     found = wide.plans.choice.layout
     values = 4 * (found.places["z2"] - found.places["z1"])
-    without_state = 4 * min(part.state for part in found.layers if part.state is not None)
-    room = without_state + layout.FIXED_BYTES - values // 4
+    without_state = layout._layout(build(found.sharding), 0, False).nbytes
+    room = without_state - int(missing * values)
     monkeypatch.setattr(Chip, "room", lambda self, resident=0: room)
     launch = MemberLaunch(group, sharding)
     narrow = launch.plans.choice.layout
