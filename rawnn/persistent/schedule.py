@@ -329,5 +329,6 @@ def with_barriers(d: Sharding, phases: Iterable[Phase],
 def barrier_behind(phases: list[Phase]) -> Barrier:
     """A barrier has the name of the phase that it ends: of the last one if no phase claims it, as
     with a weight gradient between two barriers."""
-    return next((Barrier(phase.name, part) for phase in reversed(phases)
-                 if (part := phase.part_at_barrier) is not None), Barrier(phases[-1].name, "barrier"))
+    claimed = (Barrier(phase.name, part) for phase in reversed(phases)
+               if (part := phase.part_at_barrier) is not None)
+    return next(claimed, Barrier(phases[-1].name, "barrier"))
