@@ -1,0 +1,154 @@
+"""What users and files rely on: defaults of public functions and options, and the numbers by which
+rawnn decides, with their names.
+
+Most constants also show in the records of decisions. Here are those that a run shows only on
+hardware or after minutes: timeouts, thresholds, sizes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import rawnn
+from tests.records import Lines, record
+
+SKIPPED = ("rawnn.bench.peers.jax", "rawnn.bench.peers.torch")
+"""Modules that need packages which are not rawnn's."""
+
+
+def modules() -> Iterator[Any]:
+    for found in pkgutil.walk_packages(rawnn.__path__, "rawnn."):
+        if not found.name.startswith(SKIPPED) and not found.name.endswith("__main__"):
+            yield importlib.import_module(found.name)
+
+
+@record
+def constants() -> Lines:
+    """Numbers, and tables of numbers and words, of all modules, by the module that defines them."""
+    for module in modules():
+        assigned = _assigned(module)
+        for name, value in vars(module).items():
+            if name in assigned and (text := _plain(value)):
+                yield f"{module.__name__.removeprefix('rawnn.')}.{name} = {text}"
+
+
+def _assigned(module: Any) -> set[str]:
+    """Names of constants that the module itself assigns, not those that it imports."""
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    targets = [
+        target
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    names = {
+        node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
+    }
+    return {name for name in names if name.isupper()}
+
+
+def _plain(value: Any) -> str:
+    """The text of numbers and short words, alone or in tuples and mappings; "" for all else."""
+    if isinstance(value, bool | int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return repr(value) if len(value) < 60 and "/" not in value else ""
+    if isinstance(value, frozenset | set):
+        value = sorted(value, key=str)
+    if isinstance(value, tuple | list):
+        parts = [_plain(each) for each in value]
+        return (
+            f"({', '.join(parts)})" if parts and all(parts) and sum(map(len, parts)) < 300 else ""
+        )
+    if isinstance(value, Mapping):
+        items = [(_plain(k), _plain(v)) for k, v in value.items()]
+        return (
+            "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
+            if items
+            and all(k and v for k, v in items)
+            and sum(len(k) + len(v) for k, v in items) < 300
+            else ""
+        )
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = [f"{f.name}={_plain(getattr(value, f.name))}" for f in fields(value)]
+        return (
+            f"{type(value).__name__}({', '.join(parts)})"
+            if all(not p.endswith("=") for p in parts)
+            else ""
+        )
+    return ""
+
+
+@record
+def defaults() -> Lines:
+    """Parameters with a default, of functions, methods and the fields of classes."""
+    for module in modules():
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", "") != module.__name__ or name.startswith("__"):
+                continue
+            where = f"{module.__name__.removeprefix('rawnn.')}.{name}"
+            if inspect.isclass(value):
+                yield from _of_class(where, value)
+            elif inspect.isfunction(value):
+                yield from _of_signature(where, value)
+
+
+def _of_class(where: str, value: type) -> Lines:
+    if issubclass(value, msgspec.Struct):
+        found = [
+            f"{f.name}={_default(f.default)}"
+            for f in msgspec.structs.fields(value)
+            if f.default is not msgspec.NODEFAULT and _is_telling(f.default)
+        ]
+        if found:
+            yield f"{where}: {', '.join(found)}"
+    elif is_dataclass(value):
+        found = [
+            f"{f.name}={_default(f.default)}"
+            for f in fields(value)
+            if type(f.default).__name__ != "_MISSING_TYPE" and _is_telling(f.default)
+        ]
+        if found:
+            yield f"{where}: {', '.join(found)}"
+    for name, method in vars(value).items():
+        if (
+            inspect.isfunction(method)
+            and (not name.startswith("__") or name in ("__init__", "__call__"))
+            and not (is_dataclass(value) and name == "__init__")
+        ):
+            yield from _of_signature(f"{where}.{name}", method)
+        elif (
+            not name.startswith("__")
+            and name != "_is_protocol"
+            and isinstance(method, int | float | str)
+            and _plain(method)
+        ):
+            yield f"{where}.{name} = {_plain(method)}"
+
+
+def _of_signature(where: str, function: Any) -> Lines:
+    found = [
+        f"{p.name}={_default(p.default)}"
+        for p in inspect.signature(function).parameters.values()
+        if p.default is not p.empty and _is_telling(p.default)
+    ]
+    if found:
+        yield f"{where}({', '.join(found)})"
+
+
+def _is_telling(value: Any) -> bool:
+    """Whether a default is more than "none given"."""
+    return value is not None and (isinstance(value, bool | int | float) or bool(value))
+
+
+def _default(value: Any) -> str:
+    return _plain(value) or getattr(value, "__name__", type(value).__name__)

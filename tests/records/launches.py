@@ -1,0 +1,204 @@
+"""What `tune` would try, how ranks split a step, which batch fits, and what a whole run holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from rawnn.cli.plan import assumed
+from rawnn.common.errors import ConfigError
+from rawnn.engine.launch_choices import key_of, variants
+from rawnn.engine.parallel import with_nccl
+from rawnn.engine.runners.prepared_run import prepare
+from rawnn.graphs.unrolling import graph_plans
+from rawnn.opts import batch as batch_toggle
+from rawnn.opts import select
+from rawnn.opts.batch import with_batch
+from rawnn.plan.build import training_step
+from rawnn.plan.dependencies import reason
+from rawnn.plan.plan import Plan
+from rawnn.tuning import search
+from tests.engine import dataset_for
+from tests.records import Lines, outcome, record, short
+from tests.records.decisions import LIBRARIES, geometry, total_bytes
+from tests.records.sampled import Draw, cases, selected
+
+TUNED = (
+    "best,-persistent",
+    "best,-persistent,bf16",
+    "best,-persistent,tf32",
+    "tiled,fuse",
+    "cublas,fuse",
+    "none",
+    "mma=sync,fuse,fp16",
+    "best,-persistent,fp8",
+)
+
+
+@record
+def variants_of_launches() -> Lines:
+    """All variants of every launch, as `tune` would try them."""
+    for case in cases(5, 41, 900, 3, TUNED, ("H200", "H200", "A100", "L40")):
+        try:
+            _, plan, _ = selected(case)
+        except ConfigError as error:
+            yield f"# {case}: {error}"
+            continue
+        yield f"# {case}"
+        for op in plan.ops:
+            changes = variants(op, plan)
+            yield f"{key_of(op, plan)}: {len(changes)} variants"
+            if op.impl in LIBRARIES:
+                yield f"  {changes}"
+                continue
+            for change in changes:
+                changed = replace(op, attributes={**op.attributes, **change})
+                yield f"  {change['choice']} {geometry(changed, plan)}"
+    for gpu in ("H200", "A100", "T4"):
+        yield f"tune on {gpu} varies {search.axes(assumed(gpu))}"
+
+
+@record
+def ranks() -> Lines:
+    """Plans of several ranks: the order of collectives, their buckets and what each rank holds."""
+    opts = (
+        "best",
+        "best,nccl=fp32",
+        "best,bf16",
+        "best,bf16,nccl=sharded",
+        "best,nccl=1",
+        "best,bf16,nccl=2:backward",
+        "best,fp16",
+        "best,bf16,nccl=fp32:whole",
+        "mma,fuse",
+        "best,bf16,nccl=sharded:3",
+        "preload,nccl=bf16",
+    )
+    draw = Draw(3)
+    for case in cases(26, 19, 7000, 4, opts, ("H200", "H200", "A100")):
+        world = draw.one_of((2, 2, 3, 4, 8))
+        config = replace(case.config(), opt="best")
+        each = max(case.options["batch"] // world, 1)
+        recipe = replace(
+            config.recipe(), batch=each * world, world_size=world, rank=draw.one_of(range(world))
+        )
+        network, spec = config.network(), replace(case.data_spec, examples=60_000)
+        yield f"# rank {recipe.rank} of {world}, {case}"
+        try:
+            selection = select(
+                with_nccl(case.options["opt"]),
+                network,
+                recipe.steps(60_000),
+                assumed(case.gpu),
+                batch=recipe.share(recipe.batch).rows,
+                recipe=recipe,
+                data_spec=spec,
+            )
+            plan, _ = selection.apply(training_step(network, recipe, spec))
+        except ConfigError as error:
+            yield f"refused: {error}"
+            continue
+        yield f"toggles: {selection}"
+        yield from collectives(plan)
+
+
+def collectives(plan: Plan) -> Lines:
+    names = [op.name for op in plan.ops]
+    yield "order: " + " ".join(names)
+    for op in plan.ops:
+        if op.impl == "nccl":
+            nbytes = total_bytes(plan[n] for n in dict.fromkeys(op.operands.values()))
+            yield (
+                f"{op.name}: {op.kind} of {nbytes} bytes, {', '.join(op.operands.values())}; "
+                + short(
+                    {k: v for k, v in op.attributes.items() if isinstance(v, (int, float, str))}
+                )
+            )
+    yield "memory: " + ", ".join(
+        f"{role} {nbytes}"
+        for role, nbytes in sorted(
+            sum(
+                (Counter({str(t.role): t.nbytes}) for t in plan.tensors.values()), Counter()
+            ).items()
+        )
+    )
+
+
+@record
+def prepared_runs() -> Lines:
+    """A whole run: partial batches, evaluation, device memory, and graphs of each kind."""
+    for case in cases(
+        15,
+        53,
+        300,
+        3,
+        (
+            "best",
+            "none",
+            "seed",
+            "best,bf16",
+            "preload,graphs=while",
+            "graphs=3,mma,fuse",
+            "report=5,nosync,fuse",
+            "streams,pinned",
+            "pool,async,nosync",
+            "best,-persistent,sr",
+        ),
+        ("H200", "L40"),
+    ):
+        config = case.config()
+        network, recipe = config.network(), config.recipe()
+        yield f"# {case}"
+        data = dataset_for(network, min(max(recipe.batch * 3, 100), 4000), 130)
+        if not recipe.steps(len(data.train_images)):
+            recipe = replace(recipe, batch=len(data.train_images) // 3)
+        steps = recipe.steps(len(data.train_images))
+        try:
+            selection = select(config.opt, network, steps, assumed(case.gpu), batch=recipe.batch)
+            run = prepare(network, data, selection, recipe, evaluation_batch=50)
+        except ConfigError as error:
+            yield f"refused: {error}"
+            continue
+        yield f"toggles: {selection}; {run.policy}"
+        yield (
+            f"{run.steps} steps, {run.updates} updates, device {run.device_bytes()} bytes, "
+            f"last step {run.examples_of(run.updates - 1)} examples, boundary merged: "
+            f"{len(run.merged_boundary)}, step plans {[len(p.ops) for p in run.step_plans]}"
+        )
+        yield "unreported: " + " ".join(op.name for op in run.unreported.ops)
+        yield "state: " + " ".join(run.state)
+        for name in ("start", "refresh", "epoch_begin", "epoch_end", "epoch_boundary", "assemble"):
+            plan = getattr(run, name)
+            if plan.ops:
+                yield f"{name}: " + ", ".join(f"{op.name} {geometry(op, plan)}" for op in plan.ops)
+        yield "evaluate: " + ", ".join(
+            f"{p.steps} x {p.plan.batch} from {p.first}: " + " ".join(op.name for op in p.plan.ops)
+            for p in run.evaluate
+        )
+        for graph in graph_plans(run.train, run.policy, steps) if run.policy.graph else ():
+            ops = graph.plan.ops
+            yield f"graph of {graph.plan.steps} steps launched {graph.launches}x: " + "; ".join(
+                f"{i} after " + ", ".join(f"{b} ({reason(ops[b], op)})" for b in before)
+                for i, (op, before) in enumerate(zip(ops, graph.edges(), strict=True))
+                if before and i < 12
+            )
+
+
+@record
+def batches() -> Lines:
+    """The toggle `batch`."""
+    base = next(iter(cases(1, 1))).config().recipe()
+    for value, free, fixed, each in (
+        ("max", 1 << 30, 1000, 40_000),
+        ("max", 1 << 24, 0, 333),
+        ("max", 0, 0, 1),
+        ("max", 100, 1000, 10),
+        (77, 0, 0, 0),
+        (70_000, 0, 0, 0),
+        (60_000, 0, 0, 0),
+        (1, 0, 0, 0),
+    ):
+        yield f"batch={value}, {free} bytes free: " + outcome(
+            lambda: with_batch(value, base, 60_000, free, lambda r: fixed + each * r.batch)[1]
+        )
+    yield f"share {batch_toggle.SHARE}"
