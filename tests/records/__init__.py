@@ -29,6 +29,7 @@ MODULES = (
     "refusals",
     "data",
     "messages",
+    "several",
     "commands",
     "tables",
     "charts",

@@ -7,7 +7,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,23 +32,27 @@ TABLE = ("--data", "t.csv", "--target", "y", "--layers", "3-6-2", "--batch", "12
 
 def said(*arguments: str) -> Lines:
     """The command, its status, and what it prints. No package of CUDA is found, nothing fetched."""
-    out, err = io.StringIO(), io.StringIO()
     fetch = AssertionError("a record may not fetch data")
+    status: list[int] = []
     with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        _plain_tables(),
         patch.object(backend, "has_package", lambda name: False),
         patch.object(acquire, "acquire", side_effect=fetch),
     ):
-        status = run(arguments)
-    yield f"$ rawnn {' '.join(arguments)}  -> {status}"
+        lines = list(printed(lambda: status.append(run(arguments))))
+    yield f"$ rawnn {' '.join(arguments)}  -> {status[0]}"
+    yield from lines
+
+
+def printed(call: Callable[[], object]) -> Lines:
+    """What a call prints: on standard error behind an exclamation mark. How to call the command is
+    click's text."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _plain_tables():
+        call()
     for mark, text in (("", out.getvalue()), ("! ", err.getvalue())):
-        yield from (
-            mark + line.rstrip()
-            for line in text.splitlines()
-            if line.strip() and not line.startswith(("Usage: ", "Try 'rawnn"))
-        )
+        for line in text.splitlines():
+            if line.strip() and not line.startswith(("Usage: ", "Try 'rawnn")):
+                yield mark + line.rstrip()
 
 
 def _plain_tables() -> Any:

@@ -1,0 +1,194 @@
+"""Many networks: the tables of small runs, and reports of kernels and profiles made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import rawnn
+from rawnn.bench.profiling import OpTime, ProfileResult
+from rawnn.bench.statistics import spread
+from rawnn.cli import profile as profile_command
+from rawnn.common.errors import RawnnError
+from rawnn.common.listener import Listener
+from rawnn.engine.config import Config
+from rawnn.lab.checking import Checked, Finding, TrialResult
+from rawnn.lab.comparison import Comparison
+from rawnn.lab.kernel_problem import Launching
+from rawnn.many.halving import survivors
+from rawnn.many.progress import best_of, member_numbers
+from tests.bench.built import place
+from tests.records import Lines, outcome, record
+from tests.records.commands import printed
+
+X = (np.arange(90 * 4).reshape(90, 4) * 37 % 101 / 50 - 1).astype(np.float32)
+Y = (np.arange(90) * 37 % 3).astype(np.int32)
+BASE: dict[str, Any] = {"data": (X, Y), "layers": (4, 6, 3), "batch": 10, "device": "host",
+                        "opt": "none"}  # fmt: skip
+RUNS: dict[str, dict[str, Any]] = {
+    "learning rates and seeds": {"lr": [0.02, 0.3], "seed": [3, 4], "epochs": 2},
+    "folds": {"lr": [0.02, 0.3], "folds": 3, "epochs": 2},
+    "halving": {"lr": [0.001, 0.02, 0.1, 0.3], "halving": 2, "epochs": 5},
+    "sizes": {"layers": [(4, 3), (4, 5, 3)], "epochs": [1, 2], "monitor": "test_accuracy"},
+    "early stopping": {"lr": [0.0, 0.2], "epochs": 4, "patience": 1},
+    "divergence": {
+        "lr": [0.1, 1e30],
+        "epochs": 2,
+        "loss": "mse",
+        "layers": (4, 3),
+        "data": (X, X[:, :3]),
+    },
+    "own rows": {"lr": [0.1], "rows": [list(range(40)), list(range(30, 70))], "epochs": 1},
+    "own rows, scored on others": {
+        "lr": [0.1, 0.2],
+        "rows": [list(range(40)), list(range(30, 70))],
+        "epochs": 1,
+        "validation": (X[70:], Y[70:]),
+    },
+}
+
+
+class Heard(Listener):
+    """Keeps the sentences and the reports, without times."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def notify(self, message: str) -> None:
+        self.said.append(message)
+
+    def reported(self, report: Any) -> None:
+        self.said.append(
+            f"epoch {report.epoch}: {report.members} of {report.total}, best "
+            f"{report.best_member} by {report.monitor} {rough(report.best)}"
+        )
+
+
+def rough(value: Any) -> str:
+    """Three digits, which no library's order of summation changes."""
+    if isinstance(value, np.ndarray):
+        return f"[{', '.join(map(rough, value.tolist()))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {rough(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(rough, value))}]"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+@record
+def many_networks() -> Lines:
+    for name, options in RUNS.items():
+        heard = Heard()
+        try:
+            found = rawnn.train_many(**{**BASE, **options}, listener=heard)
+        except RawnnError as error:
+            yield f"# {name}: {error}"
+            continue
+        yield f"# {name}: {len(found)} members"
+        yield from heard.said
+        yield from (f"note: {note}" for note in found.notes)
+        table = found.table()
+        yield f"table {[(n, str(table.dtype[n])) for n in table.dtype.names or ()]}"
+        yield from (rough(list(row.tolist())) for row in table)
+        wide = found.configurations()
+        yield f"configurations {list(wide.dtype.names or ())}"
+        yield from (rough(list(row.tolist())) for row in wide)
+        for by in (None, "train_loss", "test_accuracy", "loss"):
+            yield f"best by {by}: {outcome(lambda: [m.index for m in found.best(3, by)])}"
+        results = {
+            k: v for k, v in found.cv_results(return_train_score=True).items() if "time" not in k
+        }
+        yield from (f"{k}: {rough(v)}" for k, v in results.items())
+        yield f"{found[0]} {found[-1].config.lr} {found[0].fold} {len(found[0].history)} reports"
+        yield outcome(lambda: found[99])
+    for asked in ([3, 1], 3, "x", [True], [1.5], np.array([2])):
+        yield f"members {asked}: {outcome(lambda: member_numbers(asked))}"
+    scores = np.array([[3.0, np.nan, 1.0], [1.0, np.nan, np.inf], [np.nan, np.nan, 1.0]])
+    yield f"{best_of(scores, 'test_loss').tolist()} {best_of(scores, 'test_accuracy').tolist()}"
+    for halving, higher in ((2.0, False), (3.0, True), (9.0, False)):
+        yield str(
+            survivors(
+                np.array([0, 0, 1, 1, 2, 3], np.int32),
+                np.array([1.0, 2.0, 0.5, np.nan, 3.0, 1.5]),
+                halving,
+                higher,
+            ).tolist()
+        )
+
+
+def _profiled(scale: float, *, way: Any, least: float | None) -> ProfileResult:
+    ops = [
+        OpTime(
+            name=name,
+            kind=kind,
+            us=spread([us * scale, us * scale * 1.1, us * scale * 0.9]),
+            gap_us=spread([gap]) if gap else None,
+            nbytes=nbytes,
+            least_us=least,
+        )
+        for name, kind, us, gap, nbytes in (
+            ("gather", "gather/naive", 1.5, 0.25, 100_000),
+            ("fc1.forward", "matmul/mma", 12.25, 0.0, 2_500_000),
+            ("tick", "tick/tick", 0.5, 1.0, 0),
+        )
+    ]
+    return ProfileResult(
+        config=Config(),
+        environment=place(device="sim" if scale > 1 else "cuda"),
+        dataset="made up",
+        toggles=["fuse", "mma"] if scale > 1 else [],
+        notes=["a note"],
+        way=way,
+        steps=3,
+        step_us=spread([20.0 * scale, 21.0]),
+        empty_us=0.75,
+        ops=ops,
+        spans=[],
+    )
+
+
+@record
+def reports() -> Lines:
+    """What `profile` prints, and what a check of a user's kernel says."""
+    one, other = _profiled(1.0, way="cupti", least=1.0), _profiled(1.2, way="events", least=None)
+    for result in (one, other):
+        yield from printed(lambda: profile_command._show(result))
+    yield from (" | ".join(row) for row in profile_command.differences(one, other))
+    yield from (
+        " | ".join(row)
+        for row in profile_command.differences(
+            other,
+            ProfileResult(
+                **{**{f: getattr(one, f) for f in one.__struct_fields__}, "ops": one.ops[:1]}
+            ),
+        )
+    )
+
+    def tried(n: int, wrong: bool) -> TrialResult:
+        compared = Comparison("y", "float32", n, 0.1 * wrong, 0.01, int(wrong), "[3]", 1.5, 2.5, "")
+        return TrialResult(
+            {"n": n, "m": 7},
+            Launching((n, 1, 1), (64, 1, 1), 0),
+            (compared,),
+            (Finding("wrong", "y", f"y is wrong at {n}", "look there"),) if wrong else (),
+        )
+
+    for sizes in (
+        [(64, False)],
+        [(64, False), (100, True)],
+        [
+            (1, True),
+            (5, True),
+            (7, True),
+            (9, True),
+            (11, True),
+            (64, False),
+            (128, False),
+            (256, False),
+            (512, False),
+        ],
+    ):
+        yield from str(
+            Checked("k", tuple(tried(*each) for each in sizes), 10, ("noted",))
+        ).splitlines()
