@@ -313,13 +313,13 @@ def summaries() -> Lines:
             ),
         )
         yield short(parallel.predict_scaling(team, inside, together))
-    for device in ("host", "sim", "cuda"):
+    for device, wall in (("host", 2.5), ("sim", 2.5), ("cuda", 2.5), ("cuda", math.nan)):
         result = cast(
             Any,
             SimpleNamespace(
                 environment=SimpleNamespace(device=device, gpu=None if device == "host" else {}),
                 average_epoch_ms=1.25,
-                average_epoch_wall_ms=2.5,
+                average_epoch_wall_ms=wall,
                 facts={"kernels_compiled": 3, "kernels_cached": 4},
                 times=RunTimes(
                     imports=11.0,

@@ -14,6 +14,7 @@ from rawnn.persistent import cost
 from rawnn.persistent.chip import Chip, chip_of
 from rawnn.persistent.choose import Choice, _group_counts, _groups, candidates
 from rawnn.persistent.choose_members import (
+    exact_members,
     instructions,
     member_candidates,
     registers,
@@ -25,11 +26,11 @@ from rawnn.persistent.problem import Problem, Unsupported, problem_of
 from rawnn.persistent.report import describe
 from rawnn.persistent.rounding import with_rounded_inputs
 from rawnn.persistent.sharding import Members
-from rawnn.persistent.spelling import exactly, parse_sharding
+from rawnn.persistent.spelling import exactly, parse_sharding, sharding_of
 from rawnn.plan.build import training_step
 from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import DataSpec
-from tests.records import Lines, record, short
+from tests.records import Lines, outcome, record, short
 from tests.records.decisions import choice_lines
 from tests.records.sampled import Case, Draw, cases
 
@@ -136,6 +137,28 @@ def candidate_shardings() -> Lines:
         yield f"{gpu}: exact groups of 6 {_groups(on, 6)}; of batches " + "; ".join(
             f"{batch}: {_group_counts(batch, on.blocks)}" for batch in (7, 100, 3000)
         )
+
+
+@record
+def fitted_constants() -> Lines:
+    """Constants of a GPU of its own, and shardings that a user names for many networks."""
+    target = gpu_named("H200")
+    for costs in ({}, {"product": 2.0, "meeting": 5.0}, {"gemm": 1.5, "clock": 9.0}, {"gem": 1}):
+        for clock in (0.0, 990.0):
+            found = outcome(lambda: cost.costs_of(replace(target, costs=costs, clock=clock)))
+            yield f"{costs} at {clock} MHz: {found}"
+    case = Case(0, {"layers": (20, 64, 3), "batch": 64, "optimizer": "adam", "opt": ""},
+                DataSpec(600, inputs="float32"), "H200")  # fmt: skip
+    problem = problem_of_case(case)
+    own = training_problem(problem, MEMBERS[0], partial=True)
+    own_gpu = chip_of(replace(target, costs={"gemm": 1.5, "exchange": 300.0}))
+    for text in ("1x1:128:FFF", "1x1:128x4:FFF", "1x1:1024:FFF", "2x1:64:FSF", "2x2:64:FSF",
+                 "2x1@l2:64:FSF", "3x1:64:FSF", "2x1:64:FFS", "1x1:32x8:FFF:4", "1x1:96x8:FFF",
+                 "16x1:256:FGF", "1x1:512x4:FFF"):  # fmt: skip
+        for on in (chip(case), own_gpu):
+            yield f"{text}: " + outcome(
+                lambda: exact_members(own, on, MEMBERS[0], 500, sharding_of(problem, text)).us
+            )
 
 
 @record
