@@ -134,7 +134,7 @@ def charts() -> Lines:
             for name, us, toggles in TIMED
         )
     )
-    for name, _, _ in TIMED[1:]:
+    for name in ("preload", "streams"):
         yield from drawn(f"timeline {name}", timeline(ladder, name))
     yield outcome(lambda: timeline(ladder, "baseline"))
     one = {**MANY, "settings": {"monitor": "test_accuracy", "varied": ["lr", "seed"]}}

@@ -16,7 +16,7 @@ from rawnn.ptx.kernels import kernel_for
 from tests.records import Lines, record, short
 from tests.records.sampled import Case, cases, selected
 
-COUNT = 80
+COUNT = 60
 LIBRARIES = {"cublas", "cudnn", "nccl", "memcpy", "while"}
 
 
@@ -66,11 +66,12 @@ def decided(case: Case) -> Lines:
 
 
 def op_line(op: Op, plan: Plan) -> str:
-    return f"op {op.name}: {op.kind}/{op.impl} {geometry(op, plan)}"
+    return f"{op.name}: {op.impl} {geometry(op, plan)}"
 
 
 def geometry(op: Op, plan: Plan) -> str:
-    """The kernel with its template's arguments, and how it is launched."""
+    """The kernel with its template's arguments, how it is launched, and that it is one of so many
+    variants."""
     if op.kind == "upload" or op.impl in LIBRARIES:
         return ""
     impl = kernel_for(op)
@@ -83,7 +84,7 @@ def geometry(op: Op, plan: Plan) -> str:
         f"{name} {launch}"
         + (f" shared {shared}" if shared else "")
         + (f" cluster {cluster}" if cluster not in (1, (1, 1, 1)) else "")
-        + (f" of {impl.variants(scalars)} variants" if impl.variants(scalars) > 1 else "")
+        + (f" 1/{impl.variants(scalars)}" if impl.variants(scalars) > 1 else "")
     )
 
 

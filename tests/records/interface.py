@@ -19,7 +19,16 @@ from typing import Any
 import msgspec
 
 import rawnn
-from tests.records import Lines, record
+from rawnn.bench.case import all_cases
+from rawnn.bench.suites import read_suites
+from rawnn.model.activations import ACTIVATIONS
+from rawnn.model.losses import LOSSES
+from rawnn.model.optimizers import OPTIMIZER_SPECS
+from rawnn.model.schedules import SCHEDULE_SPECS
+from rawnn.model.workloads import WORKLOADS
+from rawnn.opts import TOGGLES
+from rawnn.ptx.family import FAMILIES
+from tests.records import Lines, record, short
 
 SKIPPED = ("rawnn.bench.peers.jax", "rawnn.bench.peers.torch")
 """Modules that need packages which are not rawnn's."""
@@ -33,11 +42,12 @@ def modules() -> Iterator[Any]:
 
 @record
 def constants() -> Lines:
-    """Numbers, and tables of numbers and words, of all modules, by the module that defines them."""
+    """Numbers, and tables with numbers, of all modules, by the module that defines them."""
     for module in modules():
         assigned = _assigned(module)
         for name, value in vars(module).items():
-            if name in assigned and (text := _plain(value)):
+            text = _plain(value) if name in assigned else ""
+            if any(map(str.isdigit, text)):
                 yield f"{module.__name__.removeprefix('rawnn.')}.{name} = {text}"
 
 
@@ -78,7 +88,7 @@ def _plain(value: Any) -> str:
             and sum(len(k) + len(v) for k, v in items) < 300
             else ""
         )
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not isinstance(value, type) and len(fields(value)) < 20:
         parts = [f"{f.name}={_plain(getattr(value, f.name))}" for f in fields(value)]
         return (
             f"{type(value).__name__}({', '.join(parts)})"
@@ -152,3 +162,39 @@ def _is_telling(value: Any) -> bool:
 
 def _default(value: Any) -> str:
     return _plain(value) or getattr(value, "__name__", type(value).__name__)
+
+
+@record
+def registries() -> Lines:
+    """What is known by name: toggles, losses, optimizers, schedules, workloads, measurements."""
+    for kind, known in (
+        ("toggle", TOGGLES),
+        ("loss", LOSSES),
+        ("activation", ACTIVATIONS),
+        ("optimizer", OPTIMIZER_SPECS),
+        ("schedule", SCHEDULE_SPECS),
+        ("workload", WORKLOADS),
+        ("measurement", all_cases()),
+        ("kernels", FAMILIES),
+    ):
+        for name, value in known.items():
+            yield f"{kind} {name}: {_fields(value)}"
+    suites = read_suites(None)
+    for name in suites.__struct_fields__:
+        yield f"bench.toml, {name}: {short(msgspec.to_builtins(getattr(suites, name)))}"
+
+
+def _fields(value: Any) -> str:
+    """The fields of an entry that are no functions."""
+    if not is_dataclass(value):
+        return short(value)
+    names = [f.name for f in fields(value)]
+    found = {name: getattr(value, name) for name in names}
+    return ", ".join(
+        f"{name} {short(each)}"
+        for name, each in found.items()
+        if isinstance(each, bool | int | float | str | tuple | list | dict | frozenset)
+        and each not in ("", (), {}, [])
+        and "object at" not in str(each)
+        and "function" not in str(each)
+    )

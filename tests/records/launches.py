@@ -38,7 +38,7 @@ TUNED = (
 @record
 def variants_of_launches() -> Lines:
     """All variants of every launch, as `tune` would try them."""
-    for case in cases(5, 41, 900, 3, TUNED, ("H200", "H200", "A100", "L40")):
+    for case in cases(4, 41, 900, 3, TUNED, ("H200", "H200", "A100", "L40")):
         try:
             _, plan, _ = selected(case)
         except ConfigError as error:

@@ -62,7 +62,7 @@ def chip(case: Case) -> Chip:
 @record
 def shardings() -> Lines:
     draw = Draw(31)
-    for case, problem in problems(36, 5, 330):
+    for case, problem in problems(30, 5, 330):
         yield ""
         yield f"# {case}"
         for _ in range(2):
@@ -196,7 +196,7 @@ MEMBERS = (Members(False, True), Members(True, True), Members(True, False))
 def members() -> Lines:
     """Layouts of many networks: all that are tried in short, and the best with its parts."""
     draw = Draw(77)
-    for number, (case, problem) in enumerate(problems(26, 23, 110, 3)):
+    for number, (case, problem) in enumerate(problems(18, 23, 110, 3)):
         chosen = replace(MEMBERS[number % 3], single=replace(problem, ordered=True))
         own = training_problem(problem, chosen, case.options["partial"])
         networks = draw.one_of((1, 16, 133, 300, 1056, 4096))
