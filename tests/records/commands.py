@@ -16,12 +16,16 @@ from rich.console import Console
 from rich.table import Table
 
 from rawnn import doctor
+from rawnn.bench import attempt
 from rawnn.cli import run
+from rawnn.common.errors import MissingLibrary
 from rawnn.common.target import Machine
 from rawnn.cuda import backend
 from rawnn.data import acquire
 from rawnn.engine.machine import Opened, open_device
+from rawnn.ptx.user_kernels import USER_KERNELS, unregister
 from tests.bench.test_lower_bounds import made
+from tests.cli.test_attempt import MINE
 from tests.records import Lines, record
 
 ROWS = "a,b,c,y\n" + "".join(
@@ -147,6 +151,7 @@ def toggles() -> Lines:
 
 
 FINDINGS = [
+    doctor.Finding("CCCL", "/include"),
     doctor.Finding("NVRTC", "/lib/libnvrtc.so.13", "13.0", required=True),
     doctor.Finding("cuDNN", looked=("/here", "/there"), fix="pip install it"),
     doctor.Finding("bindings", looked=("Python's path",), fix="a fix", required=True),
@@ -164,7 +169,7 @@ def doctors() -> Lines:
     }
     for name, make in machines.items():
         for major, driver, findings in (
-            (12, 13000, FINDINGS[:2]),
+            (12, 13000, FINDINGS[:3]),
             (13, 12040, FINDINGS),
             (None, 0, []),
         ):
@@ -197,6 +202,7 @@ def doctors() -> Lines:
 
 NUMBER = re.compile(r"(?<![\w.=-])\d[\d,]*\.\d+(e[+-]\d+)?|(?<![\w.])nan(?!\w)")
 COUNT = re.compile(r"\d[\d,]*(?= (ms|s|a second|seconds)\b)|(?<=#\.# )[\d,]+(?= +\d+ s)")
+SMALL = ("--data", "t.csv", "--target", "y", "--layers", "3-6-2", "--batch", "12", "--rounds", "2")
 RUNS = (
     ("train", "--device", "host", *TABLE),
     ("train", "--device", "sim", "--opt", "none", *TABLE),
@@ -260,6 +266,7 @@ RUNS = (
     ("eval", "nowhere"),
     ("predict", "kept", "--data", "t.csv", "--out", "p.csv"),
     ("predict", "kept", "--data", "t.csv", "--out", "p.txt"),
+    ("predict", "kept", "--data", "t.csv", "--probabilities", "--out", "p.npz"),
     ("many", "--device", "host", *TABLE, "--vary", "lr=0.01,0.1", "--seeds", "2"),
     (
         "many",
@@ -291,23 +298,12 @@ RUNS = (
     ),
     ("eval", "several"),
     ("many", "--resume", "several", "--epochs", "6", "--device", "host", "--best", "1"),
-    (
-        "profile",
-        "--device",
-        "sim",
-        "--steps",
-        "2",
-        "--opt",
-        "preload,arena",
-        *TABLE[:-2],
-        "--diff",
-        "preload,arena,fuse",
-    ),
     ("compare", "--opts", "none", "best"),
     ("tune", "--device", "host"),
     ("cache", "info"),
     ("cache", "clear"),
     ("kernel", "check", "none.cu"),
+    ("kernel", "try", "mine.cu", "--device", "host", *SMALL),
     ("bench", "suites"),
     ("export", "kept", "model.txt"),
 )
@@ -317,7 +313,13 @@ RUNS = (
 def runs() -> Lines:
     """Small runs; numbers with a decimal point are masked, as times and losses are not the same
     everywhere."""
-    with folder() as place:
+    no_compiler = MissingLibrary("there is no compiler")
+    with (
+        folder() as place,
+        patch.object(attempt, "compile_instances", side_effect=no_compiler),
+    ):
+        Path("mine.cu").write_text(MINE)
+        known = set(USER_KERNELS)
         for arguments in RUNS:
             yield ""
             for line in said(*arguments):
@@ -330,6 +332,8 @@ def runs() -> Lines:
                     ),
                 )
                 yield re.sub(r"\d+", "#", masked) if "[bold]" in line else COUNT.sub("#", masked)
+        for word in set(USER_KERNELS) - known:
+            unregister(word)
 
 
 HOST = "--dataset synthetic --device host "

@@ -17,11 +17,12 @@ from rawnn.opts.batch import with_batch
 from rawnn.plan.build import training_step
 from rawnn.plan.dependencies import reason
 from rawnn.plan.plan import Plan
+from rawnn.plan.recipe import DataSpec
 from rawnn.tuning import search
 from tests.engine import dataset_for
 from tests.records import Lines, outcome, record, short
 from tests.records.decisions import LIBRARIES, geometry, total_bytes
-from tests.records.sampled import Draw, cases, selected
+from tests.records.sampled import Case, Draw, cases, selected
 
 TUNED = (
     "best,-persistent",
@@ -75,31 +76,48 @@ def ranks() -> Lines:
         "preload,nccl=bf16",
     )
     draw = Draw(3)
-    for case in cases(26, 19, 7000, 4, opts, ("H200", "H200", "A100")):
+    for case in cases(20, 19, 7000, 4, opts, ("H200", "H200", "A100")):
         world = draw.one_of((2, 2, 3, 4, 8))
-        config = replace(case.config(), opt="best")
-        each = max(case.options["batch"] // world, 1)
-        recipe = replace(
-            config.recipe(), batch=each * world, world_size=world, rank=draw.one_of(range(world))
+        yield from of_rank(case, world, draw.one_of(range(world)))
+    wide = {"layers": (784, 2048, 1024, 2048, 10), "batch": 4096, "optimizer": "adam"}
+    for opt, world, more in (
+        ("best,bf16", 2, {}),
+        ("best,bf16,nccl=sharded", 2, {"batch": 64}),
+        ("best,bf16,nccl=sharded:backward", 2, {}),
+        ("best,bf16,sr", 2, {"optimizer": "sgd"}),
+        ("best,nccl=sharded", 4, {}),
+        ("best,bf16,nccl=sharded:1", 4, {"optimizer": "sgd"}),
+        ("best,fp16,nccl=sharded", 2, {}),
+        ("best,bf16,-arena,pool", 2, {}),
+        ("best,bf16", 2, {"layers": (4096, 8192, 8192)}),
+    ):
+        case = Case(0, {**wide, **more, "opt": opt}, DataSpec(60_000, scale=1 / 255), "H200")
+        for rank in (0, 1):
+            yield from of_rank(case, world, rank)
+
+
+def of_rank(case: Case, world: int, rank: int) -> Lines:
+    config = replace(case.config(), opt="best")
+    each = max(case.options["batch"] // world, 1)
+    recipe = replace(config.recipe(), batch=each * world, world_size=world, rank=rank)
+    network, spec = config.network(), replace(case.data_spec, examples=60_000)
+    yield f"# rank {recipe.rank} of {world}, {case}"
+    try:
+        selection = select(
+            with_nccl(case.options["opt"]),
+            network,
+            recipe.steps(60_000),
+            assumed(case.gpu),
+            batch=recipe.share(recipe.batch).rows,
+            recipe=recipe,
+            data_spec=spec,
         )
-        network, spec = config.network(), replace(case.data_spec, examples=60_000)
-        yield f"# rank {recipe.rank} of {world}, {case}"
-        try:
-            selection = select(
-                with_nccl(case.options["opt"]),
-                network,
-                recipe.steps(60_000),
-                assumed(case.gpu),
-                batch=recipe.share(recipe.batch).rows,
-                recipe=recipe,
-                data_spec=spec,
-            )
-            plan, _ = selection.apply(training_step(network, recipe, spec))
-        except ConfigError as error:
-            yield f"refused: {error}"
-            continue
-        yield f"toggles: {selection}"
-        yield from collectives(plan)
+        plan, _ = selection.apply(training_step(network, recipe, spec))
+    except ConfigError as error:
+        yield f"refused: {error}"
+        return
+    yield f"toggles: {selection}"
+    yield from collectives(plan)
 
 
 def collectives(plan: Plan) -> Lines:
@@ -114,6 +132,15 @@ def collectives(plan: Plan) -> Lines:
                     {k: v for k, v in op.attributes.items() if isinstance(v, (int, float, str))}
                 )
             )
+    views = [t for t in plan.tensors.values() if t.role == "view"]
+    if views:
+        yield "views: " + ", ".join(f"{t.name} {t.shape} at {t.first},{t.column}" for t in views)
+        updates = [op for op in plan.ops if "dw" in op.operands and "w" in op.operands]
+        yield "updates: " + ", ".join(
+            f"{op.name} {op.operands['dw']} {op.operands.get('other', '')}"
+            f"{' urgent' * bool(op.attributes.get('urgent'))}"
+            for op in updates
+        )
     yield "memory: " + ", ".join(
         f"{role} {nbytes}"
         for role, nbytes in sorted(

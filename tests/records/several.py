@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 
 import rawnn
 from rawnn.bench.profiling import OpTime, ProfileResult
 from rawnn.bench.statistics import spread
+from rawnn.cli import export as export_command
 from rawnn.cli import profile as profile_command
+from rawnn.cli import train as train_command
+from rawnn.cli import tune as tune_command
+from rawnn.cli.screen import table_console
 from rawnn.common.errors import RawnnError
 from rawnn.common.listener import Listener
+from rawnn.cuda.compiling.resources import Occupancy, Usage
 from rawnn.engine.config import Config
+from rawnn.engine.result import Times
+from rawnn.lab import inspection
 from rawnn.lab.checking import Checked, Finding, TrialResult
 from rawnn.lab.comparison import Comparison
+from rawnn.lab.inspection import Resources
 from rawnn.lab.kernel_problem import Launching
 from rawnn.many.halving import survivors
 from rawnn.many.progress import best_of, member_numbers
+from rawnn.opts.best_table import Entry, remember
+from rawnn.tuning.search import Measured
 from tests.bench.built import place
 from tests.records import Lines, outcome, record
-from tests.records.commands import printed
+from tests.records.commands import printed, said
 
 X = (np.arange(90 * 4).reshape(90, 4) * 37 % 101 / 50 - 1).astype(np.float32)
 Y = (np.arange(90) * 37 % 3).astype(np.int32)
@@ -192,3 +207,104 @@ def reports() -> Lines:
         yield from str(
             Checked("k", tuple(tried(*each) for each in sizes), 10, ("noted",))
         ).splitlines()
+
+
+def _ended(**more: Any) -> Any:
+    """A result of `rawnn train`."""
+    values: dict[str, Any] = {
+        "interrupted": False, "stopped": "", "epoch_ms": [1.0], "synthetic": False,
+        "test_loss": 0.25, "test_accuracy": 0.875, "peak_memory_bytes": 5 << 20,
+        "resumed_epochs": 0, "broken_epoch": False, "config": Config(), "average_epoch_ms": 1.25,
+        "average_epoch_wall_ms": 2.5, "facts": {},
+        "environment": SimpleNamespace(device="cuda", gpu={"name": "a GPU"}),
+        "times": Times(imports=1.0, data=2.0, driver=3.0, compile=4.0, setup=5.0, training=6.0,
+                       training_device=7.0, evaluation=8.0, process=9.0),
+    }  # fmt: skip
+    return SimpleNamespace(**{**values, **more})
+
+
+@record
+def endings() -> Lines:
+    """The end of a run, what `tune` found, resources of kernels, exported models."""
+    host = SimpleNamespace(device="host", gpu=None)
+    saved = Config(save="/kept/a b", epochs=9, device="host")
+    for name, more in {
+        "plain": {}, "host": {"environment": host}, "stopped": {"stopped": "after 3 of 9"},
+        "no accuracy": {"test_accuracy": math.nan}, "no loss": {"test_loss": math.nan},
+        "generated": {"synthetic": True, "environment": host}, "none": {"epoch_ms": []},
+        "on purpose": {"synthetic": True, "config": Config(dataset="synthetic", device="host")},
+        "interrupted": {"interrupted": True, "resumed_epochs": 4},
+        "in an epoch": {"interrupted": True, "broken_epoch": True, "config": saved},
+        "at once": {"interrupted": True, "broken_epoch": True, "epoch_ms": []},
+    }.items():  # fmt: skip
+        yield f"# {name}"
+        for kept in (["a checkpoint"], []) if more.get("config") is saved else ([],):
+            with patch.object(train_command, "listed", lambda directory: kept):
+                yield from printed(lambda: train_command._summary(table_console(), _ended(**more)))
+    entry = Entry(
+        gpu="a GPU", layers=(784, 10), batch=128, precision="bf16", toggles="fuse", us=4.125,
+        others={"": 9.0, "cublas,fuse": 7.5}, driver="580.1", commit="abc", date="2026-01-02T03",
+        conditions={"loss": "mse"},
+    )  # fmt: skip
+    tried = [Measured("fuse", 4.125, 4.0, 4.5), Measured("", 9.0, 8.0, 10.0),
+             Measured("cublas", refusal="it needs nvmath\nand more"),
+             Measured("fuse,pdl", same_as="fuse")]  # fmt: skip
+    search = SimpleNamespace(found={m.toggles: m for m in tried}, others=dict,
+                             fastest=lambda: tried[:2])  # fmt: skip
+    yield from printed(lambda: tune_command._report(cast(Any, search), entry))
+    yield from printed(lambda: [tune_command._tell(m) for m in tried])
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name, "best.json")
+        yield from (t.replace(name, "DIR") for t in printed(lambda: tune_command._show(path)))
+        remember(path, entry)
+        remember(path, Entry(**{**_values(entry), "us": 3.0}))
+        remember(path, Entry(**{**_values(entry), "batch": 64, "others": {}, "precision": ""}))
+        yield from (t.replace(name, "DIR") for t in printed(lambda: tune_command._show(path)))
+        yield from path.read_text().splitlines()
+    usage = [Resources("k<float>", Usage(32, 1024, 8, 400), (16, 24), Occupancy(4, 0.5, "shared")),
+             Resources("j", Usage(16, 0, 0, 352), (0, 0), None)]  # fmt: skip
+    built = SimpleNamespace(left_out=["main, of the host", "iostream"])
+    with (
+        tempfile.TemporaryDirectory() as name,
+        patch.multiple(
+            inspection,
+            instances=lambda source, names: names,
+            list_instances=lambda source: (("j",), ("k is a template",)),
+            compile_instances=lambda source, wanted, arch: built,
+            read_resources=lambda built, wanted, arch, block: usage,
+            ptx=lambda source, wanted, arch: f"ptx of {wanted}",
+            sass=lambda source, wanted, arch: "",
+        ),
+    ):
+        file = Path(name, "k.cu")
+        file.write_text("__global__ void j(float* x) { x[0] = 1; }")
+        for asked in (
+            "compile --arch sm_90",
+            "compile --arch sm_90 --block 64 --left-out",
+            "compile --arch sm_90a -D N=3",
+            "show --arch sm_80",
+            "show --arch sm_80 --sass",
+        ):
+            command, *options = asked.split()
+            for line in said("kernel", command, str(file), *options):
+                yield line.replace(f"{name}/", "")
+        model = SimpleNamespace(network="3-2", normalisation=SimpleNamespace(is_double=True))
+        lossy = "9 values are lost"
+        for double, lost, kind in ((True, "", "float32"), (False, "", "float32"),
+                                   (True, lossy, "float32"), (True, "", "float64")):  # fmt: skip
+            model.normalisation.is_double = double
+            with patch.multiple(
+                export_command,
+                find_model=lambda checkpoint, say: (None, None),
+                Model=SimpleNamespace(of=lambda found: model),
+                export_onnx=lambda *arguments: None,
+                lost_in_float32=lambda model: lost,
+            ):
+                yield from (
+                    line.replace(f"{name}/", "")
+                    for line in said("export", "kept", f"{name}/m.onnx", "--input-type", kind)
+                )
+
+
+def _values(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in entry.__struct_fields__}

@@ -17,6 +17,7 @@ from rawnn.bench.render.html_report import parts_of, write_report
 from rawnn.bench.render.ladder_comparison import ladder_comparison
 from rawnn.bench.render.suites import SUITES
 from rawnn.bench.render.variation import best_of
+from rawnn.bench.render.view import default_view
 from tests.bench.built import entry, place, programs, reference, results, rung
 from tests.bench.test_many_rendering import cell, ensemble
 from tests.records import Lines, record, short
@@ -384,6 +385,10 @@ def tables() -> Lines:
                 yield from grid.markdown().splitlines()
                 if grid.dispensable:
                     yield f"dispensable: {', '.join(grid.dispensable)}"
+    for grid in default_view("own-suite").grids(
+        results(_trained("own-suite/a", "x", 3.0), _trained("own-suite/b", "y", 4.0))
+    ):
+        yield from grid.markdown().splitlines()
     ours, theirs = suites()["ladder"], suites()["two machines"]
     yield from ladder_comparison(ours, theirs).markdown().splitlines()
     for numbers in (MANY, {**MANY, "settings": {**MANY["settings"], "monitor": "test_accuracy"}}):
@@ -415,9 +420,9 @@ def results_on_terminals() -> Lines:
             ("show", "sample.json"),
             ("show", "many.json"),
             ("show", "two machines.json"),
-            ("compare", "ladder.json", "slower.json"),
+            ("compare", "--device", "host", "ladder.json", "slower.json"),
             ("compare", "ladder.json", "ladder.json"),
-            ("compare", "ladder.json", "slower.json", "--effect", "0.3"),
+            ("compare", "--device", "host", "ladder.json", "slower.json", "--effect", "0.3"),
             ("compare", "ladder.json", "sample.json"),
             ("merge", "ladder.json", "slower.json", "--json", "m.json"),
             ("merge", "ladder.json", "sample.json", "--json", "m.json"),
