@@ -152,9 +152,13 @@ def record_of(data: Dataset, arrays: bool, scale: InputScale | None = None) -> d
 def stored_options(config: Config, arrays: bool) -> dict[str, Any]:
     """The options of a run as its checkpoint stores them: those of data that a Python program
     passed would load others."""
-    options: dict[str, Any] = {**msgspec.to_builtins(config), "resume": None}
-    return {k: v for k, v in options.items()
-            if not arrays or k not in ("dataset", "data", "target")}
+    options = {name: value if type(value) in _PLAIN else msgspec.to_builtins(value)
+               for name, value in vars(config).items()
+               if not arrays or name not in ("dataset", "data", "target")}
+    return {**options, "resume": None}
+
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def names_of(data: Dataset) -> dict[str, Any]:

@@ -221,12 +221,15 @@ class GpuMembers:
     def scores(self, first: int = 0) -> Scores:
         self._read_scores()
         found = columns_from(self._blocks, first)
+        answers = self._plans.evaluate.ops[0].attributes["answers"]
         of_folds = [self._group.loss_factor(i) or 1.0
                     for i in range(len(self._group.target_normalisations))]
-        if any(factor != 1.0 for factor in of_folds):
+        if is_scaled := any(factor != 1.0 for factor in of_folds):
+            found = found.copy()
             found[:, :, :2] *= np.array([of_folds[fold if len(of_folds) > 1 else 0]
                                          for fold in self._group.fold])[:, None, None]
-        if not self._plans.evaluate.ops[0].attributes["answers"]:
+        if not answers:
+            found = found if is_scaled else found.copy()
             found[:, :, 2] = np.nan
         return Scores.of(found)
 

@@ -167,7 +167,7 @@ class ManyLoop:
         parts = []
         for call in calls:
             first = call.first - begun[call.group]
-            parts.append(found[call.group][self._members.place[call.members],
+            parts.append(found[call.group][as_slice(self._members.place[call.members]),
                                            first : first + call.epochs])
         return parts
 

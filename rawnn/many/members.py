@@ -48,7 +48,7 @@ def as_slice(places: NDArray[Any]) -> slice | NDArray[Any]:
 
 def columns_from(blocks: Sequence[NDArray[Any]], first: int) -> NDArray[Any]:
     """The columns from number `first` on of one or more blocks [n, columns, ...] that stand one
-    behind the other."""
+    behind the other; a view where they are of one block."""
     end, found = sum(block.shape[1] for block in blocks), []
     for block in reversed(blocks):
         begin = end - block.shape[1]
@@ -56,7 +56,7 @@ def columns_from(blocks: Sequence[NDArray[Any]], first: int) -> NDArray[Any]:
         end = begin
         if begin <= first:
             break
-    return np.concatenate(found[::-1], axis=1)
+    return found[0] if len(found) == 1 else np.concatenate(found[::-1], axis=1)
 
 
 _OF_GROUP = attrgetter(*(name for name in Config.known()

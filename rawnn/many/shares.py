@@ -92,10 +92,13 @@ class SharedMembers(ABC):
         figures = self._figures(first)
         if first < self._moved:  # what a share did not train is NaN there
             return Scores.of(np.fmax.reduce(figures))
-        found = np.empty_like(figures[0])
+        found = np.empty(figures[0].shape)
         places = self._places(np.arange(len(self._group), dtype=np.int32))
-        for where, own in zip(places, figures, strict=True):
+
+        def copy(where: NDArray[np.intp], own: NDArray[np.float64]) -> None:
             found[as_slice(where)] = own[as_slice(where)]
+
+        self._each(copy, places, figures)
         return Scores.of(found)
 
     def state(self, members: Rows) -> Arrays:
@@ -103,18 +106,26 @@ class SharedMembers(ABC):
         found: Arrays = {}
         parts = self._states([members[where] for where in places])
         given = [(where, part) for where, part in zip(places, parts, strict=True) if where.size]
-        for name in given[0][1]:
+        for name, like in given[0][1].items():
             if all(name in part for _, part in given):
-                like = given[0][1][name]
                 found[name] = np.empty((len(members), *like.shape[1:]), like.dtype)
-                for where, part in given:
-                    found[name][as_slice(where)] = part[name]
+
+        def copy(where: NDArray[np.intp], part: Arrays) -> None:
+            for name, array in found.items():
+                array[as_slice(where)] = part[name]
+
+        self._each(copy, *zip(*given, strict=True))
         return found
 
     def load(self, members: Rows, state: Mapping[str, NDArray[Any]]) -> None:
         places = self._places(members)
         self._load([members[where] for where in places],
                    [{name: array[where] for name, array in state.items()} for where in places])
+
+    def _each(self, act: Callable[[Any, Any], None], *arguments: Sequence[Any]) -> None:
+        """Call `act` for each share's arguments; they have nothing to do with one another."""
+        for own in zip(*arguments, strict=True):
+            act(*own)
 
     @abstractmethod
     def _run(self, active: Sequence[Rows], epochs: int) -> None:

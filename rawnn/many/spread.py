@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,13 @@ class SpreadMembers(SharedMembers):
         reading = [gpu.submit(trainer.state, own) if len(own) else None for gpu, trainer, own in
                    zip(self._gpus, self._trainers, members, strict=True)]
         return [result_of(each) if each is not None else {} for each in reading]
+
+    def _each(self, act: Callable[[Any, Any], None], *arguments: Sequence[Any]) -> None:
+        """In the GPUs' threads: NumPy copies without Python's lock."""
+        acting = [gpu.submit(act, *own) for gpu, own in
+                  zip(self._gpus, zip(*arguments, strict=True), strict=False)]
+        for each in acting:
+            result_of(each)
 
     def _load(self, members: Sequence[Rows], states: Sequence[Arrays]) -> None:
         self._wait()
