@@ -117,7 +117,7 @@ class Contexts:
     def __init__(self, at_once: int, code: int = 0) -> None:
         self.retained: list[int] = []
         self.released: list[int] = []
-        self._meeting, self._code = threading.Barrier(at_once), code
+        self._barrier, self._code = threading.Barrier(at_once), code
         self.done = threading.Semaphore(0)
 
     def cuInit(self, flags: int) -> int:
@@ -128,7 +128,7 @@ class Contexts:
         return 0
 
     def cuDevicePrimaryCtxRetain(self, context: object, device: int) -> int:
-        self._meeting.wait(20)
+        self._barrier.wait(20)
         self.retained.append(device)
         self.done.release()
         return self._code

@@ -365,7 +365,7 @@ class Device:
         """Free all memory, unload all modules and release the context; a second call has no effect.
 
         Every release is attempted even if an earlier one fails; the last failure is raised. The
-        process then no longer keeps the context, which an error may have made unusable.
+        process then no longer keeps the context, which may be unusable.
         """
         self._functions = {}
         self.open = False

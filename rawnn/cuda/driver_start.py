@@ -62,8 +62,8 @@ def _retain(driver: Any, ordinal: int) -> None:
 
 
 def release_context(ordinal: int) -> None:
-    """No longer keep the context of a GPU, because an error has made it unusable: once its devices
-    are closed, the next one gets a new context. No effect where it is not kept."""
+    """Give up the context of a GPU that an error may have broken: once its devices are closed, the
+    next one gets a new context. No effect where this process does not keep it."""
     with _LOCK:
         driver = _RETAINED.get(ordinal)
         if driver is None:

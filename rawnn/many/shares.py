@@ -44,7 +44,7 @@ class SharedMembers(ABC):
     fewer. `at_once` are the members that train at once in one place, where so many do in all.
     Members that follow one another are in different shares, as they often stop at about the same
     time; where nothing but their epochs ends them and all have equally many (`ends_together`), they
-    are in one, whose states are then copied in one piece."""
+    are in one, whose states are then contiguous."""
 
     def __init__(self, group: Group, places: int, at_once: int,
                  ends_together: bool = False) -> None:

@@ -46,9 +46,9 @@ class SpreadMembers(SharedMembers):
                 result_of(each)
         finally:
             wait(making)
-            made = [(gpu, each.result()) for gpu, each in zip(self._gpus, making, strict=True)
-                    if each.exception() is None]
-            self._gpus, self._trainers = [gpu for gpu, _ in made], [made for _, made in made]
+            pairs = [(gpu, each.result()) for gpu, each in zip(self._gpus, making, strict=True)
+                     if each.exception() is None]
+            self._gpus, self._trainers = [gpu for gpu, _ in pairs], [own for _, own in pairs]
         check_alike({gpu.name: kind_of(trainer) for gpu, trainer in
                      zip(self._gpus, self._trainers, strict=True)})
 

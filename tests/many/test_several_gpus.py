@@ -431,7 +431,7 @@ def test_a_gpu_of_other_facts_plans_with_the_sharding_of_the_first(
 @pytest.mark.usefixtures("simulations")
 def test_each_gpu_reads_the_states_of_its_members(more: dict[str, Any], times: int,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one piece, unless members are dealt by turns because they may stop early."""
+    """In one piece, unless members are spread round-robin because they may stop early."""
     from rawnn.many.gpu import GpuMembers
 
     read: list[int] = []

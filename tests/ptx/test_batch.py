@@ -166,10 +166,10 @@ def test_what_else_was_compiled_does_not_decide_the_bits_of_adam_on_the_chip() -
 
 def test_devices_share_results() -> None:
     """The first that asks compiles, the others wait for it."""
-    results, begun, made = SharedResults(), threading.Barrier(4), list[str]()
+    results, begun, calls = SharedResults(), threading.Barrier(4), list[str]()
 
     def compiled() -> Any:
-        made.append(threading.current_thread().name)
+        calls.append(threading.current_thread().name)
         time.sleep(0.05)
         return object()
 
@@ -179,7 +179,7 @@ def test_devices_share_results() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(ask, ["a", "a", "b", "a"]))
-    assert len(made) == 2
+    assert len(calls) == 2
     assert found[0] is found[1] is found[3] is not found[2]
 
 
