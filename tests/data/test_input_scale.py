@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 import rawnn
 from rawnn.common.errors import DataError
+from rawnn.data import Dataset
+from rawnn.data.input_scale import InputScale
 from rawnn.data.normalise import Normalisation
 from rawnn.engine import checkpoint
 
@@ -93,3 +95,21 @@ def test_answers_of_an_autoencoder_have_the_scale_of_its_inputs() -> None:
     assert model.score(BYTES, BYTES.astype(float)) == model.score(BYTES)
     with pytest.raises(DataError, match="the answers are float64 from 0 to 1, but the network was"):
         model.score(BYTES, BYTES / 255)
+
+
+def test_a_data_set_has_its_scale_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    original = InputScale.of
+
+    def counted(data: Dataset) -> InputScale | None:
+        computed.append(len(data.train_images))
+        return original(data)
+
+    monkeypatch.setattr(InputScale, "of", counted)
+    x = np.random.default_rng(3).normal(size=(40, 5)).astype(np.float32)
+    data = rawnn.from_arrays((x, (x[:, 0] > 0).astype(int)), 0.25)
+    for seed in range(3):
+        found = rawnn.train(data=data, layers=(5, 2), epochs=1, batch=8, seed=seed, device="host")
+        assert found.input_scale == InputScale("float32", float(data.train_images.min()),
+                                               float(data.train_images.max()))
+    assert computed == [len(data.train_images)]
