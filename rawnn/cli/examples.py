@@ -106,6 +106,8 @@ def given_examples(found: Checkpoint, dataset: str | None, path: str | None,
                         f"[examples, ...]")
     if inputs.dtype.kind == "f":
         check_finite(inputs.reshape(len(inputs), -1), f"{path}: the inputs")
+    if target is None and found.config.get("autoencoder"):
+        answers = None  # a target of training, or y, is compared with nothing
     if answers is not None and answers.dtype.kind in "iu" and found.label_names \
             and not path.lower().endswith(".npz"):
         answers = answers.astype(str)  # numbers that are names of classes

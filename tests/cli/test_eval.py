@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -141,6 +142,26 @@ def test_predictions_of_an_autoencoder_are_in_units(rawnn: Rawnn, tmp_path: Path
 
 
 NAMES = ("lily", "rose", "tulip")
+
+
+def test_an_autoencoder_takes_no_answers_from_its_table(rawnn: Rawnn, tmp_path: Path) -> None:
+    """They are columns that training left out: eval and predict compared them with outputs."""
+    rows = RNG.normal(size=(40, 3))
+    table, arrays = tmp_path / "t.csv", tmp_path / "t.npz"
+    table.write_text("a,b,t\n" + "\n".join(",".join(map(str, row)) for row in rows.tolist()))
+    np.savez(arrays, X=rows[:, :2], y=rows[:, 2])
+    for data, target in ((table, ("--target", "t")), (arrays, ())):
+        kept = tmp_path / data.suffix
+        done = rawnn(*FAST, "--data", str(data), *target, "--autoencoder", "--loss", "mse",
+                     "--layers", "2-1-2", "--save", str(kept))
+        assert done.status == 0, done.err
+        predicted = rawnn("predict", str(kept), "--data", str(data))
+        assert predicted.status == 0, predicted.err
+        done = rawnn("eval", str(kept), "--data", str(data))
+        assert done.status == 0, done.err
+        values = np.loadtxt(io.StringIO(predicted.out), delimiter=",", skiprows=1)
+        loss = float(re.search(r"loss +([\d.]+)", done.out)[1])  # type: ignore[index]
+        assert loss == pytest.approx(((values - rows[:, :2]) ** 2).mean(), abs=1e-5)
 
 
 def test_predictions_as_csv(rawnn: Rawnn, kept: Path, flowers: Path, tmp_path: Path) -> None:
