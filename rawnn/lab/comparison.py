@@ -201,7 +201,7 @@ def sensitivity(expected: Values, perturbed: Values, by: float) -> float:
         return 0.0
     with np.errstate(all="ignore"):
         moved = np.abs(perturbed - expected) / by
-    moved = moved[np.isfinite(moved)]
+    moved = moved[np.isfinite(moved)].astype(np.float64)  # a reference may return float16
     return float(np.sqrt(np.mean(moved ** 2))) if moved.size else 0.0
 
 

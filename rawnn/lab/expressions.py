@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rawnn.common.errors import ConfigError, nearest
+from rawnn.common.errors import ConfigError, RawnnError, nearest
 
 Expression = int | float | str
 """A number, or text that `evaluate` reads."""
@@ -57,6 +57,17 @@ def evaluate(expression: Expression, names: Mapping[str, Any], what: str) -> Any
         known = ", ".join(f"{k} = {v}" for k, v in names.items() if k in expression)
         raise ConfigError(f"{what} = \"{expression}\" has no value"
                           f"{f' for {known}' if known else ''}: {error}") from None
+
+
+def called(function: Callable[[Any], Any], names: Mapping[str, Any], what: str) -> Any:
+    """What a user's function of names returns. Raises ConfigError with its error."""
+    try:
+        return function(names)
+    except RawnnError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what}: the function fails with {type(error).__name__}: {error}; it is "
+                          f"given a dictionary of {', '.join(names)}") from error
 
 
 def names_in(expression: Expression, what: str) -> set[str]:

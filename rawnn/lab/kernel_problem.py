@@ -17,7 +17,7 @@ from rawnn.cuda.compiling.signature import Parameter
 from rawnn.cuda.launch import Dim
 from rawnn.lab.arguments import ELEMENTS
 from rawnn.lab.comparison import type_name
-from rawnn.lab.expressions import evaluate, whole
+from rawnn.lab.expressions import called, evaluate, whole
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.red_zones import place
 from rawnn.lab.sampling import (
@@ -254,7 +254,7 @@ class KernelProblem:
         if not isinstance(self.candidate, Kernel):
             return None
         grid, block = (_dim(getattr(work, what), known, what) for what in ("grid", "block"))
-        shared = work.shared(known) if callable(work.shared) else work.shared
+        shared = called(work.shared, known, "shared") if callable(work.shared) else work.shared
         return Launching(grid, block, whole(shared, known, "shared", 0),  # type: ignore[arg-type]
                          _dim(work.cluster, known, "cluster") if work.cluster else None,
                          work.cooperative, self._symbols(known), self._maps(known))
@@ -389,7 +389,7 @@ def _require_whole(name: str, values: Host, dtype: np.dtype[Any]) -> None:
 
 
 def _dim(given: Geometry | None, known: Mapping[str, Any], what: str) -> Dim:
-    value: Any = given(known) if callable(given) else given
+    value: Any = called(given, known, what) if callable(given) else given
     parts = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not 1 <= len(parts) <= 3:
         raise ConfigError(f"{what} = {value!r}: give one to three extents")

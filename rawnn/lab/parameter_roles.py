@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def problem_of(candidate: Kernel | Callable[..., Any], work: Work, limit: float 
     """A candidate with its work. Loading the reference, and each call of it, may take `limit`
     seconds (None: any time). Raises ConfigError, with the fix, for what is missing or does not
     fit."""
-    if limit is not None and not limit > 0:
+    if limit is not None and not (isinstance(limit, Real) and limit > 0):
         raise ConfigError(f"limit = {limit}: give seconds above 0")
     with time_limit(limit, "the file of the reference"):
         reference = reference_of(work.reference, work.folder)

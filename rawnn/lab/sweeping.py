@@ -17,7 +17,7 @@ from rawnn.common.errors import ConfigError, RawnnError, check_type, check_whole
 from rawnn.common.files import check_output
 from rawnn.common.words import counted
 from rawnn.lab.checking import check
-from rawnn.lab.expressions import evaluate
+from rawnn.lab.expressions import called, evaluate
 from rawnn.lab.kernel import Kernel
 from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.time_limit import TimeLimitReached
@@ -187,7 +187,8 @@ def _allowed(parameters: Mapping[str, Sequence[Any]],
             raise ConfigError(f"the parameter {name} = {values!r}: give a list of values")
     for values in itertools.product(*parameters.values()):
         each = dict(zip(parameters, values, strict=True))
-        if all(r(each) if callable(r) else evaluate(r, each, "restrict") for r in restrict):
+        if all(called(r, each, "restrict") if callable(r) else evaluate(r, each, "restrict")
+               for r in restrict):
             yield each
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,30 @@ def test_an_error_of_the_reference_at_one_size_is_not_blamed_on_the_kernel(devic
     kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": "int"}, device=device)
     with pytest.raises(ConfigError, match="the reference fails with n = 41: KeyError: 41"):
         rawnn.check(kernel, failing, **{**HALVED, "sizes": {"n": [40, 41]}})
+
+
+@pytest.mark.parametrize("given", [
+    {"grid": lambda known: known["rows"]}, {"shared": lambda known: known["rows"]}])
+def test_an_error_of_a_function_of_sizes_is_one_sentence(device: Device, given: dict[str, Any]
+                                                         ) -> None:
+    kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": "int"}, device=device)
+    with pytest.raises(ConfigError, match=rf"{next(iter(given))}: the function fails with "
+                                          rf"KeyError: 'rows'; it is given a dictionary of .*n"):
+        rawnn.check(kernel, lambda x: x // 2, **{**HALVED, **given})
+    with pytest.raises(ConfigError, match="restrict: the function fails with KeyError: 'rows'"):
+        rawnn.sweep(kernel, {"block": [32, 64]}, lambda x: x // 2, grid="cdiv(n, block)",
+                    restrict=[lambda each: each["rows"]], sizes={"n": 9})
+
+
+def test_a_limit_that_is_no_number_is_refused(device: Device) -> None:
+    kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": "int"}, device=device)
+    with pytest.raises(ConfigError, match="limit = 5: give seconds above 0"):
+        rawnn.check(kernel, lambda x: x // 2, **HALVED, limit="5")
+
+
+def test_a_reference_in_float16_is_compared_without_a_warning(device: Device) -> None:
+    kernel = rawnn.Kernel("""__global__ void lab_half(const float* x, float* y, int n) {
+        y[threadIdx.x] = x[threadIdx.x]; }""", "lab_half", device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rawnn.check(kernel, lambda x: x.astype(np.float16), grid=1, block="n", sizes={"n": 900})
