@@ -66,8 +66,8 @@ class Source(CudaText):
         macros = {name: _value(name, value) for name, value in (defines or {}).items()}
         preamble = _abbreviations(text) + "".join(
             f"#define {name} {value}\n" for name, value in macros.items())
-        return cls(text, tuple(options), folders, arch or "", preamble, _replaced(text, macros),
-                   name)
+        return cls(text, tuple(options), folders, arch or "", preamble,
+                   _replaced(text, {**_kernel_words(text), **macros}), name)
 
     def check_macros(self, names: Iterable[str], others: str = "") -> None:
         """Raise ConfigError, with the nearest name, for a macro that is not mentioned by the
@@ -160,6 +160,17 @@ def _abbreviations(text: str) -> str:
         f"typedef unsigned {name[1:]} {name};\n" for name in ("uint", "ushort", "ulong")
         if re.search(rf"\b{name}\b", text)
         and not re.search(rf"\b(?:using|struct|define)[ \t]+{name}\b|\b{name}\s*;", text))
+
+
+_KERNEL_WORD = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+"
+                          r"([^\n{};\\]*\b__global__\b[^\n{};\\]*?)[ \t]*(?://[^\n]*)?\r?$",
+                          re.MULTILINE)
+
+
+def _kernel_words(text: str) -> dict[str, str]:
+    """Macros without parameters that begin a declaration, as in `#define KERNEL __global__ void`,
+    with what they stand for: without it the names of a kernel's parameters are not found."""
+    return {found[1]: found[2] for found in _KERNEL_WORD.finditer(text)}
 
 
 def _replaced(text: str, macros: Mapping[str, str]) -> str:

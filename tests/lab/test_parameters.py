@@ -270,3 +270,16 @@ def test_sizes_and_values_that_nothing_asks_for_are_refused(scaled: rawnn.Kernel
     rawnn.check(scaled, **work).require()
     with pytest.raises(ConfigError, match="mentions no 'TILL'"):
         rawnn.sweep(scaled, {"TILL": [1, 2]}, **given)
+
+
+@pytest.mark.parametrize(("macro", "declaration"), [
+    ("#define KERNEL __global__ void", "KERNEL worded"),
+    ('#define KERNEL extern "C" __global__ void\r', "KERNEL worded"),
+    ("#  define GLOBAL  __global__  // of the device", "GLOBAL void worded"),
+    ("#ifdef NEVER\n#define K\n#else\n#define K __global__ __launch_bounds__(64)\n#endif",
+     "K void worded")])
+def test_a_macro_that_begins_a_declaration_leaves_parameters_their_names(
+        device: Device, macro: str, declaration: str) -> None:
+    kernel = rawnn.Kernel(f"{macro}\n{declaration}(float* y, int n) {{ y[0] = n; }}\n", "worded",
+                          device=device)
+    assert [p.name for p in kernel.signature.parameters] == ["y", "n"]
