@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.errors import unknown
+from rawnn.common.errors import ConfigError, unknown
 
 _NUMPY: dict[str, Any] = {
     "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
@@ -40,6 +40,14 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         raise unknown("type", name, _NUMPY, "the types are")
     found: np.dtype[Any] = np.dtype(_NUMPY[name])
     return found
+
+
+def check_unmasked(values: object, what: str) -> None:
+    """Raise ConfigError, which begins with `what`, for a masked array of NumPy that hides a value:
+    converted to an array it would hold what lies beneath the mask."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+        raise ConfigError(f"{what}: {np.count_nonzero(np.ma.getmaskarray(values)):,} values are "
+                          f"masked: fill them in first, with array.filled(...)")
 
 
 def first_lossy(given: NDArray[Any], converted: NDArray[Any]) -> tuple[int, ...] | None:

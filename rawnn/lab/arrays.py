@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rawnn.common.dtypes import first_lossy
+from rawnn.common.dtypes import check_unmasked, first_lossy
 from rawnn.common.errors import ConfigError, DeviceError, check_type
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import open_gpu
@@ -164,7 +164,8 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
             host = np.asarray(values, dtype=dtype, order="C")
     except (OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"an array on a GPU cannot hold these values: {error}") from None
-    _check_complete(values, given, host)
+    check_unmasked(values, "the array")
+    _check_complete(given, host)
     place = first_lossy(given, host)
     if place is not None:
         raise ConfigError(f"an array of {host.dtype} cannot hold {given[place]} (element "
@@ -174,13 +175,8 @@ def array(values: ArrayLike, dtype: Any = None, *, device: Device | None = None)
     return result
 
 
-def _check_complete(values: object, given: NDArray[Any], host: NDArray[Any]) -> None:
-    """Raise ConfigError for values that are missing: NumPy drops a mask, and makes NaN of None."""
-    masked = np.count_nonzero(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) \
-        else 0
-    if masked:
-        raise ConfigError(f"{masked:,} of the array's values are masked: fill them in first, with "
-                          f"array.filled(...)")
+def _check_complete(given: NDArray[Any], host: NDArray[Any]) -> None:
+    """Raise ConfigError for None, of which NumPy makes NaN."""
     objects = given.reshape(-1).tolist() if given.dtype.kind == "O" != host.dtype.kind else ()
     if any(value is None for value in objects):
         raise ConfigError("the array holds None, which is no number: fill it in first, for example "

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.common.dtypes import check_unmasked
 from rawnn.common.errors import ConfigError, RawnnError, check_type, check_whole, nearest
 from rawnn.common.words import named_by
 from rawnn.cuda.compiling.signature import Parameter
@@ -281,6 +282,7 @@ class KernelProblem:
                 found[name] = sample(kind, np.random.default_rng(number), symbol.shape,
                                      symbol.dtype, known, name)
                 continue
+            check_unmasked(kind, f"symbols: {name}")
             values = converted(np.asarray(kind), symbol.dtype, f"symbols: {name}")
             try:
                 found[name] = np.broadcast_to(values, symbol.shape)
@@ -319,6 +321,7 @@ class KernelProblem:
 
     @staticmethod
     def _fitting(name: str, values: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Host:
+        check_unmasked(values, f"the reference's '{name}'")
         try:
             array = np.asarray(values)
         except Exception as error:
@@ -357,7 +360,10 @@ class KernelProblem:
         """Bytes that the work has to move: as declared, else every input once and every output
         once."""
         if self.work.bytes is not None:
-            return int(evaluate(self.work.bytes, trial.known, "bytes"))
+            moved = int(evaluate(self.work.bytes, trial.known, "bytes"))
+            if moved < 0:
+                raise ConfigError(f"bytes = {self.work.bytes!r} is {moved}: give 0 or more")
+            return moved
         return sum(trial.arrays[o.name].nbytes * (o.read + o.written) for o in self.operands)
 
     def computed(self, trial: Trial) -> int | None:

@@ -64,6 +64,9 @@ def tensor_map(array: Any, box: int | Sequence[int], *, swizzle: str = "128B",
     """
     if isinstance(array, Array):
         owned = array
+    elif isinstance(array, np.ndarray):
+        raise ConfigError("the array of a tensor map is a NumPy array, on the host: copy it with "
+                          "rawnn.array(...)")
     else:
         on = chosen_device(device, default_device)
         found = imported(array, "array", on, writable=False)

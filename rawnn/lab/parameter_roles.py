@@ -56,7 +56,7 @@ def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> KernelProble
         if p.ctype.endswith("*") and p.name not in work.inputs:
             raise ConfigError(f"{label}: '{p.name}' points to pointers ({p.ctype}), and no address "
                               f"can be drawn: let the kernel take each array by itself")
-        dtype = np.dtype(work.types[p.name]) if p.name in work.types else elements.dtype
+        dtype = _type(work, p.name, elements.dtype)
         if dtype is None:
             raise ConfigError(f"{label}: what '{p.name}' points at ({p.ctype}) is not known: say "
                               f"types={{\"{p.name}\": np.float32}}")
@@ -76,6 +76,17 @@ def _of_kernel(kernel: Kernel, work: Work, reference: Reference) -> KernelProble
                               f"values={{\"{name}\": ...}}")
     return _problem(kernel, label, work, reference, operands, [p.name for p in parameters],
                     scalars, automatic, macros)
+
+
+def _type(work: Work, name: str, otherwise: np.dtype[Any] | None) -> np.dtype[Any] | None:
+    """The element type that a work gives an array. Raises ConfigError for what is none."""
+    if name not in work.types:
+        return otherwise
+    try:
+        found: np.dtype[Any] = np.dtype(work.types[name])
+        return found
+    except TypeError as error:
+        raise ConfigError(f"types: {name} = {work.types[name]!r}: {error}") from None
 
 
 def _map(parameter: Parameter, kernel: Kernel, work: Work, label: str) -> None:
@@ -107,7 +118,9 @@ def _of_function(function: Callable[..., Any], work: Work, reference: Reference)
     for name in (n for n in names if n in work.shapes):
         asked = reference.asks_for(name)
         written = name in work.writes if work.writes is not None else not asked
-        operands.append(Operand(name, np.dtype(work.types.get(name, np.float32)),
+        dtype = _type(work, name, np.dtype(np.float32))
+        assert dtype is not None
+        operands.append(Operand(name, dtype,
                                 _extents(name, work, (), label), not written or asked
                                 or name in work.inputs, written))
     free = [n for n in names if n not in work.shapes and n not in work.values]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rawnn.common.dtypes import first_lossy
+from rawnn.common.dtypes import check_unmasked, first_lossy
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.lab.expressions import evaluate, names_in
 
@@ -143,7 +143,9 @@ def sample(kind: Any, generator: np.random.Generator, shape: tuple[int, ...], dt
         return result
     if callable(kind):
         try:
-            given = np.asarray(kind(generator, shape))
+            made = kind(generator, shape)
+            check_unmasked(made, f"inputs: {what}")
+            given = np.asarray(made)
         except RawnnError:
             raise
         except Exception as error:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rawnn.common.dtypes import first_lossy
+from rawnn.common.dtypes import check_unmasked, first_lossy
 from rawnn.common.errors import ConfigError, nearest
 from rawnn.cuda.compiling.symbols import SymbolType, symbols
 from rawnn.cuda.device import Device, Function
@@ -39,6 +39,7 @@ class Symbol:
         shape or out of the dtype's range."""
         whole = isinstance(key, slice) and key == slice(None)
         host = np.empty(self.shape, self.dtype) if whole else self.numpy()
+        check_unmasked(values, repr(self))
         given = np.asarray(values)
         whole_numbers = given.dtype.kind in "iub" and self.dtype.kind in "iub"
         fits = whole_numbers or np.can_cast(given.dtype, self.dtype, "same_kind")

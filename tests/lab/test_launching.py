@@ -206,6 +206,8 @@ def test_members_of_a_struct_that_it_cannot_hold_are_refused(device: Device) -> 
         assert kernel[1, 1]._values((value, (1, 2, 3)), [])[0] == wanted
     for value, shown in (((0.1, (3, 4.7), (5, True)), "cannot hold 4.7 in its member 'b'"),
                          ((1e39, (3, 4), (5, True)), r"cannot hold 1e\+39 in its member 'a'"),
+                         ((0.1, (3,), (5, True)), r"cannot hold \(3,\) in its member 'b', of sha"),
+                         ((0.1, 3, (5, True)), r"cannot hold 3 in its member 'b', of shape \(2,\)"),
                          ((0.1, (3, 4), (5.5, True)), "cannot hold 5.5 in its member 'c'"),
                          ((0.1, (3, 4), (5, 2)), "cannot hold 2 in its member 'on'"),
                          ((0.1, (3, 2**40), (5, True)), "which cannot hold")):

@@ -97,7 +97,11 @@ MISTAKES: dict[str, tuple[Attempt, str]] = {
                                  'give text, such as "INFINITY"'),
     "a kernel of another name": (lambda o: o.kernel(name="other"), "; there is lab_mistaken"),
     "an array with a mask": (lambda o: rawnn.array(np.ma.array([1, 2], mask=[False, True]),
-                                                   device=o.device), "1 of the array's values"),
+                                                   device=o.device), "1 values are masked"),
+    "a symbol with a mask": (lambda o: o.k.symbol("taps").__setitem__(
+        slice(None), np.ma.array([1, 2, 3, 4], mask=[0, 0, 1, 1])), "2 values are masked"),
+    "a map of an array on the host": (lambda o: rawnn.tensor_map(np.ones((16, 32)), (8, 32)),
+                                      "copy it with rawnn.array(...)"),
     "an array with None": (lambda o: rawnn.array([1, None], np.float32, device=o.device),
                            "the array holds None, which is no number: fill it in"),
     "None for an array": (lambda o: rawnn.array(None, np.float32, device=o.device),

@@ -183,6 +183,25 @@ def test_an_error_of_a_function_of_sizes_is_one_sentence(device: Device, given: 
                     restrict=[lambda each: each["rows"]], sizes={"n": 9})
 
 
+@pytest.mark.parametrize(("given", "reference", "words"), [
+    ({}, lambda x: np.ma.array(x // 2, mask=x == x[0]), "the reference's 'y': .* are masked"),
+    ({"inputs": {"x": lambda g, shape: np.ma.array(np.ones(shape, int), mask=np.ones(shape))}},
+     lambda x: x // 2, "inputs: x: .* are masked"),
+    ({"types": {"x": "whole"}}, lambda x: x // 2, "types: x = 'whole': data type 'whole'")])
+def test_what_numpy_would_take_for_other_numbers_is_refused(
+        device: Device, given: dict[str, Any], reference: Any, words: str) -> None:
+    kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": "int"}, device=device)
+    with pytest.raises(ConfigError, match=words):
+        rawnn.check(kernel, reference, **{**HALVED, **given})
+
+
+def test_bytes_below_0_are_refused(device: Device) -> None:
+    kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": "int"}, device=device)
+    with pytest.raises(ConfigError, match="bytes = '-n' is -8: give 0 or more"):
+        rawnn.time(kernel, lambda x: x // 2, grid=1, block=32, sizes={"n": 8}, bytes="-n",
+                   samples=2)
+
+
 def test_a_limit_that_is_no_number_is_refused(device: Device) -> None:
     kernel = rawnn.Kernel(HALVES, "lab_halves", defines={"TYPE": "int"}, device=device)
     with pytest.raises(ConfigError, match="limit = 5: give seconds above 0"):

@@ -151,7 +151,9 @@ def _lossy_member(value: tuple[Any, ...], converted: Any) -> str:
             if nested and (inner := _lossy_member(part, found)):
                 return inner
             continue
-        given = np.broadcast_to(np.asarray(part), found.shape)
+        given = np.asarray(part)
+        if given.shape != found.shape:
+            return f"{part!r} in its member '{name}', of shape {found.shape}"
         place = first_lossy(given, found)
         if place is not None:
             return f"{given[place]} in its member '{name}', of {found.dtype}"
