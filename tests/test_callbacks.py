@@ -390,6 +390,10 @@ def test_what_train_cannot_take_is_said_with_its_fix(given: dict[str, Any],
         train(device="host", **given) if "config" not in given else train(**given)
 
 
+def test_no_listener_is_none() -> None:
+    assert listeners_of(None) == listeners_of(()) == listeners_of([]) == []
+
+
 def test_what_has_some_of_the_methods_is_a_listener() -> None:
     class Own:
         reads = False

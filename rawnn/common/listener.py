@@ -54,8 +54,10 @@ class _AdaptedListener(Listener):
 
 
 def listeners_of(given: object) -> list[Listener]:
-    """One listener or several; an object of another class counts as one by the methods that it has.
-    Raises ConfigError, with the fix, for an object without any."""
+    """One listener or several; None is none. An object of another class counts as one by the
+    methods that it has. Raises ConfigError, with the fix, for an object without any."""
+    if given is None:
+        return []
     several = given if isinstance(given, Sequence) and not _has_methods(given) else [given]
     for each in several:
         if isinstance(each, type) and issubclass(each, Listener):
