@@ -70,6 +70,7 @@ def own_examples(found: Checkpoint, where: str) -> Examples:
         outputs=found.network.outputs, unseen_classes=True, stand_in=True,
         normalise_targets=found.target_normalisation, **_format(found, {}))
     data = before.relabelled(data)
+    before.check_split(data, config["data"])
     answers: NDArray[Any] | None = data.test_labels
     if data.test_targets is not None:
         undone = data.target_normalisation

@@ -141,6 +141,16 @@ class Resumption:
             scale.check(data.test_images, f"the test inputs of {data.name}")
         return bool(found)
 
+    def check_split(self, data: Dataset, place: object) -> None:
+        """Raise ConfigError if the test part of the data, read from `place`, was split off by their
+        rows, and these are others now: some of that part were then trained on."""
+        stored = self.checkpoint.data
+        found = differences(stored, identity_of(data)) if stored.get("split") else ()
+        if found:
+            raise ConfigError(f"the data are not those that {self.path} was trained on: "
+                              f"{'; '.join(found[:2])}; which rows it was tested on is not known "
+                              f"any more: measure it on all of them, with --data {place}")
+
 
 def record_of(data: Dataset, arrays: bool, scale: InputScale | None = None) -> dict[str, Any]:
     """What a checkpoint stores about the data of its run, and the `scale` of the inputs (None: that

@@ -83,6 +83,17 @@ def test_eval_on_its_own_test_set(rawnn: Rawnn, kept: Path, tmp_path: Path) -> N
     assert float(shown.split()[1]) == pytest.approx(found["loss"], abs=2e-6)
 
 
+def test_a_table_that_has_changed_has_no_test_part(rawnn: Rawnn, kept: Path, flowers: Path) -> None:
+    """Its rows are split anew, so that rows of training would be measured."""
+    with flowers.open("a") as file:
+        file.write("7.5,-7.5,tulip\n")
+    done = rawnn("eval", str(kept))
+    assert done.status == 2
+    assert "not those that" in done.err
+    assert f"with --data {flowers}" in done.err
+    assert rawnn("eval", str(kept), "--data", str(flowers)).status == 0
+
+
 def test_eval_on_other_data(rawnn: Rawnn, kept: Path, flowers: Path) -> None:
     for target in ((), ("--target", "kind"), ("--target", "2")):
         done = rawnn("eval", str(kept), "--data", str(flowers), *target)
