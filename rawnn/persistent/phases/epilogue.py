@@ -94,6 +94,16 @@ class Epilogue:
             return f"[=](int m, int e, float v0, float v1) {{\n{text}\n}}"
         return f"[=](int m, int e, float v0, float v1) {{\nif (m < {limit}) {{\n{text}\n}}\n}}"
 
+    def whole_text(self, k: Kernel, limit: str) -> str:
+        """The C++ epilogue of a GEMM's tiles where it is more than a function of pairs (`text`); ""
+        where it is none."""
+        if self.function != ACTIVATE_BACKWARD or self.send or self.own_rows or k.p.scaled:
+            return ""
+        boundary = int(self.to[1:])
+        count = "0" if is_whole(limit) else limit
+        return f"Gradients<Shape, Activation, {k.type_of(boundary)}>{{{k.buffer(self.saved)}, " \
+               f"{k.buffer(self.to)}, {count}}}"
+
     def _stored(self, k: Kernel, row: str, saved_row: str) -> str:
         """C++ that applies the function to v0 and v1, and stores them. `row` is that of the block's
         shard, `saved_row` that of all features."""
@@ -111,11 +121,10 @@ class Epilogue:
         to = k.buffer(self.to)
         saved = f"{to} + ({row}) * {k.d.pitch}" if self.saved == self.to \
             else f"{k.buffer(self.saved)} + ({saved_row}) * {k.d.pitch}"
-        if not k.p.scaled:
-            return f"store_gradients<Shape, Activation>({to} + ({row}) * {k.d.pitch} + e, v0, " \
-                   f"v1, {saved} + e);"
         kept = f"const float2 kept = load_two<Shape>({saved} + e);\n"
         slopes = "Activation::backward(v0, kept.x)", "Activation::backward(v1, kept.y)"
+        if not k.p.scaled:
+            return kept + _store(k, to, *slopes, row)
         return f"{kept}const float d0 = {slopes[0]}, d1 = {slopes[1]};\n" \
                "report_overflow(found, poison<float16>(v0) + poison<float16>(v1) + " \
                "poison<float16>(d0) + poison<float16>(d1));\n" + _store(k, to, "d0", "d1", row)

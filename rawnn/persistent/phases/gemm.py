@@ -112,7 +112,8 @@ class Gemm(Phase):
                f"{tiles.split}, {tiles.down}, {tiles.across}, {part.pitch}, {pitch}, false, " \
                f"{type_}, {k.type_of(right)}>::run({weights}, {k.buffer(self.right)}, 0, "
         if tiles.split == 1:
-            ends = f"{'quads' if sent else 'pairs'}({finish})"
+            ends = self.epilogue.whole_text(k, limit) or \
+                f"{'quads' if sent else 'pairs'}({finish})"
             w(f"{head}{f'biased({bias}, {ends})' if bias else ends});")
             k.stamp(self.name)
             return

@@ -9,6 +9,8 @@
 // that are `there` have the sums of two columns of tile nt, the lane % 4-th two.
 template <typename FINISH>
 constexpr bool kIsLate = false;  // whether early() is to be called behind the loop, which needs the registers
+template <typename FINISH>
+constexpr bool kIsByRow = false;  // the same for a row of a task's tiles, ahead of the stores of that row
 
 template <typename F>
 struct Finish {

@@ -17,6 +17,9 @@
 #include "persistent/fragments.cuh"
 #include "persistent/gemm_16bit.cuh"
 
+template <typename SHAPE, typename ACTIVATION, typename T>
+constexpr bool kIsLate<Gradients<SHAPE, ACTIVATION, T>> = true;
+
 // The type of a task, for operands of types TA and TB, in 16 bits (HALVES) or not.
 template <bool HALVES, typename SHAPE, typename TA, typename TB, bool DEEP_A, bool DEEP_B, int K8, int STEPS,
           int MT, int NT, int LDA, int LDB>
@@ -152,22 +155,24 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
     const int across = static_cast<int>(task / SPLIT / kDown) * NT;
     Gemm p;
     typename FINISH::Early early[MT][NT];
-    const auto load = [&]() {
+    const auto load_row = [&](int i) {
 #pragma unroll
-      for (int i = 0; i < MT; ++i) {
-#pragma unroll
-        for (int j = 0; j < NT; ++j) {
-          early[i][j] = finish.early(M16 % MT ? min(down + i, M16 - 1) : down + i,
-                                     N8 % NT ? min(across + j, N8 - 1) : across + j);
-        }
+      for (int j = 0; j < NT; ++j) {
+        early[i][j] = finish.early(M16 % MT ? min(down + i, M16 - 1) : down + i,
+                                   N8 % NT ? min(across + j, N8 - 1) : across + j);
       }
     };
+    const auto load = [&]() {
+#pragma unroll
+      for (int i = 0; i < MT; ++i) load_row(i);
+    };
     p.begin_task(left, right, down, across);
-    if constexpr (!kIsLate<FINISH>) load();
+    if constexpr (!kIsLate<FINISH> && !kIsByRow<FINISH>) load();
     p.template add_part<K8 % SPLIT == 0>(part);
     if constexpr (kIsLate<FINISH>) load();
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
+      if constexpr (kIsByRow<FINISH>) load_row(i);
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
         float total[4];

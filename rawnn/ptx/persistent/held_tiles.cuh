@@ -118,27 +118,37 @@ struct HeldTiles {
         const int down = static_cast<int>(task % GEMM::kDown) * kDown;
         const int across = static_cast<int>(task / GEMM::kDown) * kAcross;
         typename FINISH::Early early[STATE ? 1 : kDown][STATE ? 1 : kAcross];
-        const auto load = [&]() {
+        const auto load_row = [&](int i) {
 #pragma unroll
-          for (int i = 0; i < kDown; ++i) {
-#pragma unroll
-            for (int j = 0; j < kAcross; ++j) {
-              early[i][j] = {};
-              if (last) {
-                early[i][j] =
-                    finish.early(GEMM::kRows % kDown ? min(down + i, GEMM::kRows - 1) : down + i,
-                                 GEMM::kColumns % kAcross ? min(across + j, GEMM::kColumns - 1) : across + j);
-              }
+          for (int j = 0; j < kAcross; ++j) {
+            early[i][j] = {};
+            if (last) {
+              early[i][j] =
+                  finish.early(GEMM::kRows % kDown ? min(down + i, GEMM::kRows - 1) : down + i,
+                               GEMM::kColumns % kAcross ? min(across + j, GEMM::kColumns - 1) : across + j);
             }
           }
         };
-        if constexpr (!STATE && !kIsLate<FINISH>) load();
+        const auto load = [&]() {
+#pragma unroll
+          for (int i = 0; i < kDown; ++i) load_row(i);
+        };
+        if constexpr (!STATE && !kIsLate<FINISH> && !kIsByRow<FINISH>) load();
         GEMM p;
         p.begin_task(left, right, down, across);
         p.template add_part<true>(0);
         if constexpr (!STATE && kIsLate<FINISH>) load();
 #pragma unroll
         for (int i = 0; i < kDown; ++i) {
+          if constexpr (!STATE && kIsByRow<FINISH>) load_row(i);
+          // No load of weights waits for the stores of the tiles before.
+          float weights[STATE ? kAcross : 1][4];
+          if constexpr (STATE) {
+#pragma unroll
+            for (int j = 0; j < kAcross; ++j) {
+              if (last && is_tile(down + i, across + j)) finish.read(weights[j], down + i, across + j);
+            }
+          }
 #pragma unroll
           for (int j = 0; j < kAcross; ++j) {
             float total[4];
@@ -153,7 +163,8 @@ struct HeldTiles {
             }
             if (last && is_tile(down + i, across + j)) {
               if constexpr (STATE) {
-                finish.update(state[r < kRounds ? r : 0][i][j], down + i, across + j, total);
+                finish.update(state[r < kRounds ? r : 0][i][j], down + i, across + j, total,
+                              weights[STATE ? j : 0]);
               } else {
                 finish.store(0, down + i, across + j, total, early[i][j]);
               }

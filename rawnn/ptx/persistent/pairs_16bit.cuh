@@ -87,8 +87,7 @@ __device__ __forceinline__ float2 load_two(const Tf32* from) {
 }
 
 template <typename SHAPE>
-__device__ __forceinline__ float2 load_two(const Half* from) {
-  const unsigned int both = *reinterpret_cast<const unsigned int*>(from);
+__device__ __forceinline__ float2 unpack_halves(unsigned int both) {
   if constexpr (SHAPE::kPrecision == kFloat16) {
     return make_float2(ptx::from_f16(static_cast<Half>(both)),
                        ptx::from_f16(static_cast<Half>(both >> 16)));
@@ -96,28 +95,77 @@ __device__ __forceinline__ float2 load_two(const Half* from) {
   return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
 }
 
+template <typename SHAPE>
+__device__ __forceinline__ float2 load_two(const Half* from) {
+  return unpack_halves<SHAPE>(*reinterpret_cast<const unsigned int*>(from));
+}
+
+// Two values that the forward pass saved, as they lie in memory.
+template <typename T>
+struct SavedPair {
+  using Type = float2;
+};
+template <>
+struct SavedPair<Half> {
+  using Type = unsigned int;
+};
+
 // Stores two gradients times the slopes of ACTIVATION at two saved values.
 template <typename SHAPE, typename ACTIVATION, typename T>
-__device__ __forceinline__ void store_gradients(T* to, float first, float second, const T* saved) {
-  const float2 both = load_two<SHAPE>(saved);
-  store_two<SHAPE>(to, ACTIVATION::backward(first, both.x), ACTIVATION::backward(second, both.y));
+__device__ __forceinline__ void store_gradients(T* to, float first, float second, float2 saved) {
+  store_two<SHAPE>(to, ACTIVATION::backward(first, saved.x), ACTIVATION::backward(second, saved.y));
 }
 
 // The slopes of Relu mask pairs of 16 bits (sm_90).
 template <typename SHAPE, typename ACTIVATION>
-__device__ __forceinline__ void store_gradients(Half* to, float first, float second, const Half* saved) {
+__device__ __forceinline__ void store_gradients(Half* to, float first, float second, unsigned int saved) {
 #if defined(RAWNN_TWIN) || RAWNN_ARCH >= 900
   if constexpr (kSame<ACTIVATION, Relu>) {
-    const unsigned int both = *reinterpret_cast<const unsigned int*>(saved);
-    const unsigned int positive = SHAPE::kPrecision == kFloat16 ? ptx::greater_f16(both, 0u)
-                                                                : ptx::greater_bf16(both, 0u);
+    const unsigned int positive = SHAPE::kPrecision == kFloat16 ? ptx::greater_f16(saved, 0u)
+                                                                : ptx::greater_bf16(saved, 0u);
     *reinterpret_cast<unsigned int*>(to) = pack_halves<SHAPE>(first, second) & positive;
     return;
   }
 #endif
-  const float2 both = load_two<SHAPE>(saved);
+  const float2 both = unpack_halves<SHAPE>(saved);
   store_two<SHAPE>(to, ACTIVATION::backward(first, both.x), ACTIVATION::backward(second, both.y));
 }
+
+// An epilogue (epilogue.cuh) that multiplies gradients by slopes, for rows below `count`, or all rows of tiles
+// if it is 0. It loads the saved values of all tiles of a task ahead of its first store: the compiler moves no
+// load across a store, and each would wait for the one before.
+template <typename SHAPE, typename ACTIVATION, typename T>
+struct Gradients {
+  using Saved = typename SavedPair<T>::Type;
+  struct Early {
+    Saved upper, lower;
+  };
+  const T* saved;
+  T* to;
+  int count;
+
+  static __device__ __forceinline__ int place(int mt, int nt) {
+    return (mt * 16 + lane_index() / 4) * SHAPE::kPitch + nt * 8 + lane_index() % 4 * 2;
+  }
+  __device__ __forceinline__ bool has(int row) const { return count == 0 || row < count; }
+  __device__ __forceinline__ Early early(int mt, int nt) const {
+    const int row = mt * 16 + lane_index() / 4;
+    const T* const first = saved + place(mt, nt);
+    Early found = {};
+    if (has(row)) found.upper = *reinterpret_cast<const Saved*>(first);
+    if (has(row + 8)) found.lower = *reinterpret_cast<const Saved*>(first + 8 * SHAPE::kPitch);
+    return found;
+  }
+  __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4], const Early& kept) const {
+    const int row = mt * 16 + lane_index() / 4;
+    T* const first = to + place(mt, nt);
+    if (has(row)) store_gradients<SHAPE, ACTIVATION>(first, sum[0], sum[1], kept.upper);
+    if (has(row + 8)) {
+      store_gradients<SHAPE, ACTIVATION>(first + 8 * SHAPE::kPitch, sum[2], sum[3], kept.lower);
+    }
+  }
+  __device__ __forceinline__ void sums(int, float, float, bool) const {}
+};
 
 // TILES tiles of 16 rows of the left operand, EIGHTS eights along k. It loads a step from `eight` on, or half
 // of one.

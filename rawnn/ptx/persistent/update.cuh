@@ -102,11 +102,16 @@ struct TileState {
 
 // Epilogue of a weight gradient's GEMM: the update at once, if there is one data-parallel group. Where state of
 // weights is not in memory (held_tiles.cuh), TILES is 0: the tiles there are of biases alone. State in global
-// memory is loaded ahead of the GEMM, or behind it (LATE) where registers hold state of other layers.
+// memory is loaded ahead of the GEMM, or behind it (LATE) where registers hold state of other layers. That in
+// shared memory is loaded with the weights for a row of tiles, ahead of the row's stores, which no load passes.
 template <typename SHAPE, typename RULE, bool GLOBAL, int LDW, int ROWS, int ACROSS, int TILES,
           bool LATE = false, typename HOW = NoRounding>
 struct UpdateTiles {
-  using Early = TileState<RULE, GLOBAL>;
+  using State = TileState<RULE, GLOBAL>;
+  struct Early {
+    State state;
+    float weights[4];  // of state in shared memory
+  };
   const RULE& rule;
   float* w;
   float* bias;
@@ -118,22 +123,34 @@ struct UpdateTiles {
   }
   __device__ __forceinline__ Early early(int mt, int nt) const {
     Early kept = {};
-    if constexpr (GLOBAL) kept.load(state_of(mt * ACROSS + nt) + lane_index());
+    kept.state.load(state_of(mt * ACROSS + nt) + lane_index());
+    if constexpr (!GLOBAL) read(kept.weights, mt, nt);
     return kept;
   }
-  __device__ __forceinline__ void update(Early& kept, int mt, int nt, const float (&sum)[4]) const {
+  // A lane's weights of a tile, and their distance.
+  __device__ __forceinline__ float* weights_at(int mt, int nt) const {
     const int lane = lane_index();
-    float* const at = w + (mt * 16 + lane / 4) * LDW + nt * 8 + lane % 4 * 2;
-    const bool whole = ROWS % 16 == 0 || mt * 16 + 8 < ROWS;
-    kept.template update<SHAPE>(rule, at, whole ? 8 * LDW : 0, sum, how.tile(mt, nt));
+    return w + (mt * 16 + lane / 4) * LDW + nt * 8 + lane % 4 * 2;
+  }
+  static __device__ __forceinline__ int below(int mt) {
+    return ROWS % 16 == 0 || mt * 16 + 8 < ROWS ? 8 * LDW : 0;
+  }
+  __device__ __forceinline__ void read(float (&weights)[4], int mt, int nt) const {
+    read_weights(weights, weights_at(mt, nt), below(mt));
+  }
+  // The update of weights that have been read.
+  __device__ __forceinline__ void update(State& kept, int mt, int nt, const float (&sum)[4],
+                                         const float (&weights)[4]) const {
+    float next[4];
+    kept.apply(next, rule, weights, sum, how.tile(mt, nt));
+    write_weights<SHAPE>(next, weights_at(mt, nt), below(mt));
   }
   __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
                                         const Early& early) const {
     Early kept = early;
-    float4* const state = state_of(mt * ACROSS + nt) + lane_index();
-    if constexpr (!GLOBAL) kept.load(state);
-    update(kept, mt, nt, sum);
-    kept.store(state);
+    if constexpr (GLOBAL) read(kept.weights, mt, nt);
+    update(kept.state, mt, nt, sum, kept.weights);
+    kept.state.store(state_of(mt * ACROSS + nt) + lane_index());
   }
   __device__ __forceinline__ void sums(int nt, float first, float second, bool there) const {
     if (!there) return;
@@ -169,6 +186,8 @@ struct UpdateTiles {
 
 template <typename SHAPE, typename RULE, bool GLOBAL, int LDW, int ROWS, int ACROSS, int TILES, typename HOW>
 constexpr bool kIsLate<UpdateTiles<SHAPE, RULE, GLOBAL, LDW, ROWS, ACROSS, TILES, true, HOW>> = true;
+template <typename SHAPE, typename RULE, int LDW, int ROWS, int ACROSS, int TILES, typename HOW>
+constexpr bool kIsByRow<UpdateTiles<SHAPE, RULE, false, LDW, ROWS, ACROSS, TILES, false, HOW>> = true;
 
 // The place of a lane's part of a tile: two pairs of weights, the second `below` floats after the first, or 0
 // if it would be beyond the layer's rows. In a tile of biases, only lanes whose quad has columns of the
