@@ -24,6 +24,7 @@ from rawnn.persistent.sharding import (
     MOST_REGISTERS,
     REPLICATED,
     SHARDED,
+    TILE,
     WARP,
     Members,
     Sharding,
@@ -46,7 +47,7 @@ K8_STEP = {"float32": 19.6, "tf32": 7.3, "bfloat16": 4.5, "float16": 4.5}
 """Instructions of a warp for 16 x 8 sums over 8. This and the constants below were fitted by hand
 to the counts of instructions of eight kernels of 20-64-64-3, 8-32-32-1 and 54-128-64-7 (H200,
 Nsight Compute): they say the counts within 12 %."""
-TILE = {0: 25.0, 1: 40.0, 2: 60.0}
+TILE_UPDATE = {0: 25.0, 1: 40.0, 2: 60.0}
 """Instructions of the update of a tile, by the optimizer's state of a weight."""
 PHASE = {"float32": 98.0, "tf32": 98.0, "bfloat16": 58.0, "float16": 58.0}
 """Instructions of each warp of a block in a phase, whether it has a task there or not."""
@@ -57,6 +58,8 @@ SCHEDULERS = 4
 HIDING = 3
 """Latency and issue come together as a sum of cubes does (the times of 80 layouts of the same
 networks, with 132 and 1,056 members)."""
+L2_BYTES = 6.2e6
+"""Bytes that all multiprocessors load from L2 and store there in a microsecond."""
 MEMBER_STEP = 350.0
 """Cycles of a step besides those that cost.py expects: examples are put in order in the kernel, and
 losses summed in each step (the same times)."""
@@ -192,9 +195,9 @@ def instructions(layout: Layout) -> float:
     parts = d.micro_batches
     gemms = layout.schedule.gemms
     steps = sum(ceil(g.m, 16) * ceil(g.n, 8) * ceil(g.k, 8) for g in gemms)
-    tiles = sum(layer.all_tiles * _of_state(layer) for layer in layout.layers)
+    tiles = sum(layer.all_tiles * _of_state(layout, layer) for layer in layout.layers)
     each = 3 + len(gemms)
-    return parts * steps * K8_STEP[p.numbers] + tiles * TILE[min(len(p.states), 2)] \
+    return parts * steps * K8_STEP[p.numbers] + tiles * TILE_UPDATE[min(len(p.states), 2)] \
         + parts * each * d.warps * PHASE[p.numbers]
 
 
@@ -202,11 +205,18 @@ def update_cycles(layout: Layout) -> float:
     """Expected cycles that a block's updates take besides the GEMMs of the gradients."""
     d = layout.sharding
     each = TILE_CYCLES[min(len(d.problem.states), 2)]
-    return MEMBER_STEP + sum(ceil(part.all_tiles, d.warps) * each * _of_state(part)
+    return MEMBER_STEP + sum(ceil(part.all_tiles, d.warps) * each * _of_state(layout, part)
                              for part in layout.layers)
 
 
-def _of_state(part: LayerLayout) -> float:
+def state_bytes(layout: Layout) -> int:
+    """Bytes of optimizer state that a block loads from L2 and stores there in a step."""
+    return 8 * layout.global_tiles * TILE * len(layout.sharding.problem.states)
+
+
+def _of_state(layout: Layout, part: LayerLayout) -> float:
+    if not layout.sharding.problem.states:
+        return 1.0
     return IN_REGISTERS if part.in_registers else IN_GLOBAL_MEMORY if part.is_state_global else 1.0
 
 
@@ -228,12 +238,13 @@ def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:
     if d.tp_size > 1:
         return ceil(networks, max(chip.most_groups(d.tp_size), 1)) * latency
     issue = instructions(layout) / SCHEDULERS / chip.costs.clock
+    moved = chip.blocks * state_bytes(layout) / L2_BYTES
 
     def together(blocks: int) -> float:
         """Of so many blocks that share a multiprocessor."""
         warps = blocks * d.warps / SCHEDULERS
         rate = ISSUED * warps / (warps + HALF_ISSUED)
-        shared = blocks * issue / rate
+        shared = math.hypot(blocks * issue / rate, blocks * moved)
         return latency if blocks == 1 else float((latency**HIDING + shared**HIDING)**(1 / HIDING))
 
     rounds, left = divmod(networks, chip.blocks * resident)

@@ -78,7 +78,7 @@ def test_the_chosen_kernels_spill_next_to_nothing(name: str, numbers: str) -> No
 def test_training_and_evaluation_compile_for_every_architecture(arch: str) -> None:
     own, chip = of_members("A", "", LISTED), AMPERE if arch == "sm_80" else HOPPER
     layout = choose_members(own, chip, LISTED, 1056).layout
-    assert spilled(layout, arch) <= (32 if arch == "sm_80" else 0)  # four values that a step keeps
+    assert spilled(layout, arch) <= (64 if arch == "sm_80" else 0)  # few values that a step keeps
     assert spilled(evaluation_layout(layout.sharding, True, True, chip.shared), arch) == 0
 
 
@@ -254,11 +254,13 @@ def test_members_tile_as_one_network_does_though_less_of_their_state_fits() -> N
 
 
 def test_members_differ_in_nothing_that_is_compiled() -> None:
-    """One kernel for all settings of a kind of optimizer."""
-    first = of_members("A", "")
-    other = training_problem(problem(
+    """One kernel for all settings of a kind of optimizer, and one where no weights decay."""
+    first, other, steady = (training_problem(problem(
         form={"inputs": "float32", "scale": 1.0}, shuffle=True,
-        **{**NETWORKS["A"], "optimizer": Optimizer("adam", 5e-2, {"decay": 0.1, "beta1": 0.5})}),
+        **{**NETWORKS["A"], "optimizer": Optimizer("adam", lr, {"decay": decay, "beta1": beta})}),
         SHUFFLED, partial=True)
+        for lr, decay, beta in ((1e-3, 0.01, 0.9), (5e-2, 0.1, 0.5), (1e-2, 0.0, 0.5)))
     assert first == other
+    assert steady == of_members("A", "")
+    assert first != steady
     assert first != replace(first, partial=False)

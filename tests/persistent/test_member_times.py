@@ -30,11 +30,20 @@ def tried(name: str, numbers: str, networks: int) -> list[Choice]:
 
 
 def tiles_of(layout: Layout) -> list[list[float]]:
-    """Of each layer a factor of every tile's update: where its optimizer state lies. What has none
-    counts as if it lay in global memory."""
-    return [[model.IN_REGISTERS if part.in_registers else
+    """Of each layer a factor of every tile's update: where its optimizer state lies, if there is
+    one."""
+    return [[1.0 if not layout.sharding.problem.states else
+             model.IN_REGISTERS if part.in_registers else
              model.IN_GLOBAL_MEMORY if part.state is None else 1.0] * part.all_tiles
             for part in layout.layers]
+
+
+def moved(layout: Layout) -> float:
+    """Bytes of state that a block loads from L2 and stores there in a step, tile by tile."""
+    states = len(layout.sharding.problem.states)
+    return float(sum(2 * 4 * 128 * states for part in layout.layers
+                     if part.state is None and not part.in_registers
+                     for _ in range(part.all_tiles)))
 
 
 def issued(layout: Layout) -> float:
@@ -48,7 +57,7 @@ def issued(layout: Layout) -> float:
             tasks = product(range(0, gemm.m, 16), range(0, gemm.n, 8), range(0, gemm.k, 8))
             found += len(list(tasks)) * model.K8_STEP[numbers]
         found += (len(gemms) + 3) * (d.threads // 32) * model.PHASE[numbers]
-    return found + sum(map(sum, tiles_of(layout))) * model.TILE[states]
+    return found + sum(map(sum, tiles_of(layout))) * model.TILE_UPDATE[states]
 
 
 def updates(layout: Layout) -> float:
@@ -71,7 +80,8 @@ def expected(layout: Layout, networks: int) -> float:
         blocks = -(-of_round // HOPPER.blocks)
         of_scheduler = blocks * (d.threads // 32) / 4
         rate = model.ISSUED * of_scheduler / (of_scheduler + model.HALF_ISSUED)
-        busy = blocks * issued(layout) / 4 / clock / rate
+        busy = blocks * float(np.linalg.norm([issued(layout) / 4 / clock / rate,
+                                              132 * moved(layout) / model.L2_BYTES]))
         found += alone if blocks == 1 else float(np.linalg.norm([alone, busy], model.HIDING))
         left -= of_round
     return found

@@ -19,8 +19,9 @@ struct HeldTiles {
 
   // The warp's task of a round; and whether there is one, which the compiler knows of most rounds.
   static __device__ __forceinline__ unsigned int task_of(int round) {
-    const unsigned int warp = warp_index();
-    return (warp < FIRST ? warp - FIRST + kWarps : warp - FIRST) + round * kWarps;
+    unsigned int warp = warp_index();
+    if constexpr (FIRST > 0) warp = warp < FIRST ? warp - FIRST + kWarps : warp - FIRST;
+    return warp + round * kWarps;
   }
   static __device__ __forceinline__ bool is_task(int round, unsigned int task) {
     return (round + 1) * kWarps <= GEMM::kTasks || (round < kRounds && task < GEMM::kTasks);
