@@ -65,9 +65,6 @@ HARMLESS: dict[str, str] = {
         "where the label is none of the outputs nothing is right and the power is NaN without it",
     "persistent/shared_softmax.cuh: zero fill: powers[i] = m < count ? mine[m * SHAPE::kPitch] : 0.0f; [55]":
         "what does not exist is left out of the slopes as well",
-    "persistent/epilogue.cuh: zero fill: return {row < count ? biases[row] : 0.0f, row + 8 < count ? "
-    "biases[row + 8] : 0.0f}; [37]":
-        "nothing is taken of a row that does not exist",
     "persistent/shared_softmax.cuh: zero fill: if (stores && at.part == (here ? place % Tasks::kLanes : 0)) { "
     "[58]":
         "any one lane of an example may say that its label is elsewhere, or none",
@@ -192,7 +189,7 @@ HARMLESS: dict[str, str] = {
     "train_steps stochastic rounding, decay alone, 2x3 SFGF: barrier: __syncthreads(); [2] #3":
         "without biases, and with weights that are no float32, copies of weights are of what was "
         "there a barrier sooner; for the inputs there is the barrier behind the copies",
-    "train_steps float32 inputs, a schedule, 8x1 FSFF: zero fill: float rate = thread == 255 ? "
+    "train_steps float32 inputs, a schedule, 8x1 FSFF: zero fill: float rate = thread >= 255 ? "
     "rates[cursor_now + 0] : 0.0f; [52]":
         "the thread that makes the rule is the only one that uses its rate",
     **dict.fromkeys((
