@@ -19,7 +19,7 @@ class Backend:
     no toggle asks for is neither imported nor loaded.
 
     device_runtime: returns the content of libcudadevrt.a.
-    provides: whether a library's Python package is installed.
+    provides: whether a library's Python package is installed, or (cublasLt) its file is found.
     cache: whether compiled kernels may be cached on disk.
     parallel: whether several threads may call NVRTC at the same time.
     caution: what a user should know before trusting a time.
@@ -59,8 +59,17 @@ def real_backend() -> Backend:
         return Nccl()
 
     return Backend("cuda", Driver, Nvrtc, cublaslt, cudnn, nccl,
-                   lambda: cudadevrt_library().read_bytes(), has_package, parallel=True,
+                   lambda: cudadevrt_library().read_bytes(), provides, parallel=True,
                    release_context=release_context)
+
+
+def provides(name: str) -> bool:
+    """Whether a package can be found, or cuBLASLt's file, without importing or loading it."""
+    if name == "cublasLt":
+        from rawnn.cuda.libs import cublaslt, locate
+
+        return locate.find(cublaslt.FILE_NAMES, cublaslt.WHEEL_FOLDERS) is not None
+    return has_package(name)
 
 
 def has_package(name: str) -> bool:

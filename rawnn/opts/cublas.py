@@ -2,13 +2,21 @@
 
 A GEMM with a small result and a long inner dimension is cut into slices of k. One strided batch
 computes them in parallel, and a kernel of rawnn adds them up, starting with the bias.
+
+Without a value it computes all GEMMs. `auto` are those of a step that it is expected to compute
+faster than `mma` (opts/cublas_payoff.py), OP+OP those of the ops that are named; `mma` computes
+the others, and those that measure.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from rawnn.opts.registry import Machine, Rewritten, Toggle, register
+from rawnn.common.errors import ConfigError, unknown
+from rawnn.opts.cublas_payoff import expected_times
+from rawnn.opts.registry import Machine, Outcome, Parameter, Rewritten, Toggle, register
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
@@ -53,12 +61,12 @@ def sliced(plan: Plan, op: Op, slices: int) -> tuple[Tensor, Op]:
                        {**attributes, "slices": slices}, op.impl)
 
 
-def _slice_forward(plan: Plan) -> Plan:
+def _slice_forward(plan: Plan, names: Collection[str]) -> Plan:
     changes: list[tuple[list[Op], list[Op]]] = []
     partials: list[Tensor] = []
     for op in plan.find(kind="matmul"):
         slices = slices_of(op)
-        if op.attributes["layout"] != "nt" or slices == 1:
+        if op.name not in names or op.attributes["layout"] != "nt" or slices == 1:
             continue
         partial, gemm = sliced(plan, op, slices)
         operands = {"partial": partial.name, "c": op.operands["c"]}
@@ -72,9 +80,28 @@ def _slice_forward(plan: Plan) -> Plan:
     return plan.with_tensors(*partials).substitute_all(changes)
 
 
+def gemms_of(plan: Plan, value: str | int | None) -> list[str]:
+    """The names of the GEMMs of a plan that cuBLASLt computes. Raises ConfigError for a name that
+    is none of a training step."""
+    names = [op.name for op in plan.find(kind="matmul")]
+    if value is None:
+        return names
+    if plan.name == "evaluate":
+        return []
+    if value == "auto":
+        return [each.op.name for each in expected_times(plan) if each.is_faster]
+    wanted = str(value).split("+")
+    for name in wanted if names else ():
+        if name not in names:
+            raise unknown("GEMM", name, names, "the GEMMs of a step are")
+    return [name for name in names if name in wanted]
+
+
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    plan = _slice_forward(plan)
-    gemms = plan.find(kind="matmul") + plan.find(kind="matmul_slices")
+    names = gemms_of(plan, value)
+    plan = _slice_forward(plan, names)
+    gemms = [op for op in plan.find(kind="matmul") + plan.find(kind="matmul_slices")
+             if op.name in names]
     scratch = {
         op.name: Tensor(f"{op.name}.workspace", (WORKSPACE_BYTES,), "uint8", Role.ACTIVATION)
         for op in gemms
@@ -89,6 +116,41 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     return plan.with_tensors(*scratch.values()).map_ops(gemm), policy
 
 
+def parse(text: str) -> str:
+    if not re.fullmatch(r"[\w.]+(\+[\w.]+)*", text):
+        raise ConfigError(f"cublas={text}: give auto, or GEMMs of the step, as in "
+                          f"cublas=fc1.forward+fc1.weight_grad")
+    return text
+
+
+def library_gemms(plan: Plan) -> list[str]:
+    """The names of the GEMMs in a rewritten plan that cuBLASLt computes, as in the plan of before.
+    A weight gradient that does the update is named after the update."""
+    weights = {tensor.name for tensor in plan.tensors.values() if tensor.role is Role.PARAMETER}
+    return [f"{op.operands['c']}_grad" if op.operands.get("c") in weights else op.name
+            for op in plan.ops if op.impl == "cublas"]
+
+
+def resolved_value(value: str | int | None, plan: Plan) -> str | int | None:
+    """The GEMMs by name; "auto" if there are none."""
+    return value and ("+".join(library_gemms(plan)) or value)
+
+
+def outcomes(plan: Plan, value: str | int | None) -> list[Outcome]:
+    """Which GEMMs `auto` takes, and what is expected of each."""
+    if value != "auto":
+        return []
+    return [Outcome(each.op.name, "" if each.is_faster else
+                    f"{each.library:.1f} us are expected of it, {each.own:.1f} by mma")
+            for each in expected_times(plan)]
+
+
+def beside(names: Collection[str], machine: Machine) -> str | None:
+    if isinstance(names, Mapping) and names["cublas"] == "auto" and "mma" not in names:
+        return "cublas=auto chooses between cuBLASLt and mma: add mma, or write cublas alone"
+    return None
+
+
 def needs(machine: Machine) -> str | None:
     if machine.has_package("nvmath"):
         return None
@@ -98,7 +160,11 @@ def needs(machine: Machine) -> str | None:
 
 register(Toggle(
     "cublas",
-    claim="GEMMs by cuBLASLt, its algorithm chosen once per shape",
+    claim="GEMMs by cuBLASLt, its algorithm chosen once per shape; auto: those that it is expected "
+          "to compute faster than mma, OP+OP: those of the ops named",
     source="the report's cuBLAS rung; cuBLASLt through nvmath-python's bindings",
     group="kernels", apply=apply, needs=needs, needs_text="nvmath-python, cuBLAS",
+    parameter=Parameter("auto|OP+OP", parse, ""), resolved_value=resolved_value,
+    beside=beside,
+    combines=lambda value: () if value is None else ("mma", "tiled"), outcomes=outcomes,
 ))

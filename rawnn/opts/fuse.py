@@ -15,6 +15,7 @@ from rawnn.model.activations import activation
 from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import UPDATE_RULES
 from rawnn.opts.cublas import sliced, slices_of
+from rawnn.opts.cublas_payoff import adds_bias, updates_in_place
 from rawnn.opts.precision import steps_a_parameter
 from rawnn.opts.registry import (
     Outcome,
@@ -88,9 +89,8 @@ def _epilogue(plan: Plan) -> Plan:
             continue
         gone, operands, attributes = [gemm], gemm.operands, gemm.attributes
         bias = next(iter(plan.consumers(operands["c"], "bias_add")), None)
-        if bias is not None and gemm.impl == "cublas" \
-                and plan[operands["c"]].dtype != plan[bias.operands["bias"]].dtype:
-            continue  # cuBLASLt only adds a bias of the output's dtype
+        if bias is not None and gemm.impl == "cublas" and not adds_bias(plan, gemm, bias):
+            continue
         if bias is not None:
             gone.append(bias)
             operands = {**operands, "bias": bias.operands["bias"]}
@@ -200,7 +200,7 @@ def _library_update(plan: Plan, gradient: Op,
     cut into slices, and the op that adds them up does the updates of weights and biases. That is
     the same number of kernels as the GEMM and the bias update, in one chain instead of two
     branches. None if the update does more than that."""
-    if set(update.operands) != {"w", "dw"} or plan[update.operands["w"]].dtype != "float32":
+    if not updates_in_place(plan, update):
         return None, ()
     slices, biases = slices_of(gradient), _bias_update(plan, gradient)
     lr, decay = update.attributes["lr"], update.attributes["decay"]

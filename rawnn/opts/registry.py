@@ -53,6 +53,7 @@ class Toggle:
     needs(machine): why it cannot run on a machine, or None.
     beside(names, machine): why it cannot run with the toggles `names`, and what to do.
     conflicts, conflict: the toggles that it excludes, and why.
+    combines(value): those of them, and of the toggles that exclude it, that a value goes with.
     instead: a list of toggles that contains this one does not start from these.
     host: whether it has an effect without a GPU.
     resolve(value, machine): the value that a machine gives to one that is left open.
@@ -76,6 +77,7 @@ class Toggle:
     implies: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     conflict: str = ""
+    combines: Callable[[str | int | None], tuple[str, ...]] = lambda value: ()
     instead: tuple[str, ...] = ()
     beside: Callable[[Collection[str], Machine], str | None] = lambda names, machine: None
     host: bool = False

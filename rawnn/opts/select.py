@@ -93,7 +93,7 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
     for name in asked:
         each = toggle(name)
         for other in each.conflicts:
-            if other in asked:
+            if other in asked and not _combine(name, other, asked):
                 why = f" ({each.conflict})" if each.conflict else ""
                 raise ConfigError(f"'{name}' and '{other}' exclude each other{why}: leave one out")
         if machine.has_gpu and (reason := each.needs(machine)):
@@ -172,7 +172,14 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
 def _conflicts(name: str, asked: presets.Values) -> list[str]:
     """The toggles that exclude `name`, whichever of the two declares it."""
     return [other for other in asked
-            if other in toggle(name).conflicts or name in toggle(other).conflicts]
+            if (other in toggle(name).conflicts or name in toggle(other).conflicts)
+            and not _combine(name, other, asked)]
+
+
+def _combine(name: str, other: str, asked: presets.Values) -> bool:
+    """Whether the value of one of two toggles goes with the other."""
+    return other in toggle(name).combines(asked[name]) \
+        or name in toggle(other).combines(asked[other])
 
 
 def _known(name: str) -> None:

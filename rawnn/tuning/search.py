@@ -4,8 +4,8 @@ training.
 It starts from the rules of `best` and measures every way of computing GEMMs with every way of
 launching an op after its predecessor. From the fastest set, one choice at a time is varied (those
 two, whether ops are fused, every other kernel toggle) and the fastest is kept, until nothing is
-faster. The fastest sets are then measured again, alternately, so that changes of the GPU's clock
-affect all of them.
+faster. Beside `mma`, the large GEMMs of each shape are then tried with cuBLASLt. The fastest sets
+are measured again, alternately, so that changes of the GPU's clock affect all of them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, presets, select
+from rawnn.opts.cublas import library_gemms
 from rawnn.opts.registry import Machine
 from rawnn.plan.recipe import Recipe
 
-GEMM_TOGGLES = ("mma", "cublas", "mma=sync", "tiled", "")
+GEMM_TOGGLES = ("mma", "mma,cublas=auto", "cublas", "mma=sync", "tiled", "")
 OVERLAP_TOGGLES = ("", "streams", "pdl", "streams,pdl")
 FUSION = ("", "fuse")
 
@@ -43,6 +44,8 @@ STEP_WORK = 5e12
 SLOWDOWN_LIMIT = 3.0
 """A set that takes this many times as long as the fastest in a first epoch is not measured
 again."""
+LARGE_GEMM = 1 << 26
+"""Multiplications from which a GEMM is tried with cuBLASLt by itself."""
 FINALISTS = 4
 ROUNDS = 3
 """How many of the fastest sets are measured again, and how often."""
@@ -149,7 +152,27 @@ class Search:
                 for choice in choices:
                     self.measure(changed(now, choices, choice))
                 now = self.fastest()[0].toggles if self.fastest() else now
+        if "mma" in now.split(",") and not TOGGLES["cublas"].needs(machine):
+            self._vary_gemms(now)
         self._finish()
+
+    def _vary_gemms(self, now: str) -> None:
+        """Move the large GEMMs of one shape after the other between `mma` and cuBLASLt, and keep
+        what is faster than `now`."""
+        gemms = self._task.prepare("").train.find(kind="matmul")
+        shapes: dict[tuple[object, ...], list[str]] = {}
+        for op in gemms:
+            layout, m, n, k = (op.attributes[name] for name in ("layout", "m", "n", "k"))
+            if m * n * k >= LARGE_GEMM:
+                shapes.setdefault((layout, m, n, k), []).append(op.name)
+        chosen = set(library_gemms(self._task.prepare(now).train))
+        for names in shapes.values():
+            moved = chosen.symmetric_difference(names)
+            words = "+".join(op.name for op in gemms if op.name in moved)
+            toggles = changed(now, ("cublas",), f"cublas={words}" if words else "")
+            self.measure(toggles)
+            if 0.0 < self.found[toggles].us < self.found[now].us:
+                now, chosen = toggles, moved
 
     def measure(self, toggles: str) -> None:
         """Measure a set, unless it or another set with its plan was measured before."""
@@ -254,8 +277,9 @@ def format_toggles(words: Iterable[str]) -> str:
 
 
 def gemm_toggle(toggles: str) -> str:
-    """Which toggle computes GEMMs in a set: one of GEMM_TOGGLES."""
-    return next((word for word in toggles.split(",") if word in GEMM_TOGGLES), "")
+    """Which toggles compute GEMMs in a set: one of GEMM_TOGGLES."""
+    words = {"cublas=auto" if word.startswith("cublas=") else word for word in toggles.split(",")}
+    return max((way for way in GEMM_TOGGLES if {*filter(None, way.split(","))} <= words), key=len)
 
 
 def fits(network: Network, data: Dataset) -> bool:

@@ -142,6 +142,25 @@ def test_the_fastest_set_is_found(device: Device, task: Task, monkeypatch: pytes
                for words in found.others())
 
 
+def test_large_gemms_are_tried_with_cublas_one_shape_after_the_other(
+        device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of five shapes are faster by cuBLASLt, which the model does not expect of so small ones;
+    of the two layers of one shape both move."""
+    monkeypatch.setattr(search, "STEPS", 4)
+    monkeypatch.setattr(search, "LARGE_GEMM", 8 * 16 * 16)
+    network = Network((20, 16, 16, 16, 5))
+    forward, both = "fc2.forward+fc3.forward", "fc2.forward+fc3.forward+fc1.weight_grad"
+    planted(monkeypatch, {"mma": -50, "pdl": 1, "streams": 1, "fuse": -1, f"cublas={forward}": -5,
+                          f"cublas={both}": -9, "cublas": 9})
+    found = Search(device, Task.of(network, Recipe(8, Optimizer()), "bf16", None,
+                                   machine_of(device)))
+    found.run()
+    assert found.fastest()[0].toggles == f"mma,cublas={both},fuse"
+    tried = {word for toggles in found.found for word in toggles.split(",")}
+    assert "cublas=fc4.forward" not in tried  # 5 columns: not large
+    assert search.gemm_toggle(f"mma,cublas={both},fuse") == "mma,cublas=auto"
+
+
 def test_training_is_measured_and_the_device_left_clean(device: Device, task: Task) -> None:
     messages = []
     found = Search(device, task, messages.append)

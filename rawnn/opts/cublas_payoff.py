@@ -1,0 +1,158 @@
+"""Which GEMMs cuBLASLt is expected to compute faster than the kernels of `mma`.
+
+Both are predicted in microseconds. A GEMM of `mma` includes the slope of an activation, or the
+update of the weights; after one of cuBLASLt they are kernels of their own, which are added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rawnn.common.target import Target
+from rawnn.model.layers import Network
+from rawnn.model.optimizers import UPDATE_RULES
+from rawnn.opts.precision import steps_a_parameter
+from rawnn.opts.registry import TOGGLES, Machine
+from rawnn.opts.user_kernel_toggles import toggle
+from rawnn.plan.build import training_step
+from rawnn.plan.op import Op
+from rawnn.plan.plan import Plan
+from rawnn.plan.policy import Policy
+from rawnn.plan.recipe import DataSpec, Recipe
+from rawnn.ptx.gemm.mma import PREDICTED, predicted
+from rawnn.ptx.gemm.tiles import GemmShape, gemm_shape
+from rawnn.ptx.kernel_registry import ceil
+
+CYCLES_PER_US = 1755.0
+"""The clock that predicted cycles are for."""
+BYTES_PER_US = 3.0e6
+"""Bytes that a kernel reads and writes in a microsecond."""
+LAUNCH_US = 2.0
+"""Microseconds of a kernel besides its bytes or its arithmetic, without an early start."""
+CUBLAS_LAUNCH_US = 3.0
+"""The same of a GEMM of cuBLASLt."""
+MULTIPLIES_PER_CYCLE = {4: 800.0, 2: 1600.0}
+"""Multiplications a cycle of a multiprocessor in cuBLASLt's tiles, by bytes of an operand's
+element."""
+CUBLAS_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.85), (64, 128, 0.65),
+                (64, 64, 0.45))
+"""Rows and columns of tiles, and the fraction of that rate that they reach."""
+MARGIN = 0.95
+"""Of the time of `mma`, what cuBLASLt may take at most."""
+LOAD_US = 0.2e6
+"""Microseconds to load cuBLASLt and to choose its algorithms."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Microseconds that are expected of a GEMM, by `mma` and by cuBLASLt, with what follows it."""
+
+    op: Op
+    own: float
+    library: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether cuBLASLt is expected to be faster."""
+        return self.library < MARGIN * self.own
+
+
+def evaluate_cublas(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str,
+                    machine: Machine, user_kernels: Sequence[str] = (),
+                    steps: int | None = None) -> tuple[bool, str]:
+    """Whether `best` takes cuBLASLt for some GEMMs of a step in which `mma` computes the others,
+    and a sentence that says why ("" if it is faster for none). `steps` are those of the run, if
+    known: they have to save the time of loading the library."""
+    name = precision.partition("=")[0]
+    plan = replace(training_step(network, recipe, data_spec), target=machine.target)
+    for word in ("preload", *(TOGGLES[name].implies if name else ()), precision,
+                 "nccl" if recipe.world_size > 1 else "", *user_kernels, "mma"):
+        if word:
+            name, _, value = word.partition("=")
+            plan, _ = toggle(name).apply(plan, Policy(), toggle(name).parse(value or None))
+    faster = [each for each in expected_times(plan) if each.is_faster]
+    if not faster:
+        return False, ""
+    own, library = (sum(us) for us in zip(*((f.own, f.library) for f in faster), strict=True))
+    sentence = f"{', '.join(each.op.name for each in faster)}: {library:.0f} us are expected of " \
+               f"{'them' if len(faster) > 1 else 'it'}, {own:.0f} by mma"
+    reason = TOGGLES["cublas"].needs(machine)
+    if reason is None and not machine.has_package("cublasLt"):
+        reason = "needs the cuBLAS wheel: pip install 'rawnn[cu12]' (or 'rawnn[cu13]' for CUDA 13)"
+    if reason is not None:
+        return False, f"best goes without cublas, which {reason}; it would take it for {sentence}"
+    if steps is not None and steps * (own - library) < LOAD_US:
+        return False, f"best goes without cublas: {steps} steps are too few to earn its loading, " \
+                      f"about {LOAD_US / 1e6:.1g} s; it would take it for {sentence}"
+    return True, f"best takes cublas for {sentence}"
+
+
+def expected_times(plan: Plan) -> list[Expected]:
+    """The GEMMs by tensor cores in a plan that `mma` was applied to. None on a GPU for which the
+    models were not fitted, and none in float32, which cuBLASLt does not compute by tensor cores."""
+    if not plan.target.has("wgmma"):
+        return []
+    return [Expected(op, _own_us(plan, op, p), _library_us(plan, op, p))
+            for op in plan.find(kind="matmul") if op.impl in PREDICTED
+            for p in [gemm_shape(op, plan)]
+            if p.times == 1 and p.size in MULTIPLIES_PER_CYCLE
+            and op.attributes["compute"] != "float16"]
+
+
+def _own_us(plan: Plan, op: Op, p: GemmShape) -> float:
+    fused = [op, *_updates(plan, op)] if p.layout == "tn" else [op]
+    names = {name for each in fused for name, _ in (*each.reads, *each.writes)}
+    return max(predicted(op.impl, p, plan.target) / CYCLES_PER_US,
+               sum(plan[name].nbytes for name in names) / BYTES_PER_US)
+
+
+def _library_us(plan: Plan, op: Op, p: GemmShape) -> float:
+    return CUBLAS_LAUNCH_US + max(cublas_cycles(p, plan.target) / CYCLES_PER_US,
+                                  _bytes_us(plan, op)) \
+        + sum(LAUNCH_US + _bytes_us(plan, each) for each in _separate(plan, op))
+
+
+def cublas_cycles(p: GemmShape, target: Target) -> float:
+    """Predicted cycles of the arithmetic of a GEMM by cuBLASLt: its waves of tiles, the last of
+    which takes as long as the others."""
+    rate = MULTIPLIES_PER_CYCLE[p.size]
+    return min(ceil(ceil(p.m, rows) * ceil(p.n, columns), target.multiprocessors)
+               * rows * columns * p.k / (rate * fraction)
+               for rows, columns, fraction in CUBLAS_TILES)
+
+
+def _bytes_us(plan: Plan, op: Op) -> float:
+    return sum(plan[name].nbytes for name, _ in (*op.reads, *op.writes)) / BYTES_PER_US
+
+
+def _separate(plan: Plan, op: Op) -> list[Op]:
+    """The ops that stay kernels of their own after a GEMM of cuBLASLt, and are part of one of
+    `mma`."""
+    layout, c = op.attributes["layout"], op.operands["c"]
+    if layout == "nt":
+        biases = [each for each in plan.consumers(c, "bias_add") if not adds_bias(plan, op, each)]
+        return biases + [each for each in plan.consumers(c, "activate")
+                         if biases or each.attributes["activation"] != "relu"]
+    if layout == "nn":
+        return plan.consumers(c, "activate_backward")
+    return [each for each in _updates(plan, op) if not updates_in_place(plan, each)]
+
+
+def _updates(plan: Plan, op: Op) -> list[Op]:
+    """The updates of weights and biases that a weight gradient of `mma` includes."""
+    updates = [each for each in plan.consumers(op.operands["c"]) if steps_a_parameter(each)
+               and each.kind in UPDATE_RULES and UPDATE_RULES[each.kind].is_fused]
+    return updates + (plan.consumers(op.operands["a"], "bias_grad") if updates else [])
+
+
+def adds_bias(plan: Plan, gemm: Op, bias_add: Op) -> bool:
+    """Whether cuBLASLt's GEMM can add the bias: one of the result's dtype."""
+    return plan[gemm.operands["c"]].dtype == plan[bias_add.operands["bias"]].dtype
+
+
+def updates_in_place(plan: Plan, update: Op) -> bool:
+    """Whether cuBLASLt's GEMM of the weight gradient can do the update: plain SGD of float32
+    weights without a copy."""
+    return update.kind == "sgd" and set(update.operands) == {"w", "dw"} \
+        and plan[update.operands["w"]].dtype == "float32"
