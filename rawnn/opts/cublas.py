@@ -25,7 +25,9 @@ from rawnn.plan.tensor import Role, Tensor
 WORKSPACE_BYTES = 4 << 20
 """Scratch memory of each GEMM. Each has its own, so that independent GEMMs may run
 concurrently."""
-
+LARGE_WORKSPACE_BYTES = 32 << 20
+"""The same beside `mma`, of large GEMMs. With it the input gradient of 4096 x 4096 at batch 4096
+takes 340 us instead of 430 (tf32, H200), and the update of 512 x 512 19 us instead of 28."""
 
 MAX_TILES = 16
 """Output tiles of 128 x 64 up to which a GEMM is too small to fill a GPU."""
@@ -102,8 +104,9 @@ def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
     plan = _slice_forward(plan, names)
     gemms = [op for op in plan.find(kind="matmul") + plan.find(kind="matmul_slices")
              if op.name in names]
+    nbytes = WORKSPACE_BYTES if value is None else LARGE_WORKSPACE_BYTES
     scratch = {
-        op.name: Tensor(f"{op.name}.workspace", (WORKSPACE_BYTES,), "uint8", Role.ACTIVATION)
+        op.name: Tensor(f"{op.name}.workspace", (nbytes,), "uint8", Role.ACTIVATION)
         for op in gemms
     }
 

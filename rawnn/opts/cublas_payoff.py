@@ -26,19 +26,32 @@ from rawnn.ptx.kernel_registry import ceil
 
 CYCLES_PER_US = 1755.0
 """The clock that predicted cycles are for."""
-BYTES_PER_US = 3.0e6
-"""Bytes that a kernel reads and writes in a microsecond."""
-LAUNCH_US = 2.0
-"""Microseconds of a kernel besides its bytes or its arithmetic, without an early start."""
-CUBLAS_LAUNCH_US = 3.0
-"""The same of a GEMM of cuBLASLt."""
-MULTIPLIES_PER_CYCLE = {4: 800.0, 2: 1600.0}
-"""Multiplications a cycle of a multiprocessor in cuBLASLt's tiles, by bytes of an operand's
-element."""
-CUBLAS_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.85), (64, 128, 0.65),
-                (64, 64, 0.45))
+BYTES_PER_US = 2.0e6
+"""Bytes that a separate kernel reads and writes in a microsecond of a step."""
+LAUNCH_US = 3.0
+"""Microseconds by which a separate kernel delays a step besides its bytes."""
+UPDATE_FACTOR = 0.5
+"""Of the time of a separate update, what a step is longer: it overlaps with the backward pass."""
+OWN_16_BIT = 0.75
+"""Of the time that the model of `mma` predicts for a large GEMM of 16-bit operands, what it
+takes."""
+LATE_US = 1.5
+"""Microseconds by which a GEMM of cuBLASLt is late: it does not start before its predecessor ends
+(`pdl`)."""
+MULTIPLIES_PER_CYCLE = {(4, "nt"): 900.0, (4, "nn"): 820.0, (4, "tn"): 485.0,
+                        (2, "nt"): 2050.0, (2, "nn"): 2050.0, (2, "tn"): 1900.0}
+"""Multiplications a cycle of a multiprocessor in cuBLASLt's largest tiles, by bytes of an operand's
+element and layout."""
+CUBLAS_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.85), (64, 128, 0.6))
 """Rows and columns of tiles, and the fraction of that rate that they reach."""
-MARGIN = 0.95
+WAVE_CYCLES = 6100.0
+"""Cycles of a wave of tiles besides its multiplications."""
+SLICES, SLICE_CYCLES, MIN_SLICE = (1, 2, 4), {4: 1800.0, 2: 0.0}, 256
+"""Slices into which cuBLASLt cuts the inner dimension, the cycles that each adds, by bytes of an
+operand's element, and its least length."""
+MIN_EXTENT = 128
+"""Least extent of a GEMM that the model is for."""
+MARGIN = 0.9
 """Of the time of `mma`, what cuBLASLt may take at most."""
 LOAD_US = 0.2e6
 """Microseconds to load cuBLASLt and to choose its algorithms."""
@@ -96,30 +109,35 @@ def expected_times(plan: Plan) -> list[Expected]:
     return [Expected(op, _own_us(plan, op, p), _library_us(plan, op, p))
             for op in plan.find(kind="matmul") if op.impl in PREDICTED
             for p in [gemm_shape(op, plan)]
-            if p.times == 1 and p.size in MULTIPLIES_PER_CYCLE
-            and op.attributes["compute"] != "float16"]
+            if p.times == 1 and (p.size, p.layout) in MULTIPLIES_PER_CYCLE
+            and min(p.m, p.n, p.k) >= MIN_EXTENT and op.attributes["compute"] != "float16"]
 
 
 def _own_us(plan: Plan, op: Op, p: GemmShape) -> float:
     fused = [op, *_updates(plan, op)] if p.layout == "tn" else [op]
     names = {name for each in fused for name, _ in (*each.reads, *each.writes)}
-    return max(predicted(op.impl, p, plan.target) / CYCLES_PER_US,
+    factor = OWN_16_BIT if p.size == 2 else 1.0
+    return max(factor * predicted(op.impl, p, plan.target) / CYCLES_PER_US,
                sum(plan[name].nbytes for name in names) / BYTES_PER_US)
 
 
 def _library_us(plan: Plan, op: Op, p: GemmShape) -> float:
-    return CUBLAS_LAUNCH_US + max(cublas_cycles(p, plan.target) / CYCLES_PER_US,
-                                  _bytes_us(plan, op)) \
-        + sum(LAUNCH_US + _bytes_us(plan, each) for each in _separate(plan, op))
+    separate = sum(LAUNCH_US + _bytes_us(plan, each) for each in _separate(plan, op))
+    return LATE_US + max(cublas_cycles(p, plan.target) / CYCLES_PER_US, _bytes_us(plan, op)) \
+        + (UPDATE_FACTOR * separate if p.layout == "tn" else separate)
 
 
 def cublas_cycles(p: GemmShape, target: Target) -> float:
-    """Predicted cycles of the arithmetic of a GEMM by cuBLASLt: its waves of tiles, the last of
-    which takes as long as the others."""
-    rate = MULTIPLIES_PER_CYCLE[p.size]
-    return min(ceil(ceil(p.m, rows) * ceil(p.n, columns), target.multiprocessors)
-               * rows * columns * p.k / (rate * fraction)
-               for rows, columns, fraction in CUBLAS_TILES)
+    """Predicted cycles of a GEMM by cuBLASLt: waves of tiles, the last of which takes as long as
+    the others."""
+    def cycles(rows: int, columns: int, fraction: float, slices: int) -> float:
+        waves = ceil(ceil(p.m, rows) * ceil(p.n, columns) * slices, target.multiprocessors)
+        rate = fraction * MULTIPLIES_PER_CYCLE[p.size, p.layout]
+        return waves * (WAVE_CYCLES + rows * columns * ceil(p.k, slices) / rate) \
+            + (slices * SLICE_CYCLES[p.size] if slices > 1 else 0.0)
+
+    return min(cycles(*tile, slices) for tile in CUBLAS_TILES for slices in SLICES
+               if slices == 1 or p.k >= slices * MIN_SLICE)
 
 
 def _bytes_us(plan: Plan, op: Op) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rawnn.common.errors import ConfigError
 from rawnn.model.layers import Network
 from rawnn.opts.best_table import Entry, conditions_of, exact
+from rawnn.opts.cublas_payoff import evaluate_cublas
 from rawnn.opts.persistent_payoff import Verdict, default_data_spec, evaluate_payoff
 from rawnn.opts.precision_gain import compare_more_bits
 from rawnn.opts.registry import TOGGLES, Machine
@@ -79,6 +80,7 @@ def best(setting: Setting, precision: str = "",
     entry, notes = _lookup(setting, precision)
     taken, why = from_table(entry, machine) if entry else (None, [])
     notes += why
+    ruled = taken is None
     if taken is None:
         taken, why = by_rule(setting, precision)
         notes += why
@@ -91,6 +93,10 @@ def best(setting: Setting, precision: str = "",
         notes += why
     if verdict.taken:
         values["persistent"] = TOGGLES["persistent"].parse(None)
+    elif ruled and precision and "mma" in taken:
+        faster, why_cublas = _cublas(setting, precision, user_kernels)
+        taken |= {"cublas": "auto"} if faster else {}
+        notes += [why_cublas] if why_cublas else []
     values |= taken
     if TOGGLES["graphs"].needs(machine) is None:
         nodes = _nodes(setting, values, bool(user_kernels))
@@ -118,6 +124,16 @@ def _payoff(setting: Setting, precision: str) -> tuple[Verdict, list[str]]:
     verdict, faster = compare_more_bits(verdict, network, recipe, data_spec, precision, machine,
                                         launch_us)
     return verdict, [*([verdict.why] if verdict.why else []), *faster]
+
+
+def _cublas(setting: Setting, precision: str, user_kernels: Sequence[str]) -> tuple[bool, str]:
+    """Whether cuBLASLt computes some of the GEMMs, and a sentence on it."""
+    recipe = setting.recipe or Recipe(setting.batch)
+    examples = setting.batch * setting.steps
+    data_spec = setting.data_spec or default_data_spec(setting.network, examples)
+    steps = recipe.updates(data_spec.examples) * recipe.epochs if setting.recipe else None
+    return evaluate_cublas(setting.network, recipe, data_spec, precision, setting.machine,
+                           user_kernels, steps)
 
 
 def _lookup(setting: Setting, precision: str) -> tuple[Entry | None, list[str]]:

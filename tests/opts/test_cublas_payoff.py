@@ -128,6 +128,7 @@ def test_a_step_of_both_computes_the_same(precision: str, optimizer: Optimizer,
 def test_the_library_is_loaded_only_if_a_gemm_needs_it(monkeypatch: pytest.MonkeyPatch,
                                                        margin: float, loads: bool) -> None:
     monkeypatch.setattr(cublas_payoff, "MARGIN", margin)
+    monkeypatch.setattr(cublas_payoff, "MIN_EXTENT", 1)
     backend = sim_backend()
     loaded: list[str] = []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rawnn.common.target import gpu_named
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, Selection, presets, select
@@ -16,6 +17,7 @@ from rawnn.opts.best_table import Entry
 from rawnn.opts.persistent_payoff import Verdict
 from rawnn.opts.precision_names import PRECISIONS, precision_of
 from rawnn.opts.registry import Machine
+from rawnn.plan.build import training_step
 from rawnn.plan.recipe import DataSpec, Recipe
 from tests.engine import CAPABLE
 
@@ -193,3 +195,70 @@ def test_what_is_typed_replaces_what_best_chose(user: Path) -> None:
 
 def test_a_long_epoch_is_unrolled_by_parts() -> None:
     assert chosen("best,bf16", steps=100_000).values["graphs"] == presets.UNROLLED_STEPS
+
+
+# -- cuBLASLt beside mma ---------------------------------------------------------------------------
+
+WIDE, SMALL = Network((784, 1024, 1024, 1024, 10)), Network((784, 128, 10))
+
+
+def for_run(text: str, network: Network = WIDE, batch: int = 4096, machine: Machine = HOPPER,
+            epochs: int = 2000) -> Selection:
+    """As `chosen`, with what is known of a run."""
+    return select(text, network, 14, machine, batch=batch, data_spec=DataSpec(14 * batch),
+                  recipe=Recipe(batch, Optimizer("adam", 1e-3), epochs=epochs))
+
+
+def by_cublas(selection: Selection, network: Network = WIDE, batch: int = 4096) -> set[str]:
+    """The ops of a step that cuBLASLt computes."""
+    plan = training_step(network, Recipe(batch, Optimizer("adam", 1e-3)), DataSpec(14 * batch))
+    return {op.name for op in selection.apply(plan)[0].ops if op.impl == "cublas"}
+
+
+def test_best_takes_cublas_for_large_gemms_and_says_so() -> None:
+    found = for_run("best,tf32")
+    assert found.words()[4:7] == ["mma=wgmma", "cublas=auto", "fuse"]
+    assert by_cublas(found) == {"fc1.forward", "fc2.forward", "fc3.forward"}
+    note, = (note for note in found.notes if "cublas" in note)
+    assert note.startswith("best takes cublas for fc1.forward, fc2.forward")
+    assert "us are expected of them" in note
+
+
+@pytest.mark.parametrize(("words", "network", "batch", "gpu"), [
+    ("best,tf32", SMALL, 4096, "H200"), ("best,tf32", WIDE, 64, "H200"),
+    ("best,bf16", WIDE, 64, "H200"), ("best", WIDE, 4096, "H200"),  # float32
+    ("best,fp8", WIDE, 4096, "H200"), ("best,tf32", WIDE, 4096, "A100"),
+    ("best,tf32,-cublas", WIDE, 4096, "H200"),
+])
+def test_best_leaves_cublas_out_where_it_is_not_expected_to_be_faster(
+        words: str, network: Network, batch: int, gpu: str) -> None:
+    target = gpu_named(gpu)
+    machine = Machine(None, target.capability, 13000, lambda name: True, name=gpu,
+                      measure=lambda: target)
+    found = for_run(words, network, batch, machine)
+    assert "cublas" not in found.values
+    assert not by_cublas(found, network, batch)
+
+
+@pytest.mark.parametrize(("missing", "reason"), [
+    ("nvmath", "needs nvmath-python and the cuBLAS wheel: pip"), ("cublasLt", "needs the cuBLAS")])
+def test_best_goes_without_a_cublas_that_is_missing(missing: str, reason: str) -> None:
+    found = for_run("best,tf32", machine=replace(HOPPER, has_package=lambda name: name != missing))
+    assert "cublas" not in found.values
+    assert not by_cublas(found)
+    assert any(f"best goes without cublas, which {reason}" in note for note in found.notes)
+
+
+def test_a_run_of_few_steps_does_not_load_cublas() -> None:
+    found = for_run("best,tf32", epochs=1)
+    assert "cublas" not in found.values
+    assert any("14 steps are too few to earn its loading" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("toggles", "ops"), [
+    ("mma,fuse,pdl", set[str]()), ("mma,cublas=fc1.forward,fuse", {"fc1.forward"})])
+def test_which_gemms_cublas_computes_is_as_tune_measured(user: Path, toggles: str,
+                                                         ops: set[str]) -> None:
+    table.remember(user, replace_toggles(msgspec.structs.replace(
+        ENTRY, layers=WIDE.layers, batch=4096, precision="tf32"), toggles))
+    assert by_cublas(for_run("best,tf32")) == ops
