@@ -26,8 +26,8 @@ from rawnn.ptx.kernel_registry import ceil
 
 CYCLES_PER_US = 1755.0
 """The clock that predicted cycles are for."""
-BYTES_PER_US = 2.0e6
-"""Bytes that a separate kernel reads and writes in a microsecond of a step."""
+GEMM_BYTES_PER_US, BYTES_PER_US = 3.3e6, 2.0e6
+"""Bytes that a GEMM at most reads and writes in a microsecond, and a separate kernel in a step."""
 LAUNCH_US = 3.0
 """Microseconds by which a separate kernel delays a step besides its bytes."""
 UPDATE_FACTOR = 0.5
@@ -51,7 +51,7 @@ SLICES, SLICE_CYCLES, MIN_SLICE = (1, 2, 4), {4: 1800.0, 2: 0.0}, 256
 operand's element, and its least length."""
 MIN_EXTENT = 128
 """Least extent of a GEMM that the model is for."""
-MARGIN = 0.9
+MARGIN = 0.92
 """Of the time of `mma`, what cuBLASLt may take at most."""
 LOAD_US = 0.2e6
 """Microseconds to load cuBLASLt and to choose its algorithms."""
@@ -79,11 +79,12 @@ def evaluate_cublas(network: Network, recipe: Recipe, data_spec: DataSpec, preci
     known: they have to save the time of loading the library."""
     name = precision.partition("=")[0]
     plan = replace(training_step(network, recipe, data_spec), target=machine.target)
-    for word in ("preload", *(TOGGLES[name].implies if name else ()), precision,
+    policy = Policy()
+    for word in ("preload", "arena", "nosync", *(TOGGLES[name].implies if name else ()), precision,
                  "nccl" if recipe.world_size > 1 else "", *user_kernels, "mma"):
         if word:
             name, _, value = word.partition("=")
-            plan, _ = toggle(name).apply(plan, Policy(), toggle(name).parse(value or None))
+            plan, policy = toggle(name).apply(plan, policy, toggle(name).parse(value or None))
     faster = [each for each in expected_times(plan) if each.is_faster]
     if not faster:
         return False, ""
@@ -114,16 +115,16 @@ def expected_times(plan: Plan) -> list[Expected]:
 
 
 def _own_us(plan: Plan, op: Op, p: GemmShape) -> float:
-    fused = [op, *_updates(plan, op)] if p.layout == "tn" else [op]
-    names = {name for each in fused for name, _ in (*each.reads, *each.writes)}
     factor = OWN_16_BIT if p.size == 2 else 1.0
     return max(factor * predicted(op.impl, p, plan.target) / CYCLES_PER_US,
-               sum(plan[name].nbytes for name in names) / BYTES_PER_US)
+               _nbytes(plan, op, _updates(plan, op)) / GEMM_BYTES_PER_US)
 
 
 def _library_us(plan: Plan, op: Op, p: GemmShape) -> float:
-    separate = sum(LAUNCH_US + _bytes_us(plan, each) for each in _separate(plan, op))
-    return LATE_US + max(cublas_cycles(p, plan.target) / CYCLES_PER_US, _bytes_us(plan, op)) \
+    in_place = [each for each in _updates(plan, op) if updates_in_place(plan, each)]
+    separate = sum(LAUNCH_US + _nbytes(plan, each) / BYTES_PER_US for each in _separate(plan, op))
+    return LATE_US + max(cublas_cycles(p, plan.target) / CYCLES_PER_US,
+                         _nbytes(plan, op, in_place) / GEMM_BYTES_PER_US) \
         + (UPDATE_FACTOR * separate if p.layout == "tn" else separate)
 
 
@@ -140,8 +141,13 @@ def cublas_cycles(p: GemmShape, target: Target) -> float:
                if slices == 1 or p.k >= slices * MIN_SLICE)
 
 
-def _bytes_us(plan: Plan, op: Op) -> float:
-    return sum(plan[name].nbytes for name, _ in (*op.reads, *op.writes)) / BYTES_PER_US
+def _nbytes(plan: Plan, op: Op, updates: Sequence[Op] = ()) -> int:
+    """Bytes that an op reads and writes, with the updates in its kernel, which does not store the
+    gradient then."""
+    ops = (op, *updates)
+    names = (*{name for each in ops for name, _ in each.reads},
+             *{name for each in ops for name, _ in each.writes})
+    return sum(plan[name].nbytes for name in names if not updates or name != op.operands["c"])
 
 
 def _separate(plan: Plan, op: Op) -> list[Op]:
@@ -158,10 +164,13 @@ def _separate(plan: Plan, op: Op) -> list[Op]:
 
 
 def _updates(plan: Plan, op: Op) -> list[Op]:
-    """The updates of weights and biases that a weight gradient of `mma` includes."""
-    updates = [each for each in plan.consumers(op.operands["c"]) if steps_a_parameter(each)
-               and each.kind in UPDATE_RULES and UPDATE_RULES[each.kind].is_fused]
-    return updates + (plan.consumers(op.operands["a"], "bias_grad") if updates else [])
+    """The updates of weights and biases that a weight gradient of `mma` includes: where nothing
+    else reads the gradient, as a reduction over ranks does."""
+    readers = plan.consumers(op.operands["c"])
+    if len(readers) != 1 or not steps_a_parameter(readers[0]) \
+            or readers[0].kind not in UPDATE_RULES or not UPDATE_RULES[readers[0].kind].is_fused:
+        return []
+    return readers + plan.consumers(op.operands["a"], "bias_grad")
 
 
 def adds_bias(plan: Plan, gemm: Op, bias_add: Op) -> bool:

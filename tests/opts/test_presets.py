@@ -14,6 +14,7 @@ from rawnn.model.optimizers import Optimizer
 from rawnn.opts import TOGGLES, Selection, presets, select
 from rawnn.opts import best_table as table
 from rawnn.opts.best_table import Entry
+from rawnn.opts.cublas import library_gemms
 from rawnn.opts.persistent_payoff import Verdict
 from rawnn.opts.precision_names import PRECISIONS, precision_of
 from rawnn.opts.registry import Machine
@@ -222,6 +223,22 @@ def test_best_takes_cublas_for_large_gemms_and_says_so() -> None:
     note, = (note for note in found.notes if "cublas" in note)
     assert note.startswith("best takes cublas for fc1.forward, fc2.forward")
     assert "us are expected of them" in note
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("width", [1024, 2048, 4096])
+def test_the_gemms_that_best_names_are_those_of_the_step(width: int, optimizer: str,
+                                                         ranks: int) -> None:
+    network = Network((784, width, width, 10))
+    recipe = Recipe(4096 * ranks, Optimizer(optimizer, 1e-3), epochs=2000, world_size=ranks)
+    data_spec = DataSpec(14 * 4096 * ranks)
+    found = select("best,tf32" + (",nccl" if ranks > 1 else ""), network, 14, HOPPER, batch=4096,
+                   recipe=recipe, data_spec=data_spec)
+    note, = (note for note in found.notes if "cublas" in note)
+    named = note.partition(":")[0].removeprefix("best takes cublas for ").split(", ")
+    step = training_step(network, recipe, data_spec)
+    assert {*named} == {*library_gemms(found.apply(step)[0])}
 
 
 @pytest.mark.parametrize(("words", "network", "batch", "gpu"), [
