@@ -108,6 +108,7 @@ def statistics() -> Lines:
         short(geometric_mean([0.5, 2.0, 3.0, 1.1]))
         + f" {runs_text([3])} {runs_text([1])} "
         + runs_text([3, 5])
+        + f" {runs_text([])} {runs_text([0])}"
     )
     for value in (0.0, 0.01234, 0.995, 9.994, 9.996, 12.345, 99.94, 99.96, 1234.5, 1e6, -3.456):
         yield (
@@ -179,6 +180,7 @@ def kernels_of_users() -> Lines:
         _uses(32, 0, 256),
         _uses(90, 5000, 128, (8, 16)),
         Uses(None, None, 132, "no NVRTC"),
+        _uses(255, 0, 1024),
     ):
         yield f"{uses}: " + "; ".join(advice(uses, Launching((500, 1, 1), (64, 1, 1), 0), seen))
     for arch in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", "sm_12"):

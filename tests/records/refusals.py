@@ -407,6 +407,10 @@ def bad_searches() -> Lines:
     ):
         attempts[f"space {str(space)[:60]}"] = lambda s=space: sampled(checked(s), 3, 7)
         attempts[f"grid {str(space)[:60]}"] = lambda s=space: grid_of(checked(s), 5)
+    attempts["grid without a budget"] = lambda: len(grid_of(checked({"seed": range(9)})))
+    attempts["all bits"] = lambda: [
+        repr(each["lr"]) for each in sampled(checked({"lr": uniform(0, 1)}), 4, 11)
+    ]
     for name, call in attempts.items():
         yield f"{name}: {outcome(call)}"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +16,7 @@ import numpy as np
 import rawnn
 from rawnn.bench.profiling import OpTime, ProfileResult
 from rawnn.bench.statistics import spread
+from rawnn.cli import attempt as attempt_command
 from rawnn.cli import export as export_command
 from rawnn.cli import profile as profile_command
 from rawnn.cli import train as train_command
@@ -21,6 +24,7 @@ from rawnn.cli import tune as tune_command
 from rawnn.cli.screen import table_console
 from rawnn.common.errors import RawnnError
 from rawnn.common.listener import Listener
+from rawnn.common.target import Machine
 from rawnn.cuda.compiling.resources import Occupancy, Usage
 from rawnn.engine.config import Config
 from rawnn.engine.result import Times
@@ -31,10 +35,13 @@ from rawnn.lab.inspection import Resources
 from rawnn.lab.kernel_problem import Launching
 from rawnn.many.halving import survivors
 from rawnn.many.progress import best_of, member_numbers
+from rawnn.model.layers import Network
 from rawnn.opts.best_table import Entry, remember
+from rawnn.plan.recipe import Recipe
 from rawnn.tuning.search import Measured
 from tests.bench.built import place
-from tests.records import Lines, outcome, record
+from tests.engine import random_dataset
+from tests.records import Lines, outcome, record, short
 from tests.records.commands import printed, said
 
 X = (np.arange(90 * 4).reshape(90, 4) * 37 % 101 / 50 - 1).astype(np.float32)
@@ -117,6 +124,10 @@ def many_networks() -> Lines:
         yield from (f"{k}: {rough(v)}" for k, v in results.items())
         yield f"{found[0]} {found[-1].config.lr} {found[0].fold} {len(found[0].history)} reports"
         yield outcome(lambda: found[99])
+        timed = replace(found.stored, settings={**found.stored.settings, "seconds": 0.5})
+        still = replace(found, stored=timed)
+        yield re.sub(r"\d+\.\d+", "#", f"{still!r} {still}")
+        yield f"{short(still.network_steps_per_second)} network steps a second"
     for asked in ([3, 1], 3, "x", [True], [1.5], np.array([2])):
         yield f"members {asked}: {outcome(lambda: member_numbers(asked))}"
     scores = np.array([[3.0, np.nan, 1.0], [1.0, np.nan, np.inf], [np.nan, np.nan, 1.0]])
@@ -253,6 +264,21 @@ def endings() -> Lines:
                              fastest=lambda: tried[:2])  # fmt: skip
     yield from printed(lambda: tune_command._report(cast(Any, search), entry))
     yield from printed(lambda: [tune_command._tell(m) for m in tried])
+    task = SimpleNamespace(
+        machine=Machine(None, name="a GPU"), network=Network((3, 2)), recipe=Recipe(7),
+        precision="bf16", data=random_dataset(3, 2, 20, 10),
+    )  # fmt: skip
+    tried[0] = replace(tried[0], us=4.12567)
+    made = _values(tune_command._entry(cast(Any, search), cast(Any, task), "580.1"))
+    yield short({k: v for k, v in made.items() if k not in ("commit", "date")})
+    examined = [
+        SimpleNamespace(
+            right=right, op=op, outcomes=["equal"], trespasses=["wrote outside"] * right
+        )
+        for op, right in (("relu1", True), ("relu2", False))
+    ]
+    yield from printed(lambda: attempt_command._check(examined[:1], "mine", table_console()))
+    yield outcome(lambda: attempt_command._check(examined, "mine", Silent()))
     with tempfile.TemporaryDirectory() as name:
         path = Path(name, "best.json")
         yield from (t.replace(name, "DIR") for t in printed(lambda: tune_command._show(path)))
@@ -304,6 +330,13 @@ def endings() -> Lines:
                     line.replace(f"{name}/", "")
                     for line in said("export", "kept", f"{name}/m.onnx", "--input-type", kind)
                 )
+
+
+class Silent:
+    """A console that prints nothing."""
+
+    def print(self, *lines: object, **options: object) -> None:
+        pass
 
 
 def _values(entry: Entry) -> dict[str, Any]:
