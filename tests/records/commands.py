@@ -426,8 +426,6 @@ REFUSED = (
     "kernel time x.cu --size n=a",
     "kernel check t.csv --device sim",
     "kernel check t.csv --device moon",
-    "cache cleer",
-    "kernel tabel",
     "predict kept --data t.csv",
     "eval kept --device moon",
     "plan --gpu 3",

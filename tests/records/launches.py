@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 from rawnn.cli.plan import assumed
 from rawnn.common.errors import ConfigError
-from rawnn.engine.launch_choices import key_of, variants
+from rawnn.cuda.device import DeviceInfo
+from rawnn.engine.launch_choices import (
+    applied,
+    choices_of,
+    chosen,
+    file_of,
+    key_of,
+    variants,
+)
 from rawnn.engine.parallel import with_nccl
 from rawnn.engine.runners.prepared_run import prepare
 from rawnn.graphs.unrolling import graph_plans
+from rawnn.model.layers import Network
 from rawnn.opts import batch as batch_toggle
 from rawnn.opts import select
 from rawnn.opts.batch import with_batch
 from rawnn.plan.build import training_step
 from rawnn.plan.dependencies import reason
 from rawnn.plan.plan import Plan
-from rawnn.plan.recipe import DataSpec
+from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.tuning import search
 from tests.engine import dataset_for
 from tests.records import Lines, outcome, record, short
@@ -55,6 +66,19 @@ def variants_of_launches() -> Lines:
             for change in changes:
                 changed = replace(op, attributes={**op.attributes, **change})
                 yield f"  {change['choice']} {geometry(changed, plan)}"
+    network = Network((20, 300, 10))
+    data = dataset_for(network, 500, 130)
+    for opt in ("preload,mma,fuse", "cublas,fuse"):
+        selection = select(opt, network, 5, assumed("H200"), batch=100)
+        run = prepare(network, data, selection, Recipe(100, partial=True), evaluation_batch=100)
+        plan = run.train
+        first = {key_of(op, plan): variants(op, plan)[-1] for op in plan.ops if variants(op, plan)}
+        tuned = applied(run, first)
+        yield f"# {opt} with the last variants: {chosen(tuned.train)}"
+        yield from (f"{key}: {changes}" for key, changes in choices_of(tuned).items())
+        yield f"evaluation {[chosen(part.plan) for part in tuned.evaluate]}"
+    info = SimpleNamespace(name="NVIDIA H200 (SXM)", driver="580.1")
+    yield file_of(cast(DeviceInfo, info)).name.rpartition("-")[0]
     for gpu in ("H200", "A100", "T4"):
         yield f"tune on {gpu} varies {search.axes(assumed(gpu))}"
 
