@@ -127,6 +127,13 @@ def plans() -> Lines:
         yield ""
         yield from said("plan", *text.split())
     with folder():
+        known = set(USER_KERNELS)
+        Path("mine.cu").write_text(MINE)
+        small = ("--layers", "20-8-3", "--batch", "10", "--examples", "60")
+        for opt in ("best,bias_relu=mine.cu", "bias_relu=mine.cu,persistent", "sgd=mine.cu"):
+            yield from said("plan", "--opt", opt, *small)
+        for word in set(USER_KERNELS) - known:
+            unregister(word)
         made().results.write("limits.json")
         for opt in ("none", "best,bf16,-persistent"):
             yield from said(

@@ -21,7 +21,7 @@ from rawnn.engine.launch_choices import (
 from rawnn.engine.parallel import with_nccl
 from rawnn.engine.runners.prepared_run import prepare
 from rawnn.graphs.unrolling import graph_plans
-from rawnn.model.layers import Network
+from rawnn.model.layers import INITIALISERS, Network
 from rawnn.opts import batch as batch_toggle
 from rawnn.opts import select
 from rawnn.opts.batch import with_batch
@@ -218,6 +218,9 @@ def prepared_runs() -> Lines:
         )
         yield "unreported: " + " ".join(op.name for op in run.unreported.ops)
         yield "state: " + " ".join(run.state)
+        yield from numbers(run.start)
+        if case.number % 3 == 0:
+            yield from numbers(run.train)
         for name in ("start", "refresh", "epoch_begin", "epoch_end", "epoch_boundary", "assemble"):
             plan = getattr(run, name)
             if plan.ops:
@@ -233,6 +236,32 @@ def prepared_runs() -> Lines:
                 for i, (op, before) in enumerate(zip(ops, graph.edges(), strict=True))
                 if before and i < 12
             )
+
+
+@record
+def copies_of_weights() -> Lines:
+    """Types and scales of what GEMMs read, by precision and by how weights begin."""
+    for init in INITIALISERS:
+        for opt in ("fp8,mma", "bf16", "bf16,sr", "fp16", "best,fp8"):
+            network = Network((300, 24, 3), init=init)
+            selection = select(opt, network, 6, assumed("H200"), batch=10)
+            plan, _ = selection.apply(training_step(network, Recipe(10), DataSpec(60)))
+            copies = [t for t in plan.tensors.values() if t.role in ("copy", "parameter", "state")]
+            yield f"{init} {opt}: " + ", ".join(
+                f"{t.name} {t.dtype} x {short(t.scale)} bound {short(t.bound)}" for t in copies
+            )
+
+
+def numbers(plan: Plan) -> Lines:
+    """The numbers that ops carry, besides sizes that follow from their operands."""
+    for op in plan.ops:
+        found = {
+            name: value
+            for name, value in op.attributes.items()
+            if isinstance(value, int | float) and name not in ("m", "n", "k", "offset", "stride")
+        }
+        if found:
+            yield f"{op.name} {short(found)}"
 
 
 @record
