@@ -16,7 +16,7 @@ from rawnn.bench.render.charts import Axis, Chart, Line
 from rawnn.bench.render.schedule_chart import choice_of, schedule_chart
 from rawnn.bench.render.suites import SUITES
 from rawnn.bench.render.timeline import timeline
-from rawnn.bench.render.variation import chart_of
+from rawnn.bench.render.variation import WORDS, chart_of
 from tests.bench.built import entry, results
 from tests.records import Lines, outcome, record, short
 from tests.records.tables import MANY, suites
@@ -141,6 +141,7 @@ def charts() -> Lines:
     words = {**MANY, "settings": {"monitor": "train_loss", "varied": ["layers"]}}
     for name, found in (("map", MANY), ("one", one), ("words", words)):
         yield from drawn(f"variation {name}", chart_of(found))
+    yield f"words of figures and options {WORDS}"
     yield outcome(
         lambda: chart_of({**MANY, "settings": {"monitor": "test_loss", "varied": ["seed"]}})
     )

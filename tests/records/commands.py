@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from click.shell_completion import BashComplete
 from rich.console import Console
 from rich.table import Table
 
 from rawnn import doctor
 from rawnn.bench import attempt
-from rawnn.cli import run
+from rawnn.cli import cli, run
+from rawnn.cli.screen import Heartbeat
 from rawnn.common.errors import MissingLibrary
 from rawnn.common.target import Machine
 from rawnn.cuda import backend
@@ -41,6 +43,7 @@ def said(*arguments: str) -> Lines:
     with (
         patch.object(backend, "has_package", lambda name: False),
         patch.object(acquire, "acquire", side_effect=fetch),
+        patch.object(Heartbeat, "period", 1e6),  # says how long a slow machine has been at it
     ):
         lines = list(printed(lambda: status.append(run(arguments))))
     yield f"$ rawnn {' '.join(arguments)}  -> {status[0]}"
@@ -449,3 +452,38 @@ def refused_commands() -> Lines:
         for text in REFUSED:
             for line in said(*text.split()):
                 yield line.replace(str(place), "DIR")
+
+
+COMPLETED = (
+    ("", ""), ("", "--ma"), ("", "pl"), ("plan", "--g"), ("plan --gpu", ""), ("plan --gpu", "RT"),
+    ("train --opt", ""), ("train --opt", "best,"), ("train --opt", "best,-"), ("train --opt", "gr"),
+    ("train --opt", "none,fuse,p"), ("train --loss", ""), ("train --loss", "m"),
+    ("train --activation", "g"), ("train --dataset", ""), ("train --workload", "wide"),
+    ("many --monitor", ""), ("many --device", "gpu"), ("eval --dataset", ""), ("bench", "l"),
+    ("train --device", ""),
+    ("train --optimizer", ""), ("train --normalise", ""), ("train --encoding", "u"),
+    ("kernel try --beside", "s"), ("train --schedule", ""), ("train --seed", ""),
+)  # fmt: skip
+
+
+@record
+def completions() -> Lines:
+    """What a shell is offered behind the words of a command."""
+    shell = BashComplete(cli, {}, "rawnn", "_RAWNN_COMPLETE")
+    for words, begun in COMPLETED:
+        found = shell.get_completions(words.split(), begun)
+        yield f"rawnn {words} [{begun}]: {', '.join(item.value for item in found)}"
+
+
+@record
+def notices() -> Lines:
+    """What long commands say while they measure."""
+    with folder():
+        for arguments in (
+            ("compare", "--opt", "none", "--opt", "none,fuse", "--rounds", "2", *TABLE[:-2]),
+            ("compare", "--opt", "none", *TABLE[:-2]),
+            ("compare", "--opt", "none", "--opt", "none", *TABLE[:-2]),
+            ("compare", "--opt", "none", "--opt", "none,fuze", *TABLE[:-2]),
+        ):
+            lines = said(*arguments, "--device", "host")
+            yield from (line for line in lines if line.startswith(("!", "$")))

@@ -21,6 +21,7 @@ from rawnn.cli import export as export_command
 from rawnn.cli import profile as profile_command
 from rawnn.cli import train as train_command
 from rawnn.cli import tune as tune_command
+from rawnn.cli.compiler import list_left_out
 from rawnn.cli.screen import table_console
 from rawnn.common.errors import RawnnError
 from rawnn.common.listener import Listener
@@ -287,6 +288,8 @@ def endings() -> Lines:
         remember(path, Entry(**{**_values(entry), "batch": 64, "others": {}, "precision": ""}))
         yield from (t.replace(name, "DIR") for t in printed(lambda: tune_command._show(path)))
         yield from path.read_text().splitlines()
+    yield from printed(lambda: list_left_out("k.cu", [], listed=True))
+    yield from printed(lambda: list_left_out("k.cu", [], listed=False))
     usage = [Resources("k<float>", Usage(32, 1024, 8, 400), (16, 24), Occupancy(4, 0.5, "shared")),
              Resources("j", Usage(16, 0, 0, 352), (0, 0), None)]  # fmt: skip
     built = SimpleNamespace(left_out=["main, of the host", "iostream"])

@@ -385,6 +385,18 @@ def tables() -> Lines:
                 yield from grid.markdown().splitlines()
                 if grid.dispensable:
                     yield f"dispensable: {', '.join(grid.dispensable)}"
+    for name, found in suites().items():
+        simulated = msgspec.structs.replace(
+            found,
+            environments={
+                key: msgspec.structs.replace(
+                    environment, device="sim", commit="1234567", clocks={"sm": "1,500 MHz"}
+                )
+                for key, environment in found.environments.items()
+            },
+        )
+        for grid in SUITES[name].grids(simulated) if name in SUITES else ():
+            yield f"# {name}, simulated: {'; '.join(grid.notes[:3])}; {grid.source}"
     for grid in default_view("own-suite").grids(
         results(_trained("own-suite/a", "x", 3.0), _trained("own-suite/b", "y", 4.0))
     ):
