@@ -134,7 +134,7 @@ def charts() -> Lines:
             for name, us, toggles in TIMED
         )
     )
-    for name in ("preload", "streams"):
+    for name in ("preload", "streams", "whole"):
         yield from drawn(f"timeline {name}", timeline(ladder, name))
     yield outcome(lambda: timeline(ladder, "baseline"))
     one = {**MANY, "settings": {"monitor": "test_accuracy", "varied": ["lr", "seed"]}}

@@ -372,6 +372,16 @@ MANY: dict[str, Any] = {
 }
 
 
+def on_simulated_gpu(found: Results) -> Results:
+    places = {
+        key: msgspec.structs.replace(
+            environment, device="sim", commit="1234567", clocks={"sm": "1,500 MHz"}
+        )
+        for key, environment in found.environments.items()
+    }
+    return msgspec.structs.replace(found, environments=places)
+
+
 @record
 def tables() -> Lines:
     for name, found in suites().items():
@@ -386,15 +396,7 @@ def tables() -> Lines:
                 if grid.dispensable:
                     yield f"dispensable: {', '.join(grid.dispensable)}"
     for name, found in suites().items():
-        simulated = msgspec.structs.replace(
-            found,
-            environments={
-                key: msgspec.structs.replace(
-                    environment, device="sim", commit="1234567", clocks={"sm": "1,500 MHz"}
-                )
-                for key, environment in found.environments.items()
-            },
-        )
+        simulated = on_simulated_gpu(found)
         for grid in SUITES[name].grids(simulated) if name in SUITES else ():
             yield f"# {name}, simulated: {'; '.join(grid.notes[:3])}; {grid.source}"
     for grid in default_view("own-suite").grids(
@@ -454,6 +456,10 @@ def html_report() -> Lines:
     with tempfile.TemporaryDirectory() as name, picture:
         for suite in ("ladder", "sample", "many", "workloads", "two machines", "check", "peers"):
             suites()[suite].write(Path(name, f"{suite}.json"))
+        cut = on_simulated_gpu(suites()["toggles"])
+        cut = msgspec.structs.replace(cut, ended={"toggles": "Ctrl-C"})
+        for part in parts_of([("cut", cut), ("check", suites()["check"])]):
+            yield from (f"simulated: {text}" for text in part.warnings)
         for part in parts_of(read_all(Path(name))):
             yield f"{part.machine}: cards " + "; ".join(short(vars(c)) for c in part.cards)
             yield from (f"warning: {text}" for text in part.warnings)
