@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from rawnn.data.input_scale import check_scales
 from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.data.progress import lines
 from rawnn.data.tables import load_table, read_table
+from rawnn.engine import data_source
+from rawnn.engine.config import Config
+from rawnn.engine.data_source import check_fit
 from tests.data.test_idx import BAD
 from tests.records import Lines, outcome, record, short
 
@@ -273,3 +277,41 @@ def vars_of(value: Any) -> str:
             for k, v in vars(value).items()
         )
     )
+
+
+@record
+def fits() -> Lines:
+    """Whether networks and data fit, and what a small set of data decides."""
+    known = {
+        "labels": from_arrays((X, Y)),
+        "values": from_arrays((X, X[:, :2])),
+        "normalised values": from_arrays((X, X[:, :2]), normalise_targets="learned"),
+        "no answers": from_arrays(X),
+    }
+    asked: tuple[dict[str, Any], ...] = (
+        {},
+        {"layers": (3, 5)},
+        {"layers": (4, 3)},
+        {"layers": (3, 2)},
+        {"layers": (3, 2), "loss": "mse"},
+        {"layers": (3, 2), "loss": "bce"},
+        {"layers": (3, 3), "loss": "mse"},
+        {"batch": 17},
+        {"batch": 15, "epochs": 2, "schedule": "warmup:5,cosine"},
+    )
+    for name, data in known.items():
+        for options in asked:
+            config = Config(**{"layers": (3, 3), **options})
+            yield f"{name} {options}: " + outcome(lambda: check_fit(config, data))
+            yield f"  {data_source.doubts(config, data)}"
+    for examples in (1, 7, 8, 15, 16, 63, 64, 128, 1000, 1023, 1024, 5000):
+        for own in (True, False):
+            data = replace(known["labels"], train_images=np.zeros((examples, 3)), own=own)
+            config, said = data_source.settled(Config(layers=(3, 3)), data)
+            left = data_source.left_out(config.recipe(), examples)
+            yield f"{examples}, own {own}: {config.batch}, {config.partial}, {said}; {left}"
+    for before in (None, known["normalised values"].target_normalisation):
+        for name in ("values", "normalised values"):
+            yield f"continued with {name}: " + outcome(
+                lambda: data_source.with_targets_of(known[name], before, Path("a.safetensors")).name
+            )
