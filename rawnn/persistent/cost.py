@@ -258,4 +258,6 @@ def layer_bytes(d: Sharding, layer: int) -> int:
 
 def most_bytes(d: Sharding) -> int:
     """About the bytes of shared memory that a sharding takes."""
+    if d.is_streamed:
+        return 0  # the layout says it at once
     return sum(layer_bytes(d, layer) for layer in range(d.problem.depth))

@@ -89,7 +89,9 @@ class Interpreter:
             kind, rows, columns = self.d.layer_kinds[layer], slice(None), slice(None)
             if kind == COLUMN_PARALLEL:
                 rows = self.own(block, layer + 1)
-            if kind == ROW_PARALLEL:
+            if self.d.is_streamed and layer and name[0] == "w":
+                rows, columns = slice(None), self.own(block, layer)
+            elif kind == ROW_PARALLEL:
                 columns = self.own(block, layer)
             for role in ("w", *self.p.states):
                 found[role_of(self.plan[op.operands[role]])] \

@@ -22,12 +22,15 @@ def _lines(choice: Choice) -> Iterator[str]:
     yield f"on the chip: {d.dp_size} {group}(s) of {d.tp_size} block(s) of {d.threads} threads; " \
           f"{d.group_batch} example(s) a {group}" \
           f"{f' in {d.micro_batches} micro-batches' if d.micro_batches > 1 else ''}"
-    for layer, kind in enumerate(d.layer_kinds):
+    if d.is_streamed:
+        yield "  a block owns 8 features of each hidden boundary; operands stream from the L2 " \
+              "cache to registers"
+    for layer, kind in enumerate(() if d.is_streamed else d.layer_kinds):
         tiles = layout.layers[layer]
         split = f", split in {tiles.forward.split}" if tiles.forward.split > 1 else ""
         yield f"  layer {layer + 1}: {p.layers[layer]} -> {p.layers[layer + 1]} {kind}, " \
               f"{d.outs(layer)} x {d.ins(layer)} weights a block{split}; {_outputs(d, layer)}"
-    if d.via_l2:
+    if d.via_l2 and not d.is_streamed:
         yield "  the blocks of a group exchange through the L2 cache"
     yield f"shared memory: {layout.nbytes:,} bytes a block"
     for words, nbytes in _places(layout).items():

@@ -46,6 +46,7 @@ from rawnn.persistent.phases.overflow import (
 )
 from rawnn.persistent.phases.phase import BETWEEN, Barrier, Phase
 from rawnn.persistent.phases.softmax import SOFTMAX, STATISTICS, Softmax, StatisticsExchange
+from rawnn.persistent.phases.streamed import streamed_phases
 from rawnn.persistent.phases.weight_gradient import WeightGradient
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
@@ -227,6 +228,8 @@ def build(d: Sharding, *, barriers: bool = True, compact: bool = False) -> Sched
     """The schedule of one training step; of a kernel that evaluates, its forward phases. The cost
     model leaves `barriers` out, which cost nothing, so that the search is fast. A `compact` one
     needs less shared memory and a barrier more for each layer but two (`aliases_of`)."""
+    if d.is_streamed:
+        return Schedule(d, streamed_phases(d), ())
     p, aliases = d.problem, aliases_of(d) if compact else {}
     hides = d.dp_size > 1 and d.micro_batches == 1  # the all-reduce hides Prefetch and SumLoss
     head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]

@@ -26,10 +26,13 @@ from rawnn.persistent.problem import Problem
 
 REPLICATED, SHARDED, ALL_GATHERED = "F", "S", "G"
 """Boundaries between layers, as users type them in `persistent=4x8:256:FSGF`."""
-DSMEM, L2 = "cluster", "l2"
+DSMEM, L2, STREAM = "cluster", "l2", "stream"
 """Transports: a tensor-parallel group is a thread block cluster, whose blocks exchange through
-distributed shared memory; or it exchanges via L2, through global memory that stays in that cache.
+distributed shared memory; or it exchanges via L2, through global memory that stays in that cache,
+from where it comes to shared memory; or operands stream from L2 to registers.
 """
+STREAMED_WIDTH = 8
+"""Features of a hidden boundary that a block owns where operands stream."""
 REPLICATED_LAYER, COLUMN_PARALLEL, ROW_PARALLEL = "replicated", "column-parallel", "row-parallel"
 WARP = 32
 REGISTERS, MOST_REGISTERS = 65536, 255
@@ -111,7 +114,7 @@ class Sharding:
 
     def __str__(self) -> str:
         micro = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-        transport = ", through L2" if self.via_l2 else ""
+        transport = ", streamed" if self.is_streamed else ", through L2" if self.via_l2 else ""
         resident = f", {self.resident} a multiprocessor" if self.resident else ""
         return f"{self.tp_size} x {self.dp_size} blocks of {self.threads} threads, " \
                f"{self.boundaries}{transport}{micro}{resident}"
@@ -147,6 +150,11 @@ class Sharding:
     def via_l2(self) -> bool:
         """Whether the blocks of a tensor-parallel group exchange via L2."""
         return self.tp_size > 1 and self.transport != DSMEM
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether operands stream from L2 to registers (ptx/persistent/streamed.cuh)."""
+        return self.transport == STREAM
 
     @property
     def cluster_size(self) -> int:

@@ -82,7 +82,7 @@ class KernelEmitter:
         self.begin()
         self.k.stamp_launch(1)
         self.begin_steps()
-        emit_step(self.k)
+        self.emit_step()
         w("}")
         self.k.stamp_launch(2)
         self.end()
@@ -108,6 +108,9 @@ class KernelEmitter:
         self.w("if (ptx::unknown_zero() != 0) goto inside;  // never: so that NVVM sees no loop")
         self.w("for (; u < span; ++u) {")
         self.w("inside:;")
+
+    def emit_step(self) -> None:
+        emit_step(self.k)
 
     # -- ahead of the steps ------------------------------------------------------------------------
     def begin(self) -> None:

@@ -22,9 +22,10 @@ from rawnn.persistent.sharding import (
     layer_kinds,
     output_boundaries,
 )
+from rawnn.persistent.streamed import why_not_streamed
 
 _SYNTAX = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
-                     r"(?:(?:@(l2|cluster))?:([1-9]\d{1,3})(?:x([1-8]))?:([FSG]{2,})(?::([1-9]\d?))?)?")
+                     r"(?:(?:@(l2|cluster|stream))?:([1-9]\d{1,3})(?:x([1-8]))?:([FSG]{2,})(?::([1-9]\d?))?)?")
 
 
 class ParsedSharding(NamedTuple):
@@ -103,6 +104,8 @@ def check_sharding(d: Sharding, chip: Chip) -> None:
     if d.micro_batches > 1 and (d.problem.scaled or (d.dp_size == 1 and d.via_l2)):
         raise Unsupported("takes micro-batches without a loss scale only, and one group that "
                           "exchanges through L2 takes none", FIX)
+    if d.is_streamed and (reason := why_not_streamed(d)):
+        raise Unsupported(f"cannot stream its operands: {reason}", FIX)
     if d.resident and (d.dp_size > 1 or d.via_l2):
         raise Unsupported("shares a multiprocessor with blocks of other networks only, so that it "
                           "has one group, and none that exchanges through L2", FIX)

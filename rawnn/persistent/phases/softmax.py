@@ -97,7 +97,7 @@ class Softmax(Phase):
     def emit(self, k: Kernel) -> None:
         d, p, w, last = k.d, k.p, k.w, k.p.depth
         scaling = f", {gradient_scaling(k)}" if p.scaled else ""
-        ends = f"y, present, {k.mean(p.batch)}, {_place_of_tallies(k)}{scaling});"
+        ends = f"y, present, {k.mean(p.batch)}, {place_of_tallies(k)}{scaling});"
         if not d.shards_softmax and softmax_of(d).warps == 1:
             w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({k.logits}, "
               f"{k.z(last)}, {k.first(last)}, {k.count(last)}, {ends}")
@@ -150,7 +150,7 @@ class Softmax(Phase):
         block.at[self.to] = run.scaled(block, gradient / len(run.inputs))
 
 
-def _place_of_tallies(k: Kernel) -> str:
+def place_of_tallies(k: Kernel) -> str:
     """C++: where tallies of examples go, and of how many."""
     d = k.d
     if not d.stores_tallies:

@@ -10,6 +10,7 @@ from rawnn.common.cuda_text import CudaText
 from rawnn.persistent.choose import Choice
 from rawnn.persistent.layout import Layout
 from rawnn.persistent.source import source
+from rawnn.persistent.streamed_source import streamed_source
 from rawnn.plan.op import Op
 from rawnn.plan.ops.train_steps import KIND, has_boundary
 from rawnn.plan.plan import Plan
@@ -26,9 +27,10 @@ IN_ITS_STEP = ("loss", "correct")
 @cache
 def _written(layout: Layout) -> tuple[str, str]:
     """The kernel's name, which no other text has, and its text."""
-    digest = hashlib.sha256(source(layout, NAME).encode()).hexdigest()[:12]
+    write = streamed_source if layout.sharding.is_streamed else source
+    digest = hashlib.sha256(write(layout, NAME).encode()).hexdigest()[:12]
     name = f"{NAME}_{digest}"
-    return name, source(layout, name)
+    return name, write(layout, name)
 
 
 def _shapes(op: Op) -> dict[str, Shape]:

@@ -1,0 +1,354 @@
+"""The phases of a step whose operands stream from L2 (ptx/persistent/streamed.cuh): in each, a
+block receives what the others published, multiplies it as it arrives, and publishes its share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rawnn.model.activations import activation
+from rawnn.persistent.phases.phase import BETWEEN, OTHER_BLOCKS, TENSOR_CORES, Line, Phase
+from rawnn.persistent.phases.softmax import place_of_tallies
+from rawnn.persistent.sharding import STREAMED_WIDTH, Sharding, ceil
+from rawnn.persistent.tiles import softmax_of
+
+if TYPE_CHECKING:
+    from rawnn.persistent.cost import CostModel
+    from rawnn.persistent.interpreter import Array, Block, Interpreter
+    from rawnn.persistent.writer import Kernel
+
+NET = "Net"
+"""The C++ type of the templates."""
+MMA, SUMS, TRANSPOSE, RECEIVE_WEIGHTS = 11.0, 280.0, 4.0, 500.0
+"""Cycles of a product of a warp on one of four sub-cores, of the sums over warps with an epilogue,
+of a transposed matrix, and of new weights (guesses from the instructions' throughput)."""
+
+
+def gathers(d: Sharding) -> list[str]:
+    """The boundaries that blocks publish: all hidden activations, and the gradients that a backward
+    GEMM needs of all blocks."""
+    depth = d.problem.depth
+    return [f"a{n}" for n in range(1, depth)] + [f"z{n}" for n in range(depth - 2, 1, -1)]
+
+
+@dataclass(frozen=True)
+class Streamed(Phase):
+    """What the phases share: the numbers of the templates."""
+
+    layer: int = 0
+    header, lane = "streamed.cuh", TENSOR_CORES
+
+    @staticmethod
+    def steps(d: Sharding) -> int:
+        return d.problem.layers[1] // 16
+
+    def each(self, d: Sharding) -> int:
+        """Steps of 16 features of a warp."""
+        return ceil(self.steps(d), d.warps)
+
+    def products(self, model: CostModel, factor: float = 1.0) -> float:
+        """Cycles of the products of all warps, and of the sum of theirs."""
+        d = model.d
+        tiles = ceil(d.columns, 16)
+        return factor * self.each(d) * tiles * ceil(d.warps, 4) * MMA + SUMS
+
+    def transposed(self, model: CostModel) -> float:
+        d = model.d
+        return (4 * TRANSPOSE * d.warps + MMA * d.warps / 4) * self.each(d) * ceil(d.columns, 16)
+
+    def received(self, model: CostModel) -> float:
+        """Cycles from the first store of an exchange until all of it is in registers."""
+        d, costs = model.d, model.costs
+        nbytes = d.problem.layers[1] * d.columns * 2
+        return costs.via_l2 + costs.via_l2_block * d.tp_size + nbytes / costs.via_l2_bytes
+
+    # -- text --------------------------------------------------------------------------------------
+    def gathered(self, k: Kernel, name: str) -> str:
+        return f"gathered + {gathers(k.d).index(name)} * ({NET}::kBlocks * {NET}::kQuads)"
+
+    def bias(self, k: Kernel, n: int) -> int:
+        return k.layout.places["biases"] + 16 * (n - 1)
+
+    def stamped(self, k: Kernel, of_layer: str = "") -> str:
+        """C++: the stamps of the phase, of the first of several layers or of the one `of_layer`."""
+        first = k.stamped[k.in_micro_batch]
+        k.stamped[k.in_micro_batch] += len(self.stamps(k.d))
+        return f"{{stamps, u, {first}{of_layer}}}" if k.layout.traced else "{}"
+
+    def passed_back(self, k: Kernel, n: str) -> str:
+        """What pass_back gets of the layer `n` (C++)."""
+        places, p = k.layout.places, k.p
+        size = places["own a2"] - places["own a1"]
+        own_z = f"{places['own z1']} + ({n} - 2) * {size if p.bias else 0}"
+        to = f"({n} > 2 ? gathered + ({2 * p.depth - 2} - {n}) * ({NET}::kBlocks * " \
+             f"{NET}::kQuads) + rank * {NET}::kQuads : nullptr)"
+        return f"{places['own a1']} + ({n} - 2) * {size}, {own_z}, {places['weights']} + " \
+               f"({n} - 2) * {p.layers[1] * STREAMED_WIDTH}, {to}, bit, rule"
+
+
+    # -- meaning -----------------------------------------------------------------------------------
+    def publish(self, run: Interpreter, block: Block, name: str, v: Array) -> None:
+        """Keeps the block's own values or gradients of a boundary, and sends them."""
+        block.at[f"own {name}"] = v
+        send(run, block, name, v)
+
+    def activated(self, run: Interpreter, block: Block, sums: Array) -> None:
+        n = self.layer + 1
+        v = sums + block.at[f"b{n}"][:, None] if run.p.bias else sums
+        self.publish(run, block, f"a{n}", activation(run.p.activation).function(v))
+
+    def pass_back(self, run: Interpreter, block: Block, n: int, gradient: Array) -> None:
+        """The backward GEMM of layer `n`, and the update of its weights."""
+        below = block.at[f"own a{n - 1}"]
+        v = block.at[f"w{n}"].T @ gradient * activation(run.p.activation).slope(below)
+        block.at[f"own z{n - 1}"] = v
+        if n > 2:
+            send(run, block, f"z{n - 1}", v)
+        run.update(block, f"w{n}", gradient @ below.T, slice(None))
+
+
+def send(run: Interpreter, block: Block, name: str, v: Array) -> None:
+    for other in run.group(block):
+        other.received.setdefault(name, {})[block.tp_rank] = v
+
+
+def gather(run: Interpreter, block: Block, name: str, axis: int = 0) -> Array:
+    parts = block.received.pop(name)
+    return np.concatenate([parts[rank] for rank in range(run.d.tp_size)], axis=axis)
+
+
+SCRATCH = "scratch"
+"""C++ variable: the place of one of two buffers of partial sums, which phases use in turn."""
+
+
+def other(k: Kernel) -> str:
+    """C++: the place of the other."""
+    return f"{k.layout.places['scratch0'] + k.layout.places['scratch1']} - {SCRATCH}"
+
+
+class FirstForward(Streamed):
+    """The first layer, whose inputs come from the data set."""
+
+    def stamps(self, d: Sharding) -> Sequence[str]:
+        return ("fetch", "work", "send")
+
+    def cost(self, model: CostModel) -> Iterator[Line]:
+        p, costs = model.p, model.costs
+        nbytes = p.layers[0] * model.d.columns * 2
+        yield Line(self.name, costs.fetch + nbytes / costs.via_l2_bytes
+                   + self.products(model, p.layers[0] / p.layers[1]))
+
+    def emit(self, k: Kernel) -> None:
+        places = k.layout.places
+        k.w(f"int {SCRATCH} = {places['scratch0']};")
+        k.w(f"{NET}::first_forward(images, ldimages, {places['rows']} + (u & 1) * {k.d.columns}, "
+            f"{places['weights1']}, {self.bias(k, 1)}, {places['own a1']}, "
+            f"{self.gathered(k, 'a1')} + rank * {NET}::kQuads, bit, {SCRATCH}, {self.stamped(k)});")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        self.activated(run, block, block.at["w1"] @ block.at["x"])
+
+
+class ReceiveWeights(Streamed):
+    """The weights that other blocks updated at the end of the step before."""
+
+    lane = OTHER_BLOCKS
+
+    def stamps(self, d: Sharding) -> Sequence[str]:
+        return ("wait",)
+
+    def cost(self, model: CostModel) -> Iterator[Line]:
+        yield Line(self.name, 0.0)  # while the first exchange is on its way
+
+    def emit(self, k: Kernel) -> None:
+        places = k.layout.places
+        k.w(f"if (warp_index() == {k.d.warps - 1}) {NET}::load_ahead(images, ldimages, "
+            f"{places['rows']} + ((u + 1) & 1) * {k.d.columns}, {places['copies']}, rank);")
+        k.w("if (u > 0) {")
+        k.w(f"{NET}::receive_weights<{k.p.depth - 2}>(sent_weights, sent_last, rank, "
+            f"{places['words']}, {places['last words']}, changed ^ 1u);")
+        k.w("}")
+        k.stamp(self.name, "wait")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        for n in range(2, run.p.depth + 1):
+            rows = slice(None) if n == run.p.depth else run.own(block, n)
+            if f"w{n}" in block.received:
+                block.at[f"rows{n}"] = gather(run, block, f"w{n}", axis=1)[rows]
+            else:  # the first step of a launch
+                block.at[f"rows{n}"] = run.arrays[f"w{n}"][rows]
+
+
+class Forward(Streamed):
+    """A layer between the first and the last."""
+
+    def stamps(self, d: Sharding) -> Sequence[str]:
+        return ("wait", "work", "send")
+
+    def cost(self, model: CostModel) -> Iterator[Line]:
+        yield Line(self.name, self.received(model) + self.products(model))
+
+    def emit(self, k: Kernel) -> None:
+        """The first of these layers emits a loop over all."""
+        places, w = k.layout.places, k.w
+        if self.layer > 1:
+            self.stamped(k)
+            return
+        size = places["own a2"] - places["own a1"]
+        w("#pragma unroll 1")
+        w(f"for (int n = 2; n < {k.p.depth}; ++n) {{")
+        w(f"{SCRATCH} = {other(k)};")
+        w(f"float4* const from = gathered + (n - 2) * ({NET}::kBlocks * {NET}::kQuads);")
+        w(f"{NET}::forward(from, {places['words']} + (n - 2) * {k.p.layers[1] * 4}, "
+          f"{self.bias(k, 1)} + (n - 1) * 16, {places['own a1']} + (n - 1) * {size}, "
+          f"from + ({NET}::kBlocks + rank) * {NET}::kQuads, bit, {SCRATCH}, "
+          f"{self.stamped(k, f' + (n - 2) * {len(self.stamps(k.d))}')});")
+        w("}")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        n = self.layer + 1
+        self.activated(run, block, block.at[f"rows{n}"] @ gather(run, block, f"a{n - 1}"))
+
+
+class Last(Streamed):
+    """The last layer and the loss, in all blocks alike; what is received becomes the gradient of
+    the boundary below, in registers, and the operand of the backward GEMM below."""
+
+    def stamps(self, d: Sharding) -> Sequence[str]:
+        return ("wait", "logits", "softmax", "gradient", "work", "send", "update")
+
+    def cost(self, model: CostModel) -> Iterator[Line]:
+        d, costs, p = model.d, model.costs, model.p
+        halves = ceil(p.outputs, 8)
+        yield Line(self.name, self.received(model) + halves * self.products(model))
+        yield Line("softmax", costs.softmax + costs.softmax_rows * softmax_of(d).cycles)
+        yield Line(f"backward {self.layer}", 3 * self.products(model) - 2 * SUMS)
+
+    def emit(self, k: Kernel) -> None:
+        d, p, w, n, places = k.d, k.p, k.w, k.p.depth, k.layout.places
+        gradient = k.values("gradient", True)
+        own = f"{NET}::at_as<float4>({places[f'own a{n - 1}']})"
+        w("const auto of_batch = [=] {")
+        w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({k.at('logits')}, {gradient}, "
+          f"0, {p.outputs}, y_now, present, {k.mean(p.batch)}, {place_of_tallies(k)});")
+        w("};")
+        w(f"{SCRATCH} = {other(k)};")
+        w(f"{NET}::last_layer({self.gathered(k, f'a{n - 1}')}, "
+          f"{places['last words']}, {self.bias(k, n)}, {places['logits']}, {places['gradient']}, "
+          f"{SCRATCH}, {other(k)}, of_batch, {self.passed_back(k, str(n - 1))}, "
+          f"{self.stamped(k)});")
+        if p.outputs > STREAMED_WIDTH:
+            w(f"{SCRATCH} = {other(k)};")
+        w(f"if (warp_index() == {d.warps - 1}) {{")
+        w(f"{NET}::update_last({gradient}, {own}, "
+          f"{NET}::at_as<float4>({places['last weights']}), {NET}::at({self.bias(k, n)}), "
+          f"sent_last, rank, changed, rule);")
+        w("}")
+        if p.bias:
+            w(f"if (warp_index() == {d.warps - 2}) {{")
+            w(f"{NET}::update_biases_below({gradient}, {NET}::at_as<const uint4>("
+              f"{places['last words']}), rank, {own}, {NET}::at({self.bias(k, n - 1)}), rule);")
+            w("}")
+        if k.layout.traced:
+            w(f"stamps.stamp(u, {k.stamped[True] - 1});")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        n = run.p.depth
+        values = gather(run, block, f"a{n - 1}")
+        z = block.at[f"rows{n}"] @ values
+        z = z + block.at[f"b{n}"][:, None] if run.p.bias else z
+        power = np.exp(z - z.max(axis=0))
+        hot = np.arange(run.p.outputs)[:, None] == block.at["y"][None]
+        gradient = (power / power.sum(axis=0) - hot) / len(run.inputs)
+        below = block.at[f"rows{n}"].T @ gradient * activation(run.p.activation).slope(values)
+        self.pass_back(run, block, n - 1, below)
+        run.update(block, f"w{n}", gradient @ block.at[f"own a{n - 1}"].T, slice(None))
+        if run.p.bias:
+            run.update(block, f"b{n}", gradient.sum(axis=1), slice(None))
+            own = below[run.own(block, n - 1)]
+            run.update(block, f"b{n - 1}", own.sum(axis=1), slice(None))
+
+
+class Backward(Streamed):
+    """A layer between the first and the last: its gradient of the inputs, and its update."""
+
+    def stamps(self, d: Sharding) -> Sequence[str]:
+        return ("wait", "work", "send", "update")
+
+    def cost(self, model: CostModel) -> Iterator[Line]:
+        yield Line(self.name, self.received(model) + self.products(model))
+
+    def emit(self, k: Kernel) -> None:
+        """The first of these layers emits a loop over all."""
+        w, first = k.w, k.p.depth - 2
+        if self.layer + 1 < first:
+            self.stamped(k)
+            return
+        w("#pragma unroll 1")
+        w(f"for (int n = {first}; n > 1; --n) {{")
+        w(f"const float4* const from = gathered + ({2 * k.p.depth - 3} - n) * ({NET}::kBlocks * "
+          f"{NET}::kQuads);")
+        w(f"{NET}::backward(from, {SCRATCH}, {self.passed_back(k, 'n')}, "
+          f"{self.stamped(k, f' + ({first} - n) * {len(self.stamps(k.d))}')});")
+        w(f"{SCRATCH} = {other(k)};")
+        w("}")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        n = self.layer + 1
+        self.pass_back(run, block, n, gather(run, block, f"z{n}"))
+
+
+class UpdateFirst(Streamed):
+    """New weights are sent to the blocks that need them in the next step, and the first layer is
+    updated."""
+
+    def stamps(self, d: Sharding) -> Sequence[str]:
+        return ("send", "fetch", "work")
+
+    def cost(self, model: CostModel) -> Iterator[Line]:
+        p, costs = model.p, model.costs
+        nbytes = p.layers[0] * model.d.columns * 2
+        ratio = p.layers[0] / p.layers[1]
+        yield Line("new weights", self.transposed(model) + RECEIVE_WEIGHTS)
+        yield Line(self.name, costs.fetch + nbytes / costs.via_l2_bytes
+                   + ratio * self.transposed(model))
+        yield Line(BETWEEN, costs.step)
+
+    def emit(self, k: Kernel) -> None:
+        d, p, w, places = k.d, k.p, k.w, k.layout.places
+        w(f"{NET}::send_weights<{p.depth - 2}>(sent_weights, rank, {places['weights']}, changed);")
+        w("__syncthreads();")
+        stamped = self.stamped(k)
+        if k.layout.traced:
+            w(f"stamps.stamp(u, {k.stamped[True] - 3});")
+        for n in range(1, p.depth - 1) if p.bias else ():
+            w(f"if (warp_index() == {d.warps - n}) {NET}::update_biases({NET}::at_as<const float4>("
+              f"{places[f'own z{n}']}), {NET}::at({self.bias(k, n)}), rule);")
+        w(f"{NET}::update_first(images, ldimages, {places['rows']} + (u & 1) * {d.columns}, "
+          f"{places['own z1']}, {places['weights1']}, rule, {stamped});")
+        w(f"if (thread < {d.columns}) y[((u + 1) & 1) * {d.columns} + thread] = next_label, "
+          f"next_row = row_after_next;")
+        w("ptx::wait_for_copies<0>();")
+        w("__syncthreads();")
+        if k.layout.traced:
+            w(f"stamps.stamp(u, {k.stamped[True] - 1});")
+
+    def interpret(self, run: Interpreter, block: Block) -> None:
+        for n in range(2, run.p.depth + 1):
+            send(run, block, f"w{n}", block.at[f"w{n}"].copy())
+        for n in range(1, run.p.depth - 1) if run.p.bias else ():
+            run.update(block, f"b{n}", block.at[f"own z{n}"].sum(axis=1), slice(None))
+        run.update(block, "w1", block.at["own z1"] @ block.at["x"].T, slice(None))
+
+
+def streamed_phases(d: Sharding) -> tuple[Phase, ...]:
+    """The step of a sharding whose operands stream."""
+    depth = d.problem.depth
+    return (FirstForward("forward 1"), ReceiveWeights("receive weights"),
+            *(Forward(f"forward {n}", n - 1) for n in range(2, depth)),
+            Last(f"forward {depth}", depth - 1),
+            *(Backward(f"backward {n}", n - 1) for n in range(depth - 2, 1, -1)),
+            UpdateFirst("gradient 1"))

@@ -1,0 +1,48 @@
+"""Which steps can stream their operands from L2 (ptx/persistent/streamed.cuh), and how."""
+
+from __future__ import annotations
+
+from rawnn.persistent.problem import Problem
+from rawnn.persistent.sharding import (
+    ALL_GATHERED,
+    REPLICATED,
+    STREAM,
+    STREAMED_WIDTH,
+    Sharding,
+)
+
+THREADS, MOST_OUTPUTS, MOST_BATCH = 512, 16, 64
+
+
+def streamed_sharding(p: Problem) -> Sharding | None:
+    """The sharding of a problem whose operands stream; None where no kernel has it."""
+    boundaries = REPLICATED + ALL_GATHERED * (p.depth - 1) + REPLICATED
+    found = Sharding(p, p.layers[1] // STREAMED_WIDTH, 1, THREADS, boundaries, transport=STREAM)
+    return None if why_not_streamed(found) else found
+
+
+def why_not_streamed(d: Sharding) -> str:
+    """Why operands cannot stream; "" where they can."""
+    p = d.problem
+    for reason, found in (
+            ("its products must be in bfloat16, of inputs that are rounded ahead",
+             p.numbers != "bfloat16" or not p.rounded or bool(p.streams)),
+            ("its optimizer must be SGD without momentum", bool(p.states) or p.timed),
+            ("its loss must be cross-entropy with labels", not p.labelled),
+            ("it needs two hidden layers or more", p.depth < 3),
+            ("its hidden layers must have one width, a multiple of 16",
+             len(set(p.layers[1:-1])) != 1 or p.layers[1] % 16 > 0),
+            ("its inputs must be a multiple of 8", p.layers[0] % 8 > 0),
+            (f"it may have {MOST_OUTPUTS} outputs", p.outputs > MOST_OUTPUTS),
+            (f"its batch must be a multiple of 16, {MOST_BATCH} at most",
+             p.batch % 16 > 0 or p.batch > MOST_BATCH),
+            ("the slope of its activation must be that of the output", p.saves_input)):
+        if found:
+            return reason
+    if (d.tp_size, d.dp_size, d.threads, d.micro_batches) != (
+            p.layers[1] // STREAMED_WIDTH, 1, THREADS, 1):
+        return f"it takes {p.layers[1] // STREAMED_WIDTH}x1 blocks of {THREADS} threads"
+    if set(d.boundaries[1:-1]) != {ALL_GATHERED} or d.boundaries[0] + d.boundaries[-1] != \
+            2 * REPLICATED:
+        return f"its boundaries are {REPLICATED}{ALL_GATHERED * (p.depth - 1)}{REPLICATED}"
+    return ""

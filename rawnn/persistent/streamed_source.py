@@ -1,0 +1,134 @@
+"""Emits the kernel of a step whose operands stream from L2 (ptx/persistent/streamed.cuh)."""
+
+from __future__ import annotations
+
+from rawnn.persistent.layout import Layout, streamed_quads
+from rawnn.persistent.phases.loss import report
+from rawnn.persistent.phases.streamed import NET
+from rawnn.persistent.source import KernelEmitter
+from rawnn.persistent.steps import emit_phases
+from rawnn.persistent.writer import literal
+
+
+def streamed_source(layout: Layout, name: str) -> str:
+    """The CUDA C of the kernel `name`."""
+    return StreamedEmitter(layout, name).text()
+
+
+class StreamedEmitter(KernelEmitter):
+    """What stands ahead of the steps and behind them."""
+
+    def begin(self) -> None:
+        d, p, w, k = self.d, self.p, self.w, self.k
+        if self.layout.traced:
+            w("const Stamps stamps = {trace};")
+            w("struct StampsOfPhase {")
+            w("Stamps stamps;")
+            w("int step, first;")
+            w("__device__ __forceinline__ void operator()(int i) const {")
+            w("stamps.stamp(step, first + i);")
+            w("}")
+            w("};")
+        stamps = "StampsOfPhase" if self.layout.traced else "NoStamps"
+        w(f"using {NET} = Streamed<Shape, Rule, Activation, {p.layers[0]}, {p.layers[1]}, "
+          f"{p.outputs}, {literal(p.bias)}, {stamps}>;")
+        w("float* const shared = ptx::dynamic_shared<float>();")
+        w("Half* const halves = ptx::dynamic_shared<Half>();")
+        w("const int rank = static_cast<int>(blockIdx.x);")
+        w("const int thread = thread_index();")
+        w(f"clear_shared<Shape>(shared, {self.layout.dynamic_bytes // 4});")
+        w("__syncthreads();")
+        self.declare_cursor()
+        w("pdl_wait();")
+        w("pdl_trigger();")
+        k.stamp_launch(0)
+        if p.partial:
+            self.declare_batch()
+            w(f"const auto present_in = [=](int step) {{ return max(0, min({p.batch}, "
+              f"batch_of(step))); }};")
+        else:
+            w(f"const int present = {p.batch};")
+        w(f"const auto first_of = [=](int step) {{ return static_cast<long long>(cursor_now + "
+          f"step) * {p.stride}; }};")
+        row = "order[first_of(step) + i]" if p.ordered else "static_cast<int>(first_of(step)) + i"
+        w(f"const auto row_of = [=](int step, int i) {{ return step < span && i < "
+          f"{k.present('step')} ? {row} : 0; }};")
+        gathered, between, _ = streamed_quads(d)
+        w("float4* const quads = reinterpret_cast<float4*>(receive_buffers);")
+        w(f"float4* const sent_weights = quads + {gathered}, * const sent_last = quads + "
+          f"{gathered + between};")
+        w(f"[[maybe_unused]] float* const biases = {k.at('biases')};")
+        self.move_weights(load=True)
+        w("const unsigned int generation = generations[blockIdx.x];")
+        for name in ("y", "rows"):
+            w(f"int* const {name} = reinterpret_cast<int*>{k.at(name)};")
+        w(f"int next_row = thread < {d.columns} ? row_of(1, thread) : 0;")
+        w(f"if (thread < {d.columns}) {{")
+        w("rows[thread] = row_of(0, thread);")
+        w("y[thread] = static_cast<int>(labels[rows[thread]]);")
+        w("}")
+        w("__syncthreads();")
+
+    def begin_steps(self) -> None:
+        d, p, w, k = self.d, self.p, self.w, self.k
+        super().begin_steps()
+        if p.partial:
+            w("const int present = present_in(u);")
+        time = f"{k.rate('u')}, 0"
+        settings = "".join(f", {k.setting(i)}" for i in range(len(p.settings)))
+        w(f"const Rule rule({time}{settings});")
+        w("const unsigned int counter = generation + static_cast<unsigned int>(u);")
+        w("const unsigned int bit = ~(counter >> 1) & 1u, changed = ~counter & 1u;")
+        gathered = streamed_quads(d)[0]
+        w(f"float4* const gathered = quads + (counter & 1u) * {gathered // 2};")
+        w(f"const int* const y_now = y + (u & 1) * {d.columns};")
+        w("int next_label = 0, row_after_next = 0;")
+        w(f"if (thread < {d.columns}) {{")
+        w(f"rows[((u + 1) & 1) * {d.columns} + thread] = next_row;")
+        w("next_label = static_cast<int>(labels[next_row]);")
+        w("row_after_next = row_of(u + 2, thread);")
+        w("}")
+
+    def emit_step(self) -> None:
+        self.k.in_micro_batch = True
+        emit_phases(self.k, self.schedule.micro_batch)
+
+    def move_weights(self, load: bool) -> None:
+        """Loads or stores what this block owns of the weights and biases."""
+        p, w, places = self.p, self.w, self.layout.places
+        for layer in range(p.depth):
+            n, last = layer + 1, layer == p.depth - 1
+            name = "weights1" if n == 1 else "last weights" if last else "weights"
+            place = places[name] + ((n - 2) * p.layers[1] * 8 if 1 < n < p.depth else 0)
+            first, ends = literal(n == 1), f"rank, {p.layers[n]}, {literal(last)}"
+            if load:
+                w(f"{NET}::load_tiles<{first}>({place}, w{n}, ldw{n}, {ends});")
+            else:
+                w(f"{NET}::store_tiles<{first}>(w{n}, ldw{n}, {place}, {ends});")
+                if p.copies:
+                    w(f"{NET}::store_tiles<{first}>(c{n}, ldc{n}, {place}, {ends});")
+            if p.bias:
+                bias, mine = f"biases[{16 * layer} + thread]", "rank * 8 + " * (not last)
+                limit = f"thread < {p.outputs if last else 8}" + " && rank == 0" * (
+                    last and not load)
+                at = f"b{n}[{mine}thread]"
+                w(f"if ({limit}) {f'{bias} = {at}' if load else f'{at} = {bias}'};")
+            if load and 1 < n < p.depth:
+                w(f"{NET}::load_words<false>({places['words'] + (n - 2) * p.layers[1] * 4}, "
+                  f"w{n}, ldw{n}, rank * 8, 0);")
+            for second in range(2 if load and last else 0):
+                w(f"{NET}::load_words<true>({places['last words']}, w{n}, ldw{n}, "
+                  f"{8 * second}, {second});")
+
+    def end(self) -> None:
+        w, found = self.w, self.layout
+        self.move_weights(load=False)
+        w("if (thread == 0) {")
+        w("generations[blockIdx.x] = generation + static_cast<unsigned int>(span);")
+        w("}")
+        if found.has_epoch_boundary:
+            w("NextOrder<Shape> next_order(order_seed, offset, count);")
+            w("next_order.store(order);")
+        report(self.k)
+        if found.has_epoch_boundary:
+            w("if (blockIdx.x == 0 && thread == 0) tick_clock(clock, steps);")

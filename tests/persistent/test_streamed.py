@@ -1,0 +1,153 @@
+"""Steps whose operands stream from L2: right against NumPy, on the CPU emulator and by the
+interpreter of the schedule; and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rawnn.model.optimizers import Optimizer
+from rawnn.persistent import cost
+from rawnn.persistent.layout import layout_of
+from rawnn.persistent.phases.streamed import Backward, Forward, ReceiveWeights, gathers
+from rawnn.persistent.problem import Unsupported
+from rawnn.persistent.schedule import build
+from rawnn.persistent.sharding import STREAM, Sharding
+from rawnn.persistent.spelling import exactly, parse_sharding
+from rawnn.persistent.streamed import streamed_sharding, why_not_streamed
+from tests import requires
+from tests.persistent import test_emulator
+from tests.persistent.problems import HOPPER, VARIETY, problem
+from tests.persistent.test_emulator import Launch, check
+from tests.persistent.test_interpreter import interpreted, worst
+
+CASES: dict[str, dict[str, Any]] = {
+    # Half of each quad is padding, and nothing is rounded for the flag bit.
+    "three layers, tanh": {
+        "layers": (64, 48, 48, 16), "batch": 16, "network": {"activation": "tanh"},
+        "shuffle": True, "optimizer": Optimizer("sgd", 0.1, {"decay": 0.01}),
+        "schedule": "cosine"},
+    "five layers, no bias": {
+        "layers": (72, 64, 64, 64, 64, 7), "batch": 64, "shuffle": True,
+        "network": {"activation": "tanh", "bias": False}},
+    "six layers, three tiles": {
+        "layers": (64, 32, 32, 32, 32, 32, 10), "batch": 48, "network": {"activation": "tanh"}},
+}
+ROUNDED = 4 * 2.0**-8
+"""What part of a parameter's change may be error where one value of eight is rounded to seven bits:
+twice that of other kernels in bfloat16."""
+
+
+@pytest.fixture(autouse=True)
+def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Launch` has the threads that streaming takes, and knows the problems."""
+    for name, case in CASES.items():
+        monkeypatch.setitem(VARIETY, name, {"numbers": "bf16", **case})
+    monkeypatch.setattr(test_emulator, "allowed", lambda _: ROUNDED)
+    monkeypatch.setattr(
+        test_emulator, "Sharding",
+        lambda p, ranks, groups, _, *more, **keywords: Sharding(p, ranks, groups, 512, *more,
+                                                                **keywords))
+
+
+def launched(name: str, **options: Any) -> Launch:
+    layers = CASES[name]["layers"]
+    boundaries = f"F{'G' * (len(layers) - 2)}F"
+    return Launch(name, layers[1] // 8, 1, boundaries, exchange=STREAM, **options)
+
+
+@requires.GXX
+@pytest.mark.parametrize(("name", "options"), [
+    ("three layers, tanh", {"left": 5, "turning": True}),
+    ("five layers, no bias", {"turning": True}), ("six layers, three tiles", {"left": 20})])
+def test_operands_that_stream_train_as_numpy_does(tmp_path: Path, name: str,
+                                                  options: dict[str, Any]) -> None:
+    check(launched(name, **options), tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_schedule_trains_as_the_plan_does(name: str) -> None:
+    launch = launched(name)
+    for role in launch.arrays:
+        if role[0] == "c" and role[1:].isdigit():
+            launch.arrays[role] = launch.arrays[f"w{role[1:]}"].copy()
+    assert worst(launch, interpreted(launch)) < 1e-9
+
+
+@pytest.mark.parametrize("kind", [Forward, Backward, ReceiveWeights])
+def test_the_interpreter_misses_a_phase(kind: type) -> None:
+    launch = launched("five layers, no bias")
+
+    def without(schedule: Any) -> Any:
+        (first, *_) = (each for each in schedule.micro_batch if isinstance(each, kind))
+        return type(schedule)(schedule.sharding, tuple(
+            each for each in schedule.micro_batch if each is not first), ())
+
+    with pytest.raises(KeyError):
+        interpreted(launch, without)
+
+
+def given(layers: tuple[int, ...] = (784, 256, 256, 256, 10), **options: Any) -> Any:
+    return problem(layers, numbers=options.pop("numbers", "bf16"), **options)
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"numbers": ""}, "bfloat16"), ({"optimizer": Optimizer("adam", 1e-3)}, "SGD"),
+    ({"layers": (784, 256, 10)}, "two hidden layers"),
+    ({"layers": (784, 256, 128, 10)}, "one width"), ({"layers": (784, 40, 40, 10)}, "16"),
+    ({"layers": (780, 256, 256, 10)}, "multiple of 8"),
+    ({"layers": (784, 256, 256, 17)}, "16 outputs"), ({"batch": 24}, "batch"),
+    ({"batch": 128}, "batch"), ({"network": {"activation": "gelu"}}, "slope")])
+def test_what_cannot_stream_says_why(options: dict[str, Any], reason: str) -> None:
+    p = given(**options)
+    assert streamed_sharding(p) is None
+    d = Sharding(p, p.layers[1] // 8, 1, 512, f"F{'G' * (p.depth - 1)}F", transport=STREAM)
+    assert reason in why_not_streamed(d)
+    with pytest.raises(Unsupported, match=f"cannot stream its operands.*{reason}"):
+        exactly(p, HOPPER, *parse_sharding(d.text) or ())
+
+
+@pytest.mark.parametrize("text", ["32x1@stream:256:FGGGF", "16x1@stream:512:FGGGF",
+                                  "32x1@stream:512:FGSFF"])
+def test_another_sharding_does_not_stream(text: str) -> None:
+    with pytest.raises(Unsupported, match="cannot stream"):
+        exactly(given(), HOPPER, *parse_sharding(text) or ())
+
+
+def test_wide_layers_fit_where_operands_stream() -> None:
+    """Five layers of 784 at batch 64 do not fit otherwise: a block would hold all inputs."""
+    p = given((784, 784, 784, 784, 784, 10), batch=64, network={"bias": False})
+    d = streamed_sharding(p)
+    assert d is not None
+    found = layout_of(d, HOPPER.shared)
+    assert found.nbytes <= HOPPER.shared
+    floats = 784 * 8 * 3 + 2 * 25 * 16 * 8 + 16 * 8  # weights by inputs, the first's, the last's
+    words = 784 * 8 * 3 // 2 + 784 * 16 // 2
+    assert found.nbytes > 4 * (floats + words)
+
+
+def test_what_is_gathered_has_two_buffers() -> None:
+    d = streamed_sharding(given())
+    assert d is not None
+    assert gathers(d) == ["a1", "a2", "a3", "z2"]
+    words = layout_of(d, HOPPER.shared).workspaces(1)["receive_buffers"]
+    quads = 2 * 4 * 32 * 32 + 32 * 32 * 32 + 32 * 32
+    assert words == 4 * quads
+
+
+def test_every_phase_has_its_stamps_and_cycles() -> None:
+    d = streamed_sharding(given())
+    assert d is not None
+    schedule = build(d)
+    names = {line.name for _, line in cost.table(schedule)}
+    assert names >= {phase.name for phase in schedule.phases}
+    assert all(phase.stamps(d) for phase in schedule.phases)
+
+
+def test_the_text_of_a_sharding_names_it() -> None:
+    d = streamed_sharding(given())
+    assert d is not None
+    assert d.text == "32x1@stream:512:FGGGF"
+    assert exactly(given(), HOPPER, *parse_sharding(d.text) or ()).sharding == d
