@@ -14,7 +14,7 @@ from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
 from rawnn.persistent.phases.input import orders_at_once
 from rawnn.persistent.phases.learning_rate import rules_at_once
 from rawnn.persistent.phases.loss import AT_ONCE, BY_FIRST, BY_LAST, tallies
-from rawnn.persistent.phases.streamed import gathers
+from rawnn.persistent.phases.streamed import gathers, input_floats
 from rawnn.persistent.problem import Problem
 from rawnn.persistent.schedule import Schedule, aliases_of, build, weight_gradient
 from rawnn.persistent.sharding import (
@@ -210,7 +210,7 @@ def layout_of(d: Sharding, room: int) -> Layout:
     more of the state then lies there, or the layout fits at all."""
     schedule = build(d)
     if d.is_streamed:
-        return _streamed_layout(schedule)
+        return _streamed_layout(schedule, room)
     found = _layout(schedule, room, False)
     if aliases_of(d) and (found.nbytes > room or found.global_tiles):
         compact = build(d, compact=True)
@@ -286,8 +286,9 @@ def streamed_quads(d: Sharding) -> tuple[int, int, int]:
             ceil(d.problem.depth - 2, 3) * d.tp_size**2 * WARP, d.tp_size * WARP)
 
 
-def _streamed_layout(schedule: Schedule) -> Layout:
-    """Weights in float32, and the words of bfloat16 of the block's rows."""
+def _streamed_layout(schedule: Schedule, room: int) -> Layout:
+    """Weights in float32, the words of bfloat16 of the block's rows, and where there is room the
+    inputs of one or two steps."""
     d, p, memory = schedule.sharding, schedule.sharding.problem, Memory()
     steps, input_steps, middle = p.layers[1] // 16, 2 * ceil(p.layers[0], 32), p.depth - 2
     memory.take("weights1", input_steps * TILE, "weights")
@@ -309,6 +310,9 @@ def _streamed_layout(schedule: Schedule) -> Layout:
     parts = max(ceil(n, ceil(n, d.warps)) for n in (steps, input_steps // 2))
     for scratch in ("scratch0", "scratch1"):
         memory.take(scratch, parts * d.columns * 8, "scratch")
+    for stage in ("x0", "x1"):
+        if memory.has(input_floats(d), room):
+            memory.take(stage, input_floats(d), "inputs")
     return Layout(
         schedule, (), memory.places, memory.contents, nbytes=up(memory.cursor, 4) * 4 + FIXED_BYTES,
         input_pitch=0, input_floats=0, raw_pitch=0, target_pitch=0, target_width=0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rawnn.persistent.layout import Layout, streamed_quads
 from rawnn.persistent.phases.loss import report
-from rawnn.persistent.phases.streamed import NET
+from rawnn.persistent.phases.streamed import NET, fetch_ahead, stages
 from rawnn.persistent.source import KernelEmitter
 from rawnn.persistent.steps import emit_phases
 from rawnn.persistent.writer import literal
@@ -31,7 +31,7 @@ class StreamedEmitter(KernelEmitter):
             w("};")
         stamps = "StampsOfPhase" if self.layout.traced else "NoStamps"
         w(f"using {NET} = Streamed<Shape, Rule, Activation, {p.layers[0]}, {p.layers[1]}, "
-          f"{p.outputs}, {literal(p.bias)}, {stamps}>;")
+          f"{p.outputs}, {literal(p.bias)}, {stages(k)}, {stamps}>;")
         w("float* const shared = ptx::dynamic_shared<float>();")
         w("Half* const halves = ptx::dynamic_shared<Half>();")
         w("const int rank = static_cast<int>(blockIdx.x);")
@@ -68,6 +68,8 @@ class StreamedEmitter(KernelEmitter):
         w("y[thread] = static_cast<int>(labels[rows[thread]]);")
         w("}")
         w("__syncthreads();")
+        if stages(k):
+            fetch_ahead(k, "0")
 
     def begin_steps(self) -> None:
         d, p, w, k = self.d, self.p, self.w, self.k
@@ -122,6 +124,8 @@ class StreamedEmitter(KernelEmitter):
 
     def end(self) -> None:
         w, found = self.w, self.layout
+        if stages(self.k):
+            w("ptx::wait_for_copies<0>();")
         self.move_weights(load=False)
         w("if (thread == 0) {")
         w("generations[blockIdx.x] = generation + static_cast<unsigned int>(span);")

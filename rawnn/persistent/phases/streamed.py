@@ -110,6 +110,30 @@ class Streamed(Phase):
         run.update(block, f"w{n}", gradient @ below.T, slice(None))
 
 
+def input_floats(d: Sharding) -> int:
+    """Floats of the inputs of a step in shared memory."""
+    groups = ceil(d.problem.layers[0], 32)
+    each = ceil(groups, d.warps)
+    return ceil(groups, each) * each * d.columns * 16
+
+
+def stages(k: Kernel) -> int:
+    """Buffers of inputs in shared memory."""
+    return sum(name in k.layout.places for name in ("x0", "x1"))
+
+
+def stage(k: Kernel, step: str) -> str:
+    """C++: the place of the inputs of a step."""
+    found = [k.layout.places[name] for name in ("x0", "x1") if name in k.layout.places]
+    return f"{found[0]} + ({step} & 1) * {found[1] - found[0]}" if len(found) > 1 else \
+        str(found[0] if found else 0)
+
+
+def fetch_ahead(k: Kernel, step: str = "(u + 1)") -> None:
+    k.w(f"{NET}::fetch_inputs(images, ldimages, {k.layout.places['rows']} + ({step} & 1) * "
+        f"{k.d.columns}, {stage(k, step)});")
+
+
 def send(run: Interpreter, block: Block, name: str, v: Array) -> None:
     for other in run.group(block):
         other.received.setdefault(name, {})[block.tp_rank] = v
@@ -145,7 +169,7 @@ class FirstForward(Streamed):
         places = k.layout.places
         k.w(f"int {SCRATCH} = {places['scratch0']};")
         k.w(f"{NET}::first_forward(images, ldimages, {places['rows']} + (u & 1) * {k.d.columns}, "
-            f"{places['weights1']}, {self.bias(k, 1)}, {places['own a1']}, "
+            f"{stage(k, 'u')}, {places['weights1']}, {self.bias(k, 1)}, {places['own a1']}, "
             f"{self.gathered(k, 'a1')} + rank * {NET}::kQuads, bit, {SCRATCH}, {self.stamped(k)});")
 
     def interpret(self, run: Interpreter, block: Block) -> None:
@@ -165,8 +189,11 @@ class ReceiveWeights(Streamed):
 
     def emit(self, k: Kernel) -> None:
         places = k.layout.places
-        k.w(f"if (warp_index() == {k.d.warps - 1}) {NET}::load_ahead(images, ldimages, "
-            f"{places['rows']} + ((u + 1) & 1) * {k.d.columns}, {places['copies']}, rank);")
+        if stages(k) == 2:
+            fetch_ahead(k)
+        else:
+            k.w(f"if (warp_index() == {k.d.warps - 1}) {NET}::load_ahead(images, ldimages, "
+                f"{places['rows']} + ((u + 1) & 1) * {k.d.columns}, {places['copies']}, rank);")
         k.w("if (u > 0) {")
         k.w(f"{NET}::receive_weights<{k.p.depth - 2}>(sent_weights, sent_last, rank, "
             f"{places['words']}, {places['last words']}, changed ^ 1u);")
@@ -328,10 +355,13 @@ class UpdateFirst(Streamed):
             w(f"if (warp_index() == {d.warps - n}) {NET}::update_biases({NET}::at_as<const float4>("
               f"{places[f'own z{n}']}), {NET}::at({self.bias(k, n)}), rule);")
         w(f"{NET}::update_first(images, ldimages, {places['rows']} + (u & 1) * {d.columns}, "
-          f"{places['own z1']}, {places['weights1']}, rule, {stamped});")
+          f"{stage(k, 'u')}, {places['own z1']}, {places['weights1']}, rule, {stamped});")
+        if stages(k) == 1:
+            fetch_ahead(k)
         w(f"if (thread < {d.columns}) y[((u + 1) & 1) * {d.columns} + thread] = next_label, "
           f"next_row = row_after_next;")
-        w("ptx::wait_for_copies<0>();")
+        if stages(k) == 0:
+            w("ptx::wait_for_copies<0>();")
         w("__syncthreads();")
         if k.layout.traced:
             w(f"stamps.stamp(u, {k.stamped[True] - 1});")

@@ -28,8 +28,10 @@ struct NoStamps {
   __device__ __forceinline__ void operator()(int) const {}
 };
 
+// STAGES: buffers of inputs in shared memory. With two, those of the next step come during a step; with one,
+// behind the first layer's update; with none, inputs are loaded from L2 in both passes.
 template <typename SHAPE, typename RULE, typename ACTIVATION, int INPUTS, int HIDDEN, int OUTPUTS, bool BIAS,
-          typename STAMPS>
+          int STAGES, typename STAMPS>
 struct Streamed {
   static constexpr int kTiles = SHAPE::kColumns / 16;
   static constexpr int kPairs = ceil_div(kTiles, 2);
@@ -82,23 +84,46 @@ struct Streamed {
   }
 
   // The inputs of the examples `rows`, 16 bytes a load: feature 8t + 4s + q of a group of 32 is place
-  // 2t + q % 2 + q / 2 * 8 of its step s (place_of_input is the inverse).
+  // 2t + q % 2 + q / 2 * 8 of its step s (place_of_input is the inverse). With STAGES, from `stage`, where
+  // fetch_inputs has put them: a lane reads what it has fetched itself.
   template <typename T>
-  static __device__ __forceinline__ void load_inputs(Words (&a)[2 * kGroupsEach], const T* images, int ld,
-                                                     const int* rows) {
+  static __device__ __forceinline__ void load_inputs(Words (&a)[2 * kGroupsEach], const T* images, int ld, int rows,
+                                                     int stage) {
+    if constexpr (STAGES > 0) ptx::wait_for_copies<0>();
+    for_inputs(images, ld, rows, [&](int i, int group, int tile, int half, const T* from, bool exists) {
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if constexpr (STAGES > 0) {
+        v = at_as<const uint4>(stage)[i];
+      } else if (exists) {
+        v = *reinterpret_cast<const uint4*>(from);
+      }
+      a[2 * group][tile][half] = v.x, a[2 * group][tile][2 + half] = v.y;
+      a[2 * group + 1][tile][half] = v.z, a[2 * group + 1][tile][2 + half] = v.w;
+    });
+  }
+  template <typename T>
+  static __device__ __forceinline__ void fetch_inputs(const T* images, int ld, int rows, int stage) {
+    for_inputs(images, ld, rows, [=](int i, int, int, int, const T* from, bool exists) {
+      ptx::copy_async<16>(ptx::shared_address(at_as<uint4>(stage) + i), from, exists ? 16 : 0);
+    });
+    ptx::commit_copies();
+  }
+  // body(quad of a stage, group, tile, half, place of 8 inputs, whether they exist) for all of this lane.
+  template <typename T, typename F>
+  static __device__ __forceinline__ void for_inputs(const T* images, int ld, int rows, F body) {
     if (first_input_step() >= 2 * kGroups) return;
     const int first = first_input_step() * 16 + lane_index() % 4 * 8;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const T* const row = images + static_cast<long long>(rows[tile * 16 + half * 8 + lane_index() / 4]) * ld;
+        const int example = at_as<const int>(rows)[tile * 16 + half * 8 + lane_index() / 4];
+        const T* const row = images + static_cast<long long>(example) * ld;
 #pragma unroll
         for (int group = 0; group < kGroupsEach; ++group) {
-          uint4 v = make_uint4(0, 0, 0, 0);
-          if (first + group * 32 < INPUTS) v = *reinterpret_cast<const uint4*>(row + first + group * 32);
-          a[2 * group][tile][half] = v.x, a[2 * group][tile][2 + half] = v.y;
-          a[2 * group + 1][tile][half] = v.z, a[2 * group + 1][tile][2 + half] = v.w;
+          const int i = (((warp_index() * kGroupsEach + group) * kTiles + tile) * 2 + half) * 32 + lane_index();
+          const bool exists = first + group * 32 < INPUTS;
+          body(i, group, tile, half, exists ? row + first + group * 32 : row, exists);
         }
       }
     }
@@ -461,10 +486,10 @@ struct Streamed {
   static __device__ __forceinline__ T* at_as(int place) { return reinterpret_cast<T*>(at(place)); }
 
   template <typename T>
-  static __device__ __forceinline__ void first_forward(const T* images, int ld, int rows, int weights, int bias, int own,
+  static __device__ __forceinline__ void first_forward(const T* images, int ld, int rows, int stage, int weights, int bias, int own,
                                                     float4* to, unsigned int bit, int scratch, STAMPS stamp) {
     Words a[2 * kGroupsEach];
-    load_inputs(a, images, ld, at_as<const int>(rows));
+    load_inputs(a, images, ld, rows, stage);
     stamp(0);
     multiply_tiles(a, first_input_step(), 2 * kGroups, at_as<const float4>(weights), at(scratch));
     __syncthreads();
@@ -535,11 +560,11 @@ struct Streamed {
   }
 
   template <typename T>
-  static __device__ __forceinline__ void update_first(const T* images, int ld, int rows, int own, int weights,
+  static __device__ __forceinline__ void update_first(const T* images, int ld, int rows, int stage, int own, int weights,
                                                       const RULE& rule,
                                                    STAMPS stamp) {
     Words a[2 * kGroupsEach];
-    load_inputs(a, images, ld, at_as<const int>(rows));
+    load_inputs(a, images, ld, rows, stage);
     stamp(1);
     update(a, first_input_step(), 2 * kGroups, at_as<const float4>(own), at_as<float4>(weights), rule);
   }
