@@ -84,8 +84,8 @@ def parse(text: str) -> str:
                           f"as in 4x8, with threads of a block and a letter for each boundary of "
                           f"the layers as in 4x8:256:FSGF, exchanges via L2 as in "
                           f"4x8@l2:256:FSGF, operands that stream from L2 as in "
-                          f"32x1@stream:512:FGGGF, micro-batches as in 4x8:256:FSGF:2, and blocks that "
-                          f"share a multiprocessor as in 1x1:128x2:FFFF")
+                          f"32x1@stream:512:FGGGF, micro-batches as in 4x8:256:FSGF:2, and "
+                          f"blocks that share a multiprocessor as in 1x1:128x2:FFFF")
     return text
 
 
@@ -107,7 +107,7 @@ register(Toggle(
           "as many steps as a graph holds",
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|TPxDP[[@l2|@stream]:THREADS[xBLOCKS]:BOUNDARIES[:MICRO_BATCHES]]", parse,
-                        "auto"),
+    parameter=Parameter("auto|TPxDP[[@l2|@stream]:THREADS[xBLOCKS]:BOUNDARIES[:MICRO_BATCHES]]",
+                        parse, "auto"),
     resolved_value=resolved_value, implies=("preload", "arena", "nosync"), conflicts=("fp8",),
 ))

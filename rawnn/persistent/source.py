@@ -75,6 +75,7 @@ class KernelEmitter:
         rule = f"OnChip<{p.rule}>::Rule"
         w(f"using Rule = {f'Unscaled<{rule}>' if p.scaled else rule};")
         w(f"static_assert(sizeof(Rule) <= {RULE_BYTES});")
+        self.declare_types()
         arguments = ", ".join(f"{kind} __restrict__ {name}" if kind.endswith("*")
                               else f"{kind} {name}" for kind, name in self.parameters())
         w(f"__global__ void __launch_bounds__({d.threads}, {d.blocks_per_multiprocessor}) "
@@ -108,6 +109,9 @@ class KernelEmitter:
         self.w("if (ptx::unknown_zero() != 0) goto inside;  // never: so that NVVM sees no loop")
         self.w("for (; u < span; ++u) {")
         self.w("inside:;")
+
+    def declare_types(self) -> None:
+        """Types that the kernel uses besides; none here."""
 
     def emit_step(self) -> None:
         emit_step(self.k)

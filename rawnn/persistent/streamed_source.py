@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rawnn.persistent.layout import Layout, streamed_quads
 from rawnn.persistent.phases.loss import report
-from rawnn.persistent.phases.streamed import NET, fetch_ahead, stages
+from rawnn.persistent.phases.streamed import NET, WEIGHTS, fetch_ahead, stages
 from rawnn.persistent.source import KernelEmitter
 from rawnn.persistent.steps import emit_phases
 from rawnn.persistent.writer import literal
@@ -18,10 +18,9 @@ def streamed_source(layout: Layout, name: str) -> str:
 class StreamedEmitter(KernelEmitter):
     """What stands ahead of the steps and behind them."""
 
-    def begin(self) -> None:
-        d, p, w, k = self.d, self.p, self.w, self.k
+    def declare_types(self) -> None:
+        p, w = self.p, self.w
         if self.layout.traced:
-            w("const Stamps stamps = {trace};")
             w("struct StampsOfPhase {")
             w("Stamps stamps;")
             w("int step, first;")
@@ -29,9 +28,23 @@ class StreamedEmitter(KernelEmitter):
             w("stamps.stamp(step, first + i);")
             w("}")
             w("};")
-        stamps = "StampsOfPhase" if self.layout.traced else "NoStamps"
-        w(f"using {NET} = Streamed<Shape, Rule, Activation, {p.layers[0]}, {p.layers[1]}, "
-          f"{p.outputs}, {literal(p.bias)}, {stages(k)}, {stamps}>;")
+        w("struct Config {")
+        stamps_of = "StampsOfPhase" if self.layout.traced else "NoStamps"
+        for name, kind in (("Shape", "::Shape"), ("Rule", "::Rule"), ("Activation", "::Activation"),
+                           ("Stamps", stamps_of)):
+            w(f"using {name} = {kind};")
+        for name, number in (("Inputs", p.layers[0]), ("Hidden", p.layers[1]),
+                             ("Outputs", p.outputs), ("Stages", stages(self.k))):
+            w(f"static constexpr int k{name} = {number};")
+        w(f"static constexpr bool kBias = {literal(p.bias)};")
+        w("};")
+        w(f"using {NET} = Streamed<Config>;")
+        w(f"using {WEIGHTS} = StreamedWeights<Config>;")
+
+    def begin(self) -> None:
+        d, p, w, k = self.d, self.p, self.w, self.k
+        if self.layout.traced:
+            w("const Stamps stamps = {trace};")
         w("float* const shared = ptx::dynamic_shared<float>();")
         w("Half* const halves = ptx::dynamic_shared<Half>();")
         w("const int rank = static_cast<int>(blockIdx.x);")
@@ -104,11 +117,11 @@ class StreamedEmitter(KernelEmitter):
             place = places[name] + ((n - 2) * p.layers[1] * 8 if 1 < n < p.depth else 0)
             first, ends = literal(n == 1), f"rank, {p.layers[n]}, {literal(last)}"
             if load:
-                w(f"{NET}::load_tiles<{first}>({place}, w{n}, ldw{n}, {ends});")
+                w(f"{WEIGHTS}::load_tiles<{first}>({place}, w{n}, ldw{n}, {ends});")
             else:
-                w(f"{NET}::store_tiles<{first}>(w{n}, ldw{n}, {place}, {ends});")
+                w(f"{WEIGHTS}::store_tiles<{first}>(w{n}, ldw{n}, {place}, {ends});")
                 if p.copies:
-                    w(f"{NET}::store_tiles<{first}>(c{n}, ldc{n}, {place}, {ends});")
+                    w(f"{WEIGHTS}::store_tiles<{first}>(c{n}, ldc{n}, {place}, {ends});")
             if p.bias:
                 bias, mine = f"biases[{16 * layer} + thread]", "rank * 8 + " * (not last)
                 limit = f"thread < {p.outputs if last else 8}" + " && rank == 0" * (
@@ -116,10 +129,10 @@ class StreamedEmitter(KernelEmitter):
                 at = f"b{n}[{mine}thread]"
                 w(f"if ({limit}) {f'{bias} = {at}' if load else f'{at} = {bias}'};")
             if load and 1 < n < p.depth:
-                w(f"{NET}::load_words<false>({places['words'] + (n - 2) * p.layers[1] * 4}, "
+                w(f"{WEIGHTS}::load_words<false>({places['words'] + (n - 2) * p.layers[1] * 4}, "
                   f"w{n}, ldw{n}, rank * 8, 0);")
             for second in range(2 if load and last else 0):
-                w(f"{NET}::load_words<true>({places['last words']}, w{n}, ldw{n}, "
+                w(f"{WEIGHTS}::load_words<true>({places['last words']}, w{n}, ldw{n}, "
                   f"{8 * second}, {second});")
 
     def end(self) -> None:

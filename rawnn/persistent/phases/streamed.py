@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rawnn.persistent.interpreter import Array, Block, Interpreter
     from rawnn.persistent.writer import Kernel
 
-NET = "Net"
-"""The C++ type of the templates."""
+NET, WEIGHTS = "Net", "NetWeights"
+"""The C++ types of the templates."""
 MMA, SUMS, TRANSPOSE, RECEIVE_WEIGHTS = 11.0, 280.0, 4.0, 500.0
 """Cycles of a product of a warp on one of four sub-cores, of the sums over warps with an epilogue,
 of a transposed matrix, and of new weights (guesses from the instructions' throughput)."""
@@ -195,7 +195,7 @@ class ReceiveWeights(Streamed):
             k.w(f"if (warp_index() == {k.d.warps - 1}) {NET}::load_ahead(images, ldimages, "
                 f"{places['rows']} + ((u + 1) & 1) * {k.d.columns}, {places['copies']}, rank);")
         k.w("if (u > 0) {")
-        k.w(f"{NET}::receive_weights<{k.p.depth - 2}>(sent_weights, sent_last, rank, "
+        k.w(f"{WEIGHTS}::receive_weights<{k.p.depth - 2}>(sent_weights, sent_last, rank, "
             f"{places['words']}, {places['last words']}, changed ^ 1u);")
         k.w("}")
         k.stamp(self.name, "wait")
@@ -346,7 +346,8 @@ class UpdateFirst(Streamed):
 
     def emit(self, k: Kernel) -> None:
         d, p, w, places = k.d, k.p, k.w, k.layout.places
-        w(f"{NET}::send_weights<{p.depth - 2}>(sent_weights, rank, {places['weights']}, changed);")
+        w(f"{WEIGHTS}::send_weights<{p.depth - 2}>(sent_weights, rank, {places['weights']}, "
+          f"changed);")
         w("__syncthreads();")
         stamped = self.stamped(k)
         if k.layout.traced:

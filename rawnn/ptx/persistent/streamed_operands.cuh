@@ -1,0 +1,140 @@
+// Operands that stream (streamed.cuh): the fragments of gathered boundaries and of inputs.
+//
+// What is streamed: a C has
+//   Shape, Rule, Activation                  of the kernel
+//   kInputs, kHidden, kOutputs, kBias        the network
+//   kStages                                  buffers of inputs in shared memory. With two, those of the next step
+//                                            come during a step; with one, behind the first layer's update; with
+//                                            none, inputs are loaded from L2 in both passes.
+//   Stamps                                   NoStamps, or what stamps the parts of a phase in a traced kernel
+#pragma once
+#include "persistent/flag_bits.cuh"
+#include "persistent/pairs_16bit.cuh"
+
+struct NoStamps {
+  __device__ __forceinline__ void operator()(int) const {}
+};
+
+template <typename C>
+struct StreamedOperands {
+  using Shape = typename C::Shape;
+  using Rule = typename C::Rule;
+  using Activation = typename C::Activation;
+  using Stamps = typename C::Stamps;
+  static constexpr int kInputs = C::kInputs, kHidden = C::kHidden, kOutputs = C::kOutputs, kStages = C::kStages;
+  static constexpr bool kBias = C::kBias;
+  static constexpr int kTiles = Shape::kColumns / 16;
+  static constexpr int kPairs = ceil_div(kTiles, 2);
+  static constexpr int kWarps = Shape::kThreads / 32;
+  static constexpr int kBlocks = kHidden / 8;
+  static constexpr int kSteps = kHidden / 16;               // of a gathered boundary
+  static constexpr int kEach = ceil_div(kSteps, kWarps);   // of a warp
+  static constexpr int kParts = ceil_div(kSteps, kEach);   // warps that have some
+  static constexpr int kGroups = ceil_div(kInputs, 32);     // of inputs: two steps each
+  static constexpr int kGroupsEach = ceil_div(kGroups, kWarps);
+  static constexpr int kInputParts = ceil_div(kGroups, kGroupsEach);
+  static constexpr int kQuads = kPairs * 32;               // that a block publishes
+  static constexpr int kPartFloats = kTiles * 128;         // partial sums of a warp
+  static constexpr int kWait = 3;
+  static_assert(Shape::kColumns % 16 == 0 && kHidden % 16 == 0 && kInputs % 8 == 0 && kOutputs <= 16, "no such step");
+
+  using Words = unsigned int[kTiles][4];
+
+  static __device__ __forceinline__ int first_step() { return warp_index() * kEach; }
+  static __device__ __forceinline__ int first_input_step() { return warp_index() * kGroupsEach * 2; }
+
+  static __device__ __forceinline__ unsigned int bits(float v) { return __float_as_uint(v); }
+  static __device__ __forceinline__ float low(unsigned int w) { return __uint_as_float(w << 16); }
+  static __device__ __forceinline__ float high(unsigned int w) { return __uint_as_float(w & 0xffff0000u); }
+  static __device__ __forceinline__ unsigned int slopes(float first, float second, unsigned int saved) {
+    return ptx::pack_bf16(Activation::backward(first, low(saved)), Activation::backward(second, high(saved)));
+  }
+
+  static __device__ __forceinline__ float* at(int place) { return ptx::dynamic_shared<float>() + place; }
+  template <typename T>
+  static __device__ __forceinline__ T* at_as(int place) { return reinterpret_cast<T*>(at(place)); }
+
+
+  // The fragments of this warp's steps of a gathered boundary.
+  static __device__ __forceinline__ void receive(Words (&a)[kEach], const float4* gathered, unsigned int bit) {
+    constexpr int quads = 2 * kPairs;
+    const int first = first_step();
+    if (first >= kSteps) return;
+    float4 v[kEach * quads];
+    const float4* const from = gathered + lane_index();
+    receive_flagged(v, [=](int i) {
+      return from + (min(first + i / quads, kSteps - 1) * quads + i % quads) * 32;
+    }, bit, kWait);
+    __syncwarp();  // products need all lanes
+#pragma unroll
+    for (int i = 0; i < kEach * quads; ++i) {
+      const int half = i / kPairs % 2;
+      const int tile = i % kPairs * 2;
+      a[i / quads][tile][2 * half] = bits(v[i].x), a[i / quads][tile][2 * half + 1] = bits(v[i].y);
+      if (tile + 1 < kTiles) {
+        a[i / quads][tile + 1][2 * half] = bits(v[i].z), a[i / quads][tile + 1][2 * half + 1] = bits(v[i].w);
+      }
+    }
+  }
+
+  // The inputs of the examples `rows`, 16 bytes a load: feature 8t + 4s + q of a group of 32 is place
+  // 2t + q % 2 + q / 2 * 8 of its step s (place_of_input is the inverse). With kStages, from `stage`, where
+  // fetch_inputs has put them: a lane reads what it has fetched itself.
+  template <typename T>
+  static __device__ __forceinline__ void load_inputs(Words (&a)[2 * kGroupsEach], const T* images, int ld, int rows,
+                                                     int stage) {
+    if constexpr (kStages > 0) ptx::wait_for_copies<0>();
+    for_inputs(images, ld, rows, [&](int i, int group, int tile, int half, const T* from, bool exists) {
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if constexpr (kStages > 0) {
+        v = at_as<const uint4>(stage)[i];
+      } else if (exists) {
+        v = *reinterpret_cast<const uint4*>(from);
+      }
+      a[2 * group][tile][half] = v.x, a[2 * group][tile][2 + half] = v.y;
+      a[2 * group + 1][tile][half] = v.z, a[2 * group + 1][tile][2 + half] = v.w;
+    });
+  }
+  template <typename T>
+  static __device__ __forceinline__ void fetch_inputs(const T* images, int ld, int rows, int stage) {
+    for_inputs(images, ld, rows, [=](int i, int, int, int, const T* from, bool exists) {
+      ptx::copy_async<16>(ptx::shared_address(at_as<uint4>(stage) + i), from, exists ? 16 : 0);
+    });
+    ptx::commit_copies();
+  }
+  // body(quad of a stage, group, tile, half, place of 8 inputs, whether they exist) for all of this lane.
+  template <typename T, typename F>
+  static __device__ __forceinline__ void for_inputs(const T* images, int ld, int rows, F body) {
+    if (first_input_step() >= 2 * kGroups) return;
+    const int first = first_input_step() * 16 + lane_index() % 4 * 8;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int example = at_as<const int>(rows)[tile * 16 + half * 8 + lane_index() / 4];
+        const T* const row = images + static_cast<long long>(example) * ld;
+#pragma unroll
+        for (int group = 0; group < kGroupsEach; ++group) {
+          const int i = (((warp_index() * kGroupsEach + group) * kTiles + tile) * 2 + half) * 32 + lane_index();
+          const bool exists = first + group * 32 < kInputs;
+          body(i, group, tile, half, exists ? row + first + group * 32 : row, exists);
+        }
+      }
+    }
+  }
+  // One warp of each block loads a part of the next step's inputs, so that L2 has them. Nobody reads the copies.
+  template <typename T>
+  static __device__ __forceinline__ void load_ahead(const T* images, int ld, int rows, int copies, int rank) {
+    constexpr int sectors = ceil_div(kInputs, 16);
+    const int* const row = at_as<const int>(rows);
+#pragma unroll 1
+    for (int i = rank * 32 + lane_index(); i < Shape::kColumns * sectors; i += kBlocks * 32) {
+      ptx::copy_async<16>(ptx::shared_address(at(copies) + lane_index() * 4),
+                          images + static_cast<long long>(row[i / sectors]) * ld + i % sectors * 16);
+    }
+    ptx::commit_copies();
+  }
+  static __device__ __forceinline__ int place_of_input(int step, int place) {
+    return step / 2 * 32 + place % 8 / 2 * 8 + step % 2 * 4 + place / 8 * 2 + place % 2;
+  }
+};
