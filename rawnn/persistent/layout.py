@@ -305,7 +305,7 @@ def _streamed_layout(schedule: Schedule, room: int) -> Layout:
     memory.take("gradient", 16 * d.pitch // 2, "gradients")
     memory.take("y", 2 * d.columns, "targets")
     memory.take("rows", 2 * d.columns, "numbers of examples")
-    memory.take("copies", 4 * WARP, "inputs")
+    memory.take("copies", 4, "inputs")
     memory.take("tallies", 2, "losses")
     parts = max(ceil(n, ceil(n, d.warps)) for n in (steps, input_steps // 2))
     for scratch in ("scratch0", "scratch1"):

@@ -195,8 +195,10 @@ class ReceiveWeights(Streamed):
             k.w(f"if (warp_index() == {k.d.warps - 1}) {NET}::load_ahead(images, ldimages, "
                 f"{places['rows']} + ((u + 1) & 1) * {k.d.columns}, {places['copies']}, rank);")
         k.w("if (u > 0) {")
-        k.w(f"{WEIGHTS}::receive_weights<{k.p.depth - 2}>(sent_weights, sent_last, rank, "
-            f"{places['words']}, {places['last words']}, changed ^ 1u);")
+        k.w(f"{WEIGHTS}::receive_weights<{k.p.depth - 2}>(sent_weights, rank, {places['words']}, "
+            f"changed ^ 1u);")
+        if k.p.depth == 3:  # what is received ahead of the last exchange but one is not overtaken
+            k.w(f"{WEIGHTS}::receive_last(sent_last, {places['last words']}, changed ^ 1u);")
         k.w("}")
         k.stamp(self.name, "wait")
 
@@ -227,6 +229,8 @@ class Forward(Streamed):
         size = places["own a2"] - places["own a1"]
         w("#pragma unroll 1")
         w(f"for (int n = 2; n < {k.p.depth}; ++n) {{")
+        w(f"if (n == 3 && u > 0) {WEIGHTS}::receive_last(sent_last, {places['last words']}, "
+          f"changed ^ 1u);")
         w(f"{SCRATCH} = {other(k)};")
         w(f"float4* const from = gathered + (n - 2) * ({NET}::kBlocks * {NET}::kQuads);")
         w(f"{NET}::forward(from, {places['words']} + (n - 2) * {k.p.layers[1] * 4}, "

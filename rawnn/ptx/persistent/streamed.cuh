@@ -27,7 +27,8 @@ struct Streamed : StreamedProducts<C> {
   using typename Base::Words;
   using typename Base::Stamps;
   using Base::kTiles, Base::kSteps, Base::kEach, Base::kParts, Base::kGroups, Base::kGroupsEach;
-  using Base::kInputParts, Base::kOutputs, Base::kBias, Base::first_step, Base::first_input_step, Base::low;
+  using Base::kInputParts, Base::kOutputs, Base::kBias, Base::first_step, Base::begin_step, Base::first_input_step;
+  using Base::low;
   using Base::high, Base::slopes, Base::at, Base::receive, Base::load_inputs;
   using Base::multiply_tiles, Base::finish_backward, Base::updated, Base::own_words, Base::update;
 
@@ -47,7 +48,8 @@ struct Streamed : StreamedProducts<C> {
     return *reinterpret_cast<const unsigned int*>(gradient + (outputs * 8 + lane_index() / 4) * Shape::kPitch +
                                                   examples * 8 + lane_index() % 4 * 2);
   }
-  static __device__ __forceinline__ void load_gradient(Words& d, const Half* gradient) {
+  using Gradient = unsigned int[kTiles][4];
+  static __device__ __forceinline__ void load_gradient(Gradient& d, const Half* gradient) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -60,12 +62,10 @@ struct Streamed : StreamedProducts<C> {
   // The gathered values become the gradients of their sums.
   static __device__ __forceinline__ void last_backward(Words (&a)[kEach], const uint4* last, const Half* gradient) {
     const int first = first_step();
-    if (first >= kSteps) return;
-    Words d;
+    Gradient d;
     load_gradient(d, gradient);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if (first + i >= kSteps) break;
       const uint4 w = last[(first + i) * 32 + lane_index()];
       const unsigned int b[2][2] = {{ptx::transpose_matrix(w.x), ptx::transpose_matrix(w.z)},
                                     {ptx::transpose_matrix(w.y), ptx::transpose_matrix(w.w)}};
@@ -75,8 +75,8 @@ struct Streamed : StreamedProducts<C> {
         for (int half = 0; half < 2; ++half) {
           float sum[4] = {};
           ptx::multiply<bfloat16>(sum, d[m], b[half][0], b[half][1]);
-          a[i][m][2 * half] = slopes(sum[0], sum[1], a[i][m][2 * half]);
-          a[i][m][2 * half + 1] = slopes(sum[2], sum[3], a[i][m][2 * half + 1]);
+          unsigned int &upper = a[i][half][m / 2][m % 2 * 2], &lower = a[i][half][m / 2][m % 2 * 2 + 1];
+          upper = slopes(sum[0], sum[1], upper), lower = slopes(sum[2], sum[3], lower);
         }
       }
     }
@@ -113,7 +113,7 @@ struct Streamed : StreamedProducts<C> {
   // One warp: the biases below the last layer. Their gradient is in no block's own quads.
   static __device__ __forceinline__ void update_biases_below(const Half* gradient, const uint4* last, int rank,
                                                              const float4* own, float* bias, const Rule& rule) {
-    Words d;
+    Gradient d;
     load_gradient(d, gradient);
     const uint4 w = last[rank / 2 * 32 + lane_index()];
     const unsigned int b0 = ptx::transpose_matrix(rank % 2 == 0 ? w.x : w.y);
@@ -145,7 +145,8 @@ struct Streamed : StreamedProducts<C> {
     Words a[2 * kGroupsEach];
     load_inputs(a, images, ld, rows, stage);
     stamp(0);
-    multiply_tiles(a, first_input_step(), 2 * kGroups, Base::template at_as<const float4>(weights), at(scratch));
+    multiply_tiles(a, first_input_step(), first_input_step(), 2 * kGroups,
+                   Base::template at_as<const float4>(weights), at(scratch));
     __syncthreads();
     stamp(1);
     Base::template finish_forward<kInputParts>(at(scratch), at(bias), Base::template at_as<float4>(own), to, bit);
@@ -174,13 +175,13 @@ struct Streamed : StreamedProducts<C> {
     receive(a, from, bit);
     stamp(0);
     Base::template multiply_words<false>(a, Base::template at_as<const uint4>(last), at(scratch));
+    if constexpr (kOutputs > 8) {
+      __syncthreads();  // all have added up what lies there
+      Base::template multiply_words<true>(a, Base::template at_as<const uint4>(last), at(other));
+    }
     __syncthreads();
     store_logits<false>(at(scratch), at(bias), at(logits));
-    if constexpr (kOutputs > 8) {
-      Base::template multiply_words<true>(a, Base::template at_as<const uint4>(last), at(other));
-      __syncthreads();
-      store_logits<true>(at(other), at(bias), at(logits));
-    }
+    if constexpr (kOutputs > 8) store_logits<true>(at(other), at(bias), at(logits));
     __syncthreads();
     stamp(1);
     loss();
@@ -195,12 +196,14 @@ struct Streamed : StreamedProducts<C> {
   static __device__ __forceinline__ void pass_back(const Words (&a)[kEach], int scratch, int own_values, int own,
                                                    int weights, float4* to, unsigned int bit, const Rule& rule,
                                                    Stamps stamp, int first_stamp) {
-    multiply_tiles(a, first_step(), kSteps, Base::template at_as<const float4>(weights), at(scratch));
+    multiply_tiles(a, first_step(), begin_step(), kSteps, Base::template at_as<const float4>(weights), at(scratch));
     __syncthreads();
     stamp(first_stamp);
-    finish_backward(at(scratch), Base::template at_as<const float4>(own_values), Base::template at_as<float4>(own), to, bit);
+    finish_backward(at(scratch), Base::template at_as<const float4>(own_values),
+                    Base::template at_as<float4>(own), to, bit);
     stamp(first_stamp + 1);
-    update(a, first_step(), kSteps, Base::template at_as<const float4>(own_values), Base::template at_as<float4>(weights), rule);
+    update(a, first_step(), begin_step(), kSteps, Base::template at_as<const float4>(own_values),
+           Base::template at_as<float4>(weights), rule);
   }
 
   static __device__ __forceinline__ void backward(const float4* from, int scratch, int own_values, int own,
@@ -219,6 +222,7 @@ struct Streamed : StreamedProducts<C> {
     Words a[2 * kGroupsEach];
     load_inputs(a, images, ld, rows, stage);
     stamp(1);
-    update(a, first_input_step(), 2 * kGroups, Base::template at_as<const float4>(own), Base::template at_as<float4>(weights), rule);
+    update(a, first_input_step(), first_input_step(), 2 * kGroups, Base::template at_as<const float4>(own),
+           Base::template at_as<float4>(weights), rule);
   }
 };

@@ -38,9 +38,18 @@ struct StreamedOperands {
   static constexpr int kWait = 3;
   static_assert(Shape::kColumns % 16 == 0 && kHidden % 16 == 0 && kInputs % 8 == 0 && kOutputs <= 16, "no such step");
 
-  using Words = unsigned int[kTiles][4];
+  // Fragments of a step of 16 features: [its first or second eight][pair of tiles], as quads are published, of
+  // which words 0 and 1 are those of the first tile. So a load brings operands of products of eight features
+  // to the registers where they are used.
+  using Words = unsigned int[2][kPairs][4];
 
-  static __device__ __forceinline__ int first_step() { return warp_index() * kEach; }
+  // A warp has the kEach steps from first_step() on. Those ahead of begin_step() belong to the warp before.
+  static __device__ __forceinline__ int begin_step() { return warp_index() * kEach; }
+  static __device__ __forceinline__ int first_step() { return min(begin_step(), kSteps - kEach); }
+  static __device__ __forceinline__ bool has_steps() { return kParts == kWarps || warp_index() < kParts; }
+  static __device__ __forceinline__ bool owns(int step, int begin) {
+    return kSteps % kEach == 0 || step >= begin;
+  }
   static __device__ __forceinline__ int first_input_step() { return warp_index() * kGroupsEach * 2; }
 
   static __device__ __forceinline__ unsigned int bits(float v) { return __float_as_uint(v); }
@@ -55,25 +64,35 @@ struct StreamedOperands {
   static __device__ __forceinline__ T* at_as(int place) { return reinterpret_cast<T*>(at(place)); }
 
 
+  // Loads MANY quads, 32 quads one behind the other, until all have the flag bit. All are loaded again where one
+  // is missing, and warps without steps load those of the last: ptxas copies each register that is loaded under a
+  // condition.
+  template <int MANY>
+  static __device__ __forceinline__ void receive_together(float4 (&v)[MANY], const float4* from,
+                                                          unsigned int bit) {
+    int tries = 0;
+    unsigned int missing;
+#pragma unroll 1
+    do {
+      missing = 0;
+      ptx::poll_again(tries, kWait);
+#pragma unroll
+      for (int i = 0; i < MANY; ++i) v[i] = ptx::load_flagged(from + i * 32);
+#pragma unroll
+      for (int i = 0; i < MANY; ++i) ptx::check_flag_bit(missing, from, v[i], bit);
+    } while ((missing & 1u) != 0);
+    __syncwarp();  // products need all lanes
+  }
+
   // The fragments of this warp's steps of a gathered boundary.
   static __device__ __forceinline__ void receive(Words (&a)[kEach], const float4* gathered, unsigned int bit) {
     constexpr int quads = 2 * kPairs;
-    const int first = first_step();
-    if (first >= kSteps) return;
     float4 v[kEach * quads];
-    const float4* const from = gathered + lane_index();
-    receive_flagged(v, [=](int i) {
-      return from + (min(first + i / quads, kSteps - 1) * quads + i % quads) * 32;
-    }, bit, kWait);
-    __syncwarp();  // products need all lanes
+    receive_together(v, gathered + first_step() * (quads * 32) + lane_index(), bit);
 #pragma unroll
     for (int i = 0; i < kEach * quads; ++i) {
-      const int half = i / kPairs % 2;
-      const int tile = i % kPairs * 2;
-      a[i / quads][tile][2 * half] = bits(v[i].x), a[i / quads][tile][2 * half + 1] = bits(v[i].y);
-      if (tile + 1 < kTiles) {
-        a[i / quads][tile + 1][2 * half] = bits(v[i].z), a[i / quads][tile + 1][2 * half + 1] = bits(v[i].w);
-      }
+      unsigned int (&to)[4] = a[i / quads][i / kPairs % 2][i % kPairs];
+      to[0] = bits(v[i].x), to[1] = bits(v[i].y), to[2] = bits(v[i].z), to[3] = bits(v[i].w) & ~1u;
     }
   }
 
@@ -91,8 +110,9 @@ struct StreamedOperands {
       } else if (exists) {
         v = *reinterpret_cast<const uint4*>(from);
       }
-      a[2 * group][tile][half] = v.x, a[2 * group][tile][2 + half] = v.y;
-      a[2 * group + 1][tile][half] = v.z, a[2 * group + 1][tile][2 + half] = v.w;
+      const int word = tile % 2 * 2 + half;
+      a[2 * group][0][tile / 2][word] = v.x, a[2 * group][1][tile / 2][word] = v.y;
+      a[2 * group + 1][0][tile / 2][word] = v.z, a[2 * group + 1][1][tile / 2][word] = v.w;
     });
   }
   template <typename T>
@@ -122,14 +142,16 @@ struct StreamedOperands {
       }
     }
   }
-  // One warp of each block loads a part of the next step's inputs, so that L2 has them. Nobody reads the copies.
+  // One warp of each block loads a part of the next step's inputs, so that L2 has them: to one place, which nobody
+  // reads.
   template <typename T>
   static __device__ __forceinline__ void load_ahead(const T* images, int ld, int rows, int copies, int rank) {
     constexpr int sectors = ceil_div(kInputs, 16);
     const int* const row = at_as<const int>(rows);
+    ptx::nobody_reads(*at_as<uint4>(copies));
 #pragma unroll 1
     for (int i = rank * 32 + lane_index(); i < Shape::kColumns * sectors; i += kBlocks * 32) {
-      ptx::copy_async<16>(ptx::shared_address(at(copies) + lane_index() * 4),
+      ptx::copy_async<16>(ptx::shared_address(at(copies)),
                           images + static_cast<long long>(row[i / sectors]) * ld + i % sectors * 16);
     }
     ptx::commit_copies();

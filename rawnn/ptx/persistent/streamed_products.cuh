@@ -11,51 +11,71 @@ struct StreamedProducts : StreamedOperands<C> {
   using typename Base::Rule;
   using typename Base::Activation;
   using typename Base::Words;
-  using Base::kTiles, Base::kPairs, Base::kSteps, Base::kEach, Base::kParts, Base::kPartFloats, Base::kBias;
-  using Base::first_step, Base::bits, Base::low, Base::at;
+  using Base::kTiles, Base::kPairs, Base::kEach, Base::kParts, Base::kPartFloats, Base::kBias;
+  using Base::first_step, Base::begin_step, Base::has_steps, Base::owns, Base::bits, Base::low;
+
+  // Sums of a warp. With few tiles a step's two eights have sums of their own, as each product waits for the last.
+  static constexpr int kChains = kTiles < 4 ? 2 : 1;
+  using Sums = float[kChains][kTiles][4];
 
   // Partial sums of a warp: a quad of each tile and lane. In every second tile, lanes 4 to 7 change places with
   // lanes 0 to 3 and so on, so that add_up has no bank conflicts.
-  static __device__ __forceinline__ void store_sums(float* scratch, const float (&sums)[kTiles][4]) {
+  static __device__ __forceinline__ void store_sums(float* scratch, Sums& sums) {
     float4* const to = reinterpret_cast<float4*>(scratch + warp_index() * kPartFloats);
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      to[m * 32 + (lane_index() ^ m % 2 * 4)] = make_float4(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
+      float (&sum)[4] = sums[0][m];
+      if constexpr (kChains > 1) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) sum[q] += sums[1][m][q];
+      }
+      to[m * 32 + (lane_index() ^ m % 2 * 4)] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    }
+  }
+
+  // sums += the fragments of a step x two words of weights.
+  static __device__ __forceinline__ void multiply(Sums& sums, const Words& a, unsigned int b0, unsigned int b1) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        const unsigned int left[2] = {a[half][m / 2][m % 2 * 2], a[half][m / 2][m % 2 * 2 + 1]};
+        ptx::multiply_half<bfloat16>(sums[half % kChains][m], left, half == 0 ? b0 : b1);
+      }
     }
   }
 
   // By this block's rows of a layer's weights, as words of bfloat16 [step][lane]. SECOND: words 2 and 3.
   template <bool SECOND, typename W>
   static __device__ __forceinline__ void multiply_words(const Words (&a)[kEach], const W* words, float* scratch) {
-    const int first = first_step();
-    if (first >= kSteps) return;
-    float sums[kTiles][4] = {};
+    if (!has_steps()) return;
+    const int first = first_step(), begin = begin_step();
+    Sums sums = {};
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if (first + i >= kSteps) break;
+      if (!owns(first + i, begin)) continue;
       const W w = words[(first + i) * 32 + lane_index()];
-      unsigned int b0 = w.x, b1 = w.y;
-      if constexpr (SECOND) b0 = w.z, b1 = w.w;
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) ptx::multiply<bfloat16>(sums[m], a[i][m], b0, b1);
+      if constexpr (SECOND) {
+        multiply(sums, a[i], w.z, w.w);
+      } else {
+        multiply(sums, a[i], w.x, w.y);
+      }
     }
     store_sums(scratch, sums);
   }
 
-  // By weights in float32, tiles of 16 of the inner dimension x 8: [step][lane].
+  // By weights in float32, tiles of 16 of the inner dimension x 8: [step][lane], those from `begin` to `end`.
   template <int EACH>
-  static __device__ __forceinline__ void multiply_tiles(const Words (&a)[EACH], int first, int steps,
+  static __device__ __forceinline__ void multiply_tiles(const Words (&a)[EACH], int first, int begin, int end,
                                                         const float4* weights, float* scratch) {
-    if (first >= steps) return;
-    float sums[kTiles][4] = {};
+    if (begin >= end) return;
+    Sums sums = {};
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-      if (first + i >= steps) break;
+      if (first + i < begin || first + i >= end) continue;
       const float4 w = weights[(first + i) * 32 + lane_index()];
-      const unsigned int b0 = ptx::transpose_matrix(ptx::pack_bf16(w.x, w.y));
-      const unsigned int b1 = ptx::transpose_matrix(ptx::pack_bf16(w.z, w.w));
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) ptx::multiply<bfloat16>(sums[m], a[i][m], b0, b1);
+      multiply(sums, a[i], ptx::transpose_matrix(ptx::pack_bf16(w.x, w.y)),
+               ptx::transpose_matrix(ptx::pack_bf16(w.z, w.w)));
     }
     store_sums(scratch, sums);
   }
@@ -64,27 +84,23 @@ struct StreamedProducts : StreamedOperands<C> {
   // quads by its number. All lanes of a warp call it, with 0 where the tile is padding.
   template <int PARTS, typename F>
   static __device__ __forceinline__ void add_up(const float* scratch, F body) {
-    constexpr int rounds = ceil_div(kPairs * 256, Shape::kThreads);
-    float sums[rounds][PARTS];
+    static_assert(kPairs * 256 <= Shape::kThreads, "a thread has one sum");
+    if (warp_index() >= kPairs * 8) return;
+    const int number = thread_index();
+    const int place = number / 8 % 32, tile = number / 256 * 2 + number % 8 / 4, q = number % 4;
+    const float* const from = scratch + (kTiles % 2 != 0 && tile >= kTiles ? 0 : tile * 128) +
+                              (place ^ tile % 2 * 4) * 4 + q;
+    constexpr int chains = smaller(PARTS, 4);
+    float sums[chains];
 #pragma unroll
-    for (int round = 0; round < rounds; ++round) {
-      const int e = thread_index() + round * Shape::kThreads;
-      const int tile = e / 256 * 2 + e % 8 / 4;
-      const float* const from = scratch + tile * 128 + (e / 8 % 32 ^ tile % 2 * 4) * 4 + e % 4;
-#pragma unroll
-      for (int i = 0; i < PARTS; ++i) {
-        sums[round][i] = e < kPairs * 256 && tile < kTiles ? from[i * kPartFloats] : 0.0f;
-      }
+    for (int i = 0; i < PARTS; ++i) {
+      const float part = from[i * kPartFloats];
+      sums[i % chains] = i < chains ? part : sums[i % chains] + part;
     }
 #pragma unroll
-    for (int round = 0; round < rounds; ++round) {
-      const int e = thread_index() + round * Shape::kThreads;
-      const int place = e / 8 % 32, q = e % 4, tile = e / 256 * 2 + e % 8 / 4;
-      float sum = sums[round][0];
-#pragma unroll
-      for (int i = 1; i < PARTS; ++i) sum += sums[round][i];
-      if (e < kPairs * 256) body(e, tile * 16 + place / 4 + q / 2 * 8, place % 4 * 2 + q % 2, sum);
-    }
+    for (int i = 1; i < chains; ++i) sums[0] += sums[i];
+    const bool padding = kTiles % 2 != 0 && tile >= kTiles;
+    body(number, tile * 16 + place / 4 + q / 2 * 8, place % 4 * 2 + q % 2, padding ? 0.0f : sums[0]);
   }
 
   // Rounds a value to a bfloat16 whose lowest bit is 0, the flag bit's place. NaN stays what it is.
@@ -140,11 +156,12 @@ struct StreamedProducts : StreamedOperands<C> {
     return reinterpret_cast<const uint2*>(own)[(tile / 2 * 32 + lane_index()) * 2 + tile % 2];
   }
 
-  // The update of tiles of weights [step][lane]: fragments transposed, times this block's own 8 features.
+  // The update of the tiles of weights [step][lane] from `begin` to `end`: fragments transposed, times this
+  // block's own 8 features.
   template <int EACH>
-  static __device__ __forceinline__ void update(const Words (&a)[EACH], int first, int steps, const float4* own,
-                                                float4* weights, const Rule& rule) {
-    if (first >= steps) return;
+  static __device__ __forceinline__ void update(const Words (&a)[EACH], int first, int begin, int end,
+                                                const float4* own, float4* weights, const Rule& rule) {
+    if (begin >= end) return;
     unsigned int b[kTiles][2];
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
@@ -153,12 +170,15 @@ struct StreamedProducts : StreamedOperands<C> {
     }
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-      if (first + i >= steps) break;
+      if (first + i < begin || first + i >= end) continue;
       float gradient[4] = {};
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        const unsigned int left[4] = {ptx::transpose_matrix(a[i][m][0]), ptx::transpose_matrix(a[i][m][2]),
-                                      ptx::transpose_matrix(a[i][m][1]), ptx::transpose_matrix(a[i][m][3])};
+        const unsigned int (&upper)[4] = a[i][0][m / 2], (&lower)[4] = a[i][1][m / 2];
+        const int word = m % 2 * 2;
+        const unsigned int left[4] = {
+            ptx::transpose_matrix(upper[word]), ptx::transpose_matrix(lower[word]),
+            ptx::transpose_matrix(upper[word + 1]), ptx::transpose_matrix(lower[word + 1])};
         ptx::multiply<bfloat16>(gradient, left, b[m][0], b[m][1]);
       }
       float4* const w = weights + (first + i) * 32 + lane_index();

@@ -7,19 +7,17 @@ template <typename C>
 struct StreamedWeights : StreamedOperands<C> {
   using Base = StreamedOperands<C>;
   using Base::kWarps, Base::kBlocks, Base::kSteps, Base::kEach, Base::kGroups, Base::kGroupsEach;
-  using Base::kWait, Base::kInputs, Base::kOutputs, Base::first_step, Base::first_input_step, Base::bits;
-  using Base::at, Base::place_of_input;
+  using Base::kInputs, Base::kOutputs, Base::first_step, Base::begin_step, Base::has_steps, Base::owns;
+  using Base::first_input_step, Base::bits, Base::at, Base::place_of_input, Base::receive_together;
 
   // -- new weights for the forward GEMMs of other blocks --------------------------------------------------------
   // Quads [of three layers][receiver][sender][lane]: a word of each layer, and the flag bit.
   template <int LAYERS>
   static __device__ __noinline__ void send_weights(float4* sent, int rank, int place, unsigned int bit) {
     const float4* const weights = Base::template at_as<const float4>(place);
-    const int first = first_step();
+    const int begin = begin_step();
 #pragma unroll 1
-    for (int i = 0; i < kEach; ++i) {
-      const int step = first + i;
-      if (step >= kSteps) break;
+    for (int step = begin; step < min(begin + kEach, kSteps); ++step) {
 #pragma unroll
       for (int q = 0; q < ceil_div(LAYERS, 3); ++q) {
         unsigned int words[2][3] = {};
@@ -39,35 +37,40 @@ struct StreamedWeights : StreamedOperands<C> {
       }
     }
   }
-  // Each warp receives those of its own steps: words [layer][step][lane], and of the last layer.
+  // Each warp receives those of its own steps: words [layer][step][lane].
   template <int LAYERS>
-  static __device__ __noinline__ void receive_weights(const float4* sent, const float4* of_last, int rank,
-                                                      int place, int place_of_last, unsigned int bit) {
+  static __device__ __noinline__ void receive_weights(const float4* sent, int rank, int place, unsigned int bit) {
     unsigned int* const words = Base::template at_as<unsigned int>(place);
-    unsigned int* const last = Base::template at_as<unsigned int>(place_of_last);
-    const int first = first_step(), lane = lane_index();
-    if (first >= kSteps) return;
+    if (!has_steps()) return;
+    const int first = first_step(), begin = begin_step(), lane = lane_index();
 #pragma unroll
-    for (int q = 0; q <= ceil_div(LAYERS, 3); ++q) {
-      const bool is_last = q == ceil_div(LAYERS, 3);
-      const float4* const from = is_last ? of_last + lane : sent + (q * kBlocks + rank) * (kBlocks * 32) + lane;
+    for (int q = 0; q < ceil_div(LAYERS, 3); ++q) {
       float4 v[kEach * 2];
-      receive_flagged(v, [=](int i) { return from + (min(first + i / 2, kSteps - 1) * 2 + i % 2) * 32; }, bit,
-                      kWait);
+      receive_together(v, sent + ((q * kBlocks + rank) * kBlocks + first * 2) * 32 + lane, bit);
 #pragma unroll
       for (int i = 0; i < kEach * 2; ++i) {
-        const int step = first + i / 2;
-        if (step >= kSteps) break;
         const unsigned int found[3] = {bits(v[i].x), bits(v[i].y), bits(v[i].z)};
-        if (is_last) {
-          last[(step * 32 + lane) * 4 + i % 2] = found[0], last[(step * 32 + lane) * 4 + i % 2 + 2] = found[1];
-          continue;
-        }
 #pragma unroll
         for (int j = 0; j < 3; ++j) {
-          if (q * 3 + j < LAYERS) words[(((q * 3 + j) * kSteps + step) * 32 + lane) * 2 + i % 2] = found[j];
+          if (q * 3 + j < LAYERS && owns(first + i / 2, begin)) {
+            words[(((q * 3 + j) * kSteps + first + i / 2) * 32 + lane) * 2 + i % 2] = found[j];
+          }
         }
       }
+    }
+  }
+  // The same of the last layer, of which all blocks have all rows: four words [step][lane].
+  static __device__ __noinline__ void receive_last(const float4* sent, int place, unsigned int bit) {
+    uint4* const words = Base::template at_as<uint4>(place);
+    if (!has_steps()) return;
+    const int first = first_step(), begin = begin_step(), lane = lane_index();
+    float4 v[kEach * 2];
+    receive_together(v, sent + first * 64 + lane, bit);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (!owns(first + i, begin)) continue;
+      words[(first + i) * 32 + lane] =
+          make_uint4(bits(v[2 * i].x), bits(v[2 * i + 1].x), bits(v[2 * i].y), bits(v[2 * i + 1].y));
     }
   }
 
@@ -98,7 +101,7 @@ struct StreamedWeights : StreamedOperands<C> {
     if constexpr (FIRST) {
       for_first_tiles(rank, body);
     } else if (!is_last) {
-      for_tiles(rank, first_step(), kEach, kSteps, outs, body);
+      for_tiles(rank, begin_step(), kEach, kSteps, outs, body);
     } else if (warp_index() == kWarps - 1) {
       for_tiles(rank, 0, 1, 1, outs, body);
     }
@@ -121,7 +124,7 @@ struct StreamedWeights : StreamedOperands<C> {
     unsigned int* const words = Base::template at_as<unsigned int>(place);
 #pragma unroll 1
     for (int i = 0; i < kEach * 2; ++i) {
-      const int step = first_step() + i / 2, out = first_output + lane_index() / 4;
+      const int step = begin_step() + i / 2, out = first_output + lane_index() / 4;
       if (step >= kSteps) break;
       const float* const from = w + static_cast<long long>(out) * ld + step * 16 + i % 2 * 8 + lane_index() % 4 * 2;
       const bool there = !LAST || out < kOutputs;
