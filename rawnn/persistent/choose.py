@@ -22,6 +22,7 @@ from rawnn.persistent.sharding import (
     output_boundaries,
     up,
 )
+from rawnn.persistent.streamed import streamed_sharding
 from rawnn.persistent.tiles import tiling
 
 MOST_WARPS, LEAST_WARPS = 16, 8
@@ -66,7 +67,8 @@ def choose(problem: Problem, chip: Chip, tp_size: int = 0, dp_size: int = 0) -> 
     given. Raises Unsupported where nothing fits."""
     if dp_size:
         check_blocks(problem, chip, tp_size, dp_size, _groups(chip, tp_size)[0][0])
-    best, least = _cheapest(chip, candidates(problem, chip, tp_size, dp_size))
+    best, least = _cheapest(chip, (*candidates(problem, chip, tp_size, dp_size),
+                                   *streamed_candidates(problem, chip, tp_size, dp_size)))
     if best is None and not problem.scaled:
         best, _ = _cheapest(chip, (_with_threads(replace(d, micro_batches=n)) for n in MICRO_BATCHES
                                    for d in candidates(problem, chip, tp_size, dp_size, n)
@@ -127,6 +129,14 @@ def candidates(problem: Problem, chip: Chip, tp_size: int, dp_size: int,
                     seen.add(found)
                     yield _with_threads(Sharding(problem, tp, dp, MOST_WARPS * 32, found,
                                                  transport=transport))
+
+
+def streamed_candidates(problem: Problem, chip: Chip, tp_size: int,
+                        dp_size: int) -> Iterator[Sharding]:
+    """The sharding whose operands stream, where a kernel has it and all its blocks run at once."""
+    d = streamed_sharding(problem)
+    if d and d.tp_size <= chip.blocks and tp_size in (0, d.tp_size) and dp_size in (0, 1):
+        yield d
 
 
 def _groups(chip: Chip, tp_size: int) -> list[tuple[str, int]]:

@@ -3,6 +3,7 @@ interpreter of the schedule; and what is refused."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from rawnn.model.optimizers import Optimizer
 from rawnn.persistent import cost
+from rawnn.persistent.choose import choose, streamed_candidates
 from rawnn.persistent.layout import layout_of
 from rawnn.persistent.phases.streamed import Backward, Forward, ReceiveWeights, gathers
 from rawnn.persistent.problem import Unsupported
@@ -151,3 +153,30 @@ def test_the_text_of_a_sharding_names_it() -> None:
     assert d is not None
     assert d.text == "32x1@stream:512:FGGGF"
     assert exactly(given(), HOPPER, *parse_sharding(d.text) or ()).sharding == d
+
+
+def test_operands_stream_where_nothing_else_fits() -> None:
+    p = given((784, 784, 784, 784, 784, 10), batch=64, network={"bias": False})
+    assert choose(p, HOPPER).sharding == streamed_sharding(p)
+
+
+def test_the_faster_of_both_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = given((784, 512, 512, 512, 10))
+    streamed = streamed_sharding(p)
+    assert streamed is not None
+    found = choose(p, HOPPER)
+    monkeypatch.setattr("rawnn.persistent.choose.streamed_sharding", lambda _: None)
+    choose.cache_clear()
+    other = choose(p, HOPPER)
+    choose.cache_clear()
+    assert not other.sharding.is_streamed
+    us = cost.microseconds(streamed, HOPPER.costs)
+    assert found.us == min(us, other.us)
+
+
+@pytest.mark.parametrize(("tp_size", "dp_size"), [(64, 1), (64, 0), (0, 1)])
+def test_asked_blocks_may_stream(tp_size: int, dp_size: int) -> None:
+    p = given((784, 512, 512, 512, 10))
+    assert list(streamed_candidates(p, HOPPER, tp_size, dp_size)) == [streamed_sharding(p)]
+    assert not list(streamed_candidates(p, HOPPER, 32, dp_size))
+    assert not list(streamed_candidates(p, replace(HOPPER, clusters=((1, 63),)), tp_size, dp_size))
