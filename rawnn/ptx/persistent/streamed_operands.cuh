@@ -64,12 +64,11 @@ struct StreamedOperands {
   static __device__ __forceinline__ T* at_as(int place) { return reinterpret_cast<T*>(at(place)); }
 
 
-  // Loads MANY quads, 32 quads one behind the other, until all have the flag bit. All are loaded again where one
-  // is missing, and warps without steps load those of the last: ptxas copies each register that is loaded under a
-  // condition.
-  template <int MANY>
-  static __device__ __forceinline__ void receive_together(float4 (&v)[MANY], const float4* from,
-                                                          unsigned int bit) {
+  // Loads MANY quads, 32 quads one behind the other, until all have the flag bit: every EVERY-th, or the OTHERS.
+  // All are loaded again where one is missing, and warps without steps load those of the last: ptxas copies each
+  // register that is loaded under a condition.
+  template <int EVERY = 1, bool OTHERS = false, int MANY>
+  static __device__ __forceinline__ void receive_together(float4 (&v)[MANY], const float4* from, unsigned int bit) {
     int tries = 0;
     unsigned int missing;
 #pragma unroll 1
@@ -77,18 +76,27 @@ struct StreamedOperands {
       missing = 0;
       ptx::poll_again(tries, kWait);
 #pragma unroll
-      for (int i = 0; i < MANY; ++i) v[i] = ptx::load_flagged(from + i * 32);
+      for (int i = 0; i < MANY; ++i) {
+        if ((i % EVERY != 0) == OTHERS) v[i] = ptx::load_flagged(from + i * 32);
+      }
 #pragma unroll
-      for (int i = 0; i < MANY; ++i) ptx::check_flag_bit(missing, from, v[i], bit);
+      for (int i = 0; i < MANY; ++i) {
+        if ((i % EVERY != 0) == OTHERS) ptx::check_flag_bit(missing, from, v[i], bit);
+      }
     } while ((missing & 1u) != 0);
     __syncwarp();  // products need all lanes
   }
 
-  // The fragments of this warp's steps of a gathered boundary.
+  // The fragments of this warp's steps of a gathered boundary. If they are many, one quad of each step is awaited
+  // first: to load all of them in vain takes longer than the round trip.
+  static constexpr int kMostAtOnce = 7;
   static __device__ __forceinline__ void receive(Words (&a)[kEach], const float4* gathered, unsigned int bit) {
     constexpr int quads = 2 * kPairs;
     float4 v[kEach * quads];
-    receive_together(v, gathered + first_step() * (quads * 32) + lane_index(), bit);
+    const float4* const from = gathered + first_step() * (quads * 32) + lane_index();
+    constexpr int every = kEach * quads > kMostAtOnce ? quads : 1;
+    receive_together<every>(v, from, bit);
+    if constexpr (every > 1) receive_together<every, true>(v, from, bit);
 #pragma unroll
     for (int i = 0; i < kEach * quads; ++i) {
       unsigned int (&to)[4] = a[i / quads][i / kPairs % 2][i % kPairs];

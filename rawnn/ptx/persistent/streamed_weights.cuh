@@ -8,7 +8,7 @@ struct StreamedWeights : StreamedOperands<C> {
   using Base = StreamedOperands<C>;
   using Base::kWarps, Base::kBlocks, Base::kSteps, Base::kEach, Base::kGroups, Base::kGroupsEach;
   using Base::kInputs, Base::kOutputs, Base::first_step, Base::begin_step, Base::has_steps, Base::owns;
-  using Base::first_input_step, Base::bits, Base::at, Base::place_of_input, Base::receive_together;
+  using Base::first_input_step, Base::bits, Base::at, Base::place_of_input;
 
   // -- new weights for the forward GEMMs of other blocks --------------------------------------------------------
   // Quads [of three layers][receiver][sender][lane]: a word of each layer, and the flag bit.
@@ -46,7 +46,7 @@ struct StreamedWeights : StreamedOperands<C> {
 #pragma unroll
     for (int q = 0; q < ceil_div(LAYERS, 3); ++q) {
       float4 v[kEach * 2];
-      receive_together(v, sent + ((q * kBlocks + rank) * kBlocks + first * 2) * 32 + lane, bit);
+      Base::receive_together(v, sent + ((q * kBlocks + rank) * kBlocks + first * 2) * 32 + lane, bit);
 #pragma unroll
       for (int i = 0; i < kEach * 2; ++i) {
         const unsigned int found[3] = {bits(v[i].x), bits(v[i].y), bits(v[i].z)};
@@ -65,7 +65,7 @@ struct StreamedWeights : StreamedOperands<C> {
     if (!has_steps()) return;
     const int first = first_step(), begin = begin_step(), lane = lane_index();
     float4 v[kEach * 2];
-    receive_together(v, sent + first * 64 + lane, bit);
+    Base::receive_together(v, sent + first * 64 + lane, bit);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       if (!owns(first + i, begin)) continue;
