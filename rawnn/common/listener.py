@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 class Listener:
     """Receives callbacks of a run; every method may be overridden. `reads` says whether it may read
     parameters or state before the run has ended: then sharded ones are gathered after every
-    epoch."""
+    epoch. `instead_for_many` says what takes the place of a listener that is for one network alone
+    where many train at once; "" if it is for both."""
 
     reads = True
+    instead_for_many = ""
 
     def notify(self, message: str) -> None:
         """One sentence for the user."""

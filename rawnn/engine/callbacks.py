@@ -112,6 +112,8 @@ class Checkpoints(Listener):
         how many are kept; None keeps all
     """
 
+    instead_for_many = "save=DIRECTORY, save_every and keep write checkpoints of all"
+
     def __init__(self, directory: str | os.PathLike[str], every: int = 1,
                  keep: int | None = None) -> None:
         _check_whole("save_every", every)
@@ -177,6 +179,8 @@ class EarlyStopping(Listener):
     writes
         whether this process writes them: of several ranks, the first
     """
+
+    instead_for_many = "patience, min_delta and monitor stop each by itself"
 
     def __init__(self, patience: int = 5, min_delta: float = 0.0, monitor: str = "test_loss",
                  restore_best: bool = True, directory: str | os.PathLike[str] | None = None,
@@ -281,6 +285,7 @@ class CsvLog(Listener):
     """
 
     reads = False
+    instead_for_many = "the table() and to_json(path) of the result have the scores of all"
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         check_path("CsvLog", path)

@@ -68,6 +68,10 @@ class ManyRun:
 
     def __init__(self, config: Config, listeners: Sequence[Listener],
                  team: Team | None = None) -> None:
+        for each in listeners:
+            if each.instead_for_many:
+                raise ConfigError(f"{type(each).__name__} is for one network: where many train at "
+                                  f"once, {each.instead_for_many}")
         self.config, self.team = config, team
         self._notes: list[str] = []
         self.listener = Listeners([*listeners, _Notes(self._notes)])

@@ -68,7 +68,8 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     save      a directory for checkpoints of all members, every `save_every` epochs
     resume    such a directory or file, to go on from; only data, validation, listener, save,
               save_every, keep, device and epochs may be given with it
-    listener  as for `rawnn.train`: `reported` is given a ManyReport each epoch
+    listener  as for `rawnn.train`: `reported` is given a ManyReport each epoch; those of one
+              network (Checkpoints, CsvLog, EarlyStopping) are refused
 
     Members whose widths, batch or kind of optimizer differ make groups that are compiled apart;
     groups run side by side, each on a stream of its own, where the GPU's memory holds them. On a

@@ -506,6 +506,20 @@ def test_bad_lists_of_configs(configs: Any, options: dict[str, Any], said: str) 
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(("listener", "words"), [
+    (rawnn.EarlyStopping(patience=1), "EarlyStopping is for one network: .*patience"),
+    (rawnn.Checkpoints("runs"), "Checkpoints is for one network: .*save=DIRECTORY"),
+    (rawnn.CsvLog("log.csv"), r"CsvLog is for one network: .*table\(\)")])
+def test_a_listener_of_one_network_is_refused_with_what_takes_its_place(
+        listener: rawnn.Listener, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        ) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    with pytest.raises(ConfigError, match=words):
+        rawnn.train_many(data=(x, x[:, 0] > 0), layers=(3, 2), epochs=1, batch=4, lr=[0.1, 0.2],
+                         device="host", listener=[listener])
+
+
 def test_the_host_in_place_of_a_gpu_is_a_warning() -> None:
     with pytest.warns(RuntimeWarning, match="training on the host") as caught:
         many = rawnn.train_many(**{**OPTIONS, "device": "auto", "epochs": 1})
