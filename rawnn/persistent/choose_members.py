@@ -43,29 +43,31 @@ SUMS_OF_CLUSTER = 1.35
 LEAST_REGISTERS = {"float32": 92, "tf32": 92, "bfloat16": 76, "float16": 80}
 """Registers of a thread with which a kernel that holds nothing of weights spills nothing."""
 
-K8_STEP = {"float32": 19.6, "tf32": 7.3, "bfloat16": 4.5, "float16": 4.5}
-"""Instructions of a warp for 16 x 8 sums over 8. This and the constants below were fitted by hand
-to the counts of instructions of eight kernels of 20-64-64-3, 8-32-32-1 and 54-128-64-7 (H200,
-Nsight Compute): they say the counts within 12 %."""
-TILE_UPDATE = {0: 25.0, 1: 40.0, 2: 60.0}
-"""Instructions of the update of a tile, by the optimizer's state of a weight."""
-PHASE = {"float32": 98.0, "tf32": 98.0, "bfloat16": 58.0, "float16": 58.0}
+K8_STEP = {"float32": 16.3, "tf32": 8.5, "bfloat16": 5.1, "float16": 5.1}
+"""Instructions of a warp for 16 x 8 sums over 8. This and the constants below, but those of
+clusters, are the least squares of 34 shardings of 20-64-64-3, 8-32-32-1 and 54-128-64-7, with 132,
+1,056 and 4,096 members on an H200, within 8 % of each. The data say the instructions of a part of a
+step as a share of all; all together are about those of the kernels' code."""
+TILE_UPDATE = {0: 77.0, 1: 70.0, 2: 63.0}
+"""Instructions of the update of a tile, by the optimizer's state of a weight. (One state: halfway.)
+"""
+PHASE = {"float32": 61.6, "tf32": 57.5, "bfloat16": 38.7, "float16": 38.7}
 """Instructions of each warp of a block in a phase, whether it has a task there or not."""
-ISSUED, HALF_ISSUED = 0.75, 1.1
-"""With w warps a scheduler issues ISSUED * w / (w + HALF_ISSUED) instructions in a cycle (the same
-kernels: 0.41 to 0.51 with 2 warps, 0.52 to 0.63 with 4)."""
+ISSUED, HALF_ISSUED = 0.74, 1.23
+"""With w warps a scheduler issues ISSUED * w / (w + HALF_ISSUED) instructions in a cycle."""
 SCHEDULERS = 4
-HIDING = 3
-"""Latency and issue come together as a sum of cubes does (the times of 80 layouts of the same
-networks, with 132 and 1,056 members)."""
-L2_BYTES = 6.2e6
+HIDING = 3.7
+"""Latency, issue and the traffic of state come together as a sum of such powers does."""
+L2_BYTES = 6.95e6
 """Bytes that all multiprocessors load from L2 and store there in a microsecond."""
+LATENCY, CLUSTERED = 0.58, 0.9
+"""Of the latency of a step that cost.py expects, the share that a block by itself takes besides
+what it issues; and all of a cluster, which was estimated by how much sooner a block ends since."""
 MEMBER_STEP = 350.0
 """Cycles of a step besides those that cost.py expects: examples are put in order in the kernel, and
-losses summed in each step (the same times)."""
-TILE_CYCLES = {0: 0.0, 1: 140.0, 2: 280.0}
-"""Cycles of a warp for the update of a tile, by the optimizer's state of a weight. (The same times:
-with 1 to 16 warps, 20-64-64-3 takes 1.5 to 9.5 us more than expected without.)"""
+losses summed in each step."""
+TILE_CYCLES = {0: 0.0, 1: 77.0, 2: 153.0}
+"""Cycles of a warp for the update of a tile, by the optimizer's state of a weight."""
 FITTED_WITH = replace(
     cost.FITTED, gemm=1.46, gemm_begin=15.9, gradient=1.61, overlapped=1.46, update_state=0.0,
     exchange=409.0, second_exchange=940.0, exchange_bytes=12.1, softmax=248.0, softmax_rows=1.39,
@@ -73,9 +75,8 @@ FITTED_WITH = replace(
     fetch=0.0, fetch_bytes=math.inf)
 """The constants of cost.py that those of this module were fitted with. Later fits of cost.py are to
 kernels of one network, and price the update of state by themselves."""
-IN_REGISTERS, IN_GLOBAL_MEMORY = 0.7, 1.2
-"""Factors of these cycles and instructions where state lies in registers (estimated), and in global
-memory."""
+IN_REGISTERS, IN_GLOBAL_MEMORY = 0.41, 1.26
+"""Factors of these cycles and instructions where state lies in registers and in global memory."""
 
 
 @cache
@@ -231,21 +232,23 @@ def _costs(chip: Chip) -> cost.Costs:
 
 def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:
     """Expected microseconds of a step of all networks, which come in rounds of as many as run at
-    once. A block that has a multiprocessor for itself takes its latency; several share what the
-    multiprocessor issues, and hide each other's latency in part."""
+    once. The blocks of a multiprocessor share what it issues, and hide each other's latency in
+    part."""
     d, resident = layout.sharding, layout.sharding.blocks_per_multiprocessor
-    latency = cost.microseconds(d, _costs(chip)) + update_cycles(layout) / chip.costs.clock
+    clock, latency = chip.costs.clock, cost.microseconds(d, _costs(chip))
+    update = update_cycles(layout) / clock
     if d.tp_size > 1:
-        return ceil(networks, max(chip.most_groups(d.tp_size), 1)) * latency
-    issue = instructions(layout) / SCHEDULERS / chip.costs.clock
+        rounds = ceil(networks, max(chip.most_groups(d.tp_size), 1))
+        return rounds * (CLUSTERED * latency + update)
+    alone, issue = LATENCY * latency + update, instructions(layout) / SCHEDULERS / clock
     moved = chip.blocks * state_bytes(layout) / L2_BYTES
 
     def together(blocks: int) -> float:
         """Of so many blocks that share a multiprocessor."""
         warps = blocks * d.warps / SCHEDULERS
         rate = ISSUED * warps / (warps + HALF_ISSUED)
-        shared = math.hypot(blocks * issue / rate, blocks * moved)
-        return latency if blocks == 1 else float((latency**HIDING + shared**HIDING)**(1 / HIDING))
+        parts = (alone, blocks * issue / rate, blocks * moved)
+        return float(sum(part**HIDING for part in parts)**(1 / HIDING))
 
     rounds, left = divmod(networks, chip.blocks * resident)
     return rounds * together(resident) + (together(ceil(left, chip.blocks)) if left else 0.0)

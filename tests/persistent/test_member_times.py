@@ -70,9 +70,11 @@ def updates(layout: Layout) -> float:
 def expected(layout: Layout, networks: int) -> float:
     """Members in rounds: as many as clusters run at once, or as blocks have place."""
     d, clock = layout.sharding, HOPPER.costs.clock
-    alone = cost.microseconds(d, model.FITTED_WITH) + updates(layout) / clock
+    latency, update = cost.microseconds(d, model.FITTED_WITH), updates(layout) / clock
     if d.tp_size > 1:
-        return alone * len(range(0, networks, HOPPER.most_groups(d.tp_size)))
+        rounds = len(range(0, networks, HOPPER.most_groups(d.tp_size)))
+        return (model.CLUSTERED * latency + update) * rounds
+    alone = model.LATENCY * latency + update
     resident, found = d.blocks_per_multiprocessor, 0.0
     left = networks
     while left > 0:
@@ -80,9 +82,9 @@ def expected(layout: Layout, networks: int) -> float:
         blocks = -(-of_round // HOPPER.blocks)
         of_scheduler = blocks * (d.threads // 32) / 4
         rate = model.ISSUED * of_scheduler / (of_scheduler + model.HALF_ISSUED)
-        busy = blocks * float(np.linalg.norm([issued(layout) / 4 / clock / rate,
-                                              132 * moved(layout) / model.L2_BYTES]))
-        found += alone if blocks == 1 else float(np.linalg.norm([alone, busy], model.HIDING))
+        parts = [alone, blocks * issued(layout) / 4 / clock / rate,
+                 blocks * 132 * moved(layout) / model.L2_BYTES]
+        found += float(np.linalg.norm(parts, model.HIDING))
         left -= of_round
     return found
 
