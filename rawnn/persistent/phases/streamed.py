@@ -22,9 +22,15 @@ if TYPE_CHECKING:
 
 NET, WEIGHTS = "Net", "NetWeights"
 """The C++ types of the templates."""
-MMA, SUMS, TRANSPOSE, RECEIVE_WEIGHTS = 11.0, 280.0, 4.0, 500.0
-"""Cycles of a product of a warp on one of four sub-cores, of the sums over warps with an epilogue,
-of a transposed matrix, and of new weights (guesses from the instructions' throughput)."""
+PRODUCT, SUMS = 24.0, 420.0
+"""Cycles of a warp's products of a step and tile, on one of four sub-cores, and of the sums over
+warps with their epilogue (traces of 784-256-256-256-10 to 784-1024-1024-1024-10, H200)."""
+GRADIENT, GRADIENT_TILE = 300.0, 230.0
+"""The same of the gradient below the last layer, and for each step and tile of a warp."""
+UPDATE, UPDATE_TILE, FIRST_UPDATE = 200.0, 95.0, 1.6
+"""The same of an update, and a factor of the first layer's."""
+SEND, SEND_PAIR = 300.0, 0.13
+"""Cycles of new weights that are sent, and for each pair of blocks."""
 
 
 def gathers(d: Sharding) -> list[str]:
@@ -45,19 +51,22 @@ class Streamed(Phase):
     def steps(d: Sharding) -> int:
         return d.problem.layers[1] // 16
 
-    def each(self, d: Sharding) -> int:
-        """Steps of 16 features of a warp."""
-        return ceil(self.steps(d), d.warps)
+    def tiles(self, d: Sharding) -> int:
+        """Steps of 16 features of a warp, times tiles of 16 examples."""
+        return ceil(self.steps(d), d.warps) * ceil(d.columns, 16)
 
-    def products(self, model: CostModel, factor: float = 1.0) -> float:
+    def products(self, d: Sharding, tiles: int = 0) -> float:
         """Cycles of the products of all warps, and of the sum of theirs."""
-        d = model.d
-        tiles = ceil(d.columns, 16)
-        return factor * self.each(d) * tiles * ceil(d.warps, 4) * MMA + SUMS
+        return (tiles or self.tiles(d)) * ceil(d.warps, 4) * PRODUCT + SUMS
 
-    def transposed(self, model: CostModel) -> float:
-        d = model.d
-        return (4 * TRANSPOSE * d.warps + MMA * d.warps / 4) * self.each(d) * ceil(d.columns, 16)
+    def input_tiles(self, d: Sharding) -> int:
+        """The same of inputs, in groups of two steps."""
+        return 2 * ceil(ceil(d.problem.layers[0], 32), d.warps) * ceil(d.columns, 16)
+
+    def fetched(self, model: CostModel) -> float:
+        """Cycles until the inputs of a step are in registers, from L2."""
+        nbytes = model.p.layers[0] * model.d.columns * 2
+        return model.costs.fetch + nbytes / model.costs.via_l2_bytes
 
     def received(self, model: CostModel) -> float:
         """Cycles from the first store of an exchange until all of it is in registers."""
@@ -160,10 +169,8 @@ class FirstForward(Streamed):
         return ("fetch", "work", "send")
 
     def cost(self, model: CostModel) -> Iterator[Line]:
-        p, costs = model.p, model.costs
-        nbytes = p.layers[0] * model.d.columns * 2
-        yield Line(self.name, costs.fetch + nbytes / costs.via_l2_bytes
-                   + self.products(model, p.layers[0] / p.layers[1]))
+        yield Line(self.name, self.fetched(model) + self.products(
+            model.d, self.input_tiles(model.d)))
 
     def emit(self, k: Kernel) -> None:
         places = k.layout.places
@@ -218,7 +225,7 @@ class Forward(Streamed):
         return ("wait", "work", "send")
 
     def cost(self, model: CostModel) -> Iterator[Line]:
-        yield Line(self.name, self.received(model) + self.products(model))
+        yield Line(self.name, self.received(model) + self.products(model.d))
 
     def emit(self, k: Kernel) -> None:
         """The first of these layers emits a loop over all."""
@@ -252,11 +259,12 @@ class Last(Streamed):
         return ("wait", "logits", "softmax", "gradient", "work", "send", "update")
 
     def cost(self, model: CostModel) -> Iterator[Line]:
-        d, costs, p = model.d, model.costs, model.p
-        halves = ceil(p.outputs, 8)
-        yield Line(self.name, self.received(model) + halves * self.products(model))
+        d, costs, halves = model.d, model.costs, ceil(model.p.outputs, STREAMED_WIDTH)
+        yield Line(self.name, self.received(model)
+                   + (1 + 0.3 * (halves - 1)) * self.products(d))
         yield Line("softmax", costs.softmax + costs.softmax_rows * softmax_of(d).cycles)
-        yield Line(f"backward {self.layer}", 3 * self.products(model) - 2 * SUMS)
+        yield Line(f"backward {self.layer}", GRADIENT + GRADIENT_TILE * self.tiles(d)
+                   + self.products(d))
 
     def emit(self, k: Kernel) -> None:
         d, p, w, n, places = k.d, k.p, k.w, k.p.depth, k.layout.places
@@ -310,7 +318,8 @@ class Backward(Streamed):
         return ("wait", "work", "send", "update")
 
     def cost(self, model: CostModel) -> Iterator[Line]:
-        yield Line(self.name, self.received(model) + self.products(model))
+        """The update of the layer above runs while the gradient is on its way."""
+        yield Line(self.name, self.received(model) + self.products(model.d))
 
     def emit(self, k: Kernel) -> None:
         """The first of these layers emits a loop over all."""
@@ -340,13 +349,12 @@ class UpdateFirst(Streamed):
         return ("send", "fetch", "work")
 
     def cost(self, model: CostModel) -> Iterator[Line]:
-        p, costs = model.p, model.costs
-        nbytes = p.layers[0] * model.d.columns * 2
-        ratio = p.layers[0] / p.layers[1]
-        yield Line("new weights", self.transposed(model) + RECEIVE_WEIGHTS)
-        yield Line(self.name, costs.fetch + nbytes / costs.via_l2_bytes
-                   + ratio * self.transposed(model))
-        yield Line(BETWEEN, costs.step)
+        d = model.d
+        yield Line("new weights", UPDATE + UPDATE_TILE * self.tiles(d)
+                   + SEND + SEND_PAIR * d.tp_size**2)
+        update = UPDATE + UPDATE_TILE * self.input_tiles(d)
+        yield Line(self.name, self.fetched(model) + FIRST_UPDATE * update)
+        yield Line(BETWEEN, model.costs.step)
 
     def emit(self, k: Kernel) -> None:
         d, p, w, places = k.d, k.p, k.w, k.layout.places
